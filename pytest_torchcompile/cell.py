@@ -1,0 +1,98 @@
+"""Cell: one point of the matrix. One field is one axis."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, TypeAlias
+
+__all__ = ["AXES", "DEFAULTS", "DYNAMIC", "MODES", "SHOWN", "Axis", "Cell", "Scalar"]
+
+Scalar: TypeAlias = "str | int | float | bool | None"
+
+MODES: Final = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+DYNAMIC: Final[dict[str, bool | None]] = {"auto": None, "static": False, "dynamic": True}
+"""The values of the axis ``dynamic`` and what each passes to ``torch.compile(dynamic=...)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What is known about one axis: its closed list of values (none: open), and its default."""
+
+    name: str
+    help: str
+    values: tuple[str, ...] | None
+    default: str
+
+
+def _axis(help: str, default: str, values: tuple[str, ...] | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "values": values})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One point of the matrix. Every field but ``user`` is an axis: add a field to add an axis.
+
+    Values are plain strings, so that a cell can be named, printed and sent to another process.
+    ``user`` holds the axes that the package does not know, sorted by name; they are handed to
+    the model's factory as keyword arguments.
+    """
+
+    model: str = field(metadata={"help": "The model under test: a key of `models`", "values": None})
+    backend: str = _axis("What torch.compile hands the graphs to", "inductor")
+    mode: str = _axis("torch.compile(mode=...)", "default", MODES)
+    dynamic: str = _axis("torch.compile(dynamic=...): auto = None, static = False, dynamic = True", "auto",
+                         tuple(DYNAMIC))
+    wrapper: str = _axis("How the model is wrapped or made parallel", "none")
+    dtype: str = _axis("Floating dtype of parameters and inputs", "float32",
+                       ("float32", "bfloat16", "float16", "float64"))
+    device: str = _axis("Device of parameters and inputs", "cpu")
+    phase: str = _axis("training: train() with backward; inference: eval() under no_grad", "training",
+                       ("training", "inference"))
+    user: tuple[tuple[str, Scalar], ...] = ()
+
+    @property
+    def axes(self) -> dict[str, Scalar]:
+        """Axis name to value, the user's axes last."""
+        return {name: getattr(self, name) for name in AXES} | dict(self.user)
+
+    @property
+    def id(self) -> str:
+        """``mini_gpt-inductor-default-auto-none``, then each further axis that is not at its default.
+
+        Known axes show their value, the user's show ``name=value``; unique within a matrix.
+        """
+        parts = [str(getattr(self, name)) for name in SHOWN]
+        parts += [v for name in AXES if name not in SHOWN and (v := getattr(self, name)) != DEFAULTS[name]]
+        parts += [f"{name}={_plain(value)}" for name, value in self.user]
+        return "-".join(parts)
+
+    @property
+    def torch_dynamic(self) -> bool | None:
+        """What ``torch.compile(dynamic=...)`` is called with."""
+        return DYNAMIC[self.dynamic]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that :meth:`from_dict` takes."""
+        return {name: getattr(self, name) for name in AXES} | {"user": dict(self.user)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Cell:
+        """Make a cell from what :meth:`to_dict` returned."""
+        known = {name: data[name] for name in AXES}
+        return cls(**known, user=tuple(sorted(data.get("user", {}).items())))
+
+
+def _plain(value: Scalar) -> str:
+    """The value as one word of a node id: no colon, slash, bracket or blank."""
+    return re.sub(r"[^\w.+]", "_", str(value))
+
+
+SHOWN: Final = ("model", "backend", "mode", "dynamic", "wrapper")
+"""The axes that every id shows, in this order."""
+AXES: Final[dict[str, Axis]] = {
+    f.name: Axis(f.name, f.metadata["help"], f.metadata["values"], "" if f.name == "model" else str(f.default))
+    for f in fields(Cell)
+    if f.name != "user"
+}
+DEFAULTS: Final = {name: axis.default for name, axis in AXES.items()}

@@ -1,0 +1,84 @@
+"""Every exception this package raises on purpose, and the exit code it stands for.
+
+::
+
+    TorchcompileError            1   whatever we raise on purpose
+      UsageError                 4   the caller gave something we cannot use (pytest's own code for it)
+        MatrixError              4   ... in a matrix file, with file:line:column
+      ReportError                2   a report that cannot be read, or not by this version
+      NothingToJudge             3   nothing ran, so nothing may pass
+      Unavailable                    this machine lacks what a cell needs: a skip, never a pass
+      InstrumentError            1   this torch lacks an internal that an instrument reads
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "InstrumentError",
+    "MatrixError",
+    "NothingToJudge",
+    "ReportError",
+    "TorchcompileError",
+    "Unavailable",
+    "UsageError",
+    "nearest",
+]
+
+
+class TorchcompileError(Exception):
+    """Whatever this package raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(TorchcompileError):
+    """The caller gave something we cannot use."""
+
+    exit_code = 4
+
+
+class MatrixError(UsageError):
+    """A matrix file has a mistake; the text starts with ``file:line:column``."""
+
+    def __init__(self, path: str, line: int, column: int, text: str) -> None:
+        super().__init__(f"{path}:{line}:{column}: {text}")
+        self.path = path
+        self.line = line
+        self.column = column
+        self.text = text
+
+
+class ReportError(TorchcompileError):
+    """A report that cannot be read, or not by this version."""
+
+    exit_code = 2
+
+
+class NothingToJudge(TorchcompileError):
+    """Nothing ran, so nothing may pass."""
+
+    exit_code = 3
+
+
+class Unavailable(TorchcompileError):
+    """This machine lacks what a cell needs; reported as a skip with this text."""
+
+
+class InstrumentError(TorchcompileError):
+    """This torch lacks an internal that an instrument reads; the text names both."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error text: the nearest known name, and the list of all of them.
+
+    >>> nearest("inducter", ["eager", "inductor"])
+    "did you mean 'inductor'? Known: eager, inductor"
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"{hint}Known: {listed}" if names else "none are known"

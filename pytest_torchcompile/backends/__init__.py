@@ -1,0 +1,69 @@
+"""BACKENDS: what is known about each name that ``torch.compile(backend=...)`` takes.
+
+To add one: a record here. A backend that torch does not register by itself needs no record: an entry point of
+the group ``torch_dynamo_backends`` or ``module:attribute`` serves as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Final
+
+__all__ = ["BACKENDS", "ENTRY_POINTS", "NOT_ALONE", "Backend", "installed"]
+
+ENTRY_POINTS: Final = "torch_dynamo_backends"
+"""The entry-point group that torch looks backends up in (torch 2.8 to 2.15, torch/_dynamo/backends/registry.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What a matrix must know of a backend without importing torch."""
+
+    name: str
+    help: str
+    modes: bool = False
+    """Does ``torch.compile(mode=...)`` change what it does?"""
+    kernels: bool = False
+    """Does it generate kernels, so that there is something to count and to time?"""
+
+
+# torch 2.8 to 2.15, torch/_dynamo/backends/*.py; tests/layer/test_backends_table.py compares with the installed torch.
+_RECORDS: Final = (
+    Backend("inductor", "Inductor: Triton kernels on GPUs, C++ kernels on CPUs", modes=True, kernels=True),
+    Backend("aot_eager", "Dynamo and AOTAutograd, then torch's own operators"),
+    Backend("aot_eager_decomp_partition", "aot_eager with Inductor's decompositions and partitioner"),
+    Backend("eager", "Dynamo alone: the captured graph is run as it is"),
+    Backend("cudagraphs", "AOTAutograd, then CUDA graphs of torch's own operators"),
+    Backend("aot_eager_default_partitioner", "aot_eager with the default partitioner"),
+    Backend("aot_eager_decomp_partition_crossref", "aot_eager_decomp_partition, fake tensors checked against real ones"),
+    Backend("aot_ts", "AOTAutograd, then TorchScript"),
+    Backend("ts", "TorchScript"),
+    Backend("eager_noexcept", "eager, with errors of the captured graph reported as Dynamo's"),
+    Backend("eager_debug", "eager, with the schema of every operator checked"),
+    Backend("pre_dispatch_eager", "eager, after tracing the graph above autograd"),
+    Backend("onnxrt", "ONNX Runtime", kernels=True),
+    Backend("openxla", "XLA with AOTAutograd", kernels=True),
+    Backend("openxla_eval", "XLA, inference only", kernels=True),
+    Backend("tvm", "Apache TVM, inference only", kernels=True),
+    Backend("relu_accuracy_error_TESTING_ONLY", "planted fault: relu adds 1"),
+    Backend("relu_compile_error_TESTING_ONLY", "planted fault: relu does not compile"),
+    Backend("relu_runtime_error_TESTING_ONLY", "planted fault: relu raises when run"),
+    Backend("non_leaf_compile_error_TESTING_ONLY", "planted fault: an input that is no leaf does not compile"),
+)
+BACKENDS: Final[dict[str, Backend]] = {record.name: record for record in _RECORDS}
+
+NOT_ALONE: Final = (
+    "aot_eager_decomp_partition_with_mode",
+    "dynamo_accuracy_minifier_backend",
+    "dynamo_minifier_backend",
+    "invoke_subgraph",
+)
+"""Names that torch registers for its own use: they need arguments, or a graph, that a cell cannot give them."""
+
+
+@cache
+def installed() -> frozenset[str]:
+    """Names of the backends that other packages on this machine register as entry points; loads none of them."""
+    return frozenset(point.name for point in entry_points(group=ENTRY_POINTS))

@@ -1,0 +1,63 @@
+"""CHECKS: what must hold of a cell, in the order of the report, and LIMITS: the numbers a matrix may change.
+
+To add a check: a file in this folder with its ``measure`` and ``judge``, and its record here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+__all__ = ["CHECKS", "LIMITS", "CheckEntry", "Limit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A number that a check compares what it measured with; a matrix sets it with the verb ``limits``."""
+
+    name: str
+    kind: Literal["min", "max"]
+    """``min``: what was measured must be at least this; ``max``: at most."""
+    default: float | None
+    """None: the check derives it from the cell."""
+    help: str
+    whole: bool = True
+    """Is it a count?"""
+    least: float = 0
+    most: float | None = None
+    """The range that a matrix may choose from."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckEntry:
+    """One check: where it is (loaded only when it runs), and the limits it takes."""
+
+    target: str
+    help: str
+    limits: tuple[Limit, ...] = ()
+
+
+CHECKS: Final[dict[str, CheckEntry]] = {
+    "compiles": CheckEntry(
+        "pytest_torchcompile.checks.compiles:CHECK",
+        "compiled code really ran, for enough of the model",
+        (Limit("coverage", "min", 1.0, "share of operator calls that ran inside compiled graphs", whole=False, most=1),),
+    ),
+    "equivalence": CheckEntry(
+        "pytest_torchcompile.checks.equivalence:CHECK", "outputs equal those of the eager model, within rounding noise"
+    ),
+    "gradients": CheckEntry(
+        "pytest_torchcompile.checks.gradients:CHECK", "gradients equal those of the eager model, within rounding noise"
+    ),
+    "graph_breaks": CheckEntry(
+        "pytest_torchcompile.checks.graph_breaks:CHECK",
+        "the model is captured whole",
+        (Limit("graph_breaks", "max", 0, "graph breaks in the cell's run"),),
+    ),
+    "recompiles": CheckEntry(
+        "pytest_torchcompile.checks.recompiles:CHECK",
+        "new shapes and values do not compile again and again",
+        (Limit("recompiles", "max", None, "recompiles in the cell's run; by default what its shapes make necessary"),),
+    ),
+}
+LIMITS: Final[dict[str, Limit]] = {limit.name: limit for check in CHECKS.values() for limit in check.limits}

@@ -6,9 +6,13 @@ To add a check: a file in this folder with its ``measure`` and ``judge``, and it
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, Literal
 
-__all__ = ["CHECKS", "LIMITS", "CheckEntry", "Limit"]
+if TYPE_CHECKING:
+    from .protocol import Check
+
+__all__ = ["CHECKS", "LIMITS", "CheckEntry", "Limit", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,15 @@ class CheckEntry:
     target: str
     help: str
     limits: tuple[Limit, ...] = ()
+    phases: tuple[str, ...] = ("training", "inference")
+    """The phases in which it has something to judge; cells of other phases have no such item."""
+
+
+def load(name: str) -> Check:
+    """The check of that name; its file needs no torch until it measures."""
+    module, _, attribute = CHECKS[name].target.partition(":")
+    check: Check = getattr(import_module(module), attribute)
+    return check
 
 
 CHECKS: Final[dict[str, CheckEntry]] = {
@@ -47,7 +60,8 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         "pytest_torchcompile.checks.equivalence:CHECK", "outputs equal those of the eager model, within rounding noise"
     ),
     "gradients": CheckEntry(
-        "pytest_torchcompile.checks.gradients:CHECK", "gradients equal those of the eager model, within rounding noise"
+        "pytest_torchcompile.checks.gradients:CHECK", "gradients equal those of the eager model, within rounding noise",
+        phases=("training",),
     ),
     "graph_breaks": CheckEntry(
         "pytest_torchcompile.checks.graph_breaks:CHECK",

@@ -1,0 +1,83 @@
+"""compiles: the cell compiled and ran compiled. Every other verdict of the cell rests on this one.
+
+Nothing vacuous: graphs were compiled and executed in every call, no frame silently ran eagerly, the outputs
+are not all zero, and the share of the model's operator calls that ran inside compiled graphs is as high as promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..observation import Problem
+from .protocol import Check
+
+if TYPE_CHECKING:
+    from ..runner import Run
+
+__all__ = ["CHECK"]
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Compiled frames and graphs, frames that ran eagerly, coverage per call, the error if there was one."""
+    seen, error = run.compiled.seen, run.compiled.error
+    return {
+        "compiles": seen["compiles"],
+        "graphs": seen["graphs"],
+        "eager_frames": seen["eager_frames"],
+        "coverage": run.compiled.coverage,
+        "all_zero": [r.all_zero for r in run.compiled.first if not r.error],
+        "eager_all_zero": [r.all_zero for r in run.eager],
+        "error": error.to_dict() if error else None,
+        "seconds": run.seconds.get("compiled"),
+    }
+
+
+def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
+    """Problems of one section; ``limits`` may hold ``coverage``, the smallest share allowed (default 1)."""
+    if error := section["error"]:
+        yield Problem(
+            f"the compiled run raised {error['type']} in {error['phase']}; eager did not",
+            evidence=f"{error['text']}\n{error['traceback']}".strip(),
+            hint="the same call with backend='eager' and then 'aot_eager' tells which stage raises",
+        )
+        return
+    if not section["graphs"]:
+        yield Problem("nothing was compiled: no graph reached the backend",
+                      evidence=_frames(section),
+                      hint="a frame without tensor operations, torch.compiler.disable, a stance or "
+                           "TORCHDYNAMO_DISABLE=1 does this")
+        return
+    if not any(g["runs"] for g in section["graphs"]):
+        yield Problem("graphs were compiled, but none was ever executed", evidence=_frames(section))
+    elif section["eager_frames"]:
+        yield Problem(f"{len(section['eager_frames'])} frame(s) ran eagerly though asked to compile",
+                      evidence=_frames(section))
+    yield from _coverage(section["coverage"], limits.get("coverage", 1.0))
+    if section["all_zero"] and all(section["all_zero"]):
+        yield Problem("every output is zero, in compiled and in eager runs: an equality of zeros proves nothing"
+                      if all(section["eager_all_zero"]) else "every output of the compiled model is zero",
+                      hint="give the model inputs and weights that reach its outputs")
+
+
+def _frames(section: Mapping[str, Any]) -> str:
+    lines = [f"{f['function']}  {f['file']}:{f['line']}  {f['kind']}: {f['reason']}"
+             for f in section["eager_frames"]]
+    return "\n".join(lines)
+
+
+def _coverage(calls: list[Mapping[str, Any]], least: float) -> Iterator[Problem]:
+    if not calls:
+        return
+    low = min(calls, key=lambda c: c["share"])
+    if low["share"] < least:
+        sites = "\n".join(low.get("sites", ()))
+        yield Problem(
+            f"only {low['share']:.0%} of the model's operator calls ran inside compiled graphs at {low['call']}, "
+            f"{least:.0%} wanted ({low['outside']} of {low['total']} ran eagerly)",
+            evidence=sites,
+            hint="graph_breaks lists where; if it is meant, give a rule `limits: {coverage: ...}`",
+        )
+
+
+CHECK = Check("compiles", measure, judge)

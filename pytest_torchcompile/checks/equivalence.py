@@ -1,0 +1,77 @@
+"""equivalence: the compiled model computes what the eager one computes, within the rounding noise of both.
+
+Outputs, loss, buffers, mutated inputs, dtypes, shapes, strides, aliasing, errors; in the calls that compile
+and in the same calls again. Gradients are the check `gradients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..observation import Problem
+from .protocol import Check, unjudged
+
+if TYPE_CHECKING:
+    from ..oracle import Leaf
+    from ..runner import Run
+
+__all__ = ["CHECK", "judge_leaves", "numerics"]
+
+KEPT = 200
+"""How many leaves a section keeps, the ones farthest off first; the rest are counted."""
+
+
+def numerics(run: Run, leaves: list[tuple[str, Leaf]]) -> dict[str, Any]:
+    """A section: how many leaves were compared, how many were bitwise equal, and the others in full."""
+    inexact = [(label, leaf) for label, leaf in leaves if not leaf.bitwise]
+    inexact.sort(key=lambda pair: -_distance(pair[1]))
+    error = run.compiled.error
+    return {
+        "raised": error.type if error else None,
+        "compared": len(leaves),
+        "bitwise": len(leaves) - len(inexact),
+        "inexact": len(inexact),
+        "leaves": [{"call": label, **leaf.to_dict()} for label, leaf in inexact[:KEPT]],
+    }
+
+
+def _distance(leaf: Leaf) -> float:
+    if leaf.rms is None or leaf.peak is None:
+        return float("inf")  # not a matter of rounding, so always a problem: kept first
+    return max(leaf.rms, leaf.peak / 4, (leaf.bias or 0) / 2)
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Everything the oracle compared but gradients."""
+    return numerics(run, [(label, leaf) for label, leaf in run.leaves if leaf.kind != "gradient"])
+
+
+def judge_leaves(section: Mapping[str, Any], what: str) -> Iterator[Problem]:
+    """One problem for each leaf that is farther off than rounding explains."""
+    from ..oracle.leaf import Leaf
+    from ..oracle.limits import Limits, problem
+
+    if not section["compared"]:
+        yield Problem(f"nothing was compared: the model has no {what}")
+    found: dict[str, list[Problem]] = {}
+    for kept in section["leaves"]:
+        leaf = Leaf.from_dict({k: v for k, v in kept.items() if k != "call"})
+        text = problem(leaf, Limits())
+        if text:
+            found.setdefault(leaf.name, []).append(
+                Problem(f"{leaf.name}: {text}", evidence=f"{kept['call']}: {leaf.evidence()}"))
+    for problems in found.values():
+        first, more = problems[0], len(problems) - 1
+        yield Problem(first.message, first.evidence + (f"; and in {more} more call(s)" if more else ""))
+
+
+def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
+    """Problems of one section; takes no limits: the program's own rounding noise is the yardstick."""
+    if section["raised"]:
+        yield from unjudged(section)
+    else:
+        yield from judge_leaves(section, "output")
+
+
+CHECK = Check("equivalence", measure, judge)

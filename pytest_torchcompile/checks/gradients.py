@@ -1,0 +1,35 @@
+"""gradients: backward through the compiled model gives the gradients that eager gives. Training cells only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..observation import Problem
+from .equivalence import judge_leaves, numerics
+from .protocol import Check, unjudged
+
+if TYPE_CHECKING:
+    from ..runner import Run
+
+__all__ = ["CHECK"]
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """The gradients of parameters and inputs, and how many of eager's are not zero."""
+    section = numerics(run, [(label, leaf) for label, leaf in run.leaves if leaf.kind == "gradient"])
+    return section | {"nonzero": sum(r.nonzero_gradients for r in run.eager)}
+
+
+def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
+    """Problems of one section; takes no limits."""
+    if section["raised"]:
+        yield from unjudged(section)
+        return
+    yield from judge_leaves(section, "gradient")
+    if section["compared"] and not section["nonzero"]:
+        yield Problem("every gradient is zero in the eager run too: an equality of zeros proves nothing",
+                      hint="give the model a loss that depends on its parameters (key `loss` of the model)")
+
+
+CHECK = Check("gradients", measure, judge)

@@ -1,0 +1,33 @@
+"""What a check is: something measured in the rank, and a judgement made of it anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..observation import Problem
+
+if TYPE_CHECKING:
+    from ..runner import Run
+
+__all__ = ["Check", "unjudged"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A statement that must hold of every cell."""
+
+    name: str
+    measure: Callable[[Run], dict[str, Any]]
+    """Runs in the rank process: what was seen, as JSON-able data. Judges nothing."""
+    judge: Callable[[Mapping[str, Any], Mapping[str, float]], Iterable[Problem]]
+    """(section, limits) -> problems. Pure, without torch: a stored section can be judged again."""
+
+
+def unjudged(section: Mapping[str, Any]) -> list[Problem]:
+    """The one problem of a section whose compiled run raised, so that there is nothing to judge."""
+    if not section.get("raised"):
+        return []
+    return [Problem(f"nothing to judge: the compiled run raised {section['raised']}",
+                    hint="see the check `compiles` of this cell")]

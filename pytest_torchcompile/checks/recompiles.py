@@ -1,0 +1,78 @@
+"""recompiles: no more than the shapes of the cell's calls explain, or than the matrix allows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..observation import Problem
+from .protocol import Check, unjudged
+
+if TYPE_CHECKING:
+    from ..runner import Run
+
+__all__ = ["CHECK", "explained"]
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Every recompile, and what the default limit is derived from: the sizes called and `dynamic`."""
+    error = run.compiled.error
+    return {
+        "raised": error.type if error else None,
+        "graphs": len(run.compiled.seen["graphs"]),
+        "recompiles": run.compiled.seen["recompiles"],
+        "sizes": len({tuple(call.sizes.items()) for call in run.calls}),
+        "dynamic": run.cell.dynamic,
+    }
+
+
+def explained(dynamic: str, sizes: int) -> int:
+    """How many recompiles of one function the sizes explain.
+
+    static: each further size is a new graph. auto: the second size makes the dimension dynamic, and that
+    graph serves the rest. dynamic: one graph from the start.
+    """
+    return {"static": max(0, sizes - 1), "auto": min(1, sizes - 1), "dynamic": 0}[dynamic]
+
+
+def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
+    """Problems of one section.
+
+    With a limit ``recompiles`` the cell's total must not exceed it. Without one, no single function may
+    recompile more often than :func:`explained`.
+    """
+    if section["raised"] or not section["graphs"]:
+        yield from unjudged(section) or [Problem("nothing to judge: no graph was compiled",
+                                                 hint="see the check `compiles` of this cell")]
+        return
+    recompiles = section["recompiles"]
+    if "recompiles" in limits:
+        most, count, over = limits["recompiles"], len(recompiles), recompiles
+        allowed = f"{most:g} allowed by the matrix"
+    else:
+        most = explained(section["dynamic"], section["sizes"])
+        by_function = Counter((r["file"], r["line"], r["function"]) for r in recompiles)
+        worst, count = by_function.most_common(1)[0] if by_function else (None, 0)
+        over = [r for r in recompiles if (r["file"], r["line"], r["function"]) == worst]
+        allowed = f"{most} explained by {section['sizes']} size(s) with dynamic={section['dynamic']}"
+    if count > most:
+        first = over[0]
+        yield Problem(
+            f"{count} recompile(s), {allowed}",
+            evidence="\n".join(f"{r['during']}: {r['function']} {r['file']}:{r['line']}  {r['cause']}: {r['reason']}"
+                               for r in over),
+            hint=HINTS.get(first["cause"], ""), file=first["file"], line=first["line"],
+        )
+
+
+HINTS = {
+    "shape": "dynamic: dynamic, mark_dynamic on that dimension, or pad to fewer buckets",
+    "symbolic": "a size was specialised: another dimension has the same size, or the code divides or compares it",
+    "value": "turn the number into a tensor, or keep it constant between calls",
+    "grad_mode": "call under the same grad mode each time",
+    "training_mode": "compile train() and eval() apart",
+}
+"""What to try, by the cause of the first recompile over the limit."""
+
+CHECK = Check("recompiles", measure, judge)

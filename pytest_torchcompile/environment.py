@@ -1,0 +1,63 @@
+"""What the machine and the process that ran a cell are: the part of a report that must match between shards."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+from typing import Any
+
+import torch
+
+from .subject import compiler
+
+__all__ = ["environment"]
+
+
+@functools.lru_cache(maxsize=1)
+def environment() -> dict[str, Any]:
+    """Versions and devices, as plain data. No environment variables: they may hold secrets."""
+    return {
+        "torch": torch.__version__,
+        "torch_git": getattr(torch.version, "git_version", None),
+        "triton": _triton(),
+        "python": platform.python_version(),
+        "platform": platform.platform(terse=True),
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "compiler": _compiler(),
+        "cuda": torch.version.cuda,
+        "devices": _devices(),
+    }
+
+
+def _triton() -> str | None:
+    from importlib import metadata
+
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"{platform.machine()} {capability}"
+
+
+def _compiler() -> str | None:
+    found = compiler()
+    if found is None:
+        return None
+    try:
+        done = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return found
+    return (done.stdout or done.stderr).partition("\n")[0].strip() or found
+
+
+def _devices() -> list[str]:
+    if not torch.cuda.is_available():
+        return ["cpu"]
+    return ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))]

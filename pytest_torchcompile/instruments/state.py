@@ -1,0 +1,180 @@
+"""Torch's process-wide state: what a cell changes must not reach the next one.
+
+``torch.compiler.reset()`` drops compiled code, but not counters, the stance, or any setting; and most of
+these settings are guards, so a leaked one makes the next cell recompile, or pass without compiling at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import InstrumentError
+
+__all__ = ["State", "forget_compiled", "isolated", "stance"]
+
+_CONFIGS = (
+    "torch._dynamo.config",
+    "torch._inductor.config",
+    "torch._functorch.config",
+    "torch.fx.experimental._config",  # symbolic shapes
+)
+
+
+def stance() -> str:
+    """Name of the stance in force (``torch/_dynamo/eval_frame.py: _stance``, torch 2.8 to 2.15)."""
+    from torch._dynamo import eval_frame
+
+    try:
+        return str(eval_frame._stance.stance)
+    except AttributeError:
+        raise _missing("torch._dynamo.eval_frame._stance") from None
+
+
+def _set_stance(name: str) -> None:
+    torch.compiler.set_stance(name)
+
+
+def _missing(name: str) -> InstrumentError:
+    return InstrumentError(f"torch {torch.__version__} has no {name}, which pytest-torchcompile reads; "
+                           "please report it with this version")
+
+
+@dataclass(frozen=True)
+class _Setting:
+    name: str
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def _autocast(device: str) -> list[_Setting]:
+    def enable(on: bool) -> None:
+        torch.set_autocast_enabled(device, on)
+
+    def set_dtype(dtype: torch.dtype) -> None:
+        torch.set_autocast_dtype(device, dtype)
+
+    return [
+        _Setting(f"autocast on {device}", lambda: torch.is_autocast_enabled(device), enable),
+        _Setting(f"autocast dtype on {device}", lambda: torch.get_autocast_dtype(device), set_dtype),
+    ]
+
+
+_SETTINGS = [
+    _Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    *_autocast("cpu"),
+    *_autocast("cuda"),
+    _Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    _Setting("number of threads", torch.get_num_threads, torch.set_num_threads),
+    _Setting("deterministic algorithms",
+             lambda: (torch.are_deterministic_algorithms_enabled(),
+                      torch.is_deterministic_algorithms_warn_only_enabled()),
+             _set_deterministic),
+    _Setting("float32 matmul precision", torch.get_float32_matmul_precision,
+             torch.set_float32_matmul_precision),
+    _Setting("stance", stance, _set_stance),
+]
+
+
+def _config_module(name: str) -> Any:
+    import importlib
+
+    return importlib.import_module(name)
+
+
+def _copy(name: str) -> dict[str, Any]:
+    """All keys of one config module (``torch/utils/_config_module.py: get_config_copy``, torch 2.8 to 2.15)."""
+    module = _config_module(name)
+    try:
+        return dict(module.get_config_copy())
+    except AttributeError:
+        raise _missing(f"{name}.get_config_copy") from None
+
+
+class State:
+    """A snapshot of every setting that outlives a cell."""
+
+    def __init__(self) -> None:
+        self._settings = {s.name: s.get() for s in _SETTINGS}
+        self._configs = {name: _copy(name) for name in _CONFIGS}
+
+    def changed(self) -> list[str]:
+        """What differs from the snapshot now, as ``name: then -> now``."""
+        return [text for text, _ in self._differences()]
+
+    def restore(self) -> list[str]:
+        """Put back what differs and return what that was."""
+        differences = self._differences()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # writing back a deprecated key warns
+            for _, put_back in differences:
+                put_back()
+        return [text for text, _ in differences]
+
+    def _differences(self) -> list[tuple[str, Callable[[], object]]]:
+        found: list[tuple[str, Callable[[], object]]] = []
+        for s in _SETTINGS:
+            before, now = self._settings[s.name], s.get()
+            if before != now:
+                found.append((f"{s.name}: {before} -> {now}", lambda s=s, v=before: s.set(v)))  # type: ignore[misc]
+        for name, before_all in self._configs.items():
+            for key, now in _copy(name).items():
+                before = before_all.get(key)
+                if not _same(before, now):
+                    found.append((f"{name}.{key}: {before!r} -> {now!r}",
+                                  lambda n=name, k=key, v=before: setattr(_config_module(n), k, v)))  # type: ignore[misc]
+        return found
+
+
+def _same(a: Any, b: Any) -> bool:
+    try:
+        return a is b or bool(a == b)
+    except Exception:  # an object of the user's with an __eq__ that can't answer
+        return False
+
+
+def forget_compiled() -> None:
+    """Drop compiled code, counters and metrics, as in a fresh process.
+
+    ``torch._dynamo.utils.counters``, ``clear_compilation_metrics``, ``torch._inductor.metrics.reset``:
+    torch 2.8 to 2.15. The collection of garbage is left to Python: it takes half a second.
+    """
+    import torch._dynamo.utils as dynamo_utils
+    import torch._inductor.metrics as inductor_metrics
+
+    torch.compiler.reset()
+    dynamo_utils.counters.clear()
+    dynamo_utils.clear_compilation_metrics()
+    inductor_metrics.reset()
+
+
+@contextlib.contextmanager
+def isolated(leaks: list[str]) -> Iterator[None]:
+    """Run a block as in a fresh process: nothing compiled before, stance ``default``, state put back after.
+
+    What the block changed and left changed is appended to ``leaks``, one text a key. Random states of torch,
+    every device and Python are put back too, but are no leak: every run draws.
+    """
+    forget_compiled()
+    if stance() != "default":
+        _set_stance("default")
+    state = State()
+    python_rng = random.getstate()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        leaks += state.restore()
+        random.setstate(python_rng)
+        forget_compiled()

@@ -1,0 +1,39 @@
+"""One tiny compile that pays torch's once-per-process costs, so that no cell has to."""
+
+from __future__ import annotations
+
+__all__ = ["compile_threads", "warm_up"]
+
+
+def warm_up() -> None:
+    """Probe the vector instruction set and compile one training step of a two-layer function, single-threaded.
+
+    A failure is none of ours to report: the first cell meets the same compiler and reports it as its own.
+    ``torch._inductor.config.compile_threads`` and ``torch._inductor.cpu_vec_isa.pick_vec_isa``: torch 2.8 to 2.15.
+    """
+    import torch
+    from torch._inductor import config, cpu_vec_isa
+
+    config.compile_threads = 1
+    try:
+        cpu_vec_isa.pick_vec_isa()
+        x = torch.ones(8, 8, requires_grad=True)
+        torch.compile(lambda t: (t * 2).sin().sum())(x).backward()
+    except Exception:
+        return
+    finally:
+        torch.compiler.reset()
+
+
+def compile_threads(count: int) -> None:
+    """Let Inductor use ``count`` threads from here on; drops the pool that a parent process may have made.
+
+    A thread pool does not survive a fork, and ``AsyncCompile.pool`` is cached for the life of the process
+    (``torch/_inductor/async_compile.py``, torch 2.8 to 2.15).
+    """
+    from torch._inductor import async_compile, config
+
+    config.compile_threads = count
+    clear = getattr(getattr(async_compile.AsyncCompile, "pool", None), "cache_clear", None)
+    if clear is not None:
+        clear()

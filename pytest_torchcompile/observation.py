@@ -1,0 +1,105 @@
+"""Observation: what one run of one cell recorded, and the verdicts that checks made of it. Plain data.
+
+No torch here: an observation crosses process and machine borders as JSON, and a stored one can be judged
+again under other limits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+__all__ = ["VERDICTS", "Failure", "Job", "Judgement", "Observation", "Problem", "worst"]
+
+VERDICTS: Final = (
+    "pass", "skip", "xfail", "not_run", "xpass", "fail", "error", "timeout", "crash",
+)  # from the best to the worst: a cell's status is the worst of its checks'
+
+
+def worst(verdicts: list[str]) -> str:
+    """Return the worst of some verdicts; ``not_run`` where there is none."""
+    return max(verdicts, key=VERDICTS.index, default="not_run")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank process is asked to do for one cell."""
+
+    cell: dict[str, Any]
+    """:meth:`pytest_torchcompile.cell.Cell.to_dict`."""
+    entry: dict[str, Any]
+    """The model's entry of the matrix (:meth:`pytest_torchcompile.matrix.ModelEntry.to_dict`)."""
+    root: str
+    """The matrix' root folder, first on ``sys.path`` when factories are looked up."""
+    checks: tuple[str, ...]
+    """The checks that will judge; heavy sections are measured only if one of them wants them."""
+    limits: dict[str, float] = field(default_factory=dict)
+    seed: int = 0
+    threads: int = 0
+    """Threads that torch computes with; 0: torch's own choice."""
+    compile_threads: int = 1
+    """Threads that Inductor compiles with."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run has no result, or stopped early."""
+
+    kind: str
+    """``skip`` (this machine cannot), ``usage`` (the matrix is wrong), ``user`` (eager fails too),
+    ``crash``, ``timeout``, ``internal``."""
+    message: str
+    phase: str = ""
+    evidence: str = ""
+    """Stacks, the last lines of the log, a traceback."""
+
+
+@dataclass
+class Observation:
+    """What one run of one cell recorded."""
+
+    cell: str
+    sections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """One section per thing measured (``numerics``, ``compiles``, ...), each JSON-able."""
+    failure: Failure | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall seconds by phase."""
+    leaks: list[str] = field(default_factory=list)
+    """Torch state that the cell changed and left changed; it was restored."""
+    environment: dict[str, Any] = field(default_factory=dict)
+    """torch, device, compiler, ... of the process that ran the cell."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that :meth:`from_dict` takes."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Observation:
+        """Make an observation from what :meth:`to_dict` returned."""
+        failure = data.get("failure")
+        return cls(**{**data, "failure": Failure(**failure) if failure else None})
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that a check found wrong, in the order that helps: culprit, evidence, what to try."""
+
+    message: str
+    evidence: str = ""
+    hint: str = ""
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What one check says of one observation."""
+
+    verdict: str
+    problems: tuple[Problem, ...] = ()
+    note: str = ""
+    """A remark that changes nothing: what was found although the verdict is ``pass``, or why it is a skip."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the report."""
+        return asdict(self) | {"problems": [asdict(p) for p in self.problems]}

@@ -1,0 +1,240 @@
+"""Rank processes: a cell runs in one, so that a crash or a hang is that cell's verdict and nobody else's end.
+
+A rank process is a fork of the :mod:`~pytest_torchcompile.zygote`, so it starts in some 30 ms with torch
+imported, and is reused between cells. :class:`Zygote` and :class:`Rank` are the side that pytest sees;
+:func:`serve` is the loop in the rank process itself. No torch is imported on pytest's side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from .errors import TorchcompileError
+
+__all__ = ["Outcome", "Rank", "Zygote", "serve"]
+
+START_SECONDS = 180.0
+"""How long a rank process may take to answer first: the zygote may still be importing torch."""
+GROWTH_BYTES = 4 << 30
+"""A rank process that grew by more than this is replaced before the next cell."""
+LOG_BYTES = 4000
+"""How much of a rank's log goes into a report."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended: ``done`` with its value, ``crash`` or ``timeout`` with evidence."""
+
+    status: str
+    value: Any = None
+    message: str = ""
+    evidence: str = ""
+    seconds: float = 0.0
+
+
+class Zygote:
+    """Starts the zygote and ends it, and with it every rank process."""
+
+    def __init__(self) -> None:
+        # AF_UNIX paths are limited to about 100 bytes, so a long TMPDIR can't be used.
+        parent = tempfile.gettempdir()
+        self.folder = Path(tempfile.mkdtemp(prefix="torchcompile-", dir=parent if len(parent) < 60 else "/tmp"))
+        code = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
+                "from pathlib import Path; from pytest_torchcompile.zygote import main; main(Path(sys.argv[2]))")
+        with (self.folder / "zygote.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code, json.dumps(sys.path), str(self.folder)],
+                stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
+            )
+
+    def close(self) -> None:
+        """End every rank process and remove the folder."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Rank:
+    """One rank process, started when first needed and started anew after a crash or a time-out."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pid = 0
+        self._connection: Connection | None = None
+        self._first_rss = 0
+
+    def run(self, job: dict[str, Any], timeout: float) -> Outcome:
+        """Have the rank do a job: a plain dict with the key ``do``, see :func:`execute`.
+
+        ``timeout`` is in seconds; when it passes, the process' stacks are taken and it is killed.
+        """
+        connection = self._connection or self._start()
+        log = self.folder / f"{self.pid}.log"
+        offset = log.stat().st_size
+        start = time.monotonic()
+        try:
+            connection.send(job)
+            if not connection.poll(timeout):
+                return self._timed_out(timeout, log, offset)
+            answer = connection.recv()
+        except (EOFError, OSError):
+            return self._crashed(time.monotonic() - start, log, offset)
+        self._recycle(answer)
+        return Outcome("done", answer["value"], seconds=time.monotonic() - start)
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _start(self) -> Connection:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                channel.connect(str(self.folder / "socket"))
+                break
+            except OSError as error:
+                channel.close()
+                if isinstance(error, ConnectionRefusedError) or time.monotonic() > deadline:
+                    raise self._no_zygote() from None
+                time.sleep(0.05)
+        connection = Connection(channel.detach())
+        try:
+            if not connection.poll(max(0.0, deadline - time.monotonic())):
+                raise self._no_zygote()
+            self.pid = connection.recv()
+        except (EOFError, OSError):
+            raise self._no_zygote() from None
+        self._connection = connection
+        self._first_rss = 0
+        return connection
+
+    def _no_zygote(self) -> TorchcompileError:
+        log = _tail(self.folder / "zygote.log", 0)
+        return TorchcompileError(
+            "the process that imports torch for the matrix did not start"
+            + (f"; it said:\n{log}" if log else " and said nothing")
+        )
+
+    def _timed_out(self, timeout: float, log: Path, offset: int) -> Outcome:
+        stacks = self.folder / f"{self.pid}.stacks"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+            for _ in range(20):  # faulthandler writes from a signal handler, also while C code runs
+                time.sleep(0.05)
+                if stacks.stat().st_size:
+                    break
+            time.sleep(0.05)
+        evidence = "\n".join(filter(None, (_tail(stacks, 0, 12_000), _tail(log, offset))))
+        self.close()
+        return Outcome("timeout", message=f"no result after {timeout:g} s", evidence=evidence, seconds=timeout)
+
+    def _crashed(self, seconds: float, log: Path, offset: int) -> Outcome:
+        status_file = self.folder / f"{self.pid}.status"
+        deadline = time.monotonic() + 5
+        while not status_file.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        message = _how_it_ended(int(status_file.read_text())) if status_file.exists() else "the process is gone"
+        evidence = _tail(log, offset)
+        self.close()
+        return Outcome("crash", message=message, evidence=evidence, seconds=seconds)
+
+    def _recycle(self, answer: dict[str, Any]) -> None:
+        self._first_rss = self._first_rss or answer["rss"]
+        if answer["poisoned"] or answer["rss"] - self._first_rss > GROWTH_BYTES:
+            self.close()
+
+
+def _how_it_ended(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"the process ended itself with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    what = {"SIGSEGV": "segmentation fault", "SIGKILL": "killed, perhaps for want of memory",
+            "SIGABRT": "aborted", "SIGBUS": "bus error", "SIGFPE": "arithmetic error",
+            "SIGILL": "illegal instruction"}.get(name, "ended by a signal")
+    return f"{what} ({name})"
+
+
+def _tail(path: Path, offset: int, limit: int = LOG_BYTES) -> str:
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(offset, end - limit))
+            return file.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def serve(fd: int, folder: Path) -> None:
+    """Do jobs until the other side closes. Runs in a fresh fork of the zygote."""
+    from .zygote import die_with_parent
+
+    die_with_parent()
+    os.setpgid(0, 0)  # a group of its own, so that its compiler processes can be killed with it
+    pid = os.getpid()
+    _redirect(folder / f"{pid}.log")
+    with (folder / f"{pid}.stacks").open("wb") as stacks, Connection(fd) as connection:
+        faulthandler.enable(sys.stderr)
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        connection.send(pid)
+        while True:
+            try:
+                job = connection.recv()
+            except EOFError:
+                return
+            connection.send(execute(job))
+
+
+def _redirect(log: Path) -> None:
+    fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 -- they last as long as the process
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+
+def execute(job: dict[str, Any]) -> dict[str, Any]:
+    """Do one job in this process: ``{"do": "cell", "job": Job}`` or ``{"do": "environment"}``."""
+    from . import runner
+
+    value: Any
+    if job["do"] == "cell":
+        value, poisoned = runner.run_cell(job["job"])
+    else:
+        value, poisoned = runner.environment(), False
+    return {"value": value, "poisoned": poisoned, "rss": _rss()}
+
+
+def _rss() -> int:
+    """Resident bytes of this process; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

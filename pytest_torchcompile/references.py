@@ -1,0 +1,32 @@
+"""References kept between cells: the float64 run of a model is the same for every mode and backend."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .oracle import Reference
+
+__all__ = ["References"]
+
+
+class References:
+    """The most recently used references, as many as fit in ``limit`` bytes."""
+
+    def __init__(self, limit: int = 1 << 28) -> None:
+        self.limit = limit
+        self._kept: OrderedDict[Hashable, Reference] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Reference]) -> Reference:
+        """Return the reference for ``key``, made by ``make`` if it isn't kept."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        else:
+            self._kept[key] = make()
+        found = self._kept[key]
+        # Counted anew each time: a reference grows when a suspicion buys it more draws.
+        while self._kept and sum(r.nbytes for r in self._kept.values()) > self.limit:
+            self._kept.popitem(last=False)
+        return found

@@ -1,0 +1,248 @@
+"""The runner: one cell, in one rank. Build it, run it eagerly, run it compiled while instruments watch.
+
+A cell is compiled once, whatever the number of checks: each check then writes its section of the
+observation from what that one run recorded.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import checks, subject
+from .batch import Batch
+from .cell import Cell
+from .environment import environment
+from .errors import Unavailable, UsageError
+from .instruments import coverage, observe
+from .instruments.state import isolated
+from .instruments.warmup import compile_threads
+from .matrix import ModelEntry
+from .observation import Failure, Job, Observation
+from .oracle import Leaf, Recording, Reference, StateSnapshot, Tape, compare, record, reference
+from .references import References
+from .wrappers.protocol import Wrapper
+from .wrappers.protocol import load as load_wrapper
+
+__all__ = ["Run", "environment", "run_cell"]
+
+_REFERENCES = References()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the model: its sizes, its batch, and how texts name it."""
+
+    index: int
+    sizes: dict[str, int]
+    batch: Batch
+
+    @property
+    def label(self) -> str:
+        """``call 2 (B=2, S=64)``."""
+        sizes = ", ".join(f"{k}={v}" for k, v in self.sizes.items())
+        return f"call {self.index + 1}" + (f" ({sizes})" if sizes else "")
+
+
+@dataclass
+class Compiled:
+    """What the compiled run recorded."""
+
+    first: list[Recording] = field(default_factory=list)
+    """One recording a call; shorter than the calls if one raised (its recording is the last)."""
+    again: list[Recording] = field(default_factory=list)
+    """The same calls once more, served by what the first pass compiled."""
+    seen: dict[str, Any] = field(default_factory=dict)
+    coverage: list[dict[str, Any]] = field(default_factory=list)
+    """Per call: the share of the model's operator calls that ran inside compiled graphs."""
+
+    @property
+    def error(self) -> Any:
+        """The error that ended the run, or None."""
+        last = (self.again or self.first)[-1:]
+        return last[0].error if last else None
+
+
+class Run:
+    """One cell being run: what a check's ``measure`` may ask for. Everything is measured once."""
+
+    def __init__(self, job: Job, cell: Cell) -> None:
+        self.cell = cell
+        self.entry = ModelEntry.from_dict(job.entry)
+        self.seed = job.seed
+        self.seconds: dict[str, float] = {}
+        root = Path(job.root)
+        self.train = cell.phase == "training"
+        self.wrapper: Wrapper = load_wrapper(cell.wrapper, root, self.entry.where)
+        with self.phase("build"):
+            settings = subject.settings(cell, root, self.entry.where)
+            self.model = subject.build(self.entry, cell, root, job.seed)
+            self.loss = subject.loss(self.entry, root)
+            self.calls = [Call(i, sizes, batch) for i, (sizes, batch)
+                          in enumerate(subject.batches(self.entry, cell, root, job.seed))]
+            # Three copies in the same state: one runs eagerly, one compiled, one is kept for references.
+            self._pristine, self._twin = copy.deepcopy(self.model), copy.deepcopy(self.model)
+            self._eager_call = self.wrapper.wrap(self.model, None, cell)
+            self._compiled_call = self.wrapper.wrap(self._twin, settings, cell)
+        self._tapes: list[Any] = []
+        self.eager = self._run_eager()
+        self.compiled = self._run_compiled()
+        with self.phase("compare"):
+            self.leaves = list(self._compare())
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the wall seconds of a block to the phase ``name``."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def _record(self, call: Callable[..., Any], model: torch.nn.Module, which: Call, mode: Any) -> Recording:
+        return record(call, model, which.batch, loss=self.loss, train=self.train,
+                      seed=self.seed + which.index, mode=mode)
+
+    def _run_eager(self) -> list[Recording]:
+        start = StateSnapshot(self.model)
+        recordings = []
+        with self.phase("eager"):
+            for call in self.calls:
+                tape = Tape()
+                start.restore()
+                recordings.append(self._record(self._eager_call, self.model, call, tape))
+                self._tapes.append(tape)
+                if error := recordings[-1].error:
+                    raise UserError(call.label, error)
+            start.restore()
+            twice = self._record(self._eager_call, self.model, self.calls[0], None)
+            start.restore()
+        differ = [leaf for leaf in compare(recordings[0], twice, recordings[0].as_reference())
+                  if not leaf.bitwise]
+        if differ:
+            raise Nondeterministic(differ)
+        return recordings
+
+    def _run_compiled(self) -> Compiled:
+        compiled = Compiled()
+        start = StateSnapshot(self._twin)
+        with observe() as seen:
+            with self.phase("compiled"):
+                for call in self.calls:
+                    start.restore()
+                    with seen.during(call.label):
+                        compiled.first.append(self._record(self._compiled_call, self._twin, call, None))
+                    if compiled.error:
+                        break
+            with self.phase("steady"):
+                for call in self.calls if not compiled.error else ():
+                    start.restore()
+                    with seen.during(f"{call.label}, second time"):
+                        compiled.again.append(self._record(self._compiled_call, self._twin, call, None))
+                    if compiled.error:
+                        break
+            with self.phase("coverage"):
+                for call in self.calls if not compiled.error else ():
+                    start.restore()
+                    with seen.during(f"{call.label}, third time"):
+                        compiled.coverage.append(self._cover(call))
+        compiled.seen = seen.to_dict()
+        return compiled
+
+    def _cover(self, call: Call) -> dict[str, Any]:
+        def forward(module: Callable[..., Any]) -> Callable[[], object]:
+            batch = call.batch.clone()
+            return lambda: module(*batch.args, **batch.kwargs)
+
+        torch.manual_seed(self.seed + call.index)
+        with torch.set_grad_enabled(self.train):
+            found = coverage.measure(forward(self._eager_call), forward(self._compiled_call))
+        return {"call": call.label, **found.to_dict()}
+
+    def _compare(self) -> Iterator[tuple[str, Leaf]]:
+        for suffix, recordings in (("", self.compiled.first), (", second time", self.compiled.again)):
+            for call, eager, compiled in zip(self.calls, self.eager, recordings, strict=False):
+                if compiled.error:
+                    return
+                for leaf in compare(eager, compiled, lambda call=call: self._reference(call)):  # type: ignore[misc]
+                    yield call.label + suffix, leaf
+
+    def _reference(self, call: Call) -> Reference:
+        key = (repr(self.entry), self.cell.dtype, self.cell.device, self.cell.phase, self.cell.user,
+               self.wrapper.unit, self.seed, call.label)
+        with self.phase("reference"):
+            return _REFERENCES.get(key, lambda: reference(
+                self._pristine, call.batch, loss=self.loss, train=self.train, seed=self.seed + call.index,
+                tape=self._tapes[call.index], unit=self.wrapper.unit,
+            ))
+
+
+class UserError(Exception):
+    """The model raises without torch.compile too."""
+
+    def __init__(self, label: str, error: Any) -> None:
+        super().__init__(f"the model raises without torch.compile too, at {label}: {error.type}: {error.text}")
+        self.error = error
+
+
+class Nondeterministic(Exception):
+    """Two eager runs from the same state and seed differ."""
+
+    def __init__(self, differ: list[Leaf]) -> None:
+        names = ", ".join(leaf.name for leaf in differ[:5]) + (", ..." if len(differ) > 5 else "")
+        super().__init__("the model is not deterministic: two eager runs from the same state and seed differ in "
+                         f"{names}; whether the compiled one is right can't be told")
+
+
+def run_cell(job: Job) -> tuple[dict[str, Any], bool]:
+    """Run a cell in this process. Returns the observation as plain data, and whether the process is spoilt."""
+    cell = Cell.from_dict(job.cell)
+    seen = Observation(cell.id, environment=environment())
+    if job.threads:
+        torch.set_num_threads(job.threads)
+    compile_threads(job.compile_threads)
+    poisoned = False
+    try:
+        with isolated(seen.leaks), _same_random_draws():
+            seen.failure = _observe_cell(job, cell, seen)
+    except Exception:
+        seen.failure = Failure("internal", "torch's state could not be put back after the cell",
+                               "clean-up", traceback.format_exc())
+        poisoned = True
+    return seen.to_dict(), poisoned
+
+
+def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
+    try:
+        run = Run(job, cell)
+        seen.seconds = run.seconds
+        for name in job.checks:
+            seen.sections[name] = checks.load(name).measure(run)
+    except Unavailable as why:
+        return Failure("skip", str(why))
+    except UsageError as why:
+        return Failure("usage", str(why))
+    except UserError as why:
+        return Failure("user", str(why), why.error.phase, why.error.traceback)
+    except Nondeterministic as why:
+        return Failure("nondeterministic", str(why), "eager")
+    except Exception as why:
+        return Failure("internal", f"{type(why).__name__}: {why}", "", traceback.format_exc())
+    return None
+
+
+@contextmanager
+def _same_random_draws() -> Iterator[None]:
+    """Have Inductor draw the random numbers that eager draws, so that dropout can be compared."""
+    from torch._inductor import config
+
+    with config.patch(fallback_random=True):
+        yield

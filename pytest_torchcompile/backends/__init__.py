@@ -14,7 +14,7 @@ from typing import Final
 __all__ = ["BACKENDS", "ENTRY_POINTS", "NOT_ALONE", "Backend", "installed"]
 
 ENTRY_POINTS: Final = "torch_dynamo_backends"
-"""The entry-point group that torch looks backends up in (torch 2.8 to 2.15, torch/_dynamo/backends/registry.py)."""
+"""The entry-point group that torch looks backends up in (torch/_dynamo/backends/registry.py, torch 2.13)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Backend:
     """Does it generate kernels, so that there is something to count and to time?"""
 
 
-# torch 2.8 to 2.15, torch/_dynamo/backends/*.py; tests/layer/test_backends_table.py compares with the installed torch.
+# From torch/_dynamo/backends/*.py, torch 2.13; tests/layer/test_backends_table.py compares with the torch
+# that is installed.
 _RECORDS: Final = (
     Backend("inductor", "Inductor: Triton kernels on GPUs, C++ kernels on CPUs", modes=True, kernels=True),
     Backend("aot_eager", "Dynamo and AOTAutograd, then torch's own operators"),
@@ -37,7 +38,7 @@ _RECORDS: Final = (
     Backend("eager", "Dynamo alone: the captured graph is run as it is"),
     Backend("cudagraphs", "AOTAutograd, then CUDA graphs of torch's own operators"),
     Backend("aot_eager_default_partitioner", "aot_eager with the default partitioner"),
-    Backend("aot_eager_decomp_partition_crossref", "aot_eager_decomp_partition, fake tensors checked against real ones"),
+    Backend("aot_eager_decomp_partition_crossref", "... with fake tensors checked against real ones"),
     Backend("aot_ts", "AOTAutograd, then TorchScript"),
     Backend("ts", "TorchScript"),
     Backend("eager_noexcept", "eager, with errors of the captured graph reported as Dynamo's"),
@@ -50,7 +51,7 @@ _RECORDS: Final = (
     Backend("relu_accuracy_error_TESTING_ONLY", "planted fault: relu adds 1"),
     Backend("relu_compile_error_TESTING_ONLY", "planted fault: relu does not compile"),
     Backend("relu_runtime_error_TESTING_ONLY", "planted fault: relu raises when run"),
-    Backend("non_leaf_compile_error_TESTING_ONLY", "planted fault: an input that is no leaf does not compile"),
+    Backend("non_leaf_compile_error_TESTING_ONLY", "planted fault: a non-leaf input does not compile"),
 )
 BACKENDS: Final[dict[str, Backend]] = {record.name: record for record in _RECORDS}
 
@@ -60,10 +61,10 @@ NOT_ALONE: Final = (
     "dynamo_minifier_backend",
     "invoke_subgraph",
 )
-"""Names that torch registers for its own use: they need arguments, or a graph, that a cell cannot give them."""
+"""Names that torch registers for its own use: they need arguments or graphs that no cell can give them."""
 
 
 @cache
 def installed() -> frozenset[str]:
-    """Names of the backends that other packages on this machine register as entry points; loads none of them."""
+    """Names of the backends that other packages on this machine register; loads none of them."""
     return frozenset(point.name for point in entry_points(group=ENTRY_POINTS))

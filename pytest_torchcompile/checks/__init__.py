@@ -50,28 +50,31 @@ def load(name: str) -> Check:
     return check
 
 
+_HERE: Final = "pytest_torchcompile.checks"
+
 CHECKS: Final[dict[str, CheckEntry]] = {
     "compiles": CheckEntry(
-        "pytest_torchcompile.checks.compiles:CHECK",
+        f"{_HERE}.compiles:CHECK",
         "compiled code really ran, for enough of the model",
-        (Limit("coverage", "min", 1.0, "share of operator calls that ran inside compiled graphs", whole=False, most=1),),
+        (Limit("coverage", "min", 1.0, "share of operator calls in compiled graphs", whole=False, most=1),),
     ),
     "equivalence": CheckEntry(
-        "pytest_torchcompile.checks.equivalence:CHECK", "outputs equal those of the eager model, within rounding noise"
+        f"{_HERE}.equivalence:CHECK",
+        "outputs equal those of the eager model, within rounding noise",
     ),
     "gradients": CheckEntry(
-        "pytest_torchcompile.checks.gradients:CHECK", "gradients equal those of the eager model, within rounding noise",
-        phases=("training",),
+        f"{_HERE}.gradients:CHECK",
+        "gradients equal those of the eager model, within rounding noise",
     ),
     "graph_breaks": CheckEntry(
-        "pytest_torchcompile.checks.graph_breaks:CHECK",
+        f"{_HERE}.graph_breaks:CHECK",
         "the model is captured whole",
         (Limit("graph_breaks", "max", 0, "graph breaks in the cell's run"),),
     ),
     "recompiles": CheckEntry(
-        "pytest_torchcompile.checks.recompiles:CHECK",
+        f"{_HERE}.recompiles:CHECK",
         "new shapes and values do not compile again and again",
-        (Limit("recompiles", "max", None, "recompiles in the cell's run; by default what its shapes make necessary"),),
+        (Limit("recompiles", "max", None, "recompiles in the cell's run; by default what its shapes need"),),
     ),
 }
 LIMITS: Final[dict[str, Limit]] = {limit.name: limit for check in CHECKS.values() for limit in check.limits}

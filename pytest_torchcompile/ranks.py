@@ -221,7 +221,11 @@ def _redirect(log: Path) -> None:
 
 
 def execute(job: dict[str, Any]) -> dict[str, Any]:
-    """Do one job in this process: ``{"do": "cell", "job": Job}`` or ``{"do": "environment"}``."""
+    """Do one job in this process: ``{"do": "cell", "job": Job, "path": [...]}`` or ``{"do": "environment"}``.
+
+    ``path`` is pytest's ``sys.path``: a model must be importable here whenever it is there.
+    """
+    sys.path += [entry for entry in job.get("path", ()) if entry not in sys.path]
     from . import runner
 
     value: Any

@@ -1,0 +1,311 @@
+"""A matrix file as pytest sees it: the file is a node, a cell a node in it, a check of the cell an item."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .checks import CHECKS
+from .execution import CellResult, Execution
+from .matrix import Matrix, PlannedCell, load_matrix
+from .observation import Judgement
+from .options import Settings
+from .ranks import Zygote
+from .report.journal import Journal
+from .report.terminal import failure_text, header, summary
+from .shards import shard
+
+__all__ = ["CellNode", "CheckFailure", "CheckItem", "MatrixFile", "MatrixSession", "start"]
+
+REPORT_FILE = ".compile-matrix/report.json"
+JOURNAL_FILE = ".compile-matrix/journal.jsonl"
+SECONDS_KEY = "compile-matrix/seconds"
+"""Where pytest's cache keeps how long each cell took, so that the next run starts the longest first."""
+PROPERTY = "compile_matrix"
+"""The attribute of a test report that carries a verdict, as JSON text, from an xdist worker to the controller."""
+
+
+class CheckFailure(Exception):
+    """A check of a cell did not hold; its text is the whole failure report."""
+
+
+class CheckItem(pytest.Item):
+    """One check of one cell."""
+
+    parent: CellNode
+
+    def runtest(self) -> None:
+        """Have the cell run, unless an item before this one did, and report this check's verdict."""
+        result = self.parent.result()
+        judgement = result.judgements[self.name]
+        self.config.stash[SESSION].judged[self.nodeid] = (result, judgement)
+        match judgement.verdict:
+            case "skip":
+                raise pytest.skip.Exception(judgement.note, _use_item_location=True)
+            case "xfail":
+                raise pytest.xfail.Exception(judgement.note)
+            case verdict if verdict != "pass":
+                raise CheckFailure(failure_text(self.name, judgement, self.again, first=self.first_of_cell))
+
+    @property
+    def first_of_cell(self) -> bool:
+        """Whether this is the first item of its cell that this run judges."""
+        return self.name == self.parent.selected[0]
+
+    @property
+    def again(self) -> str:
+        """The command that runs this item again."""
+        given = self.parent.parent.session_of.settings.matrix
+        return f"pytest --compile-matrix={given} '{self.nodeid}'"
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The text of a check's failure as it is, without a traceback through this file."""
+        if isinstance(excinfo.value, CheckFailure):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The line of the model in the matrix file, and the item as a title."""
+        return self.path, self.parent.line, f"{self.parent.name}::{self.name}"
+
+
+class CellNode(pytest.Collector):
+    """One cell of the matrix."""
+
+    parent: MatrixFile
+
+    def __init__(self, *, planned: PlannedCell, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.planned = planned
+        self.own_markers.append(pytest.mark.compile_cell(**planned.cell.axes).mark)
+        self.selected: list[str] = []
+        """The checks of this cell that are run: all, less what ``-k``, ``-m`` or a node id left out."""
+
+    @property
+    def line(self) -> int:
+        """Line of the cell's model in the matrix file, counted from 0 as pytest does."""
+        where = self.parent.matrix.models[self.planned.cell.model].where
+        return int(where.rsplit(":", 2)[-2]) - 1
+
+    def applicable(self) -> list[str]:
+        """The checks that the run asks for and that have something to judge in the cell's phase."""
+        wanted = self.parent.session_of.settings.checks or self.parent.matrix.checks
+        return [name for name in wanted if self.planned.cell.phase in CHECKS[name].phases]
+
+    def collect(self) -> Iterator[CheckItem]:
+        """One item for each check."""
+        for name in self.applicable():
+            yield CheckItem.from_parent(self, name=name)
+
+    def result(self) -> CellResult:
+        """What came of the cell; it runs when this is first asked."""
+        return self.parent.session_of.execution.result(self.planned, self.selected, self.applicable())
+
+
+class MatrixFile(pytest.File):
+    """The matrix file."""
+
+    @property
+    def session_of(self) -> MatrixSession:
+        """The matrix session that this file belongs to."""
+        return self.config.stash[SESSION]
+
+    @property
+    def matrix(self) -> Matrix:
+        """The matrix that the file describes."""
+        return self.session_of.matrix
+
+    def collect(self) -> Iterator[CellNode]:
+        """One node for each planned cell of this shard."""
+        for planned in self.session_of.planned:
+            yield CellNode.from_parent(self, name=planned.cell.id, planned=planned)
+
+
+class MatrixSession:
+    """The hooks of a run with ``--compile-matrix``."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, matrix: Matrix) -> None:
+        self.config, self.settings, self.matrix = config, settings, matrix
+        self.planned = shard(matrix.cells, *settings.shard)
+        self.judged: dict[str, tuple[CellResult, Judgement]] = {}
+        self.is_worker = hasattr(config, "workerinput")
+        self.zygote: Zygote | None = None
+        self.execution = Execution(matrix, settings)
+        self.journal = Journal(matrix, self.planned, settings, config.rootpath / JOURNAL_FILE)
+        if self.is_worker:
+            self.execution.workers = int(config.workerinput["workercount"])
+            self.execution.folder = _path(config.workerinput[ZYGOTE])
+
+    # collection
+
+    def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> MatrixFile | None:
+        """The matrix file is a test file."""
+        if file_path == Path(self.matrix.path):
+            return MatrixFile.from_parent(parent, path=file_path)
+        return None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Longest cells first on a worker, so that no long one is left for the end."""
+        for item in items:
+            if isinstance(item, CheckItem):
+                item.parent.selected.append(item.name)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Tell the journal what will be judged."""
+        self.journal.expect(item.nodeid for item in session.items)
+
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        """Under xdist the controller collects nothing itself: the workers tell what will be judged."""
+        self.journal.expect(ids)
+
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Keep a cell's items on one worker, longest cells first, unless another --dist was asked for."""
+        if config.getoption("dist") != "load":
+            return None
+        from .scheduling import CellScheduling
+
+        return CellScheduling(config, log, self._seconds())
+
+    def pytest_configure_node(self, node: Any) -> None:
+        """Give each worker the zygote that all share."""
+        node.workerinput[ZYGOTE] = str(self._start_zygote() or "")
+
+    # running
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Without xdist this process runs the cells: start importing torch while the matrix is collected."""
+        if not self.is_worker and not _distributed(self.config) and not self.config.option.collectonly:
+            self.execution.folder = self._start_zygote()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Put the verdict on the report; the first item of a cell carries the cell's observation."""
+        report = yield
+        judged = self.judged.pop(item.nodeid, None)
+        if judged is not None and isinstance(item, CheckItem):
+            result, judgement = judged
+            carried: dict[str, Any] = {"cell": item.parent.name, "check": item.name, **judgement.to_dict()}
+            if item.first_of_cell:
+                carried["observation"] = result.observation.to_dict()
+                carried["seconds"] = result.seconds
+            setattr(report, PROPERTY, json.dumps(carried))
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep and journal each verdict where it arrives: in the controller, or in the only process."""
+        if not self.is_worker:
+            carried = getattr(report, PROPERTY, None)
+            if carried is not None:
+                self.journal.add(json.loads(carried))
+            elif report.when == "???":  # xdist's name for the stage in which a worker died
+                self.journal.lost(report.nodeid, str(report.longrepr))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest-json-report writes its file in this hook
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        """A planned verdict that never came fails the run; so does a mistake in the matrix found late."""
+        if not self.is_worker and not self.config.option.collectonly:
+            if self.journal.usage_errors():
+                session.exitstatus = pytest.ExitCode.USAGE_ERROR
+            elif session.exitstatus == pytest.ExitCode.OK and self.journal.not_run():
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            self.journal.finish(int(session.exitstatus))
+            self._keep_seconds()
+            if not hasattr(self.config, "_json_report"):  # -p no:pytest_jsonreport: our block alone
+                self.journal.write(self.config.rootpath / REPORT_FILE)
+        return (yield)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
+        """Add our block to pytest-json-report's file."""
+        if not self.config.option.collectonly:
+            json_report["compile_matrix"] = self.journal.block()
+
+    def pytest_unconfigure(self) -> None:
+        """End every process that was started."""
+        self.execution.close()
+        if self.zygote is not None:
+            self.zygote.close()
+
+    # the terminal
+
+    def pytest_report_header(self) -> list[str]:
+        """Versions, device, compiler, and what is planned."""
+        return header(self.matrix, self.planned, self.settings)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The table of cells by backend and mode."""
+        if self.config.option.collectonly:
+            return
+        terminalreporter.section("torch.compile matrix", sep="-")
+        for line, markup in summary(self.journal):
+            terminalreporter.write_line(line, **markup)
+
+    def _start_zygote(self) -> Path | None:
+        if self.settings.inprocess:
+            return None
+        if self.zygote is None:
+            self.zygote = Zygote()
+        return self.zygote.folder
+
+    def _seconds(self) -> dict[str, float]:
+        cache = getattr(self.config, "cache", None)
+        return dict(cache.get(SECONDS_KEY, {})) if cache else {}
+
+    def _keep_seconds(self) -> None:
+        cache = getattr(self.config, "cache", None)
+        if cache:
+            cache.set(SECONDS_KEY, self._seconds() | self.journal.seconds())
+
+
+SESSION = pytest.StashKey[MatrixSession]()
+ZYGOTE = "compile_zygote"
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+def _distributed(config: pytest.Config) -> bool:
+    return bool(config.getoption("tx", None))
+
+
+def start(config: pytest.Config, settings: Settings) -> None:
+    """Load the matrix and register the session's hooks. Raises UsageError for a mistake in the matrix."""
+    path = Path(settings.matrix)
+    if not path.is_absolute():
+        # As typed first, so relative to where the user stands; else as the ini file means it.
+        path = next((p for base in (config.invocation_params.dir, config.rootpath) if (p := base / path).exists()),
+                    config.invocation_params.dir / path)
+    matrix = load_matrix(path, shown=settings.matrix)
+    _select(config, Path(matrix.path))
+    _report(config)
+    session = MatrixSession(config, settings, matrix)
+    config.stash[SESSION] = session
+    config.pluginmanager.register(session, "compile-matrix")
+
+
+def _select(config: pytest.Config, path: Path) -> None:
+    """Run the matrix alone, or after what the command line names; not twice if it names the matrix itself."""
+    base = config.invocation_params.dir
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = [str(path)]
+    elif not any((base / arg.partition("::")[0]) == path for arg in config.args):
+        config.args = [*config.args, str(path)]
+
+
+def _report(config: pytest.Config) -> None:
+    """Switch pytest-json-report on, without what only makes the file large, unless it was asked for."""
+    option = config.option
+    if not hasattr(option, "json_report"):
+        return
+    if not option.json_report:
+        option.json_report = True
+        option.json_report_omit = [*option.json_report_omit, "collectors", "keywords", "log"]
+    if option.json_report_file == ".report.json":  # its default
+        option.json_report_file = str(config.rootpath / REPORT_FILE)

@@ -1,0 +1,97 @@
+"""Execution: the side of pytest that has cells run, and keeps what came of them. No torch, no pytest."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .matrix import Matrix, PlannedCell
+from .observation import Failure, Job, Judgement, Observation
+from .options import Settings
+from .ranks import Outcome, Rank
+from .verdicts import apply_xfail, judge
+
+__all__ = ["CellResult", "Execution"]
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What came of one cell: a judgement for each check that was asked for, and what they rest on."""
+
+    judgements: dict[str, Judgement]
+    observation: Observation
+    seconds: float
+    """Wall seconds of the whole cell."""
+
+
+@dataclass
+class Execution:
+    """Runs each planned cell once, in a rank process or, for debuggers, in this one."""
+
+    matrix: Matrix
+    settings: Settings
+    folder: Path | None = None
+    """The zygote's folder; None runs cells in this process."""
+    workers: int = 1
+    """pytest processes that run cells at the same time."""
+    _rank: Rank | None = None
+    _done: dict[str, CellResult] = field(default_factory=dict)
+
+    def result(self, planned: PlannedCell, selected: Sequence[str], applicable: Sequence[str]) -> CellResult:
+        """Run the cell if it was not run yet.
+
+        ``selected`` are the checks that this run judges, ``applicable`` all that the matrix has for the cell.
+        """
+        key = planned.cell.id
+        if key not in self._done:
+            self._done[key] = self._run(planned, selected, applicable)
+        return self._done[key]
+
+    def close(self) -> None:
+        """End the rank process, whatever it is doing."""
+        if self._rank is not None:
+            self._rank.close()
+
+    def _run(self, planned: PlannedCell, selected: Sequence[str], applicable: Sequence[str]) -> CellResult:
+        if planned.outcome == "skip":
+            observation, seconds = Observation(planned.cell.id, failure=Failure("skip", planned.reason)), 0.0
+        else:
+            outcome = self._execute(self._job(planned, selected))
+            observation, seconds = _observation(planned.cell.id, outcome), outcome.seconds
+        judgements = judge(observation, selected, planned.limits)
+        judgements = apply_xfail(judgements, planned, complete=set(selected) >= set(applicable))
+        return CellResult(judgements, observation, seconds)
+
+    def _job(self, planned: PlannedCell, selected: Sequence[str]) -> Job:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return Job(
+            cell=planned.cell.to_dict(),
+            entry=self.matrix.models[planned.cell.model].to_dict(),
+            root=str(self.matrix.root),
+            checks=tuple(selected),
+            limits=dict(planned.limits),
+            # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
+            threads=int(os.environ.get("OMP_NUM_THREADS") or min(cores, 4)),
+            compile_threads=max(1, cores // self.workers),
+        )
+
+    def _execute(self, job: Job) -> Outcome:
+        if self.folder is None:
+            from .ranks import execute
+
+            return Outcome("done", execute({"do": "cell", "job": job, "path": []})["value"])
+        if self._rank is None:
+            self._rank = Rank(self.folder)
+        outcome = self._rank.run({"do": "cell", "job": job, "path": sys.path}, self.settings.timeout)
+        if self.settings.isolation == "cell":
+            self._rank.close()
+        return outcome
+
+
+def _observation(cell: str, outcome: Outcome) -> Observation:
+    if outcome.status == "done":
+        return Observation.from_dict(outcome.value)
+    return Observation(cell, failure=Failure(outcome.status, outcome.message, evidence=outcome.evidence))

@@ -1,0 +1,54 @@
+"""What pytest sees of this package. A run that does not use it pays for this file and options.py alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .options import OPTIONS, Option, Settings
+
+if TYPE_CHECKING:
+    from typing import Any
+
+MARKERS = (
+    "compile_cell(**axes): on every item of a matrix; selects exactly, for example "
+    "-m \"compile_cell(backend='eager')\"",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options, each with an ini twin."""
+    group = parser.getgroup("compile", "torch.compile matrix (pytest-torchcompile)")
+    for option in OPTIONS:
+        parser.addini(option.ini, option.help, type="string" if option.metavar else "bool",
+                      default=option.default if option.metavar else False)
+        if not option.metavar:
+            group.addoption(option.flag, action="store_true", default=None, help=option.help)
+        elif option.optional:
+            group.addoption(option.flag, nargs="?", const="", default=None, metavar=option.metavar,
+                            help=option.help)
+        else:
+            group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-json-report looks at its own option
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the markers, and hand over to the matrix session if one is asked for."""
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    if config.getoption("compile_matrix") is None:
+        return
+    from .collection import start
+    from .errors import UsageError
+
+    try:
+        start(config, Settings.read(lambda option: _setting(config, option)))
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _setting(config: pytest.Config, option: Option) -> Any:
+    """Command line before ini file before default."""
+    given = config.getoption(option.ini)
+    return config.getini(option.ini) if given is None or given == "" else given

@@ -1,0 +1,104 @@
+"""What the terminal shows of a matrix run: a header, the text of a failure, a table at the end. Pure text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from ..observation import VERDICTS, Judgement
+from ..zygote import gpu_device_files
+
+if TYPE_CHECKING:
+    from ..matrix import Matrix, PlannedCell
+    from ..options import Settings
+    from .journal import Journal
+
+__all__ = ["failure_text", "header", "summary"]
+
+_COLOURS = {"pass": "green", "skip": "yellow", "xfail": "yellow", "not_run": "red"}
+
+
+def header(matrix: Matrix, planned: Sequence[PlannedCell], settings: Settings) -> list[str]:
+    """Versions, device and compiler as far as they can be told without torch; what is planned, and why not the rest."""
+    gpus = gpu_device_files()
+    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "clang++"))), None)
+    index, of = settings.shard
+    outcomes = Counter(p.outcome for p in planned)
+    cells = f"{len(planned)} cells planned" + (f" (shard {index} of {of}, {len(matrix.cells)} in all)" if of > 1 else "")
+    return [
+        f"torch.compile: torch {_version('torch')}, {len(gpus) or 'no'} GPU(s), "
+        f"C++ compiler {compiler or 'none: Inductor cells on CPU will skip'}",
+        f"compile matrix: {settings.matrix}: {cells}, {len(matrix.excluded)} excluded, "
+        f"{outcomes['skip']} to skip, {outcomes['xfail']} expected to fail",
+        *_reasons("excluded", Counter(e.reason for e in matrix.excluded)),
+        *_reasons("skip", Counter(p.reason for p in planned if p.outcome == "skip")),
+        *(f"  note: {note}" for note in matrix.notes),
+    ]
+
+
+def _reasons(what: str, reasons: Counter[str]) -> Iterator[str]:
+    for reason, count in reasons.most_common():
+        yield f"  {what} {count}: {reason}"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def failure_text(check: str, judgement: Judgement, again: str, *, first: bool = True) -> str:
+    """Culprit, evidence, what to try, and how to run it again.
+
+    ``first`` is false for an item whose cell already showed why it has no result.
+    """
+    lines: list[str] = []
+    for problem in judgement.problems:
+        lines.append(f"{check}: {problem.message}")
+        if problem.evidence and (first or judgement.verdict in ("fail", "xpass")):
+            lines.append(textwrap.indent(problem.evidence, "    "))
+        if problem.hint:
+            lines.append(f"  try    {problem.hint}")
+    lines.append(f"  again  {again}")
+    return "\n".join(lines)
+
+
+def summary(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
+    """Lines with markup: a table of cells by backend and mode, totals, and what a gate would not accept."""
+    selected = [p for p in journal.planned if journal.selected(p.cell.id)]
+    by_place: dict[tuple[str, str], Counter[str]] = {}
+    total: Counter[str] = Counter()
+    for planned in selected:
+        status = journal.status(planned.cell.id)
+        by_place.setdefault((planned.cell.backend, planned.cell.mode), Counter())[status] += 1
+        total[status] += 1
+    backends = list(dict.fromkeys(backend for backend, _ in by_place))
+    modes = list(dict.fromkeys(mode for _, mode in by_place))
+    if by_place:
+        rows = [["", *modes], *([b, *(_counts(by_place.get((b, m))) for m in modes)] for b in backends)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(modes) + 1)]
+        for row in rows:
+            yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip(), {}
+    bad = [v for v in total if _COLOURS.get(v, "red") == "red"]
+    yield (f"{len(selected)} cells: {_counts(total) or 'none'}; {journal.compiled()} ran compiled code",
+           {"red" if bad else "green": True})
+    if selected and not journal.compiled():
+        yield "no cell ran compiled code: this run proves nothing, and no gate will pass it", {"red": True}
+    for cell in (p.cell.id for p in selected):
+        if leaks := journal.leaks(cell):
+            yield f"{cell} changed torch's settings and left them changed (put back): {'; '.join(leaks)}", {"yellow": True}
+    if missing := journal.not_run():
+        yield f"{len(missing)} planned verdict(s) never came, for example {missing[0]}", {"red": True}
+    for text in journal.usage_errors():
+        yield text, {"red": True}
+
+
+def _counts(counts: Counter[str] | None) -> str:
+    """``12 pass, 1 xfail``, the good ones first."""
+    return ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v]) if counts else "-"

@@ -1,0 +1,100 @@
+"""CellScheduling: a cell's items stay on one xdist worker, and the longest cells start first.
+
+xdist's own ``loadgroup`` does not group on pytest 9.2 with xdist 3.8 (pytest-dev/pytest-xdist#1386), and its
+``load`` hands the two longest tests to the same worker. Derives from ``LoadScheduling``, whose internals are
+not a stable API: seen in pytest-xdist 3.6 to 3.8.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from xdist.scheduler.load import LoadScheduling
+
+if TYPE_CHECKING:
+    import pytest
+
+__all__ = ["CellScheduling", "units"]
+
+
+def units(collection: Sequence[str], seconds: Mapping[str, float]) -> list[list[int]]:
+    """Indices of the items that belong together, the longest unit first.
+
+    Items of one cell (``file.yaml::cell::check``) are a unit, any other item is one of its own. A cell that
+    was never timed counts as long as the longest known: it is better to start it too early.
+    """
+    grouped: dict[str, list[int]] = {}
+    for index, nodeid in enumerate(collection):
+        file, *rest = nodeid.split("::")
+        key = f"{file}::{rest[0]}" if file.endswith((".yaml", ".yml")) and rest else nodeid
+        grouped.setdefault(key, []).append(index)
+    unknown = max(seconds.values(), default=0.0)
+
+    def cost(key: str) -> float:
+        file, _, cell = key.partition("::")
+        return seconds.get(cell, unknown) if file.endswith((".yaml", ".yml")) else 0.0
+
+    return [grouped[key] for key in sorted(grouped, key=lambda k: -cost(k))]  # stable: equal costs keep their order
+
+
+class CellScheduling(LoadScheduling):
+    """Sends whole units; a worker always knows one item beyond the one it runs, as xdist demands."""
+
+    def __init__(self, config: pytest.Config, log: Any, seconds: Mapping[str, float]) -> None:
+        super().__init__(config, log)
+        self._seconds = seconds
+        self._units: deque[list[int]] = deque()
+
+    def schedule(self) -> None:
+        """Give every worker its first unit once all have collected the same items."""
+        if self.collection is not None:
+            for node in self.nodes:
+                self.check_schedule(node)
+            return
+        if not self._check_nodes_have_same_collection():
+            self.log("**Different tests collected, aborting run**")
+            return
+        self.collection = next(iter(self.node2collection.values()))
+        self._units.extend(units(self.collection, self._seconds))
+        self._mirror()
+        for node in self.nodes:
+            self.check_schedule(node)
+
+    def check_schedule(self, node: Any, duration: float = 0) -> None:
+        """Send units until the worker has an item to run and one to know of; shut it down when none is left."""
+        if node.shutting_down:
+            return
+        while self._units and len(self.node2pending[node]) < 2:
+            unit = self._units.popleft()
+            self.node2pending[node].extend(unit)
+            node.send_runtest_some(unit)
+        self._mirror()
+        if not self._units:
+            node.shutdown()
+
+    def mark_test_pending(self, item: str) -> None:
+        """Run an item again (asked for by plugins that re-run tests)."""
+        if self.collection is not None:
+            self._return([self.collection.index(item)])
+
+    def remove_node(self, node: Any) -> str | None:
+        """A worker is gone: what it had not run goes back, first in the queue. Returns the item it was running."""
+        pending = self.node2pending.pop(node)
+        if not pending or self.collection is None:
+            return None
+        crashed = self.collection[pending.pop(0)]
+        self._return(pending)
+        return crashed
+
+    def _return(self, indices: Iterable[int]) -> None:
+        if indices := list(indices):
+            self._units.appendleft(indices)
+        self._mirror()
+        for node in self.nodes:
+            self.check_schedule(node)
+
+    def _mirror(self) -> None:
+        """The base class asks ``pending`` whether the run is over."""
+        self.pending[:] = [index for unit in self._units for index in unit]

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from .checks import CHECKS
-from .execution import CellResult, Execution
-from .matrix import Matrix, PlannedCell, load_matrix
-from .observation import Judgement
-from .options import Settings
-from .ranks import Zygote
-from .report.journal import Journal
-from .report.terminal import failure_text, header, summary
-from .shards import shard
+from pytest_torchcompile.checks import CHECKS
+from pytest_torchcompile.execution import CellResult, Execution
+from pytest_torchcompile.matrix import Matrix, PlannedCell, load_matrix
+from pytest_torchcompile.observation import Judgement
+from pytest_torchcompile.options import Settings
+from pytest_torchcompile.ranks import Zygote
+from pytest_torchcompile.report.journal import Journal
+from pytest_torchcompile.report.terminal import failure_text, header, summary
+from pytest_torchcompile.shards import shard
 
 __all__ = ["CellNode", "CheckFailure", "CheckItem", "MatrixFile", "MatrixSession", "start"]
 
@@ -167,7 +167,7 @@ class MatrixSession:
         """Keep a cell's items on one worker, longest cells first, unless another --dist was asked for."""
         if config.getoption("dist") != "load":
             return None
-        from .scheduling import CellScheduling
+        from pytest_torchcompile.scheduling import CellScheduling
 
         return CellScheduling(config, log, self._seconds())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .subject import compiler
+from pytest_torchcompile.subject import compiler
 
 __all__ = ["environment"]
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .matrix import Matrix, PlannedCell
-from .observation import Failure, Job, Judgement, Observation
-from .options import Settings
-from .ranks import Outcome, Rank
-from .verdicts import apply_xfail, judge
+from pytest_torchcompile.matrix import Matrix, PlannedCell
+from pytest_torchcompile.observation import Failure, Job, Judgement, Observation
+from pytest_torchcompile.options import Settings
+from pytest_torchcompile.ranks import Outcome, Rank
+from pytest_torchcompile.verdicts import apply_xfail, judge
 
 __all__ = ["CellResult", "Execution"]
 
@@ -80,7 +80,7 @@ class Execution:
 
     def _execute(self, job: Job) -> Outcome:
         if self.folder is None:
-            from .ranks import execute
+            from pytest_torchcompile.ranks import execute
 
             return Outcome("done", execute({"do": "cell", "job": job, "path": []})["value"])
         if self._rank is None:

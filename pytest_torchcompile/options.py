@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from .errors import UsageError, nearest
+from pytest_torchcompile.errors import UsageError, nearest
 
 __all__ = ["OPTIONS", "Option", "Settings"]
 
@@ -75,7 +75,7 @@ class Settings:
 
 
 def _checks(text: str) -> tuple[str, ...]:
-    from .checks import CHECKS
+    from pytest_torchcompile.checks import CHECKS
 
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
@@ -85,7 +85,7 @@ def _checks(text: str) -> tuple[str, ...]:
 
 
 def _shard(text: str) -> tuple[int, int]:
-    from .shards import parse
+    from pytest_torchcompile.shards import parse
 
     return parse(text) if text else (1, 1)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .options import OPTIONS, Option, Settings
+from pytest_torchcompile.options import OPTIONS, Option, Settings
 
 if TYPE_CHECKING:
     from typing import Any
@@ -39,8 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     if config.getoption("compile_matrix") is None:
         return
-    from .collection import start
-    from .errors import UsageError
+    from pytest_torchcompile.collection import start
+    from pytest_torchcompile.errors import UsageError
 
     try:
         start(config, Settings.read(lambda option: _setting(config, option)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .oracle import Reference
+    from pytest_torchcompile.oracle import Reference
 
 __all__ = ["References"]
 

@@ -17,20 +17,20 @@ from typing import Any
 
 import torch
 
-from . import checks, subject
-from .batch import Batch
-from .cell import Cell
-from .environment import environment
-from .errors import Unavailable, UsageError
-from .instruments import coverage, observe
-from .instruments.state import isolated
-from .instruments.warmup import compile_threads
-from .matrix import ModelEntry
-from .observation import Failure, Job, Observation
-from .oracle import Leaf, Recording, Reference, StateSnapshot, Tape, compare, record, reference
-from .references import References
-from .wrappers.protocol import Wrapper
-from .wrappers.protocol import load as load_wrapper
+from pytest_torchcompile import checks, subject
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.environment import environment
+from pytest_torchcompile.errors import Unavailable, UsageError
+from pytest_torchcompile.instruments import coverage, observe
+from pytest_torchcompile.instruments.state import isolated
+from pytest_torchcompile.instruments.warmup import compile_threads
+from pytest_torchcompile.matrix import ModelEntry
+from pytest_torchcompile.observation import Failure, Job, Observation
+from pytest_torchcompile.oracle import Leaf, Recording, Reference, StateSnapshot, Tape, compare, record, reference
+from pytest_torchcompile.references import References
+from pytest_torchcompile.wrappers.protocol import Wrapper
+from pytest_torchcompile.wrappers.protocol import load as load_wrapper
 
 __all__ = ["Run", "environment", "run_cell"]
 

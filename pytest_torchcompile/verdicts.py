@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from . import checks
-from .observation import Failure, Judgement, Observation, Problem
+from pytest_torchcompile import checks
+from pytest_torchcompile.observation import Failure, Judgement, Observation, Problem
 
 if TYPE_CHECKING:
-    from .matrix import PlannedCell
+    from pytest_torchcompile.matrix import PlannedCell
 
 __all__ = ["apply_xfail", "judge"]
 

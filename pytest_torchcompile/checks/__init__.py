@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
-    from .protocol import Check
+    from pytest_torchcompile.checks.protocol import Check
 
 __all__ = ["CHECKS", "LIMITS", "CheckEntry", "Limit", "load"]
 

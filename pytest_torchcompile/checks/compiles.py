@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..observation import Problem
-from .protocol import Check
+from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.checks.protocol import Check
 
 if TYPE_CHECKING:
-    from ..runner import Run
+    from pytest_torchcompile.runner import Run
 
-__all__ = ["CHECK"]
+__all__ = ["CHECK", "SILENT"]
+
+SILENT = frozenset({"limit", "suppressed", "stance", "off"})
+"""Kinds of eager frames that no matrix may allow. The others (a graph break, a disabled module, nothing to compile)
+are what the coverage limit is for."""
 
 
 def measure(run: Run) -> dict[str, Any]:
@@ -50,8 +54,8 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         return
     if not any(g["runs"] for g in section["graphs"]):
         yield Problem("graphs were compiled, but none was ever executed", evidence=_frames(section))
-    elif section["eager_frames"]:
-        yield Problem(f"{len(section['eager_frames'])} frame(s) ran eagerly though asked to compile",
+    elif silent := [f for f in section["eager_frames"] if f["kind"] in SILENT]:
+        yield Problem(f"{len(silent)} frame(s) silently ran eagerly: " + ", ".join(sorted({f["kind"] for f in silent})),
                       evidence=_frames(section))
     yield from _coverage(section["coverage"], limits.get("coverage", 1.0))
     if section["all_zero"] and all(section["all_zero"]):

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..observation import Problem
-from .protocol import Check, unjudged
+from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.checks.protocol import Check, unjudged
 
 if TYPE_CHECKING:
-    from ..oracle import Leaf
-    from ..runner import Run
+    from pytest_torchcompile.oracle import Leaf
+    from pytest_torchcompile.runner import Run
 
 __all__ = ["CHECK", "judge_leaves", "numerics"]
 
@@ -49,8 +49,8 @@ def measure(run: Run) -> dict[str, Any]:
 
 def judge_leaves(section: Mapping[str, Any], what: str) -> Iterator[Problem]:
     """One problem for each leaf that is farther off than rounding explains."""
-    from ..oracle.leaf import Leaf
-    from ..oracle.limits import Limits, problem
+    from pytest_torchcompile.oracle.leaf import Leaf
+    from pytest_torchcompile.oracle.limits import Limits, problem
 
     if not section["compared"]:
         yield Problem(f"nothing was compared: the model has no {what}")
@@ -60,10 +60,10 @@ def judge_leaves(section: Mapping[str, Any], what: str) -> Iterator[Problem]:
         text = problem(leaf, Limits())
         if text:
             found.setdefault(leaf.name, []).append(
-                Problem(f"{leaf.name}: {text}", evidence=f"{kept['call']}: {leaf.evidence()}"))
+                Problem(text, evidence=f"in {kept['call']}"))
     for problems in found.values():
         first, more = problems[0], len(problems) - 1
-        yield Problem(first.message, first.evidence + (f"; and in {more} more call(s)" if more else ""))
+        yield Problem(first.message, first.evidence + (f", and in {more} more call(s)" if more else ""))
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..observation import Problem
-from .protocol import Check
+from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.checks.protocol import Check
 
 if TYPE_CHECKING:
-    from ..runner import Run
+    from pytest_torchcompile.runner import Run
 
 __all__ = ["CHECK"]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..observation import Problem
+from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from ..runner import Run
+    from pytest_torchcompile.runner import Run
 
 __all__ = ["Check", "unjudged"]
 

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..observation import Problem
-from .protocol import Check, unjudged
+from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.checks.protocol import Check, unjudged
 
 if TYPE_CHECKING:
-    from ..runner import Run
+    from pytest_torchcompile.runner import Run
 
 __all__ = ["CHECK", "explained"]
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ..matrix import Matrix, PlannedCell
-from ..observation import worst
-from ..options import Settings
-from .schema import SCHEMA_VERSION
+from pytest_torchcompile.matrix import Matrix, PlannedCell
+from pytest_torchcompile.observation import worst
+from pytest_torchcompile.options import Settings
+from pytest_torchcompile.report.schema import SCHEMA_VERSION
 
 __all__ = ["Journal"]
 

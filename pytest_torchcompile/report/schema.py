@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ..observation import VERDICTS
+from pytest_torchcompile.observation import VERDICTS
 
 __all__ = ["SCHEMA_VERSION", "report_schema"]
 

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from ..observation import VERDICTS, Judgement
-from ..zygote import gpu_device_files
+from pytest_torchcompile.observation import VERDICTS, Judgement
+from pytest_torchcompile.zygote import gpu_device_files
 
 if TYPE_CHECKING:
-    from ..matrix import Matrix, PlannedCell
-    from ..options import Settings
-    from .journal import Journal
+    from pytest_torchcompile.matrix import Matrix, PlannedCell
+    from pytest_torchcompile.options import Settings
+    from pytest_torchcompile.report.journal import Journal
 
 __all__ = ["failure_text", "header", "summary"]
 

@@ -1,0 +1,68 @@
+"""A user-defined Triton kernel as a custom op: what ``zoo.triton_op`` builds. Importing it needs Triton.
+
+The op is opaque to the compiler, which knows it by three things only: its schema, the shape function
+(``register_fake``) and its gradient (``register_autograd``); all three can be wrong on their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
+from torch import Tensor, nn
+
+__all__ = ["GatedUnit", "gate"]
+
+BLOCK = 256
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _gate_kernel(x, y, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < count
+    left = tl.load(x + place, mask=inside).to(tl.float32)
+    right = tl.load(y + place, mask=inside).to(tl.float32)
+    tl.store(out + place, left * tl.sigmoid(left) * right, mask=inside)
+
+
+@torch.library.custom_op("pytest_torchcompile::gate", mutates_args=(), device_types="cuda")
+def gate(x: Tensor, y: Tensor) -> Tensor:
+    """``silu(x) * y`` of two tensors of the same shape, as one Triton kernel."""
+    x, y = x.contiguous(), y.contiguous()
+    out = torch.empty_like(x)
+    count = x.numel()
+    _gate_kernel[(triton.cdiv(count, BLOCK),)](x, y, out, count, BLOCK=BLOCK)
+    return out
+
+
+@gate.register_fake
+def _(x: Tensor, y: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    x, y = ctx.saved_tensors
+    s = torch.sigmoid(x)
+    return grad * y * s * (1 + x * (1 - s)), grad * x * s
+
+
+gate.register_autograd(_gradient, setup_context=_save)
+
+
+class GatedUnit(nn.Module):
+    """Two linear layers, one gating the other through :func:`gate`. (B, hidden) -> (B, hidden)."""
+
+    def __init__(self, hidden: int = 64) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(hidden, hidden), nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return silu(left(x)) * right(x)."""
+        gated: Tensor = gate(self.left(x), self.right(x))
+        return gated

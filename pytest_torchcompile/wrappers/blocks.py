@@ -1,0 +1,36 @@
+"""The repeated blocks of a model: what is checkpointed, compiled or sharded one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.errors import UsageError
+
+__all__ = ["repeated_blocks"]
+
+
+def repeated_blocks(model: nn.Module, cell: Cell) -> list[nn.Module]:
+    """Return the direct children of the model's outermost ``nn.ModuleList``\\ s, each once.
+
+    Raises :class:`UsageError` with the rule to paste if the model has none.
+    """
+    blocks = list(dict.fromkeys(_outermost(model)))
+    if not blocks:
+        raise UsageError(
+            f"wrapper {cell.wrapper!r} works on the children of an nn.ModuleList, and model {cell.model!r} "
+            "has none; leave it out with a rule:\n"
+            f"  - exclude: {{model: {cell.model}, wrapper: {cell.wrapper}}}\n"
+            "    reason: the model has no repeated blocks"
+        )
+    return blocks
+
+
+def _outermost(module: nn.Module) -> Iterator[nn.Module]:
+    if isinstance(module, nn.ModuleList):
+        yield from module
+        return
+    for child in module.children():
+        yield from _outermost(child)

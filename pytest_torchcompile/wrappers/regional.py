@@ -1,0 +1,27 @@
+"""regional: each repeated block is compiled on its own, the module around them stays eager.
+
+Blocks of one class share their compiled code, so that a deep model compiles as fast as a shallow one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.wrappers.blocks import repeated_blocks
+from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
+
+__all__ = ["REGIONAL"]
+
+
+def _wrap(model: nn.Module, settings: Settings | None, cell: Cell) -> Callable[..., Any]:
+    for block in repeated_blocks(model, cell):
+        if settings is not None:
+            block.compile(**settings)
+    return model
+
+
+REGIONAL = Wrapper("regional", _wrap, partial=True)

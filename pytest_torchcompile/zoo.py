@@ -1,0 +1,250 @@
+"""The models that ``matrix/default.yaml`` runs: small, deterministic, each hard to compile in its own way.
+
+A factory returns a new module in float32 on the CPU, an inputs function one batch; both draw from torch's
+global generator, so whoever calls them seeds it. Sizes are as small as keeps the shape of the real thing,
+because each kernel that Inductor writes costs most of a second of g++.
+"""
+
+# mypy: disable-error-code="no-any-return"
+# (what a module returns when called is Any to a type checker)
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from pytest_torchcompile.errors import Unavailable
+
+__all__ = [
+    "conv_net",
+    "encoder",
+    "image_batch",
+    "lm_loss",
+    "mini_gpt",
+    "moe_lite",
+    "padded_batch",
+    "tiny_head",
+    "token_batch",
+    "triton_op",
+    "vector_batch",
+]
+
+VOCABULARY = 97
+LONGEST = 128
+
+
+# ------------------------------------------------------------------------------------------------ tiny_head
+class TinyHead(nn.Module):
+    """A classifier's last layer: a product and a softmax over many classes. (B, hidden) -> (B, classes)."""
+
+    def __init__(self, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).softmax(dim=-1)
+
+
+def tiny_head(hidden: int = 64, classes: int = 600) -> nn.Module:
+    """One linear layer and a softmax: the least that is worth compiling."""
+    return TinyHead(hidden, classes)
+
+
+# ------------------------------------------------------------------------------------------------- mini_gpt
+class Attention(nn.Module):
+    """Multi-head self-attention through ``scaled_dot_product_attention``; causal unless given a mask."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = (part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+                   for part in self.qkv(x).chunk(3, dim=-1))
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block. (B, S, width) -> (B, S, width)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.widen, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.norm1(x), mask)
+        return x + self.narrow(F.gelu(self.widen(self.norm2(x))))
+
+
+class MiniGPT(nn.Module):
+    """A decoder: token ids (B, S) -> logits (B, S, vocabulary)."""
+
+    def __init__(self, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Embedding(LONGEST, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def mini_gpt(width: int = 64, heads: int = 4, layers: int = 2) -> nn.Module:
+    """A GPT of two blocks: embeddings, causal attention, and a loss over the next token (:func:`lm_loss`)."""
+    return MiniGPT(width, heads, layers)
+
+
+def lm_loss(logits: Tensor, ids: Tensor) -> Tensor:
+    """Cross entropy of each position's logits with the token that follows it."""
+    return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+# ------------------------------------------------------------------------------------------------- conv_net
+class ConvBlock(nn.Module):
+    """Convolution, batch norm and a residual. No bias: batch norm would take it out again."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.relu(self.norm(self.conv(x)))
+
+
+class ConvNet(nn.Module):
+    """An image classifier with state (batch norm) and randomness (dropout). (B, 3, H, W) -> (B, 10)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 3, stride=2, padding=1)
+        self.blocks = nn.ModuleList(ConvBlock(channels) for _ in range(2))
+        self.dropout = nn.Dropout(0.1)
+        self.head = nn.Linear(channels, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.dropout(x.mean(dim=(2, 3))))
+
+
+def conv_net(channels: int = 8) -> nn.Module:
+    """Convolutions with batch norm, whose buffers a compiled forward must update, and dropout."""
+    return ConvNet(channels)
+
+
+# -------------------------------------------------------------------------------------------------- encoder
+class Encoder(nn.Module):
+    """A text classifier: token ids and attention mask, both (B, S) -> (B, 5)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.blocks = nn.ModuleList([Block(width, heads)])
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+        real = attention_mask.bool()
+        # A row that is all padding attends to all of it: a softmax over nothing would be NaN.
+        seen = real | ~real.any(dim=1, keepdim=True)
+        x = self.tokens(ids)
+        for block in self.blocks:
+            x = block(x, seen[:, None, None, :])
+        kept = real.unsqueeze(-1).to(x.dtype)
+        return self.head((x * kept).sum(dim=1) / kept.sum(dim=1).clamp(min=1))
+
+
+def encoder(width: int = 32, heads: int = 2) -> nn.Module:
+    """A padded, masked transformer block, pooled over the tokens that are none of the padding."""
+    return Encoder(width, heads)
+
+
+# ------------------------------------------------------------------------------------------------- moe_lite
+class Expert(nn.Module):
+    """Two linear layers. (tokens, width) -> (tokens, width)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.widen, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.narrow(F.silu(self.widen(x)))
+
+
+class MoELite(nn.Module):
+    """Two experts; each row goes to the one that a router prefers. (B, width) -> (B, width)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, 2, bias=False)
+        self.experts = nn.ModuleList(Expert(width) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, choice = self.router(x).softmax(dim=-1).max(dim=-1)
+        if (choice == 0).all():  # a Python branch on data: the graph ends here, on purpose
+            return x + weight.unsqueeze(-1) * self.experts[0](x)
+        out = x
+        first = (choice == 0).nonzero().squeeze(-1)  # a size that only the data know: and here
+        out = out.index_add(0, first, weight[first, None] * self.experts[0](x[first]))
+        second = (choice == 1).nonzero().squeeze(-1)  # and here
+        return out.index_add(0, second, weight[second, None] * self.experts[1](x[second]))
+
+
+def moe_lite(width: int = 32) -> nn.Module:
+    """Experts with data-dependent routing: three real graph breaks, and sizes that data decide."""
+    return MoELite(width)
+
+
+# ------------------------------------------------------------------------------------------------ triton_op
+def triton_op(device: str = "cuda") -> nn.Module:
+    """A user-defined Triton kernel behind a custom op with its own gradient. (B, hidden) -> (B, hidden).
+
+    Raises :class:`~pytest_torchcompile.errors.Unavailable` where Triton or a GPU that it compiles for is
+    missing, or where the cell runs elsewhere.
+    """
+    if torch.device(device).type != "cuda":
+        raise Unavailable(f"triton_op is a Triton kernel for GPUs, and this cell runs on {device!r}")
+    if not torch.cuda.is_available():
+        raise Unavailable("triton_op needs a GPU, and torch.cuda.is_available() is false")
+    if importlib.util.find_spec("triton") is None:
+        raise Unavailable("triton_op needs Triton, which is not installed (pip install triton)")
+    from pytest_torchcompile.triton_op import GatedUnit
+
+    return GatedUnit()
+
+
+# --------------------------------------------------------------------------------------------------- inputs
+def vector_batch(B: int, hidden: int = 64) -> Tensor:  # noqa: N803
+    """Rows of standard normal numbers, (B, hidden), float32; they want a gradient."""
+    return torch.randn(B, hidden).requires_grad_()
+
+
+def token_batch(B: int, S: int) -> Tensor:  # noqa: N803
+    """Token ids, (B, S), int64."""
+    return torch.randint(VOCABULARY, (B, S))
+
+
+def image_batch(B: int, H: int = 16, W: int = 20) -> Tensor:  # noqa: N803
+    """Images of three channels, (B, 3, H, W), float32; they want a gradient."""
+    return torch.randn(B, 3, H, W).requires_grad_()
+
+
+def padded_batch(B: int, S: int) -> dict[str, Tensor]:  # noqa: N803
+    """Token ids and attention mask, both (B, S), int64: the first row is full, the last is all padding."""
+    lengths = torch.tensor([S * (B - 1 - row) // max(B - 1, 1) for row in range(B)])
+    mask = torch.arange(S)[None, :] < lengths[:, None]
+    return {"ids": torch.randint(VOCABULARY, (B, S)) * mask, "attention_mask": mask.long()}

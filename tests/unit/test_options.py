@@ -1,0 +1,41 @@
+"""Options become settings, or a text that names the option."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.options import OPTIONS, Settings
+
+
+def read(**given):
+    return Settings.read(lambda option: given.get(option.name, option.default))
+
+
+def test_defaults():
+    """Without anything given: the whole matrix, 300 seconds a cell, warm rank processes."""
+    settings = read()
+    assert (settings.matrix, settings.checks, settings.shard) == ("matrix/default.yaml", (), (1, 1))
+    assert (settings.timeout, settings.isolation, settings.inprocess) == (300.0, "rank", False)
+
+
+@pytest.mark.parametrize(("given", "text"), [
+    ({"checks": "equivalance"}, "--compile-checks: 'equivalance' is not a check; did you mean 'equivalence'?"),
+    ({"timeout": "soon"}, "--compile-timeout: 'soon' is not a number of seconds above 0, for example 300"),
+    ({"timeout": "0"}, "--compile-timeout: '0' is not"),
+    ({"timeout": "nan"}, "--compile-timeout: 'nan' is not"),
+    ({"isolation": "cel"}, "--compile-isolation: 'cel' is not a way to isolate cells; did you mean 'cell'?"),
+    ({"shard": "9/8"}, "9/8"),
+])  # fmt: skip
+def test_bad_values(given, text):
+    """Each bad value is refused with the option's name and what would do."""
+    with pytest.raises(UsageError) as caught:
+        read(**given)
+    assert text in str(caught.value)
+    assert caught.value.exit_code == 4
+
+
+def test_each_option_has_an_ini_twin():
+    """--compile-x is compile_x in the ini file."""
+    assert [(o.flag, o.ini) for o in OPTIONS][0] == ("--compile-matrix", "compile_matrix")
+    assert len({o.ini for o in OPTIONS}) == len(OPTIONS)

@@ -1,0 +1,78 @@
+"""CellScheduling: cells stay whole and the longest start first."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_torchcompile.scheduling import CellScheduling, units
+
+ITEMS = [f"matrix/m.yaml::{cell}::{check}" for cell in ("short", "long", "new") for check in ("a", "b")]
+
+
+def test_units():
+    """Items of a cell are one unit; the longest comes first, one that was never timed as early as the longest, a plain test last."""
+    found = units(["tests/t.py::test_x", *ITEMS], {"short": 1.0, "long": 9.0})
+    assert found == [[3, 4], [5, 6], [1, 2], [0]]
+
+
+class Node:
+    """A worker that notes what it is sent."""
+
+    def __init__(self):
+        self.sent, self.shutting_down, self.gateway = [], False, SimpleNamespace(id="gw")
+
+    def send_runtest_some(self, indices):
+        if self.shutting_down:
+            raise AssertionError("sent work to a worker that is shutting down")
+        self.sent += indices
+
+    def shutdown(self):
+        self.shutting_down = True
+
+
+def scheduler(items, nodes):
+    config = SimpleNamespace(getoption=lambda name: {"tx": ["popen"] * len(nodes), "maxschedchunk": None}.get(name),
+                             getvalue=lambda name: ["popen"] * len(nodes),
+                             option=SimpleNamespace(tx=["popen"] * len(nodes)))
+    made = CellScheduling(config, None, {})
+    for node in nodes:
+        made.add_node(node)
+        made.add_node_collection(node, items)
+    return made
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.integers(1, 4), st.randoms())
+def test_every_item_runs_once_and_cells_stay_whole(sizes, count, random):
+    """Whatever the sizes of the cells and the order in which workers finish."""
+    items = [f"m.yaml::cell{i}::check{j}" for i, size in enumerate(sizes) for j in range(size)]
+    nodes = [Node() for _ in range(count)]
+    made = scheduler(items, nodes)
+    made.schedule()
+    while busy := [n for n in nodes if made.node2pending[n] and (n.shutting_down or len(made.node2pending[n]) > 1)]:
+        node = random.choice(busy)
+        made.mark_test_complete(node, made.node2pending[node][0])
+    assert made.tests_finished
+    assert sorted(i for n in nodes for i in n.sent) == list(range(len(items)))
+    for node in nodes:
+        assert node.shutting_down
+    home = {items[i].split("::")[1]: node for node in nodes for i in node.sent}
+    for node in nodes:
+        assert all(home[items[i].split("::")[1]] is node for i in node.sent)
+
+
+def test_a_worker_that_dies_gives_its_cells_back():
+    """What a dead worker had not run is run by the others; the item it was running is reported."""
+    nodes = [Node(), Node()]
+    made = scheduler(ITEMS * 1, nodes)
+    made.schedule()
+    dead = nodes[0]
+    running, left = made.node2pending[dead][0], made.node2pending[dead][1:]
+    assert made.remove_node(dead) == ITEMS[running]
+    other = nodes[1]
+    while made.node2pending[other] and (other.shutting_down or len(made.node2pending[other]) > 1):
+        made.mark_test_complete(other, made.node2pending[other][0])
+    assert set(left) <= set(other.sent)
+    assert made.tests_finished

@@ -1,0 +1,135 @@
+"""Judging an observation, and applying an xfail rule to what came of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_torchcompile.checks import CHECKS, load
+from pytest_torchcompile.observation import Failure, Judgement, Observation, Problem, worst
+from pytest_torchcompile.verdicts import apply_xfail, judge
+
+
+def section(**changes):
+    """A section of `compiles` in which all is well, with changes."""
+    return {"compiles": [], "graphs": [{"runs": 2}], "eager_frames": [], "coverage": [
+        {"call": "call 1", "share": 1.0, "total": 4, "outside": 0, "sites": []}],
+        "all_zero": [False], "eager_all_zero": [False], "error": None, "seconds": 1.0} | changes
+
+
+FRAME = {"function": "forward", "file": "m.py", "line": 3, "reason": "why", "kind": "limit"}
+ERROR = {"type": "InductorError", "text": "no", "phase": "forward", "traceback": "at line 1"}
+
+
+@pytest.mark.parametrize(("changes", "text"), [
+    ({"graphs": []}, "nothing was compiled: no graph reached the backend"),
+    ({"graphs": [{"runs": 0}]}, "graphs were compiled, but none was ever executed"),
+    ({"eager_frames": [FRAME]}, "1 frame(s) silently ran eagerly: limit"),
+    ({"coverage": [{"call": "call 2 (B=1)", "share": 0.5, "total": 4, "outside": 2, "sites": ["m.py:3"]}]},
+     "only 50% of the model's operator calls ran inside compiled graphs at call 2 (B=1), 100% wanted "
+     "(2 of 4 ran eagerly)"),
+    ({"all_zero": [True], "eager_all_zero": [True]}, "an equality of zeros proves nothing"),
+    ({"all_zero": [True]}, "every output of the compiled model is zero"),
+    ({"error": ERROR}, "the compiled run raised InductorError in forward; eager did not"),
+])  # fmt: skip
+def test_nothing_vacuous_passes(changes, text):
+    """Each way in which a compiled run can be vacuous is a problem of the check `compiles`."""
+    (problem,) = load("compiles").judge(section(**changes), {})
+    assert text in problem.message
+
+
+def test_a_good_section_passes():
+    """The section that the tests above change has no problem itself."""
+    assert not list(load("compiles").judge(section(), {}))
+
+
+def test_a_lower_coverage_can_be_allowed():
+    """The limit `coverage` is the smallest share that passes."""
+    low = section(coverage=[{"call": "call 1", "share": 0.5, "total": 4, "outside": 2, "sites": []}])
+    assert not list(load("compiles").judge(low, {"coverage": 0.5}))
+    assert list(load("compiles").judge(low, {"coverage": 0.51}))
+
+
+@pytest.mark.parametrize("name", list(CHECKS))
+def test_no_check_passes_a_run_that_raised(name):
+    """Where the compiled run raised, every check fails: nothing was seen, so nothing is good."""
+    nothing = {"raised": "InductorError", "graphs": 0, "graph_breaks": [], "recompiles": [], "sizes": 1,
+               "dynamic": "auto", "compared": 0, "leaves": [], "nonzero": 1}
+    problems = list(load(name).judge(section(error=ERROR, graphs=[]) if name == "compiles" else nothing, {}))
+    assert problems
+
+
+@pytest.mark.parametrize("name", [n for n in CHECKS if n != "compiles"])
+def test_no_check_passes_a_run_that_saw_nothing(name):
+    """Nor does one where nothing was compiled or compared."""
+    nothing = {"raised": None, "graphs": 0, "graph_breaks": [], "recompiles": [], "sizes": 1, "dynamic": "auto",
+               "compared": 0, "leaves": [], "nonzero": 0}
+    assert list(load(name).judge(nothing, {}))
+
+
+@pytest.mark.parametrize(("dynamic", "sizes", "allowed"), [
+    ("static", 3, 2), ("static", 1, 0), ("auto", 3, 1), ("auto", 1, 0), ("dynamic", 3, 0),
+])  # fmt: skip
+def test_recompiles_that_shapes_explain(dynamic, sizes, allowed):
+    """Without a limit in the matrix, no function may recompile more often than its shapes explain."""
+    def found(count):
+        one = {"function": "forward", "file": "m.py", "line": 3, "cause": "shape", "reason": "4 != 8", "during": "call 2"}
+        return {"raised": None, "graphs": 1, "recompiles": [one] * count, "sizes": sizes, "dynamic": dynamic}
+
+    check = load("recompiles")
+    assert not list(check.judge(found(allowed), {}))
+    (problem,) = check.judge(found(allowed + 1), {})
+    assert problem.message == (f"{allowed + 1} recompile(s), {allowed} explained by {sizes} size(s) "
+                               f"with dynamic={dynamic}")
+    assert "call 2: forward m.py:3  shape: 4 != 8" in problem.evidence
+    assert "mark_dynamic" in problem.hint
+
+
+def test_a_section_that_is_missing_is_an_error():
+    """A check that was not measured is never a pass."""
+    assert judge(Observation("c"), ["compiles"], {})["compiles"].verdict == "error"
+
+
+@pytest.mark.parametrize(("kind", "verdict"), [
+    ("skip", "skip"), ("crash", "crash"), ("timeout", "timeout"), ("user", "error"), ("usage", "error"),
+    ("nondeterministic", "error"), ("internal", "error"),
+])  # fmt: skip
+def test_failures(kind, verdict):
+    """What kept a run from having a result becomes the verdict of each check."""
+    found = judge(Observation("c", failure=Failure(kind, "why")), ["compiles", "equivalence"], {})
+    assert {j.verdict for j in found.values()} == {verdict}
+
+
+def planned(checks=()):
+    return SimpleNamespace(outcome="xfail", checks=checks, reason="known", issue="a/b#1", rule="m.yaml:3")
+
+
+def judged(**verdicts):
+    return {name: Judgement(v, () if v == "pass" else (Problem("p"),)) for name, v in verdicts.items()}
+
+
+@pytest.mark.parametrize(("before", "checks", "after"), [
+    ({"a": "fail", "b": "pass"}, (), {"a": "xfail", "b": "pass"}),
+    ({"a": "pass", "b": "pass"}, (), {"a": "xpass", "b": "xpass"}),
+    ({"a": "fail", "b": "pass"}, ("b",), {"a": "fail", "b": "xpass"}),
+    ({"a": "crash", "b": "crash"}, (), {"a": "xfail", "b": "xfail"}),
+    ({"a": "error", "b": "error"}, (), {"a": "error", "b": "error"}),
+    ({"a": "skip", "b": "skip"}, (), {"a": "skip", "b": "skip"}),
+])  # fmt: skip
+def test_xfail(before, checks, after):
+    """Strict: an expected failure that did not come fails; an error or a skip is never an expected failure."""
+    found = apply_xfail(judged(**before), planned(checks))
+    assert {name: j.verdict for name, j in found.items()} == after
+
+
+def test_an_incomplete_selection_proves_no_unexpected_pass():
+    """Where -k left checks of the cell out, the ones that ran may pass."""
+    assert apply_xfail(judged(a="pass"), planned(), complete=False)["a"].verdict == "pass"
+
+
+def test_worst():
+    """A cell is as bad as its worst check."""
+    assert worst(["pass", "xfail", "pass"]) == "xfail"
+    assert worst(["fail", "crash"]) == "crash"
+    assert worst([]) == "not_run"

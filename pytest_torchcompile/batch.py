@@ -1,0 +1,166 @@
+"""Batch: what a model is called with, made from what the user's inputs factory returned."""
+
+from __future__ import annotations
+
+import copy
+from collections import UserDict
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+__all__ = ["Batch"]
+
+# What users write on a tensor with torch._dynamo.mark_dynamic, mark_static and their kin (torch 2.8 to 2.13,
+# _dynamo/decorators.py). `_dynamo_propagated_dynamic_indices` is torch's own note about an earlier call and
+# changes what a later one compiles, so that a copy must not have it.
+_MARKS = (
+    "_dynamo_dynamic_indices",
+    "_dynamo_dynamic_range",
+    "_dynamo_hint_overrides",
+    "_dynamo_shape_ids",
+    "_dynamo_static_indices",
+    "_dynamo_unbacked_bounds",
+    "_dynamo_unbacked_indices",
+    "_dynamo_weak_dynamic_indices",
+    "_specialize_on",
+)
+_SHARED = (torch.nn.Module, torch.Generator, ModuleType, FunctionType, type)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """The arguments of one call, and the structure that the loss is given beside the output.
+
+    ``args`` and ``kwargs`` hold the very tensors of ``value``: a model that writes to an argument
+    writes to what the loss reads, as in a training loop.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    value: Any
+
+    @classmethod
+    def of(cls, value: Any) -> Batch:
+        """Split what an inputs factory returned into the arguments of a call.
+
+        ======================================  ==========================================
+        a dict                                  keyword arguments
+        ``(tuple or list, dict)``               positional and keyword arguments
+        another tuple or list, no named tuple   positional arguments
+        anything else                           one positional argument
+        ======================================  ==========================================
+        """
+        if isinstance(value, Batch):
+            return value
+        if isinstance(value, UserDict):  # what HF tokenizers return; a plain dict is a pytree, this is not
+            value = dict(value)
+        if isinstance(value, dict):
+            return cls((), dict(value), value)
+        if type(value) in (tuple, list):
+            if len(value) == 2 and type(value[0]) in (tuple, list) and isinstance(value[1], dict):
+                return cls(tuple(value[0]), dict(value[1]), value)
+            return cls(tuple(value), {}, value)
+        return cls((value,), {}, value)
+
+    def clone(self) -> Batch:
+        """Copy every tensor: values, strides, ``requires_grad``, sharing and the user's dynamic marks.
+
+        Tensors of one storage share the copy's storage, and an input that is a view with gaps or
+        of stride 0 stays one. Copies are leaves of the autograd graph and have no gradient.
+        """
+        return self.to()
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Batch:
+        """:meth:`clone` to a device and a dtype; only floating tensors change their dtype.
+
+        Complex tensors become the complex dtype of that precision (float64: complex128).
+        """
+        copies = _Copies(self.value, None if device is None else torch.device(device), dtype)
+        return Batch.of(pytree.tree_map(copies.of, self.value))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor in ``value``, in order."""
+        return [leaf for leaf in pytree.tree_leaves(self.value) if isinstance(leaf, torch.Tensor)]
+
+
+class _Copies:
+    """Copies of the leaves of one structure: each object once, storages shared as before."""
+
+    def __init__(self, value: Any, device: torch.device | None, dtype: torch.dtype | None) -> None:
+        self.device, self.dtype = device, dtype
+        self.done: dict[int, Any] = {}
+        self.storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self.shared: set[int] = set()
+        tensors = {id(t): t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)}
+        seen: set[int] = set()
+        for storage in (_storage(t) for t in tensors.values() if _plain(t)):
+            (self.shared if storage in seen else seen).add(storage)
+
+    def of(self, leaf: Any) -> Any:
+        if id(leaf) not in self.done:
+            # the original is kept beside its copy, or its id could be given to another object
+            self.done[id(leaf)] = (leaf, self.tensor(leaf) if isinstance(leaf, torch.Tensor) else _twin(leaf))
+        return self.done[id(leaf)][1]
+
+    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            new = self.data(tensor.detach())
+        if isinstance(tensor, torch.nn.Parameter):
+            new = torch.nn.Parameter(new, requires_grad=tensor.requires_grad)
+        else:
+            new.requires_grad_(tensor.requires_grad)
+        for mark in _MARKS:
+            if hasattr(tensor, mark):
+                setattr(new, mark, copy.copy(getattr(tensor, mark)))
+        return new
+
+    def data(self, tensor: torch.Tensor) -> torch.Tensor:
+        device, dtype = self.device or tensor.device, self.target(tensor.dtype)
+        if not _plain(tensor):
+            return tensor.to(device=device, dtype=dtype, copy=True)
+        if _storage(tensor) not in self.shared and _dense(tensor):
+            new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
+            return new.copy_(tensor)
+        key = (_storage(tensor), tensor.dtype)
+        if key not in self.storages:
+            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+            self.storages[key] = whole.to(device=device, dtype=dtype, copy=True)
+        return self.storages[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def target(self, dtype: torch.dtype) -> torch.dtype:
+        if self.dtype is None or not (dtype.is_floating_point or dtype.is_complex):
+            return dtype
+        return self.dtype.to_complex() if dtype.is_complex else self.dtype
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is strided memory and nothing else (no subclass, sparse, nested or meta tensor)."""
+    kind = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return kind and tensor.layout is torch.strided and not tensor.is_nested and tensor.device.type != "meta"
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their stretch of memory without gaps or overlap."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != expected:
+            return tensor.numel() == 0
+        expected *= size
+    return True
+
+
+def _twin(leaf: Any) -> Any:
+    """A private copy of a leaf that is no tensor; what can't be copied is handed on as it is."""
+    if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes, *_SHARED)):
+        return leaf
+    try:
+        return copy.deepcopy(leaf)
+    except Exception:
+        return leaf

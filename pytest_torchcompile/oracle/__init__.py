@@ -1,0 +1,56 @@
+"""Is it the same computation? Recordings of eager and compiled runs, compared in units of the program's own rounding noise.
+
+``record`` runs a model once and keeps everything observable, ``reference`` runs it in float64 with and without
+rounding noise, ``compare`` makes ``Leaf`` records of the differences and ``problem`` judges one. Names are loaded on first
+use: ``Leaf``, ``Limits`` and ``problem`` need no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.comparison import compare as compare
+    from pytest_torchcompile.oracle.leaf import Leaf as Leaf
+    from pytest_torchcompile.oracle.limits import Limits as Limits
+    from pytest_torchcompile.oracle.limits import problem as problem
+    from pytest_torchcompile.oracle.losses import default_loss as default_loss
+    from pytest_torchcompile.oracle.recorder import record as record
+    from pytest_torchcompile.oracle.recording import Fault as Fault
+    from pytest_torchcompile.oracle.recording import Item as Item
+    from pytest_torchcompile.oracle.recording import Recording as Recording
+    from pytest_torchcompile.oracle.reference_runs import Reference as Reference
+    from pytest_torchcompile.oracle.reference_runs import reference as reference
+    from pytest_torchcompile.oracle.state import StateSnapshot as StateSnapshot
+    from pytest_torchcompile.oracle.tape import Tape as Tape
+
+_EXPORTS = {
+    "Fault": "recording",
+    "Item": "recording",
+    "Leaf": "leaf",
+    "Limits": "limits",
+    "Recording": "recording",
+    "Reference": "reference_runs",
+    "StateSnapshot": "state",
+    "Tape": "tape",
+    "compare": "comparison",
+    "default_loss": "losses",
+    "problem": "limits",
+    "record": "recorder",
+    "reference": "reference_runs",
+}
+__all__ = sorted(_EXPORTS)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    try:
+        module = _EXPORTS[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})

@@ -1,0 +1,28 @@
+"""Bitwise questions about tensors, answered in pieces."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["fingerprint", "same_bits"]
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether dtype, shape and all values agree; NaN equals NaN, and 0.0 equals -0.0."""
+    if one.dtype != other.dtype or one.shape != other.shape or one.device != other.device:
+        return False
+    if torch.equal(one, other):
+        return True
+    if not (one.is_floating_point() or one.is_complex()):
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def fingerprint(tensor: torch.Tensor) -> str:
+    """A text that changes when the values do (in all likelihood); compared with an earlier one of the same tensor."""
+    strided = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    if not strided or tensor.numel() == 0 or tensor.device.type == "meta":
+        return ""
+    flat = tensor.detach()
+    half = flat.is_floating_point() and flat.dtype.itemsize < 4
+    return repr(flat.sum(dtype=torch.float32 if half else None).item())

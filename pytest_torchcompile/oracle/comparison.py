@@ -1,0 +1,147 @@
+"""compare(): two recordings of one program, leaf by leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pytest_torchcompile.oracle.bits import same_bits
+from pytest_torchcompile.oracle.judging import continuous, discrete
+from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.limits import Limits, problem
+from pytest_torchcompile.oracle.properties import ABSENT, attributes, errors, plain, properties
+from pytest_torchcompile.oracle.recording import Item, Recording
+from pytest_torchcompile.oracle.reference_runs import Reference
+
+__all__ = ["compare"]
+
+_WAVERS = (
+    "two eager runs from one state and seed differ by more than rounding, so nothing can be said about the compiled one"
+)
+
+
+def compare(
+    eager: Recording,
+    compiled: Recording,
+    reference: Reference | Callable[[], Reference],
+    *,
+    limits: Limits | None = None,
+) -> list[Leaf]:
+    """Compare everything that two recordings hold; ``limits.problem`` says which leaves are wrong.
+
+    Args:
+        eager: The run to be trusted in everything but rounding.
+        compiled: The run under test, from the same state, batch, seed and loss.
+        reference: What values that aren't bitwise equal are measured against; a callable is called only when there are
+            any, so that an exact run pays nothing.
+        limits: Decide when more noise is drawn before a leaf is left looking wrong.
+
+    Returns:
+        One leaf per output, loss, changed input, buffer and gradient; one each for structure, memory sharing and
+        generator; one more for every dtype, shape, stride or requires_grad that differs. If one of the two raised,
+        a single leaf about that.
+    """
+    if eager.error is not None or compiled.error is not None:
+        return [errors(eager, compiled)]
+    leaves = list(properties(eager, compiled))
+    values = _Values(reference, limits or Limits())
+    for name, (kind, mine, found) in _pairs(eager, compiled).items():
+        differ = list(attributes(name, kind, mine, found))
+        leaves += differ
+        if not any(leaf.kind in (kind, "shape") for leaf in differ):
+            leaves.append(values.leaf(name, kind, mine.value, found.value))
+    return leaves
+
+
+class _Values:
+    """Judges values: bitwise, then by the reference, then by more draws, then beside a second eager run."""
+
+    def __init__(self, reference: Reference | Callable[[], Reference], limits: Limits) -> None:
+        self._source, self._limits = reference, limits
+
+    def leaf(self, name: str, kind: str, mine: Any, found: Any) -> Leaf:
+        leaf = self._without_reference(name, kind, mine, found)
+        if leaf is not None:
+            return leaf
+        leaf = self._judged(name, kind, mine, found)
+        if problem(leaf, self._limits) is None:
+            return leaf
+        self._reference().more()
+        leaf = self._judged(name, kind, mine, found)
+        if problem(leaf, self._limits) is not None and self._wavers(name, kind, mine):
+            return replace(leaf, kind="nondeterministic", message=_WAVERS)
+        return leaf
+
+    def _reference(self) -> Reference:
+        if not isinstance(self._source, Reference):
+            self._source = self._source()
+        return self._source
+
+    def _without_reference(self, name: str, kind: str, mine: Any, found: Any) -> Leaf | None:
+        if isinstance(mine, torch.Tensor):
+            if same_bits(mine, found.to(mine.dtype)):
+                return Leaf(name, kind, numel=mine.numel(), bitwise=True, dtype=_name(mine.dtype))
+            return None
+        if _equal(mine, found):
+            return Leaf(name, kind, bitwise=True)
+        if isinstance(mine, float):
+            return None
+        return Leaf(
+            name, kind, eager=plain(mine), compiled=plain(found),
+            message=f"is {plain(mine)} in eager, {plain(found)} compiled",
+        )  # fmt: skip
+
+    def _judged(self, name: str, kind: str, mine: Any, found: Any) -> Leaf:
+        reference = self._reference()
+        estimate = reference.estimates.get(name)
+        if isinstance(mine, float):
+            mine, found = (torch.tensor(v, dtype=torch.float64) for v in (mine, found))
+        leaf = Leaf(name, kind, numel=mine.numel(), dtype=_name(mine.dtype))
+        if mine.is_floating_point() or mine.is_complex():
+            return continuous(leaf, mine, found.to(mine.dtype), estimate, reference.kind, self._limits)
+        return discrete(leaf, mine, found.to(mine.dtype), estimate)
+
+    def _wavers(self, name: str, kind: str, mine: Any) -> bool:
+        """Whether a second eager run would be called wrong too."""
+        _, again = _items(self._reference().twin()).get(name, ("", Item(ABSENT)))
+        if any(True for _ in attributes(name, kind, Item(mine), Item(again.value))):
+            return True
+        if self._without_reference(name, kind, mine, again.value) is not None:
+            return False
+        return problem(self._judged(name, kind, mine, again.value), self._limits) is not None
+
+
+def _pairs(eager: Recording, compiled: Recording) -> dict[str, tuple[str, Item, Item]]:
+    """``name: (kind, eager, compiled)``, in eager's order; what only one has is paired with an absent value."""
+    mine, found = _items(eager), _items(compiled)
+    pairs = {}
+    for name in [*mine, *(n for n in found if n not in mine)]:
+        kind = (mine.get(name) or found[name])[0]
+        one, other = (items.get(name, (kind, Item(ABSENT)))[1] for items in (mine, found))
+        if kind == "value" and ABSENT in (one.value, other.value):
+            continue  # said once, about the structure
+        if kind == "gradient" and eager.backward != compiled.backward:
+            continue  # said once, about the loss
+        pairs[name] = (kind, one, other)
+    return pairs
+
+
+def _items(recording: Recording) -> dict[str, tuple[str, Item]]:
+    items = {name: (kind, Item(value)) for name, kind, value in recording.values()}
+    return items | {name: ("value", item) for name, item in recording.outputs.items()}
+
+
+def _equal(mine: Any, found: Any) -> bool:
+    if mine is found or (isinstance(mine, float) and mine != mine and found != found):
+        return True
+    try:
+        return bool(mine == found)
+    except Exception:  # objects that refuse to be compared are told apart by their text
+        return repr(mine) == repr(found)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,101 @@
+"""Estimate: the expected value of one leaf and the size of its rounding noise, gathered draw by draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["PIECE", "Estimate", "as_real"]
+
+PIECE = 1 << 20
+"""Elements looked at in one go: what bounds the memory of a comparison."""
+_OVERFLOW = 0.9 * 65504.0
+
+
+class Estimate:
+    """The reference value of a leaf and what the noise draws did to it.
+
+    No draw is stored: ``spread`` is the root of the sum of squared deviations per element, the rest are
+    scalars per draw. So memory does not grow with the number of draws.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = as_real(value) if isinstance(value, torch.Tensor) else value
+        self.spread: torch.Tensor | None = None
+        self.flips: torch.Tensor | None = None
+        """Discrete leaves: which elements some draw flipped."""
+        self.reach: torch.Tensor | None = None
+        """Largest magnitude seen, kept only where some draw comes near an overflow."""
+        self.means: list[float] = []
+        self.along: list[float] = []
+        """Per draw: squared projection of its error on the value."""
+        self.offset: list[float] = []
+        """Per draw: squared projection of its error on a constant."""
+        self.odd = 0
+        """Draws of another type or shape: rounding decides about the shape itself."""
+        self.norm = 0.0
+        if self.continuous:
+            self.norm = sum(float(finite(piece).square().sum()) for piece in self.value.flatten().split(PIECE)) ** 0.5
+            self._reach(self.value)
+
+    @property
+    def continuous(self) -> bool:
+        """Whether this leaf is a tensor of floating numbers."""
+        return isinstance(self.value, torch.Tensor) and self.value.is_floating_point()
+
+    def add(self, value: Any) -> None:
+        """Take one more noise draw in."""
+        if not isinstance(self.value, torch.Tensor):
+            self.odd += self.value != value if isinstance(value, (bool, int, str, type(None))) else 0
+            return
+        value = as_real(value) if isinstance(value, torch.Tensor) else value
+        if not isinstance(value, torch.Tensor) or value.shape != self.value.shape or value.dtype != self.value.dtype:
+            self.odd += 1
+        elif self.continuous:
+            self._deviate(value)
+        else:
+            flips = value != self.value
+            self.flips = flips if self.flips is None else self.flips | flips
+
+    def _deviate(self, value: torch.Tensor) -> None:
+        if self.spread is None:
+            fine = self.value.dtype == torch.float64 and self.value.numel() < PIECE
+            self.spread = torch.zeros(
+                self.value.numel(), dtype=self.value.dtype if fine else torch.float32, device=self.value.device
+            )
+        squares = along = offset = 0.0
+        for spread, exact, drawn in pieces(self.spread, self.value, value):
+            error = finite(drawn - exact)
+            torch.hypot(spread, error.to(spread.dtype), out=spread)
+            squares += float(error.square().sum())
+            along += float((error * finite(exact)).sum())
+            offset += float(error.sum())
+        count = max(1, value.numel())
+        self.means.append(squares / count)
+        self.along.append((along / self.norm) ** 2 if self.norm > 0 else 0.0)
+        self.offset.append(offset**2 / count)
+        self._reach(value)
+
+    def _reach(self, value: torch.Tensor) -> None:
+        if not value.numel() or float(value.abs().amax()) < _OVERFLOW:  # NaN is not smaller
+            return
+        size = value.abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
+        self.reach = size if self.reach is None else torch.maximum(self.reach, size)
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """A complex tensor as pairs of real numbers (one more axis), any other as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def finite(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with zeros for NaN and infinities."""
+    return tensor.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """The same stretch of every tensor, flattened, :data:`PIECE` elements at a time."""
+    flat = [t.reshape(-1) for t in tensors]
+    yield from zip(*(t.split(PIECE) for t in flat), strict=True)

@@ -1,0 +1,55 @@
+"""The loss of a model that names none, and the check of what a user's loss returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.oracle.paths import leaves_of
+
+__all__ = ["default_loss", "loss_of"]
+
+
+def default_loss(output: Any, value: Any = None) -> torch.Tensor | None:
+    """Weighted mean square of every floating output, averaged; ``None`` where there is none.
+
+    The weights are fixed numbers from 0.5 to 1.5, one per element, exact in every dtype. Without
+    them the mean square of a normalised output (layer norm, batch norm) would be a constant, and every
+    gradient before it nothing but rounding noise. Elements that are not finite (masked logits) count as zero.
+    Half precision is summed in float32.
+    """
+    terms = []
+    for _, leaf in leaves_of(output)[0]:
+        if isinstance(leaf, torch.Tensor) and leaf.numel() and (leaf.is_floating_point() or leaf.is_complex()):
+            plain = torch.view_as_real(leaf) if leaf.is_complex() else leaf
+            plain = plain.float() if plain.dtype.itemsize < 4 else plain
+            plain = plain.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            terms.append((plain.square() * _weights(plain)).mean())
+    return torch.stack(terms).mean() if terms else None
+
+
+def loss_of(loss: Callable[[Any, Any], Any] | None, output: Any, value: Any) -> torch.Tensor | None:
+    """Call the model's loss, or the default one.
+
+    Raises:
+        UsageError: a loss that is no tensor of one element.
+    """
+    if loss is None:
+        return default_loss(output, value)
+    found = loss(output, value)
+    if isinstance(found, torch.Tensor) and found.numel() == 1:
+        return found.reshape(())
+    shown = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+    name = getattr(loss, "__qualname__", repr(loss))
+    raise UsageError(f"loss {name!r} returned {shown}, expected a tensor of one element: reduce it with .mean()")
+
+
+def _weights(like: torch.Tensor) -> torch.Tensor:
+    """32/64 to 95/64, scattered over the elements by a multiplicative hash of their position."""
+    steps = torch.arange(like.numel(), device=like.device).mul_(40503).bitwise_right_shift_(4).bitwise_and_(63)
+    # a table look-up, not arithmetic, so that the weights are the same numbers in every precision
+    table = torch.tensor([(32 + step) / 64 for step in range(64)], dtype=like.dtype, device=like.device)
+    return table[steps].view(like.shape)

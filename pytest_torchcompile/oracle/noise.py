@@ -1,0 +1,158 @@
+"""Monte-Carlo arithmetic: a program in float64 whose operators round as if they worked in a narrower dtype."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytest_torchcompile.oracle.operators import Operator, operator, terms
+from pytest_torchcompile.oracle.tape import Replay, Tape
+from pytest_torchcompile.oracle.units import unit_of, widened
+
+__all__ = ["Dice", "Wide"]
+
+_POOL = 1 << 18
+_FLOAT16_UNIT = 2.0**-11
+
+
+class Dice:
+    """Uniform numbers in (-1, 1), by device: slices of one pool at random offsets, so that a draw costs little."""
+
+    def __init__(self, seed: int) -> None:
+        self._offsets = random.Random(seed)
+        self._seed = seed
+        self._pools: dict[torch.device, torch.Tensor] = {}
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def throw(self, like: torch.Tensor) -> torch.Tensor:
+        """Numbers of the shape of ``like``, real or complex, in its dtype."""
+        shape, count = like.shape, like.numel()
+        if like.is_complex():
+            shape, count = torch.Size((*shape, 2)), count * 2
+        real = like.dtype.to_real() if like.is_complex() else like.dtype
+        if count > _POOL // 2:
+            drawn = self._fresh(count, like.device, real)
+        else:
+            if like.device not in self._pools:
+                self._pools[like.device] = self._fresh(_POOL, like.device, torch.float32)
+            drawn = self._pools[like.device].narrow(0, self._offsets.randrange(_POOL - count), count).to(real)
+        drawn = drawn.view(shape)
+        return torch.view_as_complex(drawn) if like.is_complex() else drawn
+
+    def _fresh(self, count: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device=device).manual_seed(self._seed)
+        return torch.empty(count, dtype=dtype, device=device).uniform_(-1, 1, generator=self._generators[device])
+
+
+class Wide(TorchDispatchMode):
+    """Runs a program in ``wide``: casts and factories to narrower dtypes are widened, random draws are replayed.
+
+    With ``unit`` each operator also rounds:
+
+    * outbound: every result gets one relative error of up to ``unit``;
+    * inbound: operators that accumulate see their inputs perturbed by ``accumulator * sqrt(terms)``, which models
+      another order of summation, including its cancellation;
+    * tensors that an operator writes to (running statistics of batch norm too) are rounded after the write.
+
+    ``inputs`` maps an operator's name to the unit to which its inputs are rounded first (TF32 products).
+    """
+
+    def __init__(
+        self,
+        wide: torch.dtype,
+        tape: Tape | None,
+        *,
+        dice: Dice | None = None,
+        unit: float = 0.0,
+        accumulator: float = 0.0,
+        inputs: dict[str, float] | None = None,
+    ) -> None:
+        super().__init__()
+        self.wide, self.unit, self.accumulator = wide, unit, min(unit, accumulator)
+        self._own = unit_of(wide)
+        self._replay = Replay(tape)
+        self._dice = dice or Dice(0)
+        self._inputs = inputs or {}
+        self._underflows = unit / _FLOAT16_UNIT * 2.0**-25 if 0.5 < unit / _FLOAT16_UNIT < 4 else 0.0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operator in ``wide``, with noise."""
+        kwargs = kwargs or {}
+        narrow = kwargs.get("dtype")
+        if narrow is not None and self._narrow(narrow):
+            kwargs = {**kwargs, "dtype": widened(narrow, self.wide)}
+        about = operator(func)
+        if about.random:
+            drawn = self._replay.draw(func, args, self.wide)
+            if drawn is not None:
+                return drawn
+        if not about.writes:
+            args = self._widened(args)
+        if not self.unit or about.exact or about.random:
+            return func(*args, **kwargs)
+        hidden = [(args[i], args[i].clone()) for i in about.running if i < len(args) and self._real(args[i])]
+        out = func(*self._inbound(about, args), **kwargs)
+        for tensor, old in hidden:
+            if not torch.equal(tensor, old):
+                self._round(tensor)
+        for position in about.writes:
+            # in out= variants the written argument is a keyword
+            written = args[position] if position < len(args) else kwargs.get(func._schema.arguments[position].name)
+            for tensor in written if isinstance(written, (list, tuple)) else (written,):
+                if self._real(tensor):
+                    self._round(tensor)
+        for result, fresh in zip(out if isinstance(out, (tuple, list)) else (out,), about.fresh, strict=False):
+            for tensor in result if isinstance(result, (tuple, list)) else (result,):
+                if fresh and self._real(tensor):
+                    self._round(tensor)
+        return out
+
+    def _narrow(self, dtype: torch.dtype) -> bool:
+        return (dtype.is_floating_point or dtype.is_complex) and unit_of(dtype) > self._own
+
+    def _real(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.dtype in (self.wide, self.wide.to_complex()) and value.numel() > 0
+
+    def _widened(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Tensors that the model keeps outside its parameters and buffers arrive in their narrow dtype."""
+        for arg in args:
+            if isinstance(arg, torch.Tensor) and self._narrow(arg.dtype):
+                return tuple(
+                    a.to(widened(a.dtype, self.wide)) if isinstance(a, torch.Tensor) and self._narrow(a.dtype) else a
+                    for a in args
+                )
+        return args
+
+    def _inbound(self, about: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not about.accumulates:
+            return args
+        root = max(1.0, terms(about.name, args) ** 0.5)
+        unit = max(min(self.accumulator * root, self.unit * root), self._inputs.get(about.name, 0.0))
+
+        def perturbed(value: Any) -> Any:
+            return torch.addcmul(value, value, self._dice.throw(value), value=unit) if self._real(value) else value
+
+        return tuple(
+            arg
+            if i in about.running
+            else pytree.tree_map(perturbed, arg)
+            if isinstance(arg, (list, tuple))
+            else perturbed(arg)
+            for i, arg in enumerate(args)
+        )
+
+    def _round(self, tensor: torch.Tensor) -> None:
+        tensor.addcmul_(tensor, self._dice.throw(tensor), value=self.unit)
+        if self._underflows:
+            # float16 runs out of exponents: below 2**-14 the error is absolute
+            small = tensor.abs() < 2.0**-14
+            if bool(small.any()):
+                drift = self._dice.throw(tensor) * self._underflows
+                tensor.add_(drift.where(small & (tensor != 0), torch.zeros_like(drift)))

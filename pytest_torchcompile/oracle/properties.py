@@ -1,0 +1,110 @@
+"""What no rounding excuses: errors, structure, dtypes, shapes, strides, requires_grad, shared memory, generators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from pytest_torchcompile.oracle.leaf import Leaf, Scalar
+from pytest_torchcompile.oracle.recording import Item, Recording
+
+__all__ = ["ABSENT", "attributes", "errors", "plain", "properties"]
+
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "absent"})()
+"""The value of a name that only one of two recordings has."""
+
+
+def errors(eager: Recording, compiled: Recording) -> Leaf:
+    """Eager raises if and only if compiled raises, and in the same phase; the classes may differ.
+
+    Dynamo wraps errors that it meets while tracing (``TorchRuntimeError``), so a class can't be demanded.
+    """
+    e, c = eager.error, compiled.error
+    if e is not None and c is not None and e.phase == c.phase:
+        return Leaf("error", "error", bitwise=True, eager=str(e), compiled=str(c))
+    mine, found = f"raised {e}" if e else "ran", f"raised {c}" if c else "ran"
+    return Leaf("error", "error", eager=mine, compiled=found, message=f"eager {mine}, compiled {found}")
+
+
+def properties(eager: Recording, compiled: Recording) -> Iterator[Leaf]:
+    """The leaves about a call as a whole."""
+    same = eager.structure == compiled.structure
+    message = "" if same else f"eager returned {eager.structure}, compiled {compiled.structure}"
+    yield Leaf("output structure", "structure", bitwise=same, message=message)
+    if eager.backward != compiled.backward:
+        yield Leaf(
+            "loss", "requires_grad", eager=eager.backward, compiled=compiled.backward,
+            message=f"requires grad: {eager.backward} in eager, {compiled.backward} compiled",
+        )  # fmt: skip
+    yield from _aliases(eager, compiled)
+    yield _generators(eager, compiled)
+
+
+def _aliases(eager: Recording, compiled: Recording) -> Iterator[Leaf]:
+    lost, new = eager.aliases - compiled.aliases, compiled.aliases - eager.aliases
+    if not lost and not new:
+        yield Leaf("memory sharing", "alias", numel=len(eager.aliases), bitwise=True)
+    for one, other in sorted(lost):
+        yield Leaf(f"{one} and {other}", "alias", message="share memory in eager, but not compiled")
+    for one, other in sorted(new):
+        yield Leaf(f"{one} and {other}", "alias", message="share memory compiled, but not in eager")
+
+
+def _generators(eager: Recording, compiled: Recording) -> Leaf:
+    devices = sorted(eager.generators.keys() & compiled.generators.keys())
+    differ = [d for d in devices if not torch.equal(eager.generators[d], compiled.generators[d])]
+    if not differ:
+        return Leaf("random generator", "rng", bitwise=True)
+    return Leaf(
+        "random generator", "rng",
+        message=f"its state after the call differs on {', '.join(differ)}: more, fewer or other random numbers were drawn "
+        "(with torch._inductor.config.fallback_random Inductor draws the ones of eager)",
+    )  # fmt: skip
+
+
+def attributes(name: str, kind: str, eager: Item, compiled: Item) -> Iterator[Leaf]:
+    """One leaf for every property in which two values differ; nothing where they agree."""
+    e, c = eager.value, compiled.value
+    if not isinstance(e, torch.Tensor) or not isinstance(c, torch.Tensor):
+        if isinstance(e, torch.Tensor) or isinstance(c, torch.Tensor) or type(e) is not type(c):
+            yield Leaf(name, kind, eager=plain(e), compiled=plain(c), message=_unlike(kind, e, c))
+        return
+    for what, mine, found in (
+        ("dtype", e.dtype, c.dtype),
+        ("shape", tuple(e.shape), tuple(c.shape)),
+        ("stride", e.layout, c.layout),
+        ("value", e.device, c.device),
+        ("stride", eager.stride, compiled.stride if e.shape == c.shape else eager.stride),
+        ("requires_grad", eager.requires_grad, compiled.requires_grad),
+    ):
+        if mine != found:
+            what_differs = {"value": "device", "stride": "layout" if isinstance(mine, torch.layout) else "stride"}.get(what, what)
+            yield Leaf(
+                name, what, numel=e.numel(), eager=str(mine), compiled=str(found),
+                message=f"{what_differs} is {mine} in eager, {found} compiled",
+            )  # fmt: skip
+
+
+def _unlike(kind: str, e: Any, c: Any) -> str:
+    if kind == "mutation":
+        if c is ABSENT:
+            return "eager wrote to it, the compiled call did not"
+        if e is ABSENT:
+            return "the compiled call wrote to it, eager did not"
+    if kind == "gradient":
+        names = {True: "none", False: "a gradient"}
+        return f"eager has {names[e is None]}, compiled {names[c is None]}"
+    if ABSENT in (e, c):
+        return "only compiled has it" if e is ABSENT else "only eager has it"
+    return f"eager has {type(e).__name__} {plain(e)}, compiled {type(c).__name__} {plain(c)}"
+
+
+def plain(value: Any) -> Scalar:
+    """A value as a report can hold it."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, torch.Tensor):
+        return f"tensor of shape {tuple(value.shape)}"
+    return repr(value)[:200]

@@ -1,0 +1,49 @@
+"""StateSnapshot: a module's parameters, buffers and training flags, to be put back in place."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["StateSnapshot"]
+
+
+class StateSnapshot:
+    """Remember a module's tensors and training flags; :meth:`restore` puts them back in place.
+
+    The tensor objects stay the ones that compiled code has guarded on: values are copied into them, and
+    where a call has replaced, added or deleted a parameter or buffer, the object of the snapshot returns. State that is
+    no registered tensor (counters, lists) is not remembered.
+    """
+
+    def __init__(self, module: torch.nn.Module | None) -> None:
+        self._modules = [] if module is None else list(module.modules())
+        self._training = [part.training for part in self._modules]
+        self._parameters = [dict(part._parameters) for part in self._modules]
+        self._buffers = [dict(part._buffers) for part in self._modules]
+        held = {id(t): t for table in (*self._parameters, *self._buffers) for t in table.values() if t is not None}
+        self._saved = [(t, t.detach().clone(), t.requires_grad) for t in held.values()]
+
+    def restore(self) -> None:
+        """Copy the remembered values back, drop all gradients, set the training flags again."""
+        for part, training, parameters, buffers in zip(
+            self._modules, self._training, self._parameters, self._buffers, strict=True
+        ):
+            if part.training != training:
+                part.training = training
+            _refill(part._parameters, parameters)
+            _refill(part._buffers, buffers)
+        with torch.no_grad():
+            for tensor, value, requires_grad in self._saved:
+                if tensor.requires_grad != requires_grad:
+                    # a buffer that a call has tied to a graph (`self.cache = cache + x` written in place)
+                    tensor.detach_() if not tensor.is_leaf else tensor.requires_grad_(requires_grad)
+                tensor.copy_(value)
+                if tensor.is_leaf:
+                    tensor.grad = None
+
+
+def _refill(table: dict[str, torch.nn.Parameter | None] | dict[str, torch.Tensor | None], kept: dict[str, object]) -> None:
+    if list(table) == list(kept) and all(table[name] is kept[name] for name in kept):
+        return
+    table.clear()
+    table.update(kept)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.execution import CellResult, Execution
 from pytest_torchcompile.matrix import Matrix, PlannedCell, load_matrix
 from pytest_torchcompile.observation import Judgement
-from pytest_torchcompile.options import Settings
+from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.ranks import Zygote
 from pytest_torchcompile.report.journal import Journal
 from pytest_torchcompile.report.terminal import failure_text, header, summary

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 __all__ = [
@@ -77,6 +76,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     >>> nearest("inducter", ["eager", "inductor"])
     "did you mean 'inductor'? Known: eager, inductor"
     """
+    import difflib
+
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""

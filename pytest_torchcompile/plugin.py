@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_torchcompile.options import OPTIONS, Option, Settings
+from pytest_torchcompile.options import OPTIONS, Option
 
 if TYPE_CHECKING:
     from typing import Any
@@ -41,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     from pytest_torchcompile.collection import start
     from pytest_torchcompile.errors import UsageError
+    from pytest_torchcompile.settings import Settings
 
     try:
         start(config, Settings.read(lambda option: _setting(config, option)))

@@ -12,6 +12,7 @@ with a GPU nothing but imports happens here: a CUDA driver that was initialised 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -83,6 +84,8 @@ def main(folder: Path) -> None:
             children.add(_fork(server, folder, (wake, wake_write)))
     for pid in children:
         _kill_group(pid)
+    for pid in children:
+        os.waitpid(pid, 0)
 
 
 def _fork(server: socket.socket, folder: Path, private: tuple[int, int]) -> int:
@@ -118,10 +121,10 @@ def _reap(children: set[int], folder: Path) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)  # one that was forked just now has no group of its own yet
 
 
 if __name__ == "__main__":

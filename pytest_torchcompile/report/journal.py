@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from pytest_torchcompile.matrix import Matrix, PlannedCell
 from pytest_torchcompile.observation import worst
-from pytest_torchcompile.options import Settings
+from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
 
 __all__ = ["Journal"]

@@ -15,7 +15,7 @@ from pytest_torchcompile.zygote import gpu_device_files
 
 if TYPE_CHECKING:
     from pytest_torchcompile.matrix import Matrix, PlannedCell
-    from pytest_torchcompile.options import Settings
+    from pytest_torchcompile.settings import Settings
     from pytest_torchcompile.report.journal import Journal
 
 __all__ = ["failure_text", "header", "summary"]

@@ -1,0 +1,74 @@
+"""Settings: the options of one run, read once and validated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pytest_torchcompile.errors import UsageError, nearest
+from pytest_torchcompile.options import OPTIONS, Option
+
+__all__ = ["ISOLATION", "Settings"]
+
+ISOLATION: Final = ("rank", "cell")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one run, validated."""
+
+    matrix: str
+    checks: tuple[str, ...]
+    shard: tuple[int, int]
+    timeout: float
+    isolation: str
+    inprocess: bool
+
+    @classmethod
+    def read(cls, get: Callable[[Option], Any]) -> Settings:
+        """Make settings from a function that gives each option's text (a flag's bool).
+
+        Raises :class:`~pytest_torchcompile.errors.UsageError`, naming the option.
+        """
+        given = {option.name: get(option) for option in OPTIONS}
+        return cls(
+            matrix=given["matrix"],
+            checks=_checks(given["checks"]),
+            shard=_shard(given["shard"]),
+            timeout=_seconds(given["timeout"]),
+            isolation=_isolation(given["isolation"]),
+            inprocess=given["inprocess"] in (True, "true", "1", "yes", "on"),
+        )
+
+
+def _checks(text: str) -> tuple[str, ...]:
+    from pytest_torchcompile.checks import CHECKS
+
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in CHECKS:
+            raise UsageError(f"--compile-checks: {name!r} is not a check; {nearest(name, CHECKS)}")
+    return names
+
+
+def _shard(text: str) -> tuple[int, int]:
+    from pytest_torchcompile.shards import parse
+
+    return parse(text) if text else (1, 1)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"--compile-timeout: {text!r} is not a number of seconds above 0, for example 300")
+    return seconds
+
+
+def _isolation(text: str) -> str:
+    if text not in ISOLATION:
+        raise UsageError(f"--compile-isolation: {text!r} is not a way to isolate cells; {nearest(text, ISOLATION)}")
+    return text

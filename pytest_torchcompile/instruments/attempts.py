@@ -1,0 +1,42 @@
+"""Work in progress: a frame while Dynamo decides on it, a compiled callable while it runs."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_torchcompile.instruments.records import EagerFrame, GraphBreak
+
+__all__ = ["Attempt", "Region"]
+
+
+@dataclass
+class Attempt:
+    """One frame that Dynamo was asked to compile, while it decides."""
+
+    function: str
+    file: str
+    line: int
+    resumed_at: int = 0
+    cached: bool = False
+    """Whether a compiled entry was there already."""
+    reasons: tuple[str, ...] = ()
+    metrics: dict[str, Any] = field(default_factory=dict)
+    breaks: list[GraphBreak] = field(default_factory=list)
+    caches: list[str] = field(default_factory=list)
+    graphs: int = 0
+    ops: int = 0
+
+
+@dataclass
+class Region:
+    """One call of a compiled callable, while it runs."""
+
+    frame: types.FrameType
+    runs_before: int
+    stance: str
+    error_before: BaseException | None
+    entered: bool = False
+    gave_up: list[EagerFrame] = field(default_factory=list)
+    """Why frames inside ran eagerly, from torch."""

@@ -1,0 +1,139 @@
+"""How often each compiled graph ran, whatever the backend, also on a cache hit.
+
+Dynamo puts what the backend returned into the globals of the traced function, under ``__compiled_fn_...``
+(``OutputGraph.install_global_unsafe`` in torch/_dynamo/output_graph.py, and ``CleanupManager`` in
+torch/_dynamo/utils.py, which knows all of them; torch 2.8 to 2.15). There, outside of everything that the
+backend or a cache sees, a counter is put around it, and taken off when the last ledger closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.instruments.records import Graph
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.instruments.watch import Watch
+
+__all__ = ["installed"]
+
+_NAME = "__compiled_fn"
+
+
+class _Counter:
+    """Counts the runs of one graph, for each ledger apart."""
+
+    def __init__(self, watch: Watch, compile_id: str, ops: int | None, function: str) -> None:
+        self.watch, self.compile_id, self.ops, self.function = watch, compile_id, ops, function
+        self.entries: dict[int, Graph] = {}
+
+    def enter(self) -> None:
+        """Show the graph in every open ledger."""
+        for ledger, _root in self.watch.ledgers:
+            if id(ledger) not in self.entries:
+                self.entries[id(ledger)] = graph = Graph(self.compile_id, self.ops, 0, self.function)
+                ledger.add(graph)
+
+    def count(self) -> None:
+        """One more run."""
+        self.watch.thread.runs += 1
+        with self.watch.lock:
+            for ledger, _root in self.watch.ledgers:
+                if id(ledger) not in self.entries:
+                    self.enter()
+                self.entries[id(ledger)].runs += 1
+
+
+def _counted(value: Callable[..., Any], counter: _Counter) -> Callable[..., Any]:
+    """Put a counter around what Dynamo installed. Like torch's own callable it is not traced into."""
+    import torch._dynamo
+
+    inner = value
+    if isinstance(value, types.FunctionType) and getattr(value, "_torchdynamo_disable", False):
+        inner = value._torchdynamo_orig_callable  # type: ignore[attr-defined]  # saves one layer of disable()
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        counter.count()
+        if counter.watch.marker is None:
+            return inner(*args, **kwargs)
+        with counter.watch.marker():
+            return inner(*args, **kwargs)
+
+    return torch._dynamo.disable(run, reason="do not trace Dynamo-compiled graph")  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _missing(name: str) -> InstrumentError:
+    import torch
+
+    return InstrumentError(f"torch {torch.__version__} has no {name}, which counts graph executions; please "
+                           "report it with this version")
+
+
+def _graphs() -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Graphs of this process: the globals they lie in, their name there, their compile id ('?': unknown)."""
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+    from torch._dynamo import utils
+
+    try:
+        cleanups = utils.CleanupManager.instance
+        codes_of = utils.orig_code_map
+        codes = {key: ref() for key, ref in cleanups.refs.items()}
+        hooks = {key: list(found) for key, found in cleanups.values.items()}
+    except AttributeError:
+        raise _missing("torch._dynamo.utils.CleanupManager") from None
+    for key, found in hooks.items():
+        graphs = [h for h in found if h.name.startswith(_NAME) and h.name in h.scope]
+        original = codes_of.get(codes.get(key)) if graphs else None
+        entries = _debug_get_cache_entry_list(original) if original is not None else []
+        of = next((str(e.compile_id) for e in entries if e.code is codes.get(key)), "?")
+        yield from ((h.scope, h.name, of) for h in graphs)
+
+
+@contextlib.contextmanager
+def installed(watch: Watch) -> Iterator[None]:
+    """Count for ``watch`` while the block runs: graphs that exist already, and those compiled meanwhile."""
+    from torch._dynamo.output_graph import OutputGraph
+    from torch._guards import CompileContext
+
+    original = getattr(OutputGraph, "install_global_unsafe", None)
+    if original is None:
+        raise _missing("torch._dynamo.output_graph.OutputGraph.install_global_unsafe")
+    replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
+
+    def put(scope: dict[str, Any], name: str, counter: _Counter) -> None:
+        before = scope[name]
+        scope[name] = after = _counted(before, counter)
+        replaced.append((scope, name, before, after))
+
+    @functools.wraps(original)
+    def install(self: Any, name: str, value: Any) -> None:
+        original(self, name, value)
+        if name.startswith(_NAME) and callable(value):
+            try:
+                attempt = watch.thread.attempts[-1] if watch.thread.attempts else None
+                ops = int(self.count_calls())
+                counter = _Counter(watch, str(CompileContext.current_compile_id()), ops,
+                                   attempt.function if attempt else "")
+                put(self.global_scope, name, counter)
+                counter.enter()
+                if attempt:
+                    attempt.graphs += 1
+                    attempt.ops += ops
+            except Exception as error:
+                watch.lose(f"graph {name}: {type(error).__name__}: {error}")
+
+    for scope, name, of in list(_graphs()):
+        put(scope, name, _Counter(watch, of, None, ""))
+    OutputGraph.install_global_unsafe = install  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        OutputGraph.install_global_unsafe = original  # type: ignore[method-assign]
+        for scope, name, before, after in replaced:
+            if scope.get(name) is after:  # torch.compiler.reset() may have removed it
+                scope[name] = before

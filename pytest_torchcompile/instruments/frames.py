@@ -1,0 +1,115 @@
+"""What Dynamo decided for each frame that it was asked to compile, and calls that ran no graph at all.
+
+Two private places, both looked up by torch at each call (torch 2.8 to 2.15):
+
+* ``CatchErrorsWrapper.__call__`` (torch/_dynamo/convert_frame.py): the callback that the frame evaluator
+  calls for a frame without a fitting entry. Its result, or what it raises, is the decision.
+* ``_callback_from_stance`` and ``_maybe_set_eval_frame`` (torch/_dynamo/eval_frame.py): called at the
+  beginning and at the end of each call of a compiled callable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.instruments import decisions, users
+from pytest_torchcompile.instruments.attempts import Region
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.instruments.watch import Watch
+
+__all__ = ["installed"]
+
+
+@contextlib.contextmanager
+def installed(watch: Watch) -> Iterator[None]:
+    """Report to ``watch`` while the block runs."""
+    with _decisions(watch), _calls(watch):
+        yield
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    import torch
+
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        raise InstrumentError(
+            f"torch {torch.__version__} has no {owner.__name__}.{name}, which tells compiled calls from "
+            "eager ones; please report it with this version"
+        ) from None
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Callable[..., Any]) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def _decisions(watch: Watch) -> Iterator[None]:
+    from torch._dynamo import convert_frame
+
+    original = _attribute(_attribute(convert_frame, "CatchErrorsWrapper"), "__call__")
+
+    def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        attempt = users.attempt(frame, cached=bool(args) and args[0] is not None)
+        watch.thread.attempts.append(attempt)
+        try:
+            with watch.marker() if watch.marker else contextlib.nullcontext():
+                result = original(self, frame, *args, **kwargs)
+        except BaseException as error:
+            watch.thread.attempts.pop()
+            decisions.raised(watch, attempt, error)
+            raise
+        watch.thread.attempts.pop()
+        decisions.decided(watch, attempt, result)
+        return result
+
+    # Torch walks the stack and steps over the frames of convert_frame.py by file name (`prev_frame` in
+    # ConvertFrameAssert.__call__ decides on non-recursive disable; log_dynamo_start cuts the user's stack).
+    # Ours has to be stepped over too, or other frames would be compiled than without us.
+    code = call.__code__.replace(co_filename=original.__code__.co_filename)
+    traced = types.FunctionType(code, call.__globals__, call.__name__, None, call.__closure__)
+    with _replaced(convert_frame.CatchErrorsWrapper, "__call__", traced):
+        yield
+
+
+@contextlib.contextmanager
+def _calls(watch: Watch) -> Iterator[None]:
+    from torch._dynamo import eval_frame
+
+    begin = _attribute(eval_frame, "_callback_from_stance")
+    switch = _attribute(eval_frame, "_maybe_set_eval_frame")
+
+    def callback_from_stance(callback: Any) -> Any:
+        result = begin(callback)
+        if callback not in (None, False):  # those are torch.compiler.disable and run-only
+            caller = sys._getframe(1)
+            stance = eval_frame._stance.stance
+            watch.thread.regions.append(Region(caller, watch.thread.runs, stance, sys.exc_info()[1]))
+        return result
+
+    def maybe_set_eval_frame(callback: Any) -> Any:
+        regions = watch.thread.regions
+        if regions and regions[-1].frame is sys._getframe(1):
+            if regions[-1].entered:
+                decisions.left(watch, regions.pop())
+            else:
+                regions[-1].entered = True
+        return switch(callback)  # last: from here on Dynamo may look at each new frame
+
+    with (
+        _replaced(eval_frame, "_callback_from_stance", callback_from_stance),
+        _replaced(eval_frame, "_maybe_set_eval_frame", maybe_set_eval_frame),
+    ):
+        yield

@@ -1,0 +1,94 @@
+"""Ledger: what torch.compile did while it was open, as live lists. Plain data and bookkeeping, no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytest_torchcompile.instruments.graph_breaks import same_place
+from pytest_torchcompile.instruments.records import Compile, EagerFrame, Failure, Graph, GraphBreak, Record
+
+__all__ = ["Ledger"]
+
+_LISTS: dict[str, type[Record]] = {
+    "compiles": Compile, "recompiles": Compile, "graph_breaks": GraphBreak, "eager_frames": EagerFrame,
+    "failures": Failure, "graphs": Graph,
+}  # fmt: skip
+
+
+@dataclass
+class Ledger:
+    """What happened, in order of time. The lists grow while the block runs and may be read at any time."""
+
+    compiles: list[Compile] = field(default_factory=list)
+    """Everything that was compiled: first compiles, recompiles, resume functions, backwards."""
+    recompiles: list[Compile] = field(default_factory=list)
+    """Those of :attr:`compiles` that happened because the guards of a cached entry failed."""
+    graph_breaks: list[GraphBreak] = field(default_factory=list)
+    """One entry for each place in user code, however often torch came by."""
+    eager_frames: list[EagerFrame] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    """Compiles that raised to their caller."""
+    graphs: list[Graph] = field(default_factory=list)
+    """Graphs compiled or run, also those compiled before the block began (once they ran)."""
+    lost: list[str] = field(default_factory=list)
+    """What the instrument could not read; empty unless torch changed its records. Never silently dropped."""
+
+    _labels: list[str] = field(default_factory=list, repr=False)
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    @contextlib.contextmanager
+    def during(self, label: str) -> Iterator[None]:
+        """Mark what happens inside, on any thread, as happening during ``label``; the inner label wins."""
+        with self._lock:
+            self._labels.append(label)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._labels.remove(label)
+
+    @property
+    def label(self) -> str:
+        """Label of the innermost :meth:`during` block."""
+        return self._labels[-1] if self._labels else ""
+
+    def add(self, record: Compile | GraphBreak | EagerFrame | Failure | Graph) -> None:
+        """Enter a record, unless it says again what is already there."""
+        with self._lock:
+            if isinstance(record, Compile):
+                self.compiles.append(record)
+                if record.reason:
+                    self.recompiles.append(record)
+            elif isinstance(record, GraphBreak):
+                if same_place(record) not in map(same_place, self.graph_breaks):
+                    self.graph_breaks.append(record)
+            elif isinstance(record, EagerFrame):
+                self._add_eager(record)
+            elif isinstance(record, Failure):
+                self.failures.append(record)
+            else:
+                self.graphs.append(record)
+
+    def _add_eager(self, record: EagerFrame) -> None:
+        key = (record.function, record.file, record.line, record.kind)
+        for known in self.eager_frames:
+            if (known.function, known.file, known.line, known.kind) == key:
+                known.calls += record.calls
+                return
+        self.eager_frames.append(record)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that :meth:`from_dict` takes."""
+        with self._lock:
+            found: dict[str, Any] = {name: [r.to_dict() for r in getattr(self, name)] for name in _LISTS}
+            return found | {"lost": list(self.lost)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Ledger:
+        """Make a closed ledger from what :meth:`to_dict` returned."""
+        lists: dict[str, Any] = {n: [k.from_dict(r) for r in data.get(n, ())] for n, k in _LISTS.items()}
+        return cls(**lists, lost=list(data.get("lost", ())))

@@ -1,0 +1,55 @@
+"""Whose code is it? User names and lines for frames, from plain names and paths."""
+
+from __future__ import annotations
+
+import os
+import re
+import sysconfig
+from typing import Final
+
+__all__ = ["is_torch", "owner", "readable"]
+
+_RESUME: Final = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")  # resume_execution.py, 2.8-2.15
+_TORCH: Final = re.compile(r"[/\\](torch|functorch|torchgen|triton)[/\\]")
+_LIBRARIES: Final = tuple(
+    {os.path.normpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+
+
+def readable(name: str) -> tuple[str, int]:
+    """Name of a function as its author knows it, and the line where a resume function resumes (else 0).
+
+    >>> readable("torch_dynamo_resume_in_forward_at_17")
+    ('forward', 17)
+    >>> readable("test_x.<locals>.Net.forward")
+    ('Net.forward', 0)
+    """
+    short = name.rsplit("<locals>.", 1)[-1]
+    match = _RESUME.search(short)
+    return (match[1], int(match[2])) if match else (short, 0)
+
+
+def _installed(path: str) -> bool:
+    return any(part in ("site-packages", "dist-packages") for part in path.replace("\\", "/").split("/"))
+
+
+def is_torch(path: str) -> bool:
+    """Whether a file belongs to torch itself (or to the compilers that it ships)."""
+    return bool(_TORCH.search(path)) and (_installed(path) or "/torch/_dynamo/" in path)
+
+
+def owner(path: str, root: str | None = None) -> str:
+    """``mine``, ``third_party`` or ``torch``. ``root``: the project's root folder (default: current folder).
+
+    A file that is neither installed nor part of Python is ``mine`` too, also outside the root: test files
+    live in temporary folders, and source given as ``<string>`` has no folder.
+    """
+    if is_torch(path):
+        return "torch"
+    full = os.path.normpath(path)
+    if _installed(full):
+        return "third_party"
+    base = os.path.normpath(root or os.getcwd())
+    if full.startswith(base + os.sep):
+        return "mine"
+    return "third_party" if full.startswith(tuple(p + os.sep for p in _LIBRARIES)) else "mine"

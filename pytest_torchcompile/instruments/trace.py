@@ -1,0 +1,117 @@
+"""Torch's structured trace, read live: the records behind ``TORCH_TRACE`` and tlparse.
+
+``trace_structured`` (torch/_logging/_internal.py) writes them to the logger ``torch.__trace``; event names
+are unchanged from torch 2.8 to 2.15. With a handler there the records are made, else they cost nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_torchcompile.instruments import graph_breaks
+from pytest_torchcompile.instruments.records import Compile, EagerFrame
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.instruments.watch import Watch
+
+__all__ = ["compile_id", "installed", "reasons"]
+
+_CONTEXT: Final = frozenset({
+    "rank", "frame_id", "frame_compile_id", "attempt", "has_payload", "stack", "compiled_autograd_id",
+    "subgraph_name", "severity", "timestamp", "pathname", "thread",
+})  # fmt: skip
+_IGNORED: Final = frozenset({"str", "chromium_event", "dynamo_start", "create_symbol"})
+_CACHE: Final = re.compile(r"(fx_graph|aotautograd)(?:_bundled)?_cache_(hit|miss|bypass)$")
+_PREFIX: Final = re.compile(r"^!?[\d/]+: ")
+
+
+@contextlib.contextmanager
+def installed(watch: Watch) -> Iterator[None]:
+    """Read the trace for ``watch`` while the block runs."""
+    import torch._logging  # noqa: F401  # registers the logger
+
+    log, handler = logging.getLogger("torch.__trace"), _Handler(watch)
+    level, propagate, others = log.level, log.propagate, list(log.handlers)
+    log.setLevel(logging.DEBUG)
+    log.propagate = False  # nobody else asked for these records
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        log.propagate = propagate
+        # Torch's own lazy handler takes itself away at the first record without TORCH_TRACE; put it back.
+        for other in others:
+            if other not in log.handlers:
+                log.addHandler(other)
+
+
+def compile_id(metadata: dict[str, Any]) -> str:
+    """A compile id as torch spells it (``CompileId.__str__`` in torch/_guards.py), out of a record."""
+    autograd = metadata.get("compiled_autograd_id")
+    frame = f"{metadata.get('frame_id', '-')}/{metadata.get('frame_compile_id', '-')}"
+    return frame if autograd is None else f"!{autograd}/{frame}" if "frame_id" in metadata else f"!{autograd}"
+
+
+def reasons(payload: str | None) -> tuple[str, ...]:
+    """Failed guards out of a ``recompile_reasons`` payload: a JSON list, or a bare text if there is one."""
+    try:
+        found = json.loads(payload or "")
+    except ValueError:
+        found = payload or ""
+    texts = [found] if isinstance(found, str) else list(found)
+    return tuple(_PREFIX.sub("", str(t)).strip() for t in texts if t)
+
+
+class _Handler(logging.Handler):
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(logging.DEBUG)
+        self.watch = watch
+
+    def emit(self, record: logging.LogRecord) -> None:
+        metadata = getattr(record, "metadata", None)
+        name = next((k for k in metadata if k not in _CONTEXT), "") if isinstance(metadata, dict) else ""
+        if metadata is None or not name or name in _IGNORED or name.startswith("describe_"):
+            return
+        try:
+            self._read(name, metadata, getattr(record, "payload", None))
+        except Exception as error:  # must not fail the run that is watched, nor be hidden
+            self.watch.lose(f"trace record {name!r}: {type(error).__name__}: {error}")
+
+    def _read(self, name: str, metadata: dict[str, Any], payload: Any) -> None:
+        if name == "artifact":
+            name = metadata["artifact"]["name"]
+        attempt = self.watch.thread.attempts[-1] if self.watch.thread.attempts else None
+        if name == "dynamo_graph_break_reason":
+            self._graph_break(str(payload), compile_id(metadata))
+        elif name == "recompile_reasons" and attempt:
+            attempt.reasons = reasons(payload)
+        elif name == "compilation_metrics" and attempt:
+            attempt.metrics = metadata[name]
+        elif name == "bwd_compilation_metrics":
+            self._backward(compile_id(metadata), metadata[name])
+        elif (cache := _CACHE.match(name)) and attempt:
+            attempt.caches.append(f"{'fx' if cache[1] == 'fx_graph' else 'aot'} {cache[2]}")
+
+    def _graph_break(self, text: str, of: str) -> None:
+        for ledger, root in self.watch.ledgers:
+            found = graph_breaks.parse(text, root=root, during=ledger.label, compile_id=of)
+            ledger.add(found)
+        if self.watch.ledgers and (name := graph_breaks.disabled_function(found)):
+            eager = EagerFrame(name, found.file, found.line, "torch.compiler.disable", "disabled")
+            self.watch.add(eager)
+            if self.watch.thread.regions:
+                self.watch.thread.regions[-1].gave_up.append(eager)
+
+    def _backward(self, of: str, metrics: dict[str, Any]) -> None:
+        for ledger, _root in self.watch.ledgers:
+            forward = next((c for c in reversed(ledger.compiles) if c.compile_id == of), None)
+            where = (forward.function, forward.file, forward.line) if forward else ("", "", 0)
+            ledger.add(Compile(*where, of, "backward", during=ledger.label,
+                               seconds=(metrics.get("duration_us") or 0) / 1e6))

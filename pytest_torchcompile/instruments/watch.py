@@ -1,0 +1,80 @@
+"""The one watch that all open ledgers of a process share: hooks go in with the first, out with the last.
+
+Three hooks, none of which changes what is compiled or how it is looked up in a cache:
+:mod:`.trace` (torch's structured trace), :mod:`.frames` (what Dynamo decided for each frame, and calls of
+compiled callables) and :mod:`.executions` (how often each graph ran).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pytest_torchcompile.instruments import executions, frames, trace
+from pytest_torchcompile.instruments.attempts import Attempt, Region
+from pytest_torchcompile.instruments.ledger import Ledger
+from pytest_torchcompile.instruments.records import Compile, EagerFrame, Failure
+
+__all__ = ["Watch", "watch"]
+
+
+class _Thread(threading.local):
+    """What one thread is doing."""
+
+    def __init__(self) -> None:
+        self.attempts: list[Attempt] = []
+        self.regions: list[Region] = []
+        self.runs = 0
+        """Graphs run by this thread since it was first watched."""
+
+
+class Watch:
+    """Hooks and the ledgers that they report to."""
+
+    def __init__(self) -> None:
+        self.ledgers: list[tuple[Ledger, str | None]] = []
+        """Open ledgers, each with its project's root folder."""
+        self.thread = _Thread()
+        self.given_up: dict[tuple[str, str, int], list[EagerFrame]] = {}
+        """Why a compiled callable ran without any graph, from the call where torch said so."""
+        self.marker: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
+        """Opened around each graph that runs and each compile, for an instrument that needs the borders."""
+        self.lock = threading.RLock()
+        self._hooks = contextlib.ExitStack()
+
+    def open(self, ledger: Ledger, root: str | None) -> None:
+        """Begin to report to a ledger."""
+        with self.lock:
+            if not self.ledgers:
+                with contextlib.ExitStack() as hooks:
+                    for hook in (executions, frames, trace):
+                        hooks.enter_context(hook.installed(self))
+                    self._hooks = hooks.pop_all()
+            self.ledgers = [*self.ledgers, (ledger, root)]
+
+    def close(self, ledger: Ledger) -> None:
+        """Stop reporting to a ledger; the last one takes the hooks out."""
+        with self.lock:
+            self.ledgers = [entry for entry in self.ledgers if entry[0] is not ledger]
+            if not self.ledgers:
+                self.given_up.clear()
+                self.thread = _Thread()
+                self._hooks.close()
+
+    def add(self, record: Compile | EagerFrame | Failure) -> None:
+        """Enter a record in every open ledger, each with its own label."""
+        for ledger, _root in self.ledgers:
+            ledger.add(replace(record, during=ledger.label))
+
+    def lose(self, text: str) -> None:
+        """Say in every open ledger what could not be read."""
+        for ledger, _root in self.ledgers:
+            if text not in ledger.lost:
+                ledger.lost.append(text)
+
+
+watch = Watch()
+"""The process' only one."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-__all__ = ["AXES", "DEFAULTS", "DYNAMIC", "MODES", "SHOWN", "Axis", "Cell", "Scalar"]
+__all__ = ["AXES", "DEFAULTS", "DEVICES", "DYNAMIC", "MODES", "SHOWN", "Axis", "Cell", "Scalar"]
 
 Scalar: TypeAlias = "str | int | float | bool | None"
 
 MODES: Final = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 DYNAMIC: Final[dict[str, bool | None]] = {"auto": None, "static": False, "dynamic": True}
 """The values of the axis ``dynamic`` and what each passes to ``torch.compile(dynamic=...)``."""
+DEVICES: Final = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "npu")
+"""The device types that torch.compile makes code for; each may carry an index, as in ``cuda:1``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,8 @@ class Cell:
 
         Known axes show their value, the user's show ``name=value``; unique within a matrix.
         """
-        parts = [str(getattr(self, name)) for name in SHOWN]
-        parts += [v for name in AXES if name not in SHOWN and (v := getattr(self, name)) != DEFAULTS[name]]
+        parts = [_plain(getattr(self, name)) for name in SHOWN]
+        parts += [_plain(v) for name in HIDDEN if (v := getattr(self, name)) != DEFAULTS[name]]
         parts += [f"{name}={_plain(value)}" for name, value in self.user]
         return "-".join(parts)
 
@@ -83,9 +86,10 @@ class Cell:
         return cls(**known, user=tuple(sorted(data.get("user", {}).items())))
 
 
+@lru_cache(maxsize=4096, typed=True)
 def _plain(value: Scalar) -> str:
     """The value as one word of a node id: no colon, slash, bracket or blank."""
-    return re.sub(r"[^\w.+]", "_", str(value))
+    return re.sub(r"[^\w.+-]", "_", str(value))
 
 
 SHOWN: Final = ("model", "backend", "mode", "dynamic", "wrapper")
@@ -95,4 +99,5 @@ AXES: Final[dict[str, Axis]] = {
     for f in fields(Cell)
     if f.name != "user"
 }
+HIDDEN: Final = tuple(name for name in AXES if name not in SHOWN)
 DEFAULTS: Final = {name: axis.default for name, axis in AXES.items()}

@@ -1,0 +1,144 @@
+"""Axes: which values each axis of a matrix takes, the user's own axes included."""
+
+from __future__ import annotations
+
+import difflib
+import keyword
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import yaml
+
+from pytest_torchcompile.backends import BACKENDS, NOT_ALONE, installed
+from pytest_torchcompile.cell import AXES, DEVICES, DYNAMIC, Scalar
+from pytest_torchcompile.errors import nearest
+from pytest_torchcompile.models import ModelEntry
+from pytest_torchcompile.targets import Targets
+from pytest_torchcompile.wrappers import WRAPPERS
+from pytest_torchcompile.yamlnodes import kind
+from pytest_torchcompile.yamlreader import MISSING, Missing, Reader
+
+__all__ = ["DEVICE", "Axes", "read_axes", "same"]
+
+Axes = dict[str, tuple[Scalar, ...]]
+"""The values of every axis: first those that the package knows, then the user's, by name."""
+
+DEVICE: Final = rf"({'|'.join(DEVICES)})(:\d+)?"
+_RESERVED: Final = ("user", "id", "axes", "check", "checks")
+_TORCH_WORDS: Final = {"true": "dynamic", "false": "static", "null": "auto", "none": "auto"}
+
+
+def same(value: Scalar) -> tuple[str, Scalar]:
+    """A key that tells 1, 1.0 and true apart, which are equal in Python."""
+    return type(value).__name__, value
+
+
+def read_axes(reader: Reader, node: yaml.Node | None, models: Mapping[str, ModelEntry],
+              targets: Targets) -> Axes:
+    """Read the section ``axes``. An axis of ours that is not given has its default as its only value."""
+    given: Axes = {}
+    values = _Values(reader, targets)
+    for name, key, value in reader.entries(node, "axes") if node is not None else ():
+        if name == "model":
+            reader.wrong(key, "axis 'model' is given by the keys of models, and cannot be given again")
+        elif name in AXES:
+            given[name] = values.of_axis(name, value)
+        elif _may_be_axis(reader, name, key):
+            given[name] = values.of_axis(name, value)
+            _check_factories(reader, name, key, models, targets)
+    known: Axes = {name: given.get(name) or (axis.default,) for name, axis in AXES.items()}
+    own: Axes = {name: given[name] for name in sorted(given) if name not in AXES}
+    return known | {"model": tuple(models)} | own
+
+
+def _may_be_axis(reader: Reader, name: str, key: yaml.Node) -> bool:
+    """A name close to one of ours is more likely misspelt than new."""
+    if close := difflib.get_close_matches(name.lower(), AXES, n=1, cutoff=0.8):
+        reader.wrong(key, f"unknown axis {name!r}; did you mean {close[0]!r}? Known: {', '.join(AXES)}")
+    elif not name.isidentifier() or keyword.iskeyword(name) or name in _RESERVED:
+        reader.wrong(key, f"{name!r} cannot name an axis: the factory gets it as a keyword; expected a "
+                          f"Python name other than {', '.join(_RESERVED)}")
+    else:
+        return True
+    return False
+
+
+def _check_factories(reader: Reader, name: str, key: yaml.Node, models: Mapping[str, ModelEntry],
+                     targets: Targets) -> None:
+    for model in models.values():
+        taken = targets.parameters(model.factory)
+        if taken is not None and name not in taken:
+            reader.wrong(key, f"unknown axis {name!r}, and the factory of model {model.name!r} takes no such "
+                              f"keyword; {nearest(name, {*taken, *AXES})}")
+            return
+
+
+@dataclass
+class _Values:
+    """Reads the values of one axis after the other."""
+
+    reader: Reader
+    targets: Targets
+
+    def of_axis(self, axis: str, node: yaml.Node) -> tuple[Scalar, ...]:
+        """Return the values of an axis, those without mistakes."""
+        found: dict[Scalar, yaml.Node] = {}
+        for item in self.reader.items(node, f"axis {axis!r}"):
+            value = self._value(axis, item)
+            if isinstance(value, Missing):
+                continue
+            if value in found:  # 1, 1.0 and true too: a Cell could not tell them apart
+                first = found[value]
+                line = first.start_mark.line + 1
+                self.reader.wrong(item, f"axis {axis!r}: {kind(item)} equals {kind(first)} in line {line}")
+            found.setdefault(value, item)
+        return tuple(found)
+
+    def _value(self, axis: str, node: yaml.Node) -> Scalar | Missing:
+        if axis not in AXES:
+            return self.reader.scalar(node, f"axis {axis!r}")
+        if (closed := AXES[axis].values) is not None:
+            return self._closed(axis, node, closed)
+        text = self.reader.text(node, f"axis {axis!r}")
+        if text is None:
+            return MISSING
+        mistake = None
+        if axis == "device":
+            mistake = self._device(text)
+        elif axis in ("backend", "wrapper"):
+            mistake = self._code(axis, text)
+        if mistake:
+            self.reader.wrong(node, mistake)
+            return MISSING
+        return text
+
+    def _closed(self, axis: str, node: yaml.Node, closed: tuple[str, ...]) -> Scalar | Missing:
+        if axis == "dynamic" and isinstance(node, yaml.ScalarNode) and node.value.lower() in _TORCH_WORDS:
+            word = _TORCH_WORDS[node.value.lower()]
+            self.reader.wrong(node, f"axis 'dynamic': found {node.value}, expected auto, static or dynamic; "
+                                    f"torch.compile(dynamic={DYNAMIC[word]}) is called {word} here")
+            return MISSING
+        found = self.reader.name(node, f"a value of axis {axis!r}", closed)
+        return MISSING if found is None else found
+
+    def _device(self, text: str) -> str | None:
+        if re.fullmatch(DEVICE, text):
+            return None
+        near = nearest(text.partition(":")[0], DEVICES)
+        return f"{text!r} is not a device, such as cuda or cuda:1; {near}"
+
+    def _code(self, axis: str, text: str) -> str | None:
+        """A backend or wrapper: a name that is known, or ``module:attribute``."""
+        if ":" in text:
+            mistake = self.targets.mistake(text)
+            return f"{axis}: {mistake}" if mistake else None
+        if text in NOT_ALONE:
+            return f"backend {text!r} is for torch's own use: it needs arguments that no cell gives"
+        table = set(BACKENDS if axis == "backend" else WRAPPERS)
+        if axis == "backend" and text not in table:
+            table |= installed()
+        if text in table:
+            return None
+        return f"{text!r} is not a {axis}, nor module:attribute; {nearest(text, table)}"

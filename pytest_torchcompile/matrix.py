@@ -1,0 +1,173 @@
+"""Matrix: a YAML file to the cells that are run, with ``file:line:column`` for every mistake."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from pytest_torchcompile.axes import Axes, read_axes
+from pytest_torchcompile.checks import CHECKS
+from pytest_torchcompile.expansion import MAX_CELLS, Excluded, Expansion, PlannedCell, count, expand
+from pytest_torchcompile.models import ModelEntry, read_models
+from pytest_torchcompile.rules import Rule, read_checks, read_rules
+from pytest_torchcompile.strategy import Strategy, choose, read_strategy
+from pytest_torchcompile.targets import Targets
+from pytest_torchcompile.yamlnodes import compose, kind, read
+from pytest_torchcompile.yamlreader import Reader
+
+__all__ = ["KEYS", "VERSION", "Excluded", "Matrix", "ModelEntry", "PlannedCell", "default_path", "find_root",
+           "load_matrix"]
+
+VERSION: Final = 1
+KEYS: Final = {
+    "version": f"version of this format: {VERSION}",
+    "models": "name to the model under test",
+    "axes": "axis to the values it takes; one that the package does not know is handed to the factories",
+    "rules": "what is excluded, skipped, known to fail, and which limits hold",
+    "strategy": "full, pairwise, {pairwise: {strength: 3}} or {sample: {n: 200, seed: 1}}",
+    "checks": "the checks of every cell; default: all",
+}
+_RANKS: Final = {"run": 0, "xfail": 1, "skip": 2}
+_MARKS: Final = ("pyproject.toml", "pytest.ini", "tox.ini", "setup.cfg", ".git")
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """What a matrix file says, expanded."""
+
+    path: Path
+    root: Path
+    """The folder that factories are looked up from."""
+    sha256: str
+    """Of the file's bytes."""
+    models: dict[str, ModelEntry]
+    checks: tuple[str, ...]
+    cells: tuple[PlannedCell, ...]
+    """The cells that are run or skipped, in the order of the axes."""
+    excluded: tuple[Excluded, ...]
+    strategy: Strategy
+    left_out: int = 0
+    """Cells that only the strategy left out."""
+    notes: tuple[str, ...] = ()
+    """What the reader of a report should know: expired rules."""
+
+
+def load_matrix(path: str | Path, root: str | Path | None = None, *, shown: str | None = None,
+                today: datetime.date | None = None) -> Matrix:
+    """Read and expand a matrix file.
+
+    ``root``: where factories are looked up; default :func:`find_root`. ``shown``: the path as error texts
+    name it; default as given. ``today``: decides which xfails have expired.
+    Raises :class:`~pytest_torchcompile.errors.MatrixError` with a line for each mistake, in the file's order.
+    """
+    shown = str(path) if shown is None else shown
+    path = Path(path).absolute()
+    data = read(path, shown)
+    node = compose(data, shown)
+    root = find_root(path) if root is None else Path(root).absolute()
+    reader = Reader(shown)
+    sections = _read(reader, node, Targets(root))
+    reader.finish()
+    expansion, notes = _expand(reader, node, sections, today or datetime.date.today())
+    reader.finish()
+    chosen = choose(sections.strategy, expansion.rows, [each.cell.id for each in expansion.planned],
+                    [_RANKS[each.outcome] for each in expansion.planned])
+    return Matrix(
+        path, root, hashlib.sha256(data).hexdigest(), sections.models, sections.checks,
+        cells=tuple(expansion.planned[k] for k in chosen),
+        excluded=tuple(expansion.excluded),
+        strategy=sections.strategy,
+        left_out=len(expansion.planned) - len(chosen),
+        notes=tuple(notes),
+    )
+
+
+def find_root(path: Path) -> Path:
+    """Return the project's folder for a matrix file.
+
+    The nearest parent with a project file, else the parent of a folder called ``matrix``, else the file's
+    own folder.
+    """
+    for folder in path.parents:
+        if any((folder / mark).exists() for mark in _MARKS):
+            return folder
+    return path.parent.parent if path.parent.name == "matrix" else path.parent
+
+
+def default_path(folder: Path | None = None) -> Path:
+    """Return ``matrix/default.yaml`` of the folder (default: the working directory), else the one we ship."""
+    own = (folder or Path.cwd()) / "matrix" / "default.yaml"
+    package = Path(__file__).parent
+    shipped = (package / "matrices" / "default.yaml", package.parent / "matrix" / "default.yaml")
+    return next((path for path in (own, *shipped) if path.is_file()), own)
+
+
+@dataclass(frozen=True)
+class _Sections:
+    """The file, read."""
+
+    models: dict[str, ModelEntry]
+    axes: Axes
+    checks: tuple[str, ...]
+    rules: list[tuple[Rule, yaml.Node]]
+    strategy: Strategy
+
+
+def _read(reader: Reader, node: yaml.Node, targets: Targets) -> _Sections:
+    found = reader.fields(node, "the matrix", KEYS, ("version", "models"))
+    if "version" in found:
+        version = found["version"]
+        if not isinstance(version, yaml.ScalarNode) or version.value != str(VERSION) or version.style:
+            text = f"version: found {kind(version)}, expected {VERSION}, the only one that is read here"
+            reader.wrong(version, text)
+    models = read_models(reader, found["models"], targets) if "models" in found else {}
+    axes = read_axes(reader, found.get("axes"), models, targets)
+    consistent = not reader.problems  # else a rule that names what is misspelt above would be blamed as well
+    checks = read_checks(reader, found.get("checks"))
+    rules = read_rules(reader, found.get("rules"), axes if consistent else None, checks)
+    return _Sections(models, axes, checks, rules, read_strategy(reader, found.get("strategy")))
+
+
+def _expand(reader: Reader, node: yaml.Node, sections: _Sections,
+            today: datetime.date) -> tuple[Expansion, list[str]]:
+    """Expand; note rules without effect, cells that share an id, and that no cell is left."""
+    total = count(sections.axes)
+    if total > MAX_CELLS:
+        reader.wrong(node, f"the axes multiply to {total:,} cells, more than {MAX_CELLS:,}; take values out")
+        reader.finish()
+    rules = [rule for rule, _ in sections.rules]
+    expired = frozenset(k for k, rule in enumerate(rules) if rule.expired(today))
+    expansion = expand(sections.axes, rules, expired, _defaults(sections.checks))
+    for k, (rule, place) in enumerate(sections.rules):
+        if not expansion.matches[k]:
+            cells = "cell that is left" if rule.verb == "limits" else "cell"
+            reader.wrong(place, f"this {rule.verb} rule matches no {cells}: {_selector(rule)}; "
+                                f"remove it, or correct a value")
+        elif not expansion.hits[k]:
+            reader.wrong(place, f"this {rule.verb} rule decides nothing: earlier rules decide every cell it "
+                                f"matches; remove it, or move it up")
+    if not expansion.planned:
+        reader.wrong(node, f"zero cells: the rules exclude all {total:,}; expected at least one that is left")
+    for cell, times in Counter(each.cell.id for each in expansion.planned).items():
+        if times > 1:
+            reader.wrong(node, f"{times} cells have the id {cell!r}; rename a model, or a value of an axis")
+    notes = [f"{rules[k].where}: this xfail expired on {rules[k].until}, its cells are expected to pass: "
+             f"{rules[k].reason}" for k in sorted(expired)]
+    return expansion, notes
+
+
+def _defaults(checks: Sequence[str]) -> dict[str, float]:
+    limits = [limit for check in checks for limit in CHECKS[check].limits]
+    return {limit.name: limit.default for limit in limits if limit.default is not None}
+
+
+def _selector(rule: Rule) -> str:
+    chosen = (f"{axis} = {' | '.join(map(str, values))}" for axis, values in rule.select.items())
+    return ", ".join(chosen) or "any"

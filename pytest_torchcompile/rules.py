@@ -1,0 +1,196 @@
+"""Rules: what a matrix says of some of its cells: exclude, skip, xfail, limits."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from pytest_torchcompile.axes import Axes, same
+from pytest_torchcompile.cell import Scalar
+from pytest_torchcompile.checks import CHECKS, LIMITS
+from pytest_torchcompile.errors import nearest
+from pytest_torchcompile.yamlnodes import kind
+from pytest_torchcompile.yamlreader import Missing, Reader
+
+__all__ = ["OUTCOMES", "RULE_KEYS", "VERBS", "Rule", "read_checks", "read_rules"]
+
+OUTCOMES: Final = ("exclude", "skip", "xfail")
+VERBS: Final[dict[str, tuple[str, ...]]] = {
+    "exclude": ("reason", "issue"),
+    "skip": ("reason", "issue"),
+    "xfail": ("reason", "issue", "until", "checks"),
+    "limits": ("when", "reason"),
+}
+"""Verb to the keys that a rule with this verb may have besides it."""
+RULE_KEYS: Final = {
+    "exclude": "the cells that make no sense: axis to value, or to a list of values",
+    "skip": "the cells that cannot run",
+    "xfail": "the cells that are known to fail; one that passes fails the run, so that stale rules leave",
+    "limits": "limit to number, for the cells of `when`",
+    "when": "the cells that the limits hold for; all of them if left out",
+    "reason": "why, for the report",
+    "issue": "where it is tracked, for example owner/repo#123",
+    "until": "the last day on which the xfail holds, YYYY-MM-DD",
+    "checks": "the checks that are known to fail; left out: any",
+}
+
+
+DAY: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule. A cell matches if each axis of ``select`` has one of the values there."""
+
+    verb: str
+    select: dict[str, tuple[Scalar, ...]]
+    where: str
+    """``file:line``"""
+    reason: str = ""
+    issue: str = ""
+    until: datetime.date | None = None
+    checks: tuple[str, ...] = ()
+    limits: dict[str, float] = field(default_factory=dict)
+
+    def expired(self, today: datetime.date) -> bool:
+        """Is ``until`` over?"""
+        return self.until is not None and today > self.until
+
+
+def read_checks(reader: Reader, node: yaml.Node | None, what: str = "a check",
+                known: Sequence[str] = tuple(CHECKS)) -> tuple[str, ...]:
+    """Read a list of checks, each once; all known ones if there is no list."""
+    if node is None:
+        return tuple(known)
+    found: list[str] = []
+    for item in reader.items(node, "checks", alone=True):
+        name = reader.name(item, what, known)
+        if name in found:
+            reader.wrong(item, f"checks: {name!r} is listed twice")
+        elif name is not None:
+            found.append(name)
+    return tuple(found)
+
+
+def read_rules(reader: Reader, node: yaml.Node | None, axes: Axes | None,
+               checks: tuple[str, ...]) -> list[tuple[Rule, yaml.Node]]:
+    """Read the section ``rules``, each rule with its node; those with mistakes are left out.
+
+    ``axes`` None: the axes have mistakes themselves, so values are not looked up in them.
+    """
+    if node is None or (isinstance(node, yaml.SequenceNode) and not node.value):
+        return []
+    rules = _Rules(reader, axes, checks)
+    found = ((rules.read(item), item) for item in reader.items(node, "rules"))
+    return [(rule, item) for rule, item in found if rule is not None]
+
+
+@dataclass
+class _Rules:
+    reader: Reader
+    axes: Axes | None
+    checks: tuple[str, ...]
+
+    def read(self, node: yaml.Node) -> Rule | None:
+        """Read one rule; None if it has a mistake."""
+        before = len(self.reader.problems)
+        verb = self._verb(node)
+        if verb is None:
+            return None
+        keys = (verb, *VERBS[verb])
+        required = (verb,) if verb == "limits" else (verb, "reason")
+        found = self.reader.fields(node, f"this {verb} rule", keys, required)
+        values: dict[str, Any] = {}
+        for name in ("reason", "issue"):
+            if name in found:
+                values[name] = self.reader.text(found[name], name) or ""
+        if "until" in found:
+            values["until"] = self._date(found["until"])
+        if "checks" in found:
+            what = "a check of this matrix"
+            values["checks"] = read_checks(self.reader, found["checks"], what, self.checks)
+        selector = found.get("when" if verb == "limits" else verb)
+        values["select"] = self._select(selector, verb) if selector is not None else {}
+        if verb == "limits" and verb in found:
+            values["limits"] = self._limits(found[verb])
+        if len(self.reader.problems) > before:
+            return None
+        return Rule(verb, where=self.reader.where(node), **values)
+
+    def _verb(self, node: yaml.Node) -> str | None:
+        keys = [name for name, _, _ in self.reader.entries(node, "a rule")]
+        verbs = [name for name in keys if name in VERBS]
+        if len(verbs) == 1:
+            return verbs[0]
+        if verbs:
+            self.reader.wrong(node, f"this rule has the verbs {' and '.join(verbs)}; expected one in a rule")
+        elif keys:
+            strange = next((name for name in keys if name not in RULE_KEYS), keys[0])
+            found = ", ".join(map(repr, keys))
+            self.reader.wrong(node, f"this rule has no verb, only {found}; {nearest(strange, VERBS)}")
+        elif isinstance(node, yaml.MappingNode):
+            self.reader.wrong(node, f"this rule is empty; expected one of {', '.join(VERBS)}")
+        return None
+
+    def _select(self, node: yaml.Node, verb: str) -> dict[str, tuple[Scalar, ...]]:
+        select = {}
+        entries = self.reader.entries(node, verb)
+        if not entries and isinstance(node, yaml.MappingNode):
+            self.reader.wrong(node, f"{verb}: no axis is named, so every cell matches; expected at least one")
+        for axis, key, value in entries:
+            if self.axes is None:
+                continue
+            if axis not in self.axes:
+                self.reader.wrong(key, f"unknown axis {axis!r}; {nearest(axis, self.axes)}")
+                continue
+            select[axis] = self._values(axis, value, self.axes[axis])
+        return select
+
+    def _values(self, axis: str, node: yaml.Node, known: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+        keys = {same(value) for value in known}
+        found: list[Scalar] = []
+        for item in self.reader.items(node, f"axis {axis!r}", alone=True):
+            value = self.reader.scalar(item, f"axis {axis!r}")
+            if isinstance(value, Missing):
+                continue
+            if same(value) not in keys:
+                what = "model" if axis == "model" else f"value of axis {axis!r}"
+                near = nearest(str(value), map(str, known))
+                self.reader.wrong(item, f"{kind(item)} is not a {what} in this matrix; {near}")
+            elif value in found:
+                self.reader.wrong(item, f"axis {axis!r}: {kind(item)} is listed twice")
+            else:
+                found.append(value)
+        return tuple(found)
+
+    def _limits(self, node: yaml.Node) -> dict[str, float]:
+        limits = {}
+        for name, key, value in self.reader.entries(node, "limits"):
+            if name not in LIMITS:
+                self.reader.wrong(key, f"unknown limit {name!r}; {nearest(name, LIMITS)}")
+                continue
+            owner = next(check for check, entry in CHECKS.items() if LIMITS[name] in entry.limits)
+            if owner not in self.checks:
+                self.reader.wrong(key, f"limit {name!r} has no effect: checks leaves out {owner!r}")
+            limit = LIMITS[name]
+            number = self.reader.number(value, f"limit {name!r}", whole=limit.whole, least=limit.least,
+                                        most=limit.most)
+            if number is not None:
+                limits[name] = number
+        if not limits and isinstance(node, yaml.MappingNode) and not node.value:
+            self.reader.wrong(node, f"limits: none is given; expected at least one of {', '.join(LIMITS)}")
+        return limits
+
+    def _date(self, node: yaml.Node) -> datetime.date | None:
+        try:
+            if isinstance(node, yaml.ScalarNode) and re.fullmatch(DAY, node.value):
+                return datetime.date.fromisoformat(node.value)
+        except ValueError:
+            pass  # 2027-02-30
+        self.reader.wrong(node, f"until: found {kind(node)}, expected a day as YYYY-MM-DD")
+        return None

@@ -1,0 +1,146 @@
+"""A YAML text as a tree of nodes that know their line, bounded in size; no object is ever built from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from pytest_torchcompile.errors import MatrixError, nearest
+
+__all__ = ["compose", "kind", "read"]
+
+MAX_BYTES: Final = 1 << 20
+MAX_DEPTH: Final = 32
+MAX_NODES: Final = 50_000
+"""After aliases are expanded: nine lines of YAML can otherwise stand for 10**9 nodes."""
+
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it
+_TAG: Final = "tag:yaml.org,2002:"
+_PLAIN: Final = frozenset(
+    f"{_TAG}{name}"
+    for name in ("str", "int", "float", "bool", "null", "timestamp", "seq", "map", "merge", "value")
+)
+
+
+def read(path: Path, shown: str) -> bytes:
+    """Return the file's bytes. Raises :class:`MatrixError` for what is no readable file of at most 1 MiB."""
+    try:
+        if path.is_dir():
+            inside = sorted(child.name for child in path.iterdir() if child.suffix in (".yaml", ".yml"))
+            holds = f"; it holds {', '.join(inside[:20])}" if inside else ""
+            raise MatrixError(shown, 1, 1, f"is a folder; expected a matrix file{holds}")
+        if not path.exists():
+            others = (str(Path(shown).parent / child.name) for child in path.parent.glob("*.y*ml"))
+            raise MatrixError(shown, 1, 1, f"no such file; {nearest(shown, others)}")
+        if not path.is_file():
+            raise MatrixError(shown, 1, 1, "is no regular file; expected a matrix file")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise MatrixError(shown, 1, 1, f"cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # a NUL in the name
+        raise MatrixError(shown, 1, 1, f"cannot be read: {error}") from None
+    if len(data) > MAX_BYTES:
+        raise MatrixError(shown, 1, 1, f"is longer than {MAX_BYTES:,} bytes, too long for a matrix")
+    return data
+
+
+def compose(data: bytes, shown: str) -> yaml.Node:
+    """Return the root node of the only document.
+
+    Raises :class:`MatrixError` for bytes that are no UTF-8, for malformed YAML, an empty file, more than one
+    document, deep nesting, aliases that expand beyond bounds or contain themselves, and tags that would build
+    objects.
+    """
+    text = _decode(data, shown)
+    try:
+        _check_depth(text, shown)
+        node = yaml.compose(text, Loader=_LOADER)
+    except yaml.MarkedYAMLError as error:
+        context = f" ({error.context})" if error.context else ""
+        text = f"malformed YAML: {error.problem}{context}"
+        raise _at(error.problem_mark or error.context_mark, shown, text) from None
+    except yaml.reader.ReaderError as error:
+        line, column = _place(text, re.search(yaml.reader.Reader.NON_PRINTABLE, text))
+        raise MatrixError(shown, line, column, f"malformed YAML: {error.reason}") from None
+    if node is None:
+        raise MatrixError(shown, 1, 1, "the file is empty; expected at least the keys version and models")
+    _check_nodes(node, shown)
+    return node
+
+
+def kind(node: yaml.Node) -> str:
+    """What the node is, for error texts: ``a mapping``, ``a list``, ``'abc'``, ``nothing``."""
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping"
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    text: str = node.value
+    if not text and isinstance(node, yaml.ScalarNode) and not node.style:
+        return "nothing"
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _decode(data: bytes, shown: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = error.object[: error.start].decode("utf-8", errors="replace")
+        line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+        text = f"byte 0x{error.object[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        raise MatrixError(shown, line, column, text) from None
+
+
+def _check_depth(text: str, shown: str) -> None:
+    """Walk the events, which takes no recursion, before PyYAML composes nodes, which does."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise _at(event.start_mark, shown, f"nested deeper than {MAX_DEPTH} levels")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _check_nodes(root: yaml.Node, shown: str) -> None:
+    """Refuse foreign tags and trees that are too large, counting a node once for each alias to it."""
+    sizes: dict[int, int] = {}
+
+    def visit(node: yaml.Node) -> int:  # goes no deeper than the text is nested: aliases are visited already
+        known = sizes.get(id(node))
+        if known == 0:
+            raise _at(node.start_mark, shown, "an alias that contains itself")
+        if known is None:
+            if node.tag not in _PLAIN:
+                text = f"tag {node.tag.replace(_TAG, '!!')!r} would build an object; expected plain data"
+                raise _at(node.start_mark, shown, text)
+            sizes[id(node)] = 0
+            known = sizes[id(node)] = 1 + sum(visit(child) for child in _children(node))
+        if known > MAX_NODES:
+            raise _at(node.start_mark, shown, f"aliases expand to more than {MAX_NODES:,} nodes")
+        return known
+
+    visit(root)
+
+
+def _children(node: yaml.Node) -> Iterator[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield key
+            yield value
+    elif isinstance(node, yaml.SequenceNode):
+        yield from node.value
+
+
+def _at(mark: Any, shown: str, text: str) -> MatrixError:
+    return MatrixError(shown, mark.line + 1 if mark else 1, mark.column + 1 if mark else 1, text)
+
+
+def _place(text: str, match: re.Match[str] | None) -> tuple[int, int]:
+    before = text[: match.start()] if match else ""
+    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchcompile.errors import TorchcompileError
+from pytest_torchcompile.zygote import die_with_parent, set_environment
 
 __all__ = ["Outcome", "Rank", "Zygote", "serve"]
 
@@ -191,8 +192,6 @@ def _tail(path: Path, offset: int, limit: int = LOG_BYTES) -> str:
 
 def serve(fd: int, folder: Path) -> None:
     """Do jobs until the other side closes. Runs in a fresh fork of the zygote."""
-    from pytest_torchcompile.zygote import die_with_parent
-
     die_with_parent()
     os.setpgid(0, 0)  # a group of its own, so that its compiler processes can be killed with it
     pid = os.getpid()
@@ -226,6 +225,7 @@ def execute(job: dict[str, Any]) -> dict[str, Any]:
     ``path`` is pytest's ``sys.path``: a model must be importable here whenever it is there.
     """
     sys.path += [entry for entry in job.get("path", ()) if entry not in sys.path]
+    set_environment()
     from pytest_torchcompile import runner
 
     value: Any

@@ -25,9 +25,10 @@ from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.instruments import coverage, observe
 from pytest_torchcompile.instruments.state import isolated
 from pytest_torchcompile.instruments.warmup import compile_threads
-from pytest_torchcompile.matrix import ModelEntry
+from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Failure, Job, Observation
 from pytest_torchcompile.oracle import Leaf, Recording, Reference, StateSnapshot, Tape, compare, record, reference
+from pytest_torchcompile.oracle.units import unit_of
 from pytest_torchcompile.references import References
 from pytest_torchcompile.wrappers.protocol import Wrapper
 from pytest_torchcompile.wrappers.protocol import load as load_wrapper
@@ -123,12 +124,6 @@ class Run:
                 if error := recordings[-1].error:
                     raise UserError(call.label, error)
             start.restore()
-            twice = self._record(self._eager_call, self.model, self.calls[0], None)
-            start.restore()
-        differ = [leaf for leaf in compare(recordings[0], twice, recordings[0].as_reference())
-                  if not leaf.bitwise]
-        if differ:
-            raise Nondeterministic(differ)
         return recordings
 
     def _run_compiled(self) -> Compiled:
@@ -181,7 +176,8 @@ class Run:
         with self.phase("reference"):
             return _REFERENCES.get(key, lambda: reference(
                 self._pristine, call.batch, loss=self.loss, train=self.train, seed=self.seed + call.index,
-                tape=self._tapes[call.index], unit=self.wrapper.unit,
+                tape=self._tapes[call.index],
+                unit=unit_of(getattr(torch, self.wrapper.unit)) if self.wrapper.unit else None,
             ))
 
 
@@ -191,15 +187,6 @@ class UserError(Exception):
     def __init__(self, label: str, error: Any) -> None:
         super().__init__(f"the model raises without torch.compile too, at {label}: {error.type}: {error.text}")
         self.error = error
-
-
-class Nondeterministic(Exception):
-    """Two eager runs from the same state and seed differ."""
-
-    def __init__(self, differ: list[Leaf]) -> None:
-        names = ", ".join(leaf.name for leaf in differ[:5]) + (", ..." if len(differ) > 5 else "")
-        super().__init__("the model is not deterministic: two eager runs from the same state and seed differ in "
-                         f"{names}; whether the compiled one is right can't be told")
 
 
 def run_cell(job: Job) -> tuple[dict[str, Any], bool]:
@@ -232,8 +219,6 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
         return Failure("usage", str(why))
     except UserError as why:
         return Failure("user", str(why), why.error.phase, why.error.traceback)
-    except Nondeterministic as why:
-        return Failure("nondeterministic", str(why), "eager")
     except Exception as why:
         return Failure("internal", f"{type(why).__name__}: {why}", "", traceback.format_exc())
     return None

@@ -19,7 +19,6 @@ _HINTS = {
     "crash": "run the cell in pytest's own process under a debugger: --compile-inprocess",
     "timeout": "raise --compile-timeout if the cell is just slow",
     "user": "mend the model or its inputs first: eager must work",
-    "nondeterministic": "seed the model's own generators, or set torch.use_deterministic_algorithms(True)",
     "internal": "this is a mistake of pytest-torchcompile: please report it with the evidence",
 }
 

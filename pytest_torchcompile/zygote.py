@@ -22,7 +22,7 @@ import socket
 import sys
 from pathlib import Path
 
-__all__ = ["WARM", "gpu_device_files", "main", "preload"]
+__all__ = ["WARM", "gpu_device_files", "main", "preload", "set_environment"]
 
 WARM = "PYTEST_TORCHCOMPILE_WARM"
 """Set to 0 in the environment to import only, without the warm-up compile."""
@@ -32,6 +32,16 @@ def gpu_device_files() -> list[str]:
     """Device files of GPUs, found without asking a driver (asking would initialise it)."""
     dev = Path("/dev")
     return sorted(str(p) for pattern in ("nvidia[0-9]*", "kfd") for p in dev.glob(pattern))
+
+
+def set_environment() -> None:
+    """What must be in the environment before torch is loaded; what the user has set stays.
+
+    A passive wait saves 15 to 35 % of the CPU time of parallel workers and changes no cache key. Kineto, the
+    profiler behind coverage, writes a line to stderr for each start and stop unless its log level is above all.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 
 def preload() -> None:
@@ -60,7 +70,7 @@ def main(folder: Path) -> None:
     """Serve until standard input closes."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is pytest's to handle; it then closes our stdin
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    set_environment()
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(str(folder / "socket"))
     server.listen(64)

@@ -29,6 +29,7 @@ def measure(run: Run) -> dict[str, Any]:
         "compiles": seen["compiles"],
         "graphs": seen["graphs"],
         "eager_frames": seen["eager_frames"],
+        "lost": seen["lost"],
         "coverage": run.compiled.coverage,
         "all_zero": [r.all_zero for r in run.compiled.first if not r.error],
         "eager_all_zero": [r.all_zero for r in run.eager],
@@ -57,6 +58,10 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     elif silent := [f for f in section["eager_frames"] if f["kind"] in SILENT]:
         yield Problem(f"{len(silent)} frame(s) silently ran eagerly: " + ", ".join(sorted({f["kind"] for f in silent})),
                       evidence=_frames(section))
+    if section["lost"]:
+        yield Problem("the ledger could not read everything that torch reported, so it can't vouch for this cell",
+                      evidence="\n".join(section["lost"]),
+                      hint="this torch is newer than pytest-torchcompile knows: please report it")
     yield from _coverage(section["coverage"], limits.get("coverage", 1.0))
     if section["all_zero"] and all(section["all_zero"]):
         yield Problem("every output is zero, in compiled and in eager runs: an equality of zeros proves nothing"

@@ -10,14 +10,17 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.limits import Limits, problem
 from pytest_torchcompile.checks.protocol import Check, unjudged
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.oracle import Leaf
     from pytest_torchcompile.runner import Run
 
-__all__ = ["CHECK", "judge_leaves", "numerics"]
+__all__ = ["CHECK", "GRADIENT", "judge_leaves", "numerics"]
 
+GRADIENT = "gradient of "
+"""How the oracle names the leaves that are the check `gradients`'."""
 KEPT = 200
 """How many leaves a section keeps, the ones farthest off first; the rest are counted."""
 
@@ -44,13 +47,11 @@ def _distance(leaf: Leaf) -> float:
 
 def measure(run: Run) -> dict[str, Any]:
     """Everything the oracle compared but gradients."""
-    return numerics(run, [(label, leaf) for label, leaf in run.leaves if leaf.kind != "gradient"])
+    return numerics(run, [(label, leaf) for label, leaf in run.leaves if not leaf.name.startswith(GRADIENT)])
 
 
 def judge_leaves(section: Mapping[str, Any], what: str) -> Iterator[Problem]:
     """One problem for each leaf that is farther off than rounding explains."""
-    from pytest_torchcompile.oracle.leaf import Leaf
-    from pytest_torchcompile.oracle.limits import Limits, problem
 
     if not section["compared"]:
         yield Problem(f"nothing was compared: the model has no {what}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.observation import Problem
-from pytest_torchcompile.checks.equivalence import judge_leaves, numerics
+from pytest_torchcompile.checks.equivalence import GRADIENT, judge_leaves, numerics
 from pytest_torchcompile.checks.protocol import Check, unjudged
 
 if TYPE_CHECKING:
@@ -17,8 +17,9 @@ __all__ = ["CHECK"]
 
 def measure(run: Run) -> dict[str, Any]:
     """The gradients of parameters and inputs, and how many of eager's are not zero."""
-    section = numerics(run, [(label, leaf) for label, leaf in run.leaves if leaf.kind == "gradient"])
-    return section | {"nonzero": sum(r.nonzero_gradients for r in run.eager)}
+    section = numerics(run, [(label, leaf) for label, leaf in run.leaves if leaf.name.startswith(GRADIENT)])
+    nonzero = sum(bool(g.any()) for r in run.eager for g in r.gradients.values() if g is not None)
+    return section | {"nonzero": nonzero}
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from pytest_torchcompile.verdicts import apply_xfail, judge
 
 def section(**changes):
     """A section of `compiles` in which all is well, with changes."""
-    return {"compiles": [], "graphs": [{"runs": 2}], "eager_frames": [], "coverage": [
+    return {"compiles": [], "graphs": [{"runs": 2}], "eager_frames": [], "lost": [], "coverage": [
         {"call": "call 1", "share": 1.0, "total": 4, "outside": 0, "sites": []}],
         "all_zero": [False], "eager_all_zero": [False], "error": None, "seconds": 1.0} | changes
 
@@ -29,6 +29,7 @@ ERROR = {"type": "InductorError", "text": "no", "phase": "forward", "traceback":
     ({"coverage": [{"call": "call 2 (B=1)", "share": 0.5, "total": 4, "outside": 2, "sites": ["m.py:3"]}]},
      "only 50% of the model's operator calls ran inside compiled graphs at call 2 (B=1), 100% wanted "
      "(2 of 4 ran eagerly)"),
+    ({"lost": ["a record of a kind that is unknown"]}, "can't vouch for this cell"),
     ({"all_zero": [True], "eager_all_zero": [True]}, "an equality of zeros proves nothing"),
     ({"all_zero": [True]}, "every output of the compiled model is zero"),
     ({"error": ERROR}, "the compiled run raised InductorError in forward; eager did not"),
@@ -93,7 +94,7 @@ def test_a_section_that_is_missing_is_an_error():
 
 @pytest.mark.parametrize(("kind", "verdict"), [
     ("skip", "skip"), ("crash", "crash"), ("timeout", "timeout"), ("user", "error"), ("usage", "error"),
-    ("nondeterministic", "error"), ("internal", "error"),
+    ("internal", "error"),
 ])  # fmt: skip
 def test_failures(kind, verdict):
     """What kept a run from having a result becomes the verdict of each check."""

@@ -126,7 +126,7 @@ class _Copies:
             return new.copy_(tensor)
         key = (_storage(tensor), tensor.dtype)
         if key not in self.storages:
-            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+            whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
             self.storages[key] = whole.to(device=device, dtype=dtype, copy=True)
         return self.storages[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 

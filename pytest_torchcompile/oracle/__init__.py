@@ -1,7 +1,9 @@
-"""Is it the same computation? Recordings of eager and compiled runs, compared in units of the program's own rounding noise.
+"""Is it the same computation? Recordings of eager and compiled runs, compared in units of the program's own
+rounding noise.
 
-``record`` runs a model once and keeps everything observable, ``reference`` runs it in float64 with and without
-rounding noise, ``compare`` makes ``Leaf`` records of the differences and ``problem`` judges one. Names are loaded on first
+``record`` runs a model once and keeps everything observable, ``reference`` runs it in float64 with and
+without rounding noise, ``compare`` makes ``Leaf`` records of the differences and ``problem`` judges one.
+Names are loaded on first
 use: ``Leaf``, ``Limits`` and ``problem`` need no torch.
 """
 
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.comparison import compare as compare
+    from pytest_torchcompile.oracle.expected import Reference as Reference
     from pytest_torchcompile.oracle.leaf import Leaf as Leaf
     from pytest_torchcompile.oracle.limits import Limits as Limits
     from pytest_torchcompile.oracle.limits import problem as problem
@@ -20,7 +23,6 @@ if TYPE_CHECKING:
     from pytest_torchcompile.oracle.recording import Fault as Fault
     from pytest_torchcompile.oracle.recording import Item as Item
     from pytest_torchcompile.oracle.recording import Recording as Recording
-    from pytest_torchcompile.oracle.reference_runs import Reference as Reference
     from pytest_torchcompile.oracle.reference_runs import reference as reference
     from pytest_torchcompile.oracle.state import StateSnapshot as StateSnapshot
     from pytest_torchcompile.oracle.tape import Tape as Tape
@@ -31,7 +33,7 @@ _EXPORTS = {
     "Leaf": "leaf",
     "Limits": "limits",
     "Recording": "recording",
-    "Reference": "reference_runs",
+    "Reference": "expected",
     "StateSnapshot": "state",
     "Tape": "tape",
     "compare": "comparison",
@@ -40,7 +42,21 @@ _EXPORTS = {
     "record": "recorder",
     "reference": "reference_runs",
 }
-__all__ = sorted(_EXPORTS)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [
+    "Fault",
+    "Item",
+    "Leaf",
+    "Limits",
+    "Recording",
+    "Reference",
+    "StateSnapshot",
+    "Tape",
+    "compare",
+    "default_loss",
+    "problem",
+    "record",
+    "reference",
+]
 
 
 def __getattr__(name: str) -> object:

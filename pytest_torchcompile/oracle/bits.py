@@ -19,7 +19,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
-    """A text that changes when the values do (in all likelihood); compared with an earlier one of the same tensor."""
+    """A text that changes when the values do, in all likelihood; to be compared with an earlier one."""
     strided = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     if not strided or tensor.numel() == 0 or tensor.device.type == "meta":
         return ""

@@ -9,17 +9,18 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.oracle.bits import same_bits
+from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.judging import continuous, discrete
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.limits import Limits, problem
 from pytest_torchcompile.oracle.properties import ABSENT, attributes, errors, plain, properties
 from pytest_torchcompile.oracle.recording import Item, Recording
-from pytest_torchcompile.oracle.reference_runs import Reference
 
 __all__ = ["compare"]
 
 _WAVERS = (
-    "two eager runs from one state and seed differ by more than rounding, so nothing can be said about the compiled one"
+    "two eager runs from one state and seed differ by more than rounding, "
+    "so nothing can be said about the compiled one"
 )
 
 
@@ -35,14 +36,15 @@ def compare(
     Args:
         eager: The run to be trusted in everything but rounding.
         compiled: The run under test, from the same state, batch, seed and loss.
-        reference: What values that aren't bitwise equal are measured against; a callable is called only when there are
+        reference: What values that aren't bitwise equal are measured against; a callable is called only when
+        there are
             any, so that an exact run pays nothing.
         limits: Decide when more noise is drawn before a leaf is left looking wrong.
 
     Returns:
-        One leaf per output, loss, changed input, buffer and gradient; one each for structure, memory sharing and
-        generator; one more for every dtype, shape, stride or requires_grad that differs. If one of the two raised,
-        a single leaf about that.
+        One leaf per output, loss, changed input, buffer and gradient; one each for structure, memory sharing
+        and generator; one more for every dtype, shape, stride or requires_grad that differs. If one of the
+        two raised, a single leaf about that.
     """
     if eager.error is not None or compiled.error is not None:
         return [errors(eager, compiled)]
@@ -96,13 +98,12 @@ class _Values:
 
     def _judged(self, name: str, kind: str, mine: Any, found: Any) -> Leaf:
         reference = self._reference()
-        estimate = reference.estimates.get(name)
         if isinstance(mine, float):
             mine, found = (torch.tensor(v, dtype=torch.float64) for v in (mine, found))
         leaf = Leaf(name, kind, numel=mine.numel(), dtype=_name(mine.dtype))
         if mine.is_floating_point() or mine.is_complex():
-            return continuous(leaf, mine, found.to(mine.dtype), estimate, reference.kind, self._limits)
-        return discrete(leaf, mine, found.to(mine.dtype), estimate)
+            return continuous(leaf, mine, found.to(mine.dtype), reference, self._limits)
+        return discrete(leaf, mine, found.to(mine.dtype), reference)
 
     def _wavers(self, name: str, kind: str, mine: Any) -> bool:
         """Whether a second eager run would be called wrong too."""
@@ -115,7 +116,7 @@ class _Values:
 
 
 def _pairs(eager: Recording, compiled: Recording) -> dict[str, tuple[str, Item, Item]]:
-    """``name: (kind, eager, compiled)``, in eager's order; what only one has is paired with an absent value."""
+    """``name: (kind, eager, compiled)`` in eager's order; what one lacks is paired with an absent value."""
     mine, found = _items(eager), _items(compiled)
     pairs = {}
     for name in [*mine, *(n for n in found if n not in mine)]:

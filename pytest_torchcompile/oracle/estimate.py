@@ -37,7 +37,7 @@ class Estimate:
         """Draws of another type or shape: rounding decides about the shape itself."""
         self.norm = 0.0
         if self.continuous:
-            self.norm = sum(float(finite(piece).square().sum()) for piece in self.value.flatten().split(PIECE)) ** 0.5
+            self.norm = sum(float(finite(piece).square().sum()) for (piece,) in pieces(self.value)) ** 0.5
             self._reach(self.value)
 
     @property
@@ -45,13 +45,20 @@ class Estimate:
         """Whether this leaf is a tensor of floating numbers."""
         return isinstance(self.value, torch.Tensor) and self.value.is_floating_point()
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of the tensors it holds."""
+        held = (self.value, self.spread, self.flips, self.reach)
+        return sum(t.numel() * t.itemsize for t in held if isinstance(t, torch.Tensor))
+
     def add(self, value: Any) -> None:
         """Take one more noise draw in."""
         if not isinstance(self.value, torch.Tensor):
             self.odd += self.value != value if isinstance(value, (bool, int, str, type(None))) else 0
             return
         value = as_real(value) if isinstance(value, torch.Tensor) else value
-        if not isinstance(value, torch.Tensor) or value.shape != self.value.shape or value.dtype != self.value.dtype:
+        alike = isinstance(value, torch.Tensor) and value.shape == self.value.shape
+        if not alike or value.dtype != self.value.dtype:
             self.odd += 1
         elif self.continuous:
             self._deviate(value)
@@ -62,9 +69,8 @@ class Estimate:
     def _deviate(self, value: torch.Tensor) -> None:
         if self.spread is None:
             fine = self.value.dtype == torch.float64 and self.value.numel() < PIECE
-            self.spread = torch.zeros(
-                self.value.numel(), dtype=self.value.dtype if fine else torch.float32, device=self.value.device
-            )
+            dtype = torch.float64 if fine else torch.float32
+            self.spread = torch.zeros(self.value.numel(), dtype=dtype, device=self.value.device)
         squares = along = offset = 0.0
         for spread, exact, drawn in pieces(self.spread, self.value, value):
             error = finite(drawn - exact)
@@ -98,4 +104,4 @@ def finite(tensor: torch.Tensor) -> torch.Tensor:
 def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """The same stretch of every tensor, flattened, :data:`PIECE` elements at a time."""
     flat = [t.reshape(-1) for t in tensors]
-    yield from zip(*(t.split(PIECE) for t in flat), strict=True)
+    yield from zip(*(torch.split(t, PIECE) for t in flat), strict=True)

@@ -11,8 +11,8 @@ __all__ = ["KINDS", "Leaf", "Scalar"]
 Scalar: TypeAlias = "bool | int | float | str | None"
 
 KINDS: Final = (
-    "value", "gradient", "buffer", "mutation", "dtype", "shape", "stride", "alias", "requires_grad", "structure",
-    "rng", "error", "nondeterministic",
+    "value", "gradient", "buffer", "mutation", "dtype", "shape", "stride", "alias", "requires_grad",
+    "structure", "rng", "error", "nondeterministic",
 )  # fmt: skip
 """What a leaf can be about; a leaf whose values agree has the kind of its role."""
 
@@ -21,9 +21,9 @@ KINDS: Final = (
 class Leaf:
     """One thing that eager and compiled were compared in.
 
-    ``rms``, ``bias`` and ``peak`` are multiples of this program's own rounding noise (``None``: bitwise equal,
-    or no numbers); :func:`~pytest_torchcompile.oracle.limits.problem` judges them. ``message`` says what differs
-    where no number of noise units could excuse it.
+    ``rms``, ``bias`` and ``peak`` are multiples of this program's own rounding noise (``None``: bitwise
+    equal, or no numbers); :func:`~pytest_torchcompile.oracle.limits.problem` judges them. ``message`` says
+    what differs where no number of noise units could excuse it.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Leaf:
     rms: float | None = None
     """Error of the whole leaf over its noise, both as root mean square."""
     bias: float | None = None
-    """Systematic part of the error (its projections on the result and on a constant) over that of the noise."""
+    """Systematic part of the error (its projections on the result and on a constant) over the noise's."""
     peak: float | None = None
     """Largest error of one element over the noise of that element."""
     undecidable: int = 0
@@ -58,7 +58,7 @@ class Leaf:
         return self.rms is not None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; NaN and infinity become the strings ``nan``, ``inf`` and ``-inf``; defaults are left out."""
+        """JSON-ready; NaN and infinity become strings (``nan``, ``inf``, ``-inf``); defaults are omitted."""
         plain: dict[str, Any] = {"name": self.name, "kind": self.kind}
         for field in fields(self):
             value = getattr(self, field.name)

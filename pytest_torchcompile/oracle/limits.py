@@ -15,7 +15,8 @@ class Limits:
     """The largest ratios of error to rounding noise that pass.
 
     Correct programs reached rms 3.4, bias 6.4 and peak 12 in 7 400 runs of 13 models (fp32, bf16, fp16). The
-    unit is the noise of the very program under test, so these are no tolerances: they need no tuning per model.
+    unit is the noise of the very program under test, so these are no tolerances: they need no tuning per
+    model.
     """
 
     rms: float = 4.0
@@ -47,7 +48,10 @@ def problem(leaf: Leaf, limits: Limits | None = None) -> str | None:
         return None
     # not (a <= b), so that NaN is a problem
     if not leaf.rms <= limits.rms:
-        return f"{leaf.name}: error is {leaf.rms:.3g} times the rounding noise (limit {limits.rms:g}){_values(leaf)}"
+        return (
+            f"{leaf.name}: error is {leaf.rms:.3g} times the rounding noise "
+            f"(limit {limits.rms:g}){_values(leaf)}"
+        )
     if not leaf.bias <= limits.bias:
         return (
             f"{leaf.name}: a systematic offset, {leaf.bias:.3g} times what rounding explains "
@@ -66,7 +70,8 @@ def _values(leaf: Leaf) -> str:
         return ""
     where = f" at {list(leaf.index)}" if leaf.index else ""
     share = f"; {leaf.wrong:.2%} of {leaf.numel} elements wrong" if leaf.wrong and leaf.numel > 1 else ""
-    found = f"eager {_number(leaf.eager)}, compiled {_number(leaf.compiled)}, expected {_number(leaf.expected)}"
+    values = (leaf.eager, leaf.compiled, leaf.expected)
+    found = "eager {}, compiled {}, expected {}".format(*map(_number, values))
     return f"{where}: {found}{share} (measured from {leaf.against}, {leaf.dtype or 'no dtype'})"
 
 

@@ -23,7 +23,9 @@ def default_loss(output: Any, value: Any = None) -> torch.Tensor | None:
     """
     terms = []
     for _, leaf in leaves_of(output)[0]:
-        if isinstance(leaf, torch.Tensor) and leaf.numel() and (leaf.is_floating_point() or leaf.is_complex()):
+        if not isinstance(leaf, torch.Tensor) or not leaf.numel():
+            continue
+        if leaf.is_floating_point() or leaf.is_complex():
             plain = torch.view_as_real(leaf) if leaf.is_complex() else leaf
             plain = plain.float() if plain.dtype.itemsize < 4 else plain
             plain = plain.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
@@ -42,14 +44,18 @@ def loss_of(loss: Callable[[Any, Any], Any] | None, output: Any, value: Any) -> 
     found = loss(output, value)
     if isinstance(found, torch.Tensor) and found.numel() == 1:
         return found.reshape(())
-    shown = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+    tensor = isinstance(found, torch.Tensor)
+    shown = f"a tensor of shape {tuple(found.shape)}" if tensor else type(found).__name__
     name = getattr(loss, "__qualname__", repr(loss))
-    raise UsageError(f"loss {name!r} returned {shown}, expected a tensor of one element: reduce it with .mean()")
+    raise UsageError(
+        f"loss {name!r} returned {shown}, expected a tensor of one element: reduce it with .mean()"
+    )
 
 
 def _weights(like: torch.Tensor) -> torch.Tensor:
     """32/64 to 95/64, scattered over the elements by a multiplicative hash of their position."""
-    steps = torch.arange(like.numel(), device=like.device).mul_(40503).bitwise_right_shift_(4).bitwise_and_(63)
+    steps = torch.arange(like.numel(), device=like.device).mul_(40503)
+    steps = steps.bitwise_right_shift_(4).bitwise_and_(63)
     # a table look-up, not arithmetic, so that the weights are the same numbers in every precision
     table = torch.tensor([(32 + step) / 64 for step in range(64)], dtype=like.dtype, device=like.device)
     return table[steps].view(like.shape)

@@ -1,4 +1,4 @@
-"""Monte-Carlo arithmetic: a program in float64 whose operators round as if they worked in a narrower dtype."""
+"""Monte-Carlo arithmetic: a program in float64 whose operators round as in a narrower dtype."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FLOAT16_UNIT = 2.0**-11
 
 
 class Dice:
-    """Uniform numbers in (-1, 1), by device: slices of one pool at random offsets, so that a draw costs little."""
+    """Uniform numbers in (-1, 1): slices of one pool per device, at random offsets, for the sake of speed."""
 
     def __init__(self, seed: int) -> None:
         self._offsets = random.Random(seed)
@@ -46,16 +46,19 @@ class Dice:
     def _fresh(self, count: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         if device not in self._generators:
             self._generators[device] = torch.Generator(device=device).manual_seed(self._seed)
-        return torch.empty(count, dtype=dtype, device=device).uniform_(-1, 1, generator=self._generators[device])
+        generator = self._generators[device]
+        return torch.empty(count, dtype=dtype, device=device).uniform_(-1, 1, generator=generator)
 
 
-class Wide(TorchDispatchMode):
-    """Runs a program in ``wide``: casts and factories to narrower dtypes are widened, random draws are replayed.
+class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs a program in ``wide``: casts and factories to narrower dtypes are widened, random draws are
+    replayed.
 
     With ``unit`` each operator also rounds:
 
     * outbound: every result gets one relative error of up to ``unit``;
-    * inbound: operators that accumulate see their inputs perturbed by ``accumulator * sqrt(terms)``, which models
+    * inbound: operators that accumulate see their inputs perturbed by ``accumulator * sqrt(terms)``, which
+    models
       another order of summation, including its cancellation;
     * tensors that an operator writes to (running statistics of batch norm too) are rounded after the write.
 
@@ -72,9 +75,10 @@ class Wide(TorchDispatchMode):
         accumulator: float = 0.0,
         inputs: dict[str, float] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.wide, self.unit, self.accumulator = wide, unit, min(unit, accumulator)
         self._own = unit_of(wide)
+        self._wides = (wide, wide.to_complex())
         self._replay = Replay(tape)
         self._dice = dice or Dice(0)
         self._inputs = inputs or {}
@@ -102,32 +106,25 @@ class Wide(TorchDispatchMode):
         for tensor, old in hidden:
             if not torch.equal(tensor, old):
                 self._round(tensor)
-        for position in about.writes:
+        for position, name in about.writes.items():
             # in out= variants the written argument is a keyword
-            written = args[position] if position < len(args) else kwargs.get(func._schema.arguments[position].name)
-            for tensor in written if isinstance(written, (list, tuple)) else (written,):
-                if self._real(tensor):
-                    self._round(tensor)
-        for result, fresh in zip(out if isinstance(out, (tuple, list)) else (out,), about.fresh, strict=False):
-            for tensor in result if isinstance(result, (tuple, list)) else (result,):
-                if fresh and self._real(tensor):
-                    self._round(tensor)
+            self._round_all(args[position] if position < len(args) else kwargs.get(name))
+        for result, fresh in zip(_several(out), about.fresh, strict=False):
+            if fresh:
+                self._round_all(result)
         return out
 
     def _narrow(self, dtype: torch.dtype) -> bool:
         return (dtype.is_floating_point or dtype.is_complex) and unit_of(dtype) > self._own
 
     def _real(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and value.dtype in (self.wide, self.wide.to_complex()) and value.numel() > 0
+        return isinstance(value, torch.Tensor) and value.dtype in self._wides and value.numel() > 0
 
     def _widened(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Tensors that the model keeps outside its parameters and buffers arrive in their narrow dtype."""
-        for arg in args:
+        for i, arg in enumerate(args):
             if isinstance(arg, torch.Tensor) and self._narrow(arg.dtype):
-                return tuple(
-                    a.to(widened(a.dtype, self.wide)) if isinstance(a, torch.Tensor) and self._narrow(a.dtype) else a
-                    for a in args
-                )
+                args = (*args[:i], arg.to(widened(arg.dtype, self.wide)), *args[i + 1 :])
         return args
 
     def _inbound(self, about: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -137,7 +134,9 @@ class Wide(TorchDispatchMode):
         unit = max(min(self.accumulator * root, self.unit * root), self._inputs.get(about.name, 0.0))
 
         def perturbed(value: Any) -> Any:
-            return torch.addcmul(value, value, self._dice.throw(value), value=unit) if self._real(value) else value
+            if not self._real(value):
+                return value
+            return torch.addcmul(value, value, self._dice.throw(value), value=unit)
 
         return tuple(
             arg
@@ -148,6 +147,11 @@ class Wide(TorchDispatchMode):
             for i, arg in enumerate(args)
         )
 
+    def _round_all(self, value: Any) -> None:
+        for tensor in _several(value):
+            if self._real(tensor):
+                self._round(tensor)
+
     def _round(self, tensor: torch.Tensor) -> None:
         tensor.addcmul_(tensor, self._dice.throw(tensor), value=self.unit)
         if self._underflows:
@@ -156,3 +160,7 @@ class Wide(TorchDispatchMode):
             if bool(small.any()):
                 drift = self._dice.throw(tensor) * self._underflows
                 tensor.add_(drift.where(small & (tensor != 0), torch.zeros_like(drift)))
+
+
+def _several(value: Any) -> Any:
+    return value if isinstance(value, (tuple, list)) else (value,)

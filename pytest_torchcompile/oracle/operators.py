@@ -1,10 +1,10 @@
-"""What the noise model has to know about an operator: does it round, does it accumulate, and over how many terms?"""
+"""What the noise model has to know about an operator: does it round, does it add up, how many terms?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -13,21 +13,30 @@ import torch
 __all__ = ["Operator", "operator", "terms"]
 
 # Operators that only move, choose or count values: what they return is one of their inputs, exactly.
-_EXACT = frozenset(
-    "abs adaptive_max_pool2d adaptive_max_pool3d alias amax amin arange argmax argmin bernoulli cat ceil clamp "
-    "clamp_max clamp_min clone complex constant_pad_nd copy copysign cummax cummin detach diagonal_copy embedding empty "
-    "empty_like empty_permuted empty_strided expand_copy eye fill flip floor fmax fmin full full_like gather index "
-    "index_copy index_select kthvalue lift lift_fresh lift_fresh_copy linspace masked_fill masked_scatter masked_select max "
-    "max_pool2d_with_indices max_pool3d_with_indices maximum median min minimum mode multinomial nan_to_num neg "
-    "new_empty new_empty_strided new_full new_ones new_zeros normal ones ones_like permute_copy pixel_shuffle "
-    "pixel_unshuffle rand rand_like randint randn randn_like randperm reflection_pad1d reflection_pad2d reflection_pad3d "
-    "relu repeat replication_pad1d replication_pad2d replication_pad3d resize roll round scalar_tensor scatter select_backward "
-    "select_copy select_scatter sgn sign slice_backward slice_copy slice_scatter sort split_copy "
-    "split_with_sizes_copy squeeze_copy stack take t_copy threshold threshold_backward _to_copy topk transpose_copy tril triu trunc "
-    "unbind_copy uniform unsqueeze_copy upsample_nearest1d upsample_nearest2d upsample_nearest3d _unsafe_index "
-    "_unsafe_view view_copy where zero zeros zeros_like".split()
-)
-_REDUCTIONS = frozenset("sum mean var std norm prod linalg_vector_norm var_mean std_mean logsumexp nansum".split())
+_EXACT = frozenset({
+    "_to_copy", "_unsafe_index", "_unsafe_view", "abs", "adaptive_max_pool2d", "adaptive_max_pool3d",
+    "alias", "amax", "amin", "arange", "argmax", "argmin", "bernoulli", "cat", "ceil", "clamp",
+    "clamp_max", "clamp_min", "clone", "complex", "constant_pad_nd", "copy", "copysign", "cummax",
+    "cummin", "detach", "diagonal_copy", "embedding", "empty", "empty_like", "empty_permuted",
+    "empty_strided", "expand_copy", "eye", "fill", "flip", "floor", "fmax", "fmin", "full", "full_like",
+    "gather", "index", "index_copy", "index_select", "kthvalue", "lift", "lift_fresh", "lift_fresh_copy",
+    "masked_fill", "masked_scatter", "masked_select", "max", "max_pool2d_with_indices",
+    "max_pool3d_with_indices", "maximum", "median", "min", "minimum", "mode", "multinomial", "nan_to_num",
+    "neg", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "normal", "ones",
+    "ones_like", "permute_copy", "pixel_shuffle", "pixel_unshuffle", "rand", "rand_like", "randint",
+    "randn", "randn_like", "randperm", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "relu",
+    "repeat", "replication_pad1d", "replication_pad2d", "replication_pad3d", "resize", "roll", "round",
+    "scalar_tensor", "scatter", "select_backward", "select_copy", "select_scatter", "sgn", "sign",
+    "slice_backward", "slice_copy", "slice_scatter", "sort", "split_copy", "split_with_sizes_copy",
+    "squeeze_copy", "stack", "t_copy", "take", "threshold", "threshold_backward", "topk",
+    "transpose_copy", "tril", "triu", "trunc", "unbind_copy", "uniform", "unsqueeze_copy",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "view_copy", "where", "zero",
+    "zeros", "zeros_like",
+})
+_REDUCTIONS = frozenset({
+    "linalg_vector_norm", "logsumexp", "mean", "nansum", "norm", "prod", "std", "std_mean", "sum", "var",
+    "var_mean",
+})
 
 
 @dataclass(frozen=True)
@@ -39,29 +48,29 @@ class Operator:
     exact: bool
     random: bool
     accumulates: bool
-    writes: tuple[int, ...]
-    """Positions of the arguments it declares to write to."""
+    writes: dict[int, str]
+    """Positions and names of the arguments that it declares to write to."""
     running: tuple[int, ...]
     """Positions of running statistics, which batch norm writes to without saying so."""
     fresh: tuple[bool, ...]
     """For each result, whether it is new memory."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def operator(func: Any) -> Operator:
     """Read the schema of an ``OpOverload``."""
     schema = func._schema
     name = schema.name.split("::")[1]
     base = name if name.startswith("__") else name.rstrip("_")
-    writes = tuple(i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
-    norm = "batch_norm" in base
+    arguments = list(enumerate(schema.arguments))
+    writes = {i: a.name for i, a in arguments if a.alias_info is not None and a.alias_info.is_write}
     return Operator(
         name=base,
         exact=bool(func.is_view) or base in _EXACT,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         accumulates=not writes and torch.Tag.pointwise not in func.tags,
         writes=writes,
-        running=tuple(i for i, a in enumerate(schema.arguments) if norm and a.name.startswith("running")),
+        running=tuple(i for i, a in arguments if "batch_norm" in base and a.name.startswith("running")),
         fresh=tuple(r.alias_info is None for r in schema.returns),
     )
 

@@ -24,7 +24,8 @@ def leaves_of(value: Any) -> tuple[list[tuple[str, Any]], str]:
         if is_dataclass(leaf) and not isinstance(leaf, type):
             parts = [(f".{f.name}", *leaves_of(getattr(leaf, f.name))) for f in fields(leaf)]
             leaves += [(where + name + rest, part) for name, below, _ in parts for rest, part in below]
-            inner.append(f"{type(leaf).__qualname__}({', '.join(f'{name[1:]}={text}' for name, _, text in parts)})")
+            named = ", ".join(f"{name[1:]}={text}" for name, _, text in parts)
+            inner.append(f"{type(leaf).__qualname__}({named})")
         else:
             leaves.append((where, leaf))
     text = _shown(spec)
@@ -32,7 +33,7 @@ def leaves_of(value: Any) -> tuple[list[tuple[str, Any]], str]:
 
 
 def _shown(spec: Any) -> str:
-    """A structure as Python would write it, with ``*`` for a leaf; torch's own text is nested too deeply to read."""
+    """A structure as Python would write it, with ``*`` for a leaf."""
     children = spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
     if spec.is_leaf():
         return "*"
@@ -42,6 +43,7 @@ def _shown(spec: Any) -> str:
     if spec.type is list:
         return f"[{', '.join(inner)}]"
     if spec.type is dict:
-        return "{" + ", ".join(f"{key!r}: {child}" for key, child in zip(spec.context, inner, strict=True)) + "}"
+        entries = (f"{key!r}: {child}" for key, child in zip(spec.context, inner, strict=True))
+        return "{" + ", ".join(entries) + "}"
     name = getattr(spec.type, "__qualname__", str(spec.type)) if spec.type is not None else "None"
     return f"{name}[{spec.context!r}]({', '.join(inner)})"

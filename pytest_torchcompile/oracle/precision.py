@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
-from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.units import FLOAT32_UNIT
 
 __all__ = ["input_units"]
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addmv", "_addmm_activation")
-_CONVOLUTIONS = (
-    "convolution", "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose", "convolution_overrideable",
-    "convolution_backward_overrideable",
-)  # fmt: skip
+_CONVOLUTIONS = ("convolution", "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose")
 _TF32_UNIT = 2.0**-11
 _BFLOAT16_UNIT = 2.0**-8
 
 
-def input_units(batch: Batch, module: torch.nn.Module, unit: float) -> dict[str, float]:
-    """Operator name to the unit its inputs are rounded to first: TF32, bfloat16 products, reduced-precision sums.
+def input_units(tensors: Iterable[torch.Tensor], unit: float) -> dict[str, float]:
+    """Operator name to the unit its inputs are rounded to first: TF32, bfloat16 products, reduced-precision
+    sums.
 
     Read from torch's present settings and from the device of the model; empty for float64.
     """
-    devices = {t.device.type for t in (*batch.tensors(), *module.parameters(), *module.buffers())}
+    devices = {t.device.type for t in tensors}
     if unit < FLOAT32_UNIT:
         return {}
     units: dict[str, float] = {}
@@ -42,7 +41,7 @@ def input_units(batch: Batch, module: torch.nn.Module, unit: float) -> dict[str,
 
 
 def _tf32(settings: object) -> bool:
-    """Whether float32 products may be TF32; torch refuses the question where both of its interfaces were used."""
+    """Whether float32 products may be TF32; torch raises where both of its interfaces were used."""
     try:
         return bool(getattr(settings, "allow_tf32", False))
     except RuntimeError:

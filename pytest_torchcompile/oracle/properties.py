@@ -1,4 +1,4 @@
-"""What no rounding excuses: errors, structure, dtypes, shapes, strides, requires_grad, shared memory, generators."""
+"""What no rounding excuses: errors, structure, dtypes, shapes, strides, shared memory, random generators."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def _generators(eager: Recording, compiled: Recording) -> Leaf:
     differ = [d for d in devices if not torch.equal(eager.generators[d], compiled.generators[d])]
     if not differ:
         return Leaf("random generator", "rng", bitwise=True)
-    return Leaf(
-        "random generator", "rng",
-        message=f"its state after the call differs on {', '.join(differ)}: more, fewer or other random numbers were drawn "
-        "(with torch._inductor.config.fallback_random Inductor draws the ones of eager)",
-    )  # fmt: skip
+    text = (
+        f"its state after the call differs on {', '.join(differ)}: more, fewer or other random numbers were "
+        "drawn (with torch._inductor.config.fallback_random Inductor draws the ones of eager)"
+    )
+    return Leaf("random generator", "rng", message=text)
 
 
 def attributes(name: str, kind: str, eager: Item, compiled: Item) -> Iterator[Leaf]:
@@ -69,22 +69,20 @@ def attributes(name: str, kind: str, eager: Item, compiled: Item) -> Iterator[Le
     e, c = eager.value, compiled.value
     if not isinstance(e, torch.Tensor) or not isinstance(c, torch.Tensor):
         if isinstance(e, torch.Tensor) or isinstance(c, torch.Tensor) or type(e) is not type(c):
-            yield Leaf(name, kind, eager=plain(e), compiled=plain(c), message=_unlike(kind, e, c))
+            text = _unlike(kind, e, c)
+            yield Leaf(name, kind, eager=plain(e), compiled=plain(c), message=text)
         return
-    for what, mine, found in (
-        ("dtype", e.dtype, c.dtype),
-        ("shape", tuple(e.shape), tuple(c.shape)),
-        ("stride", e.layout, c.layout),
-        ("value", e.device, c.device),
-        ("stride", eager.stride, compiled.stride if e.shape == c.shape else eager.stride),
-        ("requires_grad", eager.requires_grad, compiled.requires_grad),
+    for about, what, mine, found in (
+        ("dtype", "dtype", e.dtype, c.dtype),
+        ("shape", "shape", tuple(e.shape), tuple(c.shape)),
+        ("stride", "layout", e.layout, c.layout),
+        (kind, "device", e.device, c.device),
+        ("stride", "stride", eager.stride, compiled.stride if e.shape == c.shape else eager.stride),
+        ("requires_grad", "requires_grad", eager.requires_grad, compiled.requires_grad),
     ):
         if mine != found:
-            what_differs = {"value": "device", "stride": "layout" if isinstance(mine, torch.layout) else "stride"}.get(what, what)
-            yield Leaf(
-                name, what, numel=e.numel(), eager=str(mine), compiled=str(found),
-                message=f"{what_differs} is {mine} in eager, {found} compiled",
-            )  # fmt: skip
+            text = f"{what} is {mine} in eager, {found} compiled"
+            yield Leaf(name, about, e.numel(), eager=str(mine), compiled=str(found), message=text)
 
 
 def _unlike(kind: str, e: Any, c: Any) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -35,15 +37,17 @@ def record(
 
     Args:
         call: The module itself, or whatever runs it (compiled, wrapped).
-        module: Whose parameters and buffers are read; it starts from its present state, without gradients, and is
-            left as the call leaves it (see ``StateSnapshot``).
+        module: Whose parameters and buffers are read; it starts from its present state, without
+            gradients, and is left as the call leaves it (see ``StateSnapshot``).
         batch: Cloned first, so that a call that writes to its inputs leaves the caller's alone.
         loss: ``loss(output, batch.value)``, a tensor of one element; ``None`` is ``default_loss``.
-        train: Whether to run backward; ``False`` runs under ``torch.no_grad()``. ``module.training`` is not touched.
+        train: Whether to run backward; ``False`` runs under ``torch.no_grad()``. ``module.training`` is
+            not touched.
         seed: Given to every random generator (torch's of all devices, Python's, NumPy's if it is loaded).
         mode: Entered around forward, loss and backward, e.g. a ``Tape``.
 
-    An exception of the call, the loss or backward becomes ``Recording.error``; what was seen until then is kept.
+    An exception of the call, the loss or backward becomes ``Recording.error``; what was seen until
+    then is kept.
 
     Raises:
         UsageError: the loss returned something that is no tensor of one element.
@@ -96,7 +100,7 @@ class _Run:
         except TorchcompileError:
             raise
         except Exception as error:
-            return Fault(_qualified(type(error)), str(error), phase)
+            return Fault(_qualified(type(error)), str(error), phase, _stack(error))
         return None
 
     def keep(self, output: Any) -> None:
@@ -112,6 +116,16 @@ class _Run:
 
     def aliases(self, watch: _Watch) -> frozenset[tuple[str, str]]:
         return alias_pairs(self.live, watch.named())
+
+
+def _stack(error: BaseException) -> str:
+    """The frames of an exception, without those of this package; at most 40 lines."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
+    lines = "".join(traceback.format_list(frames)).splitlines()
+    return "\n".join(lines if len(lines) <= 40 else [*lines[:12], "  ...", *lines[-28:]])
+
+
+_OURS = os.path.dirname(os.path.dirname(__file__))
 
 
 class _Watch:

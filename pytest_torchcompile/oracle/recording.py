@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.expected import Reference
 
 __all__ = ["Fault", "Item", "Recording", "kept"]
 
@@ -19,6 +22,12 @@ class Fault:
     text: str
     phase: str
     """``forward``, ``loss`` or ``backward``."""
+    traceback: str = ""
+    """The stack, innermost frame last; long ones shortened in the middle."""
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain data for a report."""
+        return asdict(self)
 
     def __str__(self) -> str:
         first = self.text.strip().splitlines()[0] if self.text.strip() else ""
@@ -27,7 +36,7 @@ class Fault:
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One recorded value: a detached copy of a tensor with the properties of the original, or a Python object."""
+    """A detached copy of a tensor with the properties of the original, or a Python object."""
 
     value: Any
     stride: tuple[int, ...] | None = None
@@ -66,6 +75,12 @@ class Recording:
             yield name, "buffer", tensor
         for name, gradient in self.gradients.items():
             yield name, "gradient", gradient
+
+    def as_reference(self) -> Reference:
+        """This recording as what is expected, with a scale made from its dtypes (``eager-only``)."""
+        from pytest_torchcompile.oracle.expected import Reference
+
+        return Reference(self)
 
     @property
     def all_zero(self) -> bool:

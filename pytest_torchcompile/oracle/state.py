@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 __all__ = ["StateSnapshot"]
@@ -11,8 +14,8 @@ class StateSnapshot:
     """Remember a module's tensors and training flags; :meth:`restore` puts them back in place.
 
     The tensor objects stay the ones that compiled code has guarded on: values are copied into them, and
-    where a call has replaced, added or deleted a parameter or buffer, the object of the snapshot returns. State that is
-    no registered tensor (counters, lists) is not remembered.
+    where a call has replaced, added or deleted a parameter or buffer, the object of the snapshot returns.
+    State that is no registered tensor (counters, lists) is not remembered.
     """
 
     def __init__(self, module: torch.nn.Module | None) -> None:
@@ -20,7 +23,8 @@ class StateSnapshot:
         self._training = [part.training for part in self._modules]
         self._parameters = [dict(part._parameters) for part in self._modules]
         self._buffers = [dict(part._buffers) for part in self._modules]
-        held = {id(t): t for table in (*self._parameters, *self._buffers) for t in table.values() if t is not None}
+        tables: list[Mapping[str, torch.Tensor | None]] = [*self._parameters, *self._buffers]
+        held = {id(t): t for table in tables for t in table.values() if t is not None}
         self._saved = [(t, t.detach().clone(), t.requires_grad) for t in held.values()]
 
     def restore(self) -> None:
@@ -42,8 +46,8 @@ class StateSnapshot:
                     tensor.grad = None
 
 
-def _refill(table: dict[str, torch.nn.Parameter | None] | dict[str, torch.Tensor | None], kept: dict[str, object]) -> None:
+def _refill(table: dict[str, Any], kept: Mapping[str, torch.Tensor | None]) -> None:
     if list(table) == list(kept) and all(table[name] is kept[name] for name in kept):
         return
     table.clear()
-    table.update(kept)  # type: ignore[arg-type]
+    table.update(kept)

@@ -14,16 +14,16 @@ from pytest_torchcompile.oracle.units import unit_of
 __all__ = ["Replay", "Tape"]
 
 
-class Tape(TorchDispatchMode):
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches the eager run: ``record(model, model, batch, mode=tape)``.
 
-    ``rand_like`` and ``bernoulli(tensor)`` consume the generator differently in float64, so that equal seeds don't
-    draw equal numbers across dtypes; replaying does. The tape also notes the largest unit roundoff of any
-    operator's result, which shows an autocast inside the model.
+    ``rand_like`` and ``bernoulli(tensor)`` consume the generator differently in float64, so that equal seeds
+    don't draw equal numbers across dtypes; replaying does. The tape also notes the largest unit roundoff of
+    any operator's result, which shows an autocast inside the model.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.draws: list[tuple[str, torch.Tensor]] = []
         self.unit: float | None = None
         self._dtypes: set[torch.dtype] = set()
@@ -54,7 +54,7 @@ class Replay:
             self._left[name].append(drawn)
 
     def draw(self, func: Callable[..., Any], args: tuple[Any, ...], wide: torch.dtype) -> Any:
-        """What the random operator ``func`` drew the last time, or ``None`` if the tape has nothing that fits."""
+        """What the random operator ``func`` drew then, or ``None`` if the tape has nothing that fits."""
         schema = func._schema  # type: ignore[attr-defined]
         left = self._left.get(schema.name)
         if not left:

@@ -1,0 +1,53 @@
+"""Reference: the expected values of a run with the size of their noise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_torchcompile.oracle.estimate import Estimate
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.recording import Recording
+
+__all__ = ["Reference"]
+
+
+class Reference:
+    """Expected values with their noise, by the names of a :class:`Recording`.
+
+    ``kind`` says how they were made:
+
+    ==================  ====================================================================================
+    ``float64``         a float64 run of the program; noise by Monte-Carlo arithmetic at every operator
+    ``same-precision``  the model is float64 already: a run of it, noise of one unit in the last place
+    ``float32``         half precision where float64 can't be had: the same in float32
+    ``float64-inputs``  float64 without a look at the operators; noise by perturbed parameters and inputs
+    ``eager-only``      nothing wider can be had: eager itself, and a scale made from its dtype
+    ==================  ====================================================================================
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        """Take a recording itself for what is expected, without any noise draw: the kind ``eager-only``."""
+        self.kind = "eager-only"
+        self.why = ""
+        """Why it is not ``float64``."""
+        self.draws = 0
+        """How many noise draws the estimates hold."""
+        self.estimates: dict[str, Estimate] = {}
+        self._recording = recording
+        self._expect(recording)
+
+    def _expect(self, recording: Recording) -> None:
+        self.estimates = {name: Estimate(value) for name, _, value in recording.values()}
+
+    def more(self) -> None:
+        """Draw more noise, once, before anything is reported as wrong."""
+
+    def twin(self) -> Recording:
+        """A second eager run from the same state and seed: what differs is not deterministic."""
+        return self._recording
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the estimates; it does not grow with the number of draws."""
+        return sum(estimate.nbytes for estimate in self.estimates.values())

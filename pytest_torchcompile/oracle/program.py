@@ -1,0 +1,127 @@
+"""Program: everything needed to run one recording again, from the same state, in another precision."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle.recorder import record
+from pytest_torchcompile.oracle.recording import Recording
+from pytest_torchcompile.oracle.state import StateSnapshot
+from pytest_torchcompile.oracle.tape import Tape
+from pytest_torchcompile.oracle.units import narrowest_unit, unit_of, widened
+
+__all__ = ["Program"]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A model in its initial state with what it is run on."""
+
+    module: torch.nn.Module
+    batch: Batch
+    loss: Callable[[Any, Any], Any] | None
+    train: bool
+    seed: int
+    tape: Tape | None
+
+    @classmethod
+    def of(cls, model: Any, batch: Batch, **rest: Any) -> Program:
+        """A program of a module or a plain function; nothing is copied yet."""
+        return cls(model if isinstance(model, torch.nn.Module) else _Function(model), batch, **rest)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Parameters, buffers and inputs."""
+        return [*self.module.parameters(), *self.module.buffers(), *self.batch.tensors()]
+
+    @property
+    def unit(self) -> float:
+        """The unit roundoff of the narrowest floating dtype among the tensors and what the tape has seen."""
+        units = [narrowest_unit(self.tensors), None if self.tape is None else self.tape.unit]
+        return max((u for u in units if u is not None), default=unit_of(torch.get_default_dtype()))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of parameters, buffers, inputs and recorded random draws."""
+        drawn = [] if self.tape is None else [t for _, t in self.tape.draws]
+        return sum(t.numel() * t.itemsize for t in (*self.tensors, *drawn))
+
+    def copied(self) -> Program:
+        """A copy whose module and batch nobody else holds; raises what ``copy.deepcopy`` raises."""
+        module = copy.deepcopy(self.module)
+        return Program(module, self.batch.clone(), self.loss, self.train, self.seed, self.tape)
+
+    def eager(self) -> Recording:
+        """Run the module as it is, and put its state back."""
+        before = StateSnapshot(self.module)
+        try:
+            return self._record(self.module, self.batch, None)
+        finally:
+            before.restore()
+
+    def wide(
+        self,
+        dtype: torch.dtype,
+        mode: AbstractContextManager[Any] | None,
+        disturb: Callable[[torch.Tensor], None] | None = None,
+    ) -> Recording:
+        """Run a copy widened to ``dtype``; ``disturb`` is given each of its floating tensors first."""
+        module = _widened(copy.deepcopy(self.module), dtype)
+        batch = self.batch.to(dtype=dtype)
+        if disturb is not None:
+            with torch.no_grad():
+                for tensor in (*module.parameters(), *module.buffers(), *batch.tensors()):
+                    if tensor.is_floating_point() or tensor.is_complex():
+                        disturb(tensor)
+        with _written_out(dtype):
+            return self._record(module, batch, mode)
+
+    def _record(
+        self, module: torch.nn.Module, batch: Batch, mode: AbstractContextManager[Any] | None
+    ) -> Recording:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the eager run has said them already
+            return record(module, module, batch, loss=self.loss, train=self.train, seed=self.seed, mode=mode)
+
+
+class _Function(torch.nn.Module):
+    """A model that is a plain function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.forward = function
+
+
+def _widened(module: torch.nn.Module, wide: torch.dtype) -> torch.nn.Module:
+    """Widen parameters and buffers in place; complex ones stay complex, unlike with ``Module.to``."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(widened(parameter.dtype, wide))
+    done: dict[int, torch.Tensor] = {}
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                wider = done.setdefault(id(buffer), buffer.to(widened(buffer.dtype, wide)))
+                part._buffers[name] = done[id(wider)] = wider
+    return module
+
+
+@contextmanager
+def _written_out(wide: torch.dtype) -> Iterator[None]:
+    """Wide by default; attention in single operators, so that its roundings are drawn; nothing compiled."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(wide)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        torch.set_default_dtype(before)

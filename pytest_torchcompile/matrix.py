@@ -101,9 +101,9 @@ def find_root(path: Path) -> Path:
     return path.parent.parent if path.parent.name == "matrix" else path.parent
 
 
-def default_path(folder: Path | None = None) -> Path:
+def default_path(folder: Path = Path()) -> Path:
     """Return ``matrix/default.yaml`` of the folder (default: the working directory), else the one we ship."""
-    own = (folder or Path.cwd()) / "matrix" / "default.yaml"
+    own = folder / "matrix" / "default.yaml"
     package = Path(__file__).parent
     shipped = (package / "matrices" / "default.yaml", package.parent / "matrix" / "default.yaml")
     return next((path for path in (own, *shipped) if path.is_file()), own)

@@ -15,7 +15,7 @@ _DYNAMIC: Final = frozenset({"*", "__getattr__", "exec", "globals", "setattr", "
 _LITERALS: Final[dict[type, str]] = {
     ast.Dict: "a dict", ast.List: "a list", ast.Tuple: "a tuple", ast.Set: "a set", ast.JoinedStr: "a text",
     str: "a text", bytes: "bytes", bool: "a boolean", int: "a number", float: "a number", type(None): "None",
-}  # fmt: skip
+}
 
 
 @dataclass

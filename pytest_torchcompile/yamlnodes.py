@@ -34,8 +34,9 @@ def read(path: Path, shown: str) -> bytes:
             holds = f"; it holds {', '.join(inside[:20])}" if inside else ""
             raise MatrixError(shown, 1, 1, f"is a folder; expected a matrix file{holds}")
         if not path.exists():
-            others = (str(Path(shown).parent / child.name) for child in path.parent.glob("*.y*ml"))
-            raise MatrixError(shown, 1, 1, f"no such file; {nearest(shown, others)}")
+            others = [str(Path(shown).parent / child.name) for child in path.parent.glob("*.y*ml")]
+            hint = f"; {nearest(shown, others)}" if others else ""
+            raise MatrixError(shown, 1, 1, f"no such file{hint}")
         if not path.is_file():
             raise MatrixError(shown, 1, 1, "is no regular file; expected a matrix file")
         with path.open("rb") as file:

@@ -21,7 +21,7 @@ _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,20})?([eE][+-]?[0
 _WORDS: Final[dict[str, Scalar]] = {"true": True, "false": False, "null": None, "~": None}
 # What YAML 1.1 makes of a plain word, and a reader of the file does not expect.
 _READ_AS: Final = {"bool": "a boolean", "int": "a number", "float": "a number", "null": "nothing",
-                   "timestamp": "a date", "merge": "a merge key", "value": "a default key"}  # fmt: skip
+                   "timestamp": "a date", "merge": "a merge key", "value": "a default key"}
 
 
 class Missing:

@@ -1,0 +1,166 @@
+"""The command ``pytest-torchcompile``: one record in COMMANDS for each subcommand.
+
+What a subcommand needs is imported when it runs, so that the others stay light; none here imports torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from pytest_torchcompile.errors import TorchcompileError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.matrix import Excluded, Matrix, PlannedCell
+
+__all__ = ["COMMANDS", "Command", "main"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand: its help, its arguments, and what it does; returns the exit code."""
+
+    help: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand and return its exit code; a mistake of the user is one line on stderr."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if reconfigure := getattr(stream, "reconfigure", None):
+            reconfigure(errors="backslashreplace")  # a reason with letters that the terminal lacks
+    try:
+        given = _parser(arguments).parse_args(arguments)
+        code = COMMANDS[given.command].run(given)
+        sys.stdout.flush()
+    except TorchcompileError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130  # 128 + SIGINT
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
+        return 141  # 128 + SIGPIPE
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of exiting with 2, which means an unusable report here."""
+        raise UsageError(f"{self.prog}: {message}")
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    about = "Matrices and reports of pytest-torchcompile; nothing here runs a model or imports torch."
+    parser = _Parser(prog="pytest-torchcompile", description=about, allow_abbrev=False)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        sub = subparsers.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
+        command.arguments(sub)
+    first = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if first is not None and first not in COMMANDS:
+        raise UsageError(f"{parser.prog}: {first!r} is not a command; {nearest(first, COMMANDS)}")
+    return parser
+
+
+# cells: what a matrix expands to
+
+
+def _cells_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("matrix", nargs="?", metavar="MATRIX",
+                        help="the file; default: matrix/default.yaml here, else the one that is shipped")
+    parser.add_argument("--json", action="store_true", help="a JSON list instead of a table")
+    parser.add_argument("--shard", metavar="I/N", help="only the cells of one of N parts, for example 2/8")
+
+
+def _cells(given: argparse.Namespace) -> int:
+    from pytest_torchcompile.matrix import default_path, load_matrix
+    from pytest_torchcompile.shards import parse, shard
+
+    part = parse(given.shard) if given.shard else None
+    matrix = load_matrix(default_path() if given.matrix is None else Path(given.matrix))
+    planned = shard(matrix.cells, *part) if part else matrix.cells
+    excluded = () if part else matrix.excluded  # they are no one's part
+    if given.json:
+        records = [*map(_record, planned), *map(_record, excluded)]
+        print(json.dumps(records, indent=1))
+    else:
+        for line in _table(planned):
+            print(line)
+        for line in _totals(matrix, planned):
+            print(line)
+    return 0
+
+
+def _record(cell: PlannedCell | Excluded) -> dict[str, Any]:
+    """A cell as the JSON list has it; what only planned cells have is empty for excluded ones."""
+    return {
+        "id": cell.cell.id,
+        "axes": cell.cell.axes,
+        "outcome": getattr(cell, "outcome", "exclude"),
+        "reason": cell.reason,
+        "issue": cell.issue,
+        "until": getattr(cell, "until", ""),
+        "checks": list(getattr(cell, "checks", ())),
+        "rule": cell.rule,
+        "limits": getattr(cell, "limits", {}),
+    }
+
+
+def _table(planned: Sequence[PlannedCell]) -> Iterator[str]:
+    width = max((len(each.cell.id) for each in planned), default=0)
+    for each in planned:
+        details = "; ".join(filter(None, (each.issue, each.until and f"until {each.until}", *each.checks)))
+        why = f"{each.reason} ({details})" if details else each.reason
+        yield f"{each.cell.id:{width}}  {each.outcome:5}  {why}".rstrip()
+
+
+def _totals(matrix: Matrix, planned: Sequence[PlannedCell]) -> Iterator[str]:
+    part = f" (of {len(matrix.cells)})" if len(planned) < len(matrix.cells) else ""
+    yield f"{len(planned)} cells{part}: {_counts(each.outcome for each in planned) or 'none'}"
+    if matrix.left_out:
+        yield f"{matrix.left_out} more are left out by the strategy: {matrix.strategy}"
+    for (reason, rule), times in Counter((each.reason, each.rule) for each in matrix.excluded).items():
+        yield f"{times} excluded by {rule}: {reason}"
+    for note in matrix.notes:
+        yield f"note: {note}"
+
+
+def _counts(words: Iterable[str]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())
+
+
+# schema: the forms that editors and other tools check against
+
+
+SCHEMAS: Final = {
+    "report": "pytest_torchcompile.report.schema:report_schema",
+    "matrix": "pytest_torchcompile.matrix_schema:matrix_schema",
+}
+
+
+def _schema_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--matrix", dest="form", action="store_const", const="matrix", default="report",
+                        help="the schema of matrix files instead of that of reports")
+
+
+def _schema(given: argparse.Namespace) -> int:
+    module, _, name = SCHEMAS[given.form].partition(":")
+    print(json.dumps(getattr(import_module(module), name)(), indent=2))
+    return 0
+
+
+COMMANDS: Final[dict[str, Command]] = {
+    "cells": Command("Print the cells of a matrix, without running any.", _cells_arguments, _cells),
+    "schema": Command("Print the JSON Schema of reports, or of matrix files.", _schema_arguments, _schema),
+}

@@ -1,0 +1,127 @@
+"""The JSON Schema of a matrix file, for editors; made from the tables that the reader itself uses.
+
+It knows the form. What needs the file as a whole (a rule that matches nothing, a factory that is not there)
+only the reader can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from pytest_torchcompile import matrix, models, rules, strategy
+from pytest_torchcompile.axes import DEVICE
+from pytest_torchcompile.backends import BACKENDS, installed
+from pytest_torchcompile.cell import AXES
+from pytest_torchcompile.checks import CHECKS, LIMITS, Limit
+from pytest_torchcompile.wrappers import WRAPPERS
+
+__all__ = ["matrix_schema"]
+
+Schema = dict[str, Any]
+
+_TARGET: Final[Schema] = {"type": "string", "pattern": r"^[^\W\d][\w.]*:[^\W\d][\w.]*$"}
+_TEXT: Final[Schema] = {"type": "string", "pattern": r"\S"}
+_SIZE: Final[Schema] = {"type": "integer", "minimum": 0}
+_SCALAR: Final[Schema] = {"type": ["string", "number", "boolean", "null"]}
+
+
+def matrix_schema() -> Schema:
+    """JSON Schema (2020-12) of a matrix. Backends of packages installed on this machine are known names."""
+    sections: dict[str, Schema] = {
+        "version": {"const": matrix.VERSION},
+        "models": {"type": "object", "minProperties": 1, "additionalProperties": _model(),
+                   "propertyNames": {"pattern": f"^{models.MODEL_NAME}$"}},
+        "axes": _axes(),
+        "rules": {"type": "array", "items": {"oneOf": [_rule(verb) for verb in rules.VERBS]}},
+        "strategy": _strategy(),
+        "checks": _some({"enum": list(CHECKS)}),
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "pytest-torchcompile matrix",
+        **_record(matrix.KEYS, sections, ("version", "models")),
+    }
+
+
+def _record(helps: Mapping[str, str], properties: Mapping[str, Schema],
+            required: Iterable[str] = ()) -> Schema:
+    """An object with these keys and no others."""
+    described = {key: {"description": helps[key], **schema} for key, schema in properties.items()}
+    return {"type": "object", "properties": described, "additionalProperties": False,
+            "required": list(required)}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items, "minItems": 1, "uniqueItems": True}
+
+
+def _some(items: Schema) -> Schema:
+    """One, or a list of them."""
+    return {"anyOf": [items, _list(items)]}
+
+
+def _model() -> Schema:
+    numbers = {"min": _SIZE, "max": _SIZE, "multiple_of": {"type": "integer", "minimum": 1}}
+    sizes = {"choices": _list(_SIZE), "buckets": _list(_SIZE)}
+    dim = {"anyOf": [_SIZE, _TEXT, _record(models.DIM_KEYS, numbers | sizes)]}
+    names = {"pattern": r"^[^\W\d]\w*$"}
+    properties = {key: _TARGET for key in models.MODEL_KEYS if key != "dims"}
+    dims = {"dims": {"type": "object", "additionalProperties": dim, "propertyNames": names}}
+    return _record(models.MODEL_KEYS, properties | dims, models.REQUIRED)
+
+
+def _values() -> dict[str, Schema]:
+    """The values of each axis that is known here."""
+    known: dict[str, Schema] = {
+        "backend": {"anyOf": [{"enum": sorted({*BACKENDS, *installed()})}, _TARGET]},
+        "wrapper": {"anyOf": [{"enum": list(WRAPPERS)}, _TARGET]},
+        "device": {"type": "string", "pattern": f"^{DEVICE}$"},
+    }
+    for name, axis in AXES.items():
+        if axis.values is not None:
+            known[name] = {"enum": list(axis.values)}
+    return known
+
+
+def _axes() -> Schema:
+    known = {name: {"description": AXES[name].help, **_list(values)} for name, values in _values().items()}
+    names = {"pattern": r"^[^\W\d]\w*$", "not": {"const": "model"}}
+    return {"type": "object", "properties": known, "additionalProperties": _list(_SCALAR),
+            "propertyNames": names}
+
+
+def _rule(verb: str) -> Schema:
+    known = {name: _some(values) for name, values in _values().items()}
+    cells = {"type": "object", "minProperties": 1, "properties": known,
+             "additionalProperties": _some(_SCALAR)}
+    numbers = {name: _limit(limit) for name, limit in LIMITS.items()}
+    limits = _record({name: limit.help for name, limit in LIMITS.items()}, numbers) | {"minProperties": 1}
+    forms = {
+        "limits": limits,
+        "when": cells,
+        "reason": _TEXT,
+        "issue": _TEXT,
+        "until": {"type": "string", "format": "date", "pattern": f"^{rules.DAY}$"},
+        "checks": _some({"enum": list(CHECKS)}),
+    }
+    keys = (verb, *rules.VERBS[verb])
+    required = (verb,) if verb == "limits" else (verb, "reason")
+    return _record(rules.RULE_KEYS, {key: forms.get(key, cells) for key in keys}, required)
+
+
+def _limit(limit: Limit) -> Schema:
+    schema: Schema = {"type": "integer" if limit.whole else "number", "minimum": limit.least}
+    return schema if limit.most is None else schema | {"maximum": limit.most}
+
+
+def _strategy() -> Schema:
+    least, most = strategy.STRENGTHS
+    pairwise = {"strength": {"type": "integer", "minimum": least, "maximum": most}}
+    sample = {"n": {"type": "integer", "minimum": 1}, "seed": _SIZE}
+    given = {
+        "pairwise": _record(strategy.KEYS["pairwise"], pairwise, ("strength",)),
+        "sample": _record(strategy.KEYS["sample"], sample, ("n",)),
+    }
+    words = {"enum": [kind for kind in strategy.KINDS if kind != "sample"]}
+    return {"anyOf": [words, *(_record({key: ""}, {key: form}, (key,)) for key, form in given.items())]}

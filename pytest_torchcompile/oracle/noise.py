@@ -43,6 +43,10 @@ class Dice:
         drawn = drawn.view(shape)
         return torch.view_as_complex(drawn) if like.is_complex() else drawn
 
+    def factor(self, like: torch.Tensor, unit: float) -> torch.Tensor:
+        """Factors within ``unit`` of 1; a product with them leaves infinities and zeros what they are."""
+        return self.throw(like).mul(unit).add_(1.0)
+
     def _fresh(self, count: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         if device not in self._generators:
             self._generators[device] = torch.Generator(device=device).manual_seed(self._seed)
@@ -136,7 +140,7 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def perturbed(value: Any) -> Any:
             if not self._real(value):
                 return value
-            return torch.addcmul(value, value, self._dice.throw(value), value=unit)
+            return value * self._dice.factor(value, unit)
 
         return tuple(
             arg
@@ -153,7 +157,7 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._round(tensor)
 
     def _round(self, tensor: torch.Tensor) -> None:
-        tensor.addcmul_(tensor, self._dice.throw(tensor), value=self.unit)
+        tensor.mul_(self._dice.factor(tensor, self.unit))
         if self._underflows:
             # float16 runs out of exponents: below 2**-14 the error is absolute
             small = tensor.abs() < 2.0**-14

@@ -129,7 +129,7 @@ class _Runs(Reference):
 
     def _disturb(self, tensor: torch.Tensor, unit: float) -> None:
         if unit:
-            tensor.addcmul_(tensor, self._dice.throw(tensor), value=unit)
+            tensor.mul_(self._dice.factor(tensor, unit))
 
 
 def _kinds(unit: float) -> list[str]:

@@ -49,7 +49,8 @@ class CheckItem(pytest.Item):
             case "xfail":
                 raise pytest.xfail.Exception(judgement.note)
             case verdict if verdict != "pass":
-                raise CheckFailure(failure_text(self.name, judgement, self.again, first=self.first_of_cell))
+                shown = "" if self.first_of_cell else self.parent.selected[0]
+                raise CheckFailure(failure_text(self.name, judgement, self.again, shown))
 
     @property
     def first_of_cell(self) -> bool:

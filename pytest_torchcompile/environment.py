@@ -19,7 +19,7 @@ __all__ = ["environment"]
 def environment() -> dict[str, Any]:
     """Versions and devices, as plain data. No environment variables: they may hold secrets."""
     return {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "torch_git": getattr(torch.version, "git_version", None),
         "triton": _triton(),
         "python": platform.python_version(),

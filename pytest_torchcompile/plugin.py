@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     if config.getoption("compile_matrix") is None:
         return
+    _give_back_what_is_no_matrix(config)
     from pytest_torchcompile.collection import start
     from pytest_torchcompile.errors import UsageError
     from pytest_torchcompile.settings import Settings
@@ -47,6 +48,15 @@ def pytest_configure(config: pytest.Config) -> None:
         start(config, Settings.read(lambda option: _setting(config, option)))
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def _give_back_what_is_no_matrix(config: pytest.Config) -> None:
+    """In ``pytest --compile-matrix tests`` argparse takes ``tests`` for the option's value: it is pytest's."""
+    given = config.option.compile_matrix
+    if given and not given.endswith((".yaml", ".yml")):
+        config.option.compile_matrix = ""
+        named = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
+        config.args, config.args_source = [given, *named], pytest.Config.ArgsSource.ARGS
 
 
 def _setting(config: pytest.Config, option: Option) -> Any:

@@ -34,6 +34,8 @@ GROWTH_BYTES = 4 << 30
 """A rank process that grew by more than this is replaced before the next cell."""
 LOG_BYTES = 4000
 """How much of a rank's log goes into a report."""
+STACK_LINES = 80
+"""How many lines of a dead process' stacks go into a report."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Rank:
             connection.send(job)
             if not connection.poll(timeout):
                 return self._timed_out(timeout, log, offset)
-            answer = connection.recv()
+            answer = json.loads(connection.recv())
         except (EOFError, OSError):
             return self._crashed(time.monotonic() - start, log, offset)
         self._recycle(answer)
@@ -149,7 +151,7 @@ class Rank:
                 if stacks.stat().st_size:
                     break
             time.sleep(0.05)
-        evidence = "\n".join(filter(None, (_tail(stacks, 0, 12_000), _tail(log, offset))))
+        evidence = "\n".join(filter(None, (_stacks(stacks), _tail(log, offset))))
         self.close()
         return Outcome("timeout", message=f"no result after {timeout:g} s", evidence=evidence, seconds=timeout)
 
@@ -159,7 +161,7 @@ class Rank:
         while not status_file.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         message = _how_it_ended(int(status_file.read_text())) if status_file.exists() else "the process is gone"
-        evidence = _tail(log, offset)
+        evidence = "\n".join(filter(None, (_stacks(self.folder / f"{self.pid}.stacks"), _tail(log, offset))))
         self.close()
         return Outcome("crash", message=message, evidence=evidence, seconds=seconds)
 
@@ -180,14 +182,28 @@ def _how_it_ended(status: int) -> str:
     return f"{what} ({name})"
 
 
-def _tail(path: Path, offset: int, limit: int = LOG_BYTES) -> str:
+def _tail(path: Path, offset: int) -> str:
+    """The last lines written after ``offset``, at most LOG_BYTES of them."""
     try:
         with path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(offset, end - limit))
-            return file.read().decode(errors="replace").strip()
+            start = max(offset, file.seek(0, os.SEEK_END) - LOG_BYTES)
+            file.seek(start)
+            text = file.read().decode(errors="replace")
     except OSError:
         return ""
+    return (text if start == offset else text.partition("\n")[2]).strip()
+
+
+def _stacks(path: Path) -> str:
+    """What faulthandler wrote: the innermost frames come first, so the head is kept; our own are left out."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    ours = f'File "{Path(__file__).parent}{os.sep}'
+    kept = [line for line in lines if ours not in line and 'File "<string>"' not in line
+            and not line.startswith("Extension modules:")]
+    return "\n".join(kept if len(kept) <= STACK_LINES else [*kept[:STACK_LINES], "  ..."]).strip()
 
 
 def serve(fd: int, folder: Path) -> None:
@@ -197,7 +213,7 @@ def serve(fd: int, folder: Path) -> None:
     pid = os.getpid()
     _redirect(folder / f"{pid}.log")
     with (folder / f"{pid}.stacks").open("wb") as stacks, Connection(fd) as connection:
-        faulthandler.enable(sys.stderr)
+        faulthandler.enable(stacks)
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         connection.send(pid)
         while True:
@@ -205,7 +221,8 @@ def serve(fd: int, folder: Path) -> None:
                 job = connection.recv()
             except EOFError:
                 return
-            connection.send(execute(job))
+            # As JSON, so that only plain data gets out: unpickling a torch object would import torch in pytest.
+            connection.send(json.dumps(execute(job)))
 
 
 def _redirect(log: Path) -> None:

@@ -53,15 +53,18 @@ def _version(package: str) -> str:
         return "(not installed)"
 
 
-def failure_text(check: str, judgement: Judgement, again: str, *, first: bool = True) -> str:
+def failure_text(check: str, judgement: Judgement, again: str, shown: str = "") -> str:
     """Culprit, evidence, what to try, and how to run it again.
 
-    ``first`` is false for an item whose cell already showed why it has no result.
+    ``shown`` names the check of the same cell at which it was already told why the cell has no result.
     """
     lines: list[str] = []
     for problem in judgement.problems:
+        if shown and judgement.verdict not in ("fail", "xpass"):
+            lines.append(f"{check}: {problem.message} (evidence: see {shown} of this cell)")
+            continue
         lines.append(f"{check}: {problem.message}")
-        if problem.evidence and (first or judgement.verdict in ("fail", "xpass")):
+        if problem.evidence:
             lines.append(textwrap.indent(problem.evidence, "    "))
         if problem.hint:
             lines.append(f"  try    {problem.hint}")

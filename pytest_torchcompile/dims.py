@@ -89,7 +89,7 @@ def _mistakes(name: str, dim: Dim, dims: Dims) -> Iterator[str]:
         except UsageError as error:
             yield str(error)
             return
-        yield from (f"{dim.expression!r} uses {other!r}, which is not a dim: {nearest(other, dims)}"
+        yield from (f"{dim.expression!r} uses {other!r}, which is not a dim; {nearest(other, dims)}"
                     for other in sorted(used) if other not in dims)
     elif dim.buckets and dim.choices:
         yield "has both buckets and choices; expected one of them"

@@ -160,8 +160,9 @@ class _Rules:
                 continue
             if same(value) not in keys:
                 what = "model" if axis == "model" else f"value of axis {axis!r}"
-                near = nearest(str(value), map(str, known))
-                self.reader.wrong(item, f"{kind(item)} is not a {what} in this matrix; {near}")
+                alike = [other for other in known if str(other) == str(value)]
+                near = f"it has {alike[0]!r}" if alike else nearest(str(value), map(str, known))
+                self.reader.wrong(item, f"{value!r} is not a {what} in this matrix; {near}")
             elif value in found:
                 self.reader.wrong(item, f"axis {axis!r}: {kind(item)} is listed twice")
             else:

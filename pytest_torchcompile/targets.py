@@ -82,6 +82,8 @@ class Targets:
             above = ".".join(parts[:depth])
             found = _in_folders(part, place.folders) or (None if depth else _by_finders(part))
             if found is None:
+                if place.source and _makes_modules(place.source):
+                    return None
                 if place.source and not place.folders:
                     return f"{above} is a module, not a package"
                 known = _modules_in(place.folders if depth else (self.root,))
@@ -119,6 +121,15 @@ def _by_finders(name: str) -> _Place | None:
     source = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
     readable = source.is_file() if source else bool(folders) and all(folder.is_dir() for folder in folders)
     return _Place(source, folders) if readable else _Place()
+
+
+def _makes_modules(source: Path) -> bool:
+    """Does the module put others below itself, as ``os`` does with ``os.path``?"""
+    try:
+        text = source.read_bytes()
+    except OSError:
+        return True
+    return b"sys.modules" in text or b"__path__" in text
 
 
 def _modules_in(folders: Iterable[Path]) -> set[str]:

@@ -43,8 +43,6 @@ def read(path: Path, shown: str) -> bytes:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise MatrixError(shown, 1, 1, f"cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # a NUL in the name
-        raise MatrixError(shown, 1, 1, f"cannot be read: {error}") from None
     if len(data) > MAX_BYTES:
         raise MatrixError(shown, 1, 1, f"is longer than {MAX_BYTES:,} bytes, too long for a matrix")
     return data

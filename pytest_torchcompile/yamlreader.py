@@ -16,6 +16,7 @@ from pytest_torchcompile.yamlnodes import kind
 __all__ = ["MISSING", "Missing", "Problem", "Reader"]
 
 SHOWN_PROBLEMS: Final = 20
+LONGEST: Final = 800  # characters of one text
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 _WORDS: Final[dict[str, Scalar]] = {"true": True, "false": False, "null": None, "~": None}
@@ -53,6 +54,8 @@ class Reader:
 
     def wrong(self, node: yaml.Node, text: str) -> None:
         """Note a mistake at the node."""
+        if len(text) > LONGEST:
+            text = f"{text[:LONGEST]}..."
         self.problems.append(Problem(node.start_mark.line + 1, node.start_mark.column + 1, text))
 
     def finish(self) -> None:

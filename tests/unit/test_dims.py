@@ -133,7 +133,7 @@ MISTAKES = {
     "no bound": (Dim(min=3), "has no size; expected buckets, choices or max"),
     "outside": (Dim(buckets=(8, 256), max=128), "256 is outside the dim's own min, max or multiple_of"),
     "no multiple": (Dim(min=9, max=15, multiple_of=8), "no multiple of 8 lies between min 9 and max 15"),
-    "unknown": (Dim(expression="Sq + 1"), "uses 'Sq', which is not a dim: did you mean 'S'? Known: S, X"),
+    "unknown": (Dim(expression="Sq + 1"), "uses 'Sq', which is not a dim; did you mean 'S'? Known: S, X"),
     "itself": (Dim(expression="X + 1"), "is computed from itself: X -> X"),
     "syntax": (Dim(expression="2S"), "'2S' is not an expression of integers, other dims"),
     "division": (Dim(expression="S / 2"), "'S / 2' divides with '/', which gives no whole number; use '//'"),

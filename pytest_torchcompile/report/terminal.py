@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ _COLOURS = {"pass": "green", "skip": "yellow", "xfail": "yellow", "not_run": "re
 def header(matrix: Matrix, planned: Sequence[PlannedCell], settings: Settings) -> list[str]:
     """Versions, device and compiler as far as they can be told without torch; what is planned, and why not the rest."""
     gpus = gpu_device_files()
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "clang++"))), None)
+    compiler = shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))  # as torch
     index, of = settings.shard
     outcomes = Counter(p.outcome for p in planned)
     cells = f"{len(planned)} cells planned" + (f" (shard {index} of {of}, {len(matrix.cells)} in all)" if of > 1 else "")

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import yaml  # noqa: F401 -- its C part can't be loaded twice, and an in-process run forgets modules that it loaded
 
 MODELS = """
 import os, signal, time

@@ -1,0 +1,116 @@
+"""A user's mistake gets one line with file:line:column and exit code 4, never a traceback."""
+
+from __future__ import annotations
+
+import pytest
+
+HEAD = """version: 1
+models:
+  net: {factory: "models:net", inputs: "models:batch", dims: {B: 4}}
+"""
+CASES = {
+    "malformed": ("version: 1\nmodels: [", "matrix/default.yaml:3:1: malformed YAML: *"),
+    "unknown key": (HEAD + "axis:\n  backend: [eager]\n", "matrix/default.yaml:4:1: *'axis'*did you mean 'axes'"),
+    "unknown value": (HEAD + "axes:\n  backend: [inducter]\n", "matrix/default.yaml:5:13: *'inducter'*'inductor'"),
+    "unknown mode": (HEAD + "axes:\n  mode: [max-autotun]\n", "matrix/default.yaml:5:10: *'max-autotun'*'max-autotune'"),
+    "unknown check": (HEAD + "checks: [equivalance]\n", "matrix/default.yaml:4:10: *'equivalance'*'equivalence'"),
+    "unknown model": (HEAD + "rules:\n  - exclude: {model: nett}\n    reason: no\n", "matrix/default.yaml:5:*'nett'*'net'"),
+    "a rule that matches nothing": (
+        HEAD + "axes:\n  backend: [eager]\nrules:\n  - exclude: {backend: inductor}\n    reason: slow\n",
+        "matrix/default.yaml:7:*"),
+    "duplicate key": (HEAD + "axes: {}\naxes: {}\n", "matrix/default.yaml:5:1: *'axes'*twice*"),
+    "wrong type": (HEAD + "axes: [backend]\n", "matrix/default.yaml:4:7: *"),
+    "empty axis": (HEAD + "axes:\n  backend: []\n", "matrix/default.yaml:5:12: *"),
+    "zero cells": (HEAD + "rules:\n  - exclude: {model: net}\n    reason: none\n", "matrix/default.yaml:*"),
+    "no such module": (HEAD.replace("models:net", "modles:net"), "matrix/default.yaml:3:*'modles'*'models'*"),
+    "no such attribute": (HEAD.replace("models:net", "models:nett"), "matrix/default.yaml:3:*'nett'*'net'*"),
+    "not callable": (HEAD.replace("models:net", "models:NUMBER"), "matrix/default.yaml:3:*not callable*"),
+    "a tag that builds objects": (HEAD + "axes: !!python/object/apply:os.system ['true']\n", "matrix/default.yaml:4:*"),
+    "a bomb": ("a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+        f"{c}: &{c} [{', '.join(['*' + p] * 10)}]\n" for p, c in zip("abcdefgh", "bcdefghi", strict=True)),
+        "matrix/default.yaml:*"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mistake_in_the_matrix(repo, case):
+    """Each kind of mistake is told with its place, and the run ends with pytest's code for usage errors."""
+    text, expected = CASES[case]
+    repo.models("NUMBER = 3\n")
+    (repo.path / "matrix").mkdir(exist_ok=True)
+    (repo.path / "matrix/default.yaml").write_text(text)
+    result = repo.pytester.runpytest_inprocess("--compile-matrix")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines([f"*{expected}*"])
+    everything = result.stdout.str() + result.stderr.str()
+    assert "Traceback" not in everything
+    assert "INTERNALERROR" not in everything
+
+
+@pytest.mark.parametrize(("args", "expected"), [
+    (["--compile-matrix=nowhere.yaml"], "*nowhere.yaml*"),
+    (["--compile-matrix=matrix.yaml"], "*matrix.yaml*"),
+    (["--compile-matrix", "--compile-shard=9/8"], "*'9/8'*"),
+    (["--compile-matrix", "--compile-checks=equivalance"], "*'equivalance' is not a check; did you mean 'equivalence'*"),
+    (["--compile-matrix", "--compile-timeout=never"], "*--compile-timeout: 'never'*"),
+])  # fmt: skip
+def test_a_mistake_on_the_command_line(repo, args, expected):
+    """A missing file, a folder, a part that is not there, unknown names: told in a line, exit code 4."""
+    (repo.path / "matrix.yaml").mkdir()
+    result = repo.pytester.runpytest_inprocess(*args)
+    assert result.ret == 4
+    result.stderr.fnmatch_lines([expected])
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+
+
+def test_not_utf8(repo):
+    """A file in another encoding is named as such."""
+    (repo.path / "matrix/default.yaml").write_bytes(b"version: 1\n# caf\xe9\n")
+    result = repo.pytester.runpytest_inprocess("--compile-matrix")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*matrix/default.yaml:2:*UTF-8*"])
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_a_factory_that_fails_only_when_it_is_called(repo, workers):
+    """What only a rank process can find is told with the place in the matrix, and the exit code is 4 too."""
+    repo.models("""
+    def net(hidden=8):
+        raise ValueError("no weights here")
+    """)
+    result = repo.run(*workers)
+    assert result.ret == 4
+    result.stdout.fnmatch_lines(["*matrix/default.yaml:4:3: factory 'models:net' raised ValueError: no weights here*"])
+    assert "Traceback" not in result.stdout.str()
+
+
+def test_a_model_that_fails_eagerly_is_no_compile_failure(repo):
+    """The model's own mistake is an error of the cell, told as the user's, with the user's stack."""
+    repo.models("""
+    class Broken(Net):
+        def forward(self, x):
+            raise KeyError("weights")
+
+    def net(hidden=8):
+        return Broken()
+    """)
+    result = repo.run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*the model raises without torch.compile too, at call 1 (B=4): KeyError: 'weights'*"])
+    assert set(repo.verdicts().values()) == {"error"}
+
+
+def test_no_compiler(repo, monkeypatch):
+    """Without a C++ compiler Inductor's cells skip with what to install; a run of only such cells is no green one."""
+    monkeypatch.setenv("CXX", "a-compiler-that-is-not-here")
+    repo.matrix("""
+    version: 1
+    models:
+      net: {factory: "models:net", inputs: "models:batch", dims: {B: 4}}
+    axes:
+      backend: [inductor]
+    """)
+    result = repo.run("-rs")
+    result.assert_outcomes(skipped=5)
+    result.stdout.fnmatch_lines(["no cell ran compiled code: *", "SKIPPED*no C++ compiler found; install g++ or clang"])
+    assert {c["status"] for c in repo.block()["cells"]} == {"skip"}

@@ -11,7 +11,8 @@ __all__ = ["PIECE", "Estimate", "as_real"]
 
 PIECE = 1 << 20
 """Elements looked at in one go: what bounds the memory of a comparison."""
-_OVERFLOW = 0.9 * 65504.0
+_NEAR = 0.9
+"""Share of a dtype's range beyond which rounding decides about overflow."""
 
 
 class Estimate:
@@ -21,13 +22,15 @@ class Estimate:
     scalars per draw. So memory does not grow with the number of draws.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, largest: float = float("inf")) -> None:
+        """Start with the value itself; ``largest`` is the end of the range of eager's dtype."""
         self.value = as_real(value) if isinstance(value, torch.Tensor) else value
         self.spread: torch.Tensor | None = None
         self.flips: torch.Tensor | None = None
         """Discrete leaves: which elements some draw flipped."""
-        self.reach: torch.Tensor | None = None
-        """Largest magnitude seen, kept only where some draw comes near an overflow."""
+        self.brink: torch.Tensor | None = None
+        """Which elements are beyond the range of eager's dtype in some draw, or near its end."""
+        self._near = _NEAR * largest
         self.means: list[float] = []
         self.along: list[float] = []
         """Per draw: squared projection of its error on the value."""
@@ -37,8 +40,11 @@ class Estimate:
         """Draws of another type or shape: rounding decides about the shape itself."""
         self.norm = 0.0
         if self.continuous:
+            beyond = self.value.isfinite() & (self.value.abs() > self._near)
+            if bool(beyond.any()):  # no numbers of eager's dtype: not to be measured from
+                self.value = self.value.masked_fill(beyond, float("inf"))
+                self.brink = beyond
             self.norm = sum(float(finite(piece).square().sum()) for (piece,) in pieces(self.value)) ** 0.5
-            self._reach(self.value)
 
     @property
     def continuous(self) -> bool:
@@ -48,7 +54,7 @@ class Estimate:
     @property
     def nbytes(self) -> int:
         """Memory of the tensors it holds."""
-        held = (self.value, self.spread, self.flips, self.reach)
+        held = (self.value, self.spread, self.flips, self.brink)
         return sum(t.numel() * t.itemsize for t in held if isinstance(t, torch.Tensor))
 
     def add(self, value: Any) -> None:
@@ -82,13 +88,9 @@ class Estimate:
         self.means.append(squares / count)
         self.along.append((along / self.norm) ** 2 if self.norm > 0 else 0.0)
         self.offset.append(offset**2 / count)
-        self._reach(value)
-
-    def _reach(self, value: torch.Tensor) -> None:
-        if not value.numel() or float(value.abs().amax()) < _OVERFLOW:  # NaN is not smaller
-            return
-        size = value.abs().nan_to_num(nan=float("inf"), posinf=float("inf"))
-        self.reach = size if self.reach is None else torch.maximum(self.reach, size)
+        beyond = self.value.isfinite() & ~(value.abs() <= self._near)  # NaN is not smaller
+        if bool(beyond.any()):
+            self.brink = beyond if self.brink is None else self.brink | beyond
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:

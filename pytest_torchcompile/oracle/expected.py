@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Reference"]
 
+_ENDLESS = float("inf")
+
 
 class Reference:
     """Expected values with their noise, by the names of a :class:`Recording`.
@@ -37,8 +39,9 @@ class Reference:
         self._recording = recording
         self._expect(recording)
 
-    def _expect(self, recording: Recording) -> None:
-        self.estimates = {name: Estimate(value) for name, _, value in recording.values()}
+    def _expect(self, recording: Recording, ranges: dict[str, float] | None = None) -> None:
+        ends = ranges or {}
+        self.estimates = {n: Estimate(value, ends.get(n, _ENDLESS)) for n, _, value in recording.values()}
 
     def more(self) -> None:
         """Draw more noise, once, before anything is reported as wrong."""

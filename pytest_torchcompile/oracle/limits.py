@@ -9,6 +9,11 @@ from pytest_torchcompile.oracle.leaf import Leaf, Scalar
 
 __all__ = ["Limits", "problem"]
 
+_WHY = {
+    True: "eager itself overflows in them, or rounding decides whether they do",
+    False: "rounding alone flips them, so the model leaves too much to ties",
+}
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -41,8 +46,9 @@ def problem(leaf: Leaf, limits: Limits | None = None) -> str | None:
         return None
     if leaf.undecidable > limits.undecidable * leaf.numel:
         return (
-            f"{leaf.name}: {leaf.undecidable} of {leaf.numel} elements differ where rounding decides "
-            f"(limit {limits.undecidable:.3g} of them): the model leaves too much to ties{_values(leaf)}"
+            f"{leaf.name}: {leaf.undecidable} of {leaf.numel} elements differ where nothing can be decided "
+            f"(limit {limits.undecidable:.3g} of them): {_WHY[leaf.numerical]}"
+            f"{_values(leaf)}"
         )
     if leaf.rms is None or leaf.bias is None or leaf.peak is None:
         return None

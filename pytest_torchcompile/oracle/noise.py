@@ -25,7 +25,7 @@ class Dice:
     def __init__(self, seed: int) -> None:
         self._offsets = random.Random(seed)
         self._seed = seed
-        self._pools: dict[torch.device, torch.Tensor] = {}
+        self._pools: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def throw(self, like: torch.Tensor) -> torch.Tensor:
@@ -37,15 +37,16 @@ class Dice:
         if count > _POOL // 2:
             drawn = self._fresh(count, like.device, real)
         else:
-            if like.device not in self._pools:
-                self._pools[like.device] = self._fresh(_POOL, like.device, torch.float32)
-            drawn = self._pools[like.device].narrow(0, self._offsets.randrange(_POOL - count), count).to(real)
+            pool = self._pools.get((like.device, real))
+            if pool is None:
+                pool = self._pools[like.device, real] = self._fresh(_POOL, like.device, real)
+            drawn = pool.narrow(0, self._offsets.randrange(_POOL - count), count)
         drawn = drawn.view(shape)
         return torch.view_as_complex(drawn) if like.is_complex() else drawn
 
     def factor(self, like: torch.Tensor, unit: float) -> torch.Tensor:
         """Factors within ``unit`` of 1; a product with them leaves infinities and zeros what they are."""
-        return self.throw(like).mul(unit).add_(1.0)
+        return torch.rsub(self.throw(like), 1.0, alpha=unit)
 
     def _fresh(self, count: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         if device not in self._generators:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_torchcompile.instruments.reasons import Reason
 from pytest_torchcompile.instruments.records import EagerFrame, GraphBreak
 
 __all__ = ["Attempt", "Region"]
@@ -19,14 +21,25 @@ class Attempt:
     file: str
     line: int
     resumed_at: int = 0
+    code: tuple[str, str] = ("", "")
+    """File and name of the frame's own code, which may be a wrapper of torch's around the user's function."""
+    freevars: tuple[str, ...] = ()
+    scope: Callable[[], Mapping[str, Any]] = dict
+    """The frame's names and their values; ``G`` holds the globals."""
     cached: bool = False
     """Whether a compiled entry was there already."""
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     metrics: dict[str, Any] = field(default_factory=dict)
     breaks: list[GraphBreak] = field(default_factory=list)
+    """As entered in the ledgers, newest last."""
     caches: list[str] = field(default_factory=list)
     graphs: int = 0
     ops: int = 0
+
+    @property
+    def where(self) -> tuple[str, str, int]:
+        """Function, file and line, as records begin."""
+        return self.function, self.file, self.line
 
 
 @dataclass

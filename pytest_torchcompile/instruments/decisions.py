@@ -2,33 +2,62 @@
 
 from __future__ import annotations
 
-import re
 import sys
+import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchcompile.instruments import users
+from pytest_torchcompile.instruments import global_state, values
 from pytest_torchcompile.instruments.attempts import Attempt, Region
 from pytest_torchcompile.instruments.causes import classify
-from pytest_torchcompile.instruments.graph_breaks import headline
+from pytest_torchcompile.instruments.graph_breaks import headlines, is_limit, parse
+from pytest_torchcompile.instruments.reasons import Reason, read, readable, split
 from pytest_torchcompile.instruments.records import Compile, EagerFrame, Failure
+from pytest_torchcompile.instruments.users import code_of
 
 if TYPE_CHECKING:
     from pytest_torchcompile.instruments.watch import Watch
 
-__all__ = ["decided", "left", "raised"]
+__all__ = ["decided", "guards_failed", "left", "raised"]
 
-_SOFT: Final = ("Unsupported", "UserError")  # ConvertFrame.__call__ in torch/_dynamo/convert_frame.py
-_LIMIT: Final = re.compile(r"(recompile|cache)[ _](size )?limit", re.I)
+_SOFT: Final = ("Unsupported", "UserError")  # never raised to the user (ConvertFrame.__call__)
 _OTHER_BACKEND: Final = "BACKEND_MATCH"
+_QUIET: Final = ("empty", "skipped")
+"""Kinds that alone are no fault: only where no graph at all ran in a call do they say why."""
+
+
+def guards_failed(attempt: Attempt, payload: str | None) -> tuple[Reason, ...]:
+    """The failed guards of each cached entry, with the value that each of them met."""
+    found = []
+    for reason in map(read, split(payload)):
+        what, expected, actual = reason.what, reason.expected, reason.actual
+        if not what:
+            what, expected, actual = global_state.changed(reason.guard)
+        elif not actual:
+            actual = values.actual(what, attempt.scope())
+        found.append(replace(reason, what=readable(what), expected=readable(expected), actual=actual))
+    return tuple(found)
 
 
 def raised(watch: Watch, attempt: Attempt, error: BaseException) -> None:
-    """A compile that raised to the caller."""
-    if attempt.metrics:
-        where = (attempt.function, attempt.file, attempt.line)
-        compile_id = attempt.metrics.get("compile_id") or ""
-        watch.add(Failure(*where, compile_id, type(error).__name__, str(error)))
+    """A compile that raised to the caller; with fullgraph=True a graph break does."""
+    if not attempt.metrics:
+        return
+    compile_id = attempt.metrics.get("compile_id") or ""
+    if type(error).__name__ == "Unsupported" and not attempt.breaks:
+        _break(watch, attempt, compile_id, str(error), getattr(error, "real_stack", None))
+    watch.add(Failure(*attempt.where, compile_id, type(error).__name__, str(error)))
+
+
+def _break(watch: Watch, attempt: Attempt, compile_id: str, message: str, stack: Any) -> None:
+    """A graph break that torch has no record of, in the words of one."""
+    user = "".join(traceback.format_list(stack)) if stack else ""
+    text = f"Graph Break Reason: {message.partition('from user code')[0]}\nUser code traceback:\n{user}"
+    outermost = (attempt.file, attempt.line, attempt.function)
+    for ledger, root in watch.ledgers:
+        found = parse(text, root=root, during=ledger.label, compile_id=compile_id, traced=attempt.code,
+                      outermost=outermost)  # fmt: skip
+        attempt.breaks.append(ledger.add(found))
 
 
 def decided(watch: Watch, attempt: Attempt, result: Any) -> None:
@@ -41,45 +70,57 @@ def decided(watch: Watch, attempt: Attempt, result: Any) -> None:
         return
     if watch.thread.regions:
         watch.thread.regions[-1].gave_up.append(eager)
-    if eager.kind != "empty":  # alone no fault; `left` judges the whole call
+    if eager.kind == "graph_break":
+        if not attempt.breaks:
+            message = attempt.metrics.get("fail_reason") or ""
+            _break(watch, attempt, attempt.metrics.get("compile_id") or "", message, None)
+        for found in attempt.breaks[-len(watch.ledgers) :]:
+            found.whole_frame = True
+    if eager.kind not in _QUIET:
         watch.add(eager)
 
 
 def _compile(attempt: Attempt, compile_id: str) -> Compile:
-    metrics = attempt.metrics
-    own = tuple(r for r in attempt.reasons if not r.startswith(_OTHER_BACKEND))
-    first = next(iter(own), "" if attempt.reasons else metrics.get("recompile_reason") or "")
-    if first:
-        kind = "recompile"
-    elif attempt.resumed_at:
-        kind = "resume"
-    else:
-        kind = "instance" if attempt.cached else "first"
+    metrics, first = attempt.metrics, Reason("")
+    if attempt.reasons:
+        first = next((r for r in attempt.reasons if not r.guard.startswith(_OTHER_BACKEND)), first)
+    elif metrics.get("recompile_reason"):
+        first = read(metrics["recompile_reason"])
+    kind = "recompile" if first.guard else "resume" if attempt.resumed_at else "first"
+    if attempt.cached and not first.guard:
+        kind = "instance"
+    path, _, line = first.at.rpartition(":")
     return Compile(
-        attempt.function, attempt.file, attempt.line, compile_id, kind,
-        reason=first, cause=classify(first) if first else "", all_reasons=attempt.reasons,
+        *attempt.where, compile_id, kind, reason=first.guard,
+        cause=classify(first.guard, attempt.freevars) if first.guard else "",
+        all_reasons=tuple(r.guard for r in attempt.reasons),
+        what=first.what, expected=first.expected, actual=first.actual, source=first.source,
+        at=f"{attempt.file}:{line}" if path and attempt.file.endswith(path) else first.at,
+        advice=first.advice,
         graphs=attempt.graphs, ops=attempt.ops, guards=metrics.get("guard_count") or 0,
         seconds=(metrics.get("duration_us") or 0) / 1e6, resumed_at=attempt.resumed_at,
         caches=tuple(attempt.caches),
-    )
+    )  # fmt: skip
 
 
 def _eager(attempt: Attempt, skip_reason: str) -> EagerFrame | None:
     metrics = attempt.metrics
-    where = (attempt.function, attempt.file, attempt.line)
     if "disabled for this frame" in skip_reason:
-        return EagerFrame(*where, skip_reason, "disabled")
-    if not metrics:  # torch's own frames, or no tensor in reach
-        return None
+        return EagerFrame(*attempt.where, skip_reason, "disabled")
+    if not metrics:
+        # Never traced: a frame of torch's own, or what `skip_reason` says (torch 2.9 and later say it).
+        own = attempt.code[0] == attempt.file
+        return EagerFrame(*attempt.where, skip_reason, "skipped") if own and skip_reason else None
     fail_type, why = metrics.get("fail_type"), metrics.get("fail_reason") or ""
     if fail_type is None:
-        why = headline(skip_reason.partition("tracing: ")[2])
-        return EagerFrame(*where, why or "no operator traced", "empty")
-    if attempt.reasons and _LIMIT.search(headline(why)):
-        return EagerFrame(*where, f"{headline(why)}; last guard that failed: {attempt.reasons[0]}", "limit")
+        why = " ".join(headlines(skip_reason.partition("tracing: ")[2]))
+        return EagerFrame(*attempt.where, why or "no operator traced", "empty")
+    if attempt.reasons and is_limit(why):
+        last = attempt.reasons[0].guard
+        return EagerFrame(*attempt.where, f"{headlines(why)[0]}; last guard that failed: {last}", "limit")
     if fail_type in _SOFT:
-        return EagerFrame(*where, headline(why), "graph_break")
-    return EagerFrame(*where, f"{fail_type}: {' '.join(why.split())}", "suppressed")
+        return EagerFrame(*attempt.where, "; then ".join(headlines(why)), "graph_break")
+    return EagerFrame(*attempt.where, f"{fail_type}: {' '.join(why.split())}", "suppressed")
 
 
 def left(watch: Watch, region: Region) -> None:
@@ -88,16 +129,16 @@ def left(watch: Watch, region: Region) -> None:
     if watch.thread.runs > region.runs_before or (error is not None and error is not region.error_before):
         return
     function = region.frame.f_locals.get("fn")
-    where = users.of_callable(function)
+    where = watch.functions.of_callable(function)
+    loud = [eager for eager in region.gave_up if eager.kind not in _QUIET]
+    quiet = [eager for eager in region.gave_up if (eager.function, eager.file, eager.line) == where]
     if (temporary := _switched_off(region, where)) is not None:
         watch.add(temporary)
-    elif region.gave_up:
-        watch.given_up[where] = region.gave_up
-        for eager in region.gave_up:
-            if eager.kind == "empty":
-                watch.add(eager)
+    elif loud:  # entered when it happened
+        watch.given_up[where] = loud
     else:
-        for eager in watch.given_up.get(where) or [_unknown(function, where)]:
+        why = watch.given_up[where] = quiet[:1] or watch.given_up.get(where) or [_unknown(function, where)]
+        for eager in why:
             watch.add(replace(eager, calls=1))
 
 
@@ -117,7 +158,7 @@ def _unknown(function: Any, where: tuple[str, str, int]) -> EagerFrame:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
     from torch._dynamo import config
 
-    code = users.code_of(function)
+    code = code_of(function)
     entries = len(_debug_get_cache_entry_list(code)) if code is not None else 0
     if entries >= config.recompile_limit:
         return EagerFrame(*where, f"the recompile limit was hit earlier ({entries} entries)", "limit")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.errors import InstrumentError
-from pytest_torchcompile.instruments import decisions, users
+from pytest_torchcompile.instruments import decisions
 from pytest_torchcompile.instruments.attempts import Region
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _decisions(watch: Watch) -> Iterator[None]:
     original = _attribute(_attribute(convert_frame, "CatchErrorsWrapper"), "__call__")
 
     def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        attempt = users.attempt(frame, cached=bool(args) and args[0] is not None)
+        attempt = watch.functions.attempt(frame, cached=bool(args) and args[0] is not None)
         watch.thread.attempts.append(attempt)
         try:
             with watch.marker() if watch.marker else contextlib.nullcontext():

@@ -6,12 +6,14 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pytest_torchcompile.instruments.graph_breaks import same_place
 from pytest_torchcompile.instruments.records import Compile, EagerFrame, Failure, Graph, GraphBreak, Record
 
 __all__ = ["Ledger"]
+
+R = TypeVar("R", bound=Record)
 
 _LISTS: dict[str, type[Record]] = {
     "compiles": Compile, "recompiles": Compile, "graph_breaks": GraphBreak, "eager_frames": EagerFrame,
@@ -37,41 +39,51 @@ class Ledger:
     lost: list[str] = field(default_factory=list)
     """What the instrument could not read; empty unless torch changed its records. Never silently dropped."""
 
-    _labels: list[str] = field(default_factory=list, repr=False)
+    _labels: list[tuple[int, str]] = field(default_factory=list, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     @contextlib.contextmanager
     def during(self, label: str) -> Iterator[None]:
-        """Mark what happens inside, on any thread, as happening during ``label``; the inner label wins."""
+        """Mark what happens inside as happening during ``label``; of nested labels the inner one.
+
+        What happens on a thread without a label of its own (autograd's) takes the newest label of any.
+        """
+        entry = (threading.get_ident(), label)
         with self._lock:
-            self._labels.append(label)
+            self._labels = [*self._labels, entry]
         try:
             yield
         finally:
             with self._lock:
-                self._labels.remove(label)
+                index = max(i for i, known in enumerate(self._labels) if known is entry)
+                self._labels = self._labels[:index] + self._labels[index + 1 :]
 
     @property
     def label(self) -> str:
-        """Label of the innermost :meth:`during` block."""
-        return self._labels[-1] if self._labels else ""
+        """The label that holds for this thread now."""
+        labels, thread = self._labels, threading.get_ident()
+        newest = labels[-1][1] if labels else ""
+        return next((text for ident, text in reversed(labels) if ident == thread), newest)
 
-    def add(self, record: Compile | GraphBreak | EagerFrame | Failure | Graph) -> None:
-        """Enter a record, unless it says again what is already there."""
+    def add(self, record: R) -> R:
+        """Enter a record, and return it; or what is there already and says the same."""
         with self._lock:
-            if isinstance(record, Compile):
+            if isinstance(record, GraphBreak):
+                for known in self.graph_breaks:
+                    if same_place(known) == same_place(record):
+                        return cast(R, known)
+                self.graph_breaks.append(record)
+            elif isinstance(record, EagerFrame):
+                self._add_eager(record)
+            elif isinstance(record, Compile):
                 self.compiles.append(record)
                 if record.reason:
                     self.recompiles.append(record)
-            elif isinstance(record, GraphBreak):
-                if same_place(record) not in map(same_place, self.graph_breaks):
-                    self.graph_breaks.append(record)
-            elif isinstance(record, EagerFrame):
-                self._add_eager(record)
             elif isinstance(record, Failure):
                 self.failures.append(record)
-            else:
+            elif isinstance(record, Graph):
                 self.graphs.append(record)
+            return record
 
     def _add_eager(self, record: EagerFrame) -> None:
         key = (record.function, record.file, record.line, record.kind)

@@ -48,7 +48,19 @@ class Compile(Record):
     cause: str = ""
     """Class of the reason (:mod:`pytest_torchcompile.instruments.causes`); empty unless a recompile."""
     all_reasons: tuple[str, ...] = ()
-    """One failed guard for each cached entry, newest first, without torch's ``frame/compile:`` prefix."""
+    """One failed guard for each cached entry, newest first."""
+    what: str = ""
+    """What the guard compared, as an expression of the function's own names; empty where not known."""
+    expected: str = ""
+    """Its value when the cached entry was compiled; empty where not known."""
+    actual: str = ""
+    """Its value now; empty where not known."""
+    source: str = ""
+    """The line of code that the guard comes from."""
+    at: str = ""
+    """``file:line`` of that line; torch may shorten the path."""
+    advice: str = ""
+    """What torch itself advises."""
     during: str = ""
     """Label of the call during which it happened (:meth:`Ledger.during`)."""
     graphs: int = 0
@@ -85,6 +97,8 @@ class GraphBreak(Record):
     link: str = ""
     during: str = ""
     compile_id: str = ""
+    stack: tuple[str, ...] = ()
+    """Traced frames, innermost first, like ``net.py:12 in forward``; torch's own are left out."""
 
 
 @dataclass

@@ -12,7 +12,7 @@ __all__ = ["is_torch", "owner", "readable"]
 _RESUME: Final = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")  # resume_execution.py, 2.8-2.15
 _TORCH: Final = re.compile(r"[/\\](torch|functorch|torchgen|triton)[/\\]")
 _LIBRARIES: Final = tuple(
-    {os.path.normpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    {os.path.normpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")}
 )
 
 
@@ -39,10 +39,10 @@ def is_torch(path: str) -> bool:
 
 
 def owner(path: str, root: str | None = None) -> str:
-    """``mine``, ``third_party`` or ``torch``. ``root``: the project's root folder (default: current folder).
+    """``mine``, ``third_party``, ``python`` or ``torch``. ``root``: the project's (default: the current).
 
-    A file that is neither installed nor part of Python is ``mine`` too, also outside the root: test files
-    live in temporary folders, and source given as ``<string>`` has no folder.
+    ``python`` is the standard library: nobody's to change. A file that is none of these is ``mine`` too, also
+    outside the root: test files live in temporary folders, and source given as ``<string>`` has no folder.
     """
     if is_torch(path):
         return "torch"
@@ -52,4 +52,4 @@ def owner(path: str, root: str | None = None) -> str:
     base = os.path.normpath(root or os.getcwd())
     if full.startswith(base + os.sep):
         return "mine"
-    return "third_party" if full.startswith(tuple(p + os.sep for p in _LIBRARIES)) else "mine"
+    return "python" if full.startswith(_LIBRARIES) or path.startswith("<frozen ") else "mine"

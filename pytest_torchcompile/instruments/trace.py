@@ -7,19 +7,19 @@ are unchanged from torch 2.8 to 2.15. With a handler there the records are made,
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchcompile.instruments import graph_breaks
+from pytest_torchcompile.instruments import decisions, graph_breaks
+from pytest_torchcompile.instruments.attempts import Attempt
 from pytest_torchcompile.instruments.records import Compile, EagerFrame
 
 if TYPE_CHECKING:
     from pytest_torchcompile.instruments.watch import Watch
 
-__all__ = ["compile_id", "installed", "reasons"]
+__all__ = ["compile_id", "installed"]
 
 _CONTEXT: Final = frozenset({
     "rank", "frame_id", "frame_compile_id", "attempt", "has_payload", "stack", "compiled_autograd_id",
@@ -27,7 +27,6 @@ _CONTEXT: Final = frozenset({
 })  # fmt: skip
 _IGNORED: Final = frozenset({"str", "chromium_event", "dynamo_start", "create_symbol"})
 _CACHE: Final = re.compile(r"(fx_graph|aotautograd)(?:_bundled)?_cache_(hit|miss|bypass)$")
-_PREFIX: Final = re.compile(r"^!?[\d/]+: ")
 
 
 @contextlib.contextmanager
@@ -59,16 +58,6 @@ def compile_id(metadata: dict[str, Any]) -> str:
     return frame if autograd is None else f"!{autograd}/{frame}" if "frame_id" in metadata else f"!{autograd}"
 
 
-def reasons(payload: str | None) -> tuple[str, ...]:
-    """Failed guards out of a ``recompile_reasons`` payload: a JSON list, or a bare text if there is one."""
-    try:
-        found = json.loads(payload or "")
-    except ValueError:
-        found = payload or ""
-    texts = [found] if isinstance(found, str) else list(found)
-    return tuple(_PREFIX.sub("", str(t)).strip() for t in texts if t)
-
-
 class _Handler(logging.Handler):
     def __init__(self, watch: Watch) -> None:
         super().__init__(logging.DEBUG)
@@ -89,9 +78,9 @@ class _Handler(logging.Handler):
             name = metadata["artifact"]["name"]
         attempt = self.watch.thread.attempts[-1] if self.watch.thread.attempts else None
         if name == "dynamo_graph_break_reason":
-            self._graph_break(str(payload), compile_id(metadata))
+            self._graph_break(str(payload), compile_id(metadata), attempt)
         elif name == "recompile_reasons" and attempt:
-            attempt.reasons = reasons(payload)
+            attempt.reasons = decisions.guards_failed(attempt, payload)
         elif name == "compilation_metrics" and attempt:
             attempt.metrics = metadata[name]
         elif name == "bwd_compilation_metrics":
@@ -99,10 +88,18 @@ class _Handler(logging.Handler):
         elif (cache := _CACHE.match(name)) and attempt:
             attempt.caches.append(f"{'fx' if cache[1] == 'fx_graph' else 'aot'} {cache[2]}")
 
-    def _graph_break(self, text: str, of: str) -> None:
+    def _graph_break(self, text: str, of: str, attempt: Attempt | None) -> None:
+        code, at = ("", ""), ("", 0, "")
+        if attempt:
+            code, at = attempt.code, (attempt.file, attempt.line, attempt.function)
         for ledger, root in self.watch.ledgers:
-            found = graph_breaks.parse(text, root=root, during=ledger.label, compile_id=of)
-            ledger.add(found)
+            found = graph_breaks.parse(text, root=root, during=ledger.label, compile_id=of, traced=code,
+                                       outermost=at)  # fmt: skip
+            if graph_breaks.is_limit(found.reason):
+                return
+            found = ledger.add(found)
+            if attempt:
+                attempt.breaks.append(found)
         if self.watch.ledgers and (name := graph_breaks.disabled_function(found)):
             eager = EagerFrame(name, found.file, found.line, "torch.compiler.disable", "disabled")
             self.watch.add(eager)

@@ -8,20 +8,63 @@ from typing import Any
 from pytest_torchcompile.instruments.attempts import Attempt
 from pytest_torchcompile.instruments.sites import is_torch, readable
 
-__all__ = ["attempt", "code_of", "of_callable"]
+__all__ = ["Functions", "code_of"]
 
 
-def _of_code(code: Any, owner: object = None) -> tuple[str, str, int, int]:
-    name = getattr(code, "co_qualname", "") or _qualified(code.co_name, owner)
-    function, resumed_at = readable(name)
-    return function, code.co_filename, code.co_firstlineno, resumed_at
+class Functions:
+    """Names of functions, and which of them a resume function is the rest of."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], dict[int, str]] = {}
+
+    def attempt(self, frame: Any, *, cached: bool) -> Attempt:
+        """Begin the record of a frame (``DynamoFrameType``) that Dynamo is asked to compile."""
+        code = frame.f_code
+        name, file, line, resumed_at = self._named(code, frame)
+        return Attempt(
+            name, file, line, resumed_at, (code.co_filename, readable(code.co_name)[0]), code.co_freevars,
+            lambda: {**frame.f_locals, "G": frame.f_globals}, cached,
+        )
+
+    def _named(self, code: Any, frame: Any) -> tuple[str, str, int, int]:
+        if is_torch(code.co_filename) and (inner := _wrapped_by(code, frame)) is not None:
+            return (*self.of_callable(inner), 0)
+        owner = frame.f_locals.get("self") if code.co_varnames[:1] == ("self",) else None
+        return self._of_code(code, owner)
+
+    def of_callable(self, function: Any) -> tuple[str, str, int]:
+        """Name, file and line of a compiled callable, as the user wrote it."""
+        code = code_of(function)
+        if code is None:
+            return getattr(function, "__qualname__", type(function).__qualname__), "", 0
+        name, file, line, _ = self._of_code(code, _module(_innermost(function)))
+        return name, file, line
+
+    def _of_code(self, code: Any, owner: object) -> tuple[str, str, int, int]:
+        short, resumed_at = readable(code.co_name)
+        seen = self._seen.setdefault((code.co_filename, short), {})
+        if resumed_at:  # torch gives a resume function the line of the break as its first
+            line = max((known for known in seen if known <= resumed_at), default=code.co_firstlineno)
+            return seen.get(line, short), code.co_filename, line, resumed_at
+        # Before Python 3.11 a code object does not know its class.
+        name = getattr(code, "co_qualname", "") or f"{_class(owner)}{code.co_name}"
+        seen[code.co_firstlineno] = readable(name)[0]
+        return seen[code.co_firstlineno], code.co_filename, code.co_firstlineno, 0
 
 
-def _qualified(name: str, owner: object) -> str:
-    """Name with its class in front: before Python 3.11 a code object does not know it."""
-    if owner is None or name.startswith("torch_dynamo_"):
-        return name
-    return f"{type(owner).__qualname__}.{name}"
+def _class(owner: object) -> str:
+    return "" if owner is None else f"{type(owner).__qualname__}."
+
+
+def _wrapped_by(code: Any, frame: Any) -> Any:
+    """What a frame of torch's own calls: ``fn`` of wrap_inline (external_utils.py), ``self`` of a module."""
+    for name in ("fn", "self"):
+        inner = frame.f_locals.get(name)
+        if inner is None and name in code.co_freevars:
+            inner = frame.closure[code.co_freevars.index(name)].cell_contents
+        if callable(inner):
+            return inner
+    return None
 
 
 def _innermost(function: Any) -> Any:
@@ -54,30 +97,3 @@ def code_of(function: Any) -> Any:
     elif not hasattr(function, "__code__"):
         function = type(function).__call__  # an object with __call__, or a builtin
     return getattr(function, "__code__", None)
-
-
-def of_callable(function: Any) -> tuple[str, str, int]:
-    """Name, file and line of a compiled callable, as the user wrote it."""
-    code = code_of(function)
-    if code is None:
-        return getattr(function, "__qualname__", type(function).__qualname__), "", 0
-    name, file, line, _ = _of_code(code, _module(_innermost(function)))
-    return name, file, line
-
-
-def attempt(frame: Any, *, cached: bool) -> Attempt:
-    """Begin the record of a frame that Dynamo is asked to compile (``DynamoFrameType``: code and locals)."""
-    code = frame.f_code
-    if not is_torch(code.co_filename):
-        owner = None
-        if code.co_varnames[:1] == ("self",) and not hasattr(code, "co_qualname"):
-            owner = frame.f_locals.get("self")
-        return Attempt(*_of_code(code, owner), cached=cached)
-    # A frame of torch's own around the user's function: wrap_inline (external_utils.py), Module._call_impl.
-    for name in ("fn", "self"):
-        inner = frame.f_locals.get(name)
-        if inner is None and name in code.co_freevars:
-            inner = frame.closure[code.co_freevars.index(name)].cell_contents
-        if callable(inner):
-            return Attempt(*of_callable(inner), cached=cached)
-    return Attempt(*_of_code(code), cached=cached)

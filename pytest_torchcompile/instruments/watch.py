@@ -17,6 +17,7 @@ from pytest_torchcompile.instruments import executions, frames, trace
 from pytest_torchcompile.instruments.attempts import Attempt, Region
 from pytest_torchcompile.instruments.ledger import Ledger
 from pytest_torchcompile.instruments.records import Compile, EagerFrame, Failure
+from pytest_torchcompile.instruments.users import Functions
 
 __all__ = ["Watch", "watch"]
 
@@ -40,6 +41,7 @@ class Watch:
         self.thread = _Thread()
         self.given_up: dict[tuple[str, str, int], list[EagerFrame]] = {}
         """Why a compiled callable ran without any graph, from the call where torch said so."""
+        self.functions = Functions()
         self.marker: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
         """Opened around each graph that runs and each compile, for an instrument that needs the borders."""
         self.lock = threading.RLock()
@@ -61,6 +63,7 @@ class Watch:
             self.ledgers = [entry for entry in self.ledgers if entry[0] is not ledger]
             if not self.ledgers:
                 self.given_up.clear()
+                self.functions = Functions()
                 self.thread = _Thread()
                 self._hooks.close()
 

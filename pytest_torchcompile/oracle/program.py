@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class Program:
     train: bool
     seed: int
     tape: Tape | None
+    _widest: dict[torch.dtype, torch.nn.Module] = field(default_factory=dict)
+    """The module widened once; its copies share the parameters until a run writes to one."""
 
     @classmethod
     def of(cls, model: Any, batch: Batch, **rest: Any) -> Program:
@@ -52,7 +54,8 @@ class Program:
     def nbytes(self) -> int:
         """Memory of parameters, buffers, inputs and recorded random draws."""
         drawn = [] if self.tape is None else [t for _, t in self.tape.draws]
-        return sum(t.numel() * t.itemsize for t in (*self.tensors, *drawn))
+        wide = [t for module in self._widest.values() for t in (*module.parameters(), *module.buffers())]
+        return sum(t.numel() * t.itemsize for t in (*self.tensors, *drawn, *wide))
 
     def copied(self) -> Program:
         """A copy whose module and batch nobody else holds; raises what ``copy.deepcopy`` raises."""
@@ -74,15 +77,23 @@ class Program:
         disturb: Callable[[torch.Tensor], None] | None = None,
     ) -> Recording:
         """Run a copy widened to ``dtype``; ``disturb`` is given each of its floating tensors first."""
-        module = _widened(copy.deepcopy(self.module), dtype)
-        batch = self.batch.to(dtype=dtype)
+        if dtype not in self._widest:
+            self._widest.clear()
+            self._widest[dtype] = _widened(copy.deepcopy(self.module), dtype)
+        base, batch = self._widest[dtype], self.batch.to(dtype=dtype)
+        versions = {id(p): p._version for p in base.parameters()}
+        module = copy.deepcopy(base, {id(p): p for p in base.parameters()} if disturb is None else None)
         if disturb is not None:
             with torch.no_grad():
                 for tensor in (*module.parameters(), *module.buffers(), *batch.tensors()):
                     if tensor.is_floating_point() or tensor.is_complex():
                         disturb(tensor)
         with _written_out(dtype):
-            return self._record(module, batch, mode)
+            seen = self._record(module, batch, mode)
+        module.zero_grad()
+        if any(p._version != versions[id(p)] for p in base.parameters()):
+            self._widest.clear()
+        return seen
 
     def _record(
         self, module: torch.nn.Module, batch: Batch, mode: AbstractContextManager[Any] | None

@@ -12,7 +12,7 @@ from typing import Final
 import yaml
 
 from pytest_torchcompile.backends import BACKENDS, NOT_ALONE, installed
-from pytest_torchcompile.cell import AXES, DEVICES, DYNAMIC, Scalar
+from pytest_torchcompile.cell import AXES, DEVICES, DYNAMIC, Scalar, id_word
 from pytest_torchcompile.errors import nearest
 from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.targets import Targets
@@ -85,15 +85,18 @@ class _Values:
     def of_axis(self, axis: str, node: yaml.Node) -> tuple[Scalar, ...]:
         """Return the values of an axis, those without mistakes."""
         found: dict[Scalar, yaml.Node] = {}
+        words: dict[str, yaml.Node] = {}
         for item in self.reader.items(node, f"axis {axis!r}"):
             value = self._value(axis, item)
             if isinstance(value, Missing):
                 continue
-            if value in found:  # 1, 1.0 and true too: a Cell could not tell them apart
-                first = found[value]
+            # A cell cannot tell 1, 1.0 and true apart, its id not 1 and '1', nor 'a b' and 'a_b'.
+            if first := found.get(value) or words.get(id_word(value)):
+                alike = "equals" if value in found else "has the same word in cell ids as"
                 line = first.start_mark.line + 1
-                self.reader.wrong(item, f"axis {axis!r}: {kind(item)} equals {kind(first)} in line {line}")
+                self.reader.wrong(item, f"axis {axis!r}: {kind(item)} {alike} {kind(first)} in line {line}")
             found.setdefault(value, item)
+            words.setdefault(id_word(value), item)
         return tuple(found)
 
     def _value(self, axis: str, node: yaml.Node) -> Scalar | Missing:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-__all__ = ["AXES", "DEFAULTS", "DEVICES", "DYNAMIC", "MODES", "SHOWN", "Axis", "Cell", "Scalar"]
+__all__ = ["AXES", "DEFAULTS", "DEVICES", "DYNAMIC", "MODES", "SHOWN", "Axis", "Cell", "Scalar", "id_word"]
 
 Scalar: TypeAlias = "str | int | float | bool | None"
 
@@ -65,9 +65,9 @@ class Cell:
 
         Known axes show their value, the user's show ``name=value``; unique within a matrix.
         """
-        parts = [_plain(getattr(self, name)) for name in SHOWN]
-        parts += [_plain(v) for name in HIDDEN if (v := getattr(self, name)) != DEFAULTS[name]]
-        parts += [f"{name}={_plain(value)}" for name, value in self.user]
+        parts = [id_word(getattr(self, name)) for name in SHOWN]
+        parts += [id_word(v) for name in HIDDEN if (v := getattr(self, name)) != DEFAULTS[name]]
+        parts += [f"{name}={id_word(value)}" for name, value in self.user]
         return "-".join(parts)
 
     @property
@@ -87,7 +87,7 @@ class Cell:
 
 
 @lru_cache(maxsize=4096, typed=True)
-def _plain(value: Scalar) -> str:
+def id_word(value: Scalar) -> str:
     """The value as one word of a node id: no colon, slash, bracket or blank."""
     return re.sub(r"[^\w.+-]", "_", str(value))
 
@@ -95,7 +95,8 @@ def _plain(value: Scalar) -> str:
 SHOWN: Final = ("model", "backend", "mode", "dynamic", "wrapper")
 """The axes that every id shows, in this order."""
 AXES: Final[dict[str, Axis]] = {
-    f.name: Axis(f.name, f.metadata["help"], f.metadata["values"], "" if f.name == "model" else str(f.default))
+    f.name: Axis(f.name, f.metadata["help"], f.metadata["values"],
+                 "" if f.name == "model" else str(f.default))
     for f in fields(Cell)
     if f.name != "user"
 }

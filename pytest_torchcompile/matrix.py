@@ -35,7 +35,7 @@ KEYS: Final = {
     "checks": "the checks of every cell; default: all",
 }
 _RANKS: Final = {"run": 0, "xfail": 1, "skip": 2}
-_MARKS: Final = ("pyproject.toml", "pytest.ini", "tox.ini", "setup.cfg", ".git")
+MARKS: Final = ("pyproject.toml", "pytest.ini", "tox.ini", "setup.cfg", ".git")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def find_root(path: Path) -> Path:
     own folder.
     """
     for folder in path.parents:
-        if any((folder / mark).exists() for mark in _MARKS):
+        if any((folder / mark).exists() for mark in MARKS):
             return folder
     return path.parent.parent if path.parent.name == "matrix" else path.parent
 

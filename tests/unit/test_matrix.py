@@ -306,7 +306,8 @@ def test_ten_thousand_cells(project):
         f"- {{limits: {{recompiles: 1}}, when: {{dynamic: auto, k: {k}}}}}\n" for k in range(10))
     values = ", ".join(map(str, range(209)))
     axes = ("axes: {mode: [default, max-autotune], dynamic: [auto, static, dynamic],"
-            f" backend: [inductor, eager], wrapper: [none, autocast], phase: [training, inference], k: [{values}]}}\n")
+            " backend: [inductor, eager], wrapper: [none, autocast], phase: [training, inference],"
+            f" k: [{values}]}}\n")
     start = time.process_time()
     matrix = project.load(f"{HEAD}{axes}rules:\n{rules}")
     assert len(matrix.cells) + len(matrix.excluded) == 10_032

@@ -130,7 +130,8 @@ def _totals(matrix: Matrix, planned: Sequence[PlannedCell]) -> Iterator[str]:
     yield f"{len(planned)} cells{part}: {_counts(each.outcome for each in planned) or 'none'}"
     if matrix.left_out:
         yield f"{matrix.left_out} more are left out by the strategy: {matrix.strategy}"
-    for (reason, rule), times in Counter((each.reason, each.rule) for each in matrix.excluded).items():
+    excluded = Counter((each.rule, each.reason) for each in matrix.excluded)
+    for (rule, reason), times in sorted(excluded.items(), key=lambda each: int(each[0][0].rpartition(":")[2])):
         yield f"{times} excluded by {rule}: {reason}"
     for note in matrix.notes:
         yield f"note: {note}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from typing import Final
 
 __all__ = ["BACKENDS", "ENTRY_POINTS", "NOT_ALONE", "Backend", "installed"]
@@ -67,4 +66,6 @@ NOT_ALONE: Final = (
 @cache
 def installed() -> frozenset[str]:
     """Names of the backends that other packages on this machine register; loads none of them."""
+    from importlib.metadata import entry_points  # slow to import, and seldom needed
+
     return frozenset(point.name for point in entry_points(group=ENTRY_POINTS))

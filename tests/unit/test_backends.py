@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from importlib.metadata import EntryPoint
 
 from pytest_torchcompile import backends
@@ -27,7 +28,7 @@ def test_installed(monkeypatch):
         asked.append(group)
         return [EntryPoint("hidet", "not_there:at_all", group)]
 
-    monkeypatch.setattr(backends, "entry_points", entry_points)
+    monkeypatch.setattr(metadata, "entry_points", entry_points)
     assert backends.installed.__wrapped__() == {"hidet"}
     assert asked == ["torch_dynamo_backends"]
 

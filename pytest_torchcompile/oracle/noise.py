@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,7 +42,9 @@ class Dice:
             pool = self._pools.get((like.device, real))
             if pool is None:
                 pool = self._pools[like.device, real] = self._fresh(_POOL, like.device, real)
-            drawn = pool.narrow(0, self._offsets.randrange(_POOL - count), count)
+            # an even offset, so that pairs of numbers can be taken for complex ones
+            start = 2 * self._offsets.randrange((_POOL - count) // 2)
+            drawn = pool.narrow(0, start, count)
         drawn = drawn.view(shape)
         return torch.view_as_complex(drawn) if like.is_complex() else drawn
 
@@ -118,6 +122,16 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if fresh:
                 self._round_all(result)
         return out
+
+    @contextmanager
+    def finely(self) -> Iterator[None]:
+        """Round as the accumulator does: ``default_loss`` works in float32 whatever the model works in."""
+        before = self.unit
+        self.unit = min(self.unit, self.accumulator)
+        try:
+            yield
+        finally:
+            self.unit = before
 
     def _narrow(self, dtype: torch.dtype) -> bool:
         return (dtype.is_floating_point or dtype.is_complex) and unit_of(dtype) > self._own

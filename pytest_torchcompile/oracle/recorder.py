@@ -17,6 +17,7 @@ from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.oracle.aliasing import alias_pairs, visible_strides
 from pytest_torchcompile.oracle.bits import fingerprint, same_bits
 from pytest_torchcompile.oracle.losses import loss_of
+from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.paths import leaves_of
 from pytest_torchcompile.oracle.recording import Fault, Item, Recording, kept
 
@@ -57,7 +58,7 @@ def record(
         module.zero_grad(set_to_none=True)
     watch = _Watch(module, batch, private)
     seed_everything(seed)
-    run = _Run(loss, private, train)
+    run = _Run(loss, private, train, mode)
     with torch.set_grad_enabled(train), mode or nullcontext():
         error = run.through(call)
     with torch.no_grad():
@@ -78,8 +79,11 @@ def record(
 class _Run:
     """The three phases of one call; what each left behind."""
 
-    def __init__(self, loss: Callable[[Any, Any], Any] | None, batch: Batch, train: bool) -> None:
+    def __init__(
+        self, loss: Callable[[Any, Any], Any] | None, batch: Batch, train: bool, mode: object
+    ) -> None:
         self.loss_function, self.batch, self.train = loss, batch, train
+        self.own_loss = mode.finely if loss is None and isinstance(mode, Wide) else nullcontext
         self.outputs: dict[str, Item] = {}
         self.structure = ""
         self.live: list[tuple[str, torch.Tensor]] = []
@@ -92,7 +96,8 @@ class _Run:
             output = call(*self.batch.args, **self.batch.kwargs)
             self.keep(output)
             phase = "loss"
-            self.loss = loss_of(self.loss_function, output, self.batch.value)
+            with self.own_loss():
+                self.loss = loss_of(self.loss_function, output, self.batch.value)
             phase = "backward"
             self.backward = self.train and self.loss is not None and self.loss.requires_grad
             if self.backward and self.loss is not None:

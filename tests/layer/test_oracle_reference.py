@@ -1,0 +1,259 @@
+"""reference(): how expected values and their noise are made, and what it falls back to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle import StateSnapshot, Tape, compare, problem, record, reference
+from pytest_torchcompile.oracle.operators import operator, terms
+
+
+def stacked(dtype=torch.float32, depth=3):
+    """A few layers with a norm; returns the model and a batch."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(32, 32), nn.GELU(), nn.LayerNorm(32))]
+    return nn.Sequential(*layers).to(dtype), Batch.of(torch.randn(16, 32, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_noise_model_predicts_eagers_own_error(dtype):
+    """Eager is at most three times as far from float64 as the draws are, and not eight times nearer."""
+    model, batch = stacked(dtype)
+    eager = record(model, model, batch)
+    expected = reference(model, batch)
+    assert expected.kind == "float64"
+    for name, _, value in eager.values():
+        estimate = expected.estimates[name]
+        error = (value.double() - estimate.value).square().mean().sqrt()
+        drawn = (sum(estimate.means) / len(estimate.means)) ** 0.5
+        assert error / drawn < 3, name
+        assert error / drawn > 1 / 8 or value.numel() == 1, name
+
+
+def test_the_model_is_not_touched():
+    """Parameters, buffers, gradients, training flags, default dtype: all as before."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    reference(model, Batch.of(torch.randn(8, 4)))
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(p.grad is None and p.dtype == torch.float32 for p in model.parameters())
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_the_same_seed_gives_the_same_numbers():
+    """A verdict can be repeated."""
+    model, batch = stacked()
+    one, two = reference(model, batch), reference(model, batch)
+    assert all(one.estimates[name].means == two.estimates[name].means for name in one.estimates)
+
+
+def test_memory_does_not_grow_with_draws():
+    """Draws are folded into sums: 36 of them take no more room than four."""
+    model, batch = stacked()
+    expected = reference(model, batch)
+    before = expected.nbytes
+    expected.more()
+    assert expected.draws == 36
+    assert expected.nbytes == before
+
+
+def test_narrow_casts_inside_the_model_are_widened():
+    """A model that casts to float32 on the way is still computed in float64."""
+
+    class Casts(nn.Module):
+        def forward(self, x):
+            table = torch.linspace(0, 1, 8, dtype=torch.float32).exp()
+            return (x.float() * table).to(x.dtype).softmax(-1, dtype=torch.float32)
+
+    batch = Batch.of(torch.randn(4, 8, dtype=torch.bfloat16))
+    found = reference(Casts(), batch).estimates["output"]
+    x = batch.args[0].double()
+    exact = (x * torch.linspace(0, 1, 8, dtype=torch.float64).exp()).softmax(-1)
+    assert found.value.dtype is torch.float64
+    assert torch.allclose(found.value, exact, rtol=1e-12, atol=0)
+
+
+def test_masked_attention_stays_finite():
+    """Infinities in a mask survive the noise without turning into NaN."""
+
+    def attend(x):
+        mask = torch.ones(6, 6, dtype=torch.bool).triu(1)
+        return (x @ x.t()).masked_fill(mask, float("-inf")).softmax(-1)
+
+    found = reference(attend, Batch.of(torch.randn(6, 6)), train=False).estimates["output"]
+    assert all(mean > 0 for mean in found.means)
+
+
+def test_dropout_is_replayed_from_the_tape():
+    """The float64 run drops what eager dropped, also through rand_like and bernoulli."""
+
+    class Random(nn.Module):
+        def forward(self, x):
+            y = nn.functional.dropout(x, 0.5, True) + torch.rand_like(x)
+            return y * torch.bernoulli(torch.full_like(x, 0.5))
+
+    model, batch, tape = Random(), Batch.of(torch.randn(64)), Tape()
+    eager = record(model, model, batch, mode=tape)
+    exact = reference(model, batch, tape=tape).estimates["output"].value
+    assert torch.allclose(eager.outputs["output"].value.double(), exact, rtol=1e-6)
+    without = reference(model, batch).estimates["output"].value
+    assert not torch.allclose(eager.outputs["output"].value.double(), without, rtol=1e-2)
+
+
+def test_the_unit_is_that_of_the_narrowest_dtype():
+    """Parameters, buffers and inputs decide; a tape also sees an autocast; a given unit wins."""
+    model, batch = stacked()
+    assert reference(model, batch).unit == 2**-24
+    assert reference(model, batch.to(dtype=torch.bfloat16)).unit == 2**-8
+    assert reference(model, batch, unit=2**-11).unit == 2**-11
+    tape = Tape()
+    with torch.autocast("cpu", torch.bfloat16):
+        record(model, model, batch, mode=tape)
+    assert reference(model, batch, tape=tape).unit == 2**-8
+
+
+def test_a_float64_model_says_that_nothing_more_precise_was_there():
+    """Kind same-precision; noise of about one unit in the last place, not zero."""
+    model, batch = stacked(torch.float64)
+    found = reference(model, batch)
+    assert found.kind == "same-precision"
+    estimate = found.estimates["output"]
+    size = estimate.norm / estimate.value.numel() ** 0.5
+    assert 0.1 < (sum(estimate.means) / 4) ** 0.5 / size / 2**-53 < 100
+    again = record(model, model, batch)
+    assert not any(map(problem, compare(again, scaled(again, 1 + 2**-52), found)))
+    assert any(map(problem, compare(again, scaled(again, 1 + 1e-9), found)))
+
+
+def scaled(recording, factor):
+    """The recording with its output multiplied."""
+    from dataclasses import replace
+
+    item = recording.outputs["output"]
+    return replace(recording, outputs={"output": replace(item, value=item.value * factor)})
+
+
+def test_a_complex_model_is_run_in_complex128():
+    """Complex parameters keep their imaginary part, and noise is drawn in both parts."""
+
+    class Rotates(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.turn = nn.Parameter(torch.polar(torch.ones(4), torch.arange(4.0)))
+
+        def forward(self, x):
+            return x * self.turn
+
+    model, batch = Rotates(), Batch.of(torch.randn(3, 4, dtype=torch.complex64))
+    found = reference(model, batch)
+    assert found.kind == "float64"
+    eager = record(model, model, batch)
+    assert found.estimates["output"].value.shape == (3, 4, 2)
+    assert not any(map(problem, compare(eager, scaled(eager, 1 + 1e-7), found)))
+    assert any(map(problem, compare(eager, scaled(eager, 1 + 1e-4j), found)))
+
+
+class NoWide(nn.Module):
+    """Refuses float64, as a custom kernel might; and float32 if it is told to."""
+
+    def __init__(self, *refused):
+        super().__init__()
+        self.refused = refused
+
+    def forward(self, x):
+        """Double the input."""
+        if x.dtype in self.refused:
+            raise TypeError(f"no kernel for {x.dtype}")
+        return x * 2 + 1
+
+
+def test_half_precision_falls_back_to_float32():
+    """Where float64 can't be had float32 is wide enough for bfloat16, and the reference says so."""
+    found = reference(NoWide(torch.float64), Batch.of(torch.randn(8, dtype=torch.bfloat16)))
+    assert found.kind == "float32"
+    assert "no kernel for torch.float64" in found.why
+
+
+def test_the_last_resort_is_eager_and_says_so():
+    """Without anything wider the scale comes from the dtype, and every leaf names it."""
+    model, batch = NoWide(torch.float64), Batch.of(torch.randn(8))
+    found = reference(model, batch)
+    assert found.kind == "eager-only"
+    assert "no kernel for torch.float64" in found.why
+    eager = record(model, model, batch)
+    near = compare(eager, scaled(eager, 1 + 1e-6), found)
+    assert not any(map(problem, near))
+    assert {leaf.against for leaf in near if leaf.numerical} == {"eager-only"}
+    far = [leaf for leaf in compare(eager, scaled(eager, 1 + 1e-3), found) if problem(leaf)]
+    assert [leaf.name for leaf in far] == ["output"]
+    assert "measured from eager-only" in problem(far[0])
+
+
+def test_a_model_that_cannot_be_copied_is_its_own_reference():
+    """deepcopy may fail; the model is run as it is then, and its state put back."""
+
+    class Stuck(nn.Linear):
+        def __deepcopy__(self, memo):
+            raise RuntimeError("holds a socket")
+
+    model = Stuck(3, 3)
+    found = reference(model, Batch.of(torch.ones(1, 3)))
+    assert found.kind == "eager-only"
+    assert "holds a socket" in found.why
+    assert model.weight.grad is None
+
+
+def test_operators_beyond_dispatch_are_judged_by_perturbed_inputs():
+    """A function that no dispatch mode may enter still gets a float64 run, with noise on what it is given."""
+
+    class Closed(nn.Module):
+        def forward(self, x):
+            if torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+                raise NotImplementedError("no rule for this mode")
+            return x.exp()
+
+    batch = Batch.of(torch.randn(16))
+    found = reference(Closed(), batch)
+    assert found.kind == "float64-inputs"
+    assert torch.equal(found.estimates["output"].value, batch.args[0].double().exp())
+    assert all(mean > 0 for mean in found.estimates["output"].means)
+
+
+def test_written_parameters_do_not_leak_into_the_next_draw():
+    """Copies share parameters; a model that writes to one gets fresh ones."""
+
+    class Grows(nn.Linear):
+        def forward(self, x):
+            with torch.no_grad():
+                self.weight.mul_(2)
+            return super().forward(x)
+
+    model = Grows(4, 4)
+    batch = Batch.of(torch.randn(2, 4))
+    snapshot = StateSnapshot(model)
+    eager = record(model, model, batch)
+    snapshot.restore()
+    found = reference(model, batch)
+    assert (sum(found.estimates["output"].means) / 4) ** 0.5 < 1e-5
+    assert not any(map(problem, compare(eager, scaled(eager, 1 + 1e-7), found)))
+
+
+def test_operators_are_read_from_their_schema():
+    """What rounds, what accumulates and over how many terms."""
+    aten = torch.ops.aten
+    assert operator(aten.transpose.int).exact
+    assert operator(aten.cat.default).exact
+    assert not operator(aten.add.Tensor).accumulates
+    assert operator(aten.add_.Tensor).writes == {0: "self"}
+    assert operator(aten.native_batch_norm.default).running == (3, 4)
+    assert operator(aten.bernoulli.default).random
+    a, b = torch.ones(2, 7), torch.ones(7, 3)
+    assert terms("mm", (a, b)) == 7
+    assert terms("addmm", (torch.ones(3), a, b)) == 7
+    assert terms("sum", (a,)) == 14
+    assert terms("sum", (a, [1])) == 7
+    assert terms("native_layer_norm", (a, [7], None, None, 1e-5)) == 7
+    assert terms("convolution", (torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3))) == 27

@@ -209,7 +209,7 @@ _IMPORTLIB = Path(importlib.__file__).parent
 
 
 def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else f"an object of type {type(value).__name__}"
 
 
 def _seed(seed: int) -> None:

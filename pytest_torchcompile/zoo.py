@@ -199,9 +199,9 @@ class MoELite(nn.Module):
             return x + weight.unsqueeze(-1) * self.experts[0](x)
         out = x
         first = (choice == 0).nonzero().squeeze(-1)  # a size that only the data know: and here
-        out = out.index_add(0, first, weight[first, None] * self.experts[0](x[first]))
+        out = out.index_add(0, first, (weight[first, None] * self.experts[0](x[first])).to(x.dtype))
         second = (choice == 1).nonzero().squeeze(-1)  # and here
-        return out.index_add(0, second, weight[second, None] * self.experts[1](x[second]))
+        return out.index_add(0, second, (weight[second, None] * self.experts[1](x[second])).to(x.dtype))
 
 
 def moe_lite(width: int = 32) -> nn.Module:

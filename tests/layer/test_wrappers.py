@@ -1,0 +1,240 @@
+"""Wrappers: each does what its name says, eagerly and compiled, and leaves the parameters' names alone."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchcompile import zoo
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.instruments import observe
+from pytest_torchcompile.wrappers import WRAPPERS
+from pytest_torchcompile.wrappers.blocks import repeated_blocks
+from pytest_torchcompile.wrappers.protocol import Wrapper, load
+
+# Torch's own: Dynamo looking at `.grad` of an input that is no leaf.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+
+HERE = "m.yaml:3:5"
+SETTINGS = {"backend": "aot_eager", "dynamic": False}
+TANH = torch.ops.aten.tanh.default
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Deep(nn.Module):
+    """Three blocks in a ModuleList, one of them twice; counts how often each ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(4, 4)
+        first, second = Counted(), Counted()
+        self.blocks = nn.ModuleList([first, second, first])
+
+    def forward(self, x):
+        """Stem, then the blocks."""
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Counted(nn.Module):
+    """A layer that notes each of its eager runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.runs = nn.Linear(4, 4), []
+
+    def forward(self, x):
+        """Note the run unless it is traced."""
+        if not torch.compiler.is_compiling():
+            self.runs.append(x.dtype)
+        return self.linear(x).tanh()
+
+
+def cell(wrapper="none", model="deep", device="cpu"):
+    """A cell that only its model and wrapper matter of."""
+    return Cell(model=model, wrapper=wrapper, device=device)
+
+
+def model():
+    """A model from seed 0."""
+    torch.manual_seed(0)
+    return Deep()
+
+
+def step(call, module, x):
+    """Output and gradients of one call."""
+    module.zero_grad()
+    output = call(x)
+    output.float().pow(2).sum().backward()
+    return [output.detach(), *(p.grad.clone() for p in module.parameters())]
+
+
+def wrap(name, module, settings):
+    """Wrap a module as a cell of that wrapper would."""
+    return load(name, Path(), HERE).wrap(module, settings, cell(name))
+
+
+@pytest.mark.parametrize("name", ["none", "checkpoint", "regional", "autocast"])
+def test_wrapped_model_is_the_model(name):
+    """Eager twin, compiled model and, but for autocast's rounding, the bare model agree; names stay."""
+    bare, twin, inner = model(), model(), model()
+    names = [*dict(bare.named_parameters())]
+    eager, compiled = wrap(name, twin, None), wrap(name, inner, SETTINGS)
+    x = torch.randn(5, 4)
+    rounding = 5e-2 if name == "autocast" else 1e-6
+    left, right, plain = step(eager, twin, x), step(compiled, inner, x), step(bare, bare, x)
+    torch.testing.assert_close(left, right, rtol=rounding, atol=rounding)
+    torch.testing.assert_close([t.float() for t in left], plain, rtol=rounding, atol=rounding)
+    for wrapped in (twin, inner):
+        assert [*dict(wrapped.named_parameters())] == names
+        assert [*wrapped.state_dict()] == [*bare.state_dict()]
+
+
+@pytest.mark.parametrize("name", ["none", "checkpoint", "autocast"])
+def test_compiled_whole(name):
+    """One graph for the whole model."""
+    with observe() as seen:
+        wrap(name, model(), SETTINGS)(torch.randn(5, 4))
+    assert len(seen.graphs) == 1
+    assert not seen.graph_breaks
+
+
+def test_the_eager_twin_compiles_nothing():
+    """settings None: no wrapper calls torch.compile."""
+    with observe() as seen:
+        for name in ("none", "checkpoint", "regional", "autocast"):
+            wrap(name, model(), None)(torch.randn(5, 4))
+    assert not seen.compiles
+
+
+def test_autocast_computes_in_bfloat16():
+    """The layers run in bfloat16, parameters and their gradients stay float32, and the unit says so."""
+    module = model()
+    output = wrap("autocast", module, None)(torch.randn(5, 4))
+    assert output.dtype == torch.bfloat16
+    assert set(module.blocks[1].runs) == {torch.bfloat16}
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+    assert load("autocast", Path(), HERE).unit == "bfloat16"
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_checkpoint_runs_each_block_again_in_backward():
+    """Forward runs a block once and backward once more; a call without gradient runs it once."""
+    module = model()
+    call = wrap("checkpoint", module, None)
+    call(torch.randn(5, 4)).sum().backward()
+    assert (len(module.blocks[1].runs), len(module.blocks[0].runs)) == (2, 4)
+    with torch.no_grad():
+        call(torch.randn(5, 4))
+    assert (len(module.blocks[1].runs), len(module.blocks[0].runs)) == (3, 6)
+
+
+def test_checkpoint_recomputes_when_compiled():
+    """AOTAutograd is told to recompute: a block's tanh is in the backward graph too."""
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+    from torch._dynamo.backends.common import aot_autograd
+
+    def recomputed(name):
+        torch.compiler.reset()
+        graphs = []
+
+        def compiler(graph, inputs):
+            graphs.append(graph)
+            return make_boxed_func(graph.forward)
+
+        backend = aot_autograd(fw_compiler=compiler, bw_compiler=compiler,
+                               partition_fn=min_cut_rematerialization_partition)
+        wrap(name, model(), {"backend": backend})(torch.randn(5, 4)).sum().backward()
+        _, backward = graphs
+        return len(backward.graph.find_nodes(op="call_function", target=TANH))
+
+    assert recomputed("none") == 0
+    assert recomputed("checkpoint") >= 1  # not 3: two of them are the next block's input, which is kept
+
+
+def test_regional_compiles_the_blocks_alone():
+    """The stem stays eager, and blocks of one class share one graph."""
+    module = model()
+    with observe() as seen:
+        wrap("regional", module, SETTINGS)(torch.randn(5, 4))
+    assert [(graph.runs, graph.ops) for graph in seen.graphs] == [(3, 2)]
+    assert {compiled.function for compiled in seen.compiles} == {"Counted.forward"}
+    assert load("regional", Path(), HERE).partial
+
+
+def test_only_regional_is_partial_and_all_need_one_rank():
+    """The records of the wrappers in the table."""
+    wrappers = {name: load(name, Path(), HERE) for name in ("none", "autocast", "checkpoint", "regional")}
+    assert [name for name, found in wrappers.items() if found.partial] == ["regional"]
+    assert [name for name, found in wrappers.items() if found.unit] == ["autocast"]
+    assert {found.ranks for found in wrappers.values()} == {1}
+    assert all(name == found.name for name, found in wrappers.items())
+
+
+def test_repeated_blocks():
+    """Children of the outermost ModuleLists only, each once, in order."""
+    module = Deep()
+    module.more = nn.ModuleList([nn.Sequential(nn.ModuleList([nn.Linear(1, 1)]))])
+    assert repeated_blocks(module, cell()) == [module.blocks[0], module.blocks[1], module.more[0]]
+    assert [type(b).__name__ for b in repeated_blocks(zoo.moe_lite(), cell())] == ["Expert", "Expert"]
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "regional"])
+def test_a_model_without_blocks_is_told_the_rule(name):
+    """The text ends with a rule to paste into the matrix."""
+    with pytest.raises(UsageError) as raised:
+        load(name, Path(), HERE).wrap(zoo.tiny_head(), None, cell(name, "tiny_head"))
+    assert str(raised.value) == (
+        f"wrapper '{name}' works on the children of an nn.ModuleList, and model 'tiny_head' has none; "
+        "leave it out with a rule:\n"
+        f"  - exclude: {{model: tiny_head, wrapper: {name}}}\n"
+        "    reason: the model has no repeated blocks"
+    )
+
+
+def test_every_wrapper_of_the_table_loads():
+    """Each line of WRAPPERS leads to a Wrapper of that name."""
+    for name in WRAPPERS:
+        assert isinstance(load(name, Path(), HERE), Wrapper)
+        assert load(name, Path(), HERE).name == name
+
+
+def test_a_wrapper_of_the_users_own(tmp_path):
+    """module:attribute may be a function, or a Wrapper that says more of itself."""
+    (tmp_path / "my_wraps.py").write_text(
+        "from pytest_torchcompile.wrappers.protocol import Wrapper\n"
+        "def double(model, settings, cell):\n    return lambda x: 2 * model(x)\n"
+        "FULL = Wrapper('full', double, unit='float16')\nnumber = 3\n")
+    path = sys.path[:]
+    try:
+        found = load("my_wraps:double", tmp_path, HERE)
+        assert (found.name, found.unit, found.partial) == ("my_wraps:double", None, False)
+        assert found.wrap(lambda x: x + 1, None, cell())(3) == 8
+        assert load("my_wraps:FULL", tmp_path, HERE).unit == "float16"
+        with pytest.raises(UsageError, match=r"^m.yaml:3:5: 'my_wraps:number' is an object of type int; "
+                                             r"expected something callable$"):
+            load("my_wraps:number", tmp_path, HERE)
+    finally:
+        sys.path[:] = path
+        sys.modules.pop("my_wraps", None)
+
+
+def test_an_unknown_wrapper():
+    """The nearest known name, and what else would do."""
+    with pytest.raises(UsageError) as raised:
+        load("regionl", Path(), HERE)
+    assert str(raised.value).startswith(f"{HERE}: no wrapper 'regionl'; did you mean 'regional'? Known: ")
+    assert str(raised.value).endswith(", or one of your own as module:attribute")

@@ -131,8 +131,8 @@ def _totals(matrix: Matrix, planned: Sequence[PlannedCell]) -> Iterator[str]:
     if matrix.left_out:
         yield f"{matrix.left_out} more are left out by the strategy: {matrix.strategy}"
     excluded = Counter((each.rule, each.reason) for each in matrix.excluded)
-    for (rule, reason), times in sorted(excluded.items(), key=lambda each: int(each[0][0].rpartition(":")[2])):
-        yield f"{times} excluded by {rule}: {reason}"
+    for rule, reason in sorted(excluded, key=lambda each: int(each[0].rpartition(":")[2])):
+        yield f"{excluded[rule, reason]} excluded by {rule}: {reason}"
     for note in matrix.notes:
         yield f"note: {note}"
 

@@ -72,6 +72,16 @@ class Estimate:
             flips = value != self.value
             self.flips = flips if self.flips is None else self.flips | flips
 
+    def repeated_by(self, value: Any, unit: float) -> bool:
+        """Whether another run without noise came to the same value, within one rounding of its mean size."""
+        if not isinstance(self.value, torch.Tensor) or not isinstance(value, torch.Tensor):
+            return bool(self.value == value)
+        value = as_real(value)
+        if value.shape != self.value.shape or not self.continuous:
+            return value.shape == self.value.shape and torch.equal(value, self.value)
+        error = sum(float(finite(a - b).square().sum()) for a, b in pieces(value, self.value))
+        return bool(error**0.5 <= unit * self.norm)
+
     def _deviate(self, value: torch.Tensor) -> None:
         if self.spread is None:
             fine = self.value.dtype == torch.float64 and self.value.numel() < PIECE

@@ -50,6 +50,10 @@ class Reference:
         """A second eager run from the same state and seed: what differs is not deterministic."""
         return self._recording
 
+    def repeats(self, name: str) -> bool:
+        """Whether a second float64 run gives this leaf again, up to rounding: then only rounding wavers."""
+        return False
+
     @property
     def nbytes(self) -> int:
         """Memory of the estimates; it does not grow with the number of draws."""

@@ -66,6 +66,7 @@ class _Runs(Reference):
         self.estimates = {}
         self._dice = Dice(program.seed + 1000)
         self._twin: Recording | None = None
+        self._again: dict[str, Any] | None = None
         reasons = []
         for kind in _kinds(unit):
             reason = self._try(kind)
@@ -109,6 +110,16 @@ class _Runs(Reference):
         if self._twin is None:
             self._twin = self.program.eager()
         return self._twin
+
+    def repeats(self, name: str) -> bool:
+        """Run the exact program once more; made when somebody asks."""
+        estimate = self.estimates.get(name)
+        if estimate is None or not self.draws:
+            return False
+        if self._again is None:
+            again = self._run(0.0)
+            self._again = {n: value for n, _, value in again.values()}
+        return estimate.repeated_by(self._again.get(name), self.unit)
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,296 @@
+"""compare() and problem(): what counts as equal, as noise, as undecidable, as wrong."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.oracle import Leaf, Limits, StateSnapshot, compare, problem, record, reference
+
+
+def never():
+    """A reference that nobody may ask for."""
+    raise AssertionError("asked for a reference although nothing differs")
+
+
+def with_output(recording, value):
+    """The recording with another value of its only output."""
+    return replace(recording, outputs={"output": replace(recording.outputs["output"], value=value)})
+
+
+def judged(function, change, *, batch=None, limits=None):
+    """Leaves of a function against its own recording with a changed output, and the changed leaf."""
+    batch = batch or Batch.of(torch.linspace(-2, 2, 64))
+    eager = record(function, None, batch, train=False)
+    changed = with_output(eager, change(eager.outputs["output"].value.clone()))
+    changed = replace(changed, loss=eager.loss)
+    leaves = compare(eager, changed, lambda: reference(function, batch, train=False), limits=limits)
+    return {leaf.name: leaf for leaf in leaves}["output"]
+
+
+def test_equal_runs_need_no_reference():
+    """Bitwise equality is proof enough, and it is free."""
+    model, batch = nn.Linear(4, 4), Batch.of(torch.randn(2, 4))
+    leaves = compare(record(model, model, batch), record(model, model, batch), never)
+    assert all(leaf.bitwise for leaf in leaves)
+    assert [leaf.kind for leaf in leaves].count("gradient") == 2
+    assert {"structure", "alias", "rng", "value"} <= {leaf.kind for leaf in leaves}
+
+
+def test_nan_equals_nan_and_zero_equals_minus_zero():
+    """Neither is a difference that a program could be blamed for."""
+    value = torch.tensor([float("nan"), 0.0])
+    eager = record(lambda x: x, None, Batch.of(value), train=False)
+    assert compare(eager, with_output(eager, torch.tensor([float("nan"), -0.0])), never)[-2].bitwise
+
+
+def test_one_rounding_passes_and_a_real_error_does_not():
+    """The yardstick is the noise of the very function."""
+    assert problem(judged(torch.sin, lambda y: y * (1 + 2**-24))) is None
+    assert "times the rounding noise" in problem(judged(torch.sin, lambda y: y * (1 + 2**-18)))
+
+
+def test_an_ill_conditioned_function_is_given_more_room():
+    """The same change is noise where cancellation has amplified rounding, and an error where not."""
+
+    def cancels(x):
+        return (x + 1000) - 1000
+
+    assert problem(judged(cancels, lambda y: y + 2e-5)) is None
+    assert problem(judged(lambda x: x + 0.5, lambda y: y + 2e-5)) is not None
+
+
+def test_a_bias_is_seen_where_the_mean_square_hides_it():
+    """An error of one sign in many elements, half as large as rounding, in bfloat16."""
+    batch = Batch.of(torch.rand(4096, generator=torch.Generator().manual_seed(0)).add(1).bfloat16())
+
+    def shift(y):
+        return torch.where(torch.arange(4096) % 3 == 0, y * (1 + 2**-7), y)
+
+    leaf = judged(lambda x: x * 3, shift, batch=batch)
+    assert leaf.rms < 4
+    assert leaf.peak < 16
+    assert "systematic offset" in problem(leaf)
+
+
+def test_one_wrong_element_is_named():
+    """The text has the index, three values, the share of wrong elements and what was measured from."""
+
+    def spoil(y):
+        y[5] += 0.01
+        return y
+
+    leaf = judged(torch.sin, spoil)
+    assert leaf.index == (5,)
+    assert leaf.wrong == 1 / 64
+    assert leaf.compiled == pytest.approx(leaf.expected + 0.01, rel=1e-5)
+    text = problem(leaf)
+    assert text.startswith("output: ")
+    assert " at [5]: eager " in text
+    assert "1.56% of 64 elements wrong (measured from float64, float32)" in text
+
+
+def test_the_peak_alone_is_enough():
+    """One element of many, too small for the mean square."""
+    batch = Batch.of(torch.linspace(1, 2, 100_000))
+
+    def spoil(y):
+        y[777] *= 1 + 3e-6
+        return y
+
+    leaf = judged(torch.sin, spoil, batch=batch)
+    assert leaf.rms < 4
+    assert "one element is" in problem(leaf)
+    assert problem(leaf, Limits(peak=1000)) is None
+
+
+def test_new_nan_and_lost_infinity_are_wrong():
+    """NaN where eager has a number, a number where eager and float64 have an infinity."""
+
+    def spoil(y):
+        y[3] = float("nan")
+        return y
+
+    text = problem(judged(torch.sin, spoil))
+    assert "1 of 64 elements are NaN or infinite in eager or compiled alone at [3]" in text
+
+    def log(x):
+        return (x.abs() - 2).log()  # minus infinity at both ends, NaN between
+
+    def lose(y):
+        y[0] = 0.0
+        return y
+
+    assert "NaN or infinite" in problem(judged(log, lose))
+
+
+def test_an_overflow_that_rounding_decides_is_excused():
+    """A value at the end of float16's range may be infinite in one of the two."""
+
+    def large(x):
+        return x * 65000
+
+    def overflow(y):
+        y[1] = float("inf")
+        return y
+
+    batch = Batch.of(torch.tensor([0.5] * 200 + [1.0], dtype=torch.float16).flip(0).roll(1))
+    leaf = judged(large, overflow, batch=batch)
+    assert leaf.undecidable == 1
+    assert problem(leaf) is None
+    assert "elements differ where nothing can be decided" in problem(leaf, Limits(undecidable=0))
+
+
+def test_where_eager_overflows_on_its_way_nothing_is_judged():
+    """Eager's NaN with a finite float64 value is no standard; many of them are a problem of their own."""
+
+    def detour(x):
+        return (x * x) / x
+
+    batch = Batch.of(torch.tensor([300.0] * 10 + [1.5] * 10, dtype=torch.float16))
+    leaf = judged(detour, lambda y: torch.where(y.isfinite(), y, 300.0), batch=batch)
+    assert leaf.undecidable == 10
+    assert "eager itself overflows in them" in problem(leaf)
+
+
+def test_ties_are_undecidable_and_counted():
+    """Where rounding alone flips an index, it may differ; where it can't, it may not."""
+    near = torch.ones(200, 4)
+    near[:, 1] = 2.0
+    near[0, 2] = 2.0 + 2e-7  # one row with a tie within rounding
+    batch = Batch.of(near)
+
+    def argmax(x):
+        return (x * 1.1).argmax(-1)
+
+    def other(row, column):
+        def change(y):
+            y[row] = column
+            return y
+
+        return change
+
+    leaf = judged(argmax, other(0, 1), batch=batch)
+    assert leaf.undecidable == 1
+    assert problem(leaf) is None
+    assert "the model leaves too much to ties" in problem(leaf, Limits(undecidable=0.001))
+    hard = judged(argmax, other(1, 0), batch=batch)
+    assert hard.index == (1,)
+    assert "1 of 200 elements differ although rounding can't flip them" in problem(hard)
+
+
+def test_python_numbers_are_compared_too():
+    """Floats with noise, everything else exactly."""
+    assert problem(numbers(3, 3)) is None
+    assert "is 3 in eager, 4 compiled" in problem(numbers(3, 4))
+    assert problem(numbers(0.1 + 0.2, 0.3)) is None
+    assert problem(numbers(0.3, 0.31)) is not None
+
+
+def numbers(one, other):
+    """The leaf of two returned Python numbers."""
+    batch = Batch.of(torch.ones(1))
+    mine = record(lambda x: one, None, batch, train=False)
+    found = record(lambda x: other, None, batch, train=False)
+    return compare(mine, found, lambda: reference(lambda x: one, batch, train=False))[-1]
+
+
+def test_errors_have_to_agree():
+    """Eager raises if and only if compiled raises; classes may differ, phases may not."""
+
+    def raises(kind):
+        def function(x):
+            raise kind("planted")
+
+        return record(function, None, Batch.of(torch.ones(1)))
+
+    runs = record(lambda x: x * 2, None, Batch.of(torch.ones(1)))
+    (leaf,) = compare(raises(ValueError), raises(RuntimeError), never)
+    assert problem(leaf) is None
+    (leaf,) = compare(raises(ValueError), runs, never)
+    assert problem(leaf) == "error: eager raised ValueError in forward: planted, compiled ran"
+    (leaf,) = compare(runs, raises(ValueError), never)
+    assert "compiled raised ValueError in forward: planted" in problem(leaf)
+
+
+def test_a_model_that_wavers_is_not_called_miscompiled():
+    """Two eager runs that differ are said to differ."""
+
+    class Counts(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            Counts.calls += 1
+            return x * (1 + 0.1 * Counts.calls)
+
+    model, batch = Counts(), Batch.of(torch.ones(4))
+    eager, compiled = record(model, model, batch), record(model, model, batch)
+    leaves = compare(eager, compiled, lambda: reference(model, batch))
+    wrong = [leaf for leaf in leaves if problem(leaf)]
+    assert {leaf.kind for leaf in wrong} == {"nondeterministic"}
+    assert "two eager runs from one state and seed differ" in problem(wrong[0])
+
+
+def test_a_reference_of_another_program_does_not_excuse_anything():
+    """Eager far from float64 must not widen the scale: compiled has to be near one of the two."""
+
+    class Precise(nn.Module):
+        def forward(self, x):
+            return x * (2 if x.dtype == torch.float64 else 1)
+
+    model, batch = Precise(), Batch.of(torch.linspace(1, 2, 64))
+    eager = record(model, model, batch, train=False)
+    found = reference(model, batch, train=False)
+
+    def text(factor):
+        value = eager.outputs["output"].value * factor
+        return problem(compare(eager, with_output(eager, value), found)[3])
+
+    assert text(1 + 1e-7) is None
+    assert text(2.0) is None
+    assert "measured from eager" in text(1.5)
+
+
+def test_state_can_be_compared_after_a_restore():
+    """The recipe that the runner follows: snapshot, run, restore, run."""
+    model, batch = nn.BatchNorm1d(4), Batch.of(torch.randn(8, 4))
+    snapshot = StateSnapshot(model)
+    eager = record(model, model, batch)
+    snapshot.restore()
+    again = record(model, model, batch)
+    assert all(leaf.bitwise for leaf in compare(eager, again, never))
+
+
+def test_leaves_survive_json():
+    """to_dict is strict JSON, NaN and infinity included, and from_dict reads it back."""
+    leaf = Leaf(
+        "output['x']", "value", numel=9, dtype="float32", rms=math.inf, bias=0.5, peak=2.0, index=(1, 2),
+        eager=math.nan, compiled=-math.inf, expected=3, message="wrong",
+    )  # fmt: skip
+    plain = json.loads(json.dumps(leaf.to_dict(), allow_nan=False))
+    back = Leaf.from_dict({**plain, "of a newer version": 1})
+    assert repr(back) == repr(leaf)
+    assert Leaf.from_dict(Leaf("output", "value").to_dict()) == Leaf("output", "value")
+
+
+def test_limits_refuse_nonsense():
+    """A limit is a number that is zero or more."""
+    with pytest.raises(UsageError, match="limit 'peak' is -1, expected a number that is zero or more"):
+        Limits(peak=-1)
+
+
+def test_a_stored_leaf_is_judged_by_any_limits():
+    """Only numbers depend on limits; what no rounding excuses stays a problem."""
+    leaf = Leaf("output", "value", numel=4, rms=5.0, bias=1.0, peak=5.0)
+    assert "error is 5 times the rounding noise (limit 4)" in problem(leaf)
+    assert problem(leaf, Limits(rms=6)) is None
+    loose = Limits(math.inf, math.inf, math.inf, math.inf)
+    assert problem(Leaf("output", "dtype", message="dtype is a in eager, b compiled"), loose) is not None
+    assert problem(replace(leaf, rms=math.nan), loose) is not None

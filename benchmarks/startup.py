@@ -26,7 +26,8 @@ config.option.compile_matrix = None
 start = time.perf_counter()
 plugin.pytest_configure(config)
 import sys
-print(loaded + time.perf_counter() - start, [n for n in ("torch", "hypothesis", "yaml", "pydantic") if n in sys.modules])
+print(loaded + time.perf_counter() - start,
+      [n for n in ("torch", "hypothesis", "yaml", "pydantic") if n in sys.modules])
 """
 
 

@@ -20,7 +20,7 @@ _EXPORTS = {
     "Matrix": "matrix",
     "load_matrix": "matrix",
 }
-__all__ = sorted(_EXPORTS)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = [*sorted(_EXPORTS)]  # noqa: PLE0605 -- a list, if not a literal one
 
 
 def __getattr__(name: str) -> object:

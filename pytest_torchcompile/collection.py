@@ -13,10 +13,10 @@ from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.execution import CellResult, Execution
 from pytest_torchcompile.matrix import Matrix, PlannedCell, load_matrix
 from pytest_torchcompile.observation import Judgement
-from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.ranks import Zygote
 from pytest_torchcompile.report.journal import Journal
 from pytest_torchcompile.report.terminal import failure_text, header, summary
+from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.shards import shard
 
 __all__ = ["CellNode", "CheckFailure", "CheckItem", "MatrixFile", "MatrixSession", "start"]
@@ -133,13 +133,14 @@ class MatrixSession:
         self.config, self.settings, self.matrix = config, settings, matrix
         self.planned = shard(matrix.cells, *settings.shard)
         self.judged: dict[str, tuple[CellResult, Judgement]] = {}
-        self.is_worker = hasattr(config, "workerinput")
+        given: dict[str, Any] | None = getattr(config, "workerinput", None)  # what xdist gives to a worker
+        self.is_worker = given is not None
         self.zygote: Zygote | None = None
         self.execution = Execution(matrix, settings)
         self.journal = Journal(matrix, self.planned, settings, config.rootpath / JOURNAL_FILE)
-        if self.is_worker:
-            self.execution.workers = int(config.workerinput["workercount"])
-            self.execution.folder = _path(config.workerinput[ZYGOTE])
+        if given is not None:
+            self.execution.workers = int(given["workercount"])
+            self.execution.folder = Path(given[ZYGOTE]) if given[ZYGOTE] else None
 
     # collection
 
@@ -149,15 +150,11 @@ class MatrixSession:
             return MatrixFile.from_parent(parent, path=file_path)
         return None
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Longest cells first on a worker, so that no long one is left for the end."""
-        for item in items:
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Tell each cell and the journal what is left to judge, when everybody has deselected."""
+        for item in session.items:
             if isinstance(item, CheckItem):
                 item.parent.selected.append(item.name)
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Tell the journal what will be judged."""
         self.journal.expect(item.nodeid for item in session.items)
 
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
@@ -204,7 +201,7 @@ class MatrixSession:
             carried = getattr(report, PROPERTY, None)
             if carried is not None:
                 self.journal.add(json.loads(carried))
-            elif report.when == "???":  # xdist's name for the stage in which a worker died
+            elif str(report.when) == "???":  # xdist's name for the stage in which a worker died
                 self.journal.lost(report.nodeid, str(report.longrepr))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest-json-report writes its file in this hook
@@ -266,10 +263,6 @@ class MatrixSession:
 
 SESSION = pytest.StashKey[MatrixSession]()
 ZYGOTE = "compile_zygote"
-
-
-def _path(text: str) -> Path | None:
-    return Path(text) if text else None
 
 
 def _distributed(config: pytest.Config) -> bool:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pytest_torchcompile.matrix import Matrix, PlannedCell
 from pytest_torchcompile.observation import Failure, Job, Judgement, Observation
-from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.ranks import Outcome, Rank
+from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.verdicts import apply_xfail, judge
 
 __all__ = ["CellResult", "Execution"]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
 from pytest_torchcompile.options import OPTIONS, Option
-
-if TYPE_CHECKING:
-    from typing import Any
 
 MARKERS = (
     "compile_cell(**axes): on every item of a matrix; selects exactly, for example "
@@ -21,15 +18,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options, each with an ini twin."""
     group = parser.getgroup("compile", "torch.compile matrix (pytest-torchcompile)")
     for option in OPTIONS:
-        parser.addini(option.ini, option.help, type="string" if option.metavar else "bool",
-                      default=option.default if option.metavar else False)
         if not option.metavar:
+            parser.addini(option.ini, option.help, type="bool", default=False)
             group.addoption(option.flag, action="store_true", default=None, help=option.help)
-        elif option.optional:
-            group.addoption(option.flag, nargs="?", const="", default=None, metavar=option.metavar,
-                            help=option.help)
-        else:
-            group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help)
+            continue
+        parser.addini(option.ini, option.help, default=option.default)
+        value: dict[str, Any] = {"nargs": "?", "const": ""} if option.optional else {}
+        group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help, **value)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-json-report looks at its own option

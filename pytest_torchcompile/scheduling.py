@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from xdist.scheduler.load import LoadScheduling
+from xdist.scheduler.load import LoadScheduling  # type: ignore[import-untyped]  # it has no py.typed
 
 if TYPE_CHECKING:
     import pytest
@@ -39,11 +39,12 @@ def units(collection: Sequence[str], seconds: Mapping[str, float]) -> list[list[
     return [grouped[key] for key in sorted(grouped, key=lambda k: -cost(k))]  # stable: equal costs keep their order
 
 
-class CellScheduling(LoadScheduling):
+class CellScheduling(LoadScheduling):  # type: ignore[misc]  # its base is untyped
     """Sends whole units; a worker always knows one item beyond the one it runs, as xdist demands."""
 
     def __init__(self, config: pytest.Config, log: Any, seconds: Mapping[str, float]) -> None:
         super().__init__(config, log)
+        self.collection: list[str] | None = None
         self._seconds = seconds
         self._units: deque[list[int]] = deque()
 
@@ -56,8 +57,9 @@ class CellScheduling(LoadScheduling):
         if not self._check_nodes_have_same_collection():
             self.log("**Different tests collected, aborting run**")
             return
-        self.collection = next(iter(self.node2collection.values()))
-        self._units.extend(units(self.collection, self._seconds))
+        items: list[str] = next(iter(self.node2collection.values()))
+        self.collection = items
+        self._units.extend(units(items, self._seconds))
         self._mirror()
         for node in self.nodes:
             self.check_schedule(node)
@@ -84,9 +86,9 @@ class CellScheduling(LoadScheduling):
         pending = self.node2pending.pop(node)
         if not pending or self.collection is None:
             return None
-        crashed = self.collection[pending.pop(0)]
+        running: int = pending.pop(0)
         self._return(pending)
-        return crashed
+        return self.collection[running]
 
     def _return(self, indices: Iterable[int]) -> None:
         if indices := list(indices):

@@ -6,12 +6,12 @@ from importlib.util import find_spec
 if find_spec("pytest") is not None:
     raise SystemExit("pytest is installed: this proves nothing")
 
-import torch
+import torch  # noqa: E402 -- after the question whether this run proves anything
+
+from pytest_torchcompile.instruments import observe  # noqa: E402
 
 for name in ("instruments", "oracle", "matrix", "ranks", "runner", "zoo", "verdicts"):
     import_module(f"pytest_torchcompile.{name}")
-
-from pytest_torchcompile.instruments import observe
 
 with observe() as seen:
     torch.compile(lambda x: x.sin() + 1, backend="eager")(torch.ones(3))

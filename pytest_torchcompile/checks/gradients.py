@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.checks.equivalence import GRADIENT, judge_leaves, numerics
 from pytest_torchcompile.checks.protocol import Check, unjudged
+from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
     from pytest_torchcompile.runner import Run

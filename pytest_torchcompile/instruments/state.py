@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..errors import InstrumentError
+from pytest_torchcompile.errors import InstrumentError
 
 __all__ = ["State", "forget_compiled", "isolated", "stance"]
 
@@ -170,7 +170,8 @@ def isolated(leaks: list[str]) -> Iterator[None]:
         _set_stance("default")
     state = State()
     python_rng = random.getstate()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = list(range(torch.cuda.device_count())) if started else []
     try:
         with torch.random.fork_rng(devices=devices):
             yield

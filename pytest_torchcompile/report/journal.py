@@ -13,8 +13,8 @@ from typing import IO, Any
 
 from pytest_torchcompile.matrix import Matrix, PlannedCell
 from pytest_torchcompile.observation import worst
-from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
+from pytest_torchcompile.settings import Settings
 
 __all__ = ["Journal"]
 
@@ -152,7 +152,8 @@ class Journal:
     def _line(self, content: dict[str, Any]) -> None:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("w", encoding="utf-8")
+            self.path.unlink(missing_ok=True)  # a run beside this one goes on writing to the file that it opened
+            self._file = self.path.open("x", encoding="utf-8")
             plan = {"kind": "plan", "schema_version": SCHEMA_VERSION, "matrix": self.settings.matrix,
                     "sha256": self.matrix.sha256, "expected": self._expected}
             self._file.write(json.dumps(plan) + "\n")

@@ -16,8 +16,8 @@ from pytest_torchcompile.zygote import gpu_device_files
 
 if TYPE_CHECKING:
     from pytest_torchcompile.matrix import Matrix, PlannedCell
-    from pytest_torchcompile.settings import Settings
     from pytest_torchcompile.report.journal import Journal
+    from pytest_torchcompile.settings import Settings
 
 __all__ = ["failure_text", "header", "summary"]
 
@@ -30,11 +30,11 @@ def header(matrix: Matrix, planned: Sequence[PlannedCell], settings: Settings) -
     compiler = shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))  # as torch
     index, of = settings.shard
     outcomes = Counter(p.outcome for p in planned)
-    cells = f"{len(planned)} cells planned" + (f" (shard {index} of {of}, {len(matrix.cells)} in all)" if of > 1 else "")
+    shard = f" (shard {index} of {of}, {len(matrix.cells)} in all)" if of > 1 else ""
     return [
         f"torch.compile: torch {_version('torch')}, {len(gpus) or 'no'} GPU(s), "
         f"C++ compiler {compiler or 'none: Inductor cells on CPU will skip'}",
-        f"compile matrix: {settings.matrix}: {cells}, {len(matrix.excluded)} excluded, "
+        f"compile matrix: {settings.matrix}: {len(planned)} cells planned{shard}, {len(matrix.excluded)} excluded, "
         f"{outcomes['skip']} to skip, {outcomes['xfail']} expected to fail",
         *_reasons("excluded", Counter(e.reason for e in matrix.excluded)),
         *_reasons("skip", Counter(p.reason for p in planned if p.outcome == "skip")),
@@ -96,7 +96,7 @@ def summary(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
         yield "no cell ran compiled code: this run proves nothing, and no gate will pass it", {"red": True}
     for cell in (p.cell.id for p in selected):
         if leaks := journal.leaks(cell):
-            yield f"{cell} changed torch's settings and left them changed (put back): {'; '.join(leaks)}", {"yellow": True}
+            yield f"{cell} changed torch's settings, which were put back: {'; '.join(leaks)}", {"yellow": True}
     if missing := journal.not_run():
         yield f"{len(missing)} planned verdict(s) never came, for example {missing[0]}", {"red": True}
     for text in journal.usage_errors():

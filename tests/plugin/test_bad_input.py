@@ -12,9 +12,10 @@ CASES = {
     "malformed": ("version: 1\nmodels: [", "matrix/default.yaml:3:1: malformed YAML: *"),
     "unknown key": (HEAD + "axis:\n  backend: [eager]\n", "matrix/default.yaml:4:1: *'axis'*did you mean 'axes'"),
     "unknown value": (HEAD + "axes:\n  backend: [inducter]\n", "matrix/default.yaml:5:13: *'inducter'*'inductor'"),
-    "unknown mode": (HEAD + "axes:\n  mode: [max-autotun]\n", "matrix/default.yaml:5:10: *'max-autotun'*'max-autotune'"),
+    "unknown mode": (HEAD + "axes:\n  mode: [max-autotun]\n", "matrix/default.yaml:5:10: *'max-autotune'"),
     "unknown check": (HEAD + "checks: [equivalance]\n", "matrix/default.yaml:4:10: *'equivalance'*'equivalence'"),
-    "unknown model": (HEAD + "rules:\n  - exclude: {model: nett}\n    reason: no\n", "matrix/default.yaml:5:*'nett'*'net'"),
+    "unknown model": (HEAD + "rules:\n  - exclude: {model: nett}\n    reason: no\n",
+                      "matrix/default.yaml:5:*'nett'*'net'"),
     "a rule that matches nothing": (
         HEAD + "axes:\n  backend: [eager]\nrules:\n  - exclude: {backend: inductor}\n    reason: slow\n",
         "matrix/default.yaml:7:*"),
@@ -51,7 +52,8 @@ def test_a_mistake_in_the_matrix(repo, case):
     (["--compile-matrix=nowhere.yaml"], "*nowhere.yaml*"),
     (["--compile-matrix=matrix.yaml"], "*matrix.yaml*"),
     (["--compile-matrix", "--compile-shard=9/8"], "*'9/8'*"),
-    (["--compile-matrix", "--compile-checks=equivalance"], "*'equivalance' is not a check; did you mean 'equivalence'*"),
+    (["--compile-matrix", "--compile-checks=equivalance"], "*'equivalance' is not a check; did you mean 'equivalence'*"
+     ),
     (["--compile-matrix", "--compile-timeout=never"], "*--compile-timeout: 'never'*"),
 ])  # fmt: skip
 def test_a_mistake_on_the_command_line(repo, args, expected):

@@ -147,7 +147,7 @@ def test_an_xfail_that_passes_fails(repo):
 
 
 def test_selection(repo):
-    """-k, exact markers, node ids and --compile-checks select as pytest users expect; what is left out is no failure."""
+    """-k, exact markers, node ids and --compile-checks select as expected; what is left out is no failure."""
     repo.matrix(TWO)
     substring = repo.run("--co", "-q", "-k", "eager").stdout.str()
     assert "aot_eager" in substring  # why -m is there

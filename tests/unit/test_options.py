@@ -38,5 +38,5 @@ def test_bad_values(given, text):
 
 def test_each_option_has_an_ini_twin():
     """--compile-x is compile_x in the ini file."""
-    assert [(o.flag, o.ini) for o in OPTIONS][0] == ("--compile-matrix", "compile_matrix")
+    assert (OPTIONS[0].flag, OPTIONS[0].ini) == ("--compile-matrix", "compile_matrix")
     assert len({o.ini for o in OPTIONS}) == len(OPTIONS)

@@ -13,7 +13,7 @@ ITEMS = [f"matrix/m.yaml::{cell}::{check}" for cell in ("short", "long", "new") 
 
 
 def test_units():
-    """Items of a cell are one unit; the longest comes first, one that was never timed as early as the longest, a plain test last."""
+    """A cell's items are one unit, the longest cell first; one never timed counts as the longest, a plain test last."""
     found = units(["tests/t.py::test_x", *ITEMS], {"short": 1.0, "long": 9.0})
     assert found == [[3, 4], [5, 6], [1, 2], [0]]
 

@@ -75,7 +75,8 @@ def test_no_check_passes_a_run_that_saw_nothing(name):
 def test_recompiles_that_shapes_explain(dynamic, sizes, allowed):
     """Without a limit in the matrix, no function may recompile more often than its shapes explain."""
     def found(count):
-        one = {"function": "forward", "file": "m.py", "line": 3, "cause": "shape", "reason": "4 != 8", "during": "call 2"}
+        one = {"function": "forward", "file": "m.py", "line": 3, "cause": "shape", "reason": "4 != 8",
+               "during": "call 2"}
         return {"raised": None, "graphs": 1, "recompiles": [one] * count, "sizes": sizes, "dynamic": dynamic}
 
     check = load("recompiles")

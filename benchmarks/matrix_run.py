@@ -1,0 +1,76 @@
+"""A matrix run beside the same cells in a plain parametrized pytest file: ``python benchmarks/matrix_run.py``.
+
+Each variant runs in processes of its own with ``-n WORKERS``, cold (an empty Inductor cache) and then warm (the cache
+that the cold run left). Wall and CPU seconds, the compiler's processes included, and the ratios to ours.
+
+    --cells K    take every K-th cell of the matrix, for a quicker look (default 1: all)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parent
+
+
+def run(command: list[str], environment: dict[str, str]) -> tuple[float, float, str]:
+    """Wall seconds, CPU seconds of everything started, and the last line of output."""
+    before, start = os.times(), time.perf_counter()
+    done = subprocess.run(command, env=os.environ | environment, cwd=REPOSITORY, capture_output=True, text=True,
+                          check=False)
+    wall, after = time.perf_counter() - start, os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    last = (done.stdout.strip() or done.stderr.strip() or "no output").splitlines()[-1].strip("= ")
+    return wall, cpu, last
+
+
+def main() -> None:
+    """Print a line for each run and the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--matrix", default="matrix/default.yaml")
+    parser.add_argument("--cells", type=int, default=1)
+    parser.add_argument("--workers", default="2")
+    parser.add_argument("--variants", default="ours,one-a-check,one-a-cell")
+    args = parser.parse_args()
+    found = subprocess.run([sys.executable, "-m", "pytest_torchcompile", "cells", "--json", args.matrix],
+                           capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    cells = [cell for cell in json.loads(found.stdout) if cell["outcome"] == "run" and
+             cell["axes"]["model"] != "triton_op"][:: args.cells]
+    results: dict[tuple[str, str], tuple[float, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        plan = Path(folder) / "cells.json"
+        plan.write_text(json.dumps(cells))
+        naive = {"NAIVE_CELLS": str(plan), "NAIVE_MATRIX": args.matrix}
+        pytest = [sys.executable, "-m", "pytest", "-q", "-n", args.workers, "-p", "no:cacheprovider", "--tb=no"]
+        file = [*pytest, "-W", "default", "-r", "N", "benchmarks/naive/test_naive.py"]
+        ours = [*pytest, f"--compile-matrix={args.matrix}", *(f"{args.matrix}::{cell['id']}" for cell in cells)]
+        variants: dict[str, tuple[list[str], dict[str, str]]] = {
+            "ours": (ours, {}),
+            "one-a-check": (file, naive),
+            "one-a-cell": (file, naive | {"NAIVE_ONE": "1", "OMP_WAIT_POLICY": "PASSIVE"}),
+        }
+        print(f"{len(cells)} cells of {args.matrix}, -n {args.workers}, {os.cpu_count()} cores", flush=True)
+        for name in args.variants.split(","):
+            command, environment = variants[name]
+            cache = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache-{name}"}
+            for state in ("cold", "warm"):
+                wall, cpu, last = run(command, environment | cache)
+                results[name, state] = wall, cpu
+                print(f"{name:12} {state}  {wall:7.1f} s wall  {cpu:7.1f} s CPU  ({last})", flush=True)
+    for name in args.variants.split(","):
+        for state in ("cold", "warm") if ("ours", "cold") in results and name != "ours" else ():
+            wall, cpu = (ours_ / theirs for ours_, theirs in
+                         zip(results["ours", state], results[name, state], strict=True))
+            print(f"ours / {name}, {state}: {wall:.2f} of the wall, {cpu:.2f} of the CPU seconds")
+
+
+if __name__ == "__main__":
+    main()

@@ -17,8 +17,9 @@ from pytest_torchcompile.wrappers import WRAPPERS
 from pytest_torchcompile.wrappers.blocks import repeated_blocks
 from pytest_torchcompile.wrappers.protocol import Wrapper, load
 
-# Torch's own: Dynamo looking at `.grad` of an input that is no leaf.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+# Torch's own: when Dynamo is first imported, and Dynamo looking at `.grad` of an input that is no leaf.
+pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+              pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]
 
 HERE = "m.yaml:3:5"
 SETTINGS = {"backend": "aot_eager", "dynamic": False}

@@ -13,8 +13,9 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import Unavailable
 from pytest_torchcompile.instruments import observe
 
-# Torch's own: Dynamo looking at `.grad` of an input that is no leaf.
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+# Torch's own: when Dynamo is first imported, and Dynamo looking at `.grad` of an input that is no leaf.
+pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+              pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]
 
 SIZES = {
     "tiny_head": (zoo.tiny_head, lambda k: zoo.vector_batch(B=(4, 7)[k])),
@@ -222,6 +223,7 @@ def test_triton_op_names_what_is_missing(monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 def test_triton_op_computes_and_differentiates():
     """On a GPU: silu(x) * y and its gradient, eager and captured whole, and torch's own check of the op."""
     torch.manual_seed(0)

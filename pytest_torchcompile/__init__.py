@@ -9,18 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.cell import Cell as Cell
-    from pytest_torchcompile.matrix import Matrix as Matrix
-    from pytest_torchcompile.matrix import load_matrix as load_matrix
+    from pytest_torchcompile.cell import Cell
+    from pytest_torchcompile.instruments import Ledger, observe
+    from pytest_torchcompile.matrix import Matrix, load_matrix
 
+__all__ = ["Cell", "Ledger", "Matrix", "load_matrix", "observe"]
 __version__ = "0.1.0"
 
 _EXPORTS = {
     "Cell": "cell",
+    "Ledger": "instruments",
     "Matrix": "matrix",
     "load_matrix": "matrix",
+    "observe": "instruments",
 }
-__all__ = [*sorted(_EXPORTS)]  # noqa: PLE0605 -- a list, if not a literal one
 
 
 def __getattr__(name: str) -> object:

@@ -7,6 +7,7 @@ observation from what that one run recorded.
 from __future__ import annotations
 
 import copy
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -80,7 +81,7 @@ class Run:
         self.entry = ModelEntry.from_dict(job.entry)
         self.seed = job.seed
         self.seconds: dict[str, float] = {}
-        root = Path(job.root)
+        root = self.root = Path(job.root)
         self.train = cell.phase == "training"
         self.wrapper: Wrapper = load_wrapper(cell.wrapper, root, self.entry.where)
         with self.phase("build"):
@@ -129,7 +130,7 @@ class Run:
     def _run_compiled(self) -> Compiled:
         compiled = Compiled()
         start = StateSnapshot(self._twin)
-        with observe() as seen:
+        with observe(root=self.root) as seen:
             with self.phase("compiled"):
                 for call in self.calls:
                     start.restore()
@@ -149,7 +150,7 @@ class Run:
                     start.restore()
                     with seen.during(f"{call.label}, third time"):
                         compiled.coverage.append(self._cover(call))
-        compiled.seen = seen.to_dict()
+        compiled.seen = _relative(seen.to_dict(), self.root)
         return compiled
 
     def _cover(self, call: Call) -> dict[str, Any]:
@@ -179,6 +180,16 @@ class Run:
                 tape=self._tapes[call.index],
                 unit=unit_of(getattr(torch, self.wrapper.unit)) if self.wrapper.unit else None,
             ))
+
+
+def _relative(seen: dict[str, Any], root: Path) -> dict[str, Any]:
+    """Name the project's files from its root, so that reports of two checkouts agree."""
+    home = f"{root}{os.sep}"
+    for records in seen.values():
+        for found in records:
+            if isinstance(found, dict) and str(found.get("file", "")).startswith(home):
+                found["file"] = found["file"][len(home):]
+    return seen
 
 
 class UserError(Exception):

@@ -6,9 +6,9 @@ from importlib.util import find_spec
 if find_spec("pytest") is not None:
     raise SystemExit("pytest is installed: this proves nothing")
 
-import torch  # noqa: E402 -- after the question whether this run proves anything
+import torch
 
-from pytest_torchcompile.instruments import observe  # noqa: E402
+from pytest_torchcompile.instruments import observe
 
 for name in ("instruments", "oracle", "matrix", "ranks", "runner", "zoo", "verdicts"):
     import_module(f"pytest_torchcompile.{name}")

@@ -52,18 +52,28 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         allowed = f"{most:g} allowed by the matrix"
     else:
         most = explained(section["dynamic"], section["sizes"])
-        by_function = Counter((r["file"], r["line"], r["function"]) for r in recompiles)
+        by_function = Counter(map(_function, recompiles))
         worst, count = by_function.most_common(1)[0] if by_function else (None, 0)
-        over = [r for r in recompiles if (r["file"], r["line"], r["function"]) == worst]
+        over = [r for r in recompiles if _function(r) == worst]
         allowed = f"{most} explained by {section['sizes']} size(s) with dynamic={section['dynamic']}"
     if count > most:
         first = over[0]
         yield Problem(
             f"{count} recompile(s), {allowed}",
-            evidence="\n".join(f"{r['during']}: {r['function']} {r['file']}:{r['line']}  {r['cause']}: {r['reason']}"
-                               for r in over),
+            evidence="\n".join(map(_line, over)),
             hint=HINTS.get(first["cause"], ""), file=first["file"], line=first["line"],
         )
+
+
+def _function(found: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What is compiled by itself: a function, or the rest of one after a graph break."""
+    return found["file"], found["line"], found["function"], found.get("resumed_at", 0)
+
+
+def _line(found: Mapping[str, Any]) -> str:
+    rest = f", the rest after the graph break at line {at}" if (at := found.get("resumed_at")) else ""
+    return (f"{found['during']}: {found['function']} {found['file']}:{found['line']}{rest}  "
+            f"{found['cause']}: {found['reason']}")
 
 
 HINTS = {

@@ -139,6 +139,8 @@ def test_at_most_twenty_lines(project):
     """A file that is no matrix at all does not flood the terminal."""
     found = project.mistakes("version: 1\nmodels: {}\n" + "\n".join(f"key{k}: 1" for k in range(40)))
     assert len(found) == 21
+    numbers = [int(line.split(":")[1]) for line in found[:20]]
+    assert numbers == sorted(numbers)
     assert found[-1] == "... and 21 more"
 
 

@@ -27,6 +27,7 @@ ONLY_THE_READER = {
     "user value on", "user value 12:30", "user value octal", "user value date", "user value 1.10",
     "user value infinite",
     "unknown axis in rule", "unknown model in rule", "unknown value in rule", "value in rule of another type",
+    "value in rule equal in Python",
     "check not in matrix", "limit of no check",
     "rule for nothing", "rule in the shadow", "zero cells",
     "model: dim name", "model: unknown dim", "model: cycle of dims", "model: no size",

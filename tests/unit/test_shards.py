@@ -43,6 +43,13 @@ def test_balanced(cells, of):
     assert max(loads) - min(loads) <= max(map(cost, cells), default=0) + 1e-9
 
 
+@pytest.mark.parametrize("of", [2, 3, 5, 7])
+def test_dearest_first(of):
+    """Cheap cells fill what dear ones leave, so that shards differ by a few seconds of many hundred."""
+    loads = [sum(map(cost, shard(CELLS, index, of))) for index in range(1, of + 1)]
+    assert max(loads) - min(loads) <= min(map(cost, CELLS)) + 1
+
+
 def test_kinds_are_spread():
     """Cells of each model and dynamic are in every shard: no machine has all the slow ones."""
     for index in (1, 2, 3):

@@ -46,6 +46,7 @@ TABLE: Final = (
     Pattern(r"\bstr\(.*\.device\) ==|\.device(\.index)? ==", "device", "TENSOR_MATCH"),
     Pattern(r"\.requires_grad ==", "requires_grad", "TENSOR_MATCH"),
     Pattern(r"\.ndimension\(\) ==", "shape", "TENSOR_MATCH"),
+    Pattern(r"___get_current_stream", "global_state", "CURRENT_STREAM"),
     Pattern(r"^Duplicate tensors? found|^\S+ is (not )?(?!None\b)\S+$", "other", "DUPLICATE_INPUT"),
     # GlobalStateGuard in guards.cpp, and guards on other state of the process
     Pattern(r"^GLOBAL_STATE changed:.*\bgrad_mode", "grad_mode", "GLOBAL_STATE"),
@@ -55,7 +56,6 @@ TABLE: Final = (
     Pattern(r"CURRENT_DEVICE ==", "global_state", "DEFAULT_DEVICE"),
     Pattern(r"compare_functorch_state", "global_state", "FUNCTORCH_STACK_MATCH"),
     Pattern(r"forward_ad\._current_level", "global_state", "DUAL_LEVEL"),
-    Pattern(r"___get_current_stream", "global_state", "CURRENT_STREAM"),
     Pattern(r"top_saved_tensors_hooks", "backward", "AUTOGRAD_SAVED_TENSORS_HOOKS"),
     # Python objects
     Pattern(r"\.training == ", "training_mode", "EQUALS_MATCH"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
 from dataclasses import replace
@@ -35,6 +36,8 @@ def guards_failed(attempt: Attempt, payload: str | None) -> tuple[Reason, ...]:
             what, expected, actual = global_state.changed(reason.guard)
         elif not actual:
             actual = values.actual(what, attempt.scope())
+        if attempt.code[0] != attempt.file:  # torch's own frame around a module calls it fn
+            what = re.sub(r"^fn\b", "self", what)
         found.append(replace(reason, what=readable(what), expected=readable(expected), actual=actual))
     return tuple(found)
 

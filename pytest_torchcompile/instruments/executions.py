@@ -12,10 +12,12 @@ import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.errors import InstrumentError
-from pytest_torchcompile.instruments.records import Graph
+from pytest_torchcompile.instruments.records import Graph, GraphBreak
+from pytest_torchcompile.instruments.sites import owner, readable
 
 if TYPE_CHECKING:
     from pytest_torchcompile.instruments.watch import Watch
@@ -28,16 +30,22 @@ _NAME = "__compiled_fn"
 class _Counter:
     """Counts the runs of one graph, for each ledger apart."""
 
-    def __init__(self, watch: Watch, compile_id: str, ops: int | None, function: str) -> None:
+    def __init__(
+        self, watch: Watch, compile_id: str, ops: int | None, function: str, earlier: GraphBreak | None = None
+    ) -> None:
         self.watch, self.compile_id, self.ops, self.function = watch, compile_id, ops, function
+        self.earlier = earlier
+        """The break that this graph follows, where torch met it before the observation began."""
         self.entries: dict[int, Graph] = {}
 
     def enter(self) -> None:
         """Show the graph in every open ledger."""
-        for ledger, _root in self.watch.ledgers:
+        for ledger, root in self.watch.ledgers:
             if id(ledger) not in self.entries:
                 self.entries[id(ledger)] = graph = Graph(self.compile_id, self.ops, 0, self.function)
                 ledger.add(graph)
+                if self.earlier:
+                    ledger.add(replace(self.earlier, during=ledger.label, owner=owner(self.earlier.file, root)))
 
     def count(self) -> None:
         """One more run."""
@@ -74,8 +82,8 @@ def _missing(name: str) -> InstrumentError:
                            "report it with this version")
 
 
-def _graphs() -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Graphs of this process: the globals they lie in, their name there, their compile id ('?': unknown)."""
+def _graphs() -> Iterator[tuple[dict[str, Any], str, str, types.CodeType | None]]:
+    """Graphs of this process: globals they lie in, name there, compile id ('?': unknown), the user's code."""
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
     from torch._dynamo import utils
 
@@ -91,7 +99,16 @@ def _graphs() -> Iterator[tuple[dict[str, Any], str, str]]:
         original = codes_of.get(codes.get(key)) if graphs else None
         entries = _debug_get_cache_entry_list(original) if original is not None else []
         of = next((str(e.compile_id) for e in entries if e.code is codes.get(key)), "?")
-        yield from ((h.scope, h.name, of) for h in graphs)
+        yield from ((h.scope, h.name, of, original) for h in graphs)
+
+
+def _earlier(code: types.CodeType) -> GraphBreak | None:
+    """The break before a resume function; of a break in the past torch keeps no more than the line."""
+    function, line = readable(code.co_name)
+    if not line:
+        return None
+    return GraphBreak("a graph break met before this observation began", "", code.co_filename, line,
+                      "observe the first call: it names the reason", function=function)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -127,8 +144,9 @@ def installed(watch: Watch) -> Iterator[None]:
             except Exception as error:
                 watch.lose(f"graph {name}: {type(error).__name__}: {error}")
 
-    for scope, name, of in list(_graphs()):
-        put(scope, name, _Counter(watch, of, None, ""))
+    for scope, name, of, code in list(_graphs()):
+        function = watch.functions.of_code(code) if code else ""
+        put(scope, name, _Counter(watch, of, None, function, _earlier(code) if code else None))
     OutputGraph.install_global_unsafe = install  # type: ignore[method-assign]
     try:
         yield

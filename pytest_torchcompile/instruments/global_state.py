@@ -11,6 +11,9 @@ __all__ = ["changed"]
 _NAMES: Final = re.compile(r"^GLOBAL_STATE changed: (.*)$")
 
 
+_PLAINER: Final = {"allow_tf32": "float32_matmul_precision"}
+
+
 def _readers() -> dict[str, Callable[[], object]]:
     """Names as ``GlobalStateGuard::reason`` (torch/csrc/dynamo/guards.cpp) gives them, torch 2.8 to 2.15."""
     import torch
@@ -40,5 +43,6 @@ def changed(guard: str) -> tuple[str, str, str]:
     for name in names:
         if (read := _readers().get(name)) is not None:
             now = read()
+            name = _PLAINER.get(name, name)
             return name, str(not now) if isinstance(now, bool) else "", str(now)
     return " ".join(names), "", ""

@@ -29,6 +29,7 @@ _PRESENT: Final = re.compile(
 _MISSING: Final = re.compile(r"^(?:Key|Attribute|Index)Error on (?P<what>.+)$")
 _EQUALS: Final = re.compile(r"^(?P<what>[^<>]+?) (?:==|is(?= \S+$)) (?P<expected>.+)$", re.S)
 _DIFFERS: Final = re.compile(r"^(?P<what>len\(.+\)) != (?P<expected>.+)$")
+_NAN: Final = re.compile(r"^\(type\((?P<what>.+)\) is (?:float|complex) and __(?:math|numpy)_isnan\(.*\)\)$")
 _SIZE: Final = re.compile(r"(?P<what>[\w.\[\]'\"]+\.(?:size|stride)\(\)\[\d+\])")
 _HELD: Final = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
 _GLOBAL: Final = re.compile(r"\bG\['(\w+)'\]")
@@ -98,7 +99,7 @@ def _compared(guard: str) -> tuple[str, str, str]:
     if match := _TENSOR.match(guard):
         return _tensor(**match.groupdict())
     if match := _FOUND.match(guard):
-        return match["what"], "a tensor", _short(match["is"])
+        return match["what"], "a tensor", _short(match["is"]).replace("NoneType", "None")
     if match := _CLASS.match(guard):
         what = f"type({match['what']})" if match["kind"] == "type" else match["what"]
         return what, _short(match["is"] or ""), ""
@@ -107,6 +108,8 @@ def _compared(guard: str) -> tuple[str, str, str]:
         return (what, "absent", "present") if match["no"] else (what, "present", "absent")
     if match := _MISSING.match(guard):
         return match["what"], "present", "absent"
+    if match := _NAN.match(guard):
+        return match["what"], "nan", ""
     if match := _EMPTY.match(guard):
         return f"len({match['what']})", "0", ""
     if match := _EQUALS.match(guard) or _DIFFERS.match(guard):
@@ -147,6 +150,7 @@ def readable(what: str) -> str:
     'fn[0].bias'
     """
     what = _HELD.sub(lambda m: f"[{m[1]}]" if m[1].isdigit() else f".{m[1]}", what)
+    what = re.sub(r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)", re.sub(r"\._modules\b", "", what))
     return _GLOBAL.sub(r"\1", what)
 
 

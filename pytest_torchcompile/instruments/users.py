@@ -40,6 +40,10 @@ class Functions:
         name, file, line, _ = self._of_code(code, _module(_innermost(function)))
         return name, file, line
 
+    def of_code(self, code: Any) -> str:
+        """Name of the function that a code object belongs to."""
+        return self._of_code(code, None)[0]
+
     def _of_code(self, code: Any, owner: object) -> tuple[str, str, int, int]:
         short, resumed_at = readable(code.co_name)
         seen = self._seen.setdefault((code.co_filename, short), {})

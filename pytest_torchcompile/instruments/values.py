@@ -23,6 +23,7 @@ _ARITHMETIC: Final = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
     ast.FloorDiv: operator.floordiv,
 }  # fmt: skip
+_GET_ITEM: Final = (dict.__getitem__, list.__getitem__, tuple.__getitem__)
 _LONGEST: Final = 60
 
 
@@ -66,7 +67,7 @@ def _value(node: ast.expr, scope: Mapping[str, Any]) -> Any:
         return _attribute(_value(node.value, scope), node.attr)
     if isinstance(node, ast.Subscript):
         holder, key = _value(node.value, scope), _value(node.slice, scope)
-        if type(holder) in (dict, list, tuple):
+        if type(holder).__getitem__ in _GET_ITEM:
             return holder[key]
     if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
         left, right = _value(node.left, scope), _value(node.right, scope)

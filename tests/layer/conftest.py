@@ -1,0 +1,26 @@
+"""What several files of tests of the instruments share."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def check_ledger():
+    """Compare the ledger of a sequence of calls with what it is known to be."""
+    import torch
+
+    from pytest_torchcompile.instruments import observe
+
+    def check(sequence, compiles, recompiles, runs, options, backend):
+        torch.compiler.reset()
+        with observe() as seen, torch.random.fork_rng():
+            sequence(lambda f, **own: torch.compile(f, backend=backend, **{**options, **own}))
+        torch.compiler.reset()
+        assert [c.kind for c in seen.compiles if c.kind != "backward"] == compiles
+        assert [(r.cause, r.what, r.expected, r.actual) for r in seen.recompiles] == recompiles
+        assert [g.runs for g in seen.graphs] == runs
+        assert [*seen.graph_breaks, *seen.eager_frames, *seen.failures, *seen.lost] == []
+        assert all(r.all_reasons[0] == r.reason for r in seen.recompiles)
+
+    return check

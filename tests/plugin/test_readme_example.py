@@ -10,8 +10,8 @@ README = Path(__file__).parents[2] / "README.md"
 
 def block(text: str, language: str) -> str:
     """The first fenced block of that language."""
-    (found,) = re.findall(rf"```{language}\n(.*?)```", text, flags=re.S)[:1]
-    return found
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    return next(body for name, body in fenced if name == language)
 
 
 def test_the_first_example(repo):

@@ -56,6 +56,8 @@ def parse(
     frames = _frames(text, traced)
     ours = [frame for frame in frames if owner(frame[0], root) in ("mine", "third_party")]
     file, line, function = (ours or [outermost] if outermost[0] else ours or frames or [outermost])[-1]
+    if (file, readable(function)[0]) == traced:
+        function = outermost[2] or function
     link = _LINK.search(body)
     return GraphBreak(
         reason=next(iter(headlines(body)), "unknown"),

@@ -93,7 +93,7 @@ def _graphs() -> Iterator[tuple[dict[str, Any], str, str, types.CodeType | None]
         codes = {key: ref() for key, ref in cleanups.refs.items()}
         hooks = {key: list(found) for key, found in cleanups.values.items()}
     except AttributeError:
-        raise _missing("torch._dynamo.utils.CleanupManager") from None
+        raise _missing("torch._dynamo.utils.CleanupManager.instance") from None
     for key, found in hooks.items():
         graphs = [h for h in found if h.name.startswith(_NAME) and h.name in h.scope]
         original = codes_of.get(codes.get(key)) if graphs else None

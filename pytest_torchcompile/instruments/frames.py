@@ -37,8 +37,8 @@ def _attribute(owner: Any, name: str) -> Any:
     import torch
 
     try:
-        return getattr(owner, name)
-    except AttributeError:
+        return vars(owner)[name]
+    except KeyError:
         raise InstrumentError(
             f"torch {torch.__version__} has no {owner.__name__}.{name}, which tells compiled calls from "
             "eager ones; please report it with this version"

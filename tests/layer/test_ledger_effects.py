@@ -1,0 +1,266 @@
+"""Observing changes nothing: not what is compiled, not cache keys, not torch's settings; and nothing is lost."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.instruments import observe
+
+pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+              pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def double(x):
+    """One operator."""
+    return x * 2
+
+
+def inner(x):
+    """Called by a function that is disabled, but only itself."""
+    return x.sin()
+
+
+@torch._dynamo.disable(recursive=False)
+def shallow(x):
+    """Disabled, not what it calls."""
+    return inner(x) + 1
+
+
+def outer(x):
+    """A break, a disabled call, a recompile for each size."""
+    y = shallow(x * 2)
+    torch._dynamo.graph_break()
+    return y * 3
+
+
+def counted():
+    """Torch's own counters after a run with everything in it."""
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+    compiled = torch.compile(outer, backend="aot_eager", dynamic=False)
+    results = [compiled(torch.ones(size)).sum().item() for size in (3, 4, 3)]
+    return results, {name: dict(counters[name]) for name in ("stats", "frames", "graph_break")}
+
+
+def test_the_same_frames_are_compiled_with_and_without():
+    """Torch counts the same frames, graphs and breaks, also around non-recursive disable."""
+    without = counted()
+    with observe() as seen:
+        observed = counted()
+    assert observed == without
+    assert counted() == without
+    assert len(seen.graphs) == without[1]["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("observed_first", [False, True])
+def test_cache_keys_do_not_change(observed_first, tmp_path, monkeypatch):
+    """What was cached without an observation is hit with one, and the other way round."""
+    from torch._inductor.utils import fresh_cache
+
+    def run():
+        torch.compiler.reset()
+        x = torch.ones(3, requires_grad=True)
+        torch.compile(double, backend="inductor", dynamic=False)(x).sum().backward()
+
+    with fresh_cache():
+        if observed_first:
+            with observe() as cold:
+                run()
+            assert "aot miss" in cold.compiles[0].caches
+            with observe() as warm:
+                run()
+        else:
+            run()
+            with observe() as warm:
+                run()
+        assert warm.compiles[0].caches[-1] == "aot hit"
+        assert [g.runs for g in warm.graphs] == [1]
+        if observed_first:
+            from torch._dynamo.utils import counters
+
+            counters.clear()
+            run()
+            assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+
+
+def test_the_users_backend_is_called_as_it_is():
+    """The backend object gets the graph itself, and what it returns is what runs."""
+    got = []
+
+    def backend(gm, inputs):
+        got.append(type(gm).__name__)
+        return lambda *args: (args[0] * 5,)
+
+    with observe() as seen:
+        result = torch.compile(double, backend=backend)(torch.ones(3))
+    assert got == ["GraphModule"]
+    assert result.tolist() == [5, 5, 5]
+    assert [g.runs for g in seen.graphs] == [1]
+
+
+def test_torchs_trace_logger_is_as_it_was():
+    """Handlers, level and propagation of the logger behind the structured trace."""
+    log = logging.getLogger("torch.__trace")
+    before = (list(log.handlers), log.level, log.propagate)
+    with observe():
+        torch.compile(double, backend="eager")(torch.ones(3))
+        assert list(log.handlers) != before[0]
+    assert set(log.handlers) == set(before[0])
+    assert (log.level, log.propagate) == before[1:]
+
+
+def test_a_reset_inside_the_block():
+    """torch.compiler.reset() drops graphs and numbers; the ledger goes on."""
+    with observe() as seen:
+        for _ in range(2):
+            torch.compile(double, backend="eager")(torch.ones(3))
+            torch.compiler.reset()
+    assert [(c.kind, c.compile_id) for c in seen.compiles] == [("first", "0/0"), ("first", "0/0")]
+    assert [g.runs for g in seen.graphs] == [1, 1]
+
+
+def test_more_compiles_than_torch_keeps_metrics_of():
+    """Torch keeps 64 records; the ledger has them all, each with its reason."""
+    compiled = torch.compile(double, backend="eager", dynamic=False)
+    with observe() as seen, torch._dynamo.config.patch(recompile_limit=100):
+        for size in range(2, 72):
+            compiled(torch.ones(size))
+    assert (len(seen.compiles), len(seen.recompiles), len(seen.graphs)) == (70, 69, 70)
+    assert seen.recompiles[-1].actual == "71"
+    assert len(seen.recompiles[-1].all_reasons) == 69
+
+
+def test_threads_have_their_own_labels_and_lose_no_run():
+    """Four threads run one compiled function; each recompile bears the label of its own thread."""
+    compiled = torch.compile(double, backend="eager", dynamic=False)
+    with observe() as seen:
+        def work(size):
+            with seen.during(f"thread {size}"):
+                for _ in range(25):
+                    compiled(torch.ones(size))
+
+        threads = [threading.Thread(target=work, args=(size,)) for size in (2, 3, 4, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sum(g.runs for g in seen.graphs) == 100
+    assert len(seen.compiles) == 4
+    assert all(c.during == f"thread {c.actual}" for c in seen.recompiles)
+    assert [*seen.eager_frames, *seen.lost] == []
+
+
+def test_a_record_that_cannot_be_read_is_named_not_hidden(monkeypatch):
+    """A parser's error neither fails the run nor goes unseen."""
+    from pytest_torchcompile.instruments import decisions
+
+    def fail(*args):
+        raise KeyError("new in torch 3")
+
+    monkeypatch.setattr(decisions, "guards_failed", fail)
+    compiled = torch.compile(double, backend="eager", dynamic=False)
+    with observe() as seen:
+        compiled(torch.ones(3))
+        assert compiled(torch.ones(4)).shape == (4,)
+    assert seen.lost == ["trace record 'artifact': KeyError: 'new in torch 3'"]
+    assert [r.cause for r in seen.recompiles] == ["shape"]  # the metrics record has the reason too
+
+
+@pytest.mark.parametrize(("place", "name"), [
+    ("torch._dynamo.convert_frame.CatchErrorsWrapper", "__call__"),
+    ("torch._dynamo.eval_frame", "_callback_from_stance"), ("torch._dynamo.eval_frame", "_maybe_set_eval_frame"),
+    ("torch._dynamo.output_graph.OutputGraph", "install_global_unsafe"),
+    ("torch._dynamo.utils.CleanupManager", "instance"),
+])  # fmt: skip
+def test_a_torch_without_the_internal_is_named(monkeypatch, place, name):
+    """A missing private name: one sentence with the name and torch's version, and no hook left behind."""
+    import torch._dynamo.convert_frame
+    import torch._dynamo.output_graph
+
+    from pytest_torchcompile.instruments.watch import watch
+
+    module, _, attribute = place.rpartition(".")
+    owner = sys.modules.get(place) or getattr(sys.modules[module], attribute)
+    handlers = list(logging.getLogger("torch.__trace").handlers)
+    monkeypatch.delattr(owner, name)
+    version = torch.__version__.partition("+")[0]
+    with pytest.raises(InstrumentError, match=f"torch {version}.* has no .*{name}"), observe():
+        pass
+    assert watch.ledgers == []
+    assert logging.getLogger("torch.__trace").handlers == handlers
+
+
+def test_the_switch_in_the_environment(monkeypatch):
+    """With TORCHDYNAMO_DISABLE=1 torch.compile gives the function back: there is nothing to observe but that."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    with observe() as seen:
+        torch.compile(double, backend="eager")(torch.ones(3))
+    assert [(f.kind, f.reason) for f in seen.eager_frames] == [
+        ("off", "TORCHDYNAMO_DISABLE=1 switches torch.compile off")]  # fmt: skip
+
+
+def test_a_stance_is_named():
+    """force_eager, and eager_on_recompile where no graph fits; none of it under the default stance."""
+    compiled = torch.compile(double, backend="eager", dynamic=False)
+    with observe() as seen:
+        compiled(torch.ones(3))
+        with torch.compiler.set_stance("eager_on_recompile"):
+            compiled(torch.ones(3))
+            compiled(torch.ones(4))
+        with torch.compiler.set_stance("force_eager"):
+            compiled(torch.ones(3))
+    assert [(f.function, f.kind, f.calls) for f in seen.eager_frames] == [("double", "stance", 2)]
+    assert [g.runs for g in seen.graphs] == [2]
+
+
+def test_a_path_without_operators_gives_the_whole_function_up():
+    """Torch skips such a frame for good: later calls with work to do run eagerly. Only graph runs show it."""
+
+    def maybe(x, flag):
+        return x * 2 if flag else 3
+
+    compiled = torch.compile(maybe, backend="eager")
+    with observe() as seen:
+        compiled(torch.ones(3), False)
+        compiled(torch.ones(3), True)
+    assert seen.compiles == []
+    assert [(f.function, f.kind, f.calls) for f in seen.eager_frames] == [("maybe", "empty", 2)]
+
+
+def test_the_first_backward_is_a_compile_of_its_own():
+    """Compiled when the first backward runs, during that call."""
+    compiled = torch.compile(double, backend="aot_eager", dynamic=False)
+    with observe() as seen:
+        with seen.during("forward"):
+            loss = compiled(torch.ones(3, requires_grad=True)).sum()
+        with seen.during("backward"):
+            loss.backward()
+    assert [(c.function, c.kind, c.during) for c in seen.compiles] == [
+        ("double", "first", "forward"), ("double", "backward", "backward")]  # fmt: skip
+
+
+def test_records_are_read_without_torch():
+    """A stored ledger can be judged and explained on a machine without torch."""
+    code = ("import sys; sys.modules['torch'] = None\n"
+            "from pytest_torchcompile.instruments import Ledger, explain\n"
+            "from pytest_torchcompile.instruments.coverage import Coverage\n"
+            "seen = Ledger.from_dict({'recompiles': [], 'newer': 1})\n"
+            "print(explain.recompiles(seen.recompiles), Coverage(1, 0, 1.0).share)")  # fmt: skip
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out == "0 recompiles, none allowed 1.0\n"

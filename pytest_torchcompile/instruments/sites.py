@@ -10,7 +10,10 @@ from typing import Final
 __all__ = ["is_torch", "owner", "readable"]
 
 _RESUME: Final = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")  # resume_execution.py, 2.8-2.15
-_TORCH: Final = re.compile(r"[/\\](torch|functorch|torchgen|triton)[/\\]")
+_TORCH: Final = re.compile(
+    r"/(site|dist)-packages/(torch|functorch|torchgen|triton)/"
+    r"|/torch/(_dynamo|_inductor|_functorch|_higher_order_ops|_refs|fx|nn/modules)/"  # a source build
+)
 _LIBRARIES: Final = tuple(
     {os.path.normpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")}
 )
@@ -35,7 +38,7 @@ def _installed(path: str) -> bool:
 
 def is_torch(path: str) -> bool:
     """Whether a file belongs to torch itself (or to the compilers that it ships)."""
-    return bool(_TORCH.search(path)) and (_installed(path) or "/torch/_dynamo/" in path)
+    return bool(_TORCH.search(path.replace("\\", "/")))
 
 
 def owner(path: str, root: str | None = None) -> str:

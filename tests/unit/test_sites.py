@@ -1,0 +1,52 @@
+"""Whose code is it, and what is its name."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+
+import pytest
+
+from pytest_torchcompile.instruments.sites import is_torch, owner, readable
+
+STDLIB = sysconfig.get_path("stdlib")
+
+
+@pytest.mark.parametrize(("path", "whose"), [
+    ("/v/lib/python3.11/site-packages/torch/nn/modules/linear.py", "torch"),
+    ("/v/lib/python3.11/site-packages/functorch/einops.py", "torch"),
+    ("/v/lib/python3.11/site-packages/triton/language/core.py", "torch"),
+    ("/v/lib/python3.11/site-packages/transformers/models/x.py", "third_party"),
+    ("/usr/lib/python3/dist-packages/theirs.py", "third_party"),
+    ("/v/lib/python3.11/site-packages/theirs/torch/net.py", "third_party"),
+    (f"{STDLIB}/logging/__init__.py", "python"), ("<frozen importlib._bootstrap>", "python"),
+    ("/root/project/net.py", "mine"), ("/root/project/torch/net.py", "mine"), ("/tmp/x/test_net.py", "mine"),
+    ("<string>", "mine"), ("<ipython-input-1>", "mine"),
+])  # fmt: skip
+def test_owner(path, whose):
+    """Torch, installed, Python's, and all the rest, which is the user's."""
+    assert owner(path, "/root/project") == whose
+
+
+def test_the_project_may_lie_below_pythons_own_folder():
+    """A project inside an environment's folder is the user's, not Python's."""
+    assert owner(f"{STDLIB}/project/net.py", f"{STDLIB}/project") == "mine"
+    assert owner(os.path.join(os.getcwd(), "net.py")) == "mine"
+
+
+def test_a_source_build_of_torch_is_torch():
+    """It is not below site-packages."""
+    assert is_torch("/src/pytorch/torch/_dynamo/eval_frame.py")
+    assert not is_torch("/src/project/torch/net.py")
+
+
+@pytest.mark.parametrize(("name", "readable_name", "line"), [
+    ("forward", "forward", 0), ("Net.forward", "Net.forward", 0),
+    ("torch_dynamo_resume_in_forward_at_17", "forward", 17),
+    ("torch_dynamo_resume_in_<lambda>_at_3", "<lambda>", 3),
+    ("test_a.<locals>.Net.forward", "Net.forward", 0),
+    ("make.<locals>.torch_dynamo_resume_in_f_at_2", "f", 2),
+])  # fmt: skip
+def test_readable(name, readable_name, line):
+    """The author's name, and where a resume function resumes."""
+    assert readable(name) == (readable_name, line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,7 +83,9 @@ class Execution:
         if self.folder is None:
             from pytest_torchcompile.ranks import execute
 
-            return Outcome("done", execute({"do": "cell", "job": job, "path": []})["value"])
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # as in a rank process: pytest's filters are for the user's tests
+                return Outcome("done", execute({"do": "cell", "job": job, "path": []})["value"])
         if self._rank is None:
             self._rank = Rank(self.folder)
         outcome = self._rank.run({"do": "cell", "job": job, "path": sys.path}, self.settings.timeout)

@@ -15,11 +15,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import json
 import os
 import select
 import signal
 import socket
 import sys
+import traceback
 from pathlib import Path
 
 __all__ = ["WARM", "gpu_device_files", "main", "preload", "set_environment"]
@@ -39,7 +41,9 @@ def set_environment() -> None:
 
     A passive wait saves 15 to 35 % of the CPU time of parallel workers and changes no cache key. Kineto, the
     profiler behind coverage, writes a line to stderr for each start and stop unless its log level is above all.
+    Asking NVML instead of CUDA whether there is a GPU keeps the driver uninitialised, so that forks can use it.
     """
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
@@ -57,6 +61,26 @@ def preload() -> None:
         warm_up()
     gc.collect()
     gc.freeze()  # the pages of all these modules stay shared with the children
+
+
+def spoilt_for_cuda() -> bool:
+    """Whether this is the fork of a process that had talked to the CUDA driver, so that CUDA can't be used in it.
+
+    ``torch.cuda._is_in_bad_fork``: torch 2.8 to 2.15.
+    """
+    import torch
+
+    return bool(gpu_device_files()) and torch.cuda._is_in_bad_fork()
+
+
+_FRESH = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from pathlib import Path
+from pytest_torchcompile.ranks import serve
+serve(int(sys.argv[2]), Path(sys.argv[3]))
+"""
+"""A rank process in a new interpreter, for when a fork would not do."""
 
 
 def die_with_parent() -> None:
@@ -112,10 +136,17 @@ def _fork(server: socket.socket, folder: Path, private: tuple[int, int]) -> int:
         for fd in private:
             os.close(fd)
         server.close()
+        fd = connection.detach()
+        if spoilt_for_cuda():
+            os.set_inheritable(fd, True)
+            os.execv(sys.executable, [sys.executable, "-c", _FRESH, json.dumps(sys.path), str(fd), str(folder)])
         from pytest_torchcompile.ranks import serve
 
-        serve(connection.detach(), folder)
+        serve(fd, folder)
         status = 0
+    except BaseException:
+        traceback.print_exc()  # into the rank's log, whose end becomes the cell's evidence
+        sys.stderr.flush()
     finally:
         os._exit(status)
 

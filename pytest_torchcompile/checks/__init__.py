@@ -65,6 +65,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
     "gradients": CheckEntry(
         f"{_HERE}.gradients:CHECK",
         "gradients equal those of the eager model, within rounding noise",
+        phases=("training",),
     ),
     "graph_breaks": CheckEntry(
         f"{_HERE}.graph_breaks:CHECK",

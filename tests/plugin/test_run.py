@@ -41,6 +41,23 @@ def test_a_green_run(repo, workers):
     assert block["environment"]["torch"]
 
 
+def test_inference_has_no_gradients_to_judge(repo):
+    """A cell of phase inference has an item for each check but `gradients`, and runs without grad."""
+    repo.models("""
+    class NoGrad(Net):
+        def forward(self, x):
+            if torch.is_grad_enabled() or self.training:
+                raise ValueError("not inference")
+            return super().forward(x)
+
+    def net(hidden=8):
+        return NoGrad(hidden)
+    """)
+    repo.matrix(TWO.replace("hidden: [8, 16]", "phase: [inference]").replace("[eager, aot_eager]", "[aot_eager]"))
+    repo.run().assert_outcomes(passed=8)
+    assert not [key for key in repo.verdicts() if "gradients" in key]
+
+
 def test_a_cell_is_compiled_once(repo):
     """Five checks judge one run: the model's factory is called once a cell."""
     repo.models("""

@@ -63,6 +63,7 @@ class _Values:
 
     def __init__(self, reference: Reference | Callable[[], Reference], limits: Limits) -> None:
         self._source, self._limits = reference, limits
+        self._twin: dict[str, tuple[str, Item]] | None = None
 
     def leaf(self, name: str, kind: str, mine: Any, found: Any) -> Leaf:
         leaf = self._without_reference(name, kind, mine, found)
@@ -104,7 +105,9 @@ class _Values:
         Where it does the noise draws waver too and would excuse anything. A difference that another order of
         summation has amplified is none: the float64 run repeats.
         """
-        again = _items(self._reference().twin()).get(name, ("", Item(ABSENT)))[1].value
+        if self._twin is None:
+            self._twin = _items(self._reference().twin())
+        again = self._twin.get(name, ("", Item(ABSENT)))[1].value
         if any(True for _ in attributes(name, kind, Item(mine), Item(again))):
             return not self._reference().repeats(name)
         if self._without_reference(name, kind, mine, again) is not None:

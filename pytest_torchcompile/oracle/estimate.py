@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["PIECE", "Estimate", "as_real"]
+__all__ = ["Estimate", "as_real", "finite", "pieces"]
 
-PIECE = 1 << 20
-"""Elements looked at in one go: what bounds the memory of a comparison."""
+_PIECES = {"cpu": 1 << 17}
+"""Elements looked at in one go: what bounds the memory of a comparison; on a CPU what its cache holds."""
+_PIECE = 1 << 22
+_FINE = 1 << 20
+"""Leaves with fewer elements have their spread kept in float64."""
 _NEAR = 0.9
 """Share of a dtype's range beyond which rounding decides about overflow."""
 
@@ -29,7 +33,7 @@ class Estimate:
         self.flips: torch.Tensor | None = None
         """Discrete leaves: which elements some draw flipped."""
         self.brink: torch.Tensor | None = None
-        """Which elements are beyond the range of eager's dtype in some draw, or near its end."""
+        """Which elements (flat) are beyond the range of eager's dtype in some draw, or near its end."""
         self._near = _NEAR * largest
         self.means: list[float] = []
         self.along: list[float] = []
@@ -40,10 +44,7 @@ class Estimate:
         """Draws of another type or shape: rounding decides about the shape itself."""
         self.norm = 0.0
         if self.continuous:
-            beyond = self.value.isfinite() & (self.value.abs() > self._near)
-            if bool(beyond.any()):  # no numbers of eager's dtype: not to be measured from
-                self.value = self.value.masked_fill(beyond, float("inf"))
-                self.brink = beyond
+            self._confine()
             self.norm = sum(float(finite(piece).square().sum()) for (piece,) in pieces(self.value)) ** 0.5
 
     @property
@@ -82,25 +83,43 @@ class Estimate:
         error = sum(float(finite(a - b).square().sum()) for a, b in pieces(value, self.value))
         return bool(error**0.5 <= unit * self.norm)
 
+    def _confine(self) -> None:
+        """Values beyond the range of eager's dtype become infinite: nothing is measured from them."""
+        if self._near < float("inf"):
+            beyond = self.value.isfinite() & (self.value.abs() > self._near)
+            if bool(beyond.any()):
+                self.value = self.value.masked_fill(beyond, float("inf"))
+                self.brink = beyond.flatten()
+
     def _deviate(self, value: torch.Tensor) -> None:
         if self.spread is None:
-            fine = self.value.dtype == torch.float64 and self.value.numel() < PIECE
+            fine = self.value.dtype == torch.float64 and self.value.numel() < _FINE
             dtype = torch.float64 if fine else torch.float32
             self.spread = torch.zeros(self.value.numel(), dtype=dtype, device=self.value.device)
         squares = along = offset = 0.0
+        start = 0
         for spread, exact, drawn in pieces(self.spread, self.value, value):
-            error = finite(drawn - exact)
+            error = drawn - exact
+            square = float(error.dot(error))
+            if not math.isfinite(square) or self._near < float("inf"):
+                self._look(start, exact.isfinite() & ~(drawn.abs() <= self._near))  # NaN is not smaller
+                error, exact = finite(error), finite(exact)
+                square = float(error.dot(error))
             torch.hypot(spread, error.to(spread.dtype), out=spread)
-            squares += float(error.square().sum())
-            along += float((error * finite(exact)).sum())
+            squares += square
+            along += float(error.dot(exact))
             offset += float(error.sum())
+            start += drawn.numel()
         count = max(1, value.numel())
         self.means.append(squares / count)
         self.along.append((along / self.norm) ** 2 if self.norm > 0 else 0.0)
         self.offset.append(offset**2 / count)
-        beyond = self.value.isfinite() & ~(value.abs() <= self._near)  # NaN is not smaller
+
+    def _look(self, start: int, beyond: torch.Tensor) -> None:
         if bool(beyond.any()):
-            self.brink = beyond if self.brink is None else self.brink | beyond
+            if self.brink is None:
+                self.brink = torch.zeros(self.value.numel(), dtype=torch.bool, device=self.value.device)
+            self.brink[start : start + beyond.numel()] |= beyond
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
@@ -114,6 +133,6 @@ def finite(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """The same stretch of every tensor, flattened, :data:`PIECE` elements at a time."""
-    flat = [t.reshape(-1) for t in tensors]
-    yield from zip(*(torch.split(t, PIECE) for t in flat), strict=True)
+    """The same stretch of every tensor, flattened, so many elements at a time that memory stays bounded."""
+    size = _PIECES.get(tensors[0].device.type, _PIECE)
+    yield from zip(*(torch.split(t.reshape(-1), size) for t in tensors), strict=True)

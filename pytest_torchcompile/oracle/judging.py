@@ -137,7 +137,7 @@ def _not_finite(
     """
     excused = start = wrong = 0
     first = None
-    edges = torch.zeros((), dtype=torch.bool, device=c.device).expand(c.shape) if brink is None else brink
+    edges = torch.zeros((), dtype=torch.bool, device=c.device).expand(c.numel()) if brink is None else brink
     for mine, found, truth, edge in pieces(e, c, exact, edges):
         bad = ~(torch.isfinite(mine) & torch.isfinite(found))
         if bool(bad.any()):

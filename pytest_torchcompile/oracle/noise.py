@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,52 +10,14 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.oracle.operators import Operator, operator, terms
+from pytest_torchcompile.oracle.dice import Dice
+from pytest_torchcompile.oracle.operators import PRODUCTS, Operator, operator, terms
 from pytest_torchcompile.oracle.tape import Replay, Tape
 from pytest_torchcompile.oracle.units import unit_of, widened
 
-__all__ = ["Dice", "Wide"]
+__all__ = ["Wide"]
 
-_POOL = 1 << 18
 _FLOAT16_UNIT = 2.0**-11
-
-
-class Dice:
-    """Uniform numbers in (-1, 1): slices of one pool per device, at random offsets, for the sake of speed."""
-
-    def __init__(self, seed: int) -> None:
-        self._offsets = random.Random(seed)
-        self._seed = seed
-        self._pools: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
-        self._generators: dict[torch.device, torch.Generator] = {}
-
-    def throw(self, like: torch.Tensor) -> torch.Tensor:
-        """Numbers of the shape of ``like``, real or complex, in its dtype."""
-        shape, count = like.shape, like.numel()
-        if like.is_complex():
-            shape, count = torch.Size((*shape, 2)), count * 2
-        real = like.dtype.to_real() if like.is_complex() else like.dtype
-        if count > _POOL // 2:
-            drawn = self._fresh(count, like.device, real)
-        else:
-            pool = self._pools.get((like.device, real))
-            if pool is None:
-                pool = self._pools[like.device, real] = self._fresh(_POOL, like.device, real)
-            # an even offset, so that pairs of numbers can be taken for complex ones
-            start = 2 * self._offsets.randrange((_POOL - count) // 2)
-            drawn = pool.narrow(0, start, count)
-        drawn = drawn.view(shape)
-        return torch.view_as_complex(drawn) if like.is_complex() else drawn
-
-    def factor(self, like: torch.Tensor, unit: float) -> torch.Tensor:
-        """Factors within ``unit`` of 1; a product with them leaves infinities and zeros what they are."""
-        return torch.rsub(self.throw(like), 1.0, alpha=unit)
-
-    def _fresh(self, count: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        if device not in self._generators:
-            self._generators[device] = torch.Generator(device=device).manual_seed(self._seed)
-        generator = self._generators[device]
-        return torch.empty(count, dtype=dtype, device=device).uniform_(-1, 1, generator=generator)
 
 
 class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -151,11 +112,16 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args
         root = max(1.0, terms(about.name, args) ** 0.5)
         unit = max(min(self.accumulator * root, self.unit * root), self._inputs.get(about.name, 0.0))
+        spared = None
+        if about.name in PRODUCTS:
+            # noise in one factor does for both, and a weight need not be copied
+            spared = max((a for a in args if self._real(a)), key=torch.Tensor.numel, default=None)
+            unit *= 2**0.5
 
         def perturbed(value: Any) -> Any:
-            if not self._real(value):
+            if value is spared or not self._real(value):
                 return value
-            return value * self._dice.factor(value, unit)
+            return self._dice.disturbed(value, unit)
 
         return tuple(
             arg
@@ -172,13 +138,10 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._round(tensor)
 
     def _round(self, tensor: torch.Tensor) -> None:
-        tensor.mul_(self._dice.factor(tensor, self.unit))
+        self._dice.disturb(tensor, self.unit)
         if self._underflows:
             # float16 runs out of exponents: below 2**-14 the error is absolute
-            small = tensor.abs() < 2.0**-14
-            if bool(small.any()):
-                drift = self._dice.throw(tensor) * self._underflows
-                tensor.add_(drift.where(small & (tensor != 0), torch.zeros_like(drift)))
+            self._dice.drift(tensor, self._underflows, below=2.0**-14)
 
 
 def _several(value: Any) -> Any:

@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["Operator", "operator", "terms"]
+__all__ = ["PRODUCTS", "Operator", "operator", "terms"]
+
+PRODUCTS = frozenset({"addmm", "addmv", "baddbmm", "bmm", "mm", "mv"})
+"""Matrix products, each linear in two tensors."""
 
 # Operators that only move, choose or count values: what they return is one of their inputs, exactly.
 _EXACT = frozenset({

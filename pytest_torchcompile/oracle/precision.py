@@ -1,4 +1,4 @@
-"""Which products torch was allowed to compute in less than the dtype of their inputs."""
+"""Which products torch may compute in less than the dtype of their inputs: TF32, bfloat16, rounded partial sums."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from collections.abc import Iterable
 
 import torch
 
-from pytest_torchcompile.oracle.units import FLOAT32_UNIT
+from pytest_torchcompile.oracle.units import FLOAT32_UNIT, unit_of
 
 __all__ = ["input_units"]
 
 _PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "addmv", "_addmm_activation")
 _CONVOLUTIONS = ("convolution", "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose")
-_TF32_UNIT = 2.0**-11
-_BFLOAT16_UNIT = 2.0**-8
+_RECURRENT = ("_cudnn_rnn", "_cudnn_rnn_backward")
+_UNITS = {"tf32": 2.0**-11, "bf16": unit_of(torch.bfloat16)}
 
 
 def input_units(tensors: Iterable[torch.Tensor], unit: float) -> dict[str, float]:
-    """Operator name to the unit its inputs are rounded to first: TF32, bfloat16 products, reduced-precision
-    sums.
+    """Operator name to the unit that its inputs are rounded to first, from torch's settings and the devices.
 
-    Read from torch's present settings and from the device of the model; empty for float64.
+    Empty where products are exact up to their accumulation, and for float64.
     """
     devices = {t.device.type for t in tensors}
     if unit < FLOAT32_UNIT:
@@ -30,22 +29,37 @@ def input_units(tensors: Iterable[torch.Tensor], unit: float) -> dict[str, float
         if unit > FLOAT32_UNIT and _reduced_sums():
             # split-K kernels add partial sums that are rounded to the dtype of the result
             units |= dict.fromkeys(_PRODUCTS, unit)
-        elif _tf32(torch.backends.cuda.matmul):
-            units |= dict.fromkeys(_PRODUCTS, _TF32_UNIT)
-        if _tf32(torch.backends.cudnn):
-            units |= dict.fromkeys(_CONVOLUTIONS, _TF32_UNIT)
-    elif torch.get_float32_matmul_precision() == "medium":
-        # oneDNN multiplies float32 in bfloat16 where the processor can
-        units |= dict.fromkeys(_PRODUCTS, _BFLOAT16_UNIT)
+        elif (products := _UNITS.get(_cuda_products())) is not None:
+            units |= dict.fromkeys(_PRODUCTS, products)
+        for names, part in ((_CONVOLUTIONS, "conv"), (_RECURRENT, "rnn")):
+            if (cudnn := _UNITS.get(_cudnn(part))) is not None:
+                units |= dict.fromkeys(names, cudnn)
+    elif "cpu" in devices and (products := _UNITS.get(_onednn_products())) is not None:
+        units |= dict.fromkeys(_PRODUCTS, products)
     return units
 
 
-def _tf32(settings: object) -> bool:
-    """Whether float32 products may be TF32; torch raises where both of its interfaces were used."""
-    try:
-        return bool(getattr(settings, "allow_tf32", False))
-    except RuntimeError:
-        return True
+# torch 2.9 has `fp32_precision` beside the older flags; once somebody has used both, reading an older one raises.
+
+
+def _cuda_products() -> str:
+    settings = torch.backends.cuda.matmul
+    if hasattr(torch.backends, "fp32_precision"):
+        return str(settings.fp32_precision)
+    return "tf32" if settings.allow_tf32 else "ieee"
+
+
+def _cudnn(part: str) -> str:
+    settings = getattr(torch.backends.cudnn, part, None)
+    if settings is not None and hasattr(torch.backends, "fp32_precision"):
+        return str(settings.fp32_precision)
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+def _onednn_products() -> str:
+    if hasattr(torch.backends, "fp32_precision"):
+        return str(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined, unused-ignore]
+    return {"medium": "bf16"}.get(torch.get_float32_matmul_precision(), "ieee")
 
 
 def _reduced_sums() -> bool:

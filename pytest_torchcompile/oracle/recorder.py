@@ -39,7 +39,7 @@ def record(
     Args:
         call: The module itself, or whatever runs it (compiled, wrapped).
         module: Whose parameters and buffers are read; it starts from its present state, without
-            gradients, and is left as the call leaves it (see ``StateSnapshot``).
+            gradients, and is left as the call leaves it (see ``StateSnapshot``), again without gradients.
         batch: Cloned first, so that a call that writes to its inputs leaves the caller's alone.
         loss: ``loss(output, batch.value)``, a tensor of one element; ``None`` is ``default_loss``.
         train: Whether to run backward; ``False`` runs under ``torch.no_grad()``. ``module.training`` is
@@ -163,8 +163,12 @@ class _Watch:
         return after
 
     def gradients(self) -> dict[str, torch.Tensor | None]:
-        named = [*self.parameters, *((n, t) for n, t in self.inputs.items() if t.requires_grad and t.is_leaf)]
-        return {f"gradient of {name}": None if t.grad is None else kept(t.grad) for name, t in named}
+        found = {}
+        inputs = [(name, t) for name, t in self.inputs.items() if t.requires_grad and t.is_leaf]
+        for name, tensor in (*self.parameters, *inputs):
+            found[f"gradient of {name}"] = None if tensor.grad is None else kept(tensor.grad)
+            tensor.grad = None  # not both at once
+        return found
 
 
 def _inputs(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
@@ -182,7 +186,9 @@ def _generators(devices: set[torch.device]) -> dict[str, torch.Tensor]:
     states = {"cpu": torch.get_rng_state()}
     for device in devices:
         if device.type not in ("cpu", "meta"):
-            states[str(device)] = torch.get_device_module(device).get_rng_state(device)
+            module = torch.get_device_module(device)
+            # mps has one generator and takes no device
+            states[str(device)] = module.get_rng_state(*(() if device.type == "mps" else (device,)))
     return states
 
 

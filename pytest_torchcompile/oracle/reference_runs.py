@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle.dice import Dice
 from pytest_torchcompile.oracle.expected import Reference
-from pytest_torchcompile.oracle.noise import Dice, Wide
+from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.precision import input_units
 from pytest_torchcompile.oracle.program import Program
-from pytest_torchcompile.oracle.recording import Recording
+from pytest_torchcompile.oracle.recording import Fault, Recording
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.units import FLOAT32_UNIT, unit_of
 
@@ -137,12 +138,18 @@ class _Runs(Reference):
     def _run(self, noise: float) -> Recording:
         wide = torch.float32 if self.kind == "float32" else torch.float64
         unit, accumulator = noise * self.unit, noise * FLOAT32_UNIT
+        try:
+            return self._wide(wide, unit, accumulator, noise > 0)
+        except Exception as error:  # a device without float64, no memory for it
+            return Recording(error=Fault(type(error).__qualname__, str(error), "widening"))
+
+    def _wide(self, wide: torch.dtype, unit: float, accumulator: float, noisy: bool) -> Recording:
         if self.kind == "float64-inputs":
             return self.program.wide(wide, None, lambda t: self._disturb(t, unit))
         if self.kind == "same-precision":
             # less than one unit in the last place can't be drawn in the same dtype
             unit = accumulator = 2 * unit
-        inputs = input_units(self.program.tensors, self.unit) if noise else {}
+        inputs = input_units(self.program.tensors, self.unit) if noisy else {}
         mode = Wide(
             wide, self.program.tape, dice=self._dice, unit=unit, accumulator=accumulator, inputs=inputs
         )
@@ -150,7 +157,7 @@ class _Runs(Reference):
 
     def _disturb(self, tensor: torch.Tensor, unit: float) -> None:
         if unit:
-            tensor.mul_(self._dice.factor(tensor, unit))
+            self._dice.disturb(tensor, unit)
 
 
 def _kinds(unit: float) -> list[str]:

@@ -98,15 +98,16 @@ def test_one_wrong_element_is_named():
 
 
 def test_the_peak_alone_is_enough():
-    """One element of many, too small for the mean square."""
-    batch = Batch.of(torch.linspace(1, 2, 100_000))
+    """One element of many, too small for the mean square, and past the first piece that is looked at."""
+    batch = Batch.of(torch.linspace(1, 2, 300_000))
 
     def spoil(y):
-        y[777] *= 1 + 3e-6
+        y[250_000] *= 1 + 3e-6
         return y
 
     leaf = judged(torch.sin, spoil, batch=batch)
     assert leaf.rms < 4
+    assert leaf.index == (250_000,)
     assert "one element is" in problem(leaf)
     assert problem(leaf, Limits(peak=1000)) is None
 

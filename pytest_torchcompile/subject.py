@@ -131,9 +131,11 @@ def _import(name: str, root: Path, where: str) -> Any:
         sys.path[:] = [str(root), *(folder for folder in sys.path if folder != str(root))]
         importlib.invalidate_caches()
     top = name.partition(".")[0]
-    if _from_another_root(top, root):
-        for loaded in [m for m in sys.modules if m == top or m.startswith(f"{top}.")]:
-            del sys.modules[loaded]
+    loaded = [m for m in sys.modules if m == top or m.startswith(f"{top}.")]
+    if top != __name__.partition(".")[0] and ((root / f"{top}.py").is_file() or (root / top).is_dir()) \
+            and any(_from_another_root(module, root) for module in loaded):
+        for module in loaded:
+            del sys.modules[module]
     _ROOTS.add(str(root))
     try:
         return importlib.import_module(name)
@@ -143,15 +145,16 @@ def _import(name: str, root: Path, where: str) -> Any:
         raise UsageError(f"{where}: cannot import {name!r}: {_told(error)}") from error
 
 
-def _from_another_root(top: str, root: Path) -> bool:
-    """Is a module loaded that an earlier matrix found in its own root, while this root has one of that name?
+def _from_another_root(module: str, root: Path) -> bool:
+    """Did an earlier cell, of another matrix, find this loaded module in its own root?
 
     A rank process serves many cells, and two folders may each have a ``models.py``.
     """
-    file = getattr(sys.modules.get(top), "__file__", None)
-    if file is None or not ((root / f"{top}.py").is_file() or (root / top / "__init__.py").is_file()):
-        return False
-    home = Path(file).parent.parent if Path(file).name == "__init__.py" else Path(file).parent
+    file = Path(getattr(sys.modules[module], "__file__", None) or ".")
+    depth = module.count(".") + (file.stem == "__init__")
+    if len(file.parents) <= depth:
+        return False  # built in, or a namespace package
+    home = file.parents[depth]
     return home != root and str(home) in _ROOTS
 
 

@@ -19,17 +19,17 @@ from pytest_torchcompile.models import ModelEntry
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 HERE = "m.yaml:3:5"
+WRITTEN = ("mine", "pack", "broken", "raising", "exiting")
 
 
 @pytest.fixture(autouse=True)
-def _own_path(tmp_path):
+def _own_path():
     """sys.path is put back, and modules that a test wrote are forgotten."""
     path = sys.path[:]
     yield
     sys.path[:] = path
-    for name, module in list(sys.modules.items()):
-        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
-            del sys.modules[name]
+    for name in [name for name in sys.modules if name.partition(".")[0] in WRITTEN]:
+        del sys.modules[name]
 
 
 @pytest.fixture
@@ -98,6 +98,21 @@ def test_two_roots_may_have_modules_of_one_name(write, tmp_path):
         write(f"def which(): return {name!r}\n", "part", tmp_path / name / "mine")
     found = [subject.resolve("mine:which", tmp_path / name, HERE)() for name in ("one", "two", "two", "one")]
     assert found == ["one", "two", "two", "one"]
+
+
+def test_two_roots_may_have_folders_of_one_name(write, tmp_path):
+    """The same for modules in a folder without an __init__.py."""
+    for name in ("one", "two"):
+        write(f"def which(): return {name!r}\n", "part", tmp_path / name / "mine")
+    found = [subject.resolve("mine.part:which", tmp_path / name, HERE)() for name in ("one", "two", "one")]
+    assert found == ["one", "two", "one"]
+
+
+def test_a_module_that_only_another_root_has_stays(write, tmp_path):
+    """What a root does not have is taken from wherever it is, and not imported twice."""
+    write("def f(): pass\n", folder=tmp_path / "one")
+    first = subject.resolve("mine:f", tmp_path / "one", HERE)
+    assert subject.resolve("mine:f", tmp_path / "two", HERE) is first
 
 
 @pytest.mark.parametrize(("reference", "text"), [

@@ -1,10 +1,8 @@
-"""Is it the same computation? Recordings of eager and compiled runs, compared in units of the program's own
-rounding noise.
+"""Is it the same computation? Eager and compiled runs, compared in units of the program's own rounding noise.
 
 ``record`` runs a model once and keeps everything observable, ``reference`` runs it in float64 with and
 without rounding noise, ``compare`` makes ``Leaf`` records of the differences and ``problem`` judges one.
-Names are loaded on first
-use: ``Leaf``, ``Limits`` and ``problem`` need no torch.
+Names are loaded on first use: ``Leaf``, ``Limits`` and ``problem`` need no torch.
 """
 
 from __future__ import annotations

@@ -36,9 +36,8 @@ def compare(
     Args:
         eager: The run to be trusted in everything but rounding.
         compiled: The run under test, from the same state, batch, seed and loss.
-        reference: What values that aren't bitwise equal are measured against; a callable is called only when
-        there are
-            any, so that an exact run pays nothing.
+        reference: What values that aren't bitwise equal are measured against; a callable is called only
+            when there are any, so that an exact run pays nothing.
         limits: Decide when more noise is drawn before a leaf is left looking wrong.
 
     Returns:

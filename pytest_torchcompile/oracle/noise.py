@@ -21,15 +21,13 @@ _FLOAT16_UNIT = 2.0**-11
 
 
 class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs a program in ``wide``: casts and factories to narrower dtypes are widened, random draws are
-    replayed.
+    """Runs a program in ``wide``: casts and factories to narrower dtypes are widened, random draws replayed.
 
     With ``unit`` each operator also rounds:
 
     * outbound: every result gets one relative error of up to ``unit``;
     * inbound: operators that accumulate see their inputs perturbed by ``accumulator * sqrt(terms)``, which
-    models
-      another order of summation, including its cancellation;
+      models another order of summation, including its cancellation;
     * tensors that an operator writes to (running statistics of batch norm too) are rounded after the write.
 
     ``inputs`` maps an operator's name to the unit to which its inputs are rounded first (TF32 products).

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["Coverage", "measure"]
 
 _OURS: Final = "pytest_torchcompile::compiled"
-_INSIDE: Final = frozenset({_OURS, "Pregraph bytecode"})
-"""Ours, and what Dynamo does itself before it calls a graph, such as making tensors of floats
-(``record_pregraph_bytecode_enter`` in torch/_dynamo/utils.py, torch 2.8 to 2.15)."""
+_INSIDE: Final = frozenset({_OURS, "Pregraph bytecode", "TorchDynamo Cache Lookup"})
+"""Ours, and what Dynamo does itself around a graph: making tensors of floats before it (``record_pregraph_bytecode_enter``
+in torch/_dynamo/utils.py, torch 2.8 to 2.15), evaluating guards (which makes tensors too on torch 2.11)."""
 
 
 @dataclass(frozen=True)

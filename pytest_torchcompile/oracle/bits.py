@@ -25,4 +25,6 @@ def fingerprint(tensor: torch.Tensor) -> str:
         return ""
     flat = tensor.detach()
     half = flat.is_floating_point() and flat.dtype.itemsize < 4
-    return repr(flat.sum(dtype=torch.float32 if half else None).item())
+    flat = flat.reshape(-1)
+    # several sums, so that elements that have changed places are noticed too
+    return repr([flat[::step].sum(dtype=torch.float32 if half else None).item() for step in (1, 2, 7)])

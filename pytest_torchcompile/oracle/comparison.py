@@ -88,7 +88,7 @@ class _Values:
             return None
         if _equal(mine, found):
             return Leaf(name, kind, bitwise=True)
-        if isinstance(mine, float):
+        if isinstance(mine, (float, complex)):
             return None
         return Leaf(
             name, kind, eager=plain(mine), compiled=plain(found),
@@ -120,8 +120,9 @@ class _Values:
 
 
 def _against(reference: Reference, leaf: Leaf, mine: Any, found: Any, limits: Limits) -> Leaf:
-    if isinstance(mine, float):
-        mine, found = (torch.tensor(v, dtype=torch.float64) for v in (mine, found))
+    if isinstance(mine, (float, complex)):
+        dtype = torch.float64 if isinstance(mine, float) else torch.complex128
+        mine, found = (torch.tensor(v, dtype=dtype) for v in (mine, found))
     leaf = replace(leaf, numel=mine.numel(), dtype=_name(mine.dtype))
     if mine.is_floating_point() or mine.is_complex():
         return continuous(leaf, mine, found.to(mine.dtype), reference, limits)

@@ -28,7 +28,7 @@ class Estimate:
 
     def __init__(self, value: Any, largest: float = float("inf")) -> None:
         """Start with the value itself; ``largest`` is the end of the range of eager's dtype."""
-        self.value = as_real(value) if isinstance(value, torch.Tensor) else value
+        self.value = _number(value)
         self.spread: torch.Tensor | None = None
         self.flips: torch.Tensor | None = None
         """Discrete leaves: which elements some draw flipped."""
@@ -63,7 +63,7 @@ class Estimate:
         if not isinstance(self.value, torch.Tensor):
             self.odd += self.value != value if isinstance(value, (bool, int, str, type(None))) else 0
             return
-        value = as_real(value) if isinstance(value, torch.Tensor) else value
+        value = _number(value)
         alike = isinstance(value, torch.Tensor) and value.shape == self.value.shape
         if not alike or value.dtype != self.value.dtype:
             self.odd += 1
@@ -75,9 +75,9 @@ class Estimate:
 
     def repeated_by(self, value: Any, unit: float) -> bool:
         """Whether another run without noise came to the same value, within one rounding of its mean size."""
+        value = _number(value)
         if not isinstance(self.value, torch.Tensor) or not isinstance(value, torch.Tensor):
             return bool(self.value == value)
-        value = as_real(value)
         if value.shape != self.value.shape or not self.continuous:
             return value.shape == self.value.shape and torch.equal(value, self.value)
         error = sum(float(finite(a - b).square().sum()) for a, b in pieces(value, self.value))
@@ -120,6 +120,13 @@ class Estimate:
             if self.brink is None:
                 self.brink = torch.zeros(self.value.numel(), dtype=torch.bool, device=self.value.device)
             self.brink[start : start + beyond.numel()] |= beyond
+
+
+def _number(value: Any) -> Any:
+    """A Python float or complex number as a tensor, complex tensors as real ones."""
+    if isinstance(value, (float, complex)):
+        value = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.complex128)
+    return as_real(value) if isinstance(value, torch.Tensor) else value
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ def default_loss(output: Any, value: Any = None) -> torch.Tensor | None:
         if not isinstance(leaf, torch.Tensor) or not leaf.numel():
             continue
         if leaf.is_floating_point() or leaf.is_complex():
-            plain = torch.view_as_real(leaf) if leaf.is_complex() else leaf
+            plain = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
             plain = plain.float() if plain.dtype.itemsize < 4 else plain
             plain = plain.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
             terms.append((plain.square() * _weights(plain)).mean())

@@ -142,7 +142,7 @@ class _Watch:
         self.parameters = [] if module is None else list(module.named_parameters())
         self.before = dict(_inputs(before))
         self.inputs = dict(_inputs(private))
-        self.prints = [(p._version, fingerprint(p)) for _, p in self.parameters]
+        self.prints = [fingerprint(p) for _, p in self.parameters]
         tensors = [*self.inputs.values(), *(p for _, p in self.parameters), *(b for _, b in _buffers(module))]
         self.devices = {t.device for t in tensors}
 
@@ -158,7 +158,7 @@ class _Watch:
             if old is None or not same_bits(old.detach(), tensor.detach()):
                 after[f"{name} after the call"] = kept(tensor)
         for (name, parameter), old_print in zip(self.parameters, self.prints, strict=True):
-            if (parameter._version, fingerprint(parameter)) != old_print:
+            if fingerprint(parameter) != old_print:
                 after[f"{name} after the call"] = kept(parameter)
         return after
 

@@ -193,6 +193,16 @@ def test_python_numbers_are_compared_too():
     assert "is 3 in eager, 4 compiled" in problem(numbers(3, 4))
     assert problem(numbers(0.1 + 0.2, 0.3)) is None
     assert problem(numbers(0.3, 0.31)) is not None
+    x = Batch.of(torch.rand(1000, generator=torch.Generator().manual_seed(0)))
+
+    def total(x):
+        return x.sum().item()
+
+    for error, wrong in ((1e-7, False), (1e-4, True)):
+        eager = record(total, None, x, train=False)
+        found = with_output(eager, eager.outputs["output"].value * (1 + error))
+        leaf = compare(eager, found, lambda: reference(total, x, train=False))[-1]
+        assert (problem(leaf) is not None) is wrong
 
 
 def numbers(one, other):

@@ -228,3 +228,17 @@ def test_restoring_compiles_nothing_again():
         snapshot.restore()
     torch._dynamo.reset()
     assert len(compiles) == 1
+
+
+def test_a_parameter_written_with_its_own_values_is_unchanged():
+    """What cannot be seen is no mutation; elements that change places are one."""
+
+    class Writes(nn.Linear):
+        def forward(self, x):
+            with torch.no_grad():
+                self.weight.copy_(self.weight.flip(0) if x.sum() > 0 else self.weight.clone())
+            return super().forward(x)
+
+    model = Writes(3, 3)
+    assert record(model, model, Batch.of(-torch.ones(1, 3))).mutated == {}
+    assert list(record(model, model, Batch.of(torch.ones(1, 3))).mutated) == ["weight after the call"]

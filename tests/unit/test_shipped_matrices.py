@@ -1,0 +1,69 @@
+"""The matrices that we ship keep their promises: how many cells, which, and with what sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_torchcompile.checks import CHECKS
+from pytest_torchcompile.dims import bindings
+from pytest_torchcompile.matrix import load_matrix
+
+FOLDER = Path(__file__).parents[2] / "matrix"
+ON_ANY_MACHINE = ("default", "smoke")
+
+
+def shipped(name):
+    """One of the matrices, expanded."""
+    return load_matrix(FOLDER / f"{name}.yaml")
+
+
+def test_default_is_the_main_job():
+    """More than 100 cells and 500 items, all of them to be run, with every model of the zoo."""
+    matrix = shipped("default")
+    items = [(planned.cell.id, check) for planned in matrix.cells for check in matrix.checks
+             if planned.cell.phase in CHECKS[check].phases]
+    assert len(matrix.cells) > 100
+    assert len(items) > 500
+    assert {planned.outcome for planned in matrix.cells} == {"run"}
+    assert set(matrix.models) == {"tiny_head", "mini_gpt", "conv_net", "encoder", "moe_lite", "triton_op"}
+
+
+def test_default_has_the_cells_that_texts_name():
+    """README, help texts and issues name these ids."""
+    ids = {planned.cell.id for planned in shipped("default").cells}
+    assert ids >= {"mini_gpt-inductor-default-auto-none", "tiny_head-eager-default-static-none",
+                   "mini_gpt-inductor-max-autotune-dynamic-none", "conv_net-aot_eager-default-auto-regional"}
+
+
+def test_smoke_is_small_and_has_both_phases():
+    """About a dozen cells, of which only the smallest model's generate code."""
+    cells = [planned.cell for planned in shipped("smoke").cells]
+    assert 10 <= len(cells) <= 16
+    assert {cell.phase for cell in cells} == {"training", "inference"}
+    assert {cell.model for cell in cells if cell.backend == "inductor"} == {"tiny_head"}
+
+
+@pytest.mark.parametrize("name", ON_ANY_MACHINE)
+def test_sizes_are_neither_one_nor_equal(name):
+    """Torch never makes 0 or 1 dynamic, and takes equal sizes for one symbol: then recompiles would be ours."""
+    for entry in shipped(name).models.values():
+        for sizes in bindings(entry.dims):
+            assert min(sizes.values()) > 1
+            assert len(set(sizes.values())) == len(sizes)
+            assert 3 not in sizes.values() or "H" not in sizes  # an image's channels
+
+
+@pytest.mark.parametrize("name", ON_ANY_MACHINE)
+def test_several_sizes_in_every_model(name):
+    """Without a second size no cell could tell whether a shape recompiles."""
+    for entry in shipped(name).models.values():
+        assert len(bindings(entry.dims)) >= 2
+
+
+def test_lower_limits_are_only_where_a_rule_says_why():
+    """Full coverage and no graph break, but for regional cells and the model whose routing depends on data."""
+    for planned in shipped("default").cells:
+        usual = {"coverage": 1.0, "graph_breaks": 0}
+        assert (planned.limits == usual) == (planned.cell.wrapper != "regional" and planned.cell.model != "moe_lite")

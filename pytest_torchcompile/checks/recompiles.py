@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.protocol import Check, unjudged
+from pytest_torchcompile.instruments.advice import advice
+from pytest_torchcompile.instruments.records import Compile
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         yield Problem(
             f"{count} recompile(s), {allowed}",
             evidence="\n".join(map(_line, over)),
-            hint=HINTS.get(first["cause"], ""), file=first["file"], line=first["line"],
+            hint=advice(Compile.from_dict(first)), file=first["file"], line=first["line"],
         )
 
 
@@ -72,17 +74,9 @@ def _function(found: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _line(found: Mapping[str, Any]) -> str:
     rest = f", the rest after the graph break at line {at}" if (at := found.get("resumed_at")) else ""
-    return (f"{found['during']}: {found['function']} {found['file']}:{found['line']}{rest}  "
-            f"{found['cause']}: {found['reason']}")
+    what, old, new = (found.get(key) for key in ("what", "expected", "actual"))
+    why = f"{what}  {old or '?'} -> {new or '?'}" if what else found["reason"]
+    return f"{found['during']}: {found['function']} {found['file']}:{found['line']}{rest}  {found['cause']}: {why}"
 
-
-HINTS = {
-    "shape": "dynamic: dynamic, mark_dynamic on that dimension, or pad to fewer buckets",
-    "symbolic": "a size was specialised: another dimension has the same size, or the code divides or compares it",
-    "value": "turn the number into a tensor, or keep it constant between calls",
-    "grad_mode": "call under the same grad mode each time",
-    "training_mode": "compile train() and eval() apart",
-}
-"""What to try, by the cause of the first recompile over the limit."""
 
 CHECK = Check("recompiles", measure, judge)

@@ -30,6 +30,7 @@ TEXTS = [
      "Conjugate, ADInplaceOrView, AutogradCPU)", "type"),
     ("expected type of 'y' to be a tensor type, ' but found <class 'int'>", "type"),
     ("expected type of 'y' to be a tensor type, ' but found <class 'NoneType'>", "none"),
+    ("expected type of 'y' to be <class 'torch.Tensor'>, but found <class 'int'>", "type"),  # torch 2.15
     ("_has_dynamo_dim_marking is present on runtime tensor but was absent at compile time", "symbolic"),
     ("hasattr(x, '_dynamo_dynamic_indices') == False", "symbolic"),
     ("((getattr(x, '_dynamo_dynamic_indices', set()).issubset({0})) if hasattr(x, '_dynamo_dynamic_indices') "
@@ -123,6 +124,13 @@ def test_the_table_speaks_of_known_classes_only():
     """A row with a class that nobody knows would be a class that no check can judge."""
     assert {p.cause for p in TABLE} <= set(CAUSES)
     assert {p.cause for p in TABLE} == set(CAUSES)
+
+
+def test_a_function_without_a_type_is_known_by_what_it_is_now():
+    """Torch 2.8 gives no type beside an object's id; the function that came instead tells."""
+    assert classify("___check_obj_id(g, 1)", actual="function cos") == "closure"
+    assert classify("___check_obj_id(g, 1)", actual="code <lambda> of line 3") == "closure"
+    assert classify("___check_obj_id(g, 1)", actual="Kind") == "value"
 
 
 def test_a_comment_says_nothing_about_the_cause():

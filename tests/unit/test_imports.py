@@ -22,7 +22,9 @@ NEEDS_TORCH = {
 }
 """Modules and folders that may import torch at their top."""
 TORCH_FREE_IN_THEM = {
-    "wrappers", "oracle/leaf", "oracle/limits", "instruments/records", "instruments/causes",
+    "wrappers", "oracle", "oracle/leaf", "oracle/limits",
+    "instruments", "instruments/records", "instruments/causes", "instruments/ledger", "instruments/graph_breaks",
+    "instruments/advice", "instruments/explain",
 }
 HEAVY = {"torch", "triton", "hypothesis", "pydantic", "numpy", "xdist"}
 AT_START = {"__init__", "plugin", "options", "errors"}

@@ -34,6 +34,9 @@ def test_payloads_of_all_versions(payload, texts):
     ("tensor 'x' dispatch key set mismatch. expected DispatchKeySet(CPU, AutogradCPU), actual "
      "DispatchKeySet(CPU, Conjugate, AutogradCPU)", "dispatch keys of x", "none more", "Conjugate"),
     ("expected type of 'y' to be a tensor type, ' but found <class 'NoneType'>", "y", "a tensor", "None"),
+    ("expected type of 'y' to be <class 'torch.Tensor'>, but found <class 'int'>", "y", "a tensor", "int"),
+    ("__math_isnan(y)", "y", "nan", ""),
+    ("s.k == 1 (HINT: torch.compile considers integer attributes static)", "s.k", "1", ""),
     ("___check_type_id(m, 123), type=<class 'torch.nn.modules.linear.Linear'>", "type(m)", "Linear", ""),
     ("___check_obj_id(g, 123), type=<class 'function'>", "g", "function", ""),
     ("hasattr(o, 'k')", "o.k", "present", "absent"),

@@ -75,7 +75,8 @@ def test_no_check_passes_a_run_that_saw_nothing(name):
 def test_recompiles_that_shapes_explain(dynamic, sizes, allowed):
     """Without a limit in the matrix, no function may recompile more often than its shapes explain."""
     def found(count):
-        one = {"function": "forward", "file": "m.py", "line": 3, "cause": "shape", "reason": "4 != 8",
+        one = {"function": "forward", "file": "m.py", "line": 3, "compile_id": "0/1", "kind": "recompile",
+               "cause": "shape", "reason": "size mismatch", "what": "x.size(0)", "expected": "4", "actual": "8",
                "during": "call 2"}
         return {"raised": None, "graphs": 1, "recompiles": [one] * count, "sizes": sizes, "dynamic": dynamic}
 
@@ -84,7 +85,7 @@ def test_recompiles_that_shapes_explain(dynamic, sizes, allowed):
     (problem,) = check.judge(found(allowed + 1), {})
     assert problem.message == (f"{allowed + 1} recompile(s), {allowed} explained by {sizes} size(s) "
                                f"with dynamic={dynamic}")
-    assert "call 2: forward m.py:3  shape: 4 != 8" in problem.evidence
+    assert "call 2: forward m.py:3  shape: x.size(0)  4 -> 8" in problem.evidence
     assert "mark_dynamic" in problem.hint
 
 

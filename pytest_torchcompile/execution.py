@@ -75,7 +75,7 @@ class Execution:
             checks=tuple(selected),
             limits=dict(planned.limits),
             # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
-            threads=int(os.environ.get("OMP_NUM_THREADS") or min(cores, 4)),
+            threads=_omp_threads() or min(cores, 4),
             compile_threads=max(1, cores // self.workers),
         )
 
@@ -92,6 +92,12 @@ class Execution:
         if self.settings.isolation == "cell":
             self._rank.close()
         return outcome
+
+
+def _omp_threads() -> int:
+    """The user's OMP_NUM_THREADS (of the outer level, where it is a list), or 0."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(given) if given.isdigit() else 0
 
 
 def _observation(cell: str, outcome: Outcome) -> Observation:

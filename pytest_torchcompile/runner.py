@@ -6,7 +6,6 @@ observation from what that one run recorded.
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 import traceback
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile import checks, subject
 from pytest_torchcompile.batch import Batch
@@ -90,8 +90,9 @@ class Run:
             self.loss = subject.loss(self.entry, root)
             self.calls = [Call(i, sizes, batch) for i, (sizes, batch)
                           in enumerate(subject.batches(self.entry, cell, root, job.seed))]
-            # Three copies in the same state: one runs eagerly, one compiled, one is kept for references.
-            self._pristine, self._twin = copy.deepcopy(self.model), copy.deepcopy(self.model)
+            # Three of them in the same state: one runs eagerly, one compiled, one is kept for references. Built, not
+            # copied: a forward that was patched onto a module stays bound to the original in a copy.
+            self._pristine, self._twin = (self._another(job, root) for _ in range(2))
             self._eager_call = self.wrapper.wrap(self.model, None, cell)
             self._compiled_call = self.wrapper.wrap(self._twin, settings, cell)
         self._tapes: list[Any] = []
@@ -99,6 +100,20 @@ class Run:
         self.compiled = self._run_compiled()
         with self.phase("compare"):
             self.leaves = list(self._compare())
+
+    def _another(self, job: Job, root: Path) -> torch.nn.Module:
+        """The model once more, with the parameters and buffers of the first."""
+        other = subject.build(self.entry, self.cell, root, job.seed)
+        for kind in ("parameters", "buffers"):
+            ours, theirs = (dict(getattr(m, f"named_{kind}")()) for m in (self.model, other))
+            if _shapes(ours) != _shapes(theirs):
+                raise UsageError(f"{self.entry.where}: factory {self.entry.factory!r} made another model when it was "
+                                 f"called again: its {kind} differ in name or shape")
+            with torch.no_grad():
+                for name, tensor in ours.items():
+                    if not is_lazy(tensor):
+                        theirs[name].copy_(tensor)
+        return other
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -180,6 +195,10 @@ class Run:
                 tape=self._tapes[call.index],
                 unit=unit_of(getattr(torch, self.wrapper.unit)) if self.wrapper.unit else None,
             ))
+
+
+def _shapes(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: None if is_lazy(tensor) else tensor.shape for name, tensor in tensors.items()}
 
 
 def _relative(seen: dict[str, Any], root: Path) -> dict[str, Any]:

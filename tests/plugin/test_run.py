@@ -7,6 +7,13 @@ import pytest
 
 from pytest_torchcompile.report.schema import report_schema
 
+ONE = """
+version: 1
+models:
+  net: {factory: "models:net", inputs: "models:batch", dims: {B: 4}}
+axes:
+  backend: [eager]
+"""
 TWO = """
 version: 1
 models:
@@ -59,15 +66,49 @@ def test_inference_has_no_gradients_to_judge(repo):
 
 
 def test_a_cell_is_compiled_once(repo):
-    """Five checks judge one run: the model's factory is called once a cell."""
+    """Five checks judge one run: the backend is asked once for the one graph."""
     repo.models("""
-    def net(hidden=8):
-        with open("built.txt", "a") as file:
+    def counting(graph, inputs):
+        with open("compiled.txt", "a") as file:
             file.write("x")
-        return Net(hidden)
+        return graph.forward
     """)
+    repo.matrix(ONE.replace("[eager]", '["models:counting"]'))
     repo.run().assert_outcomes(passed=5)
-    assert (repo.path / "built.txt").read_text() == "x"
+    assert (repo.path / "compiled.txt").read_text() == "x"
+
+
+def test_a_patched_forward_is_no_false_alarm(repo):
+    """A forward patched onto the instance, as hooks of several libraries do, is compared like any other."""
+    repo.models("""
+    import functools
+
+    def net(hidden=8):
+        net = Net(hidden)
+        original = net.forward
+        @functools.wraps(original)
+        def forward(x):
+            return original(x) * 2
+        net.forward = forward
+        return net
+    """)
+    repo.matrix(ONE.replace("[eager]", "[eager, aot_eager, inductor]"))
+    repo.run().assert_outcomes(passed=15)
+
+
+def test_a_factory_that_makes_another_model_each_time(repo):
+    """Such a factory is a mistake that is told with its place."""
+    repo.models("""
+    made = []
+
+    def net(hidden=8):
+        made.append(0)
+        return Net(hidden + len(made))
+    """)
+    result = repo.run()
+    assert result.ret == 4
+    result.stdout.fnmatch_lines(["*matrix/default.yaml:4:3: factory 'models:net' made another model when it was called "
+                                 "again: its parameters differ in name or shape*"])
 
 
 def test_torch_stays_out_of_pytest(repo):

@@ -25,8 +25,9 @@ __all__ = ["Coverage", "measure"]
 
 _OURS: Final = "pytest_torchcompile::compiled"
 _INSIDE: Final = frozenset({_OURS, "Pregraph bytecode", "TorchDynamo Cache Lookup"})
-"""Ours, and what Dynamo does itself around a graph: making tensors of floats before it (``record_pregraph_bytecode_enter``
-in torch/_dynamo/utils.py, torch 2.8 to 2.15), evaluating guards (which makes tensors too on torch 2.11)."""
+"""Ours, and what Dynamo does itself around a graph: making tensors of floats before it
+(``record_pregraph_bytecode_enter`` in torch/_dynamo/utils.py, torch 2.8 to 2.15), and evaluating guards (which
+makes tensors too on torch 2.11)."""
 
 
 @dataclass(frozen=True)

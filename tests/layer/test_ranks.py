@@ -1,0 +1,84 @@
+"""Rank processes without pytest around them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+
+import pytest
+
+from pytest_torchcompile import zygote
+from pytest_torchcompile.errors import TorchcompileError
+from pytest_torchcompile.ranks import Rank, Zygote, _how_it_ended
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """A zygote that imports only, and its end."""
+    monkeypatch.setenv(zygote.WARM, "0")
+    made = Zygote()
+    yield made
+    made.close()
+
+
+def test_a_rank_is_reused_and_replaced(started):
+    """Jobs share a process until it is closed; the next job gets another."""
+    rank = Rank(started.folder)
+    first = rank.run({"do": "environment"}, 60)
+    assert first.status == "done"
+    assert first.value["torch"]
+    pid = rank.pid
+    rank.run({"do": "environment"}, 60)
+    assert rank.pid == pid
+    rank.close()
+    rank.run({"do": "environment"}, 60)
+    assert rank.pid != pid
+    rank.close()
+
+
+def test_a_spoilt_rank_is_replaced(started):
+    """A process that could not clean up, or that grew too large, does not get another job."""
+    rank = Rank(started.folder)
+    rank.run({"do": "environment"}, 60)
+    pid = rank.pid
+    rank._recycle({"poisoned": True, "rss": 1})
+    rank.run({"do": "environment"}, 60)
+    assert rank.pid != pid
+    pid = rank.pid
+    rank._recycle({"poisoned": False, "rss": 1 << 40})
+    rank.run({"do": "environment"}, 60)
+    assert rank.pid != pid
+    rank.close()
+
+
+def test_a_fresh_interpreter_serves_as_a_fork_does(tmp_path):
+    """Where a fork could not use CUDA, the child becomes a new interpreter that serves the same connection."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", zygote._FRESH, json.dumps(sys.path), str(theirs.fileno()), str(tmp_path)]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
+        theirs.close()
+        with Connection(ours.detach()) as connection:
+            assert connection.recv() == process.pid
+            connection.send({"do": "environment"})
+            assert json.loads(connection.recv())["value"]["torch"]
+
+
+def test_a_zygote_that_cannot_start_is_told(tmp_path):
+    """Without a process behind the socket the text says so, with what the process wrote."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))  # nobody listens
+        (tmp_path / "zygote.log").write_text("ImportError: no libtorch\n")
+        with pytest.raises(TorchcompileError, match=r"did not start; it said:\nImportError: no libtorch"):
+            Rank(tmp_path).run({"do": "environment"}, 5)
+
+
+@pytest.mark.parametrize(("status", "text"), [
+    (7 << 8, "the process ended itself with exit code 7"), (9, "killed, perhaps for want of memory (SIGKILL)"),
+    (11, "segmentation fault (SIGSEGV)"), (6, "aborted (SIGABRT)"), (15, "ended by a signal (SIGTERM)"),
+])  # fmt: skip
+def test_how_a_process_ended(status, text):
+    """The wait status in words."""
+    assert _how_it_ended(status) == text

@@ -1,0 +1,137 @@
+"""What the terminal shows, as text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_torchcompile.matrix import load_matrix
+from pytest_torchcompile.observation import Failure, Judgement, Observation, Problem
+from pytest_torchcompile.report.journal import Journal
+from pytest_torchcompile.report.terminal import failure_text, header, summary
+from pytest_torchcompile.settings import Settings
+
+MATRIX = """
+version: 1
+models:
+  net: {factory: "models:net", inputs: "models:batch", dims: {B: 4}}
+axes:
+  backend: [eager, aot_eager, inductor]
+  mode: [default, max-autotune]
+rules:
+  - exclude: {backend: [eager, aot_eager], mode: max-autotune}
+    reason: modes are Inductor's
+  - skip: {backend: aot_eager}
+    reason: no time
+"""
+SETTINGS = Settings("m.yaml", (), (1, 1), 300.0, "rank", False)
+
+
+@pytest.fixture
+def matrix(tmp_path):
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    (tmp_path / "models.py").write_text("def net(): ...\ndef batch(B): ...\n")
+    return load_matrix(tmp_path / "m.yaml")
+
+
+@pytest.fixture
+def journal(matrix, tmp_path):
+    made = Journal(matrix, matrix.cells, SETTINGS, tmp_path / "journal.jsonl")
+    made.expect([f"m.yaml::{p.cell.id}::compiles" for p in matrix.cells])
+    yield made
+    made.finish(0)
+
+
+def verdict(cell, kind="pass", graphs=1, **changes):
+    observation = Observation(cell, sections={"compiles": {"graphs": [{"runs": 1}] * graphs}},
+                              environment={"torch": "2"}, **changes)
+    return {"cell": cell, "check": "compiles", "seconds": 2.0, "observation": observation.to_dict(),
+            **Judgement(kind).to_dict()}
+
+
+def test_header(matrix):
+    """What is planned, what is not, and why."""
+    lines = header(matrix, matrix.cells, SETTINGS)
+    assert lines[1] == "compile matrix: m.yaml: 4 cells planned, 2 excluded, 1 to skip, 0 expected to fail"
+    assert lines[2:] == ["  excluded 2: modes are Inductor's", "  skip 1: no time"]
+
+
+def test_failure_text():
+    """Culprit, evidence, what to try, how to run it again."""
+    judged = Judgement("fail", (Problem("2 breaks", "m.py:3\nm.py:9", "split it"),))
+    assert failure_text("graph_breaks", judged, "pytest x") == (
+        "graph_breaks: 2 breaks\n    m.py:3\n    m.py:9\n  try    split it\n  again  pytest x")
+
+
+def test_a_crash_is_shown_once():
+    """Later checks of a cell that crashed point to the first."""
+    judged = Judgement("crash", (Problem("aborted (SIGABRT)", "a long stack"),))
+    assert failure_text("gradients", judged, "pytest x", "compiles") == (
+        "gradients: aborted (SIGABRT) (evidence: see compiles of this cell)\n  again  pytest x")
+
+
+def test_summary(journal, matrix):
+    """A table of backend and mode, totals, and what no gate would take."""
+    ids = [p.cell.id for p in matrix.cells]
+    journal.add(verdict(ids[0]))
+    journal.add(verdict(ids[1], "skip", graphs=0))
+    journal.add(verdict(ids[2], "fail", leaks=["grad mode: True -> False"]))
+    lines = [text for text, _ in summary(journal)]
+    assert lines == [
+        "           default  max-autotune",
+        "eager      1 pass   -",
+        "aot_eager  1 skip   -",
+        "inductor   1 fail   1 not_run",
+        "4 cells: 1 pass, 1 skip, 1 not_run, 1 fail; 2 ran compiled code",
+        f"{ids[2]} changed torch's settings, which were put back: grad mode: True -> False",
+        f"1 planned verdict(s) never came, for example {ids[3]}::compiles",
+    ]
+
+
+def test_a_run_that_compiled_nothing_is_told(journal, matrix):
+    """A run in which every cell was skipped is no green one."""
+    for planned in matrix.cells:
+        journal.add(verdict(planned.cell.id, "skip", graphs=0))
+    assert ("no cell ran compiled code: this run proves nothing, and no gate will pass it", {"red": True}) in summary(
+        journal)
+
+
+def test_the_journal_is_on_disk_at_once(journal, matrix):
+    """Each verdict is a line as soon as it is known, after a line with the plan."""
+    cell = matrix.cells[0].cell.id
+    journal.add(verdict(cell))
+    lines = [json.loads(line) for line in journal.path.read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["plan", "verdict"]
+    assert lines[0]["expected"] == {p.cell.id: ["compiles"] for p in matrix.cells}
+    assert lines[1]["cell"] == cell
+
+
+def test_a_lost_worker_is_a_crash(journal, matrix):
+    """xdist reports only that the worker died: the verdict is a crash of that cell."""
+    cell = matrix.cells[0].cell.id
+    journal.lost(f"m.yaml::{cell}::compiles", "worker 'gw1' crashed")
+    assert journal.status(cell) == "crash"
+    assert journal.not_run() == [f"{p.cell.id}::compiles" for p in matrix.cells[1:]]
+
+
+def test_ranks_that_differ_are_visible(journal, matrix):
+    """The first environment is the report's; a cell from another one carries its own, for the gate to refuse."""
+    ids = [p.cell.id for p in matrix.cells]
+    other = verdict(ids[1])
+    other["observation"]["environment"] = {"torch": "3"}
+    journal.add(verdict(ids[0]))
+    journal.add(other)
+    cells = {cell["id"]: cell for cell in journal.block()["cells"]}
+    assert journal.block()["environment"] == {"torch": "2"}
+    assert "environment" not in cells[ids[0]]["observation"]
+    assert cells[ids[1]]["observation"]["environment"] == {"torch": "3"}
+
+
+def test_usage_errors_are_collected(journal, matrix):
+    """A mistake in the matrix that a rank found is told once."""
+    for planned in matrix.cells[:2]:
+        journal.add(verdict(planned.cell.id, "error", failure=Failure("usage", "m.yaml:4:3: no")))
+    assert journal.usage_errors() == ["m.yaml:4:3: no"]
+    assert Path(journal.path).is_file()

@@ -39,8 +39,8 @@ TABLE: Final = (
     Pattern(r"key set mismatch\. expected DispatchKeySet\((\w+)[,)].*actual DispatchKeySet\((?!\1\b)",
             "device", "TENSOR_MATCH"),  # the first key is that of the device
     Pattern(r"dispatch key set mismatch", "type", "TENSOR_MATCH"),  # conjugate, sparse, under vmap, ...
-    Pattern(r"^expected type of '.*' to be a tensor type.*'NoneType'", "none", "TENSOR_MATCH"),
-    Pattern(r"^expected type of '.*' to be a tensor type", "type", "TENSOR_MATCH"),
+    Pattern(r"^expected type of '.*' to be .*found <class 'NoneType'", "none", "TENSOR_MATCH"),
+    Pattern(r"^expected type of '.*' to be ", "type", "TENSOR_MATCH"),
     Pattern(r"_dynamo\w*_(indices|dim_marking|hint_overrides|range)\b", "symbolic", "TENSOR_MATCH"),
     Pattern(r"\bstr\(.*\.(dtype|layout)\) ==|\.dtype ==", "dtype", "TENSOR_MATCH"),
     Pattern(r"\bstr\(.*\.device\) ==|\.device(\.index)? ==", "device", "TENSOR_MATCH"),
@@ -87,12 +87,13 @@ _COMPILED: Final = tuple((re.compile(p.text), p.cause) for p in TABLE)
 _NAME: Final = re.compile(r"^(?:not )?([^\W\d]\w*) ==")
 
 
-def classify(guard: str, freevars: Iterable[str] = ()) -> str:
+def classify(guard: str, freevars: Iterable[str] = (), actual: str = "") -> str:
     """Class of a failed guard, one of :data:`CAUSES`.
 
     :param guard: the guard in torch's words, without comment (:func:`..reasons.read`).
     :param freevars: names that the function takes from an enclosing function: a value of one of these differs
         because another closure of the same code was called.
+    :param actual: what the guard met (:func:`..values.shown`): torch 2.8 names no type beside an object's id.
 
     >>> classify("tensor 'x' size mismatch at index 0. expected 3, actual 4")
     'shape'
@@ -101,5 +102,7 @@ def classify(guard: str, freevars: Iterable[str] = ()) -> str:
     """
     cause = next((cause for pattern, cause in _COMPILED if pattern.search(guard)), "other")
     if cause == "value" and (name := _NAME.match(guard)) and name[1] in tuple(freevars):
+        return "closure"
+    if cause == "value" and "___check_obj_id" in guard and actual.startswith(("function ", "code ")):
         return "closure"
     return cause

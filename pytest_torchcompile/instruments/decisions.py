@@ -14,6 +14,7 @@ from pytest_torchcompile.instruments.causes import classify
 from pytest_torchcompile.instruments.graph_breaks import headlines, is_limit, parse
 from pytest_torchcompile.instruments.reasons import Reason, read, readable, split
 from pytest_torchcompile.instruments.records import Compile, EagerFrame, Failure
+from pytest_torchcompile.instruments.stages import seconds_in
 from pytest_torchcompile.instruments.users import code_of
 
 if TYPE_CHECKING:
@@ -95,13 +96,14 @@ def _compile(attempt: Attempt, compile_id: str) -> Compile:
     path, _, line = first.at.rpartition(":")
     return Compile(
         *attempt.where, compile_id, kind, reason=first.guard,
-        cause=classify(first.guard, attempt.freevars) if first.guard else "",
+        cause=classify(first.guard, attempt.freevars, first.actual) if first.guard else "",
         all_reasons=tuple(r.guard for r in attempt.reasons),
         what=first.what, expected=first.expected, actual=first.actual, source=first.source,
         at=f"{attempt.file}:{line}" if path and attempt.file.endswith(path) else first.at,
         advice=first.advice,
         graphs=attempt.graphs, ops=attempt.ops, guards=metrics.get("guard_count") or 0,
-        seconds=(metrics.get("duration_us") or 0) / 1e6, resumed_at=attempt.resumed_at,
+        seconds=(metrics.get("duration_us") or 0) / 1e6, seconds_in=seconds_in(metrics),
+        cudagraph_skip=metrics.get("cudagraph_skip_reason") or "", resumed_at=attempt.resumed_at,
         caches=tuple(attempt.caches),
     )  # fmt: skip
 

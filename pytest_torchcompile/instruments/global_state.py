@@ -24,6 +24,7 @@ def _readers() -> dict[str, Callable[[], object]]:
         "num_threads": torch.get_num_threads,
         "default_dtype": torch.get_default_dtype,
         "allow_tf32": torch.get_float32_matmul_precision,
+        "autocast": lambda: torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
         "autocast(cpu)_enabled": lambda: torch.is_autocast_enabled("cpu"),
         "autocast(cuda)_enabled": lambda: torch.is_autocast_enabled("cuda"),
         "autocast(cpu)_dtype": lambda: torch.get_autocast_dtype("cpu"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from pytest_torchcompile.instruments.graph_breaks import same_place
-from pytest_torchcompile.instruments.records import Compile, EagerFrame, Failure, Graph, GraphBreak, Record
+from pytest_torchcompile.instruments.records import Compile, EagerFrame, Failure, Graph, GraphBreak, Record, Text
 
 __all__ = ["Ledger"]
 
@@ -17,7 +17,7 @@ R = TypeVar("R", bound=Record)
 
 _LISTS: dict[str, type[Record]] = {
     "compiles": Compile, "recompiles": Compile, "graph_breaks": GraphBreak, "eager_frames": EagerFrame,
-    "failures": Failure, "graphs": Graph,
+    "failures": Failure, "graphs": Graph, "texts": Text,
 }  # fmt: skip
 
 
@@ -36,6 +36,9 @@ class Ledger:
     """Compiles that raised to their caller."""
     graphs: list[Graph] = field(default_factory=list)
     """Graphs compiled or run, also those compiled before the block began (once they ran)."""
+    texts: list[Text] = field(default_factory=list)
+    """Graphs and code of each stage, where `keep_texts` is set; :mod:`.stages` and :mod:`.kernels` read them."""
+    keep_texts: bool = False
     lost: list[str] = field(default_factory=list)
     """What the instrument could not read; empty unless torch changed its records. Never silently dropped."""
 
@@ -83,6 +86,8 @@ class Ledger:
                 self.failures.append(record)
             elif isinstance(record, Graph):
                 self.graphs.append(record)
+            elif isinstance(record, Text):
+                self.texts.append(record)
             return record
 
     def _add_eager(self, record: EagerFrame) -> None:

@@ -20,7 +20,8 @@ _ADVICE: Final = re.compile(r"^\(?(?:HINT: )?(.*?)\)?$", re.S)
 _TENSOR: Final = re.compile(
     r"^tensor '(?P<what>.*)' (?P<kind>[\w ]+) mismatch(?: at index (?P<at>\d+))?\. expected "
     r"(?:requires_grad=)?(?P<expected>.+?)(?:, actual (?P<actual>.+))?$", re.S)
-_FOUND: Final = re.compile(r"^expected type of '(?P<what>.*)' to be a tensor type,.*<class '(?P<is>.+)'>")
+_FOUND: Final = re.compile(
+    r"^expected type of '(?P<what>.*)' to be (?:a tensor type|<class '(?P<was>.+)'>),.*<class '(?P<is>.+)'>")
 _CLASS: Final = re.compile(
     r"^___check_(?P<kind>type|obj)_id\((?P<what>.*), \d+\)(?:, type=<class '(?P<is>.+)'>)?")
 _PRESENT: Final = re.compile(
@@ -29,7 +30,7 @@ _PRESENT: Final = re.compile(
 _MISSING: Final = re.compile(r"^(?:Key|Attribute|Index)Error on (?P<what>.+)$")
 _EQUALS: Final = re.compile(r"^(?P<what>[^<>]+?) (?:==|is(?= \S+$)) (?P<expected>.+)$", re.S)
 _DIFFERS: Final = re.compile(r"^(?P<what>len\(.+\)) != (?P<expected>.+)$")
-_NAN: Final = re.compile(r"^\(type\((?P<what>.+)\) is (?:float|complex) and __(?:math|numpy)_isnan\(.*\)\)$")
+_NAN: Final = re.compile(r"^(?:\(type\(.+\) is (?:float|complex) and )?__(?:math|numpy)_isnan\((?P<what>.*?)\)+$")
 _SIZE: Final = re.compile(r"(?P<what>[\w.\[\]'\"]+\.(?:size|stride)\(\)\[\d+\])")
 _HELD: Final = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
 _GLOBAL: Final = re.compile(r"\bG\['(\w+)'\]")
@@ -77,10 +78,11 @@ def read(text: str) -> Reason:
     """
     main, _, stack = _PREFIX.sub("", text).partition("\nUser stack trace:")
     guard, comment = [*_COMMENT.split(main, maxsplit=1), ""][:2]
+    guard, _, hint = guard.partition(" (HINT: ")  # torch 2.8 writes no comment, but hints
     guard, _, tail = (" ".join(guard.split())).partition(". Guard failed on ")
     place = _PLACE.search(comment)
     source = comment[: place.start()] if place else ""
-    advice = comment[place.end() :] if place else comment
+    advice = hint or (comment[place.end() :] if place else comment)
     if tail:
         advice = f"Guard failed on {tail}"
     frames = _STACK.findall(stack)
@@ -99,7 +101,8 @@ def _compared(guard: str) -> tuple[str, str, str]:
     if match := _TENSOR.match(guard):
         return _tensor(**match.groupdict())
     if match := _FOUND.match(guard):
-        return match["what"], "a tensor", _short(match["is"]).replace("NoneType", "None")
+        was = _short(match["was"] or "Tensor").replace("Tensor", "a tensor")
+        return match["what"], was, _short(match["is"]).replace("NoneType", "None")
     if match := _CLASS.match(guard):
         what = f"type({match['what']})" if match["kind"] == "type" else match["what"]
         return what, _short(match["is"] or ""), ""

@@ -5,10 +5,10 @@ No torch here, so that a stored observation can be read and judged anywhere.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
-__all__ = ["Compile", "EagerFrame", "Failure", "Graph", "GraphBreak", "Record"]
+__all__ = ["Compile", "EagerFrame", "Failure", "Graph", "GraphBreak", "Record", "Text"]
 
 R = TypeVar("R", bound="Record")
 
@@ -70,6 +70,10 @@ class Compile(Record):
     guards: int = 0
     seconds: float = 0.0
     """Wall time of the whole compile."""
+    seconds_in: dict[str, float] = field(default_factory=dict)
+    """The same by stage: ``dynamo``, ``aot``, ``inductor``, ``kernels`` (g++ or Triton); each without the next."""
+    cudagraph_skip: str = ""
+    """Why Inductor did without a CUDA graph; empty where it was not asked for one, or made one."""
     resumed_at: int = 0
     """For a resume function the line of the graph break; else 0."""
     caches: tuple[str, ...] = ()
@@ -141,3 +145,14 @@ class Graph(Record):
     """Call nodes in the graph; None where it was compiled before the observation began."""
     runs: int = 0
     function: str = ""
+
+
+@dataclass
+class Text(Record):
+    """What one stage of one compile made, as text; kept only where :func:`observe` was asked for it."""
+
+    compile_id: str
+    stage: str
+    """``dynamo``, ``joint``, ``forward``, ``backward``, ``post_grad``, ``code`` or ``kernel_lines``."""
+    text: str
+    during: str = ""

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.instruments import decisions, graph_breaks
 from pytest_torchcompile.instruments.attempts import Attempt
-from pytest_torchcompile.instruments.records import Compile, EagerFrame
+from pytest_torchcompile.instruments.records import Compile, EagerFrame, Text
+from pytest_torchcompile.instruments.stages import STAGES, seconds_in
 
 if TYPE_CHECKING:
     from pytest_torchcompile.instruments.watch import Watch
@@ -85,6 +86,10 @@ class _Handler(logging.Handler):
             attempt.metrics = metadata[name]
         elif name == "bwd_compilation_metrics":
             self._backward(compile_id(metadata), metadata[name])
+        elif name in STAGES:
+            for ledger, _root in self.watch.ledgers:
+                if ledger.keep_texts:
+                    ledger.add(Text(compile_id(metadata), STAGES[name], str(payload), ledger.label))
         elif (cache := _CACHE.match(name)) and attempt:
             attempt.caches.append(f"{'fx' if cache[1] == 'fx_graph' else 'aot'} {cache[2]}")
 
@@ -110,5 +115,7 @@ class _Handler(logging.Handler):
         for ledger, _root in self.watch.ledgers:
             forward = next((c for c in reversed(ledger.compiles) if c.compile_id == of), None)
             where = (forward.function, forward.file, forward.line) if forward else ("", "", 0)
-            ledger.add(Compile(*where, of, "backward", during=ledger.label,
-                               seconds=(metrics.get("duration_us") or 0) / 1e6))
+            ledger.add(Compile(
+                *where, of, "backward", during=ledger.label, seconds=(metrics.get("duration_us") or 0) / 1e6,
+                seconds_in=seconds_in(metrics), cudagraph_skip=metrics.get("cudagraph_skip_reason") or "",
+            ))  # fmt: skip

@@ -18,7 +18,9 @@ def check_ledger():
             sequence(lambda f, **own: torch.compile(f, backend=backend, **{**options, **own}))
         torch.compiler.reset()
         assert [c.kind for c in seen.compiles if c.kind != "backward"] == compiles
-        assert [(r.cause, r.what, r.expected, r.actual) for r in seen.recompiles] == recompiles
+        # Torch 2.15 tells a parameter from other tensors in what it expected.
+        found = [(r.cause, r.what, r.expected.replace("Parameter", "a tensor"), r.actual) for r in seen.recompiles]
+        assert found == recompiles
         assert [g.runs for g in seen.graphs] == runs
         assert [*seen.graph_breaks, *seen.eager_frames, *seen.failures, *seen.lost] == []
         assert all(r.all_reasons[0] == r.reason for r in seen.recompiles)

@@ -148,21 +148,23 @@ def test_more_compiles_than_torch_keeps_metrics_of():
 
 def test_threads_have_their_own_labels_and_lose_no_run():
     """Four threads run one compiled function; each recompile bears the label of its own thread."""
-    compiled = torch.compile(double, backend="eager", dynamic=False)
+    compiled = torch.compile(double, backend="eager")
+    inputs = {"Float": torch.float32, "Double": torch.float64, "Int": torch.int32, "Long": torch.int64}
     with observe() as seen:
-        def work(size):
-            with seen.during(f"thread {size}"):
+        def work(name):
+            with seen.during(name):
                 for _ in range(25):
-                    compiled(torch.ones(size))
+                    compiled(torch.ones(3, dtype=inputs[name]))
 
-        threads = [threading.Thread(target=work, args=(size,)) for size in (2, 3, 4, 5)]
+        threads = [threading.Thread(target=work, args=(name,)) for name in inputs]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     assert sum(g.runs for g in seen.graphs) == 100
+    assert {c.during for c in seen.compiles} == set(inputs)
     assert len(seen.compiles) == 4
-    assert all(c.during == f"thread {c.actual}" for c in seen.recompiles)
+    assert all(c.during == c.actual for c in seen.recompiles)
     assert [*seen.eager_frames, *seen.lost] == []
 
 

@@ -94,14 +94,16 @@ def made(k):
 
 
 T = torch.ones
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 SEQUENCES = {}
 
 
-def sequence(compiles, recompiles=(), runs=None, **options):
+def sequence(compiles, recompiles=(), runs=None, since=(2, 8), **options):
     """Note a sequence: kinds of compiles, recompiles as (cause, what, old, new), runs of each graph."""
 
     def note(function):
-        SEQUENCES[function.__name__] = (function, compiles, list(recompiles), runs, options)
+        if since <= TORCH:  # what torch says of it changed then
+            SEQUENCES[function.__name__] = (function, compiles, list(recompiles), runs, options)
         return function
 
     return note
@@ -271,7 +273,7 @@ def no_grad(c):
         f(T(3))
 
 
-@sequence(AGAIN, [("autocast", "autocast(cpu)_enabled", "False", "True")], [1, 1])
+@sequence(AGAIN, [("autocast", "autocast(cpu)_enabled", "False", "True")], [1, 1], since=(2, 13))
 def autocast(c):
     """Warm-up without autocast."""
     f = c(add)
@@ -324,14 +326,14 @@ def two_closures(c):
 
 
 @sequence(AGAIN, [("closure", "f", "builtin_function_or_method", "function _VariableFunctionsClass.cos")],
-          [1, 1])
+          [1, 1], since=(2, 13))
 def another_function(c):
     """A function as an argument."""
     f = c(apply)
     f(T(3), torch.sin), f(T(3), torch.cos)
 
 
-@sequence(AGAIN, [("type", "type(f)", "Linear", "ReLU")], [1, 1])
+@sequence(AGAIN, [("type", "type(f)", "Linear", "ReLU")], [1, 1], since=(2, 13))
 def another_module(c):
     """A module as an argument."""
     f = c(apply)

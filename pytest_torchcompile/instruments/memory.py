@@ -1,0 +1,84 @@
+"""Memory of one call: what it holds afterwards, and its peak. CUDA's allocator on a GPU, resident memory on a CPU."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["Memory", "measure"]
+
+_STATUS: Final = Path("/proc/self/status")
+_CLEAR: Final = Path("/proc/self/clear_refs")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes around one call."""
+
+    before: int
+    after: int
+    peak: int
+    """Largest while it ran; at least ``before`` and ``after``."""
+    source: str
+    """``cuda`` (allocated by torch on one GPU), ``rss`` (resident memory of the process) or ``maxrss`` (the same, where
+    the system cannot reset the peak: too high if the process was larger before)."""
+
+    @property
+    def delta(self) -> int:
+        """Bytes that the call left behind."""
+        return self.after - self.before
+
+    @property
+    def extra(self) -> int:
+        """Bytes that the call needed at its peak, beyond what was there before."""
+        return self.peak - self.before
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def measure(call: Callable[[], object], device: str = "cpu") -> Memory:
+    """Run ``call`` once. What it returns is dropped before the memory after it is read."""
+    return _on_cuda(call, device) if device.startswith("cuda") else _on_cpu(call)
+
+
+def _on_cuda(call: Callable[[], object], device: str) -> Memory:
+    import torch
+
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    call()
+    torch.cuda.synchronize(device)
+    after, peak = torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
+    return Memory(before, after, peak, "cuda")
+
+
+def _on_cpu(call: Callable[[], object]) -> Memory:
+    resettable = _reset_peak()
+    before = _status("VmRSS")
+    call()
+    after = _status("VmRSS")
+    peak = _status("VmHWM") if resettable else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Memory(before, after, max(peak, before, after), "rss" if resettable else "maxrss")
+
+
+def _reset_peak() -> bool:
+    """Set the peak to what is resident now (``clear_refs``, proc(5)); containers may forbid it."""
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _status(name: str) -> int:
+    """One line of /proc/self/status, in bytes."""
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -121,7 +121,8 @@ class Rank:
                 break
             except OSError as error:
                 channel.close()
-                if isinstance(error, ConnectionRefusedError) or time.monotonic() > deadline:
+                over = isinstance(error, ConnectionRefusedError) or not self.folder.exists()
+                if over or time.monotonic() > deadline:
                     raise self._no_zygote() from None
                 time.sleep(0.05)
         connection = Connection(channel.detach())

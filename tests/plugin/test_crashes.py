@@ -135,19 +135,25 @@ def test_an_interrupted_run_keeps_what_finished(repo):
     _gone(pid)
 
 
-def test_a_killed_pytest_leaves_a_journal_and_no_process(repo):
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "xdist"])
+def test_a_killed_pytest_leaves_a_journal_and_no_process(repo, workers):
     """kill -9 on pytest itself: what finished is in the journal, and the rank dies with it."""
     repo.models(SLOW)
     repo.matrix(SLOW_MATRIX)
-    with _pytest(repo) as process:
+    with _pytest(repo, *workers) as process:
         _wait_for(repo.path / "pid.txt")
+        if workers:
+            time.sleep(5)  # the other worker has long finished the other cells
         pid = int((repo.path / "pid.txt").read_text())
         process.kill()
         process.communicate(timeout=120)
     lines = [json.loads(line) for line in (repo.path / ".compile-matrix/journal.jsonl").read_text().splitlines()]
     assert lines[0]["kind"] == "plan"
-    assert {line["cell"] for line in lines[1:]} == {"net-eager-default-auto-none"}
+    finished = {line["cell"] for line in lines[1:]}
+    assert "net-eager-default-auto-none" in finished
+    assert "net-models_slow-default-auto-none" not in finished
     _gone(pid)
+    _gone(-process.pid)  # its process group: the xdist workers
 
 
 def _gone(pid, seconds=10):

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.instruments.records import Text
 
 __all__ = ["Kernel", "Kernels", "kernels", "provenance", "read"]
@@ -23,6 +24,7 @@ _DEFINED: Final = re.compile(r"^(\w+)\s*=\s*async_compile\.(\w+)\(", re.M)
 _FUSED: Final = re.compile(r"^(?:cpp|triton)_(?:[a-z]{3}_)?fused_(.*?)_?\d*$")
 _STAGE: Final = re.compile(r"^# AOT ID: \['\d+_(\w+)'\]", re.M)
 _SOURCES: Final = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")
+_LEVEL: Final = "trace.provenance_tracking_level"
 _LINE: Final = re.compile(r'File "(.+?)", line (\d+)')
 
 
@@ -75,7 +77,7 @@ def kernels(texts: Iterable[Text], operators: Iterable[str] = ()) -> list[Kernel
     for text in texts:
         if text.stage == "code":
             found.append(read(text.text, text.compile_id, known))
-        elif text.stage == "kernel_lines" and found:  # recorded right after the code that it belongs to
+        elif text.stage == "kernel_lines" and found and text.text.startswith("{"):  # right after its code
             found[-1] = _with_lines(found[-1], text.text)
     return found
 
@@ -114,9 +116,11 @@ def _sources(code: str) -> dict[str, tuple[str, ...]]:
     pending: tuple[str, ...] = ()
     for line in code.splitlines():
         if match := _SOURCES.search(line):
-            pending = tuple(dict.fromkeys(op.strip().removeprefix("aten.") for op in match[2].split(",") if op.strip()))
-        elif pending and (match := re.match(r"\s*(\w+)(?:\.run)?\(|^(\w+) = async_compile", line)):
-            found.setdefault(match[1] or match[2], pending)
+            ops = (op.strip().removeprefix("aten.") for op in match[2].split(","))
+            pending = tuple(dict.fromkeys(op for op in ops if op))
+        elif pending and not line.lstrip().startswith("#"):
+            if match := re.match(r"(\w+) = async_compile\.", line):
+                found[match[1]] = pending
             pending = ()
     return found
 
@@ -165,10 +169,17 @@ def operators() -> frozenset[str]:
 def provenance() -> Iterator[None]:
     """Compile with the lines of the user's code noted for each kernel.
 
-    ``torch._inductor.config.trace.provenance_tracking_level`` (since torch 2.9) is part of the cache key: switch it on
-    for all of the runs that shall share a cache, or for none.
+    ``torch._inductor.config.trace.provenance_tracking_level`` (since torch 2.9) is part of the cache key: switch
+    it on for all of the runs that shall share a cache, or for none. Code from a cache brings the lines of the
+    run that filled it.
+
+    :raises InstrumentError: this torch cannot.
     """
+    import torch
     import torch._inductor.config as config
 
-    with config.patch({"trace.provenance_tracking_level": 1}):
+    if _LEVEL not in config.get_config_copy():
+        raise InstrumentError(f"torch {torch.__version__} has no torch._inductor.config.{_LEVEL}, which notes the "
+                              "lines of kernels; torch 2.9 and later have it")
+    with config.patch({_LEVEL: 1}):
         yield

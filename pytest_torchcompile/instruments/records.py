@@ -71,7 +71,8 @@ class Compile(Record):
     seconds: float = 0.0
     """Wall time of the whole compile."""
     seconds_in: dict[str, float] = field(default_factory=dict)
-    """The same by stage: ``dynamo``, ``aot``, ``inductor``, ``kernels`` (g++ or Triton); each without the next."""
+    """The same by stage, each without the next: ``dynamo``, ``aot`` (AOTAutograd, or another backend), ``inductor``,
+    ``kernels`` (g++ or Triton)."""
     cudagraph_skip: str = ""
     """Why Inductor did without a CUDA graph; empty where it was not asked for one, or made one."""
     resumed_at: int = 0

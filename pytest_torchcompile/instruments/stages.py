@@ -17,6 +17,7 @@ STAGES: Final = {
     "aot_inference_graph": "forward",
     "aot_backward_graph": "backward",
     "inductor_post_grad_graph": "post_grad",
+    "after_post_grad_graph": "post_grad",  # torch 2.8, on a cache miss
     "inductor_output_code": "code",
     "inductor_provenance_tracking_kernel_stack_traces": "kernel_lines",
 }

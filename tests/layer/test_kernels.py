@@ -1,0 +1,177 @@
+"""Stages, kernels, launches and memory of real runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._inductor.config
+from torch import nn
+
+from pytest_torchcompile.errors import InstrumentError, Unavailable
+from pytest_torchcompile.instruments import kernels, launches, memory, observe, stages
+
+pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+              pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]  # fmt: skip
+HAS_LINES = "trace.provenance_tracking_level" in torch._inductor.config.get_config_copy()
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+
+class Net(nn.Module):
+    """One library call, one fused kernel, one fallback."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x):
+        """Forward."""
+        y = self.linear(x)
+        y = self.norm(y).relu()
+        return torch.sort(y + 1).values
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def trained(backend="inductor"):
+    """Ledger of one training step."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    with observe(keep_texts=True) as seen:
+        torch.compile(Net(), backend=backend, dynamic=False)(torch.ones(4, 8)).sum().backward()
+    return seen
+
+
+def test_kernels_of_a_training_step_cold_and_on_a_cache_hit():
+    """The same kernels with the same operators, from generated and from cached code."""
+    from torch._inductor.utils import fresh_cache
+
+    with fresh_cache():
+        cold, warm = trained(), trained()
+    assert stages.caches(cold.compiles)["aot miss"] == 1
+    assert stages.caches(warm.compiles)["aot hit"] == 1
+    for seen in (cold, warm):
+        forward, backward = kernels.kernels(seen.texts, kernels.operators())
+        assert (forward.stage, backward.stage) == ("forward", "backward")
+        assert forward.library == {"addmm": 1}
+        assert list(forward.fallbacks) == ["aten.sort.stable"]
+        assert [(k.language, set(k.ops), k.calls) for k in forward.generated] == [
+            ("cpp", {"add", "native_layer_norm", "relu"}, 1)]  # fmt: skip
+        assert backward.library == {"mm": 1}  # the gradient of the weight; the input needs none
+    assert cold.compiles[0].seconds_in["kernels"] > warm.compiles[0].seconds_in.get("kernels", 0)
+
+
+@pytest.mark.skipif(not HAS_LINES, reason="torch 2.8 does not note the lines of kernels")
+def test_lines_of_the_users_code():
+    """Under provenance() each kernel has the lines that are fused in it."""
+    from torch._inductor.utils import fresh_cache
+
+    start = Net.forward.__code__.co_firstlineno
+    with fresh_cache(), kernels.provenance():
+        forward, _ = kernels.kernels(trained().texts, kernels.operators())
+    assert forward.generated[0].lines == (f"{__file__}:{start + 3}", f"{__file__}:{start + 4}")
+
+
+def test_a_torch_that_cannot_note_lines_is_named(monkeypatch):
+    """One sentence with the name and the version."""
+    monkeypatch.setattr(kernels, "_LEVEL", "trace.no_such_level")
+    said = r"has no torch\._inductor\.config\.trace\.no_such_level"
+    with pytest.raises(InstrumentError, match=said), kernels.provenance():
+        pass
+
+
+@pytest.mark.parametrize(("backend", "wanted"), [
+    ("eager", {"dynamo"}), ("aot_eager", {"dynamo", "joint", "forward", "backward"}),
+    ("inductor", {"dynamo", "joint", "forward", "backward", "post_grad", "code"}),
+])  # fmt: skip
+def test_texts_of_each_stage(backend, wanted):
+    """As far as the backend goes; kept only where they were asked for."""
+    found = stages.stages(trained(backend).texts, "0/0")
+    assert set(found) - {"kernel_lines"} == wanted
+    assert "relu" in found["dynamo"][0]
+    with observe() as seen:
+        torch.compile(Net(), backend=backend)(torch.ones(3, 8))
+    assert seen.texts == []
+
+
+def test_seconds_are_split_and_add_up():
+    """Dynamo, AOTAutograd, Inductor and kernels together are the whole compile."""
+    (first, *_) = trained().compiles
+    assert set(first.seconds_in) >= {"dynamo", "aot"}
+    assert sum(first.seconds_in.values()) == pytest.approx(first.seconds, rel=0.02)
+    assert stages.seconds(trained("eager").compiles).keys() == {"dynamo", "aot"}  # the backend's part, tiny
+
+
+def test_memory_of_a_call_on_the_cpu():
+    """80 MB kept: delta and extra. 80 MB dropped: extra only."""
+    kept = []
+    keeps = memory.measure(lambda: kept.append(torch.ones(20_000_000)))
+    drops = memory.measure(lambda: torch.ones(20_000_000).sum())
+    assert keeps.source in ("rss", "maxrss")
+    assert keeps.delta == pytest.approx(80e6, rel=0.1)
+    assert keeps.peak >= keeps.after
+    if drops.source == "rss":
+        assert drops.extra == pytest.approx(80e6, rel=0.1)
+    assert drops.delta < 40e6
+    assert memory.Memory(**keeps.to_dict()) == keeps
+
+
+def test_a_system_that_cannot_reset_the_peak_says_so(monkeypatch, tmp_path):
+    """The peak is then the process', and the record tells."""
+    monkeypatch.setattr(memory, "_CLEAR", tmp_path / "absent" / "clear_refs")
+    found = memory.measure(lambda: None)
+    assert found.source == "maxrss"
+    assert found.peak >= found.before > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA GPU")
+def test_launches_are_unavailable_without_a_gpu():
+    """A skip, never a zero that looks like a measurement."""
+    with pytest.raises(Unavailable, match="CUDA GPU"):
+        launches.measure(lambda: None)
+
+
+@needs_gpu
+def test_launches_and_memory_on_a_gpu():
+    """Fewer kernels compiled than eager; one CUDA graph replay in reduce-overhead; torch's own count of bytes."""
+    x = torch.ones(64, 64, device="cuda")
+
+    def chain(x):
+        return ((x + 1) * 2).relu() - 3
+
+    compiled, graphed = torch.compile(chain), torch.compile(chain, mode="reduce-overhead")
+    with torch.no_grad():
+        for _ in range(4):
+            compiled(x), graphed(x)
+        eager, fused, replayed = (launches.measure(lambda f=f: f(x)) for f in (chain, compiled, graphed))
+    assert (eager.kernels, eager.graphs, eager.host_launches) == (4, 0, 4)
+    assert (fused.kernels, fused.graphs, fused.host_launches) == (1, 0, 1)
+    assert (replayed.graphs, replayed.host_launches) == (1, 0)
+    kept = []
+    found = memory.measure(lambda: kept.append(torch.ones(1_000_000, device="cuda")), "cuda")
+    assert (found.source, found.delta) == ("cuda", pytest.approx(4e6, rel=0.01))
+
+
+@needs_gpu
+def test_a_skipped_cuda_graph_has_its_reason():
+    """A CPU tensor in the graph."""
+
+    def mixed(x, y):
+        return x + 1, y + 1
+
+    with observe() as seen:
+        torch.compile(mixed, mode="reduce-overhead")(torch.ones(3, device="cuda"), torch.ones(3))
+    assert stages.cudagraph_skips(seen.compiles) != {}
+
+
+@needs_gpu
+def test_triton_kernels_name_their_operators():
+    """From the comment above each kernel."""
+    with observe(keep_texts=True) as seen, torch.no_grad():
+        torch.compile(lambda x: (x + 1).relu())(torch.ones(64, 64, device="cuda"))
+    (found,) = kernels.kernels(seen.texts)
+    assert [(k.language, set(k.ops), k.calls) for k in found.generated] == [("triton", {"add", "relu"}, 1)]

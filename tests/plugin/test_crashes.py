@@ -57,7 +57,7 @@ def test_each_disaster_is_one_cells_verdict(repo, workers):
     """Crash, exit, kill, hang and exception each get a verdict with evidence; the cells around them pass."""
     repo.models(CHAOS)
     repo.matrix(MATRIX)
-    result = repo.run("--compile-timeout=8", *workers)
+    result = repo.run("--compile-timeout=25", *workers)
     assert result.ret == 1
     status = {cell["axes"]["backend"]: cell for cell in repo.block()["cells"]}
     found = {name: cell["status"] for name, cell in status.items()}

@@ -103,7 +103,7 @@ def _compile(attempt: Attempt, compile_id: str) -> Compile:
         advice=first.advice,
         graphs=attempt.graphs, ops=attempt.ops, guards=metrics.get("guard_count") or 0,
         seconds=(metrics.get("duration_us") or 0) / 1e6, seconds_in=seconds_in(metrics),
-        cudagraph_skip=metrics.get("cudagraph_skip_reason") or "", resumed_at=attempt.resumed_at,
+        resumed_at=attempt.resumed_at,
         caches=tuple(attempt.caches),
     )  # fmt: skip
 

@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from pytest_torchcompile.instruments.graph_breaks import same_place
-from pytest_torchcompile.instruments.records import Compile, EagerFrame, Failure, Graph, GraphBreak, Record, Text
+from pytest_torchcompile.instruments.records import (
+    Compile,
+    CudagraphSkip,
+    EagerFrame,
+    Failure,
+    Graph,
+    GraphBreak,
+    Record,
+    Text,
+)
 
 __all__ = ["Ledger"]
 
@@ -17,7 +26,7 @@ R = TypeVar("R", bound=Record)
 
 _LISTS: dict[str, type[Record]] = {
     "compiles": Compile, "recompiles": Compile, "graph_breaks": GraphBreak, "eager_frames": EagerFrame,
-    "failures": Failure, "graphs": Graph, "texts": Text,
+    "failures": Failure, "graphs": Graph, "texts": Text, "cudagraph_skips": CudagraphSkip,
 }  # fmt: skip
 
 
@@ -34,6 +43,8 @@ class Ledger:
     eager_frames: list[EagerFrame] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     """Compiles that raised to their caller."""
+    cudagraph_skips: list[CudagraphSkip] = field(default_factory=list)
+    """Why Inductor did without a CUDA graph, each reason once. CUDA only: on a CPU it skips all of them silently."""
     graphs: list[Graph] = field(default_factory=list)
     """Graphs compiled or run, also those compiled before the block began (once they ran)."""
     texts: list[Text] = field(default_factory=list)
@@ -88,6 +99,10 @@ class Ledger:
                 self.graphs.append(record)
             elif isinstance(record, Text):
                 self.texts.append(record)
+            elif isinstance(record, CudagraphSkip):
+                same = (record.reason, record.file, record.line)
+                if same not in ((r.reason, r.file, r.line) for r in self.cudagraph_skips):
+                    self.cudagraph_skips.append(record)
             return record
 
     def _add_eager(self, record: EagerFrame) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
-__all__ = ["Compile", "EagerFrame", "Failure", "Graph", "GraphBreak", "Record", "Text"]
+__all__ = ["Compile", "CudagraphSkip", "EagerFrame", "Failure", "Graph", "GraphBreak", "Record", "Text"]
 
 R = TypeVar("R", bound="Record")
 
@@ -73,8 +73,6 @@ class Compile(Record):
     seconds_in: dict[str, float] = field(default_factory=dict)
     """The same by stage, each without the next: ``dynamo``, ``aot`` (AOTAutograd, or another backend), ``inductor``,
     ``kernels`` (g++ or Triton)."""
-    cudagraph_skip: str = ""
-    """Why Inductor did without a CUDA graph; empty where it was not asked for one, or made one."""
     resumed_at: int = 0
     """For a resume function the line of the graph break; else 0."""
     caches: tuple[str, ...] = ()
@@ -121,6 +119,17 @@ class EagerFrame(Record):
     during: str = ""
     calls: int = 1
     """Calls seen to run eagerly for this reason."""
+
+
+@dataclass
+class CudagraphSkip(Record):
+    """A graph that was to become a CUDA graph and did not."""
+
+    reason: str
+    file: str = ""
+    """Of the user's line that torch names; empty where it names none."""
+    line: int = 0
+    during: str = ""
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.instruments.records import Compile, Text
 
-__all__ = ["STAGES", "caches", "cudagraph_skips", "seconds", "seconds_in", "stages"]
+__all__ = ["STAGES", "caches", "seconds", "seconds_in", "stages"]
 
 STAGES: Final = {
     "dynamo_output_graph": "dynamo",
@@ -77,8 +77,3 @@ def caches(compiles: Iterable[Compile]) -> dict[str, int]:
     With dynamic=True one compile may both miss and hit: Dynamo starts over when it meets a float attribute.
     """
     return dict(Counter(answer for compile_ in compiles for answer in compile_.caches))
-
-
-def cudagraph_skips(compiles: Iterable[Compile]) -> dict[str, str]:
-    """Why Inductor did without a CUDA graph, by compile id. CUDA only: on a CPU torch gives no reason."""
-    return {c.compile_id: c.cudagraph_skip for c in compiles if c.cudagraph_skip}

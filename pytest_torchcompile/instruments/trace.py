@@ -117,5 +117,5 @@ class _Handler(logging.Handler):
             where = (forward.function, forward.file, forward.line) if forward else ("", "", 0)
             ledger.add(Compile(
                 *where, of, "backward", during=ledger.label, seconds=(metrics.get("duration_us") or 0) / 1e6,
-                seconds_in=seconds_in(metrics), cudagraph_skip=metrics.get("cudagraph_skip_reason") or "",
+                seconds_in=seconds_in(metrics),
             ))  # fmt: skip

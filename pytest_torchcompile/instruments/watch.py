@@ -1,8 +1,8 @@
 """The one watch that all open ledgers of a process share: hooks go in with the first, out with the last.
 
-Three hooks, none of which changes what is compiled or how it is looked up in a cache:
+Four hooks, none of which changes what is compiled or how it is looked up in a cache:
 :mod:`.trace` (torch's structured trace), :mod:`.frames` (what Dynamo decided for each frame, and calls of
-compiled callables) and :mod:`.executions` (how often each graph ran).
+compiled callables), :mod:`.executions` (how often each graph ran) and :mod:`.cudagraphs` (those not made).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from pytest_torchcompile.instruments import executions, frames, trace
+from pytest_torchcompile.instruments import cudagraphs, executions, frames, trace
 from pytest_torchcompile.instruments.attempts import Attempt, Region
 from pytest_torchcompile.instruments.ledger import Ledger
-from pytest_torchcompile.instruments.records import Compile, EagerFrame, Failure
+from pytest_torchcompile.instruments.records import Compile, CudagraphSkip, EagerFrame, Failure
 from pytest_torchcompile.instruments.users import Functions
 
 __all__ = ["Watch", "watch"]
@@ -52,7 +52,7 @@ class Watch:
         with self.lock:
             if not self.ledgers:
                 with contextlib.ExitStack() as hooks:
-                    for hook in (executions, frames, trace):
+                    for hook in (executions, frames, trace, cudagraphs):
                         hooks.enter_context(hook.installed(self))
                     self._hooks = hooks.pop_all()
             self.ledgers = [*self.ledgers, (ledger, root)]
@@ -67,7 +67,7 @@ class Watch:
                 self.thread = _Thread()
                 self._hooks.close()
 
-    def add(self, record: Compile | EagerFrame | Failure) -> None:
+    def add(self, record: Compile | EagerFrame | Failure | CudagraphSkip) -> None:
         """Enter a record in every open ledger, each with its own label."""
         for ledger, _root in self.ledgers:
             ledger.add(replace(record, during=ledger.label))

@@ -150,22 +150,37 @@ def test_launches_and_memory_on_a_gpu():
         eager, fused, replayed = (launches.measure(lambda f=f: f(x)) for f in (chain, compiled, graphed))
     assert (eager.kernels, eager.graphs, eager.host_launches) == (4, 0, 4)
     assert (fused.kernels, fused.graphs, fused.host_launches) == (1, 0, 1)
-    assert (replayed.graphs, replayed.host_launches) == (1, 0)
+    assert (replayed.graphs, replayed.host_launches) == (1, 1)  # one copies the input to where the graph reads it
     kept = []
     found = memory.measure(lambda: kept.append(torch.ones(1_000_000, device="cuda")), "cuda")
     assert (found.source, found.delta) == ("cuda", pytest.approx(4e6, rel=0.01))
 
 
-@needs_gpu
 def test_a_skipped_cuda_graph_has_its_reason():
-    """A CPU tensor in the graph."""
+    """Each reason once, with the user's line where torch names it; nothing after the block."""
+    from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter
 
-    def mixed(x, y):
-        return x + 1, y + 1
+    because = "skipping cudagraphs due to mutated inputs (1 instances). Found from : \n   File \"n.py\", line 5, in f\n"
+    with observe() as seen, seen.during("call 1"):
+        for message in (because, because, "skipping cudagraphs due to skipping cudagraphs due to cpu device (y)"):
+            log_cudagraph_skip_and_bump_counter(message)
+    log_cudagraph_skip_and_bump_counter("skipping cudagraphs due to something else")
+    assert [(s.reason, s.file, s.line, s.during) for s in seen.cudagraph_skips] == [
+        ("mutated inputs (1 instances)", "n.py", 5, "call 1"), ("cpu device (y)", "", 0, "call 1")]  # fmt: skip
 
-    with observe() as seen:
-        torch.compile(mixed, mode="reduce-overhead")(torch.ones(3, device="cuda"), torch.ones(3))
-    assert stages.cudagraph_skips(seen.compiles) != {}
+
+@needs_gpu
+def test_a_real_skipped_cuda_graph_has_its_reason():
+    """An input that the graph writes to: torch finds out at the first run."""
+
+    def mutates(x):
+        x.add_(1)
+        return x * 2
+
+    with observe() as seen, torch.no_grad(), torch._inductor.config.patch(graph_partition=False):
+        torch.compile(mutates, mode="reduce-overhead")(torch.ones(64, device="cuda"))
+    assert [s.reason for s in seen.cudagraph_skips] == ["mutated inputs (1 instances)"]
+    assert seen.cudagraph_skips[0].line == mutates.__code__.co_firstlineno + 1
 
 
 @needs_gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile.instruments.records import Compile, Text
-from pytest_torchcompile.instruments.stages import caches, cudagraph_skips, seconds, seconds_in, stages
+from pytest_torchcompile.instruments.stages import caches, seconds, seconds_in, stages
 
 
 def compile_of(**more):
@@ -46,8 +46,3 @@ def test_cache_answers_are_counted():
     """Of all compiles together."""
     assert caches([compile_of(caches=("aot miss", "fx miss")), compile_of(caches=("aot hit",)), compile_of()]) == {
         "aot miss": 1, "fx miss": 1, "aot hit": 1}  # fmt: skip
-
-
-def test_skipped_cuda_graphs_have_their_reason():
-    """Those that gave one."""
-    assert cudagraph_skips([compile_of(), compile_of(cudagraph_skip="mutated inputs")]) == {"0/0": "mutated inputs"}

@@ -17,9 +17,9 @@ __all__ = ["Attempt", "Region"]
 class Attempt:
     """One frame that Dynamo was asked to compile, while it decides."""
 
-    function: str
-    file: str
-    line: int
+    function: str = ""
+    file: str = ""
+    line: int = 0
     resumed_at: int = 0
     code: tuple[str, str] = ("", "")
     """File and name of the frame's own code, which may be a wrapper of torch's around the user's function."""

@@ -45,6 +45,9 @@ class _Handler(logging.Handler):
         self.watch = watch
 
     def emit(self, record: logging.LogRecord) -> None:
+        self.watch.guarded(self._read, record)
+
+    def _read(self, record: logging.LogRecord) -> None:
         if found := parse(record.getMessage()):
             self.watch.add(found)
 

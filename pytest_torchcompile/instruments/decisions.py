@@ -93,6 +93,8 @@ def _compile(attempt: Attempt, compile_id: str) -> Compile:
     kind = "recompile" if first.guard else "resume" if attempt.resumed_at else "first"
     if attempt.cached and not first.guard:
         kind = "instance"
+    if compile_id.startswith("!") and not first.guard:  # compiled autograd traces a backward as a frame of its own
+        kind = "backward"
     path, _, line = first.at.rpartition(":")
     return Compile(
         *attempt.where, compile_id, kind, reason=first.guard,
@@ -129,9 +131,9 @@ def _eager(attempt: Attempt, skip_reason: str) -> EagerFrame | None:
 
 
 def left(watch: Watch, region: Region) -> None:
-    """A call of a compiled callable ended. If no graph ran in it, say why."""
+    """A call of a compiled callable ended, and no graph ran in it: say why, unless it raised."""
     error = sys.exc_info()[1]
-    if watch.thread.runs > region.runs_before or (error is not None and error is not region.error_before):
+    if error is not None and error is not region.error_before:
         return
     function = region.frame.f_locals.get("fn")
     where = watch.functions.of_callable(function)

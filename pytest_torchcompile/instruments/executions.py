@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.instruments.attempts import Attempt
 from pytest_torchcompile.instruments.records import Graph, GraphBreak
 from pytest_torchcompile.instruments.sites import owner, readable
 
@@ -50,26 +51,27 @@ class _Counter:
     def count(self) -> None:
         """One more run."""
         self.watch.thread.runs += 1
+        ledgers, entries = self.watch.ledgers, self.entries
         with self.watch.lock:
-            for ledger, _root in self.watch.ledgers:
-                if id(ledger) not in self.entries:
+            for ledger, _root in ledgers:
+                if id(ledger) not in entries:
                     self.enter()
-                self.entries[id(ledger)].runs += 1
+                entries[id(ledger)].runs += 1
 
 
 def _counted(value: Callable[..., Any], counter: _Counter) -> Callable[..., Any]:
     """Put a counter around what Dynamo installed. Like torch's own callable it is not traced into."""
     import torch._dynamo
 
-    inner = value
+    inner, watch = value, counter.watch
     if isinstance(value, types.FunctionType) and getattr(value, "_torchdynamo_disable", False):
         inner = value._torchdynamo_orig_callable  # type: ignore[attr-defined]  # saves one layer of disable()
 
     def run(*args: Any, **kwargs: Any) -> Any:
         counter.count()
-        if counter.watch.marker is None:
+        if watch.marker is None:
             return inner(*args, **kwargs)
-        with counter.watch.marker():
+        with watch.marker():
             return inner(*args, **kwargs)
 
     return torch._dynamo.disable(run, reason="do not trace Dynamo-compiled graph")  # type: ignore[no-any-return, no-untyped-call]
@@ -131,18 +133,15 @@ def installed(watch: Watch) -> Iterator[None]:
     def install(self: Any, name: str, value: Any) -> None:
         original(self, name, value)
         if name.startswith(_NAME) and callable(value):
-            try:
-                attempt = watch.thread.attempts[-1] if watch.thread.attempts else None
-                ops = int(self.count_calls())
-                counter = _Counter(watch, str(CompileContext.current_compile_id()), ops,
-                                   attempt.function if attempt else "")
-                put(self.global_scope, name, counter)
-                counter.enter()
-                if attempt:
-                    attempt.graphs += 1
-                    attempt.ops += ops
-            except Exception as error:
-                watch.lose(f"graph {name}: {type(error).__name__}: {error}")
+            watch.guarded(count, self, name)
+
+    def count(output: Any, name: str) -> None:
+        attempt = watch.thread.attempts[-1] if watch.thread.attempts else Attempt()
+        attempt.graphs += 1
+        attempt.ops += (ops := int(output.count_calls()))
+        counter = _Counter(watch, str(CompileContext.current_compile_id()), ops, attempt.function)
+        put(output.global_scope, name, counter)
+        counter.enter()
 
     for scope, name, of, code in list(_graphs()):
         function = watch.functions.of_code(code) if code else ""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.instruments import decisions
-from pytest_torchcompile.instruments.attempts import Region
+from pytest_torchcompile.instruments.attempts import Attempt, Region
 
 if TYPE_CHECKING:
     from pytest_torchcompile.instruments.watch import Watch
@@ -62,17 +62,17 @@ def _decisions(watch: Watch) -> Iterator[None]:
     original = _attribute(_attribute(convert_frame, "CatchErrorsWrapper"), "__call__")
 
     def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        attempt = watch.functions.attempt(frame, cached=bool(args) and args[0] is not None)
+        attempt = watch.guarded(watch.functions.attempt, frame, bool(args) and args[0] is not None) or Attempt()
         watch.thread.attempts.append(attempt)
         try:
             with watch.marker() if watch.marker else contextlib.nullcontext():
                 result = original(self, frame, *args, **kwargs)
         except BaseException as error:
             watch.thread.attempts.pop()
-            decisions.raised(watch, attempt, error)
+            watch.guarded(decisions.raised, watch, attempt, error)
             raise
         watch.thread.attempts.pop()
-        decisions.decided(watch, attempt, result)
+        watch.guarded(decisions.decided, watch, attempt, result)
         return result
 
     # Torch walks the stack and steps over the frames of convert_frame.py by file name (`prev_frame` in
@@ -101,11 +101,13 @@ def _calls(watch: Watch) -> Iterator[None]:
 
     def maybe_set_eval_frame(callback: Any) -> Any:
         regions = watch.thread.regions
-        if regions and regions[-1].frame is sys._getframe(1):
-            if regions[-1].entered:
-                decisions.left(watch, regions.pop())
+        if regions and (region := regions[-1]).frame is sys._getframe(1):
+            if not region.entered:
+                region.entered = True
+            elif watch.thread.runs > regions.pop().runs_before:
+                pass  # a graph ran, the usual case: as little as possible of ours in it
             else:
-                regions[-1].entered = True
+                watch.guarded(decisions.left, watch, region)
         return switch(callback)  # last: from here on Dynamo may look at each new frame
 
     with (

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import types
+from typing import Any, Final
 
 from pytest_torchcompile.instruments.attempts import Attempt
 from pytest_torchcompile.instruments.sites import is_torch, readable
 
 __all__ = ["Functions", "code_of"]
+
+_WRAPPERS: Final = (("torch/_dynamo/external_utils.py", "fn"), ("torch/nn/modules/module.py", "self"))
+"""Files with frames of torch's own around the user's function, and the name that this has there."""
 
 
 class Functions:
@@ -17,7 +21,7 @@ class Functions:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], dict[int, str]] = {}
 
-    def attempt(self, frame: Any, *, cached: bool) -> Attempt:
+    def attempt(self, frame: Any, cached: bool) -> Attempt:
         """Begin the record of a frame (``DynamoFrameType``) that Dynamo is asked to compile."""
         code = frame.f_code
         name, file, line, resumed_at = self._named(code, frame)
@@ -36,7 +40,8 @@ class Functions:
         """Name, file and line of a compiled callable, as the user wrote it."""
         code = code_of(function)
         if code is None:
-            return getattr(function, "__qualname__", type(function).__qualname__), "", 0
+            builtin = isinstance(function, types.BuiltinFunctionType)
+            return function.__qualname__ if builtin else type(function).__qualname__, "", 0
         name, file, line, _ = self._of_code(code, _module(_innermost(function)))
         return name, file, line
 
@@ -61,19 +66,26 @@ def _class(owner: object) -> str:
 
 
 def _wrapped_by(code: Any, frame: Any) -> Any:
-    """What a frame of torch's own calls: ``fn`` of wrap_inline (external_utils.py), ``self`` of a module."""
-    for name in ("fn", "self"):
-        inner = frame.f_locals.get(name)
-        if inner is None and name in code.co_freevars:
-            inner = frame.closure[code.co_freevars.index(name)].cell_contents
-        if callable(inner):
-            return inner
-    return None
+    """What a frame of torch's own calls: ``fn`` of wrap_inline (external_utils.py), ``self`` of a module; or None."""
+    name = next((name for end, name in _WRAPPERS if code.co_filename.endswith(end)), "")
+    inner = frame.f_locals.get(name)
+    if inner is None and name in code.co_freevars:
+        inner = frame.closure[code.co_freevars.index(name)].cell_contents
+    return inner if _is_known(inner) else None
+
+
+def _is_known(function: Any) -> bool:
+    """Whether attributes can be read without running code of the user's (a tracing proxy answers everything)."""
+    import torch
+
+    return isinstance(function, (types.FunctionType, types.MethodType, functools.partial, torch.nn.Module))
 
 
 def _innermost(function: Any) -> Any:
     """The user's callable behind torch.compile, disable, functools.partial and wrappers of torch's own."""
     for _ in range(20):
+        if not _is_known(function):
+            break
         inner = getattr(function, "_torchdynamo_orig_callable", None) or getattr(function, "_orig_mod", None)
         if inner is None and isinstance(function, functools.partial):
             inner = function.func
@@ -89,7 +101,7 @@ def _module(function: Any) -> Any:
     """The module whose call this is, or None."""
     import torch
 
-    owner = function if isinstance(function, torch.nn.Module) else getattr(function, "__self__", None)
+    owner = function.__self__ if isinstance(function, types.MethodType) else function
     return owner if isinstance(owner, torch.nn.Module) else None
 
 
@@ -98,6 +110,6 @@ def code_of(function: Any) -> Any:
     function = _innermost(function)
     if (module := _module(function)) is not None:
         function = _innermost(vars(module).get("forward") or type(module).forward)
-    elif not hasattr(function, "__code__"):
+    elif not isinstance(function, (types.FunctionType, types.MethodType)):
         function = type(function).__call__  # an object with __call__, or a builtin
     return getattr(function, "__code__", None)

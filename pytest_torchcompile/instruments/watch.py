@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_torchcompile.instruments import cudagraphs, executions, frames, trace
 from pytest_torchcompile.instruments.attempts import Attempt, Region
@@ -20,6 +20,8 @@ from pytest_torchcompile.instruments.records import Compile, CudagraphSkip, Eage
 from pytest_torchcompile.instruments.users import Functions
 
 __all__ = ["Watch", "watch"]
+
+R = TypeVar("R")
 
 
 class _Thread(threading.local):
@@ -71,6 +73,14 @@ class Watch:
         """Enter a record in every open ledger, each with its own label."""
         for ledger, _root in self.ledgers:
             ledger.add(replace(record, during=ledger.label))
+
+    def guarded(self, work: Callable[..., R], *args: Any) -> R | None:
+        """Do some bookkeeping. If it fails, the run that is watched goes on, and the ledgers say what they lack."""
+        try:
+            return work(*args)
+        except Exception as error:
+            self.lose(f"{work.__qualname__}: {type(error).__name__}: {error}"[:200])
+            return None
 
     def lose(self, text: str) -> None:
         """Say in every open ledger what could not be read."""

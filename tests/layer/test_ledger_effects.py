@@ -184,6 +184,37 @@ def test_a_record_that_cannot_be_read_is_named_not_hidden(monkeypatch):
     assert [r.cause for r in seen.recompiles] == ["shape"]  # the metrics record has the reason too
 
 
+@pytest.mark.parametrize("name", ["decided", "left"])
+def test_a_failure_of_our_own_is_named_and_the_run_goes_on(monkeypatch, name):
+    """Bookkeeping that breaks costs a record, never the user's call."""
+    from pytest_torchcompile.instruments import decisions
+
+    def fail(*args):
+        raise RecursionError("ours")
+
+    monkeypatch.setattr(decisions, name, fail)
+    with observe() as seen:
+        assert torch.compile(double, backend="eager")(torch.ones(3)).tolist() == [2, 2, 2]
+    assert seen.lost == ["test_a_failure_of_our_own_is_named_and_the_run_goes_on.<locals>.fail: RecursionError: ours"]
+    assert [g.runs for g in seen.graphs] == [1]
+
+
+def test_compiled_autograd_is_watched_too():
+    """Its tracer calls Dynamo on frames whose arguments answer to any attribute; ours asks them none."""
+    model = torch.nn.Linear(4, 4)
+
+    def step(x):
+        loss = model(x).sum()
+        loss.backward()
+        return loss
+
+    with torch._dynamo.config.patch(compiled_autograd=True), observe() as seen:
+        torch.compile(step, backend="aot_eager")(torch.ones(2, 4))
+    assert [c.kind for c in seen.compiles if c.compile_id.startswith("!")] == ["backward"]
+    assert [g.runs for g in seen.graphs if g.compile_id.startswith("!")] == [1]
+    assert seen.lost == []
+
+
 @pytest.mark.parametrize(("place", "name"), [
     ("torch._dynamo.convert_frame.CatchErrorsWrapper", "__call__"),
     ("torch._dynamo.eval_frame", "_callback_from_stance"), ("torch._dynamo.eval_frame", "_maybe_set_eval_frame"),

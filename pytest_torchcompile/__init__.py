@@ -10,16 +10,22 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pytest_torchcompile.cell import Cell
+    from pytest_torchcompile.fixtures import StateLeakWarning
     from pytest_torchcompile.instruments import Ledger, observe
+    from pytest_torchcompile.layer.config import BucketConfig
+    from pytest_torchcompile.layer.shapes import ShapeStabilizer
     from pytest_torchcompile.matrix import Matrix, load_matrix
 
-__all__ = ["Cell", "Ledger", "Matrix", "load_matrix", "observe"]
+__all__ = ["BucketConfig", "Cell", "Ledger", "Matrix", "ShapeStabilizer", "StateLeakWarning", "load_matrix", "observe"]
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "BucketConfig": "layer.config",
     "Cell": "cell",
     "Ledger": "instruments",
     "Matrix": "matrix",
+    "ShapeStabilizer": "layer.shapes",
+    "StateLeakWarning": "fixtures",
     "load_matrix": "matrix",
     "observe": "instruments",
 }

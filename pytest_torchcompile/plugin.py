@@ -1,4 +1,4 @@
-"""What pytest sees of this package. A run that does not use it pays for this file and options.py alone."""
+"""What pytest sees of this package. A run that does not use it pays for this file, fixtures.py and options.py."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ from typing import Any
 
 import pytest
 
+from pytest_torchcompile import fixtures
 from pytest_torchcompile.options import OPTIONS, Option
 
 MARKERS = (
     "compile_cell(**axes): on every item of a matrix; selects exactly, for example "
     "-m \"compile_cell(backend='eager')\"",
+    "compile_modes(*modes, dynamic='auto', backend='inductor', wrapper='none', fullgraph=False): run a test that uses "
+    "the fixture compiled_model once for each valid combination; each keyword is one value or a list of them",
+    "compile_limits(recompiles=None, graph_breaks=None, eager_frames=None): fail a test that passed if it went over "
+    "one of these numbers, or if no compiled code ran",
+    "shape_buckets(*sizes): the sizes of the fixture shape_buckets",
 )
 
 
@@ -32,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers, and hand over to the matrix session if one is asked for."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    config.pluginmanager.register(fixtures, "torchcompile-fixtures")
     if config.getoption("compile_matrix") is None:
         return
     _give_back_what_is_no_matrix(config)

@@ -1,0 +1,231 @@
+"""What the fixtures hand to a test: views of one ledger, and how its limits are judged. No pytest, no torch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from pytest_torchcompile.checks.compiles import SILENT
+from pytest_torchcompile.instruments import explain
+from pytest_torchcompile.instruments.ledger import Ledger
+from pytest_torchcompile.instruments.records import Compile, EagerFrame, GraphBreak
+from pytest_torchcompile.markers import Limits
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pytest_torchcompile.layer.shapes import ShapeStabilizer
+
+__all__ = ["GraphBreaks", "RecompileCounter", "ShapeBuckets", "judge"]
+
+
+class RecompileCounter:
+    """What torch.compile compiled in this test so far."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @property
+    def count(self) -> int:
+        """Number of recompiles: compiles because the guards of an earlier one failed."""
+        return len(self._ledger.recompiles)
+
+    @property
+    def recompiles(self) -> list[Compile]:
+        """The recompiles, in order of time."""
+        return list(self._ledger.recompiles)
+
+    @property
+    def compiles(self) -> list[Compile]:
+        """All compiles, in order of time: first ones, recompiles, resume functions, backwards."""
+        return list(self._ledger.compiles)
+
+    def explain(self, allowed: int | None = None) -> str:
+        """Each recompile in words: old -> new value, guard, place, what to try; ``allowed`` is told in the title."""
+        return _told(explain.recompiles(self._ledger.recompiles, allowed or 0), allowed)
+
+    def expect(self, n: int) -> _Expectation:
+        """``with recompile_counter.expect(1):`` fails unless the block recompiles exactly ``n`` times.
+
+        It fails, too, where the number would prove nothing: no compiled graph ran in the block, or torch gave
+        up and ran a frame eagerly (recompile limit, suppressed error, stance, compiler off).
+        """
+        given: object = n
+        if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+            raise ValueError(f"expect({n!r}); expected a whole number from 0 on")
+        return _Expectation(self._ledger, n)
+
+    def assert_no_recompiles(self) -> _Expectation:
+        """``with recompile_counter.assert_no_recompiles():`` is :meth:`expect` of 0."""
+        return self.expect(0)
+
+    def __repr__(self) -> str:
+        return f"<{self.count} recompiles, {len(self._ledger.compiles)} compiles>"
+
+
+class GraphBreaks(Sequence[GraphBreak]):
+    """The places where a graph broke in this test so far; equals a list of the same records."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    @overload
+    def __getitem__(self, index: int) -> GraphBreak: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[GraphBreak]: ...
+    def __getitem__(self, index: int | slice) -> GraphBreak | list[GraphBreak]:
+        return self._ledger.graph_breaks[index]
+
+    def __len__(self) -> int:
+        return len(self._ledger.graph_breaks)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == (list(other) if isinstance(other, GraphBreaks) else other)
+
+    def explain(self, allowed: int | None = None) -> str:
+        """Each break in words: reason, place, whose code, torch's hint; ``allowed`` is told in the title."""
+        return _told(explain.graph_breaks(self._ledger.graph_breaks, allowed or 0), allowed)
+
+    def __repr__(self) -> str:
+        return f"<graph breaks: {list(self)!r}>"
+
+
+class ShapeBuckets:
+    """The sizes that the test runs through."""
+
+    def __init__(self, sizes: tuple[int, ...], ledger: Ledger) -> None:
+        self.sizes = sizes
+        """From the marker ``shape_buckets``, or those of a plain ``BucketConfig``."""
+        self._ledger = ledger
+
+    @property
+    def stabilizer(self) -> ShapeStabilizer:
+        """A ``ShapeStabilizer`` that pads to these sizes."""
+        from pytest_torchcompile.layer.shapes import ShapeStabilizer
+
+        return ShapeStabilizer(self.sizes)
+
+    def batches(self, make: Callable[..., Any]) -> Iterator[Any]:
+        """Yield what ``make`` returns for each size, smallest first.
+
+        Called as ``make(S=size)`` where it has a parameter ``S`` (or takes any keyword, and nothing by place), else
+        as ``make(size)``. What happens while a batch is in use is told as happening during ``S=...``.
+
+        Raises :class:`TypeError` at once if ``make`` can't be called so.
+        """
+        call = _caller(make)
+        return (batch for size in self.sizes for batch in self._during(size, call))
+
+    def _during(self, size: int, call: Callable[[int], Any]) -> Iterator[Any]:
+        with self._ledger.during(f"S={size}"):
+            yield call(size)
+
+    def __repr__(self) -> str:
+        return f"<shape buckets {', '.join(map(str, self.sizes))}>"
+
+
+def judge(limits: Limits, ledger: Ledger, must_run: bool) -> list[str]:
+    """Return a text for each limit that does not hold.
+
+    Frames that ran eagerly without the user's wish (recompile limit, suppressed error, stance, compiler off) fail
+    any limit unless ``eager_frames`` allows them, for they make the other numbers smaller than the truth. With
+    ``must_run`` a test in which no compiled graph ran fails as well.
+    """
+    problems = []
+    if limits.recompiles is not None and len(ledger.recompiles) > limits.recompiles:
+        problems.append(explain.recompiles(ledger.recompiles, limits.recompiles))
+    if limits.graph_breaks is not None and len(ledger.graph_breaks) > limits.graph_breaks:
+        problems.append(explain.graph_breaks(ledger.graph_breaks, limits.graph_breaks))
+    if limits.eager_frames is None:
+        problems += _silent(ledger.eager_frames)
+    elif len(ledger.eager_frames) > limits.eager_frames:
+        title, *lines = explain.eager_frames(ledger.eager_frames).splitlines()
+        problems.append("\n".join([f"{title}, {limits.eager_frames or 'none'} allowed", *lines]))
+    if not problems and must_run and not _runs(ledger):
+        problems.append("nothing to judge: no compiled graph ran in this test" + _eagerly(ledger))
+    return problems + _lost(ledger)
+
+
+class _Expectation:
+    """The number of recompiles that a block must have."""
+
+    def __init__(self, ledger: Ledger, expected: int) -> None:
+        self._ledger, self._expected = ledger, expected
+
+    def __enter__(self) -> None:
+        self._recompiles, self._runs = len(self._ledger.recompiles), _runs(self._ledger)
+        self._calls = {id(frame): frame.calls for frame in self._ledger.eager_frames}
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        __tracebackhide__ = True
+        if kind is None and (problems := self._problems()):
+            raise AssertionError("\n\n".join(problems))
+
+    def _problems(self) -> list[str]:
+        found = self._ledger.recompiles[self._recompiles :]
+        problems = []
+        if len(found) != self._expected:
+            allowed = explain.recompiles(found, self._expected)
+            title = f"{len(found)} recompile{'' if len(found) == 1 else 's'}, {self._expected} expected"
+            problems.append(_titled(title, allowed) if self._expected else allowed)
+        problems += _silent([frame for frame in self._ledger.eager_frames
+                             if frame.calls > self._calls.get(id(frame), 0)])
+        if not problems and _runs(self._ledger) == self._runs:
+            problems.append("no compiled graph ran in the block, so that its recompiles prove nothing"
+                            + _eagerly(self._ledger))
+        return problems + _lost(self._ledger)
+
+
+def _told(text: str, allowed: int | None) -> str:
+    title = text.splitlines()[0]
+    return text if allowed is not None else _titled(title.partition(",")[0], text)
+
+
+def _titled(title: str, text: str) -> str:
+    return "\n".join([title, *text.splitlines()[1:]])
+
+
+def _runs(ledger: Ledger) -> int:
+    return sum(graph.runs for graph in ledger.graphs)
+
+
+def _silent(frames: Sequence[EagerFrame]) -> list[str]:
+    silent = [frame for frame in frames if frame.kind in SILENT]
+    if not silent:
+        return []
+    return [_titled(f"torch gave up compiling, so that the other numbers are too small: "
+                    f"{explain.eager_frames(silent).splitlines()[0]}", explain.eager_frames(silent))]
+
+
+def _eagerly(ledger: Ledger) -> str:
+    return "\n" + explain.eager_frames(ledger.eager_frames) if ledger.eager_frames else ""
+
+
+def _lost(ledger: Ledger) -> list[str]:
+    if not ledger.lost:
+        return []
+    return ["this torch is newer than pytest-torchcompile knows, and the numbers may be too small: "
+            + "; ".join(ledger.lost)]
+
+
+def _caller(make: Callable[..., Any]) -> Callable[[int], Any]:
+    name = getattr(make, "__name__", repr(make))
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):  # written in C
+        return make
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    named = signature.parameters.get("S")
+    by_place = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                inspect.Parameter.VAR_POSITIONAL}
+    keyword = (inspect.Parameter.VAR_KEYWORD in kinds and by_place.isdisjoint(kinds) if named is None
+               else named.kind in (named.KEYWORD_ONLY, named.POSITIONAL_OR_KEYWORD))
+    try:
+        signature.bind(S=1) if keyword else signature.bind(1)
+    except TypeError as error:
+        called = f"{name}(S=size)" if keyword else f"{name}(size)"
+        raise TypeError(f"shape_buckets.batches calls {called}: {error}; "
+                        "functools.partial gives it what else it needs") from None
+    return (lambda size: make(S=size)) if keyword else make

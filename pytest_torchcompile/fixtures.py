@@ -1,0 +1,314 @@
+"""Fixtures and markers for the tests of a model repository. Nothing is loaded, and no torch, until a test asks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import warnings
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.counters import GraphBreaks, RecompileCounter, ShapeBuckets
+    from pytest_torchcompile.instruments import Ledger
+    from pytest_torchcompile.markers import Combination
+
+__all__ = ["StateLeakWarning"]
+
+_NAMES = ("compile_modes", "compile_limits", "shape_buckets")
+_USERS = {"compile_modes": "compile_config", "shape_buckets": "shape_buckets"}
+"""Marker to the fixture without which it says nothing."""
+_WATCH = "_compile_watch"
+_MISTAKES = "compile_marker_mistakes"
+_NO_MODEL = """compiled_model compiles what the fixture `model` returns, and there is none here.
+Add one, for example to conftest.py:
+
+    import pytest
+    from my_package import Net
+
+    @pytest.fixture
+    def model():
+        return Net()
+"""
+
+
+class StateLeakWarning(UserWarning):
+    """A test left a setting of torch changed; it was put back."""
+
+
+@pytest.fixture
+def compile_config(request: pytest.FixtureRequest) -> Combination:
+    """How `compiled_model` is compiled: mode, dynamic, backend, wrapper, fullgraph, from the marker `compile_modes`."""
+    from pytest_torchcompile.markers import Combination
+
+    found: Combination = getattr(request, "param", None) or Combination()
+    return found
+
+
+@pytest.fixture
+def compiled_model(request: pytest.FixtureRequest, _compile_watch: Ledger, model: Any,
+                   compile_config: Combination) -> Iterator[Any]:
+    """What your own fixture `model` returns, compiled as `compile_config` says.
+
+    A module, or a function with the wrapper `none`. What a wrapper changes in the module is undone after the test.
+    """
+    kept = _attributes(model)
+    try:
+        call = _compile(request, model, compile_config)
+        changed = _changes(model, kept)
+    except BaseException:
+        _undo(_changes(model, kept))
+        raise
+    del kept
+    yield call
+    _undo(changed)
+
+
+@pytest.fixture
+def recompile_counter(_compile_watch: Ledger) -> RecompileCounter:
+    """Recompiles of this test: `count`, `compiles`, `explain()`, `with expect(n)`, `with assert_no_recompiles()`."""
+    from pytest_torchcompile.counters import RecompileCounter
+
+    return RecompileCounter(_compile_watch)
+
+
+@pytest.fixture
+def graph_breaks(_compile_watch: Ledger) -> GraphBreaks:
+    """Graph breaks of this test, as a list; `explain()` tells each in words."""
+    from pytest_torchcompile.counters import GraphBreaks
+
+    return GraphBreaks(_compile_watch)
+
+
+@pytest.fixture
+def shape_buckets(request: pytest.FixtureRequest, _compile_watch: Ledger) -> ShapeBuckets:
+    """Sizes to run a model with, of the marker `shape_buckets`: `sizes`, `batches(make)`, `stabilizer`.
+
+    `batches(make)` calls `make(S=size)` where make has a parameter S, else `make(size)`. Without the marker the sizes
+    are 256, 512, 1024 and 2048.
+    """
+    from pytest_torchcompile.counters import ShapeBuckets
+    from pytest_torchcompile.layer.config import BucketConfig
+    from pytest_torchcompile.markers import bucket_sizes
+
+    mark = request.node.get_closest_marker("shape_buckets")
+    sizes = bucket_sizes(mark.args, mark.kwargs) if mark else BucketConfig().buckets
+    return ShapeBuckets(sizes, _compile_watch)
+
+
+@pytest.fixture
+def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
+    """The one ledger of a test; torch's state is as in a fresh process before, and as it was after."""
+    leaks: list[str] = []
+    with contextlib.ExitStack() as stack:
+        with _quiet():
+            from pytest_torchcompile.instruments import observe
+            from pytest_torchcompile.instruments.state import isolated
+
+            stack.enter_context(isolated(leaks))
+            ledger = stack.enter_context(observe(root=request.config.rootpath))
+            _mute_trace()
+        request.node.stash[_LEDGER] = ledger
+        try:
+            yield ledger
+        finally:
+            with _quiet():
+                stack.close()
+    if leaks:
+        request.node.warn(StateLeakWarning(
+            f"{request.node.name} left torch changed, and it was put back: {'; '.join(leaks)}"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test with ``compile_modes`` once for each combination."""
+    mark = metafunc.definition.get_closest_marker("compile_modes")
+    if mark is None or "compile_config" not in metafunc.fixturenames:
+        return
+    from pytest_torchcompile.errors import UsageError
+    from pytest_torchcompile.markers import combinations
+
+    try:
+        found = combinations(mark.args, mark.kwargs)
+    except UsageError:  # told for all tests at once, after collection
+        return
+    metafunc.parametrize("compile_config", found, indirect=True, ids=[made.id for made in found])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse markers that say what we do not know, all at once; have tests with limits watched."""
+    mistakes: dict[tuple[str, str], str] = {}
+    for item in items:
+        for mark in item.iter_markers():
+            if mark.name in _NAMES and (text := _mistake(item, mark)):
+                place = f"{item.location[0]}:{(item.location[1] or 0) + 1}"
+                # A marker of a class or module is told once, at the first of its tests.
+                mistakes.setdefault((item.location[0], text), f"{place}: {mark.name}: {text}")
+        names = getattr(item, "fixturenames", None)
+        if names is not None and _WATCH not in names and item.get_closest_marker("compile_limits"):
+            names.append(_WATCH)
+    if mistakes and hasattr(config, "workeroutput"):  # an xdist worker that raises would look like a crash
+        config.workeroutput[_MISTAKES] = list(mistakes.values())
+        items.clear()
+    elif mistakes:
+        raise pytest.UsageError("\n".join(mistakes.values()))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take over what an xdist worker found wrong with markers."""
+    found = getattr(node, "workeroutput", {}).get(_MISTAKES, ())
+    node.config.stash.setdefault(_OF_WORKERS, {}).update(dict.fromkeys(found))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, Any, Any]:
+    """End the run as a usage error if an xdist worker found markers wrong."""
+    result = yield
+    if mistakes := session.config.stash.get(_OF_WORKERS, None):
+        raise pytest.UsageError("\n".join(mistakes))
+    return result
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)  # inside pytest's capturing of logs
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Judge the marker ``compile_limits`` when the test's body has passed."""
+    if _LEDGER in item.stash:
+        _mute_trace()
+    result = yield
+    if (mark := item.get_closest_marker("compile_limits")) is not None:
+        from pytest_torchcompile.counters import judge
+        from pytest_torchcompile.markers import limits
+
+        # A marker on a whole class may well stand on tests that compile nothing.
+        must_run = mark in item.own_markers or "compiled_model" in getattr(item, "fixturenames", ())
+        if problems := judge(limits(mark.args, mark.kwargs), item.stash[_LEDGER], must_run):
+            pytest.fail("compile_limits: " + "\n\n".join(problems), pytrace=False)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Say what to write where ``compiled_model`` has no fixture ``model`` to compile."""
+    report = yield
+    error = call.excinfo.value if call.excinfo else None
+    if isinstance(error, pytest.FixtureLookupError) and error.argname == "model" \
+            and "compiled_model" in getattr(item, "fixturenames", ()):
+        report.longrepr = f"{item.location[0]}:{(item.location[1] or 0) + 1}: {_NO_MODEL}"
+    return report
+
+
+_LEDGER = pytest.StashKey["Ledger"]()
+_OF_WORKERS = pytest.StashKey[dict[str, None]]()
+
+
+def _mistake(item: pytest.Item, mark: pytest.Mark) -> str:
+    from pytest_torchcompile.errors import UsageError
+    from pytest_torchcompile.markers import READERS
+
+    try:
+        READERS[mark.name](mark.args, mark.kwargs)
+    except UsageError as error:
+        return str(error)
+    names = getattr(item, "fixturenames", None)
+    if names is None:
+        return f"{item.name} takes no fixtures; the marker is for test functions"
+    user = _USERS.get(mark.name)
+    own = mark in item.own_markers
+    if user and own and user not in names:
+        return f"{item.name} does not use the fixture {'compiled_model' if user == 'compile_config' else user}"
+    callspec = getattr(item, "callspec", None)
+    if mark.name == "compile_modes" and own and (callspec is None or "compile_config" not in callspec.params):
+        return f"the marker of one parameter cannot make several tests of {item.name}; put it on the function"
+    return ""
+
+
+def _compile(request: pytest.FixtureRequest, model: Any, how: Combination) -> Any:
+    """Compile the model, or end the set-up with a text: skip what this machine cannot, fail what is wrong."""
+    import torch
+
+    from pytest_torchcompile import subject
+    from pytest_torchcompile.errors import Unavailable, UsageError
+    from pytest_torchcompile.wrappers.protocol import load
+
+    where = f"{request.node.location[0]}:{(request.node.location[1] or 0) + 1}"
+    if not callable(model):
+        pytest.fail(f"{where}: the fixture `model` returned {model!r}; expected a torch.nn.Module or a function",
+                    pytrace=False)
+    is_module = isinstance(model, torch.nn.Module)
+    if how.wrapper != "none" and not is_module:
+        pytest.fail(f"{where}: the wrapper {how.wrapper!r} needs a torch.nn.Module; the fixture `model` returned "
+                    f"{model!r}", pytrace=False)
+    parameter = next(model.parameters(), None) if is_module else None
+    cell = how.cell("cpu" if parameter is None else parameter.device.type)
+    path = list(sys.path)
+    try:
+        with _quiet():
+            wrapper = load(how.wrapper, Path(request.config.rootpath), where)
+            settings = subject.settings(cell, Path(request.config.rootpath), where)
+            if wrapper.ranks > 1:
+                raise UsageError(f"{where}: wrapper {how.wrapper!r} needs {wrapper.ranks} processes, and a test has "
+                                 "one; put it into a matrix")
+            if how.fullgraph:
+                settings["fullgraph"] = True
+            return wrapper.wrap(model, settings, cell)
+    except Unavailable as error:
+        raise pytest.skip.Exception(str(error)) from None
+    except UsageError as error:
+        text = str(error).partition("; leave it out with a rule")[0]  # the rest speaks of a matrix
+        raise pytest.fail.Exception(text, pytrace=False) from None
+    finally:
+        sys.path[:] = path  # looking up module:attribute puts the root folder first
+
+
+Attributes = dict[Any, dict[str, Any]]
+"""Of each module inside the model, what its instance holds."""
+_ABSENT = object()
+
+
+def _attributes(model: Any) -> Attributes:
+    modules = model.modules() if hasattr(model, "modules") and not isinstance(model, type) else ()
+    return {module: dict(vars(module)) for module in modules}
+
+
+def _changes(model: Any, kept: Attributes) -> Attributes:
+    """What was there before, of the attributes that a wrapper set."""
+    changed: Attributes = {}
+    for module, now in _attributes(model).items():
+        before = kept.get(module, now)
+        names = {name for name, value in now.items() if value is not before.get(name, _ABSENT)}
+        if names:
+            changed[module] = {name: before.get(name, _ABSENT) for name in names}
+    return changed
+
+
+def _undo(changed: Attributes) -> None:
+    for module, attributes in changed.items():
+        for name, value in attributes.items():
+            if value is _ABSENT:
+                module.__dict__.pop(name, None)
+            else:
+                module.__dict__[name] = value
+
+
+def _mute_trace() -> None:
+    """Keep torch's structured trace, which the ledger reads, out of the captured log of failures.
+
+    From pytest 9.2 on loggers that do not propagate are captured too.
+    """
+    log = logging.getLogger("torch.__trace")
+    for handler in list(log.handlers):
+        if type(handler).__module__ == "_pytest.logging":
+            log.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what torch warns of when it is imported from failing a test under ``-W error``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,1 @@
+"""The production layer: what training and serving code imports. Torch only, never pytest."""

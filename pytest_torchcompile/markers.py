@@ -1,0 +1,160 @@
+"""What the markers may say. Each reader takes a marker's arguments and raises UsageError; no pytest, no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from itertools import product
+from typing import Any, Final
+
+from pytest_torchcompile.backends import BACKENDS, NOT_ALONE, installed
+from pytest_torchcompile.cell import DYNAMIC, MODES, Cell, id_word
+from pytest_torchcompile.errors import UsageError, nearest
+from pytest_torchcompile.layer.config import BucketConfig
+from pytest_torchcompile.wrappers import WRAPPERS
+
+__all__ = ["READERS", "Combination", "Limits", "bucket_sizes", "combinations", "limits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """One way to compile a model, in the words of a matrix."""
+
+    mode: str = "default"
+    dynamic: str = "auto"
+    """``auto``, ``static`` or ``dynamic``: ``torch.compile(dynamic=...)`` None, False or True."""
+    backend: str = "inductor"
+    wrapper: str = "none"
+    fullgraph: bool = False
+
+    @property
+    def id(self) -> str:
+        """The mode, then whatever is not at its default: ``max-autotune-dynamic``, ``default-eager-fullgraph``."""
+        plain = Combination()
+        rest = [name for name in ("dynamic", "backend", "wrapper") if getattr(self, name) != getattr(plain, name)]
+        return "-".join([self.mode, *(id_word(getattr(self, name)) for name in rest),
+                         *(["fullgraph"] if self.fullgraph else [])])
+
+    def cell(self, device: str) -> Cell:
+        """The same as a cell, of a model on that device."""
+        return Cell(model="model", backend=self.backend, mode=self.mode, dynamic=self.dynamic, wrapper=self.wrapper,
+                    device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest numbers that a test may reach; None: no limit."""
+
+    recompiles: int | None = None
+    graph_breaks: int | None = None
+    eager_frames: int | None = None
+
+
+def combinations(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Combination, ...]:
+    """Read ``compile_modes(*modes, dynamic=..., backend=..., wrapper=..., fullgraph=...)``.
+
+    Each keyword is one value or a list of them; the modes vary slowest. A mode other than ``default`` goes only with
+    backends that take modes; a value that is thereby left in no combination is a mistake.
+    """
+    _known(kwargs, {f.name for f in fields(Combination)} - {"mode"}, hint=" (modes are given by place)"
+           if "mode" in kwargs or "modes" in kwargs else "")
+    values = {
+        "mode": _values("mode", args or ("default",)),
+        "dynamic": _values("dynamic", kwargs.get("dynamic", "auto")),
+        "backend": _values("backend", kwargs.get("backend", "inductor")),
+        "wrapper": _values("wrapper", kwargs.get("wrapper", "none")),
+        "fullgraph": _values("fullgraph", kwargs.get("fullgraph", False)),
+    }
+    found = [made for choice in product(*values.values())
+             if _valid(made := Combination(**dict(zip(values, choice, strict=True))))]
+    for name in ("mode", "backend"):
+        for value in values[name]:
+            if value not in {getattr(made, name) for made in found}:
+                raise UsageError(_left_out(name, value, values))
+    return tuple(found)
+
+
+def limits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Limits:
+    """Read ``compile_limits(recompiles=..., graph_breaks=..., eager_frames=...)``."""
+    known = [f.name for f in fields(Limits)]
+    if args:
+        raise UsageError(f"{args[0]!r} has no name; expected {known[0]}={args[0]!r} or another of {', '.join(known)}")
+    _known(kwargs, known)
+    if not kwargs:
+        raise UsageError(f"names no limit; expected one or more of {', '.join(known)}")
+    for name, value in kwargs.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise UsageError(f"{name}={value!r}; expected a whole number from 0 on")
+    return Limits(**kwargs)
+
+
+def bucket_sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Read ``shape_buckets(128, 256)``."""
+    if kwargs:
+        raise UsageError(f"unknown argument {next(iter(kwargs))!r}; expected sizes alone, "
+                         "as in shape_buckets(128, 256)")
+    try:
+        return BucketConfig(args).buckets
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+READERS: Final = {"compile_modes": combinations, "compile_limits": limits, "shape_buckets": bucket_sizes}
+"""Marker to the function that reads its arguments."""
+
+
+def _known(given: Iterable[str], known: Iterable[str], hint: str = "") -> None:
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise UsageError(f"unknown argument {name!r}{hint}; {nearest(name, known)}")
+
+
+def _values(name: str, given: Any) -> list[Any]:
+    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    if not listed:
+        raise UsageError(f"{name}={given!r} is empty; expected one value or more")
+    for index, value in enumerate(listed):
+        _check(name, value)
+        if value in listed[:index]:
+            raise UsageError(f"{name} {value!r} is given twice")
+    return listed
+
+
+def _check(name: str, value: Any) -> None:
+    if name == "fullgraph":
+        if not isinstance(value, bool):
+            raise UsageError(f"fullgraph={value!r}; expected True or False")
+        return
+    if name == "dynamic" and (value is None or isinstance(value, bool)):
+        word = next(word for word, torch_word in DYNAMIC.items() if torch_word is value)
+        raise UsageError(f"dynamic={value}; torch.compile(dynamic={value}) is called {word!r} here")
+    if not isinstance(value, str):
+        raise UsageError(f"{name}={value!r}; expected a name"
+                         + (", or module:attribute of your own" if name in ("backend", "wrapper") else ""))
+    own = name in ("backend", "wrapper")
+    if own and re.fullmatch(r"[\w.]+:[\w.]+", value):
+        return
+    if name == "backend" and value in NOT_ALONE:
+        raise UsageError(f"backend {value!r} needs arguments that only torch gives it; name another")
+    known: Iterable[str] = {"mode": MODES, "dynamic": DYNAMIC, "backend": BACKENDS, "wrapper": WRAPPERS}[name]
+    if value not in known and not (name == "backend" and value in installed()):
+        raise UsageError(f"unknown {name} {value!r}; {nearest(value, known)}"
+                         + (", or module:attribute of your own" if own else ""))
+
+
+def _takes_modes(backend: str) -> bool:
+    return backend in BACKENDS and BACKENDS[backend].modes
+
+
+def _valid(made: Combination) -> bool:
+    return made.mode == "default" or _takes_modes(made.backend)
+
+
+def _left_out(name: str, value: str, values: Mapping[str, list[Any]]) -> str:
+    if name == "backend":
+        return f"backend {value!r} takes no modes, so no combination is left for it; add the mode 'default'"
+    taking = ", ".join(record.name for record in BACKENDS.values() if record.modes)
+    return (f"mode {value!r} is for backends that take modes ({taking}), "
+            f"and here there is only {', '.join(map(repr, values['backend']))}; leave the mode out, or add one of them")

@@ -88,7 +88,7 @@ class GraphBreaks(Sequence[GraphBreak]):
         return _told(explain.graph_breaks(self._ledger.graph_breaks, allowed or 0), allowed)
 
     def __repr__(self) -> str:
-        return f"<graph breaks: {list(self)!r}>"
+        return f"<graph breaks: {', '.join(f'{found.file}:{found.line}' for found in self) or 'none'}>"
 
 
 class ShapeBuckets:

@@ -260,7 +260,7 @@ def _compile(request: pytest.FixtureRequest, model: Any, how: Combination) -> An
         raise pytest.skip.Exception(str(error)) from None
     except UsageError as error:
         text = str(error).partition("; leave it out with a rule")[0]  # the rest speaks of a matrix
-        raise pytest.fail.Exception(text, pytrace=False) from None
+        raise pytest.fail.Exception(text if text.startswith(where) else f"{where}: {text}", pytrace=False) from None
     finally:
         sys.path[:] = path  # looking up module:attribute puts the root folder first
 

@@ -142,26 +142,32 @@ def test_after(model, recompile_counter):
     result.assert_outcomes(passed=5)
 
 
-@pytest.mark.parametrize(("test", "expected"), [
-    ("def test_it(compiled_model): pass", "test_it.py:4: the fixture `model` returned None; expected a torch.nn."),
-    ("@pytest.mark.compile_modes(wrapper='autocast', backend='eager')\ndef test_it(compiled_model): pass",
-     "test_it.py:4: the wrapper 'autocast' needs a torch.nn.Module; the fixture `model` returned <function"),
-    ("@pytest.mark.compile_modes(wrapper='regional', backend='eager')\ndef test_it(compiled_model): pass",
-     "wrapper 'regional' works on the children of an nn.ModuleList, and model 'model' has none"),
-    ("@pytest.mark.compile_modes(wrapper='test_it:many', backend='eager')\ndef test_it(compiled_model): pass",
-     "test_it.py:4: wrapper 'test_it:many' needs 2 processes, and a test has one; put it into a matrix"),
-])  # fmt: skip
-def test_models_that_cannot_be_compiled(repo, tests, test, expected):
+def test_models_that_cannot_be_compiled(tests):
     """What the fixture `model` returned or the wrapper asks is told in a line, as an error of the test."""
-    chosen = "None" if "None" in expected else "lambda x: x" if "<function" in expected else "Net()"
-    repo.file("conftest.py", f"import pytest\nfrom models import Net\n@pytest.fixture\ndef model():\n"
-                             f"    return {chosen}\n")
-    result = tests(f"\n{test}\n"
-                   "from pytest_torchcompile.wrappers.protocol import Wrapper\n"
-                   "many = Wrapper('many', lambda *a: None, ranks=2)\n")
-    result.assert_outcomes(errors=1)
-    lines(result, expected.replace("[", "[[]"))
+    result = tests("""
+from pytest_torchcompile.wrappers.protocol import Wrapper
+many = Wrapper("many", lambda *a: None, ranks=2)
+
+@pytest.mark.parametrize("model", [None])
+def test_none(compiled_model): pass
+
+@pytest.mark.parametrize("model", [torch.sin])
+@pytest.mark.compile_modes(wrapper="autocast", backend="eager")
+def test_function(compiled_model): pass
+
+@pytest.mark.compile_modes(wrapper="regional", backend="eager")
+def test_blocks(compiled_model): pass
+
+@pytest.mark.compile_modes(wrapper="test_it:many", backend="eager")
+def test_ranks(compiled_model): pass
+""")
+    result.assert_outcomes(errors=4)
+    lines(result, "test_it.py:7: the fixture `model` returned None; expected a torch.nn.Module or a function",
+          "test_it.py:10: the wrapper 'autocast' needs a torch.nn.Module; the fixture `model` returned <built-in*sin*",
+          "test_it.py:14: wrapper 'regional' works on the children of an nn.ModuleList, and model 'model' has none",
+          "test_it.py:17: wrapper 'test_it:many' needs 2 processes, and a test has one; put it into a matrix")
     assert "During handling" not in result.stdout.str()
+    assert "with a rule" not in result.stdout.str()
 
 
 def test_no_model(repo, tests):
@@ -315,11 +321,12 @@ def test_breaks_as_a_list(tests):
     """graph_breaks equals, counts and slices as a list, and tells each in words."""
     tests(BREAKS + """
 def test_it(graph_breaks):
-    assert graph_breaks == [] and not graph_breaks
+    assert graph_breaks == [] and not graph_breaks and repr(graph_breaks) == "<graph breaks: none>"
     torch.compile(Breaks(), backend="eager")(batch(2))
     (found,) = graph_breaks
     assert graph_breaks == [found] and graph_breaks[0] is found and graph_breaks[:1] == [found]
     assert found.owner == "mine" and found.file == __file__
+    assert repr(graph_breaks) == f"<graph breaks: {__file__}:{found.line}>"
     assert graph_breaks.explain().startswith("1 graph break\\n  1. ")
     assert graph_breaks.explain(0).startswith("1 graph break, none allowed\\n  1. ")
     assert "print" in graph_breaks.explain()

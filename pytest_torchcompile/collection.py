@@ -216,7 +216,19 @@ class MatrixSession:
             self._keep_seconds()
             if not hasattr(self.config, "_json_report"):  # -p no:pytest_jsonreport: our block alone
                 self.journal.write(self.config.rootpath / REPORT_FILE)
-        return (yield)
+        result = yield
+        if not self.is_worker and not self.config.option.collectonly and self._unsaved():
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+        return result
+
+    def _unsaved(self) -> str:
+        """Why there is no readable report file; pytest-json-report only prints that it could not save one."""
+        path = getattr(self.config.option, "json_report_file", None) or self.config.rootpath / REPORT_FILE
+        try:
+            json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            return f"the report {path} could not be written: {error}"
+        return ""
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
@@ -243,6 +255,8 @@ class MatrixSession:
         terminalreporter.section("torch.compile matrix", sep="-")
         for line, markup in summary(self.journal):
             terminalreporter.write_line(line, **markup)
+        if lost := self._unsaved():
+            terminalreporter.write_line(lost, red=True)
 
     def _start_zygote(self) -> Path | None:
         if self.settings.inprocess:
@@ -303,3 +317,5 @@ def _report(config: pytest.Config) -> None:
         option.json_report_omit = [*option.json_report_omit, "collectors", "keywords", "log"]
     if option.json_report_file == ".report.json":  # its default
         option.json_report_file = str(config.rootpath / REPORT_FILE)
+        if not hasattr(config, "workerinput") and not option.collectonly:
+            Path(option.json_report_file).unlink(missing_ok=True)  # a killed run must not leave an earlier one's

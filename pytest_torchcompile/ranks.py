@@ -90,6 +90,8 @@ class Rank:
 
         ``timeout`` is in seconds; when it passes, the process' stacks are taken and it is killed.
         """
+        if self._connection is not None and self._connection.poll(0):
+            self.close()  # it died between two cells (a rank says nothing unasked): not the next cell's fault
         connection = self._connection or self._start()
         log = self.folder / f"{self.pid}.log"
         offset = log.stat().st_size

@@ -22,13 +22,23 @@ from pytest_torchcompile import checks, subject
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.environment import environment
-from pytest_torchcompile.errors import Unavailable, UsageError
+from pytest_torchcompile.errors import TorchcompileError, Unavailable, UsageError
 from pytest_torchcompile.instruments import coverage, observe
 from pytest_torchcompile.instruments.state import isolated
 from pytest_torchcompile.instruments.warmup import compile_threads
 from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Failure, Job, Observation
-from pytest_torchcompile.oracle import Leaf, Recording, Reference, StateSnapshot, Tape, compare, record, reference
+from pytest_torchcompile.oracle import (
+    Fault,
+    Leaf,
+    Recording,
+    Reference,
+    StateSnapshot,
+    Tape,
+    compare,
+    record,
+    reference,
+)
 from pytest_torchcompile.oracle.units import unit_of
 from pytest_torchcompile.references import References
 from pytest_torchcompile.wrappers.protocol import Wrapper
@@ -37,6 +47,9 @@ from pytest_torchcompile.wrappers.protocol import load as load_wrapper
 __all__ = ["Run", "environment", "run_cell"]
 
 _REFERENCES = References()
+SUFFIXES = ("", ", second time", ", third time")
+"""How texts name the passes over a cell's calls."""
+PASSES = len(SUFFIXES)
 
 
 @dataclass(frozen=True)
@@ -58,20 +71,14 @@ class Call:
 class Compiled:
     """What the compiled run recorded."""
 
-    first: list[Recording] = field(default_factory=list)
-    """One recording a call; shorter than the calls if one raised (its recording is the last)."""
-    again: list[Recording] = field(default_factory=list)
-    """The same calls once more, served by what the first pass compiled."""
+    passes: list[list[Recording]] = field(default_factory=list)
+    """All calls, PASSES times over: the first pass compiles, the others are served by what it compiled. Ends with
+    the recording of the call that raised, if one did."""
     seen: dict[str, Any] = field(default_factory=dict)
     coverage: list[dict[str, Any]] = field(default_factory=list)
     """Per call: the share of the model's operator calls that ran inside compiled graphs."""
-
-    @property
-    def error(self) -> Any:
-        """The error that ended the run, or None."""
-        last = (self.again or self.first)[-1:]
-        return last[0].error if last else None
-
+    error: Fault | None = None
+    """What ended the run."""
 
 class Run:
     """One cell being run: what a check's ``measure`` may ask for. Everything is measured once."""
@@ -95,7 +102,7 @@ class Run:
             self._pristine, self._twin = (self._another(job, root) for _ in range(2))
             self._eager_call = self.wrapper.wrap(self.model, None, cell)
             self._compiled_call = self.wrapper.wrap(self._twin, settings, cell)
-        self._tapes: list[Any] = []
+        self._tapes: list[Tape] = []
         self.eager = self._run_eager()
         self.compiled = self._run_compiled()
         with self.phase("compare"):
@@ -128,67 +135,78 @@ class Run:
         return record(call, model, which.batch, loss=self.loss, train=self.train,
                       seed=self.seed + which.index, mode=mode)
 
-    def _run_eager(self) -> list[Recording]:
+    def _run_eager(self) -> list[list[Recording]]:
+        """All calls as often as compiled, so that what the model counts or caches in Python has the same history."""
         start = StateSnapshot(self.model)
-        recordings = []
+        passes: list[list[Recording]] = []
         with self.phase("eager"):
-            for call in self.calls:
-                tape = Tape()
-                start.restore()
-                recordings.append(self._record(self._eager_call, self.model, call, tape))
-                self._tapes.append(tape)
-                if error := recordings[-1].error:
-                    raise UserError(call.label, error)
+            for number in range(PASSES):
+                passes.append([])
+                for call in self.calls:
+                    start.restore()
+                    mode = None if number else self._tape()
+                    passes[-1].append(self._record(self._eager_call, self.model, call, mode))
+                    if error := passes[-1][-1].error:
+                        raise UserError(call.label, error)
             start.restore()
-        return recordings
+        return passes
+
+    def _tape(self) -> Tape:
+        self._tapes.append(Tape())
+        return self._tapes[-1]
 
     def _run_compiled(self) -> Compiled:
         compiled = Compiled()
         start = StateSnapshot(self._twin)
         with observe(root=self.root) as seen:
-            with self.phase("compiled"):
-                for call in self.calls:
-                    start.restore()
-                    with seen.during(call.label):
-                        compiled.first.append(self._record(self._compiled_call, self._twin, call, None))
-                    if compiled.error:
-                        break
-            with self.phase("steady"):
-                for call in self.calls if not compiled.error else ():
-                    start.restore()
-                    with seen.during(f"{call.label}, second time"):
-                        compiled.again.append(self._record(self._compiled_call, self._twin, call, None))
-                    if compiled.error:
-                        break
+            for number, suffix in enumerate(SUFFIXES):
+                compiled.passes.append([])
+                with self.phase("steady" if number else "compiled"):
+                    for call in self.calls if compiled.error is None else ():
+                        start.restore()
+                        with seen.during(call.label + suffix):
+                            compiled.passes[-1].append(self._record(self._compiled_call, self._twin, call, None))
+                        compiled.error = compiled.passes[-1][-1].error
+                        if compiled.error:
+                            break
             with self.phase("coverage"):
-                for call in self.calls if not compiled.error else ():
+                for call in self.calls if compiled.error is None else ():
                     start.restore()
-                    with seen.during(f"{call.label}, third time"):
-                        compiled.coverage.append(self._cover(call))
+                    with seen.during(f"{call.label}, once more"):
+                        compiled.error = self._cover(call, compiled.coverage)
+                    if compiled.error:
+                        break
         compiled.seen = _relative(seen.to_dict(), self.root)
         return compiled
 
-    def _cover(self, call: Call) -> dict[str, Any]:
+    def _cover(self, call: Call, into: list[dict[str, Any]]) -> Fault | None:
         def forward(module: Callable[..., Any]) -> Callable[[], object]:
             batch = call.batch.clone()
             return lambda: module(*batch.args, **batch.kwargs)
 
         torch.manual_seed(self.seed + call.index)
-        with torch.set_grad_enabled(self.train):
-            found = coverage.measure(forward(self._eager_call), forward(self._compiled_call))
-        return {"call": call.label, **found.to_dict()}
+        try:
+            with torch.set_grad_enabled(self.train):
+                found = coverage.measure(forward(self._eager_call), forward(self._compiled_call))
+        except TorchcompileError:
+            raise
+        except Exception as error:
+            return Fault(type(error).__name__, str(error), "forward, in a later call", traceback.format_exc())
+        into.append({"call": call.label, **found.to_dict()})
+        return None
 
     def _compare(self) -> Iterator[tuple[str, Leaf]]:
-        for suffix, recordings in (("", self.compiled.first), (", second time", self.compiled.again)):
-            for call, eager, compiled in zip(self.calls, self.eager, recordings, strict=False):
+        for suffix, eagers, compileds in zip(SUFFIXES, self.eager, self.compiled.passes, strict=True):
+            for call, eager, compiled in zip(self.calls, eagers, compileds, strict=False):
                 if compiled.error:
                     return
                 for leaf in compare(eager, compiled, lambda call=call: self._reference(call)):  # type: ignore[misc]
                     yield call.label + suffix, leaf
 
     def _reference(self, call: Call) -> Reference:
+        # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
         key = (repr(self.entry), self.cell.dtype, self.cell.device, self.cell.phase, self.cell.user,
-               self.wrapper.unit, self.seed, call.label)
+               self.cell.wrapper, self.seed, call.label)
         with self.phase("reference"):
             return _REFERENCES.get(key, lambda: reference(
                 self._pristine, call.batch, loss=self.loss, train=self.train, seed=self.seed + call.index,
@@ -241,7 +259,7 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     try:
         run = Run(job, cell)
         seen.seconds = run.seconds
-        for name in job.checks:
+        for name in dict.fromkeys(("compiles", *job.checks)):  # that compiled code ran is asked of every verdict
             seen.sections[name] = checks.load(name).measure(run)
     except Unavailable as why:
         return Failure("skip", str(why))

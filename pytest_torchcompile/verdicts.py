@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from pytest_torchcompile import checks
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 __all__ = ["apply_xfail", "judge"]
 
 _OF_FAILURE = {"skip": "skip", "crash": "crash", "timeout": "timeout"}
-_EXPECTABLE = ("fail", "crash", "timeout")
 _HINTS = {
     "crash": "run the cell in pytest's own process under a debugger: --compile-inprocess",
     "timeout": "raise --compile-timeout if the cell is just slow",
@@ -34,8 +33,15 @@ def _judge(observation: Observation, name: str, limits: Mapping[str, float]) -> 
     section = observation.sections.get(name)
     if section is None:
         return Judgement("error", (Problem(f"the observation has no section {name!r}: it was not measured"),))
-    problems = tuple(checks.load(name).judge(section, limits))
+    problems = tuple(checks.load(name).judge(section, limits)) or tuple(_vacuous(observation))
     return Judgement("fail" if problems else "pass", problems)
+
+
+def _vacuous(observation: Observation) -> Iterator[Problem]:
+    """No check passes a cell in which no compiled code ran, whichever checks were asked for."""
+    compiles = observation.sections.get("compiles", {})
+    if not any(graph["runs"] for graph in compiles.get("graphs", ())):
+        yield Problem("nothing to judge: no compiled code ran", hint="see the check `compiles` of this cell")
 
 
 def _failed(failure: Failure) -> Judgement:
@@ -57,8 +63,10 @@ def apply_xfail(judgements: Mapping[str, Judgement], planned: PlannedCell,
     if planned.outcome != "xfail" or any(j.verdict == "skip" for j in judgements.values()):
         return dict(judgements)
     expected = [n for n in judgements if not planned.checks or n in planned.checks]
-    failed = [n for n in expected if judgements[n].verdict in _EXPECTABLE]
-    if any(judgements[n].verdict == "error" for n in expected):
+    # A crash says nothing of the one check that was expected to fail.
+    expectable = ("fail",) if planned.checks else ("fail", "crash", "timeout")
+    failed = [n for n in expected if judgements[n].verdict in expectable]
+    if any(judgements[n].verdict not in ("pass", *expectable) for n in expected):
         return dict(judgements)
     reason = planned.reason + (f" ({planned.issue})" if planned.issue else "")
     unexpected = Problem(

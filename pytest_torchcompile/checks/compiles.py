@@ -31,8 +31,8 @@ def measure(run: Run) -> dict[str, Any]:
         "eager_frames": seen["eager_frames"],
         "lost": seen["lost"],
         "coverage": run.compiled.coverage,
-        "all_zero": [r.all_zero for r in run.compiled.first if not r.error],
-        "eager_all_zero": [r.all_zero for r in run.eager],
+        "all_zero": [r.all_zero for r in run.compiled.passes[0] if not r.error],
+        "eager_all_zero": [r.all_zero for r in run.eager[0]],
         "error": error.to_dict() if error else None,
         "seconds": run.seconds.get("compiled"),
     }
@@ -64,8 +64,9 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
                       hint="this torch is newer than pytest-torchcompile knows: please report it")
     yield from _coverage(section["coverage"], limits.get("coverage", 1.0))
     if section["all_zero"] and all(section["all_zero"]):
-        yield Problem("every output is zero, in compiled and in eager runs: an equality of zeros proves nothing"
-                      if all(section["eager_all_zero"]) else "every output of the compiled model is zero",
+        yield Problem("every output is zero, NaN or infinite, compiled and eager: their equality proves nothing"
+                      if all(section["eager_all_zero"]) else
+                      "every output of the compiled model is zero, NaN or infinite",
                       hint="give the model inputs and weights that reach its outputs")
 
 

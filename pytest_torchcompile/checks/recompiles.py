@@ -24,18 +24,32 @@ def measure(run: Run) -> dict[str, Any]:
         "raised": error.type if error else None,
         "graphs": len(run.compiled.seen["graphs"]),
         "recompiles": run.compiled.seen["recompiles"],
-        "sizes": len({tuple(call.sizes.items()) for call in run.calls}),
+        **_sizes([call.sizes for call in run.calls]),
         "dynamic": run.cell.dynamic,
     }
 
 
-def explained(dynamic: str, sizes: int) -> int:
+def _sizes(calls: list[dict[str, int]]) -> dict[str, int]:
+    """How many different sizes were called, and how many of them have a 0 or 1 in a dimension that varies."""
+    distinct = {tuple(sizes.values()) for sizes in calls}
+    varying = [i for i, column in enumerate(zip(*distinct, strict=True)) if len(set(column)) > 1]
+    return {"sizes": len(distinct), "special": sum(any(s[i] < 2 for i in varying) for s in distinct)}
+
+
+def explained(dynamic: str, sizes: int, special: int = 0) -> int:
     """How many recompiles of one function the sizes explain.
 
     static: each further size is a new graph. auto: the second size makes the dimension dynamic, and that
-    graph serves the rest. dynamic: one graph from the start.
+    graph serves the rest. dynamic: one graph from the start. Torch never makes 0 and 1 dynamic, so in auto and
+    dynamic each size with one (``special``) is a graph of its own.
     """
-    return {"static": max(0, sizes - 1), "auto": min(1, sizes - 1), "dynamic": 0}[dynamic]
+    ordinary = sizes - special
+    graphs = {"static": sizes, "auto": min(2, ordinary) + special, "dynamic": min(1, ordinary) + special}[dynamic]
+    return max(0, graphs - 1)
+
+
+SHAPES = frozenset({"shape", "stride", "symbolic"})
+"""Causes that new sizes explain; any other recompile needs a limit of its own in the matrix."""
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
@@ -49,22 +63,26 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
                                                  hint="see the check `compiles` of this cell")]
         return
     recompiles = section["recompiles"]
+    if "recompiles" not in limits and (other := [r for r in recompiles if r["cause"] not in SHAPES]):
+        yield _problem(f"{len(other)} recompile(s) that no size explains", other)
+        return
     if "recompiles" in limits:
         most, count, over = limits["recompiles"], len(recompiles), recompiles
         allowed = f"{most:g} allowed by the matrix"
     else:
-        most = explained(section["dynamic"], section["sizes"])
+        most = explained(section["dynamic"], section["sizes"], section.get("special", 0))
         by_function = Counter(map(_function, recompiles))
         worst, count = by_function.most_common(1)[0] if by_function else (None, 0)
         over = [r for r in recompiles if _function(r) == worst]
         allowed = f"{most} explained by {section['sizes']} size(s) with dynamic={section['dynamic']}"
     if count > most:
-        first = over[0]
-        yield Problem(
-            f"{count} recompile(s), {allowed}",
-            evidence="\n".join(map(_line, over)),
-            hint=advice(Compile.from_dict(first)), file=first["file"], line=first["line"],
-        )
+        yield _problem(f"{count} recompile(s), {allowed}", over)
+
+
+def _problem(message: str, found: list[Mapping[str, Any]]) -> Problem:
+    first = found[0]
+    return Problem(message, "\n".join(map(_line, found)), advice(Compile.from_dict(dict(first))),
+                   first["file"], first["line"])
 
 
 def _function(found: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -70,6 +70,8 @@ def _autocast(device: str) -> list[_Setting]:
     ]
 
 
+_DENORMAL = torch.tensor(1e-310, dtype=torch.float64)
+"""Times one it is zero only where denormal numbers are flushed; torch has no question for that."""
 _SETTINGS = [
     _Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
     *_autocast("cpu"),
@@ -82,6 +84,9 @@ _SETTINGS = [
              _set_deterministic),
     _Setting("float32 matmul precision", torch.get_float32_matmul_precision,
              torch.set_float32_matmul_precision),
+    _Setting("default device", torch.get_default_device, torch.set_default_device),
+    _Setting("flush denormal", lambda: not _DENORMAL * 1, torch.set_flush_denormal),
+    _Setting("anomaly mode", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     _Setting("stance", stance, _set_stance),
 ]
 

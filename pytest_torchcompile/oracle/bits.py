@@ -11,6 +11,10 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether dtype, shape and all values agree; NaN equals NaN, and 0.0 equals -0.0."""
     if one.dtype != other.dtype or one.shape != other.shape or one.device != other.device:
         return False
+    if one.layout is not other.layout:
+        return False
+    if one.layout is not torch.strided:
+        one, other = one.to_dense(), other.to_dense()
     if torch.equal(one, other):
         return True
     if not (one.is_floating_point() or one.is_complex()):

@@ -94,7 +94,7 @@ def _unlike(kind: str, e: Any, c: Any) -> str:
     if kind == "gradient":
         names = {True: "none", False: "a gradient"}
         return f"eager has {names[e is None]}, compiled {names[c is None]}"
-    if ABSENT in (e, c):
+    if e is ABSENT or c is ABSENT:
         return "only compiled has it" if e is ABSENT else "only eager has it"
     return f"eager has {type(e).__name__} {plain(e)}, compiled {type(c).__name__} {plain(c)}"
 

@@ -133,6 +133,21 @@ def _stack(error: BaseException) -> str:
 _OURS = os.path.dirname(os.path.dirname(__file__))
 
 
+_EXACT = 1 << 26
+"""Parameters of more elements are remembered by a fingerprint, to save memory."""
+
+
+def _memory(parameter: torch.Tensor) -> torch.Tensor | str:
+    plain = parameter.layout is torch.strided and parameter.numel() <= _EXACT and type(parameter.data) is torch.Tensor
+    return parameter.detach().clone() if plain else fingerprint(parameter)
+
+
+def _changed(parameter: torch.Tensor, memory: torch.Tensor | str) -> bool:
+    if isinstance(memory, str):
+        return fingerprint(parameter) != memory
+    return not same_bits(memory, parameter.detach())
+
+
 class _Watch:
     """The tensors that a call may write to: arguments, parameters, buffers."""
 
@@ -142,7 +157,7 @@ class _Watch:
         self.parameters = [] if module is None else list(module.named_parameters())
         self.before = dict(_inputs(before))
         self.inputs = dict(_inputs(private))
-        self.prints = [fingerprint(p) for _, p in self.parameters]
+        self.prints = [_memory(p) for _, p in self.parameters]
         tensors = [*self.inputs.values(), *(p for _, p in self.parameters), *(b for _, b in _buffers(module))]
         self.devices = {t.device for t in tensors}
 
@@ -158,7 +173,7 @@ class _Watch:
             if old is None or not same_bits(old.detach(), tensor.detach()):
                 after[f"{name} after the call"] = kept(tensor)
         for (name, parameter), old_print in zip(self.parameters, self.prints, strict=True):
-            if fingerprint(parameter) != old_print:
+            if _changed(parameter, old_print):
                 after[f"{name} after the call"] = kept(parameter)
         return after
 

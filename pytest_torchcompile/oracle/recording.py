@@ -11,7 +11,7 @@ import torch
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.expected import Reference
 
-__all__ = ["Fault", "Item", "Recording", "kept"]
+__all__ = ["Fault", "Item", "Recording", "kept", "speaks"]
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,16 @@ class Recording:
 
     @property
     def all_zero(self) -> bool:
-        """Whether every number that was returned is zero: such a call proves nothing."""
+        """Whether every number that was returned is zero, NaN or infinite: such a call proves nothing."""
         tensors = [item.value for item in self.outputs.values() if isinstance(item.value, torch.Tensor)]
-        return bool(tensors) and not any(bool(t.any()) for t in tensors if t.numel())
+        return bool(tensors) and not any(speaks(t) for t in tensors)
+
+
+def speaks(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has an element that is finite and not zero, so that equality with it says something."""
+    if tensor.layout is not torch.strided:
+        return bool(tensor.any())
+    return bool((tensor.isfinite() & (tensor != 0)).any()) if tensor.numel() else False
 
 
 def kept(tensor: torch.Tensor) -> torch.Tensor:

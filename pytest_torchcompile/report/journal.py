@@ -119,7 +119,7 @@ class Journal:
                 "excluded": dict(Counter(e.reason for e in self.matrix.excluded)),
             },
             "shard": {"index": self.settings.shard[0], "of": self.settings.shard[1]},
-            "finished": self.exit_status is not None,
+            "finished": self.exit_status in (0, 1) and not self.not_run(),
             "gates": {},
             "cells": [self._cell(p) for p in self.planned],
         }

@@ -83,7 +83,7 @@ path = list(sys.path)
 def test_own(compiled_model):
     compiled_model(batch(2))
     assert len(seen) == 2
-    assert sys.path == path
+    assert sys.path[:len(path)] == path  # torch may append to it
 
 @pytest.mark.compile_modes(backend="test_it:nothing")
 def test_none(compiled_model):
@@ -160,12 +160,19 @@ def test_blocks(compiled_model): pass
 
 @pytest.mark.compile_modes(wrapper="test_it:many", backend="eager")
 def test_ranks(compiled_model): pass
-""")
-    result.assert_outcomes(errors=4)
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    monkeypatch.setattr("pytest_torchcompile.subject.compiler", lambda: None)
+
+def test_machine(no_compiler, compiled_model): pass
+""", "-rs")
+    result.assert_outcomes(errors=4, skipped=1)
     lines(result, "test_it.py:7: the fixture `model` returned None; expected a torch.nn.Module or a function",
           "test_it.py:10: the wrapper 'autocast' needs a torch.nn.Module; the fixture `model` returned <built-in*sin*",
           "test_it.py:14: wrapper 'regional' works on the children of an nn.ModuleList, and model 'model' has none",
-          "test_it.py:17: wrapper 'test_it:many' needs 2 processes, and a test has one; put it into a matrix")
+          "test_it.py:17: wrapper 'test_it:many' needs 2 processes, and a test has one; put it into a matrix",
+          "SKIPPED [[]1[]]*: no C++ compiler found; install g++ or clang")
     assert "During handling" not in result.stdout.str()
     assert "with a rule" not in result.stdout.str()
 
@@ -200,7 +207,7 @@ def test_given(compiled_model):
 
 def test_limits(tests):
     """compile_limits lets a test within its limits pass and tells each recompile, break and eager frame beyond them."""
-    result = tests(BREAKS + """
+    result = tests("import unittest" + BREAKS + """
 @pytest.mark.compile_limits(recompiles=1, graph_breaks=0)
 @pytest.mark.compile_modes(backend="eager")
 def test_within(compiled_model):
@@ -249,17 +256,24 @@ def test_expected():
 class TestClass:
     def test_plain(self):
         pass
+
+class TestUnit(unittest.TestCase):
+    @pytest.mark.compile_limits(recompiles=0)
+    def test_case(self):
+        f = torch.compile(torch.sin, backend="eager", dynamic=False)
+        f(torch.ones(2)), f(torch.ones(3))
 """)
-    result.assert_outcomes(passed=2, failed=6, xfailed=1)
+    result.assert_outcomes(passed=2, failed=7, xfailed=1)
     lines(result, "compile_limits: 2 recompiles, 1 allowed", "1. *forward  models.py:*", "shape: x.size(0)  2 -> 3",
           "guard: *", "try: torch._dynamo.mark_dynamic(x, 0)*")
     lines(result, "compile_limits: 1 graph break, none allowed", "1. Breaks.forward  test_it.py:7", "*print*")
     lines(result, "compile_limits: 1 function ran eagerly, none allowed", "1. f  test_it.py:28",
-          "graph_break, 1 call: *")
+          ", 1 call: ")
     lines(result, "compile_limits: torch gave up compiling, so that the other numbers are too small: 1 function ran*",
           "limit, 1 call: *")
     lines(result, "compile_limits: nothing to judge: no compiled graph ran in this test")
     lines(result, "ValueError: first")
+    lines(result, "TestUnit.test_case", "compile_limits: 1 recompile, none allowed")
     assert "torch.__trace" not in result.stdout.str()  # what the ledger reads is no log for users
 
 

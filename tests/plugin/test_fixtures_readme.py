@@ -30,7 +30,8 @@ def test_in_a_model_repository(repo):
     fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     (failure,) = (body.splitlines() for language, body in fenced if not language)
     assert len(failure) == 3
-    result.stdout.fnmatch_lines([f"E *{line.strip().replace('[', '[[]')}*" for line in failure])
+    # torch 2.8 has no number for the break
+    result.stdout.fnmatch_lines([f"E *{line.partition('  [gb')[0].strip()}*" for line in failure])
 
 
 def test_the_stabilizer():

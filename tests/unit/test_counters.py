@@ -1,0 +1,69 @@
+"""What the fixtures hand to a test, over ledgers made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_torchcompile.counters import GraphBreaks, RecompileCounter, judge
+from pytest_torchcompile.instruments.ledger import Ledger
+from pytest_torchcompile.instruments.records import Compile, EagerFrame, Graph, GraphBreak
+from pytest_torchcompile.markers import Limits
+
+
+def ran(**lists):
+    """A ledger in which one compiled graph ran."""
+    ledger = Ledger(graphs=[Graph("0/0", 1, runs=1)])
+    for name, records in lists.items():
+        getattr(ledger, name).extend(records)
+    return ledger
+
+
+def frame(kind):
+    return EagerFrame("f", "net.py", 3, "because", kind)
+
+
+@pytest.mark.parametrize(("limits", "ledger", "starts"), [
+    (Limits(recompiles=0), ran(), []),
+    (Limits(recompiles=0), ran(recompiles=[Compile("f", "net.py", 3, "0/1", "recompile")]), ["1 recompile, none"]),
+    (Limits(recompiles=1), ran(recompiles=[Compile("f", "net.py", 3, "0/1", "recompile")]), []),
+    (Limits(graph_breaks=0), ran(recompiles=[Compile("f", "net.py", 3, "0/1", "recompile")]), []),
+    (Limits(graph_breaks=0), ran(graph_breaks=[GraphBreak("why", "", "net.py", 3)]), ["1 graph break, none allowed"]),
+    (Limits(eager_frames=0), ran(eager_frames=[frame("skipped")]), ["1 function ran eagerly, none allowed"]),
+    (Limits(eager_frames=1), ran(eager_frames=[frame("limit")]), []),
+    (Limits(recompiles=0), ran(eager_frames=[frame("skipped"), frame("disabled"), frame("graph_break")]), []),
+    *((Limits(recompiles=0), ran(eager_frames=[frame(kind)]), ["torch gave up compiling, so that the other numbers "])
+      for kind in ("limit", "suppressed", "stance", "off")),
+    (Limits(recompiles=0), Ledger(), ["nothing to judge: no compiled graph ran in this test"]),
+    (Limits(recompiles=0), Ledger(graphs=[Graph("0/0", 1)]), ["nothing to judge: no compiled graph ran in this test"]),
+    (Limits(recompiles=0), ran(lost=["odd record"]), ["this torch is newer than pytest-torchcompile knows, and the "]),
+])  # fmt: skip
+def test_limits(limits, ledger, starts):
+    """One text for each limit that does not hold, for silently eager frames, for nothing run and for lost records."""
+    found = judge(limits, ledger, must_run=True)
+    assert [text[: len(start)] for text, start in zip(found, starts, strict=True)] == starts
+
+
+def test_a_test_that_need_not_compile():
+    """Without must_run an empty ledger is within any limit."""
+    assert judge(Limits(recompiles=0), Ledger(), must_run=False) == []
+
+
+def test_a_ledger_that_lost_records_vouches_for_nothing():
+    """expect fails, too, where the ledger could not read all of torch's records."""
+    ledger = ran()
+
+    def lose():
+        with RecompileCounter(ledger).expect(0):
+            ledger.graphs[0].runs += 1
+            ledger.lost.append("odd record")
+
+    with pytest.raises(AssertionError, match="may be too small: odd record"):
+        lose()
+
+
+def test_lists_compare():
+    """graph_breaks of two ledgers are equal if their records are."""
+    one, two = (GraphBreaks(ran(graph_breaks=[GraphBreak("why", "", "net.py", 3)])) for _ in range(2))
+    assert one == two
+    assert one != GraphBreaks(ran())
+    assert one != "text"

@@ -157,10 +157,12 @@ class MatrixSession:
                 item.parent.selected.append(item.name)
         self.journal.expect(item.nodeid for item in session.items)
 
+    @pytest.hookimpl(optionalhook=True)  # xdist may be switched off
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         """Under xdist the controller collects nothing itself: the workers tell what will be judged."""
         self.journal.expect(ids)
 
+    @pytest.hookimpl(optionalhook=True)  # xdist may be switched off
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
         """Keep a cell's items on one worker, longest cells first, unless another --dist was asked for."""
         if config.getoption("dist") != "load":
@@ -169,6 +171,7 @@ class MatrixSession:
 
         return CellScheduling(config, log, self._seconds())
 
+    @pytest.hookimpl(optionalhook=True)  # xdist may be switched off
     def pytest_configure_node(self, node: Any) -> None:
         """Give each worker the zygote that all share."""
         node.workerinput[ZYGOTE] = str(self._start_zygote() or "")

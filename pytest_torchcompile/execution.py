@@ -74,10 +74,17 @@ class Execution:
             root=str(self.matrix.root),
             checks=tuple(selected),
             limits=dict(planned.limits),
+            modules=self.matrix_modules,
             # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
             threads=_omp_threads() or min(cores, 4),
             compile_threads=max(1, cores // self.workers),
         )
+
+    @property
+    def matrix_modules(self) -> tuple[str, ...]:
+        """Every module that a model of the matrix is made from."""
+        targets = {t for m in self.matrix.models.values() for t in (m.factory, m.inputs, m.loss) if t}
+        return tuple(sorted({target.partition(":")[0] for target in targets}))
 
     def _execute(self, job: Job) -> Outcome:
         if self.folder is None:

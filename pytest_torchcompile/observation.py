@@ -34,6 +34,9 @@ class Job:
     checks: tuple[str, ...]
     """The checks that will judge; heavy sections are measured only if one of them wants them."""
     limits: dict[str, float] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+    """The modules that the matrix names. All are imported before the cell, so that a setting that one of them makes
+    when it is imported holds for every cell, whichever ran before."""
     seed: int = 0
     threads: int = 0
     """Threads that torch computes with; 0: torch's own choice."""

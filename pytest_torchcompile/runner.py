@@ -244,6 +244,7 @@ def run_cell(job: Job) -> tuple[dict[str, Any], bool]:
     if job.threads:
         torch.set_num_threads(job.threads)
     compile_threads(job.compile_threads)
+    subject.import_all(job.modules, Path(job.root))
     poisoned = False
     try:
         with isolated(seen.leaks), _same_random_draws():

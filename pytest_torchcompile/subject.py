@@ -7,6 +7,7 @@ cannot do is :class:`~pytest_torchcompile.errors.Unavailable`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
@@ -32,7 +33,7 @@ from pytest_torchcompile.errors import Unavailable, UsageError, nearest
 if TYPE_CHECKING:
     from pytest_torchcompile.matrix import ModelEntry
 
-__all__ = ["batches", "build", "compiler", "loss", "resolve", "settings"]
+__all__ = ["batches", "build", "compiler", "import_all", "loss", "resolve", "settings"]
 
 
 def build(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.nn.Module:
@@ -119,6 +120,13 @@ def resolve(reference: str, root: Path, where: str, *allowed: type) -> Any:
     if not callable(found) and not isinstance(found, allowed):
         raise UsageError(f"{where}: {reference!r} is {_kind(found)}; expected something callable")
     return found
+
+
+def import_all(modules: tuple[str, ...], root: Path) -> None:
+    """Import what can be imported; what cannot is told by :func:`resolve`, with its place in the matrix."""
+    for name in modules:
+        with contextlib.suppress(UsageError, Unavailable):
+            _import(name, root.absolute(), "")
 
 
 _ROOTS: set[str] = set()

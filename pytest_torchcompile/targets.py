@@ -97,7 +97,7 @@ class Targets:
 def _in_folders(name: str, folders: Iterable[Path]) -> _Place | None:
     """Look one name up as Python's own path finder does."""
     namespace = []
-    for folder in folders:
+    for folder in folders if len(name.encode()) < 240 else ():  # beyond what file systems take, asking raises
         if (init := folder / name / "__init__.py").is_file():
             return _Place(init, (init.parent,))
         if any((folder / f"{name}{suffix}").is_file() for suffix in _BINARY):

@@ -54,7 +54,9 @@ def judge_leaves(section: Mapping[str, Any], what: str) -> Iterator[Problem]:
     """One problem for each leaf that is farther off than rounding explains."""
 
     if not section["compared"]:
-        yield Problem(f"nothing was compared: the model has no {what}")
+        yield Problem(f"nothing was compared: the model has no {what}",
+                      hint="phase: inference has no gradients to judge; or leave the check out by the key `checks`"
+                      if what == "gradient" else "return a tensor")
     found: dict[str, list[Problem]] = {}
     for kept in section["leaves"]:
         leaf = Leaf.from_dict({k: v for k, v in kept.items() if k != "call"})

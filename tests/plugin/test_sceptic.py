@@ -116,6 +116,28 @@ def test_python_state_is_no_false_alarm(repo):
     repo.run().assert_outcomes(passed=10)
 
 
+def test_settings_made_at_import_hold_for_every_cell(repo):
+    """A setting at a module's top is there for each cell, in whatever order they run in one process."""
+    repo.models("""
+    import torch._dynamo
+    torch._dynamo.config.capture_scalar_outputs = True
+
+    class Scalar(Net):
+        def forward(self, x):
+            return super().forward(x) * x.sum().item()
+
+    def net(hidden=8):
+        return Scalar()
+    """)
+    repo.matrix(ONE % (4, "eager, aot_eager", "  dynamic: [auto, static]"))
+    repo.run("--compile-checks=graph_breaks").assert_outcomes(passed=4)
+
+
+def test_without_xdist(repo):
+    """-p no:xdist switches it off, and nothing breaks."""
+    repo.run("-p", "no:xdist").assert_outcomes(passed=5)
+
+
 def test_sizes_0_and_1_are_explained(repo):
     """Torch compiles them apart, so a recompile for one is explained."""
     repo.matrix(ONE % ("{choices: [4, 1, 8]}", "eager", "  dynamic: [auto, dynamic, static]"))
@@ -140,7 +162,7 @@ def test_a_recompile_that_no_size_explains(repo):
     """)
     repo.matrix(ONE % ("{choices: [4, 8]}", "eager", "  dynamic: [static]"))
     repo.run()
-    (cell,) = [c for c in repo.block()["cells"]]
+    (cell,) = repo.block()["cells"]
     assert "no size explains" in json.dumps(cell["checks"]["recompiles"]), cell["checks"]["recompiles"]
 
 

@@ -73,7 +73,6 @@ class Execution:
             entry=self.matrix.models[planned.cell.model].to_dict(),
             root=str(self.matrix.root),
             checks=tuple(selected),
-            limits=dict(planned.limits),
             modules=self.matrix_modules,
             # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
             threads=_omp_threads() or min(cores, 4),

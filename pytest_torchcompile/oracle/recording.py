@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from pytest_torchcompile.oracle.expected import Reference
 
 __all__ = ["Fault", "Item", "Recording", "kept", "speaks"]
 
@@ -75,12 +72,6 @@ class Recording:
             yield name, "buffer", tensor
         for name, gradient in self.gradients.items():
             yield name, "gradient", gradient
-
-    def as_reference(self) -> Reference:
-        """This recording as what is expected, with a scale made from its dtypes (``eager-only``)."""
-        from pytest_torchcompile.oracle.expected import Reference
-
-        return Reference(self)
 
     @property
     def all_zero(self) -> bool:

@@ -7,8 +7,9 @@ Names are loaded on first use: ``Leaf``, ``Limits`` and ``problem`` need no torc
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from pytest_torchcompile.exports import on_first_use
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.comparison import compare as compare
@@ -55,16 +56,4 @@ __all__ = [
     "record",
     "reference",
 ]
-
-
-def __getattr__(name: str) -> object:
-    try:
-        module = _EXPORTS[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_EXPORTS})
+__getattr__, __dir__ = on_first_use(__name__, globals(), _EXPORTS)

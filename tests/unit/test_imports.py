@@ -24,10 +24,10 @@ NEEDS_TORCH = {
 TORCH_FREE_IN_THEM = {
     "wrappers", "oracle", "oracle/leaf", "oracle/limits",
     "instruments", "instruments/records", "instruments/causes", "instruments/ledger", "instruments/graph_breaks",
-    "instruments/advice", "instruments/explain", "instruments/sites", "layer", "layer/config",
+    "instruments/advice", "instruments/explain", "instruments/sites", "layer", "layer/config", "layer/environment",
 }
 HEAVY = {"torch", "triton", "hypothesis", "pydantic", "numpy", "xdist"}
-AT_START = {"__init__", "plugin", "fixtures", "options", "errors"}
+AT_START = {"__init__", "exports", "plugin", "fixtures", "options", "errors"}
 """What a run that does not use us loads; of these nothing may be heavy, nor yaml."""
 
 

@@ -2,12 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["BucketConfig"]
+from pytest_torchcompile.backends import BACKENDS, NOT_ALONE, installed
+from pytest_torchcompile.cell import MODES
+from pytest_torchcompile.errors import nearest
+from pytest_torchcompile.layer.environment import read
+
+__all__ = ["FAIL_POLICIES", "BucketConfig", "CompileConfig"]
+
+FAIL_POLICIES: Final = ("fallback_eager", "raise")
+_STEPS: Final = range(1, 4)
+
+
+@dataclass(frozen=True)
+class CompileConfig:
+    """How :func:`~pytest_torchcompile.maybe_compile` compiles a model, and what it does when that fails.
+
+    Raises :class:`ValueError`, naming the field, its value and what is allowed.
+
+    >>> CompileConfig(enabled=True, mode="max-autotune").settings()
+    {'backend': 'inductor', 'dynamic': None, 'fullgraph': False, 'mode': 'max-autotune'}
+    """
+
+    enabled: bool = False
+    """Nothing is compiled unless this is set."""
+    mode: str = "default"
+    """``torch.compile(mode=...)``; handed only to backends that may take modes."""
+    dynamic: bool | None = None
+    """``torch.compile(dynamic=...)``: None decides by what varies, False never, True at once."""
+    backend: str | Callable[..., Any] = "inductor"
+    """A name that torch knows, ``module:attribute``, or the backend itself."""
+    fullgraph: bool = False
+    """A graph break is an error."""
+    options: Mapping[str, Any] | None = field(default=None, hash=False)
+    """``torch.compile(options=...)``; torch takes it only without a mode."""
+    allowlist: tuple[str, ...] = ()
+    """What is compiled: glob patterns of qualified names (``encoder.layers.*``) or class names; empty: all of it."""
+    blocklist: tuple[str, ...] = ()
+    """What inside of it is not: patterns as in ``allowlist``."""
+    healthcheck: bool = True
+    """Run the smoketest, if there is a sample batch, before the compiled model is handed out."""
+    fail_policy: str = "fallback_eager"
+    """``fallback_eager``: a failure is logged and the model runs eagerly; ``raise``: it is raised."""
+    smoketest_steps: int = 3
+    """Training steps of the smoketest, 1 to 3."""
+
+    def __post_init__(self) -> None:
+        for name in ("enabled", "fullgraph", "healthcheck"):
+            _one_of(name, getattr(self, name), (True, False))
+        _one_of("mode", self.mode, MODES)
+        _one_of("dynamic", self.dynamic, (None, True, False))
+        _one_of("fail_policy", self.fail_policy, FAIL_POLICIES)
+        _one_of("smoketest_steps", self.smoketest_steps, tuple(_STEPS))
+        _check_backend(self.backend)
+        object.__setattr__(self, "options", _checked_options(self.options, self.mode))
+        for name in ("allowlist", "blocklist"):
+            object.__setattr__(self, name, _checked_patterns(name, getattr(self, name)))
+        if both := sorted({*self.allowlist} & {*self.blocklist}):
+            raise ValueError(f"allowlist and blocklist both have {both[0]!r}: it would be compiled and not; "
+                             "leave it in one of them")
+
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments of ``torch.compile``: a new dict each time, because torch takes keys out of it.
+
+        Raises :class:`ValueError` for a backend ``module:attribute`` that cannot be looked up.
+        """
+        backend = self.backend
+        found: dict[str, Any] = {"backend": backend, "dynamic": self.dynamic, "fullgraph": self.fullgraph}
+        if isinstance(backend, str) and ":" in backend:
+            found["backend"] = _look_up(backend)
+        if self.options:
+            found["options"] = dict(self.options)
+        elif self.mode != "default" and _may_take_modes(backend):
+            found["mode"] = self.mode
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that :meth:`from_dict` takes; a backend that is a function is named ``module:attribute``.
+
+        Raises :class:`ValueError` if that name does not lead back to it (a lambda, a nested function, an object).
+        """
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        found["backend"] = self.backend if isinstance(self.backend, str) else _name_of(self.backend)
+        found["options"] = None if self.options is None else dict(self.options)
+        return found | {name: list(found[name]) for name in ("allowlist", "blocklist")}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> CompileConfig:
+        """Make one from keyword arguments, such as a section of a YAML or JSON file.
+
+        Raises :class:`ValueError` for an unknown key, naming the nearest known one.
+        """
+        return cls(**_known(cls, data))
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> CompileConfig:
+        """Make one from ``TORCHCOMPILE_ENABLED``, ``TORCHCOMPILE_MODE``, ...: the fields in capitals.
+
+        Flags are 1/0, true/false, yes/no, on/off; ``TORCHCOMPILE_DYNAMIC`` is auto, static or dynamic (or none, false,
+        true); lists are separated by commas; ``TORCHCOMPILE_OPTIONS`` is a JSON object. An empty variable is none.
+        Raises :class:`ValueError` for a value that can't be read, and for an unknown ``TORCHCOMPILE_...`` variable.
+        """
+        return cls(**read(environ, "compile"))
 
 
 @dataclass(frozen=True)
@@ -54,6 +157,108 @@ class BucketConfig:
         raise ValueError(f"{what} has length {length}, longer than the largest bucket, {self.buckets[-1]}; "
                          "cut it, or add a bucket")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that :meth:`from_dict` takes."""
+        return {"buckets": list(self.buckets), "pad_token_id": self.pad_token_id}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> BucketConfig:
+        """Make one from keyword arguments. Raises :class:`ValueError` for an unknown key, naming the nearest known."""
+        return cls(**_known(cls, data))
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> BucketConfig:
+        """Make one from ``TORCHCOMPILE_BUCKETS`` (lengths separated by commas) and ``TORCHCOMPILE_PAD_TOKEN_ID``.
+
+        Raises :class:`ValueError` as :meth:`CompileConfig.from_env` does.
+        """
+        return cls(**read(environ, "buckets"))
+
 
 def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    if any(value is a or (type(value) is type(a) and value == a) for a in allowed):
+        return
+    if isinstance(value, str) and all(isinstance(a, str) for a in allowed):
+        raise ValueError(f"{name}={value!r}: {nearest(value, allowed)}")
+    raise ValueError(f"{name}={value!r}: expected {', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}")
+
+
+def _known(cls: type, data: Any) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{cls.__name__}: found {type(data).__name__}, expected a mapping of its fields")
+    names = [f.name for f in fields(cls)]
+    for key in data:
+        if key not in names:
+            raise ValueError(f"{cls.__name__} has no field {key!r}; {nearest(str(key), names)}")
+    return dict(data)
+
+
+def _check_backend(backend: Any) -> None:
+    if callable(backend):
+        return
+    if not isinstance(backend, str):
+        raise ValueError(f"backend={backend!r}: expected a name, module:attribute, or something callable")
+    if re.fullmatch(r"[\w.]+:[\w.]+", backend):
+        return
+    if backend in NOT_ALONE:
+        raise ValueError(f"backend={backend!r}: it needs arguments that only torch gives it; name another")
+    if backend not in BACKENDS and backend not in installed() and backend not in _registered():
+        raise ValueError(f"backend={backend!r}: no such backend is registered; {nearest(backend, BACKENDS)}, "
+                         "or module:attribute of your own")
+
+
+def _registered() -> list[str]:
+    """What the program has registered by ``torch._dynamo.register_backend``; torch is not loaded for this."""
+    torch: Any = sys.modules.get("torch")
+    return list(torch.compiler.list_backends(exclude_tags=())) if "torch._dynamo" in sys.modules else []
+
+
+def _may_take_modes(backend: str | Callable[..., Any]) -> bool:
+    return not isinstance(backend, str) or backend not in BACKENDS or BACKENDS[backend].modes
+
+
+def _look_up(backend: str) -> Any:
+    try:
+        found = pkgutil.resolve_name(backend)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"backend={backend!r} cannot be looked up: {error}") from error
+    if not callable(found):
+        raise ValueError(f"backend={backend!r} is of type {type(found).__name__}; expected something callable")
+    return found
+
+
+def _name_of(backend: Callable[..., Any]) -> str:
+    name = f"{getattr(backend, '__module__', '')}:{getattr(backend, '__qualname__', '')}"
+    try:
+        found = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        found = None
+    if found is not backend:
+        raise ValueError(f"backend={backend!r} has no name as module:attribute that leads back to it; "
+                         "put it at the top of a module, or register it with torch._dynamo.register_backend")
+    return name
+
+
+def _checked_options(options: Any, mode: str) -> dict[str, Any] | None:
+    if options is None:
+        return None
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        raise ValueError(f"options={options!r}: expected a mapping of option names to values")
+    if options and mode != "default":
+        raise ValueError(f"mode={mode!r} and options={dict(options)!r}: torch.compile takes one or the other; "
+                         "torch._inductor.list_mode_options() shows what a mode stands for")
+    return dict(options) or None
+
+
+def _checked_patterns(name: str, patterns: Any) -> tuple[str, ...]:
+    if isinstance(patterns, (str, bytes)) or not isinstance(patterns, Iterable):
+        raise ValueError(f"{name}={patterns!r}: expected a list of patterns, for example ('encoder.*', 'Attention')")
+    found = tuple(patterns)
+    for pattern in found:
+        if not isinstance(pattern, str) or not pattern:
+            raise ValueError(f"{name}={found!r}: {pattern!r} is no pattern; expected names such as 'encoder.*'")
+    return found

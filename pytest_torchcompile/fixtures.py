@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 import warnings
 from collections.abc import Generator, Iterator
@@ -111,7 +110,6 @@ def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
 
             stack.enter_context(isolated(leaks))
             ledger = stack.enter_context(observe(root=request.config.rootpath))
-            _mute_trace()
         request.node.stash[_LEDGER] = ledger
         try:
             yield ledger
@@ -174,11 +172,9 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, Any, Any]:
     return result
 
 
-@pytest.hookimpl(wrapper=True, trylast=True)  # inside pytest's capturing of logs
+@pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Judge the marker ``compile_limits`` when the test's body has passed."""
-    if _LEDGER in item.stash:
-        _mute_trace()
     result = yield
     if (mark := item.get_closest_marker("compile_limits")) is not None:
         from pytest_torchcompile.counters import judge
@@ -293,17 +289,6 @@ def _undo(changed: Attributes) -> None:
                 module.__dict__.pop(name, None)
             else:
                 module.__dict__[name] = value
-
-
-def _mute_trace() -> None:
-    """Keep torch's structured trace, which the ledger reads, out of the captured log of failures.
-
-    From pytest 9.2 on loggers that do not propagate are captured too.
-    """
-    log = logging.getLogger("torch.__trace")
-    for handler in list(log.handlers):
-        if type(handler).__module__ == "_pytest.logging":
-            log.removeHandler(handler)
 
 
 @contextlib.contextmanager

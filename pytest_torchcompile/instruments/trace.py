@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compile_id", "installed"]
 
+_LOGGER: Final = "torch.__trace"
 _CONTEXT: Final = frozenset({
     "rank", "frame_id", "frame_compile_id", "attempt", "has_payload", "stack", "compiled_autograd_id",
     "subgraph_name", "severity", "timestamp", "pathname", "thread",
@@ -35,20 +36,23 @@ def installed(watch: Watch) -> Iterator[None]:
     """Read the trace for ``watch`` while the block runs."""
     import torch._logging  # noqa: F401  # registers the logger
 
-    log, handler = logging.getLogger("torch.__trace"), _Handler(watch)
+    log, handler, mute = logging.getLogger(_LOGGER), _Handler(watch), _Mute()
     level, propagate, others = log.level, log.propagate, list(log.handlers)
     log.setLevel(logging.DEBUG)
-    log.propagate = False  # nobody else asked for these records
+    log.propagate = False
+    log.addFilter(mute)
     log.addHandler(handler)
     try:
         yield
     finally:
         log.removeHandler(handler)
+        log.removeFilter(mute)
+        mute.undo()
         log.setLevel(level)
         log.propagate = propagate
         # Torch's own lazy handler takes itself away at the first record without TORCH_TRACE; put it back.
         for other in others:
-            if other not in log.handlers:
+            if other not in log.handlers and not _is_pytests(other):  # pytest's are those of a phase, maybe a past one
                 log.addHandler(other)
 
 
@@ -57,6 +61,38 @@ def compile_id(metadata: dict[str, Any]) -> str:
     autograd = metadata.get("compiled_autograd_id")
     frame = f"{metadata.get('frame_id', '-')}/{metadata.get('frame_compile_id', '-')}"
     return frame if autograd is None else f"!{autograd}/{frame}" if "frame_id" in metadata else f"!{autograd}"
+
+
+class _Mute(logging.Filter):
+    """Keeps the trace out of pytest's captured log, where every failure would show some hundred lines of it.
+
+    From pytest 9.2 on (_pytest/logging.py, ``catching_logs``) its handlers are put on loggers that do not
+    propagate too, anew in each phase of a test; so they are looked for at each record.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.muted: list[logging.Handler] = []
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        for handler in logging.getLogger(_LOGGER).handlers:
+            if _is_pytests(handler) and handler not in self.muted:
+                self.muted.append(handler)
+                handler.addFilter(_of_others)
+        return True
+
+    def undo(self) -> None:
+        for handler in self.muted:
+            handler.removeFilter(_of_others)
+
+
+def _is_pytests(handler: logging.Handler) -> bool:
+    return type(handler).__module__ == "_pytest.logging"
+
+
+def _of_others(record: logging.LogRecord) -> bool:
+    """Whether a record is none of the trace's."""
+    return record.name != _LOGGER
 
 
 class _Handler(logging.Handler):

@@ -115,14 +115,14 @@ def test_the_users_backend_is_called_as_it_is():
 
 
 def test_torchs_trace_logger_is_as_it_was():
-    """Handlers, level and propagation of the logger behind the structured trace."""
+    """Handlers, level, propagation and filters of the logger behind the structured trace."""
     log = logging.getLogger("torch.__trace")
-    before = (list(log.handlers), log.level, log.propagate)
+    before = (list(log.handlers), log.level, log.propagate, list(log.filters))
     with observe():
         torch.compile(double, backend="eager")(torch.ones(3))
         assert list(log.handlers) != before[0]
     assert set(log.handlers) == set(before[0])
-    assert (log.level, log.propagate) == before[1:]
+    assert (log.level, log.propagate, log.filters) == before[1:]
 
 
 def test_a_reset_inside_the_block():

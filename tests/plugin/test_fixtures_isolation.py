@@ -126,3 +126,45 @@ def test_nothing_is_loaded_until_a_test_asks(repo):
     result = repo.run("-s", "-p", "no:hypothesispytest", option="")
     result.assert_outcomes(skipped=2)
     result.stdout.fnmatch_lines(["loaded: [[][]] *'pytest_torchcompile.markers'*"])
+
+
+LOGS = """
+import logging
+import pytest, torch
+from models import *
+from pytest_torchcompile import observe
+
+log = logging.getLogger("torch.__trace")
+COMPILED = torch.compile(Net(), backend="eager")
+COMPILED(batch(2))  # torch's logger is as torch makes it
+
+def test_watched(recompile_counter):
+    watched()
+
+def test_alone(caplog):
+    before = [(handler, list(handler.filters)) for handler in log.handlers]
+    with observe():
+        with observe():
+            watched()
+        watched()
+    assert [(handler, handler.filters) for handler in log.handlers] == before
+    assert [record.name for record in caplog.records] == ["mine", "mine"]
+    raise ValueError
+
+def watched():
+    torch.compile(Net(), backend="eager", dynamic=False)(batch(3))
+    logging.getLogger("mine").warning("kept")
+    assert log.handlers and not log.propagate
+"""
+
+
+def test_what_the_ledger_reads_is_no_log_for_users(repo):
+    """Torch's trace fills no captured log, log file or terminal; what the test logs is there."""
+    repo.file("test_it.py", LOGS)
+    result = repo.run("-p", "no:cacheprovider", "--log-level=DEBUG", "--log-cli-level=DEBUG", "--log-file=all.txt",
+                      "--log-file-level=DEBUG", option="")
+    result.assert_outcomes(passed=1, failed=1)
+    written = (repo.path / "all.txt").read_text(encoding="utf-8")
+    assert "kept" in written
+    result.stdout.fnmatch_lines(["WARNING * mine:test_it.py:* kept"])
+    assert "torch.__trace" not in written + result.stdout.str()

@@ -105,7 +105,7 @@ class _Run:
         except TorchcompileError:
             raise
         except Exception as error:
-            return Fault(_qualified(type(error)), str(error), phase, _stack(error))
+            return Fault(_qualified(type(error)), str(error), phase, _stack(error), error)
         return None
 
     def keep(self, output: Any) -> None:

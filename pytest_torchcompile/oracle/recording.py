@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,10 +21,12 @@ class Fault:
     """``forward``, ``loss`` or ``backward``."""
     traceback: str = ""
     """The stack, innermost frame last; long ones shortened in the middle."""
+    exception: BaseException | None = field(default=None, repr=False, compare=False)
+    """The exception itself, for whoever wants to raise it again."""
 
     def to_dict(self) -> dict[str, str]:
         """Plain data for a report."""
-        return asdict(self)
+        return {"type": self.type, "text": self.text, "phase": self.phase, "traceback": self.traceback}
 
     def __str__(self) -> str:
         first = self.text.strip().splitlines()[0] if self.text.strip() else ""

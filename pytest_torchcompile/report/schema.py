@@ -6,67 +6,115 @@ from typing import Any, Final
 
 from pytest_torchcompile.observation import VERDICTS
 
-__all__ = ["SCHEMA_VERSION", "report_schema"]
+__all__ = ["SCHEMA_VERSION", "block_schema", "line_schemas", "report_schema"]
 
-SCHEMA_VERSION: Final = "1.0"
-"""MAJOR.MINOR: a reader takes any minor of its major and ignores keys it does not know."""
+SCHEMA_VERSION: Final = "1.1"
+"""MAJOR.MINOR: a reader takes any minor of its major and ignores keys it does not know. Earlier minors are brought up
+to this one by :mod:`~pytest_torchcompile.report.upgrade`."""
 
 _TEXT: Final = {"type": "string"}
 _COUNT: Final = {"type": "integer", "minimum": 0}
+_NUMBER: Final = {"type": "number"}
 
 
 def _object(properties: dict[str, Any], optional: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [k for k in properties if k not in optional]}
 
 
+def _list(items: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
+
+
+def _map(values: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": values}
+
+
 def _maybe(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def report_schema() -> dict[str, Any]:
-    """JSON Schema (2020-12) of a report file: pytest-json-report's, of which we describe only our block."""
-    problem = _object({"message": _TEXT, "evidence": _TEXT, "hint": _TEXT, "file": _TEXT, "line": _COUNT})
-    check = _object({
-        "verdict": {"enum": list(VERDICTS)},
-        "problems": {"type": "array", "items": problem},
-        "note": _TEXT,
-    }, optional=("note",))
-    failure = _object({"kind": _TEXT, "message": _TEXT, "phase": _TEXT, "evidence": _TEXT})
-    observation = _object({
-        "cell": _TEXT,
-        "sections": {"type": "object", "additionalProperties": {"type": "object"}},
-        "failure": _maybe(failure),
-        "seconds": {"type": "object", "additionalProperties": {"type": "number"}},
-        "leaks": {"type": "array", "items": _TEXT},
+_PROBLEM: Final = _object({"message": _TEXT, "evidence": _TEXT, "hint": _TEXT, "file": _TEXT, "line": _COUNT})
+_CHECK: Final = _object({
+    "verdict": {"enum": list(VERDICTS)},
+    "problems": _list(_PROBLEM),
+    "note": _TEXT,
+}, optional=("note",))
+_OBSERVATION: Final = _object({
+    "cell": _TEXT,
+    "sections": _map({"type": "object"}),
+    "failure": _maybe(_object({"kind": _TEXT, "message": _TEXT, "phase": _TEXT, "evidence": _TEXT})),
+    "seconds": _map(_NUMBER),
+    "leaks": _list(_TEXT),
+    "environment": {"type": "object"},
+}, optional=("environment",))
+_PLANNED: Final = _object({
+    "outcome": {"enum": ["run", "skip", "xfail"]},
+    "reason": _TEXT,
+    "issue": _TEXT,
+    "until": _TEXT,
+    "expected": _list(_TEXT),
+    "limits": _map(_NUMBER),
+    "rule": _TEXT,
+    "checks": _list(_TEXT, uniqueItems=True),
+})
+_CELL: Final = _object({
+    "id": _TEXT,
+    "axes": _map({"type": ["string", "number", "boolean", "null"]}),
+    "planned": _maybe(_PLANNED),
+    "status": {"enum": list(VERDICTS)},
+    "selected": {"type": "boolean"},
+    "checks": _map(_CHECK),
+    "seconds": {"type": ["number", "null"]},
+    "observation": _maybe(_OBSERVATION),
+    "observation_sha256": {"type": ["string", "null"]},
+})
+_MATRIX: Final = _object({
+    "path": _TEXT,
+    "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
+    "cells_planned": _list(_TEXT, uniqueItems=True),
+    "checks": _list(_TEXT, uniqueItems=True),
+    "excluded": _map(_COUNT),
+})
+_RUN: Final = _object({
+    "plugin": _TEXT,
+    "started": _TEXT,
+    "finished": {"type": ["string", "null"]},
+    "exit_status": {"type": ["integer", "null"]},
+    "git": _maybe(_object({"commit": _TEXT, "changed": {"type": "boolean"}})),
+    "ci": _map(_TEXT),
+})
+
+
+def block_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of the block ``compile_matrix``."""
+    return _object({
+        "schema_version": {"type": "string", "pattern": r"^1\.[0-9]+$"},
+        "run": _maybe(_RUN),
         "environment": {"type": "object"},
-    }, optional=("environment",))
-    scalar = {"type": ["string", "number", "boolean", "null"]}
-    cell = _object({
-        "id": _TEXT,
-        "axes": {"type": "object", "additionalProperties": scalar},
-        "status": {"enum": list(VERDICTS)},
-        "selected": {"type": "boolean"},
-        "checks": {"type": "object", "additionalProperties": check},
-        "seconds": {"type": ["number", "null"]},
-        "observation": _maybe(observation),
-    })
-    block = _object({
-        "schema_version": {"type": "string", "pattern": r"^1\.\d+$"},
-        "environment": {"type": "object"},
-        "matrix": _object({
-            "path": _TEXT,
-            "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
-            "cells_planned": {"type": "array", "items": _TEXT, "uniqueItems": True},
-            "checks": {"type": "array", "items": _TEXT},
-            "excluded": {"type": "object", "additionalProperties": _COUNT},
-        }),
+        "matrix": _MATRIX,
         "shard": _object({"index": {"type": "integer", "minimum": 1}, "of": {"type": "integer", "minimum": 1}}),
         "finished": {"type": "boolean"},
-        "gates": {"type": "object"},
-        "cells": {"type": "array", "items": cell},
+        "gates": _map(_CHECK),
+        "cells": _list(_CELL),
     })
+
+
+def line_schemas() -> dict[str, dict[str, Any]]:
+    """JSON Schemas of a journal's lines, by ``kind``. Loose: the block that is made of them is held against its own."""
+    head = _object({"run": {"type": "object"}, "matrix": _object({"checks": _list(_TEXT)}),
+                    "cells": _list(_object({"id": _TEXT}))})
+    verdict = {**_CHECK["properties"], "cell": _TEXT, "check": _TEXT, "seconds": _NUMBER, "observation": _OBSERVATION}
+    return {
+        "plan": _object({"head": head, "expected": _map(_list(_TEXT))}),
+        "verdict": _object(verdict, optional=("note", "seconds", "observation")),
+        "end": _object({"exit_status": {"type": "integer"}, "finished": _TEXT}),
+    }
+
+
+def report_schema() -> dict[str, Any]:
+    """JSON Schema (2020-12) of a report file: pytest-json-report's, of which we describe only our block."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "pytest-torchcompile report",
-        **_object({"compile_matrix": block}),
+        **_object({"compile_matrix": block_schema()}),
     }

@@ -1,0 +1,175 @@
+"""Reports of the shards of one run, merged: every planned cell once, of one matrix, in one environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pytest_torchcompile.errors import ReportError
+from pytest_torchcompile.observation import worst
+from pytest_torchcompile.report.reading import Report
+
+__all__ = ["VARYING", "Merged", "merge"]
+
+VARYING: Final = frozenset({"cores", "cpu", "platform"})
+"""What may differ between shards, because hosted runners are not all alike: it changes no verdict, only speed."""
+SHOWN: Final = 3
+
+
+@dataclass(frozen=True)
+class Merged:
+    """One run."""
+
+    reports: tuple[Report, ...]
+    environment: dict[str, Any]
+    matrix: dict[str, Any]
+    """As the block has it."""
+    cells: dict[str, dict[str, Any]]
+    """By id, in the order of the plan."""
+    origin: dict[str, str]
+    """Cell to the file that it came from."""
+    gates: dict[str, dict[str, Any]]
+    git: dict[str, Any] | None
+    plugin: str
+    """Version of this package that wrote the reports; empty for reports of schema 1.0."""
+    missing: tuple[str, ...]
+    """Planned cells that no report has, or that a report has without having been asked to judge them."""
+    problems: tuple[str, ...]
+    """Why this is not the whole run; empty if it is."""
+    notes: tuple[str, ...]
+
+    @property
+    def partial(self) -> bool:
+        """Is this only a part of the run?"""
+        return bool(self.problems)
+
+
+def merge(reports: Sequence[Report], varying: frozenset[str] = VARYING) -> Merged:
+    """Merge the reports of all shards of one run; a run without shards is one report.
+
+    ``varying``: keys of the environment that may differ. What is missing is told in ``problems``.
+    Raises :class:`~pytest_torchcompile.errors.ReportError` for what can't be one run: another matrix, environment,
+    commit or number of shards, a shard or a cell that is there twice, a cell that was not planned.
+    """
+    if not reports:
+        raise ReportError("no report is given")
+    first = reports[0]
+    for report in reports[1:]:
+        _same_run(first, report)
+    _same_shard_once(reports)
+    environment, notes = _environment(reports, varying)
+    cells, origin = _cells(reports)
+    planned: list[str] = first.block["matrix"]["cells_planned"]
+    missing = tuple(cell for cell in planned if cell not in cells or not cells[cell]["selected"])
+    run = first.block["run"] or {}
+    return Merged(
+        tuple(reports), environment, first.block["matrix"], {cell: cells[cell] for cell in planned if cell in cells},
+        origin, _gates(reports), run.get("git"), run.get("plugin", ""), missing,
+        tuple(_problems(reports, missing)), notes,
+    )
+
+
+def _same_run(first: Report, other: Report) -> None:
+    ours, theirs = _identity(first), _identity(other)
+    for what, value in ours.items():
+        if theirs[what] != value:
+            shown = f": {value} and {theirs[what]}" if isinstance(value, (str, int)) else ""
+            raise ReportError(f"{first.name} and {other.name} are not of one run: their {what} differ{shown}; "
+                              f"give the shards of one run, and judge each run by itself")
+
+
+def _identity(report: Report) -> dict[str, Any]:
+    matrix, run = report.block["matrix"], report.block["run"] or {}
+    git = run.get("git") or {}
+    return {"matrix files (sha256)": matrix["sha256"], "planned cells": matrix["cells_planned"],
+            "checks": matrix["checks"], "numbers of shards": report.shard[1],
+            "commits": git.get("commit", "unknown"), "versions of pytest-torchcompile": run.get("plugin", "unknown")}
+
+
+def _same_shard_once(reports: Sequence[Report]) -> None:
+    seen: dict[int, str] = {}
+    for report in reports:
+        index, of = report.shard
+        if index > of:
+            raise ReportError(f"{report.name}: says that it is shard {index} of {of}")
+        if index in seen:
+            what = f"shard {index} of {of}" if of > 1 else "the whole run"
+            raise ReportError(f"{seen[index]} and {report.name} are both {what}; give each shard once")
+        seen[index] = report.name
+
+
+def _environment(reports: Sequence[Report], varying: frozenset[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The environment of them all; that of a report in which nothing ran is empty and agrees with each."""
+    merged: dict[str, Any] = {}
+    origin = ""
+    notes = []
+    for report in reports:
+        for where, environment in _environments(report):
+            if environment and not merged:
+                merged, origin = environment, where
+            for key in dict.fromkeys([*merged, *environment]) if environment else ():
+                ours, theirs = merged.get(key), environment.get(key)
+                if ours == theirs:
+                    continue
+                text = f"{key} is {_shown(ours)} in {origin} and {_shown(theirs)} in {where}"
+                if key not in varying:
+                    raise ReportError(f"mixed environments: {text}; a verdict holds for one environment")
+                notes.append(text)
+    return merged, tuple(dict.fromkeys(notes))
+
+
+def _environments(report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield report.name, report.block["environment"]
+    for cell in report.cells:
+        if cell["observation"] and (own := cell["observation"].get("environment")):
+            yield f"cell {cell['id']} of {report.name}", own
+
+
+def _shown(value: Any) -> str:
+    return "not told" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _cells(reports: Sequence[Report]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    cells: dict[str, dict[str, Any]] = {}
+    origin: dict[str, str] = {}
+    for report in reports:
+        planned = set(report.block["matrix"]["cells_planned"])
+        for cell in report.cells:
+            name = cell["id"]
+            if name in cells:
+                where = "twice in" if origin[name] == report.name else f"in {origin[name]} and in"
+                raise ReportError(f"cell {name} is {where} {report.name}; it can be judged once only")
+            if name not in planned:
+                raise ReportError(f"{report.name}: cell {name} is not among the cells planned")
+            cells[name], origin[name] = cell, report.name
+    return cells, origin
+
+
+def _gates(reports: Sequence[Report]) -> dict[str, dict[str, Any]]:
+    """A gate of the whole is the worst of the shards'; a shard in which it was not run adds nothing but that."""
+    gates: dict[str, dict[str, Any]] = {}
+    for report in reports:
+        for name, gate in report.block["gates"].items():
+            known = gates.get(name)
+            if known is None or worst([known["verdict"], gate["verdict"]]) != known["verdict"]:
+                gates[name] = gate
+    return gates
+
+
+def _problems(reports: Sequence[Report], missing: Sequence[str]) -> Iterator[str]:
+    of = reports[0].shard[1]
+    absent = sorted(set(range(1, of + 1)) - {report.shard[0] for report in reports})
+    if absent:
+        yield f"shard{'s' * (len(absent) > 1)} {_first(absent)} of {of} {'is' if len(absent) == 1 else 'are'} missing"
+    for report in reports:
+        if report.partial:
+            yield f"{report.name} is partial: {report.partial}"
+    if missing:
+        planned = len(reports[0].block["matrix"]["cells_planned"])
+        yield f"{len(missing)} of the {planned} planned cells were not judged: {_first(missing)}"
+
+
+def _first(names: Sequence[Any]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(map(str, names[:SHOWN])) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,167 @@
+"""Reports read from files: the report of a finished run, or the journal of one that was killed.
+
+The one way to a report for everybody who judges or shows one (`gate`, `html`, `playbook`)::
+
+    reports = [read_report(path) for path in paths]     # ReportError: not readable, not ours, not of this format
+    merged = merge(reports)                             # .cells, .problems; see report/merging.py
+
+What is returned holds to the published schema in every value, so that no reader needs to look again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_torchcompile.errors import ReportError, nearest
+from pytest_torchcompile.report.record import Record
+from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, line_schemas
+from pytest_torchcompile.report.strictjson import StrictError, loads
+from pytest_torchcompile.report.upgrade import upgraded
+from pytest_torchcompile.report.validation import Validator, compiled
+
+__all__ = ["Report", "read_report"]
+
+KEY: Final = "compile_matrix"
+_JOURNAL: Final = re.compile(r'\s*\{"kind": "plan"')
+
+
+@dataclass(frozen=True)
+class Report:
+    """One run, or one shard of a run."""
+
+    name: str
+    """The file, as it was named."""
+    block: dict[str, Any]
+    """As the current schema has it (:func:`~pytest_torchcompile.report.schema.block_schema`)."""
+    journal: bool = False
+    """Read from a journal?"""
+    torn: bool = False
+    """Was the journal's last line cut?"""
+
+    @property
+    def cells(self) -> list[dict[str, Any]]:
+        """What the run says of each cell of its shard."""
+        cells: list[dict[str, Any]] = self.block["cells"]
+        return cells
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """(index from 1, number of shards)."""
+        return self.block["shard"]["index"], self.block["shard"]["of"]
+
+    @property
+    def partial(self) -> str:
+        """Why the report is only a part of its run; empty if it is whole."""
+        status = (self.block["run"] or {}).get("exit_status", 0)
+        if self.torn or status is None:
+            return "the run did not end by itself: it was killed, or is still going on"
+        if status not in (0, 1) and not self.block["finished"]:
+            return f"pytest ended with {status}: interrupted, an error of its own, or nothing selected"
+        return "" if self.block["finished"] else "planned verdicts never came"
+
+
+def read_report(path: str | Path) -> Report:
+    """Read a report or a journal.
+
+    Raises :class:`~pytest_torchcompile.errors.ReportError`: no such file, no UTF-8, no (strict) JSON, cut off, not one
+    of ours, of a newer major version, or with a value that the schema does not allow.
+    """
+    name = str(path)
+    text = _text(Path(path), name)
+    if not text.strip():
+        raise ReportError(f"{name}: is empty; expected a JSON report, for example .compile-matrix/report.json")
+    if _JOURNAL.match(text):
+        return _from_journal(name, text)
+    try:
+        content = loads(text)
+    except StrictError as error:
+        raise ReportError(f"{name}: cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict) or KEY not in content:
+        hint = "was it run with --compile-matrix?" if isinstance(content, dict) and "tests" in content else \
+            "expected the JSON report of `pytest --compile-matrix`"
+        raise ReportError(f"{name}: holds no block {KEY!r}; {hint}")
+    return Report(name, _block(content[KEY], name))
+
+
+def _text(path: Path, name: str) -> str:
+    try:
+        if path.is_dir():
+            inside = sorted(child.name for child in path.glob("*.json*"))
+            holds = f"; it holds {', '.join(inside[:10])}" if inside else ""
+            raise ReportError(f"{name}: is a folder; expected report files{holds}")
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        others = [str(child) for child in path.parent.glob("*.json*")]
+        raise ReportError(f"{name}: no such file{f'; {nearest(name, others)}' if others else ''}") from None
+    except UnicodeDecodeError as error:
+        raise ReportError(f"{name}: byte {error.start} is not UTF-8, so this is no report") from None
+    except MemoryError:
+        raise ReportError(f"{name}: is larger than this machine's memory") from None
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        raise ReportError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _block(block: Any, name: str) -> dict[str, Any]:
+    """Bring a block up to date and hold it against the schema."""
+    version = block.get("schema_version") if isinstance(block, dict) else None
+    match = re.fullmatch(r"([0-9]{1,6})\.([0-9]{1,6})", version) if isinstance(version, str) else None
+    if match is None:
+        raise ReportError(f"{name}: {KEY} has no schema_version of the form MAJOR.MINOR")
+    major, minor = int(match[1]), int(match[2])
+    ours = int(SCHEMA_VERSION.partition(".")[0])
+    if major != ours:
+        hint = "update pytest-torchcompile" if major > ours else "read it with the version that wrote it"
+        raise ReportError(f"{name}: is of schema {version}, and this version reads {ours}.x; {hint}")
+    try:
+        block = upgraded(block, minor)
+    except (TypeError, ValueError) as error:
+        raise ReportError(f"{name}: {error}") from None
+    _hold(BLOCK, block, f"{name}: {KEY}")
+    return dict(block)
+
+
+def _hold(validator: Validator, value: Any, where: str) -> None:
+    found = validator(value)
+    if found is not None:
+        place, text = found
+        path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+        raise ReportError(f"{where}{path}: {text}")
+
+
+def _from_journal(name: str, text: str) -> Report:
+    """Fold the lines into a block; the last one may be cut."""
+    lines = text.splitlines()
+    contents: list[Any] = []
+    torn = not text.endswith("\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            contents.append(loads(line))
+        except StrictError as error:
+            if number < len(lines) or number == 1:
+                raise ReportError(f"{name}:{number}: cannot be read as JSON: {error}") from None
+            torn = True
+    return Report(name, _block(_folded(name, contents), name), journal=True, torn=torn)
+
+
+def _folded(name: str, contents: Sequence[Any]) -> dict[str, Any]:
+    for number, content in enumerate(contents, 1):
+        kind = content.get("kind") if isinstance(content, dict) else None
+        if kind not in LINES or (kind == "plan") != (number == 1):
+            raise ReportError(f"{name}:{number}: is no line of a journal")
+        _hold(LINES[kind], content, f"{name}:{number}: ")
+    record = Record(contents[0]["head"])
+    record.expected = contents[0]["expected"]
+    for content in contents[1:]:
+        if content["kind"] == "verdict":
+            record.add(content)
+        else:
+            record.finish(content["exit_status"], content["finished"])
+    return record.block()
+
+
+BLOCK: Final = compiled(block_schema())
+LINES: Final = {kind: compiled(schema) for kind, schema in line_schemas().items()}

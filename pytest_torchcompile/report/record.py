@@ -1,0 +1,115 @@
+"""Record: a run's plan and verdicts, as plain data, made into the report's block.
+
+Fed line by line: by the journal while the run goes on, and by the reader from the journal of a run that was killed.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pytest_torchcompile.observation import worst
+from pytest_torchcompile.report.evidence import fingerprint
+
+__all__ = ["GATES", "Record", "now"]
+
+GATES: Final = ("safe_fallback", "smoketest", "shape_stability")
+"""The checks whose worst verdict the block states by itself, under ``gates``."""
+PROBLEMS_OF_A_GATE: Final = 5
+
+
+def now() -> str:
+    """The time as reports write it, in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+class Record:
+    """What a run has reported so far. ``head``: the keys of the block that are known before anything ran."""
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        self.head = head
+        self.environment: dict[str, Any] = {}
+        self.expected: dict[str, list[str]] = {}
+        """Cell to the checks that this run is to judge."""
+        self.verdicts: dict[str, dict[str, dict[str, Any]]] = {}
+        self.observations: dict[str, dict[str, Any]] = {}
+        self.seconds: dict[str, float] = {}
+        self.exit_status: int | None = None
+        self.finished: str | None = None
+
+    def add(self, carried: Mapping[str, Any]) -> None:
+        """Keep one verdict: ``cell``, ``check``, ``verdict``, ``problems``, and with the first its observation."""
+        cell = carried["cell"]
+        self.verdicts.setdefault(cell, {})[carried["check"]] = {
+            key: carried[key] for key in ("verdict", "problems", "note") if carried.get(key) not in (None, "")
+        }
+        if "observation" in carried:
+            self._observe(cell, carried["observation"])
+            self.seconds[cell] = carried["seconds"]
+
+    def finish(self, exit_status: int, finished: str) -> None:
+        """The run ended by itself, with this exit status of pytest."""
+        self.exit_status, self.finished = exit_status, finished
+
+    def not_run(self) -> list[str]:
+        """Items that were to be judged and have no verdict, as ``cell::check``."""
+        return [f"{cell}::{check}" for cell, names in self.expected.items() for check in names
+                if check not in self.verdicts.get(cell, {})]
+
+    def status(self, cell: str) -> str:
+        """The cell's status: the worst of its verdicts; ``not_run`` counts too."""
+        verdicts = [v["verdict"] for v in self.verdicts.get(cell, {}).values()]
+        missing = set(self.expected.get(cell, ())) - set(self.verdicts.get(cell, {}))
+        return worst(verdicts + ["not_run"] * bool(missing))
+
+    def block(self) -> dict[str, Any]:
+        """The report's block ``compile_matrix``; the schema is in :mod:`.schema`."""
+        cells = [self._cell(planned) for planned in self.head["cells"]]
+        return {
+            **self.head,
+            "run": {**self.head["run"], "finished": self.finished, "exit_status": self.exit_status},
+            "environment": self.environment,
+            "finished": self._ended() and not self.not_run(),
+            "gates": _gates(self.head["matrix"]["checks"], cells),
+            "cells": cells,
+        }
+
+    def _ended(self) -> bool:
+        """By itself: pytest's 0 and 1, and its 5 (nothing collected) for a shard that has no cells."""
+        return self.exit_status in (0, 1) or (self.exit_status == 5 and not self.head["cells"])
+
+    def _cell(self, planned: dict[str, Any]) -> dict[str, Any]:
+        cell = planned["id"]
+        checks = {name: {"verdict": "not_run", "problems": []} for name in self.expected.get(cell, ())}
+        observation = self.observations.get(cell)
+        return {
+            **planned,
+            "status": self.status(cell),
+            "selected": cell in self.expected,
+            "checks": checks | self.verdicts.get(cell, {}),
+            "seconds": self.seconds.get(cell),
+            "observation": observation,
+            "observation_sha256": None if observation is None else fingerprint(observation),
+        }
+
+    def _observe(self, cell: str, observation: dict[str, Any]) -> None:
+        observation = dict(observation)
+        environment = observation.pop("environment", {})
+        self.environment = self.environment or environment
+        if environment and environment != self.environment:
+            observation["environment"] = environment  # ranks that differ: the gate refuses a mixed report
+        self.observations[cell] = observation
+
+
+def _gates(checks: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Each gate that the matrix runs: the worst verdict of that check, and the problems of the cells that have it."""
+    gates = {}
+    for name in GATES:
+        found = {cell["id"]: cell["checks"][name] for cell in cells if name in cell["checks"]}
+        if name in checks and found:  # a shard may have no cell that it applies to
+            verdict = worst([check["verdict"] for check in found.values()])
+            problems = [{**problem, "message": f"{cell}: {problem['message']}"} for cell, check in found.items()
+                        if check["verdict"] == verdict != "pass" for problem in check["problems"]]
+            gates[name] = {"verdict": verdict, "problems": problems[:PROBLEMS_OF_A_GATE]}
+    return gates

@@ -1,0 +1,31 @@
+"""Upgrades: a block of an earlier minor version of the schema, brought up to this one, a step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+__all__ = ["STEPS", "upgraded"]
+
+
+def upgraded(block: dict[str, Any], minor: int) -> dict[str, Any]:
+    """Return the block as the current version has it; one of the current or a later minor is returned as it is.
+
+    Raises ValueError for a block that has keys which its own version did not have.
+    """
+    for step in STEPS[minor:]:
+        block = step(block)
+    return block
+
+
+def _from_1_0(block: dict[str, Any]) -> dict[str, Any]:
+    """1.1 brought ``run``, what was planned for each cell, and fingerprints; a 1.0 report can't tell them."""
+    new = {"planned": None, "observation_sha256": None}
+    cells = [cell for cell in block.get("cells", ()) if isinstance(cell, dict)]
+    if "run" in block or any(key in cell for cell in cells for key in new):
+        raise ValueError("says that it is of schema 1.0, but has keys of a later one")
+    return {**block, "run": None, "cells": [{**cell, **new} for cell in cells]}
+
+
+STEPS: Final[tuple[Callable[[dict[str, Any]], dict[str, Any]], ...]] = (_from_1_0,)
+"""Step k takes a block from minor k to minor k + 1."""

@@ -10,7 +10,7 @@ from itertools import islice
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.expressions import evaluate, names
 
-__all__ = ["Dim", "Dims", "bindings", "mistakes", "single"]
+__all__ = ["Dim", "Dims", "bindings", "completed", "mistakes", "single"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,16 @@ def bindings(dims: Dims) -> list[dict[str, int]]:
         if name not in rows[0]:
             rows = _with_size(dims, order, rows, name, dim.sizes)
     return [{name: row[name] for name in dims} for row in rows]
+
+
+def completed(dims: Dims, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Return one batch: the sizes given for the free dims, the numbers, and what the expressions make of them.
+
+    Raises :class:`UsageError` where an expression has no value for these sizes.
+    """
+    row = {name: dim.size for name, dim in dims.items() if dim.size is not None} | dict(sizes)
+    _compute(dims, _order(dims), [row])
+    return {name: row[name] for name in dims}
 
 
 def mistakes(dims: Dims) -> list[tuple[str, str]]:

@@ -1,0 +1,76 @@
+"""Hypothesis strategies: sequences of calls that go where compiled code tends to break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile.dims import Dims, completed, mistakes
+from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.fuzz.calls import DrawnCall, Sequence
+from pytest_torchcompile.fuzz.sizes import free, ordered, telling
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import SearchStrategy
+
+__all__ = ["shape_sequences"]
+
+Where = Callable[..., bool]
+
+
+def shape_sequences(
+    dims: Dims, max_calls: int = 6, *, flips: bool = False, others: Iterable[int] = (), where: Where | None = None,
+) -> SearchStrategy[Sequence]:
+    """A strategy for sequences of 1 to ``max_calls`` calls over the sizes of ``dims``.
+
+    Half of the sizes are telling ones (:func:`~pytest_torchcompile.fuzz.sizes.telling`). After the first call, a
+    call is a new one, the last with one dim changed, an earlier one again, or one whose dims are all equal.
+    ``flips`` adds switches between training and evaluation, ``others`` are sizes that dims may collide with,
+    ``where`` is called with the sizes as keywords and says which belong together.
+    Raises :class:`~pytest_torchcompile.errors.UsageError` for dims without sizes.
+    """
+    from hypothesis import strategies as st
+
+    for name, text in mistakes(dims):
+        raise UsageError(f"dim {name!r}: {text}")
+    names = free(dims)
+    constants = {dim.size for dim in dims.values() if dim.size is not None} | set(others)
+    pools = {name: st.sampled_from(_weighted(ordered(dims[name]), telling(dims[name], constants))) for name in names}
+    shared = sorted(set.intersection(*(set(ordered(dims[name])) for name in names))) if len(names) > 1 else []
+    ways = ["new", "one", "back", *(["equal"] if shared else [])] if names else ["back"]
+
+    @st.composite
+    def sequences(draw: Any) -> Sequence:
+        drawn: list[dict[str, int]] = []
+        for place in range(draw(st.integers(1, max_calls))):
+            way = draw(st.sampled_from(ways)) if place else "new"
+            if way == "new":
+                drawn.append({name: draw(pool) for name, pool in pools.items()})
+            elif way == "one":
+                name = draw(st.sampled_from(names))
+                drawn.append(drawn[-1] | {name: draw(pools[name])})
+            elif way == "back":
+                drawn.append(draw(st.sampled_from(drawn)))
+            else:
+                drawn.append(dict.fromkeys(names, draw(st.sampled_from(shared))))
+        modes = st.sampled_from((None, None, True, False)) if flips else st.none()
+        return tuple(_call(dims, sizes, where, draw(modes)) for sizes in drawn)
+
+    return sequences()
+
+
+def _weighted(order: list[int], more: list[int]) -> list[int]:
+    """Every size once, and copies of the telling ones until they are half of the pool."""
+    return order + more * max(1, len(order) // len(more))
+
+
+def _call(dims: Dims, sizes: dict[str, int], where: Where | None, training: bool | None) -> DrawnCall:
+    from hypothesis import reject
+
+    try:
+        every = completed(dims, sizes)
+    except UsageError:  # an expression of these sizes is no size
+        reject()
+    if where is not None and not where(**every):
+        reject()
+    return DrawnCall(tuple(every.items()), training)

@@ -1,0 +1,196 @@
+"""The search: kept sequences first, then drawn ones, within a budget; what fails is shrunk and kept."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile.dims import Dims
+from pytest_torchcompile.fuzz.calls import Sequence, from_plain, plain
+from pytest_torchcompile.fuzz.shrinking import minimal
+
+if TYPE_CHECKING:
+    from hypothesis.database import ExampleDatabase
+    from hypothesis.strategies import SearchStrategy
+
+__all__ = ["Budget", "Finding", "Result", "search"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a search goes on: until one of these is reached."""
+
+    examples: int = 30
+    """Sequences drawn; those tried when shrinking are not counted."""
+    seconds: float = 60.0
+    """Wall seconds, shrinking included: half of what is left when a fault is found goes to it at least."""
+    compiles: int = 2000
+    """Graphs compiled."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one sequence shows."""
+
+    kind: str
+    """Shrinking keeps to sequences that show the same kind."""
+    message: str
+    at: int
+    """Index of the call that shows it."""
+    evidence: str = ""
+    compiles: int = 0
+
+
+@dataclass
+class Result:
+    """What a search came to."""
+
+    examples: int = 0
+    """Sequences drawn and run."""
+    tries: int = 0
+    """All sequences that were run: drawn, kept from earlier runs, and tried when shrinking."""
+    calls: int = 0
+    compiles: int = 0
+    seconds: float = 0.0
+    finding: Finding | None = None
+    sequence: Sequence = ()
+    """The minimal failing sequence, as far as the budget went."""
+    drawn: Sequence = ()
+    """The failing sequence as it was found."""
+    spent: str = ""
+    """Which part of the budget ended the search, or the shrinking; empty if neither was cut short."""
+    kept: bool = False
+    """Was it found by a sequence kept from an earlier run?"""
+
+
+Try = Callable[[Sequence], tuple["Finding | None", int]]
+"""Run a sequence from a fresh compiler state; returns what it shows and how many graphs were compiled."""
+
+
+def search(strategy: SearchStrategy[Sequence], dims: Dims, attempt: Try, budget: Budget, *, seed: int | None = 0,
+           database: ExampleDatabase | None = None, key: str = "") -> Result:
+    """Look for a sequence that ``attempt`` finds fault with, and shrink it.
+
+    The same seed draws the same sequences; None draws others every time. Failing sequences are kept in
+    Hypothesis' ``database`` under ``key``; kept ones are tried first, and dropped when they no longer fail.
+    """
+    return _Search(strategy, dims, attempt, budget, seed, database, f"torchcompile:{key}".encode()).run()
+
+
+class _Ended(Exception):
+    """Ends the drawing: Hypothesis goes on until something fails. It replays what failed, so it is raised again."""
+
+
+@dataclass
+class _Search:
+    strategy: SearchStrategy[Sequence]
+    dims: Dims
+    attempt: Try
+    budget: Budget
+    seed: int | None
+    database: ExampleDatabase | None
+    key: bytes
+    result: Result = field(default_factory=Result)
+    started: float = field(default_factory=time.monotonic)
+    known: dict[Sequence, Finding | None] = field(default_factory=dict)
+
+    def run(self) -> Result:
+        result = self.result
+        self._replay()
+        if result.finding is None:
+            self._draw()
+        if result.finding is not None:
+            self._shrink(result.finding)
+            self._keep()
+        result.seconds = time.monotonic() - self.started
+        return result
+
+    def _try(self, sequence: Sequence) -> Finding | None:
+        if sequence not in self.known:
+            found, compiles = self.attempt(sequence)
+            self.result.tries += 1
+            self.result.calls += len(sequence) if found is None else found.at + 1
+            self.result.compiles += compiles
+            self.known[sequence] = found
+        return self.known[sequence]
+
+    def _spent(self, seconds: float) -> str:
+        if time.monotonic() - self.started >= seconds:
+            return "seconds"
+        return "compiles" if self.result.compiles >= self.budget.compiles else ""
+
+    def _replay(self) -> None:
+        if self.database is None:
+            return
+        for value in sorted(self.database.fetch(self.key)):
+            sequence = _decoded(value)
+            if sequence and self._possible(sequence) and (found := self._try(sequence)):
+                self._found(sequence, found)
+                self.result.kept = True
+                return
+            self.database.delete(self.key, value)
+
+    def _possible(self, sequence: Sequence) -> bool:
+        """Do the dims still have these sizes? They may have changed since the sequence was kept."""
+        return all([name for name, _ in each.sizes] == list(self.dims) for each in sequence)
+
+    def _found(self, sequence: Sequence, found: Finding) -> None:
+        self.result.finding, self.result.drawn = found, sequence
+        self.result.sequence = sequence[:found.at + 1]  # what came after cannot matter
+
+    def _draw(self) -> None:
+        import hypothesis
+
+        result, most = self.result, self.budget.seconds / 2
+
+        @hypothesis.settings(
+            max_examples=self.budget.examples, phases=[hypothesis.Phase.generate], database=None, deadline=None,
+            print_blob=False, report_multiple_bugs=False, verbosity=hypothesis.Verbosity.quiet,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        @hypothesis.given(self.strategy)
+        def body(sequence: Sequence) -> None:
+            result.spent = result.spent or self._spent(most)
+            if not result.spent and not result.finding:
+                result.examples += sequence not in self.known
+                if found := self._try(sequence):
+                    self._found(sequence, found)
+            if result.spent or result.finding:
+                raise _Ended
+
+        with suppress(_Ended):
+            (body if self.seed is None else hypothesis.seed(self.seed)(body))()
+
+    def _shrink(self, found: Finding) -> None:
+        result = self.result
+
+        def fails(sequence: Sequence) -> bool:
+            result.spent = result.spent or self._spent(self.budget.seconds)
+            if result.spent:
+                return False
+            again = self._try(sequence)
+            return again is not None and again.kind == found.kind and again.at == len(sequence) - 1
+
+        result.sequence = minimal(result.sequence, self.dims, fails)
+        if shown := self.known.get(result.sequence):
+            result.finding = shown
+
+    def _keep(self) -> None:
+        if self.database is not None:
+            self.database.save(self.key, _encoded(self.result.sequence))
+
+
+def _encoded(sequence: Sequence) -> bytes:
+    return json.dumps(plain(sequence)).encode()
+
+
+def _decoded(value: bytes) -> Sequence:
+    try:
+        data: Any = json.loads(value)
+        return from_plain(data)
+    except (ValueError, KeyError, TypeError, AttributeError):  # not ours, or of an older form
+        return ()

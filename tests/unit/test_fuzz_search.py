@@ -1,0 +1,219 @@
+"""The search for failing sequences, over faults that need no compiler."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.database import InMemoryExampleDatabase
+
+from pytest_torchcompile.dims import Dim
+from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.fuzz.calls import call, code, from_plain, plain
+from pytest_torchcompile.fuzz.drawing import shape_sequences
+from pytest_torchcompile.fuzz.search import Budget, Finding, search
+from pytest_torchcompile.fuzz.shrinking import minimal
+from pytest_torchcompile.fuzz.sizes import ordered, telling
+
+B = {"B": Dim(min=1, max=64)}
+BS = {"B": Dim(min=1, max=8), "S": Dim(min=1, max=512, multiple_of=8), "T": Dim(expression="S + 1"), "H": Dim(size=16)}
+
+
+def sizes(sequence, name="B"):
+    return [dict(each.sizes)[name] for each in sequence]
+
+
+def first(sequence, holds):
+    """A fault that shows at the first call for which ``holds(sizes so far)``."""
+    at = next((k for k in range(len(sequence)) if holds(sizes(sequence)[:k + 1])), None)
+    return (None if at is None else Finding("wrong", "it is wrong", at)), 1
+
+
+FAULTS = {
+    "odd and more than 16": (lambda seen: seen[-1] % 2 and seen[-1] > 16, [17]),
+    "multiple of 8 after two others": (lambda seen: len({*seen}) > 2 and seen[-1] % 8 == 0, [2, 3, 8]),
+    "1 after two others": (lambda seen: len({*seen}) > 2 and seen[-1] == 1, [2, 3, 1]),
+    "the third call": (lambda seen: len(seen) == 3, [2, 2, 2]),
+    "less than before, after more than 8": (lambda seen: len(seen) > 1 and seen[-2] > 8 > seen[-1], [9, 2]),
+    "more than 50": (lambda seen: seen[-1] > 50, [51]),
+    "back to the first": (lambda seen: len({*seen}) == 3 and len(seen) == 4 and seen[-1] == seen[0], [2, 3, 4, 2]),
+}
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_found_and_shrunk_to_its_minimum(name, seed):
+    """Whatever the seed, the same shortest sequence of the simplest sizes comes out."""
+    holds, shortest = FAULTS[name]
+    result = search(shape_sequences(B), B, lambda s: first(s, holds), Budget(examples=2000), seed=seed)
+    assert sizes(result.sequence) == shortest
+    assert result.finding
+    assert result.finding.at == len(shortest) - 1
+    assert not result.spent
+
+
+def test_no_fault_no_finding():
+    """A search that finds nothing runs as many sequences as asked."""
+    result = search(shape_sequences(B), B, lambda s: (None, 1), Budget(examples=50))
+    assert result.finding is None
+    assert 40 <= result.examples <= 50  # Hypothesis may draw one twice
+
+
+def test_the_same_seed_draws_the_same_sequences():
+    """A run can be repeated; without a seed others are drawn."""
+    def drawn(seed):
+        seen = []
+        search(shape_sequences(BS), BS, lambda s: (seen.append(s), (None, 1))[1], Budget(examples=20), seed=seed)
+        return seen
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert drawn(None) != drawn(None)
+
+
+@settings(max_examples=200)
+@given(shape_sequences(BS, max_calls=4, flips=True, others=[16]))
+def test_drawn_sizes_keep_to_the_dims(sequence):
+    """Ranges, multiples, constants and expressions hold in every call."""
+    assert 1 <= len(sequence) <= 4
+    for each in sequence:
+        s = dict(each.sizes)
+        assert list(s) == ["B", "S", "T", "H"]
+        assert 1 <= s["B"] <= 8
+        assert s["S"] % 8 == 0 < s["S"] <= 512
+        assert s["T"] == s["S"] + 1
+        assert s["H"] == 16
+
+
+def seen_in(strategy, holds, most=300):
+    found = []
+    search(strategy, BS, lambda s: (found.append(s) if holds(s) else None, (None, 1))[1], Budget(examples=most))
+    return len(found)
+
+
+@pytest.mark.parametrize("holds", [
+    lambda s: any(dict(c.sizes)["B"] == dict(c.sizes)["S"] for c in s),
+    lambda s: any(dict(c.sizes)["S"] == 16 for c in s),
+    lambda s: len(s) > 2 and s[-1] == s[0] != s[1],
+    lambda s: any(dict(c.sizes)["B"] == 1 for c in s),
+    lambda s: any(dict(c.sizes)["S"] == 512 for c in s),
+    lambda s: any(c.training is False for c in s) and any(c.training for c in s),
+], ids=["equal dims", "equal to a constant", "going back", "size 1", "largest", "flips"])
+def test_boundaries_are_favoured(holds):
+    """What tends to break compiled code turns up in a few hundred sequences, more than once."""
+    assert seen_in(shape_sequences(BS, flips=True), holds) >= 5
+
+
+def test_where_is_kept_to():
+    """Sizes that do not belong together are never drawn."""
+    strategy = shape_sequences(BS, where=lambda B, S, **_: B * S <= 64)
+    assert seen_in(strategy, lambda s: any(dict(c.sizes)["B"] * dict(c.sizes)["S"] > 64 for c in s), 50) == 0
+
+
+def test_simplest_sizes_come_first():
+    """2 is the plainest size; 1 and 0 are compiled apart, so they come last."""
+    assert ordered(Dim(min=0, max=5)) == [2, 3, 4, 5, 1, 0]
+    assert ordered(Dim(buckets=(128, 32, 64))) == [32, 64, 128]
+    assert telling(Dim(min=1, max=20), others=[11]) == [2, 3, 4, 5, 7, 8, 9, 11, 15, 16, 17, 20, 1]
+    assert len(ordered(Dim(min=1, max=10**9))) < 10_000
+
+
+def test_a_relation_without_a_size_is_not_drawn():
+    """T = S - 8 has no size below 8, so such S are left out, and shrinking leaves them out too."""
+    dims = {"S": Dim(min=1, max=20), "T": Dim(expression="S - 8")}
+    result = search(shape_sequences(dims), dims, lambda s: (Finding("wrong", "", 0), 1), Budget(examples=200))
+    assert sizes(result.sequence, "S") == [8]
+
+
+def test_dims_without_sizes_are_a_usage_error():
+    """A mistake in the dims is told before anything is drawn."""
+    with pytest.raises(UsageError, match="dim 'B': has no size; expected buckets, choices or max"):
+        shape_sequences({"B": Dim()})
+
+
+def test_dims_without_freedom_still_give_sequences():
+    """With constant sizes only the number of calls is drawn."""
+    dims = {"H": Dim(size=16)}
+    result = search(shape_sequences(dims), dims,
+                    lambda s: (Finding("wrong", "", 2) if len(s) > 2 else None, 1), Budget(examples=50))
+    assert sizes(result.sequence, "H") == [16, 16, 16]
+
+
+def test_a_failing_sequence_is_kept_and_tried_first():
+    """Hypothesis' database has the minimal sequence; a later run starts with it, and drops it once it holds."""
+    database = InMemoryExampleDatabase()
+    holds = FAULTS["more than 50"][0]
+
+    def run(attempt):
+        return search(shape_sequences(B), B, attempt, Budget(2000), database=database, key="cell")
+
+    run(lambda s: first(s, holds))
+    again = run(lambda s: first(s, holds))
+    assert (again.kept, again.examples, sizes(again.sequence)) == (True, 0, [51])
+    mended = run(lambda s: (None, 100))
+    assert mended.finding is None
+    assert not list(database.fetch(b"torchcompile:cell"))
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b"[1]", b"\xff", b'[{"sizes": {"Q": 3}, "training": null}]', b"{}"])
+def test_a_kept_sequence_that_cannot_be_read_is_dropped(value):
+    """The database may hold what an older version or another matrix wrote."""
+    database = InMemoryExampleDatabase()
+    database.save(b"torchcompile:cell", value)
+    result = search(shape_sequences(B), B, lambda s: (None, 1), Budget(examples=3), database=database, key="cell")
+    assert result.finding is None
+    assert not list(database.fetch(b"torchcompile:cell"))
+
+
+@pytest.mark.parametrize(("budget", "spent"), [
+    (Budget(100, 0.0), "seconds"), (Budget(100, 60, compiles=7), "compiles"),
+])
+def test_the_budget_ends_the_search(budget, spent):
+    """Time and compiles end it, not only the number of examples, and the result says which."""
+    result = search(shape_sequences(B), B, lambda s: (None, 1), budget)
+    assert result.spent == spent
+    assert result.tries <= 7
+
+
+def test_the_budget_ends_the_shrinking():
+    """What was found is reported all the same, as far as it was shrunk."""
+    runs = []
+
+    def attempt(sequence):
+        runs.append(sequence)
+        return first(sequence, FAULTS["more than 50"][0])[0], 10
+
+    result = search(shape_sequences(B), B, attempt, Budget(2000, 60, compiles=200), seed=3)
+    assert result.spent == "compiles"
+    assert len(runs) <= 21
+    if result.finding:
+        assert sizes(result.sequence)[-1] > 50
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 5), st.integers(2, 64), st.data())
+def test_the_result_is_minimal(length, least, data):
+    """With a call dropped or one size lower, the sequence no longer fails."""
+    def fails(sequence):
+        return len(sequence) >= length and sizes(sequence)[-1] >= least
+
+    start = data.draw(shape_sequences(B, max_calls=8).filter(fails))
+    assert sizes(minimal(start, B, fails)) == [2] * (length - 1) + [least]
+
+
+def test_shrinking_keeps_to_the_kind_of_fault():
+    """A crash is not turned into a recompile on the way down."""
+    def attempt(sequence):
+        last = sizes(sequence)[-1]
+        kind = "crash" if last > 40 else "recompile" if last > 20 else ""
+        return (Finding(kind, "", len(sequence) - 1) if kind else None), 1
+
+    kinds = {search(shape_sequences(B, 1), B, attempt, Budget(200), seed=s).finding.kind for s in range(20)}
+    assert kinds == {"crash", "recompile"}
+
+
+def test_code_and_data_of_a_sequence():
+    """A sequence prints as code that makes it, and survives JSON."""
+    sequence = (call(B=2, S=8), call(B=3, S=8, training=False))
+    assert code(sequence) == "[call(B=2, S=8), call(B=3, S=8, training=False)]"
+    assert tuple(eval(code(sequence), {"call": call})) == sequence
+    assert from_plain(plain(sequence)) == sequence

@@ -14,17 +14,21 @@ if TYPE_CHECKING:
     from pytest_torchcompile.fixtures import StateLeakWarning
     from pytest_torchcompile.instruments import Ledger, observe
     from pytest_torchcompile.layer.config import BucketConfig, CompileConfig
+    from pytest_torchcompile.layer.equivalence import Comparison, assert_equivalent, compare
     from pytest_torchcompile.layer.shapes import ShapeStabilizer
     from pytest_torchcompile.matrix import Matrix, load_matrix
 
 __all__ = [
     "BucketConfig",
     "Cell",
+    "Comparison",
     "CompileConfig",
     "Ledger",
     "Matrix",
     "ShapeStabilizer",
     "StateLeakWarning",
+    "assert_equivalent",
+    "compare",
     "load_matrix",
     "observe",
 ]
@@ -33,11 +37,14 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "BucketConfig": "layer.config",
     "Cell": "cell",
+    "Comparison": "layer.equivalence",
     "CompileConfig": "layer.config",
     "Ledger": "instruments",
     "Matrix": "matrix",
     "ShapeStabilizer": "layer.shapes",
     "StateLeakWarning": "fixtures",
+    "assert_equivalent": "layer.equivalence",
+    "compare": "layer.equivalence",
     "load_matrix": "matrix",
     "observe": "instruments",
 }

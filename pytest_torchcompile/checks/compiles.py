@@ -13,7 +13,7 @@ from pytest_torchcompile.checks.protocol import Check
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.runner import Run
+    from pytest_torchcompile.oracle.trial import Trial
 
 __all__ = ["CHECK", "SILENT"]
 
@@ -22,7 +22,7 @@ SILENT = frozenset({"limit", "suppressed", "stance", "off"})
 are what the coverage limit is for."""
 
 
-def measure(run: Run) -> dict[str, Any]:
+def measure(run: Trial) -> dict[str, Any]:
     """Compiled frames and graphs, frames that ran eagerly, coverage per call, the error if there was one."""
     seen, error = run.compiled.seen, run.compiled.error
     return {
@@ -32,7 +32,7 @@ def measure(run: Run) -> dict[str, Any]:
         "lost": seen["lost"],
         "coverage": run.compiled.coverage,
         "all_zero": [r.all_zero for r in run.compiled.passes[0] if not r.error],
-        "eager_all_zero": [r.all_zero for r in run.eager[0]],
+        "eager_all_zero": [r.all_zero for r in run.eager[0] if not r.error],
         "error": error.to_dict() if error else None,
         "seconds": run.seconds.get("compiled"),
     }

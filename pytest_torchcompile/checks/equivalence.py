@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.oracle.findings import findings
 from pytest_torchcompile.oracle.leaf import Leaf
-from pytest_torchcompile.oracle.limits import Limits, problem
 
 if TYPE_CHECKING:
     from pytest_torchcompile.runner import Run
@@ -52,21 +52,14 @@ def measure(run: Run) -> dict[str, Any]:
 
 def judge_leaves(section: Mapping[str, Any], what: str) -> Iterator[Problem]:
     """One problem for each leaf that is farther off than rounding explains."""
-
     if not section["compared"]:
         yield Problem(f"nothing was compared: the model has no {what}",
                       hint="phase: inference has no gradients to judge; or leave the check out by the key `checks`"
                       if what == "gradient" else "return a tensor")
-    found: dict[str, list[Problem]] = {}
-    for kept in section["leaves"]:
-        leaf = Leaf.from_dict({k: v for k, v in kept.items() if k != "call"})
-        text = problem(leaf, Limits())
-        if text:
-            found.setdefault(leaf.name, []).append(
-                Problem(text, evidence=f"in {kept['call']}"))
-    for problems in found.values():
-        first, more = problems[0], len(problems) - 1
-        yield Problem(first.message, first.evidence + (f", and in {more} more call(s)" if more else ""))
+    leaves = [(kept["call"], Leaf.from_dict({k: v for k, v in kept.items() if k != "call"}))
+              for kept in section["leaves"]]
+    for found in findings(leaves):
+        yield Problem(found.message, found.evidence)
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:

@@ -22,7 +22,7 @@ NEEDS_TORCH = {
 }
 """Modules and folders that may import torch at their top."""
 TORCH_FREE_IN_THEM = {
-    "wrappers", "oracle", "oracle/leaf", "oracle/limits",
+    "wrappers", "oracle", "oracle/findings", "oracle/leaf", "oracle/limits",
     "instruments", "instruments/records", "instruments/causes", "instruments/ledger", "instruments/graph_breaks",
     "instruments/advice", "instruments/explain", "instruments/sites", "layer", "layer/config", "layer/environment",
 }

@@ -4,7 +4,7 @@
 
     TorchcompileError            1   whatever we raise on purpose
       UsageError                 4   the caller gave something we cannot use (pytest's own code for it)
-        MatrixError              4   ... in a matrix file, with file:line:column
+        MatrixError              4   ... in a matrix or policy file, with file:line:column
       ReportError                2   a report that cannot be read, or not by this version
       NothingToJudge             3   nothing ran, so nothing may pass
       Unavailable                    this machine lacks what a cell needs: a skip, never a pass
@@ -40,7 +40,7 @@ class UsageError(TorchcompileError):
 
 
 class MatrixError(UsageError):
-    """A matrix file has a mistake; the text starts with ``file:line:column``."""
+    """A matrix or policy file has a mistake; the text starts with ``file:line:column``."""
 
     def __init__(self, path: str, line: int, column: int, text: str) -> None:
         super().__init__(f"{path}:{line}:{column}: {text}")

@@ -26,30 +26,30 @@ _PLAIN: Final = frozenset(
 )
 
 
-def read(path: Path, shown: str) -> bytes:
-    """Return the file's bytes. Raises :class:`MatrixError` for what is no readable file of at most 1 MiB."""
+def read(path: Path, shown: str, what: str = "matrix") -> bytes:
+    """Return the bytes of a file, which is a ``what``. Raises :class:`MatrixError` for what is no readable file of at most 1 MiB."""
     try:
         if path.is_dir():
             inside = sorted(child.name for child in path.iterdir() if child.suffix in (".yaml", ".yml"))
             holds = f"; it holds {', '.join(inside[:20])}" if inside else ""
-            raise MatrixError(shown, 1, 1, f"is a folder; expected a matrix file{holds}")
+            raise MatrixError(shown, 1, 1, f"is a folder; expected a {what} file{holds}")
         if not path.exists():
             others = [str(Path(shown).parent / child.name) for child in path.parent.glob("*.y*ml")]
             hint = f"; {nearest(shown, others)}" if others else ""
             raise MatrixError(shown, 1, 1, f"no such file{hint}")
         if not path.is_file():
-            raise MatrixError(shown, 1, 1, "is no regular file; expected a matrix file")
+            raise MatrixError(shown, 1, 1, f"is no regular file; expected a {what} file")
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise MatrixError(shown, 1, 1, f"cannot be read: {error.strerror or error}") from None
     if len(data) > MAX_BYTES:
-        raise MatrixError(shown, 1, 1, f"is longer than {MAX_BYTES:,} bytes, too long for a matrix")
+        raise MatrixError(shown, 1, 1, f"is longer than {MAX_BYTES:,} bytes, too long for a {what}")
     return data
 
 
-def compose(data: bytes, shown: str) -> yaml.Node:
-    """Return the root node of the only document.
+def compose(data: bytes, shown: str, required: str = "the keys version and models") -> yaml.Node:
+    """Return the root node of the only document. ``required``: what an empty file lacks.
 
     Raises :class:`MatrixError` for bytes that are no UTF-8, for malformed YAML, an empty file, more than one
     document, deep nesting, aliases that expand beyond bounds or contain themselves, and tags that would build
@@ -67,7 +67,7 @@ def compose(data: bytes, shown: str) -> yaml.Node:
         line, column = _place(text, re.search(yaml.reader.Reader.NON_PRINTABLE, text))
         raise MatrixError(shown, line, column, f"malformed YAML: {error.reason}") from None
     if node is None:
-        raise MatrixError(shown, 1, 1, "the file is empty; expected at least the keys version and models")
+        raise MatrixError(shown, 1, 1, f"the file is empty; expected at least {required}")
     _check_nodes(node, shown)
     return node
 

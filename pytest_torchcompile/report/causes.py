@@ -1,0 +1,57 @@
+"""Causes: what failing cells have in common, so that ten thousand red squares read as the few things to mend."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pytest_torchcompile.report.facts import Facts, Problem
+
+__all__ = ["Cause", "causes"]
+
+_NUMBER = re.compile(r"\d.*", re.DOTALL)
+_EMPTY = "nothing to judge"
+"""How a check begins that has nothing to say because another one of the cell failed."""
+
+
+@dataclass
+class Cause:
+    """One thing that is wrong, and the cells in which it is."""
+
+    problem: Problem
+    """As the first of the cells has it; numbers differ in the others."""
+    checks: list[str] = field(default_factory=list)
+    verdict: str = "fail"
+    cells: list[str] = field(default_factory=list)
+    """Ids, in the order of the report."""
+
+
+def causes(cells: Iterable[Facts], verdicts: Iterable[str] = ("fail", "error", "timeout", "crash", "xpass"),
+           ) -> list[Cause]:
+    """Group the problems of some cells, those in most cells first.
+
+    One place in the user's code is one cause. Without a place, problems of one check are one cause if their texts are
+    the same up to the first number, whichever output or gradient they name.
+    """
+    wanted = frozenset(verdicts)
+    found: dict[tuple[str, ...], Cause] = {}
+    for facts in cells:
+        problems = [(v, p) for v in facts.verdicts if v.verdict in wanted for p in v.problems]
+        own = [(v, p) for v, p in problems if not p.message.startswith(_EMPTY)] or problems
+        for verdict, problem in own:
+            key = (verdict.check, problem.place) if problem.place else ("", _kind(verdict.check, problem.message))
+            cause = found.setdefault((verdict.verdict, *key), Cause(problem, verdict=verdict.verdict))
+            if verdict.check not in cause.checks:
+                cause.checks.append(verdict.check)
+            if cause.cells[-1:] != [facts.id]:
+                cause.cells.append(facts.id)
+    return sorted(found.values(), key=lambda cause: -len(cause.cells))
+
+
+def _kind(check: str, message: str) -> str:
+    """What a problem says, without what differs from cell to cell; crashes are one for all checks of a cell."""
+    _, colon, rest = message.partition(": ")
+    if colon and check in ("equivalence", "gradients"):  # the output or gradient comes first
+        return f"{check}: {_NUMBER.sub('', rest)}"
+    return _NUMBER.sub("", message)

@@ -1,0 +1,238 @@
+"""Facts: what a cell of a report holds, as typed records, whatever its sections lack. No torch.
+
+The schema says what a cell is, but leaves each section's inside to its check: one may be missing, be of another
+version, or have been written by another tool. Here what cannot be read counts as not measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
+from typing import Any, TypeVar
+
+from pytest_torchcompile.instruments.records import Compile, EagerFrame, Graph, GraphBreak
+from pytest_torchcompile.oracle.leaf import Leaf
+
+__all__ = ["Compared", "Facts", "Generated", "Kernel", "Problem", "Verdict", "number", "objects", "read", "words"]
+
+T = TypeVar("T")
+
+
+@dataclass
+class Problem:
+    """One thing that a check found wrong (:class:`pytest_torchcompile.observation.Problem`)."""
+
+    message: str
+    evidence: str = ""
+    hint: str = ""
+    file: str = ""
+    line: int = 0
+
+    @property
+    def place(self) -> str:
+        """``file:line``, or nothing."""
+        return f"{self.file}:{self.line}" if self.file else ""
+
+
+@dataclass
+class Verdict:
+    """What one check says of the cell."""
+
+    check: str
+    verdict: str
+    problems: list[Problem]
+    note: str = ""
+
+
+@dataclass
+class Kernel:
+    """One generated kernel (:class:`pytest_torchcompile.instruments.kernels.Kernel`)."""
+
+    name: str
+    language: str
+    ops: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    calls: int = 0
+
+
+@dataclass
+class Generated:
+    """What one run of one generated graph calls (:class:`pytest_torchcompile.instruments.kernels.Kernels`)."""
+
+    compile_id: str
+    stage: str
+    library: dict[str, float] = field(default_factory=dict)
+    fallbacks: dict[str, float] = field(default_factory=dict)
+    generated: list[Kernel] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Compared(Leaf):
+    """One thing that eager and compiled were compared in, and in which call."""
+
+    call: str = ""
+
+
+class Facts:
+    """One cell of a report's block ``compile_matrix``."""
+
+    def __init__(self, cell: Mapping[str, Any]) -> None:
+        self.cell = cell
+        self.id: str = words(cell.get("id"))
+        self.axes: dict[str, str] = {str(k): words(v) for k, v in mapping(cell.get("axes")).items()}
+        self.status: str = words(cell.get("status"))
+        self.observation = mapping(cell.get("observation"))
+        self.sections = {str(k): mapping(v) for k, v in mapping(self.observation.get("sections")).items()}
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """What each check says, in the order of the report."""
+        return [Verdict(name, words(check.get("verdict")), objects(Problem, check.get("problems")),
+                        words(check.get("note")))
+                for name, check in ((str(k), mapping(v)) for k, v in mapping(self.cell.get("checks")).items())]
+
+    @property
+    def failed(self) -> list[Verdict]:
+        """The checks that neither passed nor were skipped, and were not expected to fail."""
+        return [v for v in self.verdicts if v.verdict not in ("pass", "skip", "xfail")]
+
+    @property
+    def note(self) -> str:
+        """Why a cell without problems has the status it has: of a skip or an expected failure."""
+        return next((v.note for v in self.verdicts if v.note), "")
+
+    @cached_property
+    def compiles(self) -> list[Compile]:
+        """Every compile, in order."""
+        return objects(Compile, self.section("compiles").get("compiles"))
+
+    @property
+    def recompiles(self) -> list[Compile]:
+        """The compiles whose guards had failed before."""
+        return [c for c in self.compiles if c.kind == "recompile"]
+
+    @cached_property
+    def graphs(self) -> list[Graph]:
+        """Every graph that a backend compiled."""
+        return objects(Graph, self.section("compiles").get("graphs"))
+
+    @cached_property
+    def eager_frames(self) -> list[EagerFrame]:
+        """Frames that ran eagerly though they were asked to compile."""
+        return objects(EagerFrame, self.section("compiles").get("eager_frames"))
+
+    @cached_property
+    def graph_breaks(self) -> list[GraphBreak]:
+        """Places in user code where a graph ended early; also empty where the check did not run."""
+        return objects(GraphBreak, self.section("graph_breaks").get("graph_breaks"))
+
+    @property
+    def coverage(self) -> float | None:
+        """The smallest share of operator calls that ran inside compiled graphs, of all calls."""
+        calls = self.section("compiles").get("coverage")
+        shares = [number(mapping(c).get("share")) for c in calls] if isinstance(calls, list) else []
+        return min((s for s in shares if s is not None), default=None)
+
+    @property
+    def leaves(self) -> list[Compared]:
+        """What was compared and was not bitwise equal, of values and gradients; of each in the call where it is worst."""
+        worst: dict[str, Compared] = {}
+        for name in ("equivalence", "gradients"):
+            for leaf in objects(Compared, self.section(name).get("leaves")):
+                worst.setdefault(leaf.name, leaf)  # the section has the worst first
+        return list(worst.values())
+
+    @cached_property
+    def generated(self) -> list[Generated]:
+        """Generated kernels of each graph; empty where they were not recorded."""
+        found = []
+        graphs = self.section("kernels").get("graphs")
+        for graph in graphs if isinstance(graphs, list) else ():
+            record = read(Generated, mapping(graph))
+            record.generated = objects(Kernel, mapping(graph).get("generated"))
+            found.append(record)
+        return found
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Wall seconds by phase of the run."""
+        return _numbers(self.observation.get("seconds"))
+
+    @property
+    def total_seconds(self) -> float | None:
+        """Wall seconds of the whole cell."""
+        return number(self.cell.get("seconds"))
+
+    @property
+    def leaks(self) -> list[str]:
+        """Torch settings that the cell changed, and that were put back."""
+        leaks = self.observation.get("leaks")
+        return [words(leak) for leak in leaks] if isinstance(leaks, list) else []
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """One section of the observation; empty where it was not measured."""
+        return self.sections.get(name, {})
+
+
+def objects(kind: type[T], given: Any) -> list[T]:
+    """Records of a list of objects; what is no object is left out."""
+    return [read(kind, each) for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+
+
+def read(kind: type[T], given: Mapping[str, Any]) -> T:
+    """Make a record of a dataclass whose fields are texts, numbers, lists of texts and objects of numbers.
+
+    A field that is missing or of another type has its type's empty value; unknown keys are left out.
+    """
+    found: dict[str, Any] = {}
+    for each in fields(kind):  # type: ignore[arg-type]
+        if each.name in given or each.default is each.default_factory is MISSING:
+            found[each.name] = _fit(str(each.type), given.get(each.name))
+    return kind(**found)
+
+
+def _fit(wanted: str, value: Any) -> Any:
+    if wanted == "bool":
+        return value is True
+    if wanted.startswith("tuple"):
+        return tuple(map(words, value)) if isinstance(value, list) else ()
+    if wanted.startswith("dict"):
+        return _numbers(value)
+    if wanted.startswith("list"):
+        return []
+    if "int" in wanted or "float" in wanted:
+        if isinstance(value, str) and value in ("nan", "inf", "-inf"):
+            return float(value)
+        found = number(value)
+        return found if found is not None or "None" in wanted else 0
+    if wanted == "Scalar":
+        return value if isinstance(value, (str, int, float)) else None
+    return words(value)
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """The value if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def words(value: Any) -> str:
+    """A value as text: nothing for null, ``true`` and ``false`` as in JSON."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def number(value: Any) -> float | None:
+    """The value if it is a finite number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # a whole number that no float can hold
+        return None
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    return {str(k): n for k, v in mapping(value).items() if (n := number(v)) is not None}

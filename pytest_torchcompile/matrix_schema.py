@@ -15,6 +15,7 @@ from pytest_torchcompile.backends import BACKENDS, installed
 from pytest_torchcompile.cell import AXES
 from pytest_torchcompile.checks import CHECKS, LIMITS, Limit
 from pytest_torchcompile.wrappers import WRAPPERS
+from pytest_torchcompile.yamlreader import DAY
 
 __all__ = ["matrix_schema"]
 
@@ -102,7 +103,7 @@ def _rule(verb: str) -> Schema:
         "when": cells,
         "reason": _TEXT,
         "issue": _TEXT,
-        "until": {"type": "string", "format": "date", "pattern": f"^{rules.DAY}$"},
+        "until": {"type": "string", "format": "date", "pattern": f"^{DAY}$"},
         "checks": _some({"enum": list(CHECKS)}),
     }
     keys = (verb, *rules.VERBS[verb])

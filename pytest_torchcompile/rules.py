@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -38,9 +37,6 @@ RULE_KEYS: Final = {
     "until": "the last day on which the xfail holds, YYYY-MM-DD",
     "checks": "the checks that are known to fail; left out: any",
 }
-
-
-DAY: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ class _Rules:
             if name in found:
                 values[name] = self.reader.text(found[name], name) or ""
         if "until" in found:
-            values["until"] = self._date(found["until"])
+            values["until"] = self.reader.date(found["until"], "until")
         if "checks" in found:
             what = "a check of this matrix"
             values["checks"] = read_checks(self.reader, found["checks"], what, self.checks)
@@ -186,12 +182,3 @@ class _Rules:
         if not limits and isinstance(node, yaml.MappingNode) and not node.value:
             self.reader.wrong(node, f"limits: none is given; expected at least one of {', '.join(LIMITS)}")
         return limits
-
-    def _date(self, node: yaml.Node) -> datetime.date | None:
-        try:
-            if isinstance(node, yaml.ScalarNode) and re.fullmatch(DAY, node.value):
-                return datetime.date.fromisoformat(node.value)
-        except ValueError:
-            pass  # 2027-02-30
-        self.reader.wrong(node, f"until: found {kind(node)}, expected a day as YYYY-MM-DD")
-        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -13,12 +14,13 @@ from pytest_torchcompile.cell import Scalar
 from pytest_torchcompile.errors import MatrixError, nearest
 from pytest_torchcompile.yamlnodes import kind
 
-__all__ = ["MISSING", "Missing", "Problem", "Reader"]
+__all__ = ["DAY", "MISSING", "Missing", "Problem", "Reader"]
 
 SHOWN_PROBLEMS: Final = 20
 LONGEST: Final = 800  # characters of one text
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
+DAY: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _WORDS: Final[dict[str, Scalar]] = {"true": True, "false": False, "null": None, "~": None}
 # What YAML 1.1 makes of a plain word, and a reader of the file does not expect.
 _READ_AS: Final = {"bool": "a boolean", "int": "a number", "float": "a number", "null": "nothing",
@@ -150,6 +152,16 @@ class Reader:
         """Return a whole number of at least ``least``."""
         value = self.number(node, what, least=least)
         return None if value is None else int(value)
+
+    def date(self, node: yaml.Node, what: str) -> datetime.date | None:
+        """Return a day."""
+        try:
+            if isinstance(node, yaml.ScalarNode) and re.fullmatch(DAY, node.value):
+                return datetime.date.fromisoformat(node.value)
+        except ValueError:
+            pass  # 2027-02-30
+        self.wrong(node, f"{what}: found {kind(node)}, expected a day as YYYY-MM-DD")
+        return None
 
     def scalar(self, node: yaml.Node, what: str) -> Scalar | Missing:
         """Return a text, number, true, false or null; refuse what YAML 1.1 and a human read differently."""

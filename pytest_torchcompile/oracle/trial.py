@@ -41,12 +41,15 @@ class Call:
     index: int
     batch: Batch
     sizes: Mapping[str, int] = field(default_factory=dict)
+    training: bool | None = None
+    """Switches the model to training mode, with a backward pass, or to evaluation, without; None: as the trial says."""
 
     @property
     def label(self) -> str:
         """``call 2 (B=2, S=64)``."""
         sizes = ", ".join(f"{k}={v}" for k, v in self.sizes.items())
-        return f"call {self.index + 1}" + (f" ({sizes})" if sizes else "")
+        mode = "" if self.training is None else ", training" if self.training else ", evaluation"
+        return f"call {self.index + 1}" + (f" ({sizes})" if sizes else "") + mode
 
 
 @dataclass(frozen=True)
@@ -66,8 +69,8 @@ class Compiled:
     """What the compiled run recorded."""
 
     passes: list[list[Recording]] = field(default_factory=list)
-    """All calls, PASSES times over: the first pass compiles, the others are served by what it compiled. Ends with
-    the recording of the call that raised, if one did where eager had not."""
+    """All calls, as often as there are passes: the first pass compiles, the others are served by what it compiled.
+    Ends with the recording of the call that raised, if one did where eager had not."""
     seen: dict[str, Any] = field(default_factory=dict)
     runs: list[list[int]] = field(default_factory=list)
     """Pass by pass, how many compiled graphs ran in each call, its backward included."""
@@ -102,13 +105,16 @@ class Trial:
         root: Path | None = None,
         covered: bool = False,
         may_raise: bool = False,
+        passes: int = PASSES,
     ) -> None:
         """``pristine()`` gives the model in its initial state, for references. ``unit`` as for ``reference``.
         ``covered`` asks for the coverage of each call, which costs two more forward passes under torch's profiler.
         ``may_raise``: a call that raises eagerly has to raise compiled too; else it ends the trial.
+        ``passes``: how often all calls are made, up to PASSES.
         """
         self.make, self.pristine, self.settings, self.calls = make, pristine, settings, calls
         self.loss, self.train, self.seed, self.unit = loss, train, seed, unit
+        self._suffixes = SUFFIXES[:passes]
         self.root, self.covered, self.may_raise = root, covered, may_raise
         self.seconds: dict[str, float] = {}
         self.eager: list[list[Recording]] = []
@@ -141,17 +147,26 @@ class Trial:
     def reference(self, call: Call) -> Reference:
         """The float64 runs of a call; asked for when something isn't bitwise equal."""
         return reference(
-            self.pristine(), call.batch, loss=self.loss, train=self.train, seed=self.seed + call.index,
-            tape=self._tapes[call.index], unit=self.unit,
+            self._switch(self.pristine(), call), call.batch, loss=self.loss, train=self._trains(call),
+            seed=self.seed + call.index, tape=self._tapes[call.index], unit=self.unit,
         )
 
     def _record(self, side: Side, call: Call, mode: Any = None) -> Recording:
-        return record(side.call, side.module, call.batch, loss=self.loss, train=self.train,
+        self._switch(side.module, call)
+        return record(side.call, side.module, call.batch, loss=self.loss, train=self._trains(call),
                       seed=self.seed + call.index, mode=mode)
+
+    def _trains(self, call: Call) -> bool:
+        return self.train if call.training is None else call.training
+
+    def _switch(self, module: torch.nn.Module, call: Call) -> torch.nn.Module:
+        if any(each.training is not None for each in self.calls):
+            module.train(self._trains(call))
+        return module
 
     def _run_eager(self, side: Side) -> None:
         start = StateSnapshot(side.module)
-        for number in range(PASSES):
+        for number in range(len(self._suffixes)):
             self.eager.append([])
             for call in self.calls:
                 start.restore()
@@ -168,7 +183,7 @@ class Trial:
     def _run_compiled(self, eager: Side, side: Side) -> None:
         compiled, start = self.compiled, StateSnapshot(side.module)
         with observe(root=self.root) as seen:
-            for number, suffix in enumerate(SUFFIXES):
+            for number, suffix in enumerate(self._suffixes):
                 compiled.passes.append([])
                 compiled.runs.append([])
                 with self.phase("steady" if number else "compiled"):
@@ -202,7 +217,7 @@ class Trial:
 
         torch.manual_seed(self.seed + call.index)
         try:
-            with torch.set_grad_enabled(self.train):
+            with torch.set_grad_enabled(self._trains(call)):
                 found = coverage.measure(forward(eager), forward(compiled))
         except TorchcompileError:
             raise
@@ -212,7 +227,7 @@ class Trial:
         return None
 
     def _compare(self) -> Iterator[tuple[str, Leaf]]:
-        for suffix, eagers, compileds in zip(SUFFIXES, self.eager, self.compiled.passes, strict=True):
+        for suffix, eagers, compileds in zip(self._suffixes, self.eager, self.compiled.passes, strict=True):
             for call, eager, compiled in zip(self.calls, eagers, compileds, strict=False):
                 if compiled.error and not eager.error:
                     return

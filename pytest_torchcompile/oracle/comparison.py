@@ -145,8 +145,7 @@ def _pairs(eager: Recording, compiled: Recording) -> dict[str, tuple[str, Item, 
 
 
 def _items(recording: Recording) -> dict[str, tuple[str, Item]]:
-    items = {name: (kind, Item(value)) for name, kind, value in recording.values()}
-    return items | {name: ("value", item) for name, item in recording.outputs.items()}
+    return {name: (kind, item) for name, kind, item in recording.items()}
 
 
 def _equal(mine: Any, found: Any) -> bool:

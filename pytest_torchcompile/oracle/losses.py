@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.oracle.paths import leaves_of
 
-__all__ = ["default_loss", "loss_of"]
+__all__ = ["default_loss", "left_out", "loss_of"]
 
 
 def default_loss(output: Any, value: Any = None) -> torch.Tensor | None:
@@ -50,6 +51,35 @@ def loss_of(loss: Callable[[Any, Any], Any] | None, output: Any, value: Any) -> 
     raise UsageError(
         f"loss {name!r} returned {shown}, expected a tensor of one element: reduce it with .mean()"
     )
+
+
+def left_out(loss: torch.Tensor, outputs: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, ...]:
+    """Names of the outputs that want a gradient and get none from ``loss`` itself.
+
+    An output that only feeds another one inside the model gets none here either: compiled, both are results of one
+    function, and the gradient of each takes its own way through it. Walks the graph of the loss from its end to the
+    outputs (``torch.autograd.graph.get_gradient_edge``, torch 2.1 and later).
+    """
+    edges: dict[tuple[Any, int], list[str]] = {}
+    for name, tensor in outputs:
+        if tensor.requires_grad:
+            edges.setdefault(_edge(tensor), []).append(name)
+    reached: set[tuple[Any, int]] = set()
+    passed = set()
+    left = [_edge(loss)]
+    while left:
+        edge = left.pop()
+        if edge in edges:
+            reached.add(edge)
+        elif edge[0] is not None and edge[0] not in passed:
+            passed.add(edge[0])
+            left += edge[0].next_functions
+    return tuple(name for edge, names in edges.items() if edge not in reached for name in names)
+
+
+def _edge(tensor: torch.Tensor) -> tuple[Any, int]:
+    edge = get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
 
 
 def _weights(like: torch.Tensor) -> torch.Tensor:

@@ -2,34 +2,65 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from types import ModuleType
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["leaves_of"]
+__all__ = ["leaves_of", "opened", "tensors_of"]
+
+_CLOSED = (torch.nn.Module, torch.Tensor, ModuleType, type, enum.Enum, torch.Generator, torch.dtype, torch.device)
+_DEPTH = 6
+"""Objects inside objects are opened so deep."""
 
 
 def leaves_of(value: Any) -> tuple[list[tuple[str, Any]], str]:
     """Return ``[(path, leaf)]`` and a text that is equal for equal structures.
 
-    Any pytree (so also what transformers registers) and dataclasses that nobody registered, at any depth.
+    Any pytree (so also what transformers registers), dataclasses that nobody registered, and other objects that
+    hold tensors in attributes (a cache, a distribution), at any depth. A leaf is a tensor or a Python object.
     Uses ``torch.utils._pytree.tree_flatten_with_path`` and ``keystr`` (torch 2.2 to 2.13).
     """
+    return _leaves(value, ())
+
+
+def tensors_of(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Only the leaves that are tensors."""
+    yield from ((path, leaf) for path, leaf in leaves_of(value)[0] if isinstance(leaf, torch.Tensor))
+
+
+def _leaves(value: Any, above: tuple[int, ...]) -> tuple[list[tuple[str, Any]], str]:
     found, spec = pytree.tree_flatten_with_path(value)
     leaves: list[tuple[str, Any]] = []
     inner: list[str] = []
     for path, leaf in found:
         where = pytree.keystr(path)
-        if is_dataclass(leaf) and not isinstance(leaf, type):
-            parts = [(f".{f.name}", *leaves_of(getattr(leaf, f.name))) for f in fields(leaf)]
-            leaves += [(where + name + rest, part) for name, below, _ in parts for rest, part in below]
-            named = ", ".join(f"{name[1:]}={text}" for name, _, text in parts)
-            inner.append(f"{type(leaf).__qualname__}({named})")
-        else:
+        parts = None if id(leaf) in above or len(above) >= _DEPTH else opened(leaf)
+        if parts is None:
             leaves.append((where, leaf))
+            continue
+        inside = [(name, *_leaves(part, (*above, id(leaf)))) for name, part in parts]
+        if not is_dataclass(leaf) and not any(isinstance(x, torch.Tensor) for _, below, _ in inside for _, x in below):
+            leaves.append((where, leaf))  # no tensor in it: compared as the object that it is
+            continue
+        leaves += [(f"{where}.{name}{rest}", part) for name, below, _ in inside for rest, part in below]
+        inner.append(f"{type(leaf).__qualname__}({', '.join(f'{name}={text}' for name, _, text in inside)})")
     text = _shown(spec)
     return leaves, text + (f" with {'; '.join(inner)}" if inner else "")
+
+
+def opened(leaf: Any) -> list[tuple[str, Any]] | None:
+    """The attributes of an object that may hold tensors; ``None`` for all others."""
+    if isinstance(leaf, _CLOSED):
+        return None
+    if is_dataclass(leaf):
+        return [(field.name, getattr(leaf, field.name, None)) for field in fields(leaf)]
+    held = getattr(leaf, "__dict__", None)
+    return list(held.items()) if isinstance(held, dict) and held and not callable(leaf) else None
 
 
 def _shown(spec: Any) -> str:

@@ -6,12 +6,13 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle.attributes import attribute_tensors
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.state import StateSnapshot
@@ -60,7 +61,7 @@ class Program:
     def copied(self) -> Program:
         """A copy whose module and batch nobody else holds; raises what ``copy.deepcopy`` raises."""
         module = copy.deepcopy(self.module)
-        return Program(module, self.batch.clone(), self.loss, self.train, self.seed, self.tape)
+        return replace(self, module=module, batch=self.batch.clone(), _widest={})
 
     def eager(self) -> Recording:
         """Run the module as it is, and put its state back."""
@@ -112,7 +113,7 @@ class _Function(torch.nn.Module):
 
 
 def _widened(module: torch.nn.Module, wide: torch.dtype) -> torch.nn.Module:
-    """Widen parameters and buffers in place; complex ones stay complex, unlike with ``Module.to``."""
+    """Widen all tensors of a module in place; complex ones stay complex, unlike with ``Module.to``."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(widened(parameter.dtype, wide))
     done: dict[int, torch.Tensor] = {}
@@ -121,6 +122,9 @@ def _widened(module: torch.nn.Module, wide: torch.dtype) -> torch.nn.Module:
             if buffer is not None:
                 wider = done.setdefault(id(buffer), buffer.to(widened(buffer.dtype, wide)))
                 part._buffers[name] = done[id(wider)] = wider
+    for _, tensor in attribute_tensors(module):
+        if tensor.dtype != widened(tensor.dtype, wide):
+            tensor.data = tensor.data.to(widened(tensor.dtype, wide))
     return module
 
 

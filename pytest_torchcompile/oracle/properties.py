@@ -17,12 +17,9 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "absent"})()
 
 
 def errors(eager: Recording, compiled: Recording) -> Leaf:
-    """Eager raises if and only if compiled raises, and in the same phase; the classes may differ.
-
-    Dynamo wraps errors that it meets while tracing (``TorchRuntimeError``), so a class can't be demanded.
-    """
+    """Eager raises if and only if compiled raises, in the same phase and of the same family of classes."""
     e, c = eager.error, compiled.error
-    if e is not None and c is not None and e.phase == c.phase:
+    if e is not None and c is not None and e.phase == c.phase and e.akin(c):
         return Leaf("error", "error", bitwise=True, eager=str(e), compiled=str(c))
     mine, found = f"raised {e}" if e else "ran", f"raised {c}" if c else "ran"
     return Leaf("error", "error", eager=mine, compiled=found, message=f"eager {mine}, compiled {found}")
@@ -39,6 +36,7 @@ def properties(eager: Recording, compiled: Recording) -> Iterator[Leaf]:
             message=f"requires grad: {eager.backward} in eager, {compiled.backward} compiled",
         )  # fmt: skip
     yield from _aliases(eager, compiled)
+    yield from _training(eager, compiled)
     yield _generators(eager, compiled)
 
 
@@ -50,6 +48,13 @@ def _aliases(eager: Recording, compiled: Recording) -> Iterator[Leaf]:
         yield Leaf(f"{one} and {other}", "alias", message="share memory in eager, but not compiled")
     for one, other in sorted(new):
         yield Leaf(f"{one} and {other}", "alias", message="share memory compiled, but not in eager")
+
+
+def _training(eager: Recording, compiled: Recording) -> Iterator[Leaf]:
+    for name in sorted(eager.training ^ compiled.training):
+        mine, found = name in eager.training, name in compiled.training
+        text = f"is {mine} after the eager call, {found} after the compiled one"
+        yield Leaf(f"{name or 'model'}.training", "mutation", eager=mine, compiled=found, message=text)
 
 
 def _generators(eager: Recording, compiled: Recording) -> Leaf:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import os
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+
+from pytest_torchcompile.oracle.aliasing import visible_strides
 
 __all__ = ["Fault", "Item", "Recording", "kept", "speaks"]
 
@@ -21,8 +25,27 @@ class Fault:
     """``forward``, ``loss`` or ``backward``."""
     traceback: str = ""
     """The stack, innermost frame last; long ones shortened in the middle."""
+    family: frozenset[str] = frozenset()
+    """Names of the classes between its own and ``Exception``, and those of the exceptions that it was raised from."""
     exception: BaseException | None = field(default=None, repr=False, compare=False)
     """The exception itself, for whoever wants to raise it again."""
+
+    @classmethod
+    def of(cls, error: BaseException, phase: str) -> Fault:
+        """Describe an exception."""
+        return cls(_qualified(type(error)), str(error), phase, _stack(error), _family(error), error)
+
+    def akin(self, other: Fault) -> bool:
+        """Whether whoever expects this error may take the other one for it.
+
+        One class derives from the other, or one was raised from an error like the other. Dynamo and Inductor wrap what
+        they meet while tracing, and name its class in their text. The kernels of Inductor know one error only.
+        """
+        if self.family & other.family:
+            return True
+        named = any(a.type.rpartition(".")[2] in b.text for a, b in ((self, other), (other, self)) if _wraps(b.type))
+        bounds = all("out of bounds" in f.text or "out of range" in f.text for f in (self, other))
+        return named or bounds
 
     def to_dict(self) -> dict[str, str]:
         """Plain data for a report."""
@@ -41,6 +64,16 @@ class Item:
     stride: tuple[int, ...] | None = None
     requires_grad: bool = False
 
+    @classmethod
+    def of(cls, value: Any) -> Item:
+        """Copy a tensor, with its visible strides; anything else is kept as it is."""
+        if not isinstance(value, torch.Tensor):
+            return cls(value)
+        return cls(kept(value), visible_strides(value), value.requires_grad)
+
+
+_PLAIN = Item(None)
+
 
 @dataclass(frozen=True, eq=False)
 class Recording:
@@ -55,25 +88,35 @@ class Recording:
     mutated: dict[str, torch.Tensor] = field(default_factory=dict)
     """Inputs and parameters that the call wrote to, as they are afterwards (unchanged ones are left out)."""
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Buffers, and tensors that modules hold in attributes."""
     gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
     """Of every parameter and every input that requires grad; ``None`` where none arrived."""
+    properties: dict[str, Item] = field(default_factory=dict)
+    """Strides and ``requires_grad`` of what the three hold, by name; the value is in those."""
     aliases: frozenset[tuple[str, str]] = frozenset()
+    training: frozenset[str] = frozenset()
+    """Names of the modules that were in training mode after the call."""
+    left_out: tuple[str, ...] = ()
+    """Outputs that the loss takes no gradient of; they have a backward pass of their own."""
     generators: dict[str, torch.Tensor] = field(default_factory=dict)
     """State of the random generators after the call, by device."""
     error: Fault | None = None
 
-    def values(self) -> Iterator[tuple[str, str, Any]]:
-        """``(name, kind, value)`` of everything that has a value, in the order of a report."""
-        for name, item in self.outputs.items():
-            yield name, "value", item.value
+    def items(self) -> Iterator[tuple[str, str, Item]]:
+        """``(name, kind, item)`` of everything that has a value, in the order of a report."""
+        yield from ((name, "value", item) for name, item in self.outputs.items())
         if self.loss is not None:
-            yield "loss", "value", self.loss
-        for name, tensor in self.mutated.items():
-            yield name, "mutation", tensor
-        for name, tensor in self.buffers.items():
-            yield name, "buffer", tensor
-        for name, gradient in self.gradients.items():
-            yield name, "gradient", gradient
+            yield "loss", "value", Item(self.loss)
+        tables: dict[str, Mapping[str, Any]] = {
+            "mutation": self.mutated, "buffer": self.buffers, "gradient": self.gradients
+        }  # fmt: skip
+        for kind, table in tables.items():
+            for name, value in table.items():
+                yield name, kind, replace(self.properties.get(name, _PLAIN), value=value)
+
+    def values(self) -> Iterator[tuple[str, str, Any]]:
+        """:meth:`items` without the properties."""
+        yield from ((name, kind, item.value) for name, kind, item in self.items())
 
     @property
     def all_zero(self) -> bool:
@@ -97,3 +140,33 @@ def kept(tensor: torch.Tensor) -> torch.Tensor:
     plain = tensor.detach()
     whole = getattr(plain, "full_tensor", None)
     return (whole() if callable(whole) else plain).clone()
+
+
+_OURS = os.path.dirname(os.path.dirname(__file__))
+
+
+def _stack(error: BaseException) -> str:
+    """The frames of an exception, without those of this package; at most 40 lines."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
+    lines = "".join(traceback.format_list(frames)).splitlines()
+    return "\n".join(lines if len(lines) <= 40 else [*lines[:12], "  ...", *lines[-28:]])
+
+
+def _family(error: BaseException | None) -> frozenset[str]:
+    names: set[str] = set()
+    depth = 0
+    while error is not None and depth < 8:
+        names |= {_qualified(kind) for kind in type(error).__mro__ if kind not in _COMMON}
+        error, depth = error.__cause__ or error.__context__, depth + 1
+    return frozenset(names)
+
+
+_COMMON = (Exception, BaseException, object)
+
+
+def _wraps(kind: str) -> bool:
+    return kind.startswith(("torch._dynamo.", "torch._inductor."))
+
+
+def _qualified(kind: type[BaseException]) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from pytest_torchcompile.oracle.attributes import Holdings
+
 __all__ = ["StateSnapshot"]
 
 
@@ -15,7 +17,7 @@ class StateSnapshot:
 
     The tensor objects stay the ones that compiled code has guarded on: values are copied into them, and
     where a call has replaced, added or deleted a parameter or buffer, the object of the snapshot returns.
-    State that is no registered tensor (counters, lists) is not remembered.
+    Tensors in attributes, and in lists, dicts and objects there, are remembered too; counters and flags are not.
     """
 
     def __init__(self, module: torch.nn.Module | None) -> None:
@@ -25,6 +27,7 @@ class StateSnapshot:
         self._buffers = [dict(part._buffers) for part in self._modules]
         tables: list[Mapping[str, torch.Tensor | None]] = [*self._parameters, *self._buffers]
         held = {id(t): t for table in tables for t in table.values() if t is not None}
+        self._holdings = Holdings(module)
         self._saved = [(t, t.detach().clone(), t.requires_grad) for t in held.values()]
 
     def restore(self) -> None:
@@ -36,6 +39,7 @@ class StateSnapshot:
                 part.training = training
             _refill(part._parameters, parameters)
             _refill(part._buffers, buffers)
+        self._holdings.restore()
         with torch.no_grad():
             for tensor, value, requires_grad in self._saved:
                 if tensor.requires_grad != requires_grad:

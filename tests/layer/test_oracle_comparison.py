@@ -213,22 +213,64 @@ def numbers(one, other):
     return compare(mine, found, lambda: reference(lambda x: one, batch, train=False))[-1]
 
 
+def raising(error, batch=None):
+    """The recording of a function that raises."""
+
+    def function(x):
+        raise error
+
+    return record(function, None, batch or Batch.of(torch.ones(1)))
+
+
 def test_errors_have_to_agree():
-    """Eager raises if and only if compiled raises; classes may differ, phases may not."""
+    """Eager raises if and only if compiled raises, in the same phase, in the same family of classes."""
 
-    def raises(kind):
-        def function(x):
-            raise kind("planted")
-
-        return record(function, None, Batch.of(torch.ones(1)))
+    class Mine(ValueError):
+        pass
 
     runs = record(lambda x: x * 2, None, Batch.of(torch.ones(1)))
-    (leaf,) = compare(raises(ValueError), raises(RuntimeError), never)
+    (leaf,) = compare(raising(ValueError("planted")), raising(Mine("planted")), never)
     assert problem(leaf) is None
-    (leaf,) = compare(raises(ValueError), runs, never)
+    (leaf,) = compare(raising(ValueError("planted")), raising(TypeError("planted")), never)
+    assert "eager raised ValueError in forward: planted, compiled raised TypeError" in problem(leaf)
+    (leaf,) = compare(raising(ValueError("planted")), runs, never)
     assert problem(leaf) == "error: eager raised ValueError in forward: planted, compiled ran"
-    (leaf,) = compare(runs, raises(ValueError), never)
+    (leaf,) = compare(runs, raising(ValueError("planted")), never)
     assert "compiled raised ValueError in forward: planted" in problem(leaf)
+
+
+def test_an_error_in_another_phase_is_another_error():
+    """What eager refuses in forward may not wait for backward."""
+
+    def loss(output, value):
+        raise ValueError("planted")
+
+    early = raising(ValueError("planted"))
+    late = record(lambda x: x * 2, None, Batch.of(torch.ones(1)), loss=loss)
+    (leaf,) = compare(early, late, never)
+    assert "eager raised ValueError in forward: planted, compiled raised ValueError in loss" in problem(leaf)
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_errors_that_torch_wraps_are_the_same_errors(fullgraph):
+    """Dynamo's own classes stand for the error that they report."""
+
+    def refuses(x):
+        if x.shape[0] == 3:
+            raise ValueError("no three")
+        return x
+
+    def mismatch(x):
+        return x @ torch.ones(4, 4)
+
+    for function in (refuses, mismatch):
+        torch.compiler.reset()
+        batch = Batch.of(torch.ones(3, 3))
+        compiled = torch.compile(function, backend="eager", fullgraph=fullgraph)
+        (leaf,) = compare(record(function, None, batch), record(compiled, None, batch), never)
+        assert problem(leaf) is None
+        assert leaf.eager != leaf.compiled or not fullgraph
+    torch.compiler.reset()
 
 
 def test_a_model_that_wavers_is_not_called_miscompiled():

@@ -242,3 +242,128 @@ def test_a_parameter_written_with_its_own_values_is_unchanged():
     model = Writes(3, 3)
     assert record(model, model, Batch.of(-torch.ones(1, 3))).mutated == {}
     assert list(record(model, model, Batch.of(torch.ones(1, 3))).mutated) == ["weight after the call"]
+
+
+class Keeps(nn.Module):
+    """Writes to tensors that no register knows: an attribute, a list, an object in a dict."""
+
+    class Cache:
+        def __init__(self):
+            self.keys, self.calls = torch.zeros(2), 0
+
+    def __init__(self):
+        super().__init__()
+        self.last, self.seen, self.caches, self.count = None, [torch.zeros(2)], {"a": self.Cache()}, 0
+
+    def forward(self, x):
+        """Write everywhere."""
+        self.last = x.detach() * 2
+        self.seen[0] = x.detach() + 1
+        self.seen.append(x.detach())
+        self.caches["a"].keys.add_(1)
+        self.count += 1
+        return x * 3
+
+
+def test_tensors_in_attributes_are_seen():
+    """By the path that a user would write."""
+    model = Keeps()
+    found = record(model, model, Batch.of(torch.ones(2)), train=False).buffers
+    assert {name: value.tolist() for name, value in found.items()} == {
+        "attribute last": [2, 2], "attribute seen[0]": [2, 2], "attribute seen[1]": [1, 1],
+        "attribute caches['a'].keys": [1, 1],
+    }  # fmt: skip
+
+
+def test_a_snapshot_puts_attributes_back():
+    """Objects, contents and values; what counts calls goes on counting."""
+    model = Keeps()
+    before, cache = model.seen[0], model.caches["a"]
+    snapshot = StateSnapshot(model)
+    record(model, model, Batch.of(torch.ones(2)), train=False)
+    snapshot.restore()
+    assert model.last is None
+    assert len(model.seen) == 1
+    assert model.seen[0] is before
+    assert model.caches["a"] is cache
+    assert cache.keys.tolist() == [0, 0]
+    assert model.count == 1
+
+
+def test_objects_that_hold_tensors_are_opened():
+    """A cache or a distribution has leaves; an object without tensors is one."""
+    x = torch.zeros(2)
+    seen = record(lambda x: (Keeps.Cache(), torch.distributions.Normal(x, 1.0), object()), None, Batch.of(x))
+    assert {"output[0].keys", "output[0].calls", "output[1].loc", "output[2]"} <= set(seen.outputs)
+    assert "Cache(keys=*, calls=*)" in seen.structure
+
+
+def test_outputs_that_the_loss_leaves_out_have_a_backward_pass():
+    """Two heads, a loss over one of them: the gradients of the other are looked at as well."""
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def forward(self, x):
+            return {"one": self.one(x), "other": self.other(x), "mask": x > 0}
+
+    model, batch = Heads(), Batch.of(torch.ones(2, 3))
+    seen = record(model, model, batch, loss=lambda output, value: output["one"].sum())
+    assert seen.left_out == ("output['other']",)
+    assert seen.gradients["gradient of other.weight"] is None
+    assert seen.gradients["gradient of other.weight by outputs that the loss leaves out"].abs().sum() > 0
+    assert seen.gradients["gradient of one.weight by outputs that the loss leaves out"] is None
+    whole = record(model, model, batch)
+    assert whole.left_out == ()
+    assert len(whole.gradients) == 4
+
+
+def test_an_output_that_feeds_another_one_is_left_out_too():
+    """Compiled, its gradient takes a way of its own."""
+
+    class Deep(nn.Linear):
+        def forward(self, x):
+            hidden = super().forward(x)
+            return hidden.tanh(), hidden
+
+    model, batch = Deep(3, 3), Batch.of(torch.ones(2, 3))
+    for call in (model, torch.compile(model, backend="aot_eager")):
+        assert record(call, model, batch, loss=lambda output, value: output[0].sum()).left_out == ("output[1]",)
+    torch.compiler.reset()
+
+
+def test_strides_of_gradients_and_buffers_are_kept():
+    """As those of outputs."""
+    model = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    model.register_buffer("table", torch.zeros(2, 3).t())
+    x = torch.randn(1, 2, 5, 5).to(memory_format=torch.channels_last).requires_grad_()
+    items = {name: item for name, _, item in record(model, model, Batch.of(x)).items()}
+    assert items["gradient of weight"].stride == (18, 1, 6, 2)
+    assert items["gradient of input[0]"].stride == (1, 10, 2)
+    assert items["buffer table"].stride == (1, 3)
+
+
+def test_gradients_that_share_memory_are_seen():
+    """Somebody who scales one in place scales both."""
+
+    class Ties(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return x + y
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient, gradient
+
+    def shares(x, y):
+        return Ties.apply(x, y)
+
+    def once(x, y):
+        x.grad = y.grad = torch.zeros(2)
+        return x + y
+
+    batch = Batch.of((torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)))
+    assert not any("gradient" in name for pair in record(shares, None, batch).aliases for name in pair)
+    assert ("gradient of input[1]", "gradient of input[0]") in record(once, None, batch).aliases

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.layer.config import BucketConfig, CompileConfig
     from pytest_torchcompile.layer.equivalence import Comparison, assert_equivalent, compare
     from pytest_torchcompile.layer.shapes import ShapeStabilizer
+    from pytest_torchcompile.layer.smoketest import CompileSmoketest, SmoketestResult
     from pytest_torchcompile.matrix import Matrix, load_matrix
 
 __all__ = [
@@ -23,9 +24,11 @@ __all__ = [
     "Cell",
     "Comparison",
     "CompileConfig",
+    "CompileSmoketest",
     "Ledger",
     "Matrix",
     "ShapeStabilizer",
+    "SmoketestResult",
     "StateLeakWarning",
     "assert_equivalent",
     "compare",
@@ -39,9 +42,11 @@ _EXPORTS = {
     "Cell": "cell",
     "Comparison": "layer.equivalence",
     "CompileConfig": "layer.config",
+    "CompileSmoketest": "layer.smoketest",
     "Ledger": "instruments",
     "Matrix": "matrix",
     "ShapeStabilizer": "layer.shapes",
+    "SmoketestResult": "layer.smoketest",
     "StateLeakWarning": "fixtures",
     "assert_equivalent": "layer.equivalence",
     "compare": "layer.equivalence",

@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
-__all__ = ["Compile", "CudagraphSkip", "EagerFrame", "Failure", "Graph", "GraphBreak", "Record", "Text"]
+__all__ = ["SILENT", "Compile", "CudagraphSkip", "EagerFrame", "Failure", "Graph", "GraphBreak", "Record", "Text"]
+
+SILENT = frozenset({"limit", "suppressed", "stance", "off"})
+"""Kinds of :class:`EagerFrame` that nobody asked for."""
 
 R = TypeVar("R", bound="Record")
 
@@ -115,7 +118,8 @@ class EagerFrame(Record):
     kind: str
     """``limit`` (recompile limit), ``suppressed`` (an error in compiling, hidden by suppress_errors),
     ``graph_break`` (a break that torch cannot resume from), ``disabled``, ``stance``, ``off`` (compiler is
-    switched off), ``empty`` (nothing to compile in it) or ``skipped`` (any other reason)."""
+    switched off), ``empty`` (nothing to compile in it), ``skipped`` (torch does not compile such code, and does not
+    say so) or ``unknown`` (given up before the observation began)."""
     during: str = ""
     calls: int = 1
     """Calls seen to run eagerly for this reason."""

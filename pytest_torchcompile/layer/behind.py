@@ -1,0 +1,102 @@
+"""What is behind something that torch.compile returned: the original, and the modules whose state it runs on."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Whole", "modules_of", "original", "whole"]
+
+
+def original(model: Callable[..., Any]) -> Callable[..., Any]:
+    """The module or function that was given to torch.compile; ``model`` itself if it never was.
+
+    ``_orig_mod`` of a compiled module and ``_torchdynamo_orig_callable`` of a compiled function: torch 2.8 to 2.15
+    (``torch/_dynamo/eval_frame.py``).
+    """
+    for _ in range(8):  # compiled again and again: nobody nests deeper, and an object may answer to any name
+        inside = getattr(model, "_orig_mod", None)
+        if not callable(inside):
+            inside = getattr(model, "_torchdynamo_orig_callable", None)
+        if not callable(inside):
+            break
+        model = inside
+    return model
+
+
+def modules_of(call: Callable[..., Any]) -> list[nn.Module]:
+    """The modules that a callable runs on: itself, or what a function, method or partial holds on to."""
+    return list(dict.fromkeys(_modules(call, 3)))
+
+
+def _modules(value: Any, depth: int) -> Iterator[nn.Module]:
+    value = original(value) if callable(value) else value
+    if isinstance(value, nn.Module):
+        yield value
+    elif depth:
+        for held in _held(value):
+            yield from _modules(held, depth - 1)
+
+
+def _held(value: Any) -> Iterator[Any]:
+    """What a function can reach without being given it."""
+    if isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+        return
+    if isinstance(value, (list, tuple)):
+        yield from value
+        return
+    if isinstance(value, dict):
+        yield from value.values()
+        return
+    if (owner := getattr(value, "__self__", None)) is not None:
+        yield owner
+    function = getattr(value, "__func__", value)
+    if (code := getattr(function, "__code__", None)) is None:
+        if not isinstance(value, type) and hasattr(value, "__dict__"):
+            yield from vars(value).values()
+        return
+    yield from function.__defaults__ or ()
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+    yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
+
+
+class Whole(nn.Module):
+    """A model, other modules and loose tensors as one module, so that one snapshot serves all of them."""
+
+    def __init__(self, modules: list[nn.Module], loose: list[torch.Tensor]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(modules)
+        self.training = any(module.training for module in modules) if modules else True
+        for number, tensor in enumerate(loose):
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(f"loose{number}", tensor)
+            else:
+                self.register_buffer(f"loose{number}", tensor)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the first module, the model."""
+        return self.parts[0](*args, **kwargs)
+
+
+def whole(model: Callable[..., Any], *others: Any, loose: tuple[torch.Tensor, ...] = ()) -> nn.Module:
+    """One module that holds everything ``model`` and ``others`` run on, and the tensors ``loose`` that are in none.
+
+    It is the model itself, with the names of its own parameters, where that is everything. The model comes first.
+    """
+    modules: list[nn.Module] = []
+    for each in (model, *others):
+        for module in modules_of(each) if each is not None else ():
+            if not any(module in known.modules() for known in modules):
+                modules.append(module)
+    known = {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    more = [tensor for tensor in loose if id(tensor) not in known]
+    return modules[0] if len(modules) == 1 and not more else Whole(modules, more)

@@ -1,0 +1,172 @@
+"""Run something and leave no trace: parameters, buffers, gradients, attributes, optimiser and random states return."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from pytest_torchcompile.oracle import StateSnapshot
+
+__all__ = ["Kept", "preserved"]
+
+_REGISTERED = frozenset({"_parameters", "_buffers"})
+"""Tables that :class:`StateSnapshot` puts back itself."""
+
+
+class Kept:
+    """What a call of a module may change, but gradients; :meth:`restore` puts it back, into the very same objects.
+
+    Parameters, buffers and training flags as :class:`StateSnapshot` does; attributes that are no registered tensors
+    too: which object each is, the values of tensors, and what lists, dicts, sets and deques hold.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._tensors = StateSnapshot(module)
+        self._attributes = [_Attributes(vars(part), _REGISTERED) for part in module.modules()]
+
+    def restore(self) -> None:
+        """Put everything back; gradients are dropped."""
+        for attributes in self._attributes:
+            attributes.restore()
+        self._tensors.restore()
+
+
+class _Attributes:
+    """A namespace: its objects, and the contents of those that can be written to."""
+
+    def __init__(self, namespace: dict[str, Any], without: frozenset[str] = frozenset()) -> None:
+        self._namespace, self._without = namespace, without
+        self._objects = {name: value for name, value in namespace.items() if name not in without}
+        self._contents = [(value, _contents(value)) for value in self._objects.values() if _writable(value)]
+
+    def restore(self) -> None:
+        for name in [n for n in self._namespace if n not in self._objects and n not in self._without]:
+            del self._namespace[name]
+        self._namespace.update(self._objects)
+        for value, contents in self._contents:
+            _refill(value, contents)
+
+
+def _writable(value: Any) -> bool:
+    return isinstance(value, (list, dict, set, deque)) or (isinstance(value, torch.Tensor) and _has_data(value))
+
+
+def _has_data(tensor: torch.Tensor) -> bool:
+    return not tensor.is_meta and not torch.nn.parameter.is_lazy(tensor)
+
+
+def _contents(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return dict(value) if isinstance(value, dict) else list(value)
+
+
+def _refill(value: Any, contents: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            value.copy_(contents)
+        return
+    now = _contents(value)
+    if len(now) == len(contents) and all(a is b for a, b in zip(_flat(now), _flat(contents), strict=True)):
+        return
+    value.clear()
+    value.extend(contents) if isinstance(value, (list, deque)) else value.update(contents)
+
+
+def _flat(contents: Any) -> list[Any]:
+    return [*contents, *contents.values()] if isinstance(contents, dict) else contents
+
+
+class _Optimizer:
+    """State and parameter groups of an optimiser, and its own attributes."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._attributes = _Attributes(vars(optimizer), frozenset({"state", "param_groups"}))
+        self._state = [(parameter, _Values(held)) for parameter, held in optimizer.state.items()]
+        self._groups = [(group, list(group["params"]), _Values({k: v for k, v in group.items() if k != "params"}))
+                        for group in optimizer.param_groups]
+
+    def restore(self) -> None:
+        self._attributes.restore()
+        state = self._optimizer.state
+        state.clear()
+        state.update((parameter, values.restored()) for parameter, values in self._state)
+        self._optimizer.param_groups[:] = [group for group, _, _ in self._groups]
+        for group, parameters, values in self._groups:
+            rest = values.restored()
+            group.clear()
+            group.update(params=parameters, **rest)
+
+
+class _Values:
+    """Any structure: its tensors keep their identity and get their values back, the rest is copied."""
+
+    def __init__(self, value: Any) -> None:
+        leaves, self._spec = pytree.tree_flatten(value)
+        self._leaves = [(leaf, _contents(leaf)) if isinstance(leaf, torch.Tensor) else (None, _copied(leaf))
+                        for leaf in leaves]
+
+    def restored(self) -> Any:
+        """The structure as it was."""
+        with torch.no_grad():
+            leaves = [value if tensor is None else tensor.copy_(value) for tensor, value in self._leaves]
+        return pytree.tree_unflatten(leaves, self._spec)
+
+
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # an object that no copy can be made of is nothing that a step writes to
+        return value
+
+
+@contextlib.contextmanager
+def preserved(module: nn.Module, optimizer: Any = None) -> Iterator[None]:
+    """Run a block and put back, exactly and whatever happens, all that it may have changed.
+
+    Parameters, buffers, training flags and attributes of ``module`` (see :class:`Kept`), gradients (the very
+    tensors), the optimiser's state and groups, the random states of torch on every device, of Python, and of NumPy if
+    it is loaded. Needs memory for one more copy of parameters, buffers and the optimiser's state. Inside the block
+    there are no gradients at first.
+    """
+    tensors = [*module.parameters(), *module.buffers()]
+    gradients = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf]
+    with contextlib.ExitStack() as restoring:
+        for tensor, gradient in gradients:
+            restoring.callback(setattr, tensor, "grad", gradient)
+            tensor.grad = None
+        restoring.callback(Kept(module).restore)
+        if optimizer is not None:
+            restoring.callback(_Optimizer(optimizer).restore)
+        restoring.enter_context(_same_random_states())
+        yield
+
+
+@contextlib.contextmanager
+def _same_random_states() -> Iterator[None]:
+    accelerator = torch.accelerator.current_accelerator()
+    kind = accelerator.type if accelerator is not None else "cuda"
+    device = torch.get_device_module(kind)
+    started = accelerator is not None and device.is_initialized()
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    numpys = numpy.random.get_state() if numpy is not None else None
+    try:
+        with torch.random.fork_rng(devices=range(device.device_count()) if started else (), device_type=kind):
+            yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(numpys)
+        if accelerator is not None and not started:
+            # A seed that waits for a device's first use would be the block's own; the user's was that of the CPU.
+            device.manual_seed_all(torch.initial_seed())

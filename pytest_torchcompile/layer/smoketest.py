@@ -1,0 +1,145 @@
+"""CompileSmoketest: does this compiled model train, or serve, as it would uncompiled? Asked before it is used."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.instruments import observe
+from pytest_torchcompile.layer.behind import whole
+from pytest_torchcompile.layer.preserve import preserved
+from pytest_torchcompile.layer.steps import Failed, Steps
+
+__all__ = ["CompileSmoketest", "SmoketestResult"]
+
+
+@dataclass(frozen=True)
+class SmoketestResult:
+    """What a smoketest found."""
+
+    ok: bool
+    reason: str
+    """One line: what failed, or what was seen to work."""
+    phase: str = ""
+    """Where it failed: ``forward``, ``loss``, ``backward``, ``step``, ``comparison``, or ``state`` (around the run)."""
+    step: int = 0
+    """In which step, from 1 on; 0: before the first."""
+    seconds: float = 0.0
+    """Wall seconds of the whole test, compilation among them."""
+    graphs: int = 0
+    """Compiled graphs that ran."""
+    compiles: int = 0
+    """Compilations during the test: 0 for a model that was warm."""
+    evidence: str = ""
+    """The stack of what was raised, or the leaves that differ, one a line."""
+    notes: tuple[str, ...] = ()
+    """What does not fail the test and is worth knowing: graph breaks, parts that ran eagerly, how it was compared."""
+    user_error: BaseException | None = field(default=None, repr=False)
+    """What the model, the loss or the optimiser raises without torch.compile too: not the compiler's fault."""
+
+
+class CompileSmoketest:
+    """Runs a compiled model for a few steps beside itself uncompiled, on the real device, dtype and wrapper.
+
+    >>> compiled = torch.compile(torch.nn.Linear(4, 2), backend="eager")
+    >>> CompileSmoketest(steps=2).run(compiled, torch.randn(3, 4))
+    True
+    """
+
+    def __init__(self, steps: int = 3) -> None:
+        """``steps``: 1 to 3. With CUDA graphs the third is the first that replays one.
+
+        Raises :class:`ValueError` for another number.
+        """
+        if steps not in (1, 2, 3) or isinstance(steps, bool):
+            raise ValueError(f"steps={steps!r}: expected 1, 2 or 3")
+        self.steps = steps
+        self.last_result: SmoketestResult | None = None
+        """What the last :meth:`run` found; None before the first."""
+
+    def run(
+        self,
+        model: Callable[..., Any],
+        sample_batch: Any,
+        optimizer: Any = None,
+        loss_fn: Callable[..., Any] | None = None,
+    ) -> bool:
+        """Whether compiled code ran, computed in each step what eager computes, and everything was finite.
+
+        A step is forward, loss, backward, ``optimizer.step()`` and ``zero_grad()``. It is run eagerly as well (under
+        ``torch.compiler.set_stance("force_eager")``, so every wrapper stays in place). Outputs, loss, gradients
+        and buffers must agree up to the rounding noise of this very program; where it draws random numbers, their means
+        over many runs must. With neither an optimiser nor a loss, a model in evaluation mode, or one in which nothing
+        requires a gradient, does a forward pass in the caller's grad mode.
+
+        Nothing remains of the test but compiled code: parameters, buffers, gradients, the optimiser, training flags
+        and all random states are afterwards what they were, whatever happened. It needs memory for two more copies of
+        the model.
+
+        Args:
+            model: What ``torch.compile`` or ``maybe_compile`` returned, also wrapped in DDP or compiled in parts.
+            sample_batch: A tensor, a tuple of positional or a dict of keyword arguments; see :class:`Batch`. It is
+                not written to.
+            optimizer: Its steps are real, and undone. None: small steps of plain gradient descent.
+            loss_fn: ``loss_fn(output, sample_batch)`` or ``loss_fn(output)``; of a tuple that it returns the first
+                element is the loss. None: a weighted mean square of every floating output.
+
+        Returns:
+            False for whatever fails, and for a model that is not compiled; nothing is raised for the model's
+            sake. :attr:`last_result` says why, and holds the exception where eager raises too.
+        """
+        started = time.perf_counter()
+        steps: Steps | None = None
+        try:
+            module = whole(model, loss_fn, loose=_parameters(optimizer))
+            _refuse_lazy(module)
+            with _graded(optimizer is not None or loss_fn is not None), preserved(module, optimizer), observe():
+                steps = Steps(model, module, Batch.of(sample_batch), optimizer, loss_fn)
+                for number in range(1, self.steps + 1):
+                    steps.run(number)
+                steps.finish()
+            result = SmoketestResult(True, _praise(self.steps, steps))
+        except Failed as why:
+            result = SmoketestResult(False, why.reason, why.phase, why.step, evidence=why.evidence,
+                                     user_error=why.user_error)
+        except Exception as error:
+            text = f"the smoketest could not be run: {type(error).__name__}: {error}"
+            result = SmoketestResult(False, text, "state", evidence=traceback.format_exc())
+        self.last_result = replace(result, seconds=time.perf_counter() - started, **_seen(steps))
+        return result.ok
+
+
+def _parameters(optimizer: Any) -> tuple[torch.Tensor, ...]:
+    return () if optimizer is None else tuple(p for group in optimizer.param_groups for p in group["params"])
+
+
+def _graded(training: bool) -> AbstractContextManager[object]:
+    """Leave inference mode for a training step; what was made inside of it could have no gradient."""
+    return torch.inference_mode(False) if training and torch.is_inference_mode_enabled() else nullcontext()
+
+
+def _refuse_lazy(module: nn.Module) -> None:
+    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        raise Failed("it has parameters that are not initialised yet: call it once before it is compiled", "state")
+
+
+def _praise(count: int, steps: Steps) -> str:
+    what = "forward, loss, backward and step" if steps.backward else "forward"
+    return f"{count} step(s) of {what} ran compiled and agree with eager"
+
+
+def _seen(steps: Steps | None) -> dict[str, Any]:
+    if steps is None:
+        return {}
+    ran = {graph.compile_id for seen in steps.ledgers for graph in seen.graphs if graph.runs}
+    compiles = sum(len(seen.compiles) for seen in steps.ledgers)
+    return {"graphs": len(ran), "compiles": compiles, "notes": tuple(steps.notes)}

@@ -1,0 +1,271 @@
+"""The steps of a smoketest: each runs eagerly and compiled from one state, is judged, and is gone on from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.instruments import Ledger, observe
+from pytest_torchcompile.instruments.records import SILENT
+from pytest_torchcompile.layer.behind import original
+from pytest_torchcompile.layer.chance import compare_means, drew
+from pytest_torchcompile.layer.descent import Descent, adapted
+from pytest_torchcompile.layer.preserve import Kept
+from pytest_torchcompile.layer.together import Together
+from pytest_torchcompile.oracle import Fault, Recording, Reference, Tape, compare, problem, record, reference
+from pytest_torchcompile.oracle.recording import speaks
+
+__all__ = ["Failed", "Steps"]
+
+_UNASKED = frozenset({"rng", "stride"})
+"""What may differ in a smoketest: Inductor draws random numbers of its own, and lays memory out as it likes."""
+_VALUES = frozenset({"value", "gradient", "buffer", "mutation", "nondeterministic"})
+"""What chance may explain."""
+_ELSEWHERE = "the smoketest of another rank failed"
+
+
+class Failed(Exception):
+    """Why a smoketest ends."""
+
+    def __init__(
+        self, reason: str, phase: str, step: int = 0, evidence: str = "", user_error: BaseException | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.reason, self.phase, self.step, self.evidence, self.user_error = reason, phase, step, evidence, user_error
+
+
+class Steps:
+    """The loop of a smoketest over one batch. ``module`` holds all that ``model`` and the optimiser work on."""
+
+    def __init__(
+        self, model: Callable[..., Any], module: nn.Module, batch: Batch, optimizer: Any,
+        loss_fn: Callable[..., Any] | None,
+    ) -> None:  # fmt: skip
+        self.model, self.module, self.batch = model, module, batch
+        self.loss = None if loss_fn is None else adapted(loss_fn)
+        self.grad = torch.is_grad_enabled()
+        tensors = [*module.parameters(), *module.buffers(), *batch.tensors()]
+        asked = module.training and self.grad and any(t.requires_grad for t in tensors)
+        self.train = optimizer is not None or loss_fn is not None or asked
+        self.optimizer = Descent(module) if optimizer is None else optimizer
+        self.cuda = any(t.is_cuda for t in tensors)
+        self.together = Together(module)
+        self.ledgers: list[Ledger] = []
+        """One for each compiled step: the eager runs between them are none of their business."""
+        self.notes: dict[str, None] = {}
+        self.backward = False
+        self._ran = 0
+        self._spoke = False
+        self._doubts: dict[str, str] = {}
+        """Leaves that differ where random numbers are drawn, or eager itself wavers: means have to judge."""
+
+    def run(self, step: int) -> None:
+        """One step. Raises :class:`Failed`."""
+        failed: Failed | None = None
+        try:
+            self._run(step)
+        except Failed as why:
+            failed = why
+        if self.together.any(failed is not None):
+            raise failed or Failed(_ELSEWHERE, "comparison", step)
+
+    def finish(self) -> None:
+        """What can be told only after the last step. Raises :class:`Failed`."""
+        if not self._spoke:
+            raise Failed("every output and every gradient is zero or not finite: that they agree proves nothing",
+                         "comparison")
+        if not self.together.any(bool(self._doubts)):
+            return
+        before = Kept(self.module)
+
+        def eager(seed: int) -> Recording:
+            before.restore()
+            return self._eager(seed, None)
+
+        def compiled(seed: int) -> Recording:
+            before.restore()
+            return self._record(self._compiled, seed, None)
+
+        with observe() as seen:
+            self.ledgers.append(seen)
+            means = compare_means(eager, compiled, self.together.any)
+        if means.error:
+            raise Failed(means.error, "comparison")
+        wrong = [means.apart.get(name, text) for name, text in self._doubts.items()
+                 if name in means.apart or name not in means.random]
+        if self.together.any(bool(wrong)):
+            raise Failed(wrong[0] if wrong else _ELSEWHERE, "comparison", evidence="\n".join(wrong))
+        self.notes[f"draws random numbers, or is not deterministic: compared by the means of {means.runs} runs"] = None
+
+    def _run(self, step: int) -> None:
+        before = Kept(self.module)
+        tape = Tape()
+        eager = self._eager(step, tape)
+        if eager.error is not None:  # perhaps the model objects to the tape
+            before.restore()
+            eager = self._eager(step, None)
+        if eager.error is not None:
+            raise _of_user(eager.error, step)
+        before.restore()
+        gradients = _Gradients(self.module)
+        with observe() as seen:
+            self.ledgers.append(seen)
+            compiled = self._record(self._compiled, step, gradients)
+        if compiled.error is not None:
+            raise _of_compiler(compiled.error, step)
+        self._check_ran(seen, step)
+        self._check_finite(eager, compiled, step)
+        self._check_equal(eager, compiled, tape, before, step)
+        found = compiled.gradients.values()
+        self._spoke = self._spoke or _says_something(compiled) or any(g is not None and speaks(g) for g in found)
+        if compiled.backward:
+            self.backward = True
+            self._step(gradients.found, eager, step)
+
+    # what is run
+
+    def _eager(self, seed: int, mode: Any) -> Recording:
+        with torch.compiler.set_stance("force_eager"):
+            return self._record(self._call, seed, mode)
+
+    def _record(self, call: Callable[..., Any], seed: int, mode: Any) -> Recording:
+        try:
+            return record(call, self.module, self.batch, loss=self.loss, train=self.train, seed=seed, mode=mode)
+        except UsageError as error:  # a loss that is no single number
+            raise Failed(str(error), "loss", seed, user_error=error) from error
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(self.grad or self.train):  # record() without a backward pass switches it off
+            return self.model(*args, **kwargs)
+
+    def _compiled(self, *args: Any, **kwargs: Any) -> Any:
+        if self.cuda:
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        graphs = self.ledgers[-1].graphs
+        before = sum(graph.runs for graph in graphs)
+        try:
+            return self._call(*args, **kwargs)
+        finally:
+            self._ran = sum(graph.runs for graph in graphs) - before
+
+    def _step(self, gradients: list[tuple[torch.Tensor, torch.Tensor]], eager: Recording, step: int) -> None:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        try:
+            self._take_step(eager)
+        except Exception as error:
+            for name, parameter in self.module.named_parameters():
+                parameter.grad = eager.gradients.get(f"gradient of {name}")
+            try:
+                self._take_step(eager)
+            except Exception:
+                raise Failed(f"the optimiser raises {type(error).__name__}, eagerly too: {error}", "step", step,
+                             user_error=error) from error
+            raise Failed(f"the optimiser raises {type(error).__name__} for the compiled gradients, for those of eager "
+                         f"it does not: {error}", "step", step) from error
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and not _finite(parameter):
+                raise Failed(f"parameter {name} is not finite after the optimiser's step", "step", step)
+        self.optimizer.zero_grad()
+
+    def _take_step(self, eager: Recording) -> None:
+        if type(self.optimizer) is torch.optim.LBFGS:
+            self.optimizer.step(lambda: eager.loss)  # type: ignore[no-untyped-call]
+        else:
+            self.optimizer.step()
+
+    # what came of it
+
+    def _check_ran(self, seen: Ledger, step: int) -> None:
+        frames = "\n".join(f"{f.function}  {f.file}:{f.line}  {f.kind}: {f.reason}" for f in seen.eager_frames)
+        if seen.failures:
+            raise Failed("it did not compile and ran eagerly instead", "forward", step,
+                         "\n".join(f"{f.function}  {f.file}:{f.line}  {f.type}: {f.message}" for f in seen.failures))
+        if silent := sorted({f.kind for f in seen.eager_frames if f.kind in SILENT}):
+            raise Failed(f"a part silently ran eagerly: {', '.join(silent)}", "forward", step, frames)
+        if not self._ran:
+            raise Failed("nothing was compiled: the forward pass ran no compiled graph", "forward", step, frames)
+        if seen.lost:
+            raise Failed("what ran compiled could not be told", "forward", step, "\n".join(seen.lost))
+        if seen.graph_breaks:
+            self.notes[f"{len(seen.graph_breaks)} graph break(s)"] = None
+
+    def _check_finite(self, eager: Recording, compiled: Recording, step: int) -> None:
+        pairs = [("the loss", "loss", eager.loss, compiled.loss)] if self.train else []
+        pairs += [(name, "backward", eager.gradients.get(name), g) for name, g in compiled.gradients.items()]
+        for name, phase, mine, found in pairs:
+            if found is not None and not _finite(found):
+                also = "eagerly it is" if mine is not None and _finite(mine) else "eagerly too"
+                raise Failed(f"{name} is not finite, {also}", phase, step)
+
+    def _check_equal(self, eager: Recording, compiled: Recording, tape: Tape, before: Kept, step: int) -> None:
+        random = drew(eager, step)
+
+        def expected() -> Reference:
+            model = original(self.model)
+            if random or self.together.spread or (self.module is not model and any(self.module.parameters())):
+                return Reference(eager)  # a scale made from the dtype
+            after = Kept(self.module)
+            before.restore()
+            try:
+                return reference(model, self.batch, loss=self.loss, train=self.train, seed=step, tape=tape)
+            finally:
+                after.restore()
+
+        wrong = []
+        for leaf in compare(eager, compiled, expected):
+            text = problem(leaf)
+            if text is None or leaf.kind in _UNASKED:
+                continue
+            if leaf.kind in _VALUES and (random or leaf.kind == "nondeterministic"):
+                self._doubts.setdefault(leaf.name, text)
+            else:
+                wrong.append(text)
+        if wrong:
+            raise Failed(wrong[0], "comparison", step, "\n".join(wrong))
+
+
+class _Gradients:
+    """Entered around a run: holds on to the gradients that it leaves, which the record of it drops."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.found: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __enter__(self) -> _Gradients:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.found = [(p, p.grad) for p in self.module.parameters() if p.grad is not None]
+
+
+def _of_user(fault: Fault, step: int) -> Failed:
+    if isinstance(fault.exception, torch.OutOfMemoryError):
+        return Failed("not enough memory for the test, which holds two more copies of the model", "state", step,
+                      fault.traceback)
+    return Failed(f"the model raises without torch.compile too: {_told(fault)}", fault.phase, step, fault.traceback,
+                  fault.exception)
+
+
+def _of_compiler(fault: Fault, step: int) -> Failed:
+    return Failed(f"compiled it raises, eagerly it does not: {_told(fault)}", fault.phase, step, fault.traceback)
+
+
+def _told(fault: Fault) -> str:
+    text = " ".join(fault.text.split())
+    return f"{fault.type} in {fault.phase}" + (f": {text[:300]}" if text else "")
+
+
+def _finite(tensor: torch.Tensor) -> bool:
+    plain = tensor.detach()
+    return bool((plain.to_dense() if plain.layout is not torch.strided else plain).isfinite().all())
+
+
+def _says_something(seen: Recording) -> bool:
+    values = [item.value for item in seen.outputs.values()]
+    return not seen.all_zero if any(isinstance(v, torch.Tensor) for v in values) else any(values)

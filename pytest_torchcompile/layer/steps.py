@@ -135,7 +135,8 @@ class Steps:
 
     def _record(self, call: Callable[..., Any], seed: int, mode: Any) -> Recording:
         try:
-            return record(call, self.module, self.batch, loss=self.loss, train=self.train, seed=seed, mode=mode)
+            return record(call, self.module, self.batch, loss=self.loss, train=self.train, seed=seed, mode=mode,
+                          rest=False)
         except UsageError as error:  # a loss that is no single number
             raise Failed(str(error), "loss", seed, user_error=error) from error
 

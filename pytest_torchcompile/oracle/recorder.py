@@ -32,6 +32,7 @@ def record(
     train: bool = True,
     seed: int = 0,
     mode: AbstractContextManager[Any] | None = None,
+    rest: bool = True,
 ) -> Recording:
     """Run ``call(*args, **kwargs)``, the loss and the backward pass, and keep what they did.
 
@@ -41,7 +42,8 @@ def record(
             gradients, and is left as the call leaves it (see ``StateSnapshot``), again without gradients.
         batch: Cloned first, so that a call that writes to its inputs leaves the caller's alone.
         loss: ``loss(output, batch.value)``, a tensor of one element; ``None`` is ``default_loss``. Where it takes
-            no gradient of some outputs, the call is run once more for a backward pass through those alone.
+            no gradient of some outputs, the call is run once more for a backward pass through those alone,
+            unless ``rest`` is False.
         train: Whether to run backward; ``False`` runs under ``torch.no_grad()``. ``module.training`` is
             not touched.
         seed: Given to every random generator (torch's of all devices, Python's, NumPy's if it is loaded).
@@ -54,7 +56,7 @@ def record(
         UsageError: the loss returned something that is no tensor of one element.
     """
     seen = _Run(loss, train, seed, mode).recording(call, module, batch)
-    if not seen.left_out or seen.error:
+    if not rest or not seen.left_out or seen.error:
         return seen
     through = _Run(loss, train, seed, mode, only=seen.left_out).recording(call, module, batch)
     gradients, properties = dict(seen.gradients), dict(seen.properties)

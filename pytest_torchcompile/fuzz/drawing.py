@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.dims import Dims, completed, mistakes
+from pytest_torchcompile.dims import Dim, Dims, completed, mistakes
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.calls import DrawnCall, Sequence
 from pytest_torchcompile.fuzz.sizes import free, ordered, telling
@@ -23,7 +23,8 @@ def shape_sequences(
 ) -> SearchStrategy[Sequence]:
     """A strategy for sequences of 1 to ``max_calls`` calls over the sizes of ``dims``.
 
-    Half of the sizes are telling ones (:func:`~pytest_torchcompile.fuzz.sizes.telling`). After the first call, a
+    A third of the sizes are the ends of a dim's range, 0 to 3 and what is listed, a third telling ones
+    (:func:`~pytest_torchcompile.fuzz.sizes.telling`), a third any. After the first call, a
     call is a new one, the last with one dim changed, an earlier one again, or one whose dims are all equal.
     ``flips`` adds switches between training and evaluation, ``others`` are sizes that dims may collide with,
     ``where`` is called with the sizes as keywords and says which belong together.
@@ -35,7 +36,7 @@ def shape_sequences(
         raise UsageError(f"dim {name!r}: {text}")
     names = free(dims)
     constants = {dim.size for dim in dims.values() if dim.size is not None} | set(others)
-    pools = {name: st.sampled_from(_weighted(ordered(dims[name]), telling(dims[name], constants))) for name in names}
+    pools = {name: st.sampled_from(_weighted(dims[name], constants)) for name in names}
     shared = sorted(set.intersection(*(set(ordered(dims[name])) for name in names))) if len(names) > 1 else []
     ways = ["new", "one", "back", *(["equal"] if shared else [])] if names else ["back"]
 
@@ -59,9 +60,11 @@ def shape_sequences(
     return sequences()
 
 
-def _weighted(order: list[int], more: list[int]) -> list[int]:
-    """Every size once, and copies of the telling ones until they are half of the pool."""
-    return order + more * max(1, len(order) // len(more))
+def _weighted(dim: Dim, others: set[int]) -> list[int]:
+    """Every size once, and as many copies of the telling ones and of the ends."""
+    order = ordered(dim)
+    ends = [size for size in order if size in {0, 1, 2, 3, min(order), max(order), *dim.listed}]
+    return [size for some in (order, telling(dim, others), ends) for size in some * -(-len(order) // len(some))]
 
 
 def _call(dims: Dims, sizes: dict[str, int], where: Where | None, training: bool | None) -> DrawnCall:

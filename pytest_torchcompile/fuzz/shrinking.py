@@ -55,6 +55,9 @@ def _simpler(sequence: Sequence, dims: Dims) -> Iterator[Sequence]:
             for other in candidates(dims[name], size):
                 yield from _renamed(sequence, dims, name, {size: other})
             yield from _swapped(sequence, dims, name, size)
+    yield from (_with(_with(sequence, j, sequence[k]), k, sequence[j])  # of two orders the one that starts simpler
+                for j in range(count) for k in range(j + 1, count)
+                if _rank(sequence[k], dims) < _rank(sequence[j], dims))
     for k in range(count):
         for name in free(dims):
             yield from _lower(sequence, dims, k, name)
@@ -76,6 +79,12 @@ def _sized(sequence: Sequence, dims: Dims, k: int, name: str, sizes: list[int]) 
     for size in sizes:
         if (other := _call(sequence[k], dims, {name: size})) is not None:
             yield _with(sequence, k, other)
+
+
+def _rank(each: DrawnCall, dims: Dims) -> list[int]:
+    sizes = dict(each.sizes)
+    orders = [(ordered(dims[name]), sizes[name]) for name in free(dims)]
+    return [order.index(size) if size in order else 0 for order, size in orders]
 
 
 def _swapped(sequence: Sequence, dims: Dims, name: str, size: int) -> Iterator[Sequence]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECK", "SILENT"]
 
-SILENT = frozenset({"limit", "suppressed", "stance", "off"})
+SILENT = frozenset({"limit", "suppressed", "stance", "off", "skipped"})
 """Kinds of eager frames that no matrix may allow. The others (a graph break, a disabled module, nothing to compile)
 are what the coverage limit is for."""
 
@@ -31,8 +31,8 @@ def measure(run: Trial) -> dict[str, Any]:
         "eager_frames": seen["eager_frames"],
         "lost": seen["lost"],
         "coverage": run.compiled.coverage,
-        "all_zero": [r.all_zero for r in run.compiled.passes[0] if not r.error],
-        "eager_all_zero": [r.all_zero for r in run.eager[0] if not r.error],
+        "all_zero": [passed.zero for passed in run.passed if not passed.raised],
+        "eager_all_zero": [passed.eager_zero for passed in run.passed if not passed.raised],
         "error": error.to_dict() if error else None,
         "seconds": run.seconds.get("compiled"),
     }

@@ -23,6 +23,7 @@ class Attempt:
     resumed_at: int = 0
     code: tuple[str, str] = ("", "")
     """File and name of the frame's own code, which may be a wrapper of torch's around the user's function."""
+    frame_code: types.CodeType | None = None
     freevars: tuple[str, ...] = ()
     scope: Callable[[], Mapping[str, Any]] = dict
     """The frame's names and their values; ``G`` holds the globals."""
@@ -52,4 +53,11 @@ class Region:
     error_before: BaseException | None
     entered: bool = False
     gave_up: list[EagerFrame] = field(default_factory=list)
-    """Why frames inside ran eagerly, from torch."""
+    """Frames inside that ran eagerly, as entered in the ledgers."""
+    quiet: list[EagerFrame] = field(default_factory=list)
+    """Others that torch refused or found nothing in: no fault, unless no graph at all ran in the call."""
+
+    @property
+    def function(self) -> Any:
+        """What is called: ``fn`` of ``compile_wrapper`` (torch/_dynamo/eval_frame.py, 2.8 to 2.15)."""
+        return self.frame.f_locals.get("fn")

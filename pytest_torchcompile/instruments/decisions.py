@@ -14,18 +14,18 @@ from pytest_torchcompile.instruments.causes import classify
 from pytest_torchcompile.instruments.graph_breaks import headlines, is_limit, parse
 from pytest_torchcompile.instruments.reasons import Reason, read, readable, split
 from pytest_torchcompile.instruments.records import Compile, EagerFrame, Failure
+from pytest_torchcompile.instruments.refusals import IN_PLACE, in_place, refused
+from pytest_torchcompile.instruments.sites import is_torch
 from pytest_torchcompile.instruments.stages import seconds_in
-from pytest_torchcompile.instruments.users import code_of
+from pytest_torchcompile.instruments.users import code_of, is_disabled
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.instruments.watch import Watch
+    from pytest_torchcompile.instruments.watch import Place, Watch
 
 __all__ = ["decided", "guards_failed", "left", "raised"]
 
 _SOFT: Final = ("Unsupported", "UserError")  # never raised to the user (ConvertFrame.__call__)
 _OTHER_BACKEND: Final = "BACKEND_MATCH"
-_QUIET: Final = ("empty", "skipped")
-"""Kinds that alone are no fault: only where no graph at all ran in a call do they say why."""
 
 
 def guards_failed(attempt: Attempt, payload: str | None) -> tuple[Reason, ...]:
@@ -69,19 +69,21 @@ def decided(watch: Watch, attempt: Attempt, result: Any) -> None:
     if result.guarded_code is not None:
         watch.add(_compile(attempt, str(result.guarded_code.compile_id)))
         return
-    eager = _eager(attempt, getattr(result, "skip_reason", None) or "")
+    reason = getattr(result, "skip_reason", None) or ""
+    eager, loud = _eager(attempt, reason) if attempt.metrics else refused(watch, attempt, reason)
     if eager is None:
         return
-    if watch.thread.regions:
-        watch.thread.regions[-1].gave_up.append(eager)
-    if eager.kind == "graph_break":
+    if not loud:
+        if watch.thread.regions:
+            watch.thread.regions[-1].quiet.append(eager)
+        return
+    if eager.kind == "graph_break" and attempt.metrics:
         if not attempt.breaks:
             message = attempt.metrics.get("fail_reason") or ""
             _break(watch, attempt, attempt.metrics.get("compile_id") or "", message, None)
         for found in attempt.breaks[-len(watch.ledgers) :]:
             found.whole_frame = True
-    if eager.kind not in _QUIET:
-        watch.add(eager)
+    watch.give_up(attempt, eager)
 
 
 def _compile(attempt: Attempt, compile_id: str) -> Compile:
@@ -110,24 +112,18 @@ def _compile(attempt: Attempt, compile_id: str) -> Compile:
     )  # fmt: skip
 
 
-def _eager(attempt: Attempt, skip_reason: str) -> EagerFrame | None:
-    metrics = attempt.metrics
-    if "disabled for this frame" in skip_reason:
-        return EagerFrame(*attempt.where, skip_reason, "disabled")
-    if not metrics:
-        # Never traced: a frame of torch's own, or what `skip_reason` says (torch 2.9 and later say it).
-        own = attempt.code[0] == attempt.file
-        return EagerFrame(*attempt.where, skip_reason, "skipped") if own and skip_reason else None
-    fail_type, why = metrics.get("fail_type"), metrics.get("fail_reason") or ""
+def _eager(attempt: Attempt, skip_reason: str) -> tuple[EagerFrame, bool]:
+    """A frame that torch traced and gave up; and whether that alone is to be entered."""
+    fail_type, why = attempt.metrics.get("fail_type"), attempt.metrics.get("fail_reason") or ""
     if fail_type is None:
         why = " ".join(headlines(skip_reason.partition("tracing: ")[2]))
-        return EagerFrame(*attempt.where, why or "no operator traced", "empty")
+        return EagerFrame(*attempt.where, why or "no operator traced", "empty"), False
     if attempt.reasons and is_limit(why):
         last = attempt.reasons[0].guard
-        return EagerFrame(*attempt.where, f"{headlines(why)[0]}; last guard that failed: {last}", "limit")
+        return EagerFrame(*attempt.where, f"{headlines(why)[0]}; last guard that failed: {last}", "limit"), True
     if fail_type in _SOFT:
-        return EagerFrame(*attempt.where, "; then ".join(headlines(why)), "graph_break")
-    return EagerFrame(*attempt.where, f"{fail_type}: {' '.join(why.split())}", "suppressed")
+        return EagerFrame(*attempt.where, "; then ".join(headlines(why)), "graph_break"), True
+    return EagerFrame(*attempt.where, f"{fail_type}: {' '.join(why.split())}", "suppressed"), True
 
 
 def left(watch: Watch, region: Region) -> None:
@@ -135,18 +131,18 @@ def left(watch: Watch, region: Region) -> None:
     error = sys.exc_info()[1]
     if error is not None and error is not region.error_before:
         return
-    function = region.frame.f_locals.get("fn")
-    where = watch.functions.of_callable(function)
-    loud = [eager for eager in region.gave_up if eager.kind not in _QUIET]
-    quiet = [eager for eager in region.gave_up if (eager.function, eager.file, eager.line) == where]
+    where = watch.where(region)
+    quiet = [eager for eager in region.quiet if (eager.function, eager.file, eager.line) == where]
     if (temporary := _switched_off(region, where)) is not None:
         watch.add(temporary)
-    elif loud:  # entered when it happened
-        watch.given_up[where] = loud
-    else:
-        why = watch.given_up[where] = quiet[:1] or watch.given_up.get(where) or [_unknown(function, where)]
-        for eager in why:
+    elif region.gave_up:  # entered when it happened
+        watch.given_up[where] = region.gave_up
+    elif known := quiet[:1] or watch.given_up.get(where):
+        watch.given_up[where] = known
+        for eager in known:
             watch.add(replace(eager, calls=1))
+    else:
+        watch.add(_unknown(watch, region, where))
 
 
 def _switched_off(region: Region, where: tuple[str, str, int]) -> EagerFrame | None:
@@ -160,14 +156,21 @@ def _switched_off(region: Region, where: tuple[str, str, int]) -> EagerFrame | N
     return None
 
 
-def _unknown(function: Any, where: tuple[str, str, int]) -> EagerFrame:
-    """Torch gave up before the observation began. The number of cached entries tells a limit from others."""
+def _unknown(watch: Watch, region: Region, where: Place) -> EagerFrame:
+    """No graph ran, and torch said nothing: a break without a graph, or torch gave up before the observation began."""
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
     from torch._dynamo import config
 
+    function = region.function
     code = code_of(function)
+    if is_disabled(function):
+        return EagerFrame(*where, "torch.compiler.disable", "disabled")
+    if where in watch.broken:
+        return EagerFrame(*where, "a graph break left nothing of it to compile", "graph_break")
+    if in_place(function) and is_torch(where[1]):
+        return EagerFrame(*where, IN_PLACE, "skipped")
     entries = len(_debug_get_cache_entry_list(code)) if code is not None else 0
     if entries >= config.recompile_limit:
         return EagerFrame(*where, f"the recompile limit was hit earlier ({entries} entries)", "limit")
-    return EagerFrame(*where, "no graph ran: an earlier call gave this function up (an error was suppressed, "
-                              "a frame had no operator to compile, or it is disabled)", "skipped")
+    return EagerFrame(*where, "no graph ran: a call before this observation gave the function up (an error was "
+                              "suppressed, or a frame had no operator to compile)", "unknown")  # fmt: skip

@@ -79,6 +79,12 @@ class Ledger:
         newest = labels[-1][1] if labels else ""
         return next((text for ident, text in reversed(labels) if ident == thread), newest)
 
+    def clear(self) -> None:
+        """Forget what was entered so far; what happens from now on is entered as before."""
+        with self._lock:
+            for name in (*_LISTS, "lost"):
+                getattr(self, name).clear()
+
     def add(self, record: R) -> R:
         """Enter a record, and return it; or what is there already and says the same."""
         with self._lock:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["Memory", "measure"]
+__all__ = ["Memory", "growth", "measure"]
 
 _STATUS: Final = Path("/proc/self/status")
 _CLEAR: Final = Path("/proc/self/clear_refs")
@@ -44,6 +45,22 @@ class Memory:
 def measure(call: Callable[[], object], device: str = "cpu") -> Memory:
     """Run ``call`` once. What it returns is dropped before the memory after it is read."""
     return _on_cuda(call, device) if device.startswith("cuda") else _on_cpu(call)
+
+
+def growth(call: Callable[[], object], device: str = "cpu", *, calls: int = 8) -> float:
+    """Bytes that each further call leaves behind, once some have been made: more than noise is a leak.
+
+    ``calls`` are made to warm up (compile, fill caches and the allocator's pools) and as many are measured.
+    """
+    for _ in range(calls):
+        call()
+
+    def repeatedly() -> None:
+        for _ in range(calls):
+            call()
+
+    gc.collect()
+    return measure(repeatedly, device).delta / calls
 
 
 def _on_cuda(call: Callable[[], object], device: str) -> Memory:

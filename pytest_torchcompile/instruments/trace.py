@@ -131,6 +131,8 @@ class _Handler(logging.Handler):
 
     def _graph_break(self, text: str, of: str, attempt: Attempt | None) -> None:
         code, at = ("", ""), ("", 0, "")
+        if self.watch.thread.regions:
+            self.watch.broken.add(self.watch.where(self.watch.thread.regions[-1]))
         if attempt:
             code, at = attempt.code, (attempt.file, attempt.line, attempt.function)
         for ledger, root in self.watch.ledgers:
@@ -143,9 +145,7 @@ class _Handler(logging.Handler):
                 attempt.breaks.append(found)
         if self.watch.ledgers and (name := graph_breaks.disabled_function(found)):
             eager = EagerFrame(name, found.file, found.line, "torch.compiler.disable", "disabled")
-            self.watch.add(eager)
-            if self.watch.thread.regions:
-                self.watch.thread.regions[-1].gave_up.append(eager)
+            self.watch.give_up(Attempt(), eager)
 
     def _backward(self, of: str, metrics: dict[str, Any]) -> None:
         for ledger, _root in self.watch.ledgers:

@@ -9,7 +9,10 @@ from typing import Any, Final
 from pytest_torchcompile.instruments.attempts import Attempt
 from pytest_torchcompile.instruments.sites import is_torch, readable
 
-__all__ = ["Functions", "code_of"]
+__all__ = ["Functions", "code_of", "is_disabled"]
+
+_BUILT_IN: Final = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType,
+                    types.WrapperDescriptorType)  # fmt: skip
 
 _WRAPPERS: Final = (("torch/_dynamo/external_utils.py", "fn"), ("torch/nn/modules/module.py", "self"))
 """Files with frames of torch's own around the user's function, and the name that this has there."""
@@ -26,7 +29,7 @@ class Functions:
         code = frame.f_code
         name, file, line, resumed_at = self._named(code, frame)
         return Attempt(
-            name, file, line, resumed_at, (code.co_filename, readable(code.co_name)[0]), code.co_freevars,
+            name, file, line, resumed_at, (code.co_filename, readable(code.co_name)[0]), code, code.co_freevars,
             lambda: {**frame.f_locals, "G": frame.f_globals}, cached,
         )
 
@@ -40,8 +43,8 @@ class Functions:
         """Name, file and line of a compiled callable, as the user wrote it."""
         code = code_of(function)
         if code is None:
-            builtin = isinstance(function, types.BuiltinFunctionType)
-            return function.__qualname__ if builtin else type(function).__qualname__, "", 0
+            function = _innermost(function)
+            return (_name(function) if isinstance(function, _BUILT_IN) else type(function).__qualname__), "", 0
         name, file, line, _ = self._of_code(code, _module(_innermost(function)))
         return name, file, line
 
@@ -61,6 +64,11 @@ class Functions:
         return seen[code.co_firstlineno], code.co_filename, code.co_firstlineno, 0
 
 
+def _name(builtin: Any) -> str:
+    """``sin`` for ``_VariableFunctionsClass.sin``."""
+    return str(builtin.__name__ if builtin.__qualname__.startswith("_") else builtin.__qualname__)
+
+
 def _class(owner: object) -> str:
     return "" if owner is None else f"{type(owner).__qualname__}."
 
@@ -68,9 +76,9 @@ def _class(owner: object) -> str:
 def _wrapped_by(code: Any, frame: Any) -> Any:
     """What a frame of torch's own calls: ``fn`` of wrap_inline (external_utils.py), ``self`` of a module; or None."""
     name = next((name for end, name in _WRAPPERS if code.co_filename.endswith(end)), "")
+    if name in code.co_freevars:  # wrap_inline's, which may be any callable
+        return frame.closure[code.co_freevars.index(name)].cell_contents
     inner = frame.f_locals.get(name)
-    if inner is None and name in code.co_freevars:
-        inner = frame.closure[code.co_freevars.index(name)].cell_contents
     return inner if _is_known(inner) else None
 
 
@@ -81,12 +89,21 @@ def _is_known(function: Any) -> bool:
     return isinstance(function, (types.FunctionType, types.MethodType, functools.partial, torch.nn.Module))
 
 
+def _held(function: Any, name: str) -> Any:
+    """An attribute, found without asking a module's ``__getattr__``, which may be the user's."""
+    import torch
+
+    if not isinstance(function, torch.nn.Module):
+        return getattr(function, name, None)
+    return vars(function).get(name) or vars(function).get("_modules", {}).get(name)
+
+
 def _innermost(function: Any) -> Any:
     """The user's callable behind torch.compile, disable, functools.partial and wrappers of torch's own."""
     for _ in range(20):
         if not _is_known(function):
             break
-        inner = getattr(function, "_torchdynamo_orig_callable", None) or getattr(function, "_orig_mod", None)
+        inner = _held(function, "_torchdynamo_orig_callable") or _held(function, "_orig_mod")
         if inner is None and isinstance(function, functools.partial):
             inner = function.func
         if inner is None and is_torch(getattr(getattr(function, "__code__", None), "co_filename", "")):
@@ -103,6 +120,13 @@ def _module(function: Any) -> Any:
 
     owner = function.__self__ if isinstance(function, types.MethodType) else function
     return owner if isinstance(owner, torch.nn.Module) else None
+
+
+def is_disabled(function: Any) -> bool:
+    """Whether ``torch.compiler.disable`` stands around a callable, or around a module's ``forward``."""
+    if (module := _module(_innermost(function))) is not None:
+        function = vars(module).get("forward") or type(module).forward
+    return bool(_is_known(function) and _held(function, "_torchdynamo_disable"))
 
 
 def code_of(function: Any) -> Any:

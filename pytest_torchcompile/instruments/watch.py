@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ from pytest_torchcompile.instruments.users import Functions
 __all__ = ["Watch", "watch"]
 
 R = TypeVar("R")
+Place = tuple[str, str, int]
+"""Function, file and line."""
 
 
 class _Thread(threading.local):
@@ -41,8 +44,12 @@ class Watch:
         self.ledgers: list[tuple[Ledger, str | None]] = []
         """Open ledgers, each with its project's root folder."""
         self.thread = _Thread()
-        self.given_up: dict[tuple[str, str, int], list[EagerFrame]] = {}
+        self.given_up: dict[Place, list[EagerFrame]] = {}
         """Why a compiled callable ran without any graph, from the call where torch said so."""
+        self.broken: set[Place] = set()
+        """Compiled callables in which a graph broke."""
+        self.eager: dict[int, types.CodeType] = {}
+        """Code that is known to run eagerly, by its identity."""
         self.functions = Functions()
         self.marker: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
         """Opened around each graph that runs and each compile, for an instrument that needs the borders."""
@@ -65,6 +72,8 @@ class Watch:
             self.ledgers = [entry for entry in self.ledgers if entry[0] is not ledger]
             if not self.ledgers:
                 self.given_up.clear()
+                self.broken.clear()
+                self.eager.clear()
                 self.functions = Functions()
                 self.thread = _Thread()
                 self._hooks.close()
@@ -73,6 +82,18 @@ class Watch:
         """Enter a record in every open ledger, each with its own label."""
         for ledger, _root in self.ledgers:
             ledger.add(replace(record, during=ledger.label))
+
+    def where(self, region: Region) -> Place:
+        """The compiled callable that a region is a call of."""
+        return self.functions.of_callable(region.function)
+
+    def give_up(self, attempt: Attempt, eager: EagerFrame) -> None:
+        """Enter a frame that runs eagerly from now on."""
+        self.add(eager)
+        if attempt.frame_code is not None:
+            self.eager[id(attempt.frame_code)] = attempt.frame_code
+        if self.thread.regions:
+            self.thread.regions[-1].gave_up.append(eager)
 
     def guarded(self, work: Callable[..., R], *args: Any) -> R | None:
         """Do some bookkeeping. If it fails, the run that is watched goes on, and the ledgers say what they lack."""

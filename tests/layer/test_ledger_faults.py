@@ -97,13 +97,13 @@ CASES = {
     "F1 break inside": Case(BreakInside, breaks=("gb0025",), runs=6),
     "F2 break first": Case(BreakFirst, breaks=("gb0025",), runs=3),
     "F3 new shape": Case(test=(5, 6), options=STATIC, recompiles=("shape", "shape")),
-    "F4 disabled": Case(Disabled, breaks=("gb0099",), eager=(("disabled", 3),), runs=0, late=(("skipped", 2),)),
+    "F4 disabled": Case(Disabled, breaks=("gb0099",), eager=(("disabled", 3),), runs=0, late=(("disabled", 2),)),
     "F5 limit hit in warm-up": Case(
         warm=tuple(range(2, 14)), test=(20, 21), options=STATIC, recompiles=("shape",) * 7,
         eager=(("limit", 6),), runs=8, late=(("limit", 2),), late_recompiles=0),
     "F6 broken backend, errors suppressed": Case(
         options={"backend": broken_backend}, config=HIDE, eager=(("suppressed", 3),), runs=0,
-        late=(("skipped", 2),)),
+        late=(("unknown", 2),)),
     "F7 new shape, errors suppressed": Case(
         test=(5, 6), options=STATIC, config=HIDE, recompiles=("shape", "shape")),
     "F8 duck shapes": Case(test=(5, 6), options=DYNAMIC, recompiles=("shape",)),

@@ -1,0 +1,186 @@
+"""Calls of compiled callables that run eagerly, all or in part, without a word of torch's; and twins that don't."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchcompile.instruments import observe
+
+pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+              pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]  # fmt: skip
+SAYS_WHY = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
+"""Torch 2.8 does not say why it refuses a frame."""
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Mine(nn.Module):
+    """A linear layer of the user's."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        """Forward."""
+        return self.linear(x)
+
+
+class Breaks(nn.Module):
+    """A break."""
+
+    def forward(self, x):
+        """Forward."""
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+
+class Around(nn.Module):
+    """Modules of torch's own beside one that breaks."""
+
+    def __init__(self, *more):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), *more, nn.ReLU())
+
+    def forward(self, x):
+        """Forward."""
+        return self.inner(x * 2)
+
+
+class Off(nn.Module):
+    """Disabled by the user."""
+
+    @torch.compiler.disable
+    def forward(self, x):
+        """Forward."""
+        return x + 1
+
+
+class Called:
+    """An object that is called."""
+
+    def __call__(self, x):
+        """Add."""
+        return x + 1
+
+
+@dataclasses.dataclass
+class Batch:
+    """Holds a tensor where torch does not look for one."""
+
+    x: torch.Tensor
+
+
+def halves(batch):
+    """A break; what is after it has only the batch."""
+    batch.x.sum().item()
+    return helper(batch)
+
+
+def helper(batch):
+    """Only the batch."""
+    return batch.x * 2
+
+
+def number_left(batch):
+    """A break; after it there is a number, nothing to compile."""
+    return batch.x.sum().item() * 2
+
+
+def generator(x):
+    """Yield."""
+    yield x + 1
+
+
+def in_place(module):
+    """module.compile()."""
+    module.compile(backend="eager")
+    return module
+
+
+def wrapped(function):
+    """torch.compile."""
+    return torch.compile(function, backend="eager")
+
+
+X = torch.ones(2, 4)
+EAGER = {
+    "module of torch's own": (lambda: in_place(nn.Linear(4, 4)), X, [("Linear.forward", "skipped", 2)]),
+    "several": (lambda: in_place(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), X, [("Sequential.forward", "skipped", 2)]),
+    "one of two": (lambda: in_place(nn.Sequential(nn.Linear(4, 4), Mine())), X, [("Sequential.forward", "skipped", 1)]),
+    "taken out by a break": (lambda: wrapped(Around(Breaks())), X,
+                             [("Linear.forward", "graph_break", 1), ("ReLU.forward", "graph_break", 1)]),
+    "disabled in place": (lambda: in_place(Off()), X, [("Off.forward", "disabled", 2)]),
+    "disabled": (lambda: wrapped(Off()), X, [("Off.forward", "disabled", 2)]),
+    "generator": (lambda: wrapped(generator), X, [("generator", "skipped", 2)]),
+    "no graph left": (lambda: wrapped(torch.allclose), (X, X), [("allclose", "graph_break", 2)]),
+    "hidden tensor": (lambda: wrapped(halves), Batch(X), [("halves", "graph_break", 1)]),
+    "nothing to compile": (lambda: in_place(nn.Identity()), X, [("Identity.forward", "empty", 2)]),
+}  # fmt: skip
+HEALTHY = {
+    "module of torch's own": (lambda: wrapped(nn.Linear(4, 4)), X, "Linear.forward"),
+    "in place": (lambda: in_place(Mine()), X, "Mine.forward"),
+    "in a container of torch's": (lambda: in_place(nn.Sequential(Mine())), X, "Mine.forward"),
+    "no break": (lambda: wrapped(Around()), X, "Around.forward"),
+    "number left": (lambda: wrapped(number_left), Batch(X), "number_left"),
+    "built-in": (lambda: wrapped(torch.sin), X, "sin"),
+    "object": (lambda: wrapped(Called()), X, "Called.__call__"),
+}  # fmt: skip
+
+
+def observed(make, given):
+    """Ledger of two calls."""
+    call = make()
+    with observe() as seen:
+        for _ in range(2):
+            call(*given) if isinstance(given, tuple) else call(given)
+    assert seen.lost == []
+    return seen
+
+
+@pytest.mark.parametrize("name", EAGER if SAYS_WHY else [n for n in EAGER if n not in ("hidden tensor", "generator")])
+def test_what_ran_eagerly_is_named(name):
+    """Function, kind and calls, whether or not a graph ran beside it."""
+    make, given, expected = EAGER[name]
+    seen = observed(make, given)
+    assert [(f.function, f.kind, f.calls) for f in seen.eager_frames] == expected
+    assert all(f.reason for f in seen.eager_frames)
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_what_ran_compiled_is_no_alarm(name):
+    """No eager frame; the compile bears the user's name for what he compiled."""
+    make, given, function = HEALTHY[name]
+    seen = observed(make, given)
+    assert seen.eager_frames == []
+    assert seen.compiles[0].function == function
+    assert sum(g.runs for g in seen.graphs) == 2
+
+
+def test_the_reasons_help():
+    """A module compiled in place is told what does compile it; one that a break took out, where it was called."""
+    (found,) = observed(*EAGER["module of torch's own"][:2]).eager_frames
+    assert found.reason.endswith("torch.compile(module) does")
+    found = observed(*EAGER["taken out by a break"][:2]).eager_frames[0]
+    line = Around.forward.__code__.co_firstlineno + 2
+    assert found.reason.endswith(f"a graph break took this one out, at test_ledger_eager.py:{line}")
+
+
+def test_a_late_observation_names_what_it_can():
+    """Torch said its reasons before the block; modules compiled in place and disabled ones are known by themselves."""
+    for make, kind in ((lambda: in_place(nn.Conv1d(4, 4, 1)), "skipped"), (lambda: in_place(Off()), "disabled")):
+        call = make()
+        call(X.t() if kind == "skipped" else X)
+        with observe() as seen:
+            call(X.t() if kind == "skipped" else X)
+        assert [(f.kind, f.calls) for f in seen.eager_frames] == [(kind, 1)]

@@ -161,7 +161,30 @@ def _schema(given: argparse.Namespace) -> int:
     return 0
 
 
+# gate: may this run be released?
+
+
+def _gate_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("reports", nargs="+", metavar="REPORT",
+                        help="the JSON report of a run, or of each of its shards; or a journal")
+    parser.add_argument("--policy", metavar="FILE", help="what a release asks, and what it lets pass (docs/gating.md)")
+    parser.add_argument("--baseline", metavar="REPORT", nargs="+", help="reports of an earlier run to compare with")
+    parser.add_argument("--junit", metavar="FILE", help="write JUnit XML, a test case for each cell")
+    parser.add_argument("--summary", metavar="FILE", help="write the verdict as Markdown")
+    parser.add_argument("--github", action="store_true",
+                        help="print annotations of GitHub Actions, and add the Markdown to the step's summary")
+    parser.add_argument("--update-policy", action="store_true",
+                        help="make the policy as strict as what was measured; it never gets less strict")
+
+
+def _gate(given: argparse.Namespace) -> int:
+    from pytest_torchcompile.report.gatecommand import run
+
+    return run(given)
+
+
 COMMANDS: Final[dict[str, Command]] = {
     "cells": Command("Print the cells of a matrix, without running any.", _cells_arguments, _cells),
+    "gate": Command("Judge reports: 0 pass, 1 fail, 2 unusable reports, 3 nothing to judge.", _gate_arguments, _gate),
     "schema": Command("Print the JSON Schema of reports, or of matrix files.", _schema_arguments, _schema),
 }

@@ -147,7 +147,7 @@ def replace(path: Path, text: str) -> None:
     """Write the file whole or not at all: a reader beside us, or a kill, must not find half of it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(text, encoding="utf-8")
+        beside.write_text(text, encoding="utf-8", errors="backslashreplace")
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

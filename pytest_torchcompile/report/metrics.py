@@ -60,7 +60,7 @@ def _top(key: str) -> Callable[[Sections], float | None]:
 
 
 def spread(sections: Sections, name: str) -> float | None:
-    """How far repetitions of the metric lie apart (one standard deviation), where its section tells by ``NAME_spread``."""
+    """One standard deviation of repetitions of the metric, where its section tells it by ``NAME_spread``."""
     return _top(f"{name}_spread")(sections)
 
 

@@ -34,12 +34,15 @@ def provenance(root: Path, variables: Mapping[str, str] = os.environ) -> dict[st
 
 
 def _git(root: Path) -> dict[str, Any] | None:
-    """The commit that is checked out, and whether tracked files differ from it; None where there is no git."""
+    """The commit that is checked out, whether tracked files differ from it, and where ``root`` lies in the repository.
+
+    None where there is no git.
+    """
     commit = _output(root, "rev-parse", "HEAD")
     if commit is None or not re.fullmatch("[0-9a-f]{40,64}", commit):
         return None
     changes = _output(root, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "changed": changes != ""}
+    return {"commit": commit, "changed": changes != "", "prefix": _output(root, "rev-parse", "--show-prefix") or ""}
 
 
 def _output(root: Path, *command: str) -> str | None:

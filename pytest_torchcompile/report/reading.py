@@ -11,7 +11,7 @@ What is returned holds to the published schema in every value, so that no reader
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -41,6 +41,8 @@ class Report:
     """Read from a journal?"""
     torn: bool = False
     """Was the journal's last line cut?"""
+    others_failed: tuple[str, ...] = ()
+    """Tests of the same pytest run that failed and are no checks of cells."""
 
     @property
     def cells(self) -> list[dict[str, Any]]:
@@ -84,7 +86,18 @@ def read_report(path: str | Path) -> Report:
         hint = "was it run with --compile-matrix?" if isinstance(content, dict) and "tests" in content else \
             "expected the JSON report of `pytest --compile-matrix`"
         raise ReportError(f"{name}: holds no block {KEY!r}; {hint}")
-    return Report(name, _block(content[KEY], name))
+    block = _block(content[KEY], name)
+    return Report(name, block, others_failed=tuple(_others_failed(content.get("tests"), block)))
+
+
+def _others_failed(tests: Any, block: dict[str, Any]) -> Iterator[str]:
+    """Of pytest-json-report's own part, which may hold anything."""
+    planned = frozenset(block["matrix"]["cells_planned"])
+    for test in tests if isinstance(tests, list) else ():
+        if isinstance(test, dict) and test.get("outcome") in ("failed", "error"):
+            nodeid = str(test.get("nodeid"))
+            if nodeid.split("::")[1:2] != [] and nodeid.split("::")[1] not in planned:
+                yield nodeid
 
 
 def _text(path: Path, name: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pytest_torchcompile.observation import worst
 from pytest_torchcompile.report.evidence import fingerprint
 
-__all__ = ["GATES", "Record", "now"]
+__all__ = ["GATES", "Record", "gates", "now"]
 
 GATES: Final = ("safe_fallback", "smoketest", "shape_stability")
 """The checks whose worst verdict the block states by itself, under ``gates``."""
@@ -71,7 +71,7 @@ class Record:
             "run": {**self.head["run"], "finished": self.finished, "exit_status": self.exit_status},
             "environment": self.environment,
             "finished": self._ended() and not self.not_run(),
-            "gates": _gates(self.head["matrix"]["checks"], cells),
+            "gates": gates(self.head["matrix"]["checks"], cells),
             "cells": cells,
         }
 
@@ -102,14 +102,15 @@ class Record:
         self.observations[cell] = observation
 
 
-def _gates(checks: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Each gate that the matrix runs: the worst verdict of that check, and the problems of the cells that have it."""
-    gates = {}
+def gates(checks: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Each gate that the matrix runs: the worst verdict of that check in the cells that ran, and its problems."""
+    stated = {}
     for name in GATES:
         found = {cell["id"]: cell["checks"][name] for cell in cells if name in cell["checks"]}
         if name in checks and found:  # a shard may have no cell that it applies to
-            verdict = worst([check["verdict"] for check in found.values()])
+            ran = [check["verdict"] for check in found.values() if check["verdict"] != "skip"]
+            verdict = worst(ran) if ran else "skip"
             problems = [{**problem, "message": f"{cell}: {problem['message']}"} for cell, check in found.items()
                         if check["verdict"] == verdict != "pass" for problem in check["problems"]]
-            gates[name] = {"verdict": verdict, "problems": problems[:PROBLEMS_OF_A_GATE]}
-    return gates
+            stated[name] = {"verdict": verdict, "problems": problems[:PROBLEMS_OF_A_GATE]}
+    return stated

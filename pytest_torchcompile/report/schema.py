@@ -80,7 +80,7 @@ _RUN: Final = _object({
     "started": _TEXT,
     "finished": {"type": ["string", "null"]},
     "exit_status": {"type": ["integer", "null"]},
-    "git": _maybe(_object({"commit": _TEXT, "changed": {"type": "boolean"}})),
+    "git": _maybe(_object({"commit": _TEXT, "changed": {"type": "boolean"}, "prefix": _TEXT})),
     "ci": _map(_TEXT),
 })
 

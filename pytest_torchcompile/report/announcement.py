@@ -1,0 +1,120 @@
+"""The gate's verdict as text: first the one sentence that a release manager needs, then what is behind it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from pytest_torchcompile.checks import CHECKS
+from pytest_torchcompile.observation import VERDICTS
+from pytest_torchcompile.report.finding import Finding
+from pytest_torchcompile.report.gate import Outcome
+
+__all__ = ["WORDS", "again", "announcement", "facts", "place", "refusal", "sentence"]
+
+WORDS: Final = {0: "PASS", 1: "FAIL", 2: "UNUSABLE", 3: "NOTHING TO JUDGE"}
+SHOWN: Final = 20
+EVIDENCE: Final = 12
+CELLS: Final = 3
+
+
+def sentence(outcome: Outcome) -> str:
+    """What somebody who reads nothing else should know."""
+    code = outcome.code
+    if code == 0:
+        return f"PASS: {_good(outcome)}"
+    decisive = [finding for finding in outcome.findings if finding.weight != "note"]
+    first, others = decisive[0], decisive[1:]
+    text = first.text
+    if first.weight == "fail" and first.cells and first.kind != "skip":
+        text = f"{_cells(first)}: {text}"
+        failing = len(outcome.allowed.failing)
+        if failing:
+            text = f"{failing} of {len(outcome.cells)} cells {'fails' if failing == 1 else 'fail'}: {text}"
+    if first.weight == "fail" and first.file and first.file != outcome.policy.path:
+        text += f" ({place(first)})"
+    if not outcome.worse.isdisjoint(first.cells):
+        text += ", new since the baseline"
+    more = f"; and {len(others)} more finding{'s' * (len(others) > 1)}" if others else ""
+    return f"{WORDS[code]}: {text}{more}"
+
+
+def refusal(error: Exception, code: int) -> str:
+    """The sentence for reports that could not be read or merged."""
+    return f"{WORDS[code]}: {error}"
+
+
+def announcement(outcome: Outcome) -> Iterator[str]:
+    """The lines: the sentence, the findings, the facts."""
+    yield sentence(outcome)
+    yield ""
+    for finding in outcome.findings[:SHOWN]:
+        yield from _lines(outcome, finding)
+    if len(outcome.findings) > SHOWN:
+        yield f"... and {len(outcome.findings) - SHOWN} more findings"
+    if outcome.findings:
+        yield ""
+    yield facts(outcome)
+
+
+def facts(outcome: Outcome) -> str:
+    """What was judged: versions, devices, counts."""
+    environment = outcome.merged.environment
+    devices = ", ".join(dict.fromkeys(map(str, environment.get("devices") or ()))) or "no device told"
+    counts = Counter(cell.status for cell in outcome.cells.values())
+    told = ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v]) or "none"
+    ran = sum(cell.compiled for cell in outcome.cells.values())
+    shards = f"; {len(outcome.merged.reports)} shards" if len(outcome.merged.reports) > 1 else ""
+    commit = f"; commit {git['commit'][:12]}{' with changes' * git['changed']}" if (git := outcome.merged.git) else ""
+    return f"{outcome.merged.matrix['path']} on torch {environment.get('torch', '(not told)')}, {devices}: " \
+           f"{len(outcome.cells)} cells: {told}; {ran} ran compiled code{shards}{commit}"
+
+
+def again(outcome: Outcome, finding: Finding) -> str:
+    """The command that runs the first of the cells again; empty where no cell is meant."""
+    if not finding.cells or finding.kind == "skip" or finding.weight != "fail" or finding.cells[0] not in outcome.cells:
+        return ""
+    matrix, cell = outcome.merged.matrix["path"], finding.cells[0]
+    check = f"::{finding.kind}" if finding.kind in CHECKS else ""
+    return f"pytest --compile-matrix={matrix} '{matrix}::{cell}{check}'"
+
+
+def place(finding: Finding) -> str:
+    """``file:line``, or nothing."""
+    return (f"{finding.file}:{finding.line}" if finding.line else finding.file) if finding.file else ""
+
+
+def _good(outcome: Outcome) -> str:
+    counts = Counter(cell.status for cell in outcome.cells.values())
+    good = ", ".join(f"{counts[v]} {v}" for v in ("pass", "xfail", "skip") if counts[v])
+    known = len(outcome.allowed.excused) + len(outcome.allowed.tolerated)
+    fails = f", {known} fail as the policy allows" if known else ""
+    environment = outcome.merged.environment
+    return f"the {len(outcome.cells)} cells of {outcome.merged.matrix['path']} are good on torch " \
+           f"{environment.get('torch')}: {good}{fails}"
+
+
+def _cells(finding: Finding) -> str:
+    more = len(finding.cells) - 1
+    return finding.cells[0] + (f" (and {more} more)" if more else "")
+
+
+def _lines(outcome: Outcome, finding: Finding) -> Iterator[str]:
+    where = place(finding)
+    yield f"{finding.weight:9} {finding.text}" + (f"  {where}" if where and where not in finding.text else "")
+    evidence = finding.evidence.splitlines()
+    if len(evidence) > EVIDENCE:
+        evidence[EVIDENCE:] = [f"... ({len(evidence) - EVIDENCE} more lines)"]
+    yield from textwrap.indent("\n".join(evidence), " " * 12).splitlines()
+    if finding.hint:
+        first, *rest = finding.hint.splitlines()
+        yield f"{'':10}try    {first}"
+        yield from (f"{'':10}       {line}".rstrip() for line in rest)
+    if finding.cells and finding.weight != "note":
+        shown = ", ".join(finding.cells[:CELLS])
+        more = len(finding.cells) - CELLS
+        yield f"{'':10}cells  {shown}" + (f" and {more} more" if more > 0 else "")
+    if command := again(outcome, finding):
+        yield f"{'':10}again  {command}"

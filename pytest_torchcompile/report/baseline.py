@@ -1,0 +1,120 @@
+"""Baseline: what is worse, better or gone beside an earlier run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from pytest_torchcompile.report.finding import first
+from pytest_torchcompile.report.judged import JudgedCell
+from pytest_torchcompile.report.metrics import METRICS
+from pytest_torchcompile.report.slower import Change, Pairs, slower
+
+__all__ = ["Change", "another_machine", "changes"]
+
+_MACHINE: Final = ("cpu", "cores", "devices")
+
+
+def another_machine(now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
+    """Why times of the two environments can't be compared; empty if they can."""
+    for key in _MACHINE:
+        if now.get(key) != then.get(key):
+            return f"the baseline is of another machine: {key} was {then.get(key)} and is {now.get(key)}"
+    return ""
+
+
+def changes(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], comparable: bool) -> list[Change]:
+    """All changes, the worst first. ``comparable``: may times be compared?"""
+    both = {cell: (now[cell], then[cell]) for cell in now if cell in then}
+    found = [*_failures(both), *_breaks(both), *_recompiles(both), *_gone(now, then)]
+    if comparable:
+        found += [change for name, metric in METRICS.items() if not metric.whole for change in slower(both, name)]
+    return [*found, *_improved(both), *_new(now, then)]
+
+
+def _failures(both: Pairs) -> Iterator[Change]:
+    by_check: dict[str, list[str]] = {}
+    for cell, (now, then) in both.items():
+        for check in now.bad:
+            if check not in then.bad:
+                by_check.setdefault(check, []).append(cell)
+    for check, cells in by_check.items():
+        yield Change("failures", f"{check} held in the baseline and fails now in {len(cells)} cell(s): {first(cells)}",
+                     tuple(cells))
+
+
+def _records(cell: JudgedCell, section: str) -> list[Mapping[str, Any]]:
+    found = cell.sections.get(section, {}).get(section)
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def _breaks(both: Pairs) -> Iterator[Change]:
+    """By the user's line; one that only moved, within its file and with the same reason, is not new."""
+    places: dict[tuple[str, int, str], list[str]] = {}
+    for cell, (now, then) in both.items():
+        if "graph_breaks" not in then.sections:
+            continue
+        old = [_place(each) for each in _records(then, "graph_breaks")]
+        new = [place for place in map(_place, _records(now, "graph_breaks")) if place not in old]
+        moved = Counter((file, reason) for file, line, reason in old)
+        moved.subtract((file, reason) for file, line, reason in map(_place, _records(now, "graph_breaks"))
+                       if (file, line, reason) in old)
+        for file, line, reason in new:
+            if moved[file, reason] > 0:
+                moved[file, reason] -= 1
+            else:
+                places.setdefault((file, line, reason), []).append(cell)
+    for (file, line, reason), cells in places.items():
+        yield Change("graph_breaks", f"new graph break at {file}:{line} in {len(cells)} cell(s): {reason}",
+                     tuple(cells), file, line)
+
+
+def _place(found: Mapping[str, Any]) -> tuple[str, int, str]:
+    line, reason = found.get("line"), str(found.get("reason", ""))
+    return str(found.get("file", "")), line if isinstance(line, int) else 0, reason.partition("\n")[0]
+
+
+def _recompiles(both: Pairs) -> Iterator[Change]:
+    places: dict[tuple[str, int, str, str], list[str]] = {}
+    for cell, (now, then) in both.items():
+        if "recompiles" not in then.sections:
+            continue
+        new, old = _records(now, "recompiles"), _records(then, "recompiles")
+        if len(new) > len(old):
+            more = Counter(map(_guard, new)) - Counter(map(_guard, old))
+            for key in more or Counter(map(_guard, new)):
+                lines = [each.get("line", 0) for each in new if _guard(each) == key]
+                places.setdefault((key[0], lines[0] if isinstance(lines[0], int) else 0, *key[1:]), []).append(cell)
+    for (file, line, function, cause), cells in places.items():
+        text = f"new recompile of {function} ({file}:{line}) in {len(cells)} cell(s), cause: {cause}"
+        yield Change("recompiles", text, tuple(cells), file, line)
+
+
+def _guard(found: Mapping[str, Any]) -> tuple[str, str, str]:
+    return str(found.get("file", "")), str(found.get("function", "")), str(found.get("cause", ""))
+
+
+def _gone(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell]) -> Iterator[Change]:
+    lost = [cell for cell, old in then.items() if _ran(old) and cell not in now]
+    idle = [cell for cell, old in then.items() if _ran(old) and cell in now and not _ran(now[cell])]
+    for cells, what in ((lost, "are gone from the matrix"), (idle, "do not run any more")):
+        if cells:
+            yield Change("gone", f"{len(cells)} cell(s) that ran in the baseline {what}: {first(cells)}", tuple(cells))
+
+
+def _ran(cell: JudgedCell) -> bool:
+    return bool(cell.verdicts) and cell.status not in ("skip", "not_run")
+
+
+def _improved(both: Pairs) -> Iterator[Change]:
+    cells = [cell for cell, (now, then) in both.items() if then.bad and not now.bad and _ran(now)]
+    if cells:
+        text = f"{len(cells)} cell(s) failed in the baseline and hold now: {first(cells)}"
+        yield Change("improved", text, tuple(cells))
+
+
+def _new(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell]) -> Iterator[Change]:
+    cells = [cell for cell in now if cell not in then]
+    if cells:
+        yield Change("new", f"{len(cells)} cell(s) are not in the baseline: {first(cells)}", tuple(cells))

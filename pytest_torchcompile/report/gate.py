@@ -1,0 +1,141 @@
+"""The gate: may this run be released? A pure function of reports, policy, baseline and day."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pytest_torchcompile import __version__
+from pytest_torchcompile.report import slack
+from pytest_torchcompile.report.allowances import Allowed, allow
+from pytest_torchcompile.report.baseline import another_machine, changes
+from pytest_torchcompile.report.causes import causes
+from pytest_torchcompile.report.demands import demands, nothing
+from pytest_torchcompile.report.facts import Facts
+from pytest_torchcompile.report.finding import Finding, exit_code, first
+from pytest_torchcompile.report.judged import BAD, JudgedCell, judge_again
+from pytest_torchcompile.report.limits import apply_limits
+from pytest_torchcompile.report.merging import VARYING, Merged, merge
+from pytest_torchcompile.report.policy import BASELINE, Policy
+from pytest_torchcompile.report.reading import Report
+from pytest_torchcompile.report.wholeness import expected, whole
+
+__all__ = ["Outcome", "gate", "judged"]
+
+_OF_WHAT_RAN: Final = frozenset({"skip", "gate", "ran_at_least", "devices", "pass_rate", "improved", "baseline"})
+"""Findings that say nothing more where nothing ran."""
+_ORDER: Final = ("fail", "unusable", "nothing", "note")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the gate says of a run."""
+
+    findings: tuple[Finding, ...]
+    """In the order in which they are told."""
+    merged: Merged
+    cells: dict[str, JudgedCell]
+    policy: Policy
+    allowed: Allowed
+    worse: frozenset[str]
+    """Cells that are worse than in the baseline."""
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        return exit_code(self.findings)
+
+
+def gate(reports: Sequence[Report], policy: Policy | None = None, baseline: Sequence[Report] = (),
+         today: datetime.date | None = None) -> Outcome:
+    """Judge the run that the reports are of.
+
+    ``baseline``: reports of an earlier run. They add findings and never take any away.
+    Raises :class:`~pytest_torchcompile.errors.ReportError` for reports that are not of one run, and
+    :class:`~pytest_torchcompile.errors.MatrixError` for a policy that names what the run does not have.
+    """
+    policy, today = policy or Policy(), today or datetime.date.today()
+    merged = merge(reports, VARYING | policy.may_differ)
+    if not merged.missing:  # else what is missing may be what the policy names
+        policy.hold_against((cell["axes"] for cell in merged.cells.values()), merged.environment)
+    cells = judged(merged, policy, today)
+    findings = [*whole(merged, cells), *expected(merged, policy)]
+    then: dict[str, JudgedCell] | None = None
+    elsewhere = ""
+    if baseline:
+        before = merge(baseline, VARYING | policy.may_differ)
+        findings += [Finding("baseline", "unusable", f"the baseline is partial: {text}") for text in before.problems]
+        then = judged(before, Policy(), today)
+        elsewhere = another_machine(merged.environment, before.environment)
+    findings += apply_limits(cells.values(), policy, then, elsewhere)
+    allowed = allow(list(cells.values()), policy, today, whole=not merged.problems)
+    differences = [] if then is None else list(_differences(cells, then, elsewhere, policy, allowed))
+    worse = frozenset(cell for each in differences if each.weight == "fail" for cell in each.cells)
+    failing = list(_failing(allowed, cells, worse))
+    findings = [*failing, *demands(merged, cells, policy, allowed.excused), *findings, *differences, *allowed.findings,
+                *slack.findings(policy, cells, allowed.used), *_notes(merged, cells, allowed, policy)]
+    if not failing and not any(cell.compiled for cell in cells.values()):
+        findings = [each for each in findings if each.kind not in _OF_WHAT_RAN] + [nothing(merged, cells)]
+    findings.sort(key=lambda finding: _ORDER.index(finding.weight))
+    return Outcome(tuple(findings), merged, cells, policy, allowed, worse)
+
+
+def judged(merged: Merged, policy: Policy, today: datetime.date) -> dict[str, JudgedCell]:
+    """Every cell of the run, judged from its observation."""
+    ours = merged.plugin == __version__
+    return {name: judge_again(cell, merged.matrix, policy, today, ours) for name, cell in merged.cells.items()}
+
+
+def _failing(allowed: Allowed, cells: Mapping[str, JudgedCell], worse: frozenset[str]) -> Iterator[Finding]:
+    """A finding for each cause, those that are new since the baseline first."""
+    told: set[str] = set()
+    facts = [Facts({"id": name, "axes": cells[name].axes, "status": cells[name].status, "checks": bad})
+             for name, bad in allowed.failing.items()]
+    for cause in sorted(causes(facts, BAD), key=lambda each: worse.isdisjoint(each.cells)):
+        problem, check = cause.problem, cause.checks[0]
+        how = "" if cause.verdict == "fail" else f"{cause.verdict}: "
+        told.update(cause.cells)
+        yield Finding(check, "fail", f"{check}: {how}{problem.message}", tuple(cause.cells), problem.file,
+                      int(problem.line), problem.evidence, problem.hint)
+    for name, bad in allowed.failing.items():
+        if name not in told:
+            check, verdict = next((check, found["verdict"]) for check, found in bad.items())
+            yield Finding(check, "fail", f"{check}: {verdict}; the report does not say why", (name,))
+
+
+def _differences(cells: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], elsewhere: str, policy: Policy,
+                 allowed: Allowed) -> Iterator[Finding]:
+    """What is not as in the baseline. Failures that the policy allows are allowed here too."""
+    for change in changes(cells, then, comparable=not elsewhere):
+        affected = change.cells
+        if change.kind in ("failures", "graph_breaks", "recompiles"):
+            affected = tuple(cell for cell in affected if cell not in allowed.excused)
+            if not affected:
+                continue
+        fails = change.kind in BASELINE and \
+            policy.baseline.get(change.kind, "fail" if change.sure else "note") == "fail"
+        yield Finding("baseline", "fail" if fails else "note", change.text, affected, change.file, change.line)
+    if elsewhere:
+        yield Finding("baseline", "note", f"{elsewhere}; times and sizes are not compared")
+
+
+def _notes(merged: Merged, cells: Mapping[str, JudgedCell], allowed: Allowed, policy: Policy) -> Iterator[Finding]:
+    for note in merged.notes:
+        yield Finding("environment", "note", f"the shards ran on machines that differ: {note}")
+    if allowed.excused:
+        reasons = first(dict.fromkeys(allowed.excused.values()))
+        text = f"{len(allowed.excused)} cell(s) fail as {policy.path} allows: {reasons}"
+        yield Finding("allowed_failures", "note", text, tuple(allowed.excused))
+    if allowed.tolerated:
+        text = f"{len(allowed.tolerated)} cell(s) fail, as the pass rates of {policy.path} allow: " \
+               f"{first(allowed.tolerated)}"
+        yield Finding("pass_rate", "note", text, tuple(allowed.tolerated))
+    changed = [name for name, cell in cells.items() if cell.changed]
+    if changed:
+        text = f"{len(changed)} cell(s) have other verdicts than in the report, because the policy has other limits " \
+               f"or an expected failure expired: {first(changed)}"
+        yield Finding("judged_again", "note", text, tuple(changed))
+    if any(cell["planned"] is None for cell in merged.cells.values()):
+        yield Finding("schema", "note", "the report is of schema 1.0, whose verdicts can't be judged again")

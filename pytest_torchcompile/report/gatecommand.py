@@ -1,0 +1,126 @@
+"""The command ``pytest-torchcompile gate``: reads, judges, writes what was asked for, and returns the exit code."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from pytest_torchcompile.errors import MatrixError, ReportError, TorchcompileError, UsageError
+from pytest_torchcompile.report import github, junit, markdown
+from pytest_torchcompile.report.announcement import announcement, refusal
+from pytest_torchcompile.report.gate import Outcome, gate
+from pytest_torchcompile.report.journal import replace
+from pytest_torchcompile.report.policy import Policy
+from pytest_torchcompile.report.policyfile import read_policy
+from pytest_torchcompile.report.reading import Report, read_report
+
+__all__ = ["INTERNAL", "SUMMARY_VARIABLE", "run"]
+
+INTERNAL: Final = 70
+"""Exit code for a mistake of ours (EX_SOFTWARE of sysexits.h): Python's own 1 would read as a verdict."""
+SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
+"""Names the file whose Markdown GitHub shows on the page of the run."""
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run the gate; the meaning of the exit code is in docs/gating.md."""
+    try:
+        return _run(given)
+    except TorchcompileError as error:
+        if given.github and isinstance(error, MatrixError):
+            print(github.command(error.text, error.path, error.line))
+        raise
+    except Exception:
+        traceback.print_exc()
+        print("pytest-torchcompile gate: this is a mistake of pytest-torchcompile, and no verdict: please report it "
+              "with the lines above", file=sys.stderr)
+        return INTERNAL
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.update_policy and given.policy is None:
+        raise UsageError("--update-policy: there is no policy to update; give one by --policy")
+    policy = Policy() if given.policy is None else read_policy(given.policy)
+    try:
+        with _without_collecting():
+            reports = _read(given.reports)
+            baseline = _read(given.baseline or ())
+        outcome = gate(reports, policy, baseline)
+    except ReportError as error:
+        return _refuse(given, error)
+    taken: list[str] = []
+    if given.update_policy:
+        taken, outcome = _updated(given, outcome, reports, baseline)
+    for line in (*announcement(outcome), *(f"taken over: {text}" for text in taken)):
+        print(line)
+    _write(given.junit, lambda: junit.junit(outcome))
+    _write(given.summary, lambda: markdown.markdown(outcome))
+    if given.github:
+        _summarise(markdown.markdown(outcome))
+        for line in github.commands(outcome):
+            print(line)
+    return outcome.code
+
+
+def _read(paths: Iterable[str]) -> list[Report]:
+    return [read_report(path) for path in paths]
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Reading makes millions of objects and no garbage, which the collector would walk again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _updated(given: argparse.Namespace, outcome: Outcome, reports: list[Report],
+             baseline: list[Report]) -> tuple[list[str], Outcome]:
+    """Take over what improved, and judge again by the policy that is there now."""
+    from pytest_torchcompile.report.ratchet import update
+
+    taken = update(outcome, Path(given.policy))
+    return taken, gate(reports, read_policy(given.policy), baseline) if taken else outcome
+
+
+def _refuse(given: argparse.Namespace, error: ReportError) -> int:
+    text = refusal(error, error.exit_code)
+    print(text)
+    _write(given.junit, lambda: junit.refused(str(error), error.exit_code))
+    _write(given.summary, lambda: markdown.short(text, error.exit_code))
+    if given.github:
+        _summarise(markdown.short(text, error.exit_code))
+        print(github.command(text))
+    return error.exit_code
+
+
+def _write(path: str | None, text: Callable[[], str]) -> None:
+    if path is None:
+        return
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        replace(Path(path), text())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _summarise(text: str) -> None:
+    """Append to the summary of the step; GitHub gives a file of its own to each."""
+    path = os.environ.get(SUMMARY_VARIABLE)
+    if path:
+        try:
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise UsageError(f"{SUMMARY_VARIABLE}={path}: cannot be written: {error.strerror or error}") from None

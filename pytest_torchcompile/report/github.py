@@ -1,0 +1,62 @@
+"""Annotations of GitHub Actions: an error at the user's line of each graph break, recompile or other cause."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from typing import Final
+
+from pytest_torchcompile.report.announcement import sentence
+from pytest_torchcompile.report.finding import Finding
+from pytest_torchcompile.report.gate import Outcome
+
+__all__ = ["MOST", "command", "commands"]
+
+MOST: Final = 10
+"""GitHub shows ten errors of a step, and drops the others without a word."""
+TEXT: Final = 1000
+
+
+def commands(outcome: Outcome) -> Iterator[str]:
+    """Workflow commands, at most :data:`MOST`; the last one says how many more there are.
+
+    Files are named from the root of the git repository, as GitHub wants them.
+    """
+    found = [finding for finding in outcome.findings if finding.weight != "note"]
+    prefix = (outcome.merged.git or {}).get("prefix", "")
+    shown = found if len(found) <= MOST else found[:MOST - 1]
+    for finding in shown:
+        yield command(_text(finding), *_place(finding, prefix, outcome.policy.path))
+    if len(found) > len(shown):
+        yield command(f"{len(found) - len(shown)} more findings: see the summary. {sentence(outcome)}")
+
+
+def command(text: str, file: str = "", line: int = 0) -> str:
+    """One workflow command, escaped as GitHub's toolkit does it (packages/core/src/command.ts)."""
+    where = f"file={_property(file)}," + (f"line={line}," if line else "") if file else ""
+    return f"::error {where}title=torch.compile gate::{_data(text[:TEXT])}"
+
+
+def _place(finding: Finding, prefix: str, policy: str) -> tuple[str, int]:
+    """Where to show it: in the policy as it was named, else in the model's repository."""
+    if not finding.file or finding.file.startswith(("/", "<")):
+        return "", 0
+    if finding.file == policy:
+        return finding.file, finding.line
+    return posixpath.join(prefix, finding.file), finding.line
+
+
+def _text(finding: Finding) -> str:
+    cells = ""
+    if finding.cells:
+        more = len(finding.cells) - 1
+        cells = f" [{finding.cells[0]}{f' and {more} more' if more else ''}]"
+    return f"{finding.text}{cells}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,175 @@
+"""Cells judged again from their observations: what a report claims must follow from the evidence that it holds.
+
+A stored verdict counts only if the checks say the same of the stored observation; what is worse holds. A policy with
+other limits, or an expected failure whose day is over, is judged from the same observations.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from pytest_torchcompile.cell import AXES, Cell
+from pytest_torchcompile.checks import CHECKS, LIMITS
+from pytest_torchcompile.expansion import PlannedCell
+from pytest_torchcompile.observation import Judgement, Observation, worst
+from pytest_torchcompile.report.evidence import fingerprint
+from pytest_torchcompile.report.metrics import Sections
+from pytest_torchcompile.report.policy import Policy
+from pytest_torchcompile.verdicts import apply_xfail, judge
+
+__all__ = ["BAD", "JudgedCell", "judge_again"]
+
+BAD: Final = ("xpass", "fail", "error", "timeout", "crash")
+"""Verdicts that no release takes unless a policy allows it."""
+
+
+@dataclass
+class JudgedCell:
+    """One cell, and what holds of it."""
+
+    id: str
+    axes: dict[str, Any]
+    verdicts: dict[str, dict[str, Any]]
+    """Check to ``verdict``, ``problems`` and perhaps ``note``, as in the report; the gate adds limits of its policy."""
+    sections: Sections
+    seconds: float | None
+    compiled: bool
+    """Did compiled code run?"""
+    missing: tuple[str, ...] = ()
+    """Checks that the matrix wants and the report lacks."""
+    contradictions: list[str] = field(default_factory=list)
+    """Where the report's claims do not follow from its evidence."""
+    changed: list[str] = field(default_factory=list)
+    """Checks whose verdict is another one under the policy, or on this day."""
+
+    @property
+    def status(self) -> str:
+        """The worst of its verdicts."""
+        return worst([check["verdict"] for check in self.verdicts.values()])
+
+    @property
+    def bad(self) -> dict[str, dict[str, Any]]:
+        """The checks that no release takes."""
+        return {name: check for name, check in self.verdicts.items() if check["verdict"] in BAD}
+
+    @property
+    def skipped(self) -> str | None:
+        """Why it was skipped; None if it was not."""
+        notes = [check.get("note", "") for check in self.verdicts.values() if check["verdict"] == "skip"]
+        return notes[0] if notes else None
+
+
+def judge_again(cell: Mapping[str, Any], matrix: Mapping[str, Any], policy: Policy, today: datetime.date,
+                ours: bool) -> JudgedCell:
+    """Judge one cell of a report.
+
+    ``ours``: written by this very version, so that its claims must agree with our judgement to the letter; those of
+    another version may differ, and then the worse holds. A cell of schema 1.0, which does not tell its limits, is taken
+    as it is.
+    """
+    observation = cell["observation"]
+    sections = observation["sections"] if observation else {}
+    judged = JudgedCell(cell["id"], cell["axes"], dict(cell["checks"]), sections, cell["seconds"], _compiled(sections))
+    if not cell["selected"]:
+        if cell["checks"]:
+            judged.contradictions.append("has verdicts, though it says that it was not selected")
+        return judged
+    if ours:
+        judged.contradictions += _form(cell, matrix)
+    if cell["planned"] is not None:
+        judged.missing = tuple(name for name in cell["planned"]["checks"] if name not in cell["checks"])
+        try:
+            _rejudge(judged, cell, policy, today, ours)
+        except Exception as error:  # a section may hold anything that is JSON, and checks are made for sound ones
+            judged.contradictions.append(f"its observation can't be judged: {type(error).__name__}: {error}")
+    return judged
+
+
+def _compiled(sections: Sections) -> bool:
+    try:
+        return any(graph["runs"] for graph in sections["compiles"]["graphs"])
+    except (KeyError, TypeError):
+        return False
+
+
+def _form(cell: Mapping[str, Any], matrix: Mapping[str, Any]) -> Iterator[str]:
+    """What can be told without judging."""
+    axes, observation, checks = cell["axes"], cell["observation"], cell["checks"]
+    known = {name: value for name, value in axes.items() if name in AXES}
+    user = tuple((name, value) for name, value in axes.items() if name not in AXES)
+    if len(known) < len(AXES) or Cell(**known, user=user).id != cell["id"]:
+        yield "its id is not that of its axes"
+    if cell["planned"] is not None:
+        wanted = [name for name in matrix["checks"] if name in CHECKS and axes.get("phase") in CHECKS[name].phases]
+        if cell["planned"]["checks"] != wanted:
+            yield "the checks planned for it are not those of the matrix"
+        if extra := [name for name in checks if name not in wanted]:
+            yield f"has a verdict of {extra[0]!r}, which is no check of the matrix"
+    if cell["status"] != worst([check["verdict"] for check in checks.values()]):
+        yield f"its status is {cell['status']}, which is not the worst of its checks"
+    if observation is None:
+        if any(check["verdict"] not in ("crash", "not_run") for check in checks.values()):
+            yield "has verdicts without an observation"
+        return
+    if observation["cell"] != cell["id"]:
+        yield f"its observation is that of {observation['cell']}"
+    if _fingerprint(observation) != cell["observation_sha256"]:
+        yield "its observation is not the one that was judged: it was damaged or edited since"
+
+
+def _fingerprint(observation: dict[str, Any]) -> str:
+    try:
+        return fingerprint(observation)
+    except ValueError:  # a number too large for a float
+        return ""
+
+
+def _rejudge(judged: JudgedCell, cell: Mapping[str, Any], policy: Policy, today: datetime.date, ours: bool) -> None:
+    if cell["observation"] is None:
+        return
+    names = [name for name in cell["checks"] if name in CHECKS]
+    observation = Observation.from_dict(cell["observation"])
+    planned = _planned(cell)
+    complete = not judged.missing
+    limits = {**planned.limits, **{name: number for name, (number, _) in policy.limits_of(cell["axes"]).items()
+                                   if name in LIMITS}}
+    claimed = apply_xfail(judge(observation, names, planned.limits), planned, complete)
+    expired = planned.outcome == "xfail" and planned.until != "" and today > datetime.date.fromisoformat(planned.until)
+    now = claimed
+    if limits != planned.limits or expired:
+        again = replace(planned, outcome="run") if expired else planned
+        now = apply_xfail(judge(observation, names, limits), again, complete)
+    for name in names:
+        stored = cell["checks"][name]
+        if stored["verdict"] == claimed[name].verdict:
+            if now is not claimed and now[name].verdict != stored["verdict"]:
+                judged.changed.append(name)
+                judged.verdicts[name] = _plain(now[name], planned if expired else None)
+        elif stored["verdict"] not in BAD and stored["verdict"] != "not_run":
+            if ours:
+                judged.contradictions.append(
+                    f"{name}: the report says {stored['verdict']}, its observation says {claimed[name].verdict}")
+            if worst([stored["verdict"], now[name].verdict]) != stored["verdict"]:
+                judged.verdicts[name] = _plain(now[name], None)
+
+
+def _planned(cell: Mapping[str, Any]) -> PlannedCell:
+    planned = cell["planned"]
+    return PlannedCell(_NO_CELL, planned["outcome"], planned["reason"], planned["issue"], planned["until"],
+                       tuple(planned["expected"]), planned["limits"], planned["rule"])
+
+
+_NO_CELL: Final = Cell(model="")
+"""Judging looks at what was planned, not at the axes."""
+
+
+def _plain(judgement: Judgement, expired: PlannedCell | None) -> dict[str, Any]:
+    plain = judgement.to_dict()
+    if expired is not None:
+        plain["problems"] = [{**problem, "hint": f"it was expected to fail until {expired.until} ({expired.rule}: "
+                                                 f"{expired.reason}); that day is over"}
+                             for problem in plain["problems"]]
+    return plain

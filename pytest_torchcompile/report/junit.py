@@ -1,0 +1,82 @@
+"""The gate's verdict as JUnit XML: a test case for each cell, with its axes and numbers as properties."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Final
+from xml.etree import ElementTree
+
+from pytest_torchcompile.report.announcement import WORDS, sentence
+from pytest_torchcompile.report.gate import Outcome
+from pytest_torchcompile.report.judged import JudgedCell
+from pytest_torchcompile.report.limits import value
+from pytest_torchcompile.report.metrics import METRICS
+
+__all__ = ["junit", "refused"]
+
+_FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML 1.0 does not allow, lone surrogates among it."""
+
+
+def junit(outcome: Outcome) -> str:
+    """Two suites: the cells, and what the gate says of the run as a whole."""
+    root = ElementTree.Element("testsuites")
+    cells = ElementTree.SubElement(root, "testsuite", name="torch.compile cells")
+    for cell in outcome.cells.values():
+        _cell(cells, cell, outcome)
+    whole = ElementTree.SubElement(root, "testsuite", name="torch.compile gate")
+    case = ElementTree.SubElement(whole, "testcase", classname="gate", name="release")
+    if outcome.code:
+        tag = "failure" if outcome.code == 1 else "error"
+        text = "\n".join(finding.text for finding in outcome.findings if finding.weight != "note")
+        ElementTree.SubElement(case, tag, message=_clean(sentence(outcome))).text = _clean(text)
+    return _text(root)
+
+
+def refused(text: str, code: int) -> str:
+    """The file where there is no outcome: the reports could not be read or merged."""
+    root = ElementTree.Element("testsuites")
+    suite = ElementTree.SubElement(root, "testsuite", name="torch.compile gate")
+    case = ElementTree.SubElement(suite, "testcase", classname="gate", name="release")
+    ElementTree.SubElement(case, "error", message=_clean(f"{WORDS.get(code, code)}: {text}"))
+    return _text(root)
+
+
+def _cell(suite: ElementTree.Element, cell: JudgedCell, outcome: Outcome) -> None:
+    matrix = outcome.merged.matrix["path"]
+    case = ElementTree.SubElement(suite, "testcase", classname=_clean(matrix), name=_clean(cell.id),
+                                  time=f"{cell.seconds or 0:.3f}")
+    properties = ElementTree.SubElement(case, "properties")
+    found = {name: value(cell.sections, name) for name in METRICS}
+    for name, shown in (*cell.axes.items(), *((name, n) for name, n in found.items() if n is not None)):
+        ElementTree.SubElement(properties, "property", name=_clean(str(name)), value=_clean(str(shown)))
+    failing = outcome.allowed.failing.get(cell.id)
+    if failing:
+        verdicts = {check["verdict"] for check in failing.values()}
+        texts = [f"{name}: {problem['message']}\n{problem['evidence']}".rstrip()
+                 for name, check in failing.items() for problem in check["problems"]]
+        tag = "failure" if verdicts <= {"fail", "xpass"} else "error"
+        message = texts[0].partition("\n")[0] if texts else f"{next(iter(failing))}: {', '.join(sorted(verdicts))}"
+        ElementTree.SubElement(case, tag, message=_clean(message)).text = _clean("\n\n".join(texts))
+    elif cell.skipped is not None:
+        ElementTree.SubElement(case, "skipped", message=_clean(cell.skipped))
+    elif not cell.verdicts or "not_run" in {check["verdict"] for check in cell.verdicts.values()}:
+        ElementTree.SubElement(case, "error", message="was not judged")
+    elif cell.contradictions:
+        ElementTree.SubElement(case, "error", message=_clean(cell.contradictions[0]))
+    elif cell.id in outcome.allowed.excused or cell.status != "pass":
+        known = outcome.allowed.excused.get(cell.id, "") or cell.status
+        ElementTree.SubElement(case, "skipped", message=_clean(f"known failure: {known}"))
+
+
+def _clean(text: str) -> str:
+    return _FORBIDDEN.sub("\ufffd", text)
+
+
+def _text(root: ElementTree.Element) -> str:
+    for suite in root:
+        counts = Counter(child.tag for case in suite for child in case)
+        suite.attrib |= {"tests": str(len(suite)), "failures": str(counts["failure"]), "errors": str(counts["error"]),
+                         "skipped": str(counts["skipped"])}
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode")

@@ -1,0 +1,86 @@
+"""Wholeness: is everything there that was planned, does it agree with itself, is it the run that the policy is for?"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pytest_torchcompile.report.finding import Finding, Weight, first
+from pytest_torchcompile.report.judged import BAD, JudgedCell
+from pytest_torchcompile.report.merging import Merged
+from pytest_torchcompile.report.policy import Policy
+from pytest_torchcompile.report.reading import Report
+from pytest_torchcompile.report.record import gates
+
+__all__ = ["expected", "whole"]
+
+
+def whole(merged: Merged, cells: Mapping[str, JudgedCell]) -> Iterator[Finding]:
+    """What is missing from the run, and where the reports contradict themselves."""
+    for problem in merged.problems:
+        yield Finding("missing", "unusable", problem, merged.missing if "planned cells" in problem else ())
+    short = {name: cell.missing for name, cell in cells.items() if cell.missing}
+    if short:
+        checks = ", ".join(dict.fromkeys(check for names in short.values() for check in names))
+        text = f"{len(short)} cell(s) have no verdict of {checks}, which the matrix asks for"
+        yield Finding("missing", "unusable", text, tuple(short), hint="run all checks, without --compile-checks")
+    idle = [name for name, cell in cells.items() if "not_run" in {c["verdict"] for c in cell.verdicts.values()}]
+    if idle and not merged.partial:
+        yield Finding("missing", "unusable", f"{len(idle)} cell(s) have verdicts that never came", tuple(idle))
+    wrong = {name: cell.contradictions for name, cell in cells.items() if cell.contradictions}
+    if wrong:
+        name, texts = next(iter(wrong.items()))
+        more = f" ({len(wrong)} cells contradict themselves)" if len(wrong) > 1 else ""
+        yield Finding("contradiction", "unusable", f"cell {name} of {merged.origin[name]}: {texts[0]}{more}",
+                      tuple(wrong), evidence="\n".join(texts[1:]), hint="use the report as the run wrote it")
+    if not merged.environment and any(cell.compiled for cell in cells.values()):
+        yield Finding("contradiction", "unusable", "the report does not tell the environment in which its cells ran")
+    for report in merged.reports:
+        yield from _report(report)
+
+
+def _report(report: Report) -> Iterator[Finding]:
+    """Do the parts of one report agree? What it says to be bad is believed."""
+    failed = False
+    for cell in report.cells:
+        verdicts = {check["verdict"] for check in cell["checks"].values()}
+        bad = not verdicts.isdisjoint(BAD)
+        failed = failed or bad or "not_run" in verdicts
+        if cell["status"] in BAD and not bad:
+            text = f"{report.name}: a cell's status is {cell['status']}, though none of its checks says so"
+            yield Finding("contradiction", "fail", text, (cell["id"],))
+    for name, stated in gates(report.block["matrix"]["checks"], report.cells).items():
+        claimed = report.block["gates"].get(name, {"verdict": "missing"})["verdict"]
+        if claimed != stated["verdict"]:
+            weight: Weight = "fail" if claimed in BAD else "unusable"
+            text = f"{report.name}: the gate {name} is said to be {claimed}, and its cells say {stated['verdict']}"
+            yield Finding("contradiction", weight, text)
+    status = (report.block["run"] or {}).get("exit_status")
+    if report.others_failed:
+        text = f"other tests of that pytest run failed, which are not the gate's: {first(report.others_failed)}"
+        yield Finding("other_tests", "note", f"{report.name}: {text}")
+    elif status == 1 and not failed:
+        text = "pytest ended with 1, though no cell failed: something failed that the report does not show"
+        yield Finding("contradiction", "unusable", f"{report.name}: {text}")
+
+
+def expected(merged: Merged, policy: Policy) -> Iterator[Finding]:
+    """Is it the run that the policy is for? Raises MatrixError if the policy's matrix can't be read."""
+    for key, pattern in policy.environment.items():
+        found = str(merged.environment.get(key))
+        if not fnmatch.fnmatchcase(found, pattern):
+            yield Finding("environment", "unusable", f"{key} is {found}, and {policy.path} is for {pattern}",
+                          file=policy.path, line=policy.line(policy.places["environment"]))
+    if policy.matrix:
+        from pytest_torchcompile.matrix import load_matrix
+
+        place: dict[str, Any] = {"file": policy.path, "line": policy.line(policy.places["matrix"])}
+        path = Path(policy.path).parent / policy.matrix
+        matrix = load_matrix(path, shown=str(path))
+        if matrix.sha256 != merged.matrix["sha256"]:
+            text = f"the reports are of another {merged.matrix['path']} than {path} is now"
+            yield Finding("matrix", "unusable", text, **place)
+        elif [each.cell.id for each in matrix.cells] != merged.matrix["cells_planned"]:
+            yield Finding("matrix", "unusable", f"the reports plan other cells than {path} expands to", **place)

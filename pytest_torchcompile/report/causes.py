@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pytest_torchcompile.report.facts import Facts, Problem
+from pytest_torchcompile.report.facts import Facts, Problem, Verdict
 
 __all__ = ["Cause", "causes"]
 
@@ -29,7 +29,7 @@ class Cause:
 
 def causes(cells: Iterable[Facts], verdicts: Iterable[str] = ("fail", "error", "timeout", "crash", "xpass"),
            ) -> list[Cause]:
-    """Group the problems of some cells, those in most cells first.
+    """Group the problems of some cells, those in most cells first, of equals those with a place.
 
     One place in the user's code is one cause. Without a place, problems of one check are one cause if their texts are
     the same up to the first number, whichever output or gradient they name.
@@ -40,18 +40,18 @@ def causes(cells: Iterable[Facts], verdicts: Iterable[str] = ("fail", "error", "
         problems = [(v, p) for v in facts.verdicts if v.verdict in wanted for p in v.problems]
         own = [(v, p) for v, p in problems if not p.message.startswith(_EMPTY)] or problems
         for verdict, problem in own:
-            key = (verdict.check, problem.place) if problem.place else ("", _kind(verdict.check, problem.message))
+            key = (verdict.check, problem.place) if problem.place else ("", _kind(verdict, problem.message))
             cause = found.setdefault((verdict.verdict, *key), Cause(problem, verdict=verdict.verdict))
             if verdict.check not in cause.checks:
                 cause.checks.append(verdict.check)
             if cause.cells[-1:] != [facts.id]:
                 cause.cells.append(facts.id)
-    return sorted(found.values(), key=lambda cause: -len(cause.cells))
+    return sorted(found.values(), key=lambda cause: (-len(cause.cells), not cause.problem.place))
 
 
-def _kind(check: str, message: str) -> str:
-    """What a problem says, without what differs from cell to cell; crashes are one for all checks of a cell."""
+def _kind(verdict: Verdict, message: str) -> str:
+    """What a problem says, without what differs from cell to cell; a crash is one for all checks of a cell."""
     _, colon, rest = message.partition(": ")
-    if colon and check in ("equivalence", "gradients"):  # the output or gradient comes first
-        return f"{check}: {_NUMBER.sub('', rest)}"
+    if verdict.verdict == "fail" and verdict.check in ("equivalence", "gradients") and colon:
+        return f"{verdict.check}: {_NUMBER.sub('', rest)}"  # the output or gradient comes first
     return _NUMBER.sub("", message)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 from pytest_torchcompile.instruments.records import Compile, EagerFrame, Graph, GraphBreak
@@ -137,7 +137,7 @@ class Facts:
 
     @property
     def leaves(self) -> list[Compared]:
-        """What was compared and was not bitwise equal, of values and gradients; of each in the call where it is worst."""
+        """What was compared and not bitwise equal, of values and gradients; each in the call where it is worst."""
         worst: dict[str, Compared] = {}
         for name in ("equivalence", "gradients"):
             for leaf in objects(Compared, self.section(name).get("leaves")):
@@ -187,13 +187,22 @@ def read(kind: type[T], given: Mapping[str, Any]) -> T:
     A field that is missing or of another type has its type's empty value; unknown keys are left out.
     """
     found: dict[str, Any] = {}
-    for each in fields(kind):  # type: ignore[arg-type]
-        if each.name in given or each.default is each.default_factory is MISSING:
-            found[each.name] = _fit(str(each.type), given.get(each.name))
+    of: Any = kind  # mypy does not take type[T] for hashable
+    for name, wanted, required in _plan(of):
+        if required or name in given:
+            found[name] = _fit(wanted, given.get(name))
     return kind(**found)
 
 
+@cache
+def _plan(kind: Any) -> tuple[tuple[str, str, bool], ...]:
+    """For each field its name, its type as it is written, and whether it has no default."""
+    return tuple((f.name, str(f.type), f.default is f.default_factory is MISSING) for f in fields(kind))
+
+
 def _fit(wanted: str, value: Any) -> Any:
+    if wanted == "str":
+        return value if isinstance(value, str) else words(value)
     if wanted == "bool":
         return value is True
     if wanted.startswith("tuple"):

@@ -12,6 +12,9 @@ from pytest_torchcompile.exports import on_first_use
 if TYPE_CHECKING:
     from pytest_torchcompile.cell import Cell
     from pytest_torchcompile.fixtures import StateLeakWarning
+    from pytest_torchcompile.fuzz.calls import call
+    from pytest_torchcompile.fuzz.drawing import shape_sequences
+    from pytest_torchcompile.fuzz.shapes import compile_shapes, dim
     from pytest_torchcompile.instruments import Ledger, observe
     from pytest_torchcompile.layer.config import BucketConfig, CompileConfig
     from pytest_torchcompile.layer.equivalence import Comparison, assert_equivalent, compare
@@ -31,9 +34,13 @@ __all__ = [
     "SmoketestResult",
     "StateLeakWarning",
     "assert_equivalent",
+    "call",
     "compare",
+    "compile_shapes",
+    "dim",
     "load_matrix",
     "observe",
+    "shape_sequences",
 ]
 __version__ = "0.1.0"
 
@@ -49,8 +56,12 @@ _EXPORTS = {
     "SmoketestResult": "layer.smoketest",
     "StateLeakWarning": "fixtures",
     "assert_equivalent": "layer.equivalence",
+    "call": "fuzz.calls",
     "compare": "layer.equivalence",
+    "compile_shapes": "fuzz.shapes",
+    "dim": "fuzz.shapes",
     "load_matrix": "matrix",
     "observe": "instruments",
+    "shape_sequences": "fuzz.drawing",
 }
 __getattr__, __dir__ = on_first_use(__name__, globals(), _EXPORTS)

@@ -13,8 +13,9 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_torchcompile.counters import GraphBreaks, RecompileCounter, ShapeBuckets
+    from pytest_torchcompile.fuzz.options import FuzzOptions
     from pytest_torchcompile.instruments import Ledger
-    from pytest_torchcompile.markers import Combination
+    from pytest_torchcompile.markers import Combination, Limits
 
 __all__ = ["StateLeakWarning"]
 
@@ -119,6 +120,16 @@ def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
     if leaks:
         request.node.warn(StateLeakWarning(
             f"{request.node.name} left torch changed, and it was put back: {'; '.join(leaks)}"))
+
+
+@pytest.fixture
+def _compile_fuzz(request: pytest.FixtureRequest) -> tuple[FuzzOptions, Limits | None]:
+    """What ``compile_shapes`` must know: the options of fuzzing, and the test's limits."""
+    from pytest_torchcompile.markers import limits
+    from pytest_torchcompile.plugin import fuzz_options
+
+    mark = request.node.get_closest_marker("compile_limits")
+    return fuzz_options(request.config), limits(mark.args, mark.kwargs) if mark else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

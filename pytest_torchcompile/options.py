@@ -26,7 +26,7 @@ class Option(NamedTuple):
     @property
     def ini(self) -> str:
         """``compile_name``."""
-        return f"compile_{self.name}"
+        return f"compile_{self.name.replace('-', '_')}"
 
 
 OPTIONS = (
@@ -36,5 +36,8 @@ OPTIONS = (
     Option("shard", "Run one of N parts of the matrix, for example 2/8", "", "I/N"),
     Option("timeout", "Seconds that one cell may take before its process is stopped", "300", "SECONDS"),
     Option("isolation", "'rank': processes are reused between cells; 'cell': a fresh one for each", "rank", "WHAT"),
+    Option("fuzz-examples", "Sequences of shapes that are drawn for each fuzzed cell or test", "30", "N"),
+    Option("fuzz-seconds", "Seconds that fuzzing one cell or test may take, shrinking included", "60", "SECONDS"),
+    Option("fuzz-seed", "Seed of the drawn sequences; 'random': another one each run, printed", "0", "SEED"),
     Option("inprocess", "Run cells in pytest's own process, for debuggers: a crash then ends pytest"),
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_torchcompile import fixtures
 from pytest_torchcompile.options import OPTIONS, Option
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.fuzz.options import FuzzOptions
 
 MARKERS = (
     "compile_cell(**axes): on every item of a matrix; selects exactly, for example "
@@ -39,6 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     config.pluginmanager.register(fixtures, "torchcompile-fixtures")
+    _fix_seed(config)
     if config.getoption("compile_matrix") is None:
         return
     _give_back_what_is_no_matrix(config)
@@ -59,6 +63,36 @@ def _give_back_what_is_no_matrix(config: pytest.Config) -> None:
         config.option.compile_matrix = ""
         named = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
         config.args, config.args_source = [given, *named], pytest.Config.ArgsSource.ARGS
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """The seed of fuzzing, if it is not the one that every run has."""
+    seed = _setting(config, _BY_NAME["fuzz-seed"])
+    return [] if seed == "0" else [f"torch.compile fuzzing: --compile-fuzz-seed={seed}"]
+
+
+def fuzz_options(config: pytest.Config) -> FuzzOptions:
+    """The options of fuzzing. Raises :class:`pytest.UsageError` for a value that is none."""
+    from pytest_torchcompile.errors import UsageError
+    from pytest_torchcompile.fuzz.options import FuzzOptions
+
+    names = ("fuzz-examples", "fuzz-seconds", "fuzz-seed")
+    examples, seconds, seed = (str(_setting(config, _BY_NAME[name])) for name in names)
+    try:
+        return FuzzOptions.read(examples, seconds, seed, config.rootpath)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+_BY_NAME = {option.name: option for option in OPTIONS}
+
+
+def _fix_seed(config: pytest.Config) -> None:
+    """Draw the seed ``random`` once, before xdist hands the options to its workers."""
+    if _setting(config, _BY_NAME["fuzz-seed"]) == "random":
+        import random
+
+        config.option.compile_fuzz_seed = str(random.SystemRandom().randrange(1, 10**9))
 
 
 def _setting(config: pytest.Config, option: Option) -> Any:

@@ -71,11 +71,11 @@ Try = Callable[[Sequence], tuple["Finding | None", int]]
 """Run a sequence from a fresh compiler state; returns what it shows and how many graphs were compiled."""
 
 
-def search(strategy: SearchStrategy[Sequence], dims: Dims, attempt: Try, budget: Budget, *, seed: int | None = 0,
+def search(strategy: SearchStrategy[Sequence], dims: Dims, attempt: Try, budget: Budget, *, seed: int = 0,
            database: ExampleDatabase | None = None, key: str = "") -> Result:
     """Look for a sequence that ``attempt`` finds fault with, and shrink it.
 
-    The same seed draws the same sequences; None draws others every time. Failing sequences are kept in
+    The same seed draws the same sequences. Failing sequences are kept in
     Hypothesis' ``database`` under ``key``; kept ones are tried first, and dropped when they no longer fail.
     """
     return _Search(strategy, dims, attempt, budget, seed, database, f"torchcompile:{key}".encode()).run()
@@ -91,7 +91,7 @@ class _Search:
     dims: Dims
     attempt: Try
     budget: Budget
-    seed: int | None
+    seed: int
     database: ExampleDatabase | None
     key: bytes
     result: Result = field(default_factory=Result)
@@ -163,7 +163,7 @@ class _Search:
                 raise _Ended
 
         with suppress(_Ended):
-            (body if self.seed is None else hypothesis.seed(self.seed)(body))()
+            hypothesis.seed(self.seed)(body)()
 
     def _shrink(self, found: Finding) -> None:
         result = self.result

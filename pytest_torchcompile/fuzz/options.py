@@ -1,0 +1,70 @@
+"""The options of fuzzing: how much, and with which seed. Neither torch nor Hypothesis is loaded to read them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile.errors import UsageError
+
+if TYPE_CHECKING:
+    from hypothesis.database import ExampleDatabase
+
+    from pytest_torchcompile.fuzz.search import Budget
+
+__all__ = ["FuzzOptions"]
+
+
+@dataclass(frozen=True)
+class FuzzOptions:
+    """What ``--compile-fuzz-...`` say."""
+
+    examples: int = 30
+    """Sequences drawn for each cell or test."""
+    seconds: float = 60.0
+    """Wall seconds for each, shrinking included."""
+    seed: int = 0
+    root: str = ""
+    """Folder of the database of failing sequences, ``.hypothesis``; empty: none is kept."""
+
+    @classmethod
+    def read(cls, examples: str, seconds: str, seed: str, root: Path | None) -> FuzzOptions:
+        """Make options of what was typed.
+
+        Raises :class:`~pytest_torchcompile.errors.UsageError`, naming the option.
+        """
+        if not seed.isdecimal():
+            raise UsageError(f"--compile-fuzz-seed: {seed!r} is no seed; expected a whole number, or random")
+        return cls(
+            int(_number("examples", examples, "a number of sequences above 0, for example 30", whole=True)),
+            _number("seconds", seconds, "a number of seconds above 0, for example 60"),
+            int(seed),
+            "" if root is None else str(root),
+        )
+
+    def budget(self) -> Budget:
+        """The budget of one search."""
+        from pytest_torchcompile.fuzz.search import Budget
+
+        return Budget(self.examples, self.seconds)
+
+    def database(self) -> ExampleDatabase | None:
+        """Hypothesis' database of failing examples, where its own are too."""
+        from hypothesis.database import DirectoryBasedExampleDatabase
+
+        return DirectoryBasedExampleDatabase(Path(self.root) / ".hypothesis" / "examples") if self.root else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for the job of a rank process."""
+        return asdict(self)
+
+
+def _number(name: str, text: str, expected: str, whole: bool = False) -> float:
+    try:
+        found = float(int(text) if whole else text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise UsageError(f"--compile-fuzz-{name}: {text!r} is not {expected}")
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -57,7 +58,7 @@ def _held(value: Any) -> Iterator[Any]:
         yield owner
     function = getattr(value, "__func__", value)
     if (code := getattr(function, "__code__", None)) is None:
-        if not isinstance(value, type) and hasattr(value, "__dict__"):
+        if not isinstance(value, (type, types.ModuleType)) and hasattr(value, "__dict__"):
             yield from vars(value).values()
         return
     yield from function.__defaults__ or ()

@@ -25,8 +25,8 @@ _REGISTERED = frozenset({"_parameters", "_buffers"})
 class Kept:
     """What a call of a module may change, but gradients; :meth:`restore` puts it back, into the very same objects.
 
-    Parameters, buffers and training flags as :class:`StateSnapshot` does; attributes that are no registered tensors
-    too: which object each is, the values of tensors, and what lists, dicts, sets and deques hold.
+    All that :class:`StateSnapshot` remembers, and what it leaves to the model's own history: which object each
+    attribute is, and what lists, dicts, sets and deques in them hold.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -41,49 +41,31 @@ class Kept:
 
 
 class _Attributes:
-    """A namespace: its objects, and the contents of those that can be written to."""
+    """A namespace: its objects, and the contents of those that can be refilled."""
 
-    def __init__(self, namespace: dict[str, Any], without: frozenset[str] = frozenset()) -> None:
+    def __init__(self, namespace: dict[str, Any], without: frozenset[str]) -> None:
         self._namespace, self._without = namespace, without
         self._objects = {name: value for name, value in namespace.items() if name not in without}
-        self._contents = [(value, _contents(value)) for value in self._objects.values() if _writable(value)]
+        self._contents = [(value, _contents(value)) for value in self._objects.values()
+                          if isinstance(value, (list, dict, set, deque))]
 
     def restore(self) -> None:
         for name in [n for n in self._namespace if n not in self._objects and n not in self._without]:
             del self._namespace[name]
         self._namespace.update(self._objects)
         for value, contents in self._contents:
-            _refill(value, contents)
-
-
-def _writable(value: Any) -> bool:
-    return isinstance(value, (list, dict, set, deque)) or (isinstance(value, torch.Tensor) and _has_data(value))
-
-
-def _has_data(tensor: torch.Tensor) -> bool:
-    return not tensor.is_meta and not torch.nn.parameter.is_lazy(tensor)
+            if _flat(_contents(value)) != _flat(contents):
+                value.clear()
+                value.extend(contents) if isinstance(value, (list, deque)) else value.update(contents)
 
 
 def _contents(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
     return dict(value) if isinstance(value, dict) else list(value)
 
 
-def _refill(value: Any, contents: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        with torch.no_grad():
-            value.copy_(contents)
-        return
-    now = _contents(value)
-    if len(now) == len(contents) and all(a is b for a, b in zip(_flat(now), _flat(contents), strict=True)):
-        return
-    value.clear()
-    value.extend(contents) if isinstance(value, (list, deque)) else value.update(contents)
-
-
-def _flat(contents: Any) -> list[Any]:
-    return [*contents, *contents.values()] if isinstance(contents, dict) else contents
+def _flat(contents: Any) -> list[int]:
+    """The identities of what a container holds, in order."""
+    return [id(each) for each in ([*contents, *contents.values()] if isinstance(contents, dict) else contents)]
 
 
 class _Optimizer:
@@ -113,7 +95,7 @@ class _Values:
 
     def __init__(self, value: Any) -> None:
         leaves, self._spec = pytree.tree_flatten(value)
-        self._leaves = [(leaf, _contents(leaf)) if isinstance(leaf, torch.Tensor) else (None, _copied(leaf))
+        self._leaves = [(leaf, leaf.detach().clone()) if isinstance(leaf, torch.Tensor) else (None, _copied(leaf))
                         for leaf in leaves]
 
     def restored(self) -> Any:

@@ -52,7 +52,7 @@ class Steps:
         tensors = [*module.parameters(), *module.buffers(), *batch.tensors()]
         asked = module.training and self.grad and any(t.requires_grad for t in tensors)
         self.train = optimizer is not None or loss_fn is not None or asked
-        self.optimizer = Descent(module) if optimizer is None else optimizer
+        self.optimizer, self.stepping = Descent(module) if optimizer is None else optimizer, optimizer is not None
         self.cuda = any(t.is_cuda for t in tensors)
         self.together = Together(module)
         self.ledgers: list[Ledger] = []
@@ -111,6 +111,8 @@ class Steps:
             eager = self._eager(step, None)
         if eager.error is not None:
             raise _of_user(eager.error, step)
+        if self.stepping and not eager.backward:
+            raise Failed("the loss does not depend on anything that requires a gradient, eagerly too", "loss", step)
         before.restore()
         gradients = _Gradients(self.module)
         with observe() as seen:
@@ -119,8 +121,8 @@ class Steps:
         if compiled.error is not None:
             raise _of_compiler(compiled.error, step)
         self._check_ran(seen, step)
-        self._check_finite(eager, compiled, step)
         self._check_equal(eager, compiled, tape, before, step)
+        self._check_finite(compiled, step)
         found = compiled.gradients.values()
         self._spoke = self._spoke or _says_something(compiled) or any(g is not None and speaks(g) for g in found)
         if compiled.backward:
@@ -196,13 +198,12 @@ class Steps:
         if seen.graph_breaks:
             self.notes[f"{len(seen.graph_breaks)} graph break(s)"] = None
 
-    def _check_finite(self, eager: Recording, compiled: Recording, step: int) -> None:
-        pairs = [("the loss", "loss", eager.loss, compiled.loss)] if self.train else []
-        pairs += [(name, "backward", eager.gradients.get(name), g) for name, g in compiled.gradients.items()]
-        for name, phase, mine, found in pairs:
-            if found is not None and not _finite(found):
-                also = "eagerly it is" if mine is not None and _finite(mine) else "eagerly too"
-                raise Failed(f"{name} is not finite, {also}", phase, step)
+    def _check_finite(self, seen: Recording, step: int) -> None:
+        """What agrees with eager can still be no number."""
+        found = [("the loss", "loss", seen.loss)] if self.train else []
+        for name, phase, tensor in [*found, *((n, "backward", g) for n, g in seen.gradients.items())]:
+            if tensor is not None and not _finite(tensor):
+                raise Failed(f"{name} is not finite, eagerly too", phase, step)
 
     def _check_equal(self, eager: Recording, compiled: Recording, tape: Tape, before: Kept, step: int) -> None:
         random = drew(eager, step)

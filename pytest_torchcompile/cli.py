@@ -183,8 +183,29 @@ def _gate(given: argparse.Namespace) -> int:
     return run(given)
 
 
+# html: the page that people look at
+
+
+def _html_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("reports", nargs="+", metavar="REPORT",
+                        help="the JSON report of a run, or of each of its shards; or a journal")
+    parser.add_argument("-o", "--output", metavar="FILE", default="compile-matrix.html", help="default: %(default)s")
+    parser.add_argument("--baseline", metavar="REPORT", nargs="+", help="reports of an earlier run to compare with")
+    parser.add_argument("--policy", metavar="FILE", help="judge as `gate --policy` does")
+    parser.add_argument("--svg", metavar="FILE", help="write the heat map alone too, for a README or a comment")
+    parser.add_argument("--source", metavar="URL", help="link places in the code to this address, which has {file} and "
+                                                        "{line} in it")
+
+
+def _html(given: argparse.Namespace) -> int:
+    from pytest_torchcompile.report.html.command import run
+
+    return run(given)
+
+
 COMMANDS: Final[dict[str, Command]] = {
     "cells": Command("Print the cells of a matrix, without running any.", _cells_arguments, _cells),
     "gate": Command("Judge reports: 0 pass, 1 fail, 2 unusable reports, 3 nothing to judge.", _gate_arguments, _gate),
+    "html": Command("Write a page of reports: heat map, findings, each cell's ledger.", _html_arguments, _html),
     "schema": Command("Print the JSON Schema of reports, or of matrix files.", _schema_arguments, _schema),
 }

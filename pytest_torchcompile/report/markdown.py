@@ -11,7 +11,7 @@ from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.report.announcement import again, facts, place, sentence
 from pytest_torchcompile.report.gate import Outcome
 
-__all__ = ["LONGEST", "markdown", "short"]
+__all__ = ["LONGEST", "block", "code", "escaped", "markdown", "short"]
 
 LONGEST: Final = 900_000
 """Bytes: GitHub refuses a step summary over 1 MiB."""
@@ -23,7 +23,7 @@ _MARKS: Final = {"fail": "🔴 fail", "unusable": "🔴 unusable", "nothing": "�
 
 def markdown(outcome: Outcome) -> str:
     """A heading with the sentence, a table of findings, a table of cells by backend and mode."""
-    head = (_head(sentence(outcome), outcome.code), "", _escaped(facts(outcome)), "")
+    head = (_head(sentence(outcome), outcome.code), "", escaped(facts(outcome)), "")
     lines = [*head, *_findings(outcome), *_cells(outcome)]
     return _bounded("\n".join(lines) + "\n")
 
@@ -35,7 +35,7 @@ def short(text: str, code: int) -> str:
 
 def _head(text: str, code: int) -> str:
     word, _, rest = text.partition(": ")
-    return f"### {'🔴' if code else '🟢'} torch.compile gate: {word}\n\n{_escaped(rest)}"
+    return f"### {'🔴' if code else '🟢'} torch.compile gate: {word}\n\n{escaped(rest)}"
 
 
 def _findings(outcome: Outcome) -> Iterator[str]:
@@ -44,18 +44,18 @@ def _findings(outcome: Outcome) -> Iterator[str]:
     yield from ("| | what | where | cells |", "|---|---|---|---|")
     for finding in outcome.findings[:SHOWN]:
         more = len(finding.cells) - 2
-        cells = ", ".join(_code(cell) for cell in finding.cells[:2]) + (f" and {more} more" if more > 0 else "")
-        yield f"| {_MARKS[finding.weight]} | {_escaped(finding.text)} | {_escaped(place(finding))} | {cells} |"
+        cells = ", ".join(code(cell) for cell in finding.cells[:2]) + (f" and {more} more" if more > 0 else "")
+        yield f"| {_MARKS[finding.weight]} | {escaped(finding.text)} | {escaped(place(finding))} | {cells} |"
     if len(outcome.findings) > SHOWN:
         yield f"| | ... and {len(outcome.findings) - SHOWN} more | | |"
     yield ""
     for finding in outcome.findings[:SHOWN]:
         if "\n" in finding.hint:
-            yield from _block(finding.hint)
+            yield from block(finding.hint)
     commands = [command for finding in outcome.findings[:SHOWN] if (command := again(outcome, finding))]
     if commands:
         yield "Again:"
-        yield from _block("\n".join(commands))
+        yield from block("\n".join(commands))
 
 
 def _cells(outcome: Outcome) -> Iterator[str]:
@@ -65,26 +65,27 @@ def _cells(outcome: Outcome) -> Iterator[str]:
         key = str(cell.axes.get("backend")), str(cell.axes.get("mode"))
         places.setdefault(key, Counter())[cell.status] += 1
     modes = list(dict.fromkeys(mode for _, mode in places))
-    yield "| | " + " | ".join(map(_escaped, modes)) + " |"
+    yield "| | " + " | ".join(map(escaped, modes)) + " |"
     yield "|---|" + "---|" * len(modes)
     for backend in dict.fromkeys(backend for backend, _ in places):
         counts = (places.get((backend, mode), Counter()) for mode in modes)
-        told = (_escaped(", ".join(f"{count[v]} {v}" for v in VERDICTS if count[v])) or "-" for count in counts)
-        yield f"| {_escaped(backend)} | " + " | ".join(told) + " |"
+        told = (escaped(", ".join(f"{count[v]} {v}" for v in VERDICTS if count[v])) or "-" for count in counts)
+        yield f"| {escaped(backend)} | " + " | ".join(told) + " |"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """One line in which nothing is markup, so that a hostile name is shown and not run."""
     line = " ".join(text.split())
     return _MARKUP.sub(r"\\\1", line if len(line) <= TEXT else line[:TEXT] + "...")
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
     """Inline code in a table; a backtick or a bar in it would end it."""
-    return f"`{text}`" if not set("`|\n\r") & set(text) else _escaped(text)
+    return f"`{text}`" if not set("`|\n\r") & set(text) else escaped(text)
 
 
-def _block(text: str) -> tuple[str, ...]:
+def block(text: str) -> tuple[str, ...]:
+    """A fenced block, with a line before and after; the fence is longer than any in the text."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return "", fence, text, fence, ""
 

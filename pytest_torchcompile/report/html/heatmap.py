@@ -15,7 +15,7 @@ from pytest_torchcompile.report.html.pieces import link
 from pytest_torchcompile.report.html.theme import VERDICT_STYLES
 from pytest_torchcompile.report.judged import BAD
 
-__all__ = ["DENSE", "FAILING", "HeatMap", "caption", "square", "table"]
+__all__ = ["DENSE", "FAILING", "HeatMap", "caption", "square", "table", "told"]
 
 FAILING: Final = frozenset((*BAD, "not_run"))
 """What is not good in a map: verdicts that a release cannot have, and those that never came."""
@@ -91,11 +91,15 @@ def _row(heat: HeatMap, band: Band, number: int, marks: Mapping[str, str]) -> Ht
     return tag("tr", *heads, *spots)
 
 
+def told(facts: Facts, mark: str = "") -> str:
+    """A cell in one line: its id, its status, the checks that failed, and its mark against a baseline."""
+    failed = ", ".join(v.check for v in facts.failed)
+    return "".join((facts.id, ": ", facts.status, f" ({failed})" if failed else "", f", {mark}" if mark else ""))
+
+
 def square(facts: Facts, index: int, marks: Mapping[str, str]) -> Html:
     """One cell of the map: a letter, a colour, and in words what it stands for."""
-    failed = ", ".join(v.check for v in facts.failed)
-    mark = marks.get(facts.id, "")
-    told = "".join((facts.id, ": ", facts.status, f" ({failed})" if failed else "", f", {mark}" if mark else ""))
-    style = VERDICT_STYLES.get(facts.status)
+    mark, style = marks.get(facts.id, ""), VERDICT_STYLES.get(facts.status)
+    words = told(facts, mark)
     return tag("a", style.letter if style else "?", href=link(facts.id), class_=f"s {facts.status} {mark}".rstrip(),
-               aria_label=told, title=told, data_i=index)
+               aria_label=words, title=words, data_i=index)

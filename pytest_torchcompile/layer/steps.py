@@ -79,6 +79,7 @@ class Steps:
         if not self._spoke:
             raise Failed("every output and every gradient is zero or not finite: that they agree proves nothing",
                          "comparison")
+        self._check_still()
         if not self.together.any(bool(self._doubts)):
             return
         before = Kept(self.module)
@@ -197,6 +198,16 @@ class Steps:
             raise Failed("what ran compiled could not be told", "forward", step, "\n".join(seen.lost))
         if seen.graph_breaks:
             self.notes[f"{len(seen.graph_breaks)} graph break(s)"] = None
+
+    def _check_still(self) -> None:
+        """A model that falls back to eager by itself hides why: a backward pass that failed, a graph that raised."""
+        batch = self.batch.clone()
+        with observe() as seen:
+            self.ledgers.append(seen)
+            with torch.set_grad_enabled(self.grad or self.train):
+                self._compiled(*batch.args, **batch.kwargs)
+        if not self._ran:
+            raise Failed("after the last step nothing ran compiled any more: it has fallen back to eager", "forward")
 
     def _check_finite(self, seen: Recording, step: int) -> None:
         """What agrees with eager can still be no number."""

@@ -340,6 +340,31 @@ def test_compiled_code_elsewhere_does_not_count():
     assert outcome(Net(), None, None, loss).reason.startswith("nothing was compiled")
 
 
+class FallsBack(nn.Module):
+    """What a careful wrapper does: after a failure, eager for good, and not a word."""
+
+    def __init__(self, net, backend):
+        super().__init__()
+        self.net, self.compiled, self.broken = net, compiled(net, backend), []
+
+    def forward(self, x):
+        if self.broken:
+            return self.net(x)
+        try:
+            return self.compiled(x)
+        except Exception as error:
+            self.broken.append(error)
+            return self.net(x)
+
+
+@pytest.mark.parametrize("fault", ["relu_compile_error_TESTING_ONLY", "relu_runtime_error_TESTING_ONLY"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_falls_back_by_itself(fault, steps):
+    """The results are right and nothing was raised, yet the model does not run compiled."""
+    result = outcome(FallsBack(Net(), fault), steps=steps)
+    assert not result.ok, result
+
+
 def test_switched_off(monkeypatch):
     """Under a stance or hidden errors the compiled model runs eagerly, and nobody would know."""
     with torch.compiler.set_stance("force_eager"):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.instruments.advice import advice
+from pytest_torchcompile.instruments.explain import others
 from pytest_torchcompile.instruments.records import Compile
 from pytest_torchcompile.observation import Problem
 
@@ -24,7 +25,7 @@ def measure(run: Run) -> dict[str, Any]:
         "raised": error.type if error else None,
         "graphs": len(run.compiled.seen["graphs"]),
         "recompiles": run.compiled.seen["recompiles"],
-        **_sizes([call.sizes for call in run.calls]),
+        **_sizes([dict(call.sizes) for call in run.calls]),
         "dynamic": run.cell.dynamic,
     }
 
@@ -94,7 +95,9 @@ def _line(found: Mapping[str, Any]) -> str:
     rest = f", the rest after the graph break at line {at}" if (at := found.get("resumed_at")) else ""
     what, old, new = (found.get(key) for key in ("what", "expected", "actual"))
     why = f"{what}  {old or '?'} -> {new or '?'}" if what else found["reason"]
-    return f"{found['during']}: {found['function']} {found['file']}:{found['line']}{rest}  {found['cause']}: {why}"
+    also = f"; other cached entries: {also}" if (also := others(Compile.from_dict(dict(found)))) else ""
+    return (f"{found['during']}: {found['function']} {found['file']}:{found['line']}{rest}  "
+            f"{found['cause']}: {why}{also}")
 
 
 CHECK = Check("recompiles", measure, judge)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_torchcompile.instruments import global_state, values
 from pytest_torchcompile.instruments.attempts import Attempt, Region
 from pytest_torchcompile.instruments.causes import classify
+from pytest_torchcompile.instruments.entries import cached, commonest, guards_of, nearest
 from pytest_torchcompile.instruments.graph_breaks import headlines, is_limit, parse
 from pytest_torchcompile.instruments.reasons import Reason, read, readable, split
 from pytest_torchcompile.instruments.records import Compile, EagerFrame, Failure
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["decided", "guards_failed", "left", "raised"]
 
 _SOFT: Final = ("Unsupported", "UserError")  # never raised to the user (ConvertFrame.__call__)
-_OTHER_BACKEND: Final = "BACKEND_MATCH"
 
 
 def guards_failed(attempt: Attempt, payload: str | None) -> tuple[Reason, ...]:
@@ -67,7 +67,7 @@ def _break(watch: Watch, attempt: Attempt, compile_id: str, message: str, stack:
 def decided(watch: Watch, attempt: Attempt, result: Any) -> None:
     """A compile that ended: compiled code, or an eager frame. One that was never traced says nothing."""
     if result.guarded_code is not None:
-        watch.add(_compile(attempt, str(result.guarded_code.compile_id)))
+        watch.add(_compile(attempt, str(result.guarded_code.compile_id), _telling(attempt, result.guarded_code)))
         return
     reason = getattr(result, "skip_reason", None) or ""
     eager, loud = _eager(attempt, reason) if attempt.metrics else refused(watch, attempt, reason)
@@ -86,12 +86,18 @@ def decided(watch: Watch, attempt: Attempt, result: Any) -> None:
     watch.give_up(attempt, eager)
 
 
-def _compile(attempt: Attempt, compile_id: str) -> Compile:
-    metrics, first = attempt.metrics, Reason("")
-    if attempt.reasons:
-        first = next((r for r in attempt.reasons if not r.guard.startswith(_OTHER_BACKEND)), first)
-    elif metrics.get("recompile_reason"):
-        first = read(metrics["recompile_reason"])
+def _telling(attempt: Attempt, made: Any) -> Reason:
+    """Why a compile was needed: of several cached entries, what the nearest one lacked."""
+    if not attempt.reasons and (text := attempt.metrics.get("recompile_reason")):
+        return read(text)
+    if len(attempt.reasons) < 2 or attempt.frame_code is None:
+        return nearest(attempt.reasons, (), {})
+    known = {str(entry.compile_id): guards_of(entry.guard_manager) for entry in cached(attempt.frame_code)}
+    return nearest(attempt.reasons, guards_of(made.guard_manager), known)
+
+
+def _compile(attempt: Attempt, compile_id: str, first: Reason) -> Compile:
+    metrics = attempt.metrics
     kind = "recompile" if first.guard else "resume" if attempt.resumed_at else "first"
     if attempt.cached and not first.guard:
         kind = "instance"
@@ -119,8 +125,8 @@ def _eager(attempt: Attempt, skip_reason: str) -> tuple[EagerFrame, bool]:
         why = " ".join(headlines(skip_reason.partition("tracing: ")[2]))
         return EagerFrame(*attempt.where, why or "no operator traced", "empty"), False
     if attempt.reasons and is_limit(why):
-        last = attempt.reasons[0].guard
-        return EagerFrame(*attempt.where, f"{headlines(why)[0]}; last guard that failed: {last}", "limit"), True
+        guard = commonest(attempt.reasons).guard
+        return EagerFrame(*attempt.where, f"{headlines(why)[0]}; a guard that failed: {guard}", "limit"), True
     if fail_type in _SOFT:
         return EagerFrame(*attempt.where, "; then ".join(headlines(why)), "graph_break"), True
     return EagerFrame(*attempt.where, f"{fail_type}: {' '.join(why.split())}", "suppressed"), True
@@ -158,7 +164,6 @@ def _switched_off(region: Region, where: tuple[str, str, int]) -> EagerFrame | N
 
 def _unknown(watch: Watch, region: Region, where: Place) -> EagerFrame:
     """No graph ran, and torch said nothing: a break without a graph, or torch gave up before the observation began."""
-    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
     from torch._dynamo import config
 
     function = region.function
@@ -169,7 +174,7 @@ def _unknown(watch: Watch, region: Region, where: Place) -> EagerFrame:
         return EagerFrame(*where, "a graph break left nothing of it to compile", "graph_break")
     if in_place(function) and is_torch(where[1]):
         return EagerFrame(*where, IN_PLACE, "skipped")
-    entries = len(_debug_get_cache_entry_list(code)) if code is not None else 0
+    entries = len(cached(code)) if code is not None else 0
     if entries >= config.recompile_limit:
         return EagerFrame(*where, f"the recompile limit was hit earlier ({entries} entries)", "limit")
     return EagerFrame(*where, "no graph ran: a call before this observation gave the function up (an error was "

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.instruments.attempts import Attempt
+from pytest_torchcompile.instruments.entries import cached
 from pytest_torchcompile.instruments.records import Graph, GraphBreak
 from pytest_torchcompile.instruments.sites import owner, readable
 
@@ -86,7 +87,6 @@ def _missing(name: str) -> InstrumentError:
 
 def _graphs() -> Iterator[tuple[dict[str, Any], str, str, types.CodeType | None]]:
     """Graphs of this process: globals they lie in, name there, compile id ('?': unknown), the user's code."""
-    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
     from torch._dynamo import utils
 
     try:
@@ -99,7 +99,7 @@ def _graphs() -> Iterator[tuple[dict[str, Any], str, str, types.CodeType | None]
     for key, found in hooks.items():
         graphs = [h for h in found if h.name.startswith(_NAME) and h.name in h.scope]
         original = codes_of.get(codes.get(key)) if graphs else None
-        entries = _debug_get_cache_entry_list(original) if original is not None else []
+        entries = cached(original) if original is not None else []
         of = next((str(e.compile_id) for e in entries if e.code is codes.get(key)), "?")
         yield from ((h.scope, h.name, of, original) for h in graphs)
 

@@ -7,11 +7,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from pytest_torchcompile.instruments.advice import advice
+from pytest_torchcompile.instruments.causes import classify
+from pytest_torchcompile.instruments.reasons import read
 from pytest_torchcompile.instruments.records import Compile, EagerFrame, GraphBreak, Record
 
-__all__ = ["eager_frames", "graph_breaks", "recompiles"]
+__all__ = ["eager_frames", "graph_breaks", "others", "recompiles"]
 
 R = TypeVar("R", bound=Record)
+_MOST = 3
+"""Kinds of reasons that are told."""
 
 
 def recompiles(found: Iterable[Compile | Mapping[str, Any]], allowed: int = 0) -> str:
@@ -35,8 +39,24 @@ def recompiles(found: Iterable[Compile | Mapping[str, Any]], allowed: int = 0) -
             lines.append(f"     guard: {record.reason}" + (f"  at {_place(record.at)}" if record.at else ""))
         if record.source:
             lines.append(f"     code: {record.source}")
+        if also := others(record):
+            lines.append(f"     other cached entries: {also}")
         lines.append(f"     try: {advice(record)}")
     return "\n".join(lines)
+
+
+def others(record: Compile) -> str:
+    """Why the other cached entries did not fit, each kind of reason once; empty where for the same.
+
+    >>> others(Compile("f", "net.py", 3, "0/2", "recompile", "k == 1", "value",
+    ...     all_reasons=("y == 'a'", "k == 1", "k == 2", "y == 'b'", "y == 'c'")))
+    "y == 'a' (and 2 like it)"
+    """
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for guard in (record.reason, *record.all_reasons):
+        kinds.setdefault((classify(guard), read(guard).what), []).append(guard)
+    texts = [first + (f" (and {len(more)} like it)" if more else "") for first, *more in list(kinds.values())[1:]]
+    return "; ".join(texts[:_MOST]) + (f"; {len(texts) - _MOST} more" if len(texts) > _MOST else "")
 
 
 def graph_breaks(found: Iterable[GraphBreak | Mapping[str, Any]], allowed: int = 0) -> str:

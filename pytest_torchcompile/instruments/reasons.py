@@ -12,7 +12,7 @@ from typing import Final
 
 __all__ = ["Reason", "read", "readable", "split"]
 
-_PREFIX: Final = re.compile(r"^!?[\d/]+: ?")
+_PREFIX: Final = re.compile(r"^(!?[\d/]+): ?")
 _COMMENT: Final = re.compile(r"\s{2,}# ")
 _PLACE: Final = re.compile(r"(?:^|\s*# )([^#]*?:\d+) in \S+")
 _STACK: Final = re.compile(r'^  File "(.+?)", line (\d+)', re.M)
@@ -55,16 +55,21 @@ class Reason:
     """``file:line`` of that line; torch may shorten the path."""
     advice: str = ""
     """What torch itself advises."""
+    entry: str = ""
+    """Compile id of the cached entry."""
 
 
 def split(payload: str | None) -> tuple[str, ...]:
-    """Failed guards out of a ``recompile_reasons`` record: a JSON list, or a bare text where there is one."""
+    """Failed guards out of a ``recompile_reasons`` record, a JSON list, or a bare text where there is one.
+
+    Each begins with the compile id of its entry.
+    """
     try:
         found = json.loads(payload or "")
     except ValueError:
         found = payload or ""
     texts = [found] if isinstance(found, str) else list(found)
-    return tuple(t for t in (_PREFIX.sub("", str(t)).strip() for t in texts) if t)
+    return tuple(t for t in (str(t).strip() for t in texts) if _PREFIX.sub("", t))
 
 
 def read(text: str) -> Reason:
@@ -76,6 +81,7 @@ def read(text: str) -> Reason:
     >>> read("o.k == 2    # return x * o.k  # app/net.py:7 in forward").at
     'app/net.py:7'
     """
+    prefix = _PREFIX.match(text)
     main, _, stack = _PREFIX.sub("", text).partition("\nUser stack trace:")
     guard, comment = [*_COMMENT.split(main, maxsplit=1), ""][:2]
     guard, _, hint = guard.partition(" (HINT: ")  # torch 2.8 writes no comment, but hints
@@ -87,7 +93,7 @@ def read(text: str) -> Reason:
         advice = f"Guard failed on {tail}"
     frames = _STACK.findall(stack)
     at = f"{frames[-1][0]}:{frames[-1][1]}" if frames else place[1].strip() if place else ""
-    return Reason(guard, *_compared(guard), " ".join(source.split()), at, _advice(advice))
+    return Reason(guard, *_compared(guard), " ".join(source.split()), at, _advice(advice), prefix[1] if prefix else "")
 
 
 def _advice(text: str) -> str:

@@ -47,11 +47,11 @@ class Compile(Record):
     of another torch.compile, which keeps its own), ``resume`` (the rest of a frame after a graph break) or
     ``backward`` (compiled when the first backward needed it)."""
     reason: str = ""
-    """The guard that failed, in torch's words, for the newest cached entry; empty unless a recompile."""
+    """The guard that failed, in torch's words, for the cached entry nearest to the call; empty unless a recompile."""
     cause: str = ""
     """Class of the reason (:mod:`pytest_torchcompile.instruments.causes`); empty unless a recompile."""
     all_reasons: tuple[str, ...] = ()
-    """One failed guard for each cached entry, newest first."""
+    """One failed guard for each cached entry, that of the one last used first."""
     what: str = ""
     """What the guard compared, as an expression of the function's own names; empty where not known."""
     expected: str = ""

@@ -340,6 +340,29 @@ def another_module(c):
     f(T(2, 4), nn.Linear(4, 4)), f(T(2, 4), nn.ReLU())
 
 
+@sequence([*AGAIN, "recompile"], [("grad_mode", "grad_mode", "True", "False"), ("shape", "x.size(0)", "3", "4")],
+          [1, 1, 1], dynamic=False)
+def grad_mode_then_size(c):
+    """Two entries: the one last used fails because of the grad mode first, but that mode is compiled too."""
+    f = c(add)
+    f(T(3))
+    with torch.no_grad():
+        f(T(3))
+    f(T(4))
+
+
+@sequence([*AGAIN, "recompile", "recompile"],
+          [("value", "self.k", "1", "2"), ("shape", "x.size(0)", "2", "3"), ("value", "self.k", "2", "3")],
+          [1, 1, 1, 1], dynamic=False)
+def known_size_new_number(c):
+    """Three entries: one differs in size and number, two in the number alone."""
+    model = Net(k=1)
+    f = c(model)
+    for k, rows in ((1, 2), (2, 2), (1, 3), (3, 2)):
+        model.k = k
+        f(T(rows, 4))
+
+
 @sequence(FIRST, runs=[2])
 def second_instance(c):
     """An equal second instance of a class compiles nothing."""

@@ -38,6 +38,18 @@ def test_recompiles_in_words():
     ]
 
 
+def test_other_entries_in_words():
+    """Each kind of reason once, without the headline's own; of many the first three."""
+    reasons = ("GLOBAL_STATE changed: grad_mode", "tensor 'x' size mismatch at index 0. expected 3, actual 5",
+               "tensor 'x' size mismatch at index 0. expected 4, actual 5", "k == 1", "k == 2", "k == 3", "len(y) == 1",
+               "y is None")
+    found = recompile("shape", "x.size(0)", "4", "5", reasons[2])
+    found.all_reasons = reasons
+    assert explain.recompiles([found]).splitlines()[4] == (
+        "     other cached entries: GLOBAL_STATE changed: grad_mode; k == 1 (and 2 like it); len(y) == 1; 1 more")
+    assert explain.others(recompile("shape", "x.size(0)", "4", "5", reasons[2])) == ""
+
+
 def test_an_unknown_value_is_said_to_be_unknown():
     """Of num_threads torch tells no old value; of an unknown guard nothing at all."""
     assert "num_threads  ? -> 3" in explain.recompiles([recompile("global_state", "num_threads", "", "3")])

@@ -8,16 +8,22 @@ from pytest_torchcompile.instruments.reasons import read, readable, split
 
 
 @pytest.mark.parametrize(("payload", "texts"), [
-    ("0/0: tensor 'x' size mismatch", ("tensor 'x' size mismatch",)),  # torch 2.9 and later: a bare text
-    ('["0/1: a == 1", "0/0: b == 2"]', ("a == 1", "b == 2")),
-    ('"0/0: a == 1"', ("a == 1",)),
-    ("!1/0/0: a == 1", ("a == 1",)),  # under compiled autograd
+    ("0/0: tensor 'x' size mismatch", ("0/0: tensor 'x' size mismatch",)),  # torch 2.9 and later: a bare text
+    ('["0/1: a == 1", "0/0: b == 2"]', ("0/1: a == 1", "0/0: b == 2")),
+    ('"0/0: a == 1"', ("0/0: a == 1",)),
+    ("!1/0/0: a == 1", ("!1/0/0: a == 1",)),  # under compiled autograd
     ('["0/0: "]', ()),  # torch 2.8 where another backend is the reason
     ("[]", ()), ("", ()), (None, ()),
 ])  # fmt: skip
 def test_payloads_of_all_versions(payload, texts):
-    """One text or a list of them, without torch's compile id."""
+    """One text or a list of them, each with the compile id of its entry; an id alone says nothing."""
     assert split(payload) == texts
+
+
+@pytest.mark.parametrize(("text", "entry"), [("0/1: a == 1", "0/1"), ("!1/0/0: a == 1", "!1/0/0"), ("a == 1", "")])
+def test_the_entry_is_told_apart(text, entry):
+    """The compile id is no part of the guard."""
+    assert (read(text).guard, read(text).entry) == ("a == 1", entry)
 
 
 @pytest.mark.parametrize(("text", "what", "expected", "actual"), [

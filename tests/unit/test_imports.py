@@ -24,7 +24,8 @@ NEEDS_TORCH = {
 TORCH_FREE_IN_THEM = {
     "wrappers", "oracle", "oracle/findings", "oracle/leaf", "oracle/limits",
     "instruments", "instruments/records", "instruments/causes", "instruments/ledger", "instruments/graph_breaks",
-    "instruments/advice", "instruments/reasons", "instruments/explain", "instruments/sites", "layer", "layer/config", "layer/environment",
+    "instruments/advice", "instruments/reasons", "instruments/explain", "instruments/sites",
+    "layer", "layer/config", "layer/environment",
 }
 HEAVY = {"torch", "triton", "hypothesis", "pydantic", "numpy", "xdist"}
 AT_START = {"__init__", "exports", "plugin", "fixtures", "options", "errors"}

@@ -10,11 +10,15 @@ from typing import Any
 import pytest
 
 from pytest_torchcompile.checks import CHECKS
+from pytest_torchcompile.errors import ReportError, UsageError
 from pytest_torchcompile.execution import CellResult, Execution
 from pytest_torchcompile.matrix import Matrix, PlannedCell, load_matrix
 from pytest_torchcompile.observation import Judgement
 from pytest_torchcompile.ranks import Zygote
-from pytest_torchcompile.report.journal import Journal
+from pytest_torchcompile.report.comparison import comparison
+from pytest_torchcompile.report.journal import Journal, replace
+from pytest_torchcompile.report.reading import Report, read_report
+from pytest_torchcompile.report.strictjson import dumps
 from pytest_torchcompile.report.terminal import failure_text, header, summary
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.shards import shard
@@ -136,6 +140,7 @@ class MatrixSession:
         given: dict[str, Any] | None = getattr(config, "workerinput", None)  # what xdist gives to a worker
         self.is_worker = given is not None
         self.zygote: Zygote | None = None
+        self.baseline = _baseline(config, settings) if settings.baseline and not self.is_worker else None
         self.execution = Execution(matrix, settings)
         self.journal = Journal(matrix, self.planned, settings, config.rootpath / JOURNAL_FILE)
         if given is not None:
@@ -219,6 +224,8 @@ class MatrixSession:
             self._keep_seconds()
             if not hasattr(self.config, "_json_report"):  # -p no:pytest_jsonreport: our block alone
                 self.journal.write(self.config.rootpath / REPORT_FILE)
+            else:
+                _save_whole(self.config)
         result = yield
         if not self.is_worker and not self.config.option.collectonly and self._unsaved():
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
@@ -258,6 +265,10 @@ class MatrixSession:
         terminalreporter.section("torch.compile matrix", sep="-")
         for line, markup in summary(self.journal):
             terminalreporter.write_line(line, **markup)
+        if self.baseline is not None:
+            terminalreporter.section(f"beside {self.settings.baseline}", sep="-")
+            for line, markup in comparison(self.journal.block(), [self.baseline]):
+                terminalreporter.write_line(line, **markup)
         if lost := self._unsaved():
             terminalreporter.write_line(lost, red=True)
 
@@ -282,6 +293,12 @@ SESSION = pytest.StashKey[MatrixSession]()
 ZYGOTE = "compile_zygote"
 
 
+def _save_whole(config: pytest.Config) -> None:
+    """Have pytest-json-report write its file at once: it writes it bit by bit, and a kill would leave a part of it."""
+    plugin, indent = config._json_report, config.option.json_report_indent  # type: ignore[attr-defined]
+    plugin.save_report = lambda path: replace(Path(path), dumps(plugin.report, indent))
+
+
 def _distributed(config: pytest.Config) -> bool:
     return bool(config.getoption("tx", None))
 
@@ -299,6 +316,14 @@ def start(config: pytest.Config, settings: Settings) -> None:
     session = MatrixSession(config, settings, matrix)
     config.stash[SESSION] = session
     config.pluginmanager.register(session, "compile-matrix")
+
+
+def _baseline(config: pytest.Config, settings: Settings) -> Report:
+    """Read the baseline before anything runs, so that a mistake in its name does not cost a run."""
+    try:
+        return read_report(config.invocation_params.dir / settings.baseline)
+    except ReportError as error:
+        raise UsageError(f"--compile-baseline: {error}") from None
 
 
 def _select(config: pytest.Config, path: Path) -> None:

@@ -34,6 +34,7 @@ OPTIONS = (
            "matrix/default.yaml", "FILE", optional=True),
     Option("checks", "Judge only these checks, separated by commas (default: those of the matrix)", "", "NAMES"),
     Option("shard", "Run one of N parts of the matrix, for example 2/8", "", "I/N"),
+    Option("baseline", "Print at the end what differs from an earlier report", "", "REPORT"),
     Option("timeout", "Seconds that one cell may take before its process is stopped", "300", "SECONDS"),
     Option("isolation", "'rank': processes are reused between cells; 'cell': a fresh one for each", "rank", "WHAT"),
     Option("fuzz-examples", "Sequences of shapes that are drawn for each fuzzed cell or test", "30", "N"),

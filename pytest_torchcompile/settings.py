@@ -24,6 +24,8 @@ class Settings:
     timeout: float
     isolation: str
     inprocess: bool
+    baseline: str = ""
+    """An earlier report to compare with."""
 
     @classmethod
     def read(cls, get: Callable[[Option], Any]) -> Settings:
@@ -39,6 +41,7 @@ class Settings:
             timeout=_seconds(given["timeout"]),
             isolation=_isolation(given["isolation"]),
             inprocess=given["inprocess"] in (True, "true", "1", "yes", "on"),
+            baseline=given["baseline"],
         )
 
 

@@ -27,7 +27,10 @@ _PLAIN: Final = frozenset(
 
 
 def read(path: Path, shown: str, what: str = "matrix") -> bytes:
-    """Return the bytes of a file, which is a ``what``. Raises :class:`MatrixError` for what is no readable file of at most 1 MiB."""
+    """Return the bytes of a file, which is to be a ``what``.
+
+    Raises :class:`MatrixError` for what is no readable file of at most 1 MiB.
+    """
     try:
         if path.is_dir():
             inside = sorted(child.name for child in path.iterdir() if child.suffix in (".yaml", ".yml"))

@@ -109,7 +109,6 @@ def _write(path: str | None, text: Callable[[], str]) -> None:
     if path is None:
         return
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
         replace(Path(path), text())
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None

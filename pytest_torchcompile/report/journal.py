@@ -18,7 +18,7 @@ from pytest_torchcompile.matrix import Matrix, PlannedCell
 from pytest_torchcompile.report.provenance import provenance
 from pytest_torchcompile.report.record import Record, now
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
-from pytest_torchcompile.report.strictjson import plain
+from pytest_torchcompile.report.strictjson import dumps, plain
 from pytest_torchcompile.settings import Settings
 
 __all__ = ["Journal", "replace"]
@@ -125,8 +125,7 @@ class Journal:
 
     def write(self, path: Path) -> None:
         """Write the block alone as a report, where pytest-json-report is switched off."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace(path, json.dumps({"compile_matrix": self.block()}, allow_nan=False))
+        replace(path, dumps({"compile_matrix": self.block()}))
 
     def _now(self) -> Record:
         self.record.expected = self._expected
@@ -145,6 +144,7 @@ class Journal:
 
 def replace(path: Path, text: str) -> None:
     """Write the file whole or not at all: a reader beside us, or a kill, must not find half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8", errors="backslashreplace")

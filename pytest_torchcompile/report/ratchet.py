@@ -79,8 +79,8 @@ def _unneeded(outcome: Outcome, text: str) -> Iterator[Step]:
     for k in unneeded:
         entry, node = policy.allowed_failures[k], section.value[k]
         if section.flow_style:
-            raise UsageError(f"{policy.path}:{policy.line(node)}: the allowed failure is no longer needed, but the list "
-                             "is written in brackets: take the entry out by hand")
+            raise UsageError(f"{policy.path}:{policy.line(node)}: the allowed failure is no longer needed, but the "
+                             "list is written in brackets: take the entry out by hand")
         start, end = _lines(node, text)
         none_left = len(unneeded) == len(section.value) and k == unneeded[0]
         keep = f"{' ' * max(2, section.start_mark.column)}[]\n" if none_left else ""

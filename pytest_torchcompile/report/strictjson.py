@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-__all__ = ["StrictError", "loads", "plain"]
+__all__ = ["StrictError", "dumps", "loads", "plain"]
 
 
 class StrictError(ValueError):
@@ -37,6 +37,14 @@ def plain(value: Any) -> Any:
     except ValueError:
         return _plain(value)
     return value
+
+
+def dumps(value: Any, indent: int | None = None) -> str:
+    """Strict JSON of any value: NaN and infinities as texts, what JSON has no form for as ``str`` has it."""
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False, default=str)
+    except ValueError:
+        return json.dumps(_plain(value), indent=indent, allow_nan=False, default=str)
 
 
 def _plain(value: Any) -> Any:

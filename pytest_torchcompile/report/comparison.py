@@ -1,0 +1,59 @@
+"""What ``--compile-baseline`` prints at the end of a run: how it differs from an earlier report."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from pytest_torchcompile.errors import ReportError
+from pytest_torchcompile.report.baseline import another_machine, changes
+from pytest_torchcompile.report.gate import judged
+from pytest_torchcompile.report.merging import merge
+from pytest_torchcompile.report.policy import BASELINE, Policy
+from pytest_torchcompile.report.reading import Report
+
+__all__ = ["comparison"]
+
+SHOWN: Final = 30
+
+
+def comparison(block: dict[str, Any], baseline: Sequence[Report]) -> Iterator[tuple[str, dict[str, bool]]]:
+    """Lines with markup. Only cells that this run judged are compared: the others may be another shard's."""
+    today = datetime.date.today()
+    try:
+        now, then = merge([Report("this run", block)]), merge(baseline)
+        ours, theirs = judged(now, Policy(), today), judged(then, Policy(), today)
+    except ReportError as error:
+        yield f"cannot be compared: {error}", {"red": True}
+        return
+    elsewhere = another_machine(now.environment, then.environment)
+    planned = frozenset(now.matrix["cells_planned"])
+    here = {name: cell for name, cell in ours.items() if cell.verdicts}
+    found = changes(here, {name: cell for name, cell in theirs.items() if name in here or name not in planned},
+                    comparable=not elsewhere)
+    yield from ((f"{key}: {before} -> {after}", {"yellow": True})
+                for key, before, after in _moved(then.environment, now.environment))
+    if then.partial:
+        yield f"the baseline is partial: {then.problems[0]}", {"yellow": True}
+    if elsewhere:
+        yield f"{elsewhere}; times and sizes are not compared", {"yellow": True}
+    for change in found[:SHOWN]:
+        yield change.text, _markup(change.kind, change.sure)
+    if len(found) > SHOWN:
+        yield f"... and {len(found) - SHOWN} more", {}
+    if not found:
+        yield f"{len(here)} cells as in the baseline", {"green": True}
+
+
+def _moved(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """What software differs, which is what many differences come from."""
+    for key in ("torch", "triton", "python", "compiler", "cuda"):
+        if now and then.get(key) != now.get(key):
+            yield key, then.get(key), now.get(key)
+
+
+def _markup(kind: str, sure: bool) -> dict[str, bool]:
+    if kind in BASELINE:
+        return {"red": True} if sure else {"yellow": True}
+    return {"green": True} if kind == "improved" else {}

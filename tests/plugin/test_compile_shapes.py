@@ -1,0 +1,167 @@
+"""@compile_shapes in a model repository, each test a pytest run of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+CONFTEST = """
+import pytest
+import torch
+from models import Net
+
+@pytest.fixture
+def model():
+    return Net()
+"""
+HEAD = "import pytest, torch\nfrom models import *\nfrom pytest_torchcompile import call, compile_shapes, dim\n"
+
+
+@pytest.fixture
+def tests(repo):
+    """Write a test file beside a conftest with a model, and run it."""
+    repo.file("conftest.py", CONFTEST)
+
+    def run(text, *args):
+        repo.file("test_it.py", HEAD + text)
+        return repo.run("-p", "no:cacheprovider", *args, option="")
+
+    return run
+
+
+def lines(result, *expected):
+    result.stdout.fnmatch_lines([f"*{line}*" for line in expected])
+
+
+def test_a_sound_model_passes_with_all_fixtures(tests):
+    """Batches are drawn, the model is compiled anew for each sequence, and each starts with an empty ledger."""
+    result = tests("""
+@pytest.mark.compile_limits(recompiles=3)
+@pytest.mark.compile_modes(backend="eager", dynamic=["auto", "dynamic"])
+@compile_shapes(B=dim(1, 8), C="B + 1", inputs=lambda B, C: torch.randn(B, 6), max_calls=4)
+def test_same(compiled_model, model, batches, recompile_counter, graph_breaks):
+    assert recompile_counter.count == 0 and not recompile_counter.compiles
+    for x in batches:
+        torch.testing.assert_close(compiled_model(x), model(x))
+    assert recompile_counter.count <= 2, recompile_counter.explain()
+    assert not graph_breaks
+""", "--compile-fuzz-examples=6")
+    result.assert_outcomes(passed=2)
+
+
+def test_a_failure_is_the_shortest_sequence(tests):
+    """The report has the sequence, code to paste, and the test's own assertion; none of our frames."""
+    result = tests("""
+@compile_shapes(S=dim(1, 64))
+def test_sizes(sizes):
+    assert all(each["S"] <= 20 for each in sizes), "too long"
+""", "--compile-fuzz-examples=50")
+    result.assert_outcomes(failed=1)
+    lines(result, "AssertionError: too long", "The shortest failing sequence of shapes: [[]call(S=21)]",
+          "compile_shapes(..., examples=[[][[]call(S=21)]])", "found as [[]call(S=*in sequence *, with * tries in all")
+    result.stdout.no_fnmatch_line("*drawn.run*")
+
+
+def test_examples_come_first_and_alone_decide(tests):
+    """A pinned sequence fails without a search."""
+    result = tests("""
+@compile_shapes(S=dim(1, 64), examples=[[call(S=3)], [call(S=2), call(S=64)]])
+def test_sizes(sizes):
+    print("ran", sizes)
+    assert sizes != [{"S": 2}, {"S": 64}]
+""")
+    result.assert_outcomes(failed=1)
+    lines(result, "ran [[]{'S': 3}]", "ran [[]{'S': 2}, {'S': 64}]")
+    result.stdout.no_fnmatch_line("*shortest*")
+
+
+def test_kept_sequences_and_seeds(tests):
+    """A failing sequence is kept in .hypothesis and run first; another seed is named where it is needed."""
+    test = """
+@compile_shapes(S=dim(1, 64))
+def test_sizes(sizes):
+    assert all(each["S"] <= 20 for each in sizes)
+"""
+    tests(test, "--compile-fuzz-examples=50")
+    lines(tests(test, "--compile-fuzz-examples=1"), "call(S=21)", "kept from an earlier run in .hypothesis")
+    result = tests(test, "--compile-fuzz-seed=random")
+    lines(result, "torch.compile fuzzing: --compile-fuzz-seed=*", "seed: --compile-fuzz-seed=*")
+
+
+def test_state_is_put_back_between_sequences(tests):
+    """Parameters, buffers and the training flag are the same at the start of each sequence; flips switch them."""
+    result = tests("""
+seen = set()
+
+@pytest.mark.compile_modes(backend="eager")
+@compile_shapes(B=dim(2, 8), inputs=batch, flips=True)
+def test_state(compiled_model, model, batches):
+    assert model.training
+    assert float(model.inner.weight.detach().max()) < 10
+    with torch.no_grad():
+        model.inner.weight += 100
+    for x in batches:
+        seen.add(model.training)
+        compiled_model(x)
+
+def test_flipped():
+    assert seen == {True, False}
+""", "--compile-fuzz-examples=12")
+    result.assert_outcomes(passed=2)
+
+
+def test_limits_are_judged_after_each_sequence(tests):
+    """The marker's limits hold for every sequence, not only for the last."""
+    result = tests("""
+@pytest.mark.compile_limits(recompiles=1)
+@pytest.mark.compile_modes(backend="eager")
+@compile_shapes(B=dim(1, 8), inputs=batch)
+def test_limits(compiled_model, batches):
+    for x in batches:
+        compiled_model(x)
+""", "--compile-fuzz-examples=60")
+    result.assert_outcomes(failed=1)
+    lines(result, "compile_limits: 2 recompiles, 1 allowed", "[[]call(B=2), call(B=3), call(B=1)]")
+
+
+def test_pytest_fail_is_a_failure_and_a_skip_is_a_skip(tests):
+    """What pytest raises is understood, although it is no Exception."""
+    result = tests("""
+@compile_shapes(S=dim(1, 64))
+def test_fails(sizes):
+    if sizes[-1]["S"] > 5:
+        pytest.fail("larger than 5")
+
+@compile_shapes(S=dim(1, 64))
+def test_skips(sizes):
+    pytest.skip("not here")
+""", "--compile-fuzz-examples=40")
+    result.assert_outcomes(failed=1, skipped=1)
+    lines(result, "larger than 5")
+
+
+@pytest.mark.parametrize(("test", "message"), [
+    ("@compile_shapes(B=dim(1, 8))\ndef test_it(): pass",
+     "compile_shapes: test_it takes neither `batches` nor `sizes`"),
+    ("@compile_shapes(B=dim(1, 8))\ndef test_it(batches): pass",
+     "compile_shapes: test_it takes `batches`, and nothing makes them: give inputs="),
+    ("@compile_shapes(B=dim())\ndef test_it(sizes): pass",
+     "compile_shapes: dim 'B': has no size; expected buckets, choices or max"),
+    ("@compile_shapes(B=dim(1, 8), S='Q + 1')\ndef test_it(sizes): pass",
+     "compile_shapes: dim 'S': 'Q + 1' uses 'Q', which is not a dim"),
+    ("@compile_shapes(B=1.5)\ndef test_it(sizes): pass",
+     "compile_shapes: B=1.5; expected dim(1, 8), a number, or an expression like 'S + 1'"),
+])
+def test_mistakes(tests, test, message):
+    """A mistake in the decorator is told when the file is collected."""
+    result = tests(test)
+    result.assert_outcomes(errors=1)
+    lines(result, message.replace("[", "[[]"))
+
+
+@pytest.mark.parametrize("option", [
+    "--compile-fuzz-examples=none", "--compile-fuzz-seconds=0", "--compile-fuzz-seed=x",
+])
+def test_bad_options(tests, option):
+    """A bad value of an option is one line that names it."""
+    result = tests("@compile_shapes(B=dim(1, 8))\ndef test_it(sizes): pass", option)
+    lines(result, f"UsageError: {option.partition('=')[0]}: '{option.partition('=')[2]}' is n")

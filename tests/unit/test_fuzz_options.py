@@ -1,0 +1,33 @@
+"""The options of fuzzing, as typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.fuzz.options import FuzzOptions
+
+
+def test_as_typed(tmp_path):
+    """Text becomes numbers; the database is Hypothesis' own folder."""
+    options = FuzzOptions.read("7", "1.5", "12", tmp_path)
+    assert (options.examples, options.seconds, options.seed) == (7, 1.5, 12)
+    options.database().save(b"key", b"value")
+    assert (tmp_path / ".hypothesis" / "examples").is_dir()
+    assert FuzzOptions.read("7", "1", "0", None).database() is None
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    (("0", "1", "0"), "--compile-fuzz-examples: '0' is not a number of sequences above 0, for example 30"),
+    (("1.5", "1", "0"), "--compile-fuzz-examples: '1.5' is not a number of sequences"),
+    (("1", "soon", "0"), "--compile-fuzz-seconds: 'soon' is not a number of seconds above 0, for example 60"),
+    (("1", "inf", "0"), "--compile-fuzz-seconds: 'inf'"),
+    (("1", "1", "-3"), "--compile-fuzz-seed: '-3' is no seed; expected a whole number, or random"),
+])
+def test_what_is_no_number(given, message):
+    """A bad value is named with its option."""
+    with pytest.raises(UsageError) as error:
+        FuzzOptions.read(*given, Path())
+    assert message in str(error.value)

@@ -21,8 +21,8 @@ from pytest_torchcompile.instruments.state import isolated
 from pytest_torchcompile.instruments.warmup import compile_threads
 from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Failure, Job, Observation
-from pytest_torchcompile.oracle.expected import Reference
-from pytest_torchcompile.oracle.trial import Call, EagerRaised, Side, Trial, same_random_draws
+from pytest_torchcompile.oracle.calls import Call, Side
+from pytest_torchcompile.oracle.trial import EagerRaised, Trial, same_random_draws
 from pytest_torchcompile.oracle.units import unit_of
 from pytest_torchcompile.references import References
 from pytest_torchcompile.wrappers.protocol import Wrapper
@@ -46,11 +46,15 @@ class Run(Trial):
         # This first one is never run.
         self._first = subject.build(self.entry, cell, root, job.seed)
         super().__init__(
-            self._side, lambda: self._first, settings,
+            self._side, self._first, settings,
             [Call(i, batch, sizes) for i, (sizes, batch)
              in enumerate(subject.batches(self.entry, cell, root, job.seed))],
-            loss=subject.loss(self.entry, root), train=cell.phase == "training", seed=job.seed, root=root, covered=True,
+            loss=subject.loss(self.entry, root), train=cell.phase == "training", seed=job.seed, root=root,
             unit=unit_of(getattr(torch, self.wrapper.unit)) if self.wrapper.unit else None,
+            # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
+            references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
+                                         cell.wrapper, job.seed),
+            covered=True,
         )
         self.run()
 
@@ -71,13 +75,6 @@ class Run(Trial):
                     if not is_lazy(tensor):
                         theirs[name].copy_(tensor)
         return other
-
-    def reference(self, call: Call) -> Reference:
-        """The float64 runs of a call, which are the same for every mode and backend."""
-        # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
-        key = (repr(self.entry), self.cell.dtype, self.cell.device, self.cell.phase, self.cell.user,
-               self.cell.wrapper, self.seed, call.label)
-        return _REFERENCES.get(key, lambda: super(Run, self).reference(call))
 
 
 def _shapes(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -107,6 +104,7 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     try:
         run = Run(job, cell)
         seen.seconds = run.seconds
+        seen.leaks += run.leaks
         for name in dict.fromkeys(("compiles", *job.checks)):  # that compiled code ran is asked of every verdict
             seen.sections[name] = checks.load(name).measure(run)
     except Unavailable as why:

@@ -15,9 +15,10 @@ from pytest_torchcompile.checks import compiles
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.instruments.state import isolated
 from pytest_torchcompile.layer.config import CompileConfig
+from pytest_torchcompile.oracle.calls import Call, Side
 from pytest_torchcompile.oracle.findings import Finding, findings
 from pytest_torchcompile.oracle.leaf import Leaf
-from pytest_torchcompile.oracle.trial import Call, Side, Trial, same_random_draws
+from pytest_torchcompile.oracle.trial import Trial, same_random_draws
 from pytest_torchcompile.oracle.twins import Closure, twin
 
 __all__ = ["Comparison", "assert_equivalent", "compare"]
@@ -81,10 +82,11 @@ def compare(
     Raises:
         UsageError: the model, calls, loss or config is of no use; the text says which.
     """
-    trial = _Trial(model, calls, config, loss=loss, train=train, seed=seed)
+    trial = _Trial(model, calls, config, loss=loss, train=train, steps=steps, seed=seed)
     with isolated([]), same_random_draws():
         trial.run()
-    return Comparison((*_proof(trial), *findings(trial.leaves)), tuple(trial.leaves), tuple(trial.notes))
+    leaves = (*trial.leaves, *trial.trained)
+    return Comparison((*_proof(trial), *findings(leaves)), leaves, tuple(trial.notes))
 
 
 def assert_equivalent(model: Callable[..., Any], calls: list[Any], config: CompileConfig, **options: Any) -> None:
@@ -102,7 +104,7 @@ class _Trial(Trial):
             raise UsageError(f"config is {config!r}, expected a CompileConfig, like CompileConfig(backend='inductor')")
         self.model = _module(model)
         self.notes: list[str] = []
-        super().__init__(self._side, lambda: self.model, config.settings(), list(_calls(calls)),
+        super().__init__(self._side, self.model, config.settings(), list(_calls(calls)),
                          may_raise=True, **options)
 
     def _side(self, settings: dict[str, Any] | None) -> Side:
@@ -133,11 +135,12 @@ def _proof(trial: Trial) -> Iterator[Finding]:
         yield Finding("error", error.phase, f"the compiled run raised {error}; eager did not",
                       f"{error.text}\n{error.traceback}".strip())
         return
-    if all(recording.error for recording in trial.eager[0]):
-        yield Finding("vacuous", "eager", f"eager raises in every call: {trial.eager[0][0].error}")
+    if all(passed.raised for passed in trial.passed):
+        yield Finding("vacuous", "eager", "eager raises in every call: nothing was compared")
         return
     for found in compiles.judge(compiles.measure(trial), {"coverage": 0.0}):
         yield Finding("vacuous", "compiled code", found.message, found.evidence, found.hint)
-    for call, *runs in zip(trial.calls, *trial.compiled.runs, strict=True):
-        if not any(runs) and not trial.eager[0][call.index].error:
+    for call in trial.calls:
+        made = [passed for passed in trial.passed if passed.call.index == call.index]
+        if not any(passed.graphs or passed.raised for passed in made):
             yield Finding("vacuous", call.label, f"{call.label} ran without any compiled graph")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +16,7 @@ from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.state import StateSnapshot
 from pytest_torchcompile.oracle.tape import Tape
+from pytest_torchcompile.oracle.twins import twin
 from pytest_torchcompile.oracle.units import narrowest_unit, unit_of, widened
 
 __all__ = ["Program"]
@@ -60,7 +60,7 @@ class Program:
 
     def copied(self) -> Program:
         """A copy whose module and batch nobody else holds; raises what ``copy.deepcopy`` raises."""
-        module = copy.deepcopy(self.module)
+        module = twin(self.module)
         return replace(self, module=module, batch=self.batch.clone(), _widest={})
 
     def eager(self) -> Recording:
@@ -80,10 +80,10 @@ class Program:
         """Run a copy widened to ``dtype``; ``disturb`` is given each of its floating tensors first."""
         if dtype not in self._widest:
             self._widest.clear()
-            self._widest[dtype] = _widened(copy.deepcopy(self.module), dtype)
+            self._widest[dtype] = _widened(twin(self.module), dtype)
         base, batch = self._widest[dtype], self.batch.to(dtype=dtype)
         versions = {id(p): p._version for p in base.parameters()}
-        module = copy.deepcopy(base, {id(p): p for p in base.parameters()} if disturb is None else None)
+        module = twin(base, {id(p): p for p in base.parameters()} if disturb is None else None)
         if disturb is not None:
             with torch.no_grad():
                 for tensor in (*module.parameters(), *module.buffers(), *batch.tensors()):

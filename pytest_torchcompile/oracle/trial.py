@@ -7,9 +7,9 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,62 +18,32 @@ import torch
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.instruments import Ledger, coverage, observe
+from pytest_torchcompile.instruments.state import State
+from pytest_torchcompile.oracle.calls import Call, Loss, Make, Passed, Side, passes_over
 from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.expected import Reference
+from pytest_torchcompile.oracle.held import later
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.recorder import record
-from pytest_torchcompile.oracle.recording import Fault, Recording
+from pytest_torchcompile.oracle.recording import Fault, Recording, speaks
 from pytest_torchcompile.oracle.reference_runs import reference
-from pytest_torchcompile.oracle.state import StateSnapshot
 from pytest_torchcompile.oracle.tape import Tape
+from pytest_torchcompile.oracle.training import Training, no_loss, rate, renamed, steps_of
+from pytest_torchcompile.oracle.twins import twin
+from pytest_torchcompile.oracle.variation import vary
+from pytest_torchcompile.references import References
 
-__all__ = ["PASSES", "Call", "Compiled", "EagerRaised", "Make", "Side", "Trial", "same_random_draws"]
+__all__ = ["Compiled", "EagerRaised", "Trial", "same_random_draws"]
 
-SUFFIXES = ("", ", second time", ", third time")
-"""How texts name the passes over a trial's calls."""
-PASSES = len(SUFFIXES)
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of the model: its batch, its sizes if they have names, and how texts name it."""
-
-    index: int
-    batch: Batch
-    sizes: Mapping[str, int] = field(default_factory=dict)
-    training: bool | None = None
-    """Switches the model to training mode, with a backward pass, or to evaluation, without; None: as the trial says."""
-
-    @property
-    def label(self) -> str:
-        """``call 2 (B=2, S=64)``."""
-        sizes = ", ".join(f"{k}={v}" for k, v in self.sizes.items())
-        mode = "" if self.training is None else ", training" if self.training else ", evaluation"
-        return f"call {self.index + 1}" + (f" ({sizes})" if sizes else "") + mode
-
-
-@dataclass(frozen=True)
-class Side:
-    """What is called, eagerly or compiled, and the module whose state it works on."""
-
-    call: Callable[..., Any]
-    module: torch.nn.Module
-
-
-Make = Callable[["dict[str, Any] | None"], Side]
-"""``make(settings)``: the model in its initial state, compiled with ``torch.compile(**settings)``; None: eager."""
+_EAGER = "eager run"
+"""What the ledger calls everything that isn't the compiled side's doing."""
 
 
 @dataclass
 class Compiled:
-    """What the compiled run recorded."""
+    """What instruments saw of the compiled side."""
 
-    passes: list[list[Recording]] = field(default_factory=list)
-    """All calls, as often as there are passes: the first pass compiles, the others are served by what it compiled.
-    Ends with the recording of the call that raised, if one did where eager had not."""
     seen: dict[str, Any] = field(default_factory=dict)
-    runs: list[list[int]] = field(default_factory=list)
-    """Pass by pass, how many compiled graphs ran in each call, its backward included."""
     coverage: list[dict[str, Any]] = field(default_factory=list)
     """Per call, where it was asked for: the share of the model's operator calls that ran inside compiled graphs."""
     error: Fault | None = None
@@ -89,51 +59,77 @@ class EagerRaised(Exception):
 
 
 class Trial:
-    """One program, its calls, and what came of them. :meth:`run` once, then read."""
+    """One program, its calls, and what came of them. :meth:`run` once, then read.
+
+    Each call is run on both sides and compared before the next, so that two recordings are in memory, not all.
+    """
 
     def __init__(
         self,
         make: Make,
-        pristine: Callable[[], torch.nn.Module],
+        pristine: torch.nn.Module,
         settings: dict[str, Any],
-        calls: list[Call],
+        calls: Sequence[Call],
         *,
-        loss: Callable[..., Any] | None = None,
+        loss: Loss | None = None,
         train: bool = True,
+        steps: int = 1,
         seed: int = 0,
         unit: float | None = None,
         root: Path | None = None,
+        references: References | None = None,
+        key: tuple[Hashable, ...] = (),
         covered: bool = False,
         may_raise: bool = False,
-        passes: int = PASSES,
     ) -> None:
-        """``pristine()`` gives the model in its initial state, for references. ``unit`` as for ``reference``.
-        ``covered`` asks for the coverage of each call, which costs two more forward passes under torch's profiler.
-        ``may_raise``: a call that raises eagerly has to raise compiled too; else it ends the trial.
-        ``passes``: how often all calls are made, up to PASSES.
+        """Take what is run, and how.
+
+        Args:
+            make: Makes the sides.
+            pristine: The model in its initial state, for references: never run, never changed.
+            settings: Of ``torch.compile``.
+            calls: In their order.
+            loss: As for ``record``.
+            train: As for ``record``.
+            steps: SGD steps of a training; 1: none beyond the gradients of each call.
+            seed: As for ``record``.
+            unit: As for ``reference``.
+            root: The project's root folder.
+            references: Where they are kept, for other trials of the same model too.
+            key: What tells the model there from others.
+            covered: Measure the coverage, by two more forward passes of each call under torch's profiler.
+            may_raise: A call that raises eagerly has to raise compiled too; else it ends the trial.
         """
-        self.make, self.pristine, self.settings, self.calls = make, pristine, settings, calls
-        self.loss, self.train, self.seed, self.unit = loss, train, seed, unit
-        self._suffixes = SUFFIXES[:passes]
+        self.make, self.pristine, self.settings, self.calls = make, pristine, settings, list(calls)
+        self.loss, self.train, self.steps, self.seed, self.unit = loss, train, steps, seed, unit
         self.root, self.covered, self.may_raise = root, covered, may_raise
         self.seconds: dict[str, float] = {}
-        self.eager: list[list[Recording]] = []
-        """All calls as often as compiled, so that what the model counts or caches in Python has the same history."""
         self.compiled = Compiled()
+        self.passed: list[Passed] = []
         self.leaves: list[tuple[str, Leaf]] = []
-        """What was compared, each with the label of its call."""
-        self._tapes: list[Tape] = []
+        """What was compared in the calls, each with its label."""
+        self.trained: list[tuple[str, Leaf]] = []
+        """What was compared in the training."""
+        self._references, self._key = references or References(), key
+        self._tapes: dict[Hashable, Tape] = {}
+        self.leaks: list[str] = []
+        """Settings of torch that the model changes, eagerly too; they were put back."""
+        self._rate = 0.0
+        self._changes: list[str] = []
 
     def run(self) -> None:
-        """Run eagerly, then compiled while instruments watch, and compare. Raises EagerRaised; see ``may_raise``."""
+        """Run everything on both sides and compare. Raises EagerRaised; see ``may_raise``."""
         with self.phase("build"):
             # None serves the other: a model may count its calls or keep tensors in Python.
             eager, compiled = self.make(None), self.make(dict(self.settings))
-        with self.phase("eager"), torch.compiler.set_stance("force_eager"):
-            self._run_eager(eager)
-        self._run_compiled(eager, compiled)
-        with self.phase("compare"):
-            self.leaves = list(self._compare())
+        with observe(root=self.root) as seen:
+            self._run_calls(eager, compiled, seen)
+            if self.steps > 1 and self.train and self._rate and self.compiled.error is None:
+                self._run_training(eager, compiled, seen)
+            if self.covered and self.compiled.error is None:
+                with self.phase("coverage"):
+                    self.compiled.error = self._cover_all(eager, compiled, seen)
+        self.compiled.seen = _relative(seen.to_dict(), self.root)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -144,80 +140,121 @@ class Trial:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
-    def reference(self, call: Call) -> Reference:
-        """The float64 runs of a call; asked for when something isn't bitwise equal."""
-        return reference(
-            self._switch(self.pristine(), call), call.batch, loss=self.loss, train=self._trains(call),
-            seed=self.seed + call.index, tape=self._tapes[call.index], unit=self.unit,
-        )
+    def _run_calls(self, eager: Side, compiled: Side, seen: Ledger) -> None:
+        before: Call | None = None
+        for number, calls in enumerate(passes_over(self.calls, self.seed)):
+            for planned in calls:
+                call, mine, kept = self._eagerly(eager, planned, seen)
+                runs = sum(graph.runs for graph in seen.graphs)
+                settings = State()
+                with self.phase("steady" if number else "compiled"), seen.during(call.label):
+                    found, held = compiled.run(call, self.loss, self.train, self.seed)
+                self._settings_left(call, settings.restore())
+                if found.error and not mine.error:
+                    self.compiled.error = found.error
+                    return
+                self.passed.append(Passed(
+                    call, mine.error is not None, sum(graph.runs for graph in seen.graphs) - runs,
+                    found.all_zero, mine.all_zero, sum(speaks(g) for g in mine.gradients.values() if g is not None),
+                ))
+                if self.steps > 1 and not self._rate:
+                    self._rate = rate(eager.module, mine)
+                with self.phase("compare"), seen.during(_EAGER):
+                    compared = compare(mine, found, lambda call=call: self._reference(call))  # type: ignore[misc]
+                    self.leaves += [(call.label, leaf) for leaf in compared]
+                    if before is not None:
+                        self.leaves += [(before.label, leaf) for leaf in later(kept, held, call.label)]
+                before = call
 
-    def _record(self, side: Side, call: Call, mode: Any = None) -> Recording:
-        self._switch(side.module, call)
-        return record(side.call, side.module, call.batch, loss=self.loss, train=self._trains(call),
-                      seed=self.seed + call.index, mode=mode)
+    def _eagerly(self, side: Side, call: Call, seen: Ledger) -> tuple[Call, Recording, dict[str, str]]:
+        settings = State()
+        with self.phase("eager"), seen.during(_EAGER), torch.compiler.set_stance("force_eager"):
+            mine, kept = side.run(call, self.loss, self.train, self.seed, self._tape((call.index, call.other)))
+            if mine.error and call.other is not None and not self.passed[call.index].raised:
+                # The model does not take the other values.
+                call = replace(self.calls[call.index], suffix=call.suffix)
+                mine, kept = side.run(call, self.loss, self.train, self.seed)
+        self._changes = settings.restore()
+        if mine.error and not self.may_raise:
+            raise EagerRaised(call.label, mine.error)
+        return call, mine, kept
 
-    def _trains(self, call: Call) -> bool:
-        return self.train if call.training is None else call.training
+    def _settings_left(self, call: Call, changes: list[str]) -> None:
+        """Compare what the two sides have left changed of torch's settings."""
+        self.leaks += [text for text in self._changes if text not in self.leaks]
+        for texts, others, who in ((changes, self._changes, "the compiled call"), (self._changes, changes, "eager")):
+            for text in texts:
+                if text not in others:
+                    name, _, change = text.partition(": ")
+                    self.leaves.append((call.label, Leaf(name, "mutation", message=f"{who} alone left it {change}")))
 
-    def _switch(self, module: torch.nn.Module, call: Call) -> torch.nn.Module:
-        if any(each.training is not None for each in self.calls):
-            module.train(self._trains(call))
-        return module
+    def _tape(self, key: Hashable) -> Tape | None:
+        """A tape for what runs for the first time."""
+        if key in self._tapes:
+            return None
+        self._tapes[key] = Tape()
+        return self._tapes[key]
 
-    def _run_eager(self, side: Side) -> None:
-        start = StateSnapshot(side.module)
-        for number in range(len(self._suffixes)):
-            self.eager.append([])
-            for call in self.calls:
-                start.restore()
-                self.eager[-1].append(self._record(side, call, None if number else self._tape()))
-                error = self.eager[-1][-1].error
-                if error and not self.may_raise:
-                    raise EagerRaised(call.label, error)
-        start.restore()
+    def _reference(self, call: Call) -> Reference:
+        key = (call.index, call.other)
 
-    def _tape(self) -> Tape:
-        self._tapes.append(Tape())
-        return self._tapes[-1]
+        def make() -> Reference:
+            model = self.pristine
+            if call.other is not None:
+                model = twin(model)
+                vary(model, call.other)
+            return reference(model, call.batch, loss=self.loss, train=self.train, seed=self.seed + call.index,
+                             tape=self._tapes[key], unit=self.unit)
 
-    def _run_compiled(self, eager: Side, side: Side) -> None:
-        compiled, start = self.compiled, StateSnapshot(side.module)
-        with observe(root=self.root) as seen:
-            for number, suffix in enumerate(self._suffixes):
-                compiled.passes.append([])
-                compiled.runs.append([])
-                with self.phase("steady" if number else "compiled"):
-                    for call in self.calls if compiled.error is None else ():
-                        start.restore()
-                        before = sum(graph.runs for graph in seen.graphs)
-                        with seen.during(call.label + suffix):
-                            found = self._record(side, call)
-                        compiled.passes[-1].append(found)
-                        compiled.runs[-1].append(sum(graph.runs for graph in seen.graphs) - before)
-                        if found.error and not self.eager[number][call.index].error:
-                            compiled.error = found.error
-                            break
-            if self.covered and compiled.error is None:
-                with self.phase("coverage"):
-                    compiled.error = self._cover_all(eager, side, start, seen)
-        compiled.seen = _relative(seen.to_dict(), self.root)
+        with self.phase("reference"):
+            return self._references.get((*self._key, *key), make)
 
-    def _cover_all(self, eager: Side, side: Side, start: StateSnapshot, seen: Ledger) -> Fault | None:
+    def _run_training(self, eager: Side, compiled: Side, seen: Ledger) -> None:
+        calls = [passed.call for passed in self.passed[:len(self.calls)] if not passed.raised]
+        batch = steps_of([calls[i % len(calls)].batch for i in range(self.steps)])
+        label = f"{self.steps} training steps"
+
+        def train(side: Side, mode: AbstractContextManager[Any] | None) -> Recording:
+            side.restore()
+            training = Training(side.module, side.call, self.loss, self._rate)
+            return record(training, training, batch, loss=no_loss, seed=self.seed, mode=mode)
+
+        with self.phase("training"):
+            with seen.during(_EAGER), torch.compiler.set_stance("force_eager"):
+                mine = train(eager, self._tape(label))
+            if mine.error:
+                return
+            with seen.during(label):
+                found = train(compiled, None)
+            if found.error:
+                self.compiled.error = replace(found.error, phase=f"{found.error.phase}, in {label}")
+                return
+        with self.phase("compare"), seen.during(_EAGER):
+            leaves = compare(mine, found, lambda: self._training_reference(batch, label))
+            self.trained = [(label, leaf) for leaf in renamed(leaves, self.steps)]
+
+    def _training_reference(self, batch: Batch, label: str) -> Reference:
+        training = Training(self.pristine, None, self.loss, self._rate)
+        with self.phase("reference"):
+            return self._references.get((*self._key, label), lambda: reference(
+                training, batch, loss=no_loss, seed=self.seed, tape=self._tapes[label], unit=self.unit))
+
+    def _cover_all(self, eager: Side, compiled: Side, seen: Ledger) -> Fault | None:
         for call in self.calls:
-            start.restore()
             with seen.during(f"{call.label}, once more"):
-                if error := self._cover(eager, side, call):
+                if error := self._cover(eager, compiled, call):
                     return error
         return None
 
     def _cover(self, eager: Side, compiled: Side, call: Call) -> Fault | None:
         def forward(side: Side) -> Callable[[], object]:
+            side.restore()
             batch = call.batch.clone()
             return lambda: side.call(*batch.args, **batch.kwargs)
 
         torch.manual_seed(self.seed + call.index)
         try:
-            with torch.set_grad_enabled(self._trains(call)):
+            with torch.set_grad_enabled(self.train):
                 found = coverage.measure(forward(eager), forward(compiled))
         except TorchcompileError:
             raise
@@ -226,22 +263,11 @@ class Trial:
         self.compiled.coverage.append({"call": call.label, **found.to_dict()})
         return None
 
-    def _compare(self) -> Iterator[tuple[str, Leaf]]:
-        for suffix, eagers, compileds in zip(self._suffixes, self.eager, self.compiled.passes, strict=True):
-            for call, eager, compiled in zip(self.calls, eagers, compileds, strict=False):
-                if compiled.error and not eager.error:
-                    return
-                for leaf in compare(eager, compiled, lambda call=call: self._timed(call)):  # type: ignore[misc]
-                    yield call.label + suffix, leaf
-
-    def _timed(self, call: Call) -> Reference:
-        with self.phase("reference"):
-            return self.reference(call)
-
 
 def _relative(seen: dict[str, Any], root: Path | None) -> dict[str, Any]:
-    """Name the project's files from its root, so that reports of two checkouts agree."""
+    """Name the project's files from its root, so that reports of two checkouts agree; drop what eager runs did."""
     home = f"{root or Path.cwd()}{os.sep}"
+    seen["eager_frames"] = [frame for frame in seen["eager_frames"] if frame["during"] != _EAGER]
     for records in seen.values():
         for found in records:
             if isinstance(found, dict) and str(found.get("file", "")).startswith(home):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import inspect
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 __all__ = ["Closure", "twin"]
@@ -23,29 +23,38 @@ class Closure(nn.Module):
         super().__init__()
         self.__dict__["function"] = function
         for name, value in _reached(function):
-            if isinstance(value, nn.Module) and name not in self._modules and value not in self._modules.values():
-                self._modules[name] = value
+            for inner, module in _modules(name, value):
+                if inner not in self._modules and module not in self._modules.values():
+                    self._modules[inner] = module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
         return self.__dict__["function"](*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Closure:
-        return Closure(_Copies(memo).of(self.__dict__["function"]))
+        """Raises TypeError where a module would be shared: whoever changes a copy would change the original."""
+        function = self.__dict__["function"]
+        other = Closure(_Copies(memo, getattr(function, "__globals__", None)).of(function))
+        ours = {id(part) for part in self.modules()}
+        if any(id(part) in ours for part in other.modules()):
+            raise TypeError(f"{function!r} reaches a module that can't be copied")
+        return other
 
 
-def twin(module: nn.Module) -> nn.Module:
-    """Copy a module. A function in one of its attributes, such as a patched ``forward``, is copied with what it
-    closes over: else it would stay bound to the original.
+def twin(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """Copy a module; ``memo`` as for ``copy.deepcopy``.
+
+    A function in one of its attributes, such as a patched ``forward``, is copied with what it closes over: else it
+    would stay bound to the original.
 
     Raises whatever ``copy.deepcopy`` raises.
     """
-    copied: nn.Module = _Copies({}).of(module)
+    copied: nn.Module = _Copies({} if memo is None else memo).of(module)
     return copied
 
 
 def _reached(function: Any) -> Iterator[tuple[str, Any]]:
-    """What a function reaches by name: its closure, its globals, the object that it is a method of."""
+    """What a function reaches by name: its closure, its globals, the object that it is a method of, its attributes."""
     if isinstance(function, functools.partial):
         yield from _reached(function.func)
         yield from ((f"argument {i}", value) for i, value in enumerate(function.args))
@@ -53,18 +62,63 @@ def _reached(function: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(function, types.MethodType):
         yield "self", function.__self__
     elif isinstance(function, types.FunctionType):
-        found = inspect.getclosurevars(function)
-        yield from found.nonlocals.items()
-        yield from found.globals.items()
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not filled yet
+                yield name, cell.cell_contents
+        yield from _globals_of(function, set()).items()
+    else:
+        yield from getattr(function, "__dict__", {}).items()
+
+
+def _globals_of(function: types.FunctionType, seen: set[int]) -> dict[str, Any]:
+    """The global variables that a function uses, itself or in a function of its module that it calls, if they have
+    state to be copied: modules, tensors, and those functions.
+    """
+    seen.add(id(function))
+    found = {}
+    for name in _names(function.__code__):
+        value = function.__globals__.get(name)
+        if isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__:
+            if id(value) not in seen and (inner := _globals_of(value, seen)):
+                found |= {name: value, **inner}
+        elif isinstance(value, torch.Tensor) or any(True for _ in _modules("", value)):
+            found[name] = value
+    return found
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
+    return {*code.co_names}.union(*map(_names, inner))
+
+
+def _modules(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, nn.Module]]:
+    """The modules in a value, each with a name that a module may have."""
+    if isinstance(value, nn.Module):
+        yield name.replace(".", "_"), value
+    elif depth and isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _modules(f"{name}[{index}]", item, depth - 1)
+    elif depth and isinstance(value, dict):
+        for key, item in value.items():
+            yield from _modules(f"{name}[{key!r}]", item, depth - 1)
+    elif isinstance(value, (functools.partial, types.MethodType, types.FunctionType)) and depth:
+        for inner, item in _reached(value):
+            yield from _modules(inner, item, depth - 1)
 
 
 class _Copies:
-    """Deep copies in which functions are copied too, where they close over something. One memo for all."""
+    """Deep copies in which functions are copied too, where they close over something. One memo for all.
 
-    def __init__(self, memo: dict[int, Any]) -> None:
+    Functions of one module, the one whose globals are ``home``, share a copy of them. Dynamo looks the globals of
+    functions from other modules up in the modules, so that copies would not be found.
+    """
+
+    def __init__(self, memo: dict[int, Any], home: dict[str, Any] | None = None) -> None:
         self.memo = memo
+        self.home, self.new_home = home, dict(home or {})
         self.functions: dict[int, types.FunctionType] = {}
-        self.seen: set[int] = set()
+        self.seen: dict[int, Any] = {}
+        """By id; the objects too, or an id could be given to another one."""
 
     def of(self, value: Any) -> Any:
         return self.rebound(copy.deepcopy(value, self.memo))
@@ -72,19 +126,18 @@ class _Copies:
     def rebound(self, value: Any) -> Any:
         """Replace in a copy the functions that ``copy.deepcopy`` has left as they were."""
         if isinstance(value, types.FunctionType):
-            return self.function(value) if value.__closure__ else value
+            return self.function(value)
         if id(value) in self.seen:
             return value
-        self.seen.add(id(value))
+        self.seen[id(value)] = value
         if isinstance(value, functools.partial):
             keywords = {name: self.rebound(item) for name, item in value.keywords.items()}
             return functools.partial(self.rebound(value.func), *map(self.rebound, value.args), **keywords)
         if isinstance(value, types.MethodType):
             self.rebound(value.__self__)
         elif isinstance(value, nn.Module):
-            for part in value.modules():
-                self.seen.add(id(part))
-                self.rebound(part.__dict__)
+            if not isinstance(value, Closure):  # which has seen to its own
+                self.rebound(value.__dict__)
         elif type(value) in (dict, OrderedDict):
             value.update({key: self.rebound(item) for key, item in value.items()})
         elif isinstance(value, list):
@@ -94,17 +147,22 @@ class _Copies:
         return value
 
     def function(self, old: types.FunctionType) -> types.FunctionType:
-        if id(old) not in self.functions:
-            closure = old.__closure__ or ()
-            cells = tuple(types.CellType() for _ in closure)
-            new = types.FunctionType(old.__code__, old.__globals__, old.__name__, old.__defaults__, cells)
-            new.__kwdefaults__, new.__qualname__ = old.__kwdefaults__, old.__qualname__
-            new.__dict__.update(old.__dict__)
-            self.functions[id(old)] = new
-            for cell, kept in zip(cells, closure, strict=True):
-                with contextlib.suppress(ValueError):  # not filled yet
-                    cell.cell_contents = self.contents(kept.cell_contents)
-        return self.functions[id(old)]
+        if id(old) in self.functions:
+            return self.functions[id(old)]
+        at_home, closure = old.__globals__ is self.home, old.__closure__ or ()
+        used = _globals_of(old, set()) if at_home else {}
+        if not used and not closure:
+            return old
+        cells, names = tuple(types.CellType() for _ in closure), self.new_home if at_home else old.__globals__
+        new = types.FunctionType(old.__code__, names, old.__name__, old.__defaults__, cells)
+        new.__kwdefaults__, new.__qualname__ = old.__kwdefaults__, old.__qualname__
+        new.__dict__.update(old.__dict__)
+        self.functions[id(old)] = new
+        for cell, kept in zip(cells, closure, strict=True):
+            with contextlib.suppress(ValueError):  # not filled yet
+                cell.cell_contents = self.contents(kept.cell_contents)
+        names.update({name: self.contents(value) for name, value in used.items()})
+        return new
 
     def contents(self, value: Any) -> Any:
         if isinstance(value, types.ModuleType):

@@ -1,0 +1,93 @@
+"""What a trial is made of: calls, sides that run them, and what is kept of each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle.held import Held
+from pytest_torchcompile.oracle.recorder import record
+from pytest_torchcompile.oracle.recording import Recording
+from pytest_torchcompile.oracle.state import StateSnapshot
+from pytest_torchcompile.oracle.variation import varied, vary
+
+__all__ = ["Call", "Loss", "Make", "Passed", "Side", "passes_over"]
+
+Loss = Callable[[Any, Any], Any]
+"""``loss(output, batch)``: a tensor of one element."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the model."""
+
+    index: int
+    batch: Batch
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that have names."""
+    other: int | None = None
+    """Seed of other values for the parameters; None: their own."""
+    suffix: str = ""
+
+    @property
+    def label(self) -> str:
+        """``call 2 (B=2, S=64), again``."""
+        sizes = ", ".join(f"{k}={v}" for k, v in self.sizes.items())
+        return f"call {self.index + 1}" + (f" ({sizes})" if sizes else "") + self.suffix
+
+
+def passes_over(calls: Sequence[Call], seed: int) -> Iterator[list[Call]]:
+    """The calls three times over. The first pass compiles; in the second, parameters and batches have other values, so
+    that a result which was kept is no result; the third is the first again, as CUDA graphs replay only then.
+    """
+    yield list(calls)
+    yield [replace(call, batch=varied(call.batch, seed), other=seed, suffix=", with other values") for call in calls]
+    yield [replace(call, suffix=", again") for call in calls]
+
+
+class Side:
+    """A model that runs calls, eagerly or compiled, each from the state in which it was given."""
+
+    def __init__(self, call: Callable[..., Any], module: torch.nn.Module) -> None:
+        """``call`` is the module itself or whatever runs it; ``module`` has the state."""
+        self.call, self.module = call, module
+        self._start, self._held = StateSnapshot(module), Held()
+
+    def restore(self) -> None:
+        """Go back to the first state."""
+        self._start.restore()
+
+    def run(self, call: Call, loss: Loss | None, train: bool, seed: int,
+            mode: AbstractContextManager[Any] | None = None) -> tuple[Recording, dict[str, str]]:
+        """Run a call, and say too what became of the outputs of the call before (:class:`Held`)."""
+        self.restore()
+        if call.other is not None:
+            vary(self.module, call.other)
+        found = record(self._held.holding(self.call), self.module, call.batch, loss=loss, train=train,
+                       seed=seed + call.index, mode=mode)
+        return found, self._held.after(found)
+
+
+Make = Callable[["dict[str, Any] | None"], Side]
+"""``make(settings)``: the model in its initial state, compiled with ``torch.compile(**settings)``; None: eager."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """What is kept of one call that both sides have made, next to its leaves."""
+
+    call: Call
+    raised: bool
+    """Did eager, and compiled too, raise?"""
+    graphs: int
+    """Compiled graphs that ran in it, backward included."""
+    zero: bool
+    """Are all outputs zero, NaN or infinite, compiled?"""
+    eager_zero: bool
+    gradients: int
+    """Eager gradients that are not."""

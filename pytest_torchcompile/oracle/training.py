@@ -1,0 +1,114 @@
+"""Training: k steps of forward, backward and SGD as one program, so that its rounding noise is measured as a whole.
+
+SGD, because it hands errors on as they are. Adam divides each gradient by its own size, so that a gradient of
+nothing but rounding noise becomes a full step, and correct compilers look wrong.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.losses import loss_of
+from pytest_torchcompile.oracle.paths import leaves_of
+from pytest_torchcompile.oracle.recording import Recording
+
+__all__ = ["Training", "no_loss", "rate", "renamed", "steps_of"]
+
+_STEP = 0.01
+"""How far the first step goes, relative to the size of all parameters."""
+
+
+class Training(torch.nn.Module):
+    """k training steps of a model as one call, which returns what each step computed.
+
+    Its parameters and buffers have the names that they have in the model.
+    """
+
+    def __init__(self, model: torch.nn.Module, call: Callable[..., Any] | None, loss: Any, rate: float) -> None:
+        """``call`` runs the model; None: the model itself (of a copy: its own)."""
+        super().__init__()
+        self.model, self.loss, self.rate = model, loss, rate
+        self.__dict__["call"] = call
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Those of the model."""
+        return self.model.named_parameters(*args, **kwargs)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """Those of the model."""
+        return self.model.named_buffers(*args, **kwargs)
+
+    def forward(self, **batches: Any) -> dict[str, dict[str, Any]]:
+        """Train on one batch after another."""
+        return {step: self._step(Batch.of(value)) for step, value in batches.items()}
+
+    def _step(self, batch: Batch) -> dict[str, Any]:
+        call = self.__dict__["call"]
+        output = (self.model if call is None else call)(*batch.args, **batch.kwargs)
+        found = {f"output{path}": leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+                 for path, leaf in leaves_of(output)[0]}
+        loss = loss_of(self.loss, output, batch.value)
+        if loss is not None and loss.requires_grad:
+            found["loss"] = loss.detach().clone()
+            loss.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if parameter.grad is not None:
+                    found[f"gradient of {name}"] = parameter.grad
+                    parameter.add_(parameter.grad, alpha=-self.rate)
+                    parameter.grad = None
+        return found
+
+
+def steps_of(batches: Iterable[Batch]) -> Batch:
+    """What :class:`Training` is called with: copies of the batches, the first for the first step."""
+    values: Mapping[str, Any] = {f"step {i + 1}": batch.clone().value for i, batch in enumerate(batches)}
+    return Batch.of(values)
+
+
+def rate(module: torch.nn.Module, first: Recording) -> float:
+    """A learning rate, a power of two, with which the first step moves the parameters by about a hundredth.
+
+    0 where there is nothing to move or no gradient that moves it.
+    """
+    gradients = [g for name, g in first.gradients.items() if g is not None and not name.startswith("gradient of input")]
+    moved, size = _norm(gradients), _norm(p.detach() for p in module.parameters())
+    if not (0 < moved < math.inf and size < math.inf):
+        return 0.0
+    return 2.0 ** round(math.log2(_STEP * (size or 1.0) / moved))
+
+
+def _norm(tensors: Iterable[torch.Tensor]) -> float:
+    return sum(float(t.double().square().sum()) for t in tensors if t.is_floating_point()) ** 0.5
+
+
+def no_loss(output: Any, value: Any) -> torch.Tensor:
+    """The loss of :class:`Training` itself, which has done its backward passes."""
+    return torch.zeros(())
+
+
+_STEPS = re.compile(r"output\['(step \d+)'\]\[(.+)\]$")
+
+
+def renamed(leaves: Iterable[Leaf], steps: int) -> Iterator[Leaf]:
+    """Leaves of a training in the words of the other ones: ``step 2: gradient of up.weight``."""
+    for leaf in leaves:
+        name, kind = leaf.name, leaf.kind
+        if name == "loss":
+            continue
+        if match := _STEPS.match(name):
+            step, rest = match[1], ast.literal_eval(match[2])
+            name = f"{step}: {rest}"
+            kind = "gradient" if kind == "value" and rest.startswith("gradient of ") else kind
+        elif name.endswith(" after the call"):
+            name = f"{name.removesuffix(' after the call')} after {steps} steps"
+        yield replace(leaf, name=name, kind=kind)

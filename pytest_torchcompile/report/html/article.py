@@ -28,7 +28,7 @@ def article(facts: Facts, again: str, source: str = "", before: Child = None) ->
     parts = [_checks(facts, source), tag("p", "again ", tag("code", again), class_="again"),
              graph_breaks(facts, source), compiles(facts, source), eager_frames(facts, source), numerics(facts),
              kernels(facts, source), timing(facts), _others(facts)]
-    axes = (tag("span", f"{name} ", tag("b", value)) for name, value in facts.axes.items())
+    axes = (join(tag("span", f"{name} ", tag("b", value)), " ") for name, value in facts.axes.items())
     leaks = f"Changed torch's settings, which were put back: {'; '.join(facts.leaks)}"
     return tag(
         "article",

@@ -17,8 +17,8 @@ def controls(cells: Sequence[Facts], numbers: Iterable[str], marks: Mapping[str,
     """Two lines. ``numbers``: what the map can be coloured by; ``marks``: cell to its mark against a baseline."""
     checks = dict.fromkeys(verdict.check for cell in cells for verdict in cell.verdicts)
     choices = [tag("option", "verdict", value=""),
-               tag("optgroup", *(tag("option", name) for name in checks), label="one check"),
-               tag("optgroup", *(tag("option", name) for name in numbers), label="a number")]
+               tag("optgroup", *(tag("option", name, value=f"check {name}") for name in checks), label="one check"),
+               tag("optgroup", *(tag("option", name, value=f"number {name}") for name in numbers), label="a number")]
     ramp = tag("span", tag("span", id="least"), " ",
                tag("span", *(tag("span", " ", class_=f"s step{i}") for i in range(len(STEPS))), class_="ramp"), " ",
                tag("span", id="most"), id="ramp", hidden=True)

@@ -27,7 +27,8 @@ from pytest_torchcompile.report.html.heatmap import DENSE, FAILING, HeatMap, tab
 from pytest_torchcompile.report.html.markup import Html, data, tag
 from pytest_torchcompile.report.html.measures import measured
 from pytest_torchcompile.report.html.overview import overview, whole
-from pytest_torchcompile.report.html.theme import STEPS, VERDICT_STYLES, sheet, variables
+from pytest_torchcompile.report.html.pieces import anchor
+from pytest_torchcompile.report.html.theme import VERDICT_STYLES, sheet, variables
 from pytest_torchcompile.report.merging import Merged
 
 __all__ = ["judged_facts", "page"]
@@ -84,12 +85,11 @@ def _style() -> Html:
         scheme = "dark" if dark else "light"
         return f"color-scheme:{scheme};" + ";".join(f"--{name}:{value}" for name, value in variables(dark).items())
 
-    pairs = {name: name for name in VERDICT_STYLES} | {f"step{i}": f"step{i}" for i in range(len(STEPS))}
     return Html("\n".join((
         f":root{{{theme(False)}}}",
         f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{theme(True)}}}}}",
         f":root[data-theme=dark]{{{theme(True)}}}",
-        _file("page.css"), sheet(pairs),
+        _file("page.css"), sheet(),
     )))  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def _data(heat: HeatMap, numbers: Mapping[str, Sequence[float | None]], marks: M
         "verdicts": verdicts, "letters": {name: style.letter for name, style in VERDICT_STYLES.items()},
         "failing": sorted(FAILING), "checks": checks,
         "numbers": {name: {"name": name, "values": values} for name, values in numbers.items()},
-        "cells": [{"id": c.id, "s": c.status, "d": marks.get(c.id, ""), "c": judged(c),
+        "cells": [{"id": anchor(c.id), "s": c.status, "d": marks.get(c.id, ""), "c": judged(c),
                    "v": [ranks[axis][c.axes.get(axis, "")] for axis in ranks]} for c in heat.cells],
         "groups": [[at[cell] for cell in group if cell in at] for group in groups],
     }  # fmt: skip

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any, Final, TypeAlias
 
-__all__ = ["Child", "Html", "data", "join", "tag", "text"]
+__all__ = ["Child", "Html", "data", "fit", "join", "tag", "text"]
 
 _VOID: Final = frozenset({"br", "hr", "input", "link", "meta", "rect"})
 _UNFIT: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -39,7 +39,12 @@ def text(given: object) -> Html:
     if isinstance(given, Html):
         return given
     shown = str(given)
-    return Html(shown if _PLAIN.fullmatch(shown) else escape(_UNFIT.sub("\ufffd", shown), quote=True))
+    return Html(shown if _PLAIN.fullmatch(shown) else escape(fit(shown), quote=True))
+
+
+def fit(text: str) -> str:
+    """The text with what no page can hold as U+FFFD."""
+    return _UNFIT.sub("\ufffd", text)
 
 
 def join(*children: Child) -> Html:

@@ -79,5 +79,5 @@ def timing(facts: Facts) -> Html | None:
 
 
 def _times_of(title: str, times: Iterable[tuple[str, float]]) -> Html | None:
-    shown = [tag("span", f"{name} ", tag("b", seconds(value))) for name, value in times]
+    shown = [join(tag("span", f"{name} ", tag("b", seconds(value))), " ") for name, value in times]
     return tag("p", f"{title}: ", *shown, class_="axes") if shown else None

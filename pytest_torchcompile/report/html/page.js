@@ -8,7 +8,7 @@
   const labels = squares.map((s) => s.getAttribute("aria-label"));
   const classes = squares.map((s) => s.className);
   const axes = Object.fromEntries(data.axes.map((axis, i) => [axis.name, { ...axis, i }]));
-  const state = { rows: data.rows, columns: data.columns, by: "", filters: {}, search: "", only: null };
+  const state = { rows: data.rows, columns: data.columns, by: ["", ""], filters: {}, search: "", only: null };
   document.documentElement.classList.remove("no-js");
 
   // the table: the same as grid.py and heatmap.py make
@@ -80,7 +80,7 @@
     const caption = make("caption");
     caption.textContent = [`Rows: ${side(state.rows, lines)}`,
       state.columns && `Columns: ${side(state.columns, across)}`].filter(Boolean).join(". ");
-    const table = make("table", { class: `${data.dense ? "map dense" : "map"}${data.numbers[state.by] ? " numbers" : ""}`, id: "map" }, caption, head, ...bodies);
+    const table = make("table", { class: `${data.dense ? "map dense" : "map"}${state.by[0] === "number" ? " numbers" : ""}`, id: "map" }, caption, head, ...bodies);
     $("map").replaceWith(table);
   }
 
@@ -90,7 +90,8 @@
     : Math.abs(n) >= 100 ? n.toFixed(0) : n.toFixed(Math.abs(n) >= 10 ? 1 : 2));
 
   function paint() {
-    const number = data.numbers[state.by], check = data.checks.indexOf(state.by);
+    const [kind, name] = state.by;
+    const number = kind === "number" ? data.numbers[name] : null, check = kind === "check" ? data.checks.indexOf(name) : -1;
     const values = number ? number.values.filter((n) => n !== null) : [];
     const low = Math.min(...values), high = Math.max(...values);
     const scale = (n) => (high > low ? Math.round(5 * Math.log1p(n - low) / Math.log1p(high - low)) : 0);
@@ -104,7 +105,7 @@
         const verdict = data.verdicts[data.cells[i].c[check]] ?? "";
         s.textContent = verdict ? data.letters[verdict] : "–";
         s.className = `s ${verdict || "skip"} ${data.cells[i].d}`;
-        s.setAttribute("aria-label", `${labels[i]}, ${state.by}: ${verdict || "not judged"}`);
+        s.setAttribute("aria-label", `${labels[i]}, ${name}: ${verdict || "not judged"}`);
       } else {
         s.textContent = letters[i];
         s.className = classes[i];
@@ -153,7 +154,7 @@
 
   // the open cell
 
-  const byAnchor = new Map(data.cells.map((cell, i) => [`cell:${cell.id}`, i]));
+  const byAnchor = new Map(data.cells.map((cell, i) => [cell.id, i]));
   function current() {
     let hash = location.hash.slice(1);
     try { hash = decodeURIComponent(hash); } catch { /* no escape of ours: as it is */ }
@@ -242,7 +243,11 @@
     const label = make("label", {}, document.createTextNode(axis), select);
     $("filters").append(label);
   }
-  $("by").addEventListener("change", () => { state.by = $("by").value; update(); });
+  $("by").addEventListener("change", () => { 
+    const [, kind, name] = $("by").value.match(/^(\w*) ?([^]*)$/);
+    state.by = [kind, name];
+    update();
+  });
   $("search").addEventListener("input", () => { state.search = $("search").value.trim().toLowerCase(); update(); });
   document.querySelector(".legend").addEventListener("change", () => update());
   $("all").addEventListener("click", () => { state.only = null; update(); });

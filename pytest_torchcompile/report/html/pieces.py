@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 from urllib.parse import quote
 
-from pytest_torchcompile.report.html.markup import Child, Html, tag
+from pytest_torchcompile.report.html.markup import Child, Html, fit, tag
 from pytest_torchcompile.report.html.theme import VERDICT_STYLES
 
 __all__ = ["ROWS", "anchor", "badge", "columns", "cut", "hint", "link", "more", "place", "seconds", "section"]
@@ -19,12 +19,12 @@ LETTERS: Final = 6000
 
 def anchor(cell: str) -> str:
     """The id of a cell's article."""
-    return f"cell:{cell}"
+    return fit(f"cell:{cell}")
 
 
 def link(cell: str) -> str:
     """The address of a cell's article within the page."""
-    return "#" + quote(anchor(cell), safe=":", errors="replace")
+    return "#" + quote(anchor(cell), safe=":")
 
 
 def badge(verdict: str) -> Html:
@@ -37,7 +37,7 @@ def place(file: str, line: int, source: str) -> Html:
     shown = tag("code", f"{file}:{line}" if line else file, class_="place")
     if not source or file.startswith("/") or not line:
         return shown
-    return tag("a", shown, href=source.replace("{file}", quote(file, errors="replace")).replace("{line}", str(line)))
+    return tag("a", shown, href=source.replace("{file}", quote(fit(file))).replace("{line}", str(line)))
 
 
 def seconds(value: float) -> str:

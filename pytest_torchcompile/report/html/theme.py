@@ -6,11 +6,10 @@ lose nothing. Every text has a contrast of at least 4.5 to its ground (WCAG 2.2,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["STEPS", "VERDICT_STYLES", "Pair", "VerdictStyle", "contrast", "variables"]
+__all__ = ["STEPS", "VERDICT_STYLES", "Pair", "VerdictStyle", "contrast", "sheet", "variables"]
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,11 @@ def variables(dark: bool) -> dict[str, str]:
     return found
 
 
-def sheet(selectors: Mapping[str, str]) -> str:
-    """CSS rules that give each class of `selectors` (class to colour pair) its ground and text."""
-    return "".join(f".{name}{{background:var(--{pair}-ground);color:var(--{pair}-text)}}"
-                   for name, pair in selectors.items())
+def sheet() -> str:
+    """CSS rules that give squares and badges their ground and text, by their class."""
+    names = (*VERDICT_STYLES, *(f"step{number}" for number in range(len(STEPS))))
+    return "".join(f":is(.s,.badge).{name}{{background:var(--{name}-ground);color:var(--{name}-text)}}"
+                   for name in names)
 
 
 def contrast(one: str, other: str) -> float:

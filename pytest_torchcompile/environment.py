@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ def environment() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "compiler": _compiler(),
         "cuda": torch.version.cuda,
+        "driver": _driver(),
         "devices": _devices(),
     }
 
@@ -55,6 +58,16 @@ def _compiler() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return found
     return (done.stdout or done.stderr).partition("\n")[0].strip() or found
+
+
+def _driver() -> str | None:
+    """Version of NVIDIA's kernel module, as it tells itself; None where there is none."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module.*?\s([0-9]+(?:\.[0-9]+)+)\s", text)
+    return found[1] if found else None
 
 
 def _devices() -> list[str]:

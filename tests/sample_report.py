@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchcompile.observation import worst
-from pytest_torchcompile.report.evidence import fingerprint
+from pytest_torchcompile.report.evidence import evidence
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
 
 AXES: dict[str, list[Any]] = {
@@ -93,11 +93,11 @@ def cell(axes: dict[str, Any], number: int = 0, kernels: bool = True) -> dict[st
 
 def entry(name: str, axes: dict[str, Any], checks: dict[str, Any], seen: dict[str, Any] | None) -> dict[str, Any]:
     """A cell as the report has it."""
-    return {
+    told = {
         "id": name, "axes": axes, "planned": None, "status": worst([c["verdict"] for c in checks.values()]),
         "selected": True, "checks": checks, "seconds": None if seen is None else 4.5, "observation": seen,
-        "observation_sha256": None if seen is None else fingerprint(seen),
     }  # fmt: skip
+    return {**told, "evidence_sha256": evidence(told)}
 
 
 def check(verdict: str, *problems: dict[str, Any], note: str = "") -> dict[str, Any]:

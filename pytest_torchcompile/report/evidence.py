@@ -1,18 +1,27 @@
-"""The fingerprint of an observation: one that was damaged or edited later is not judged as if it were the original."""
+"""Fingerprints of what a report holds as evidence: what was damaged or edited later is not judged as the original."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
-__all__ = ["fingerprint"]
+__all__ = ["EVIDENCE", "evidence", "fingerprint"]
+
+EVIDENCE: Final = ("axes", "planned", "seconds", "observation")
+"""The keys of a cell that verdicts are made from. (What they were found to be can be told again from these.)"""
 
 
-def fingerprint(observation: dict[str, Any]) -> str:
-    """SHA-256 of the observation as JSON with sorted keys and no spaces, non-ASCII escaped.
+def evidence(cell: Mapping[str, Any]) -> str:
+    """The fingerprint of a cell's evidence."""
+    return fingerprint({key: cell[key] for key in EVIDENCE})
+
+
+def fingerprint(value: Mapping[str, Any]) -> str:
+    """SHA-256 of a value as JSON with sorted keys and no spaces, non-ASCII escaped.
 
     Raises ValueError for NaN and infinities, which JSON does not have.
     """
-    text = json.dumps(observation, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.matrix import Matrix, PlannedCell
+from pytest_torchcompile.report.evidence import fingerprint
 from pytest_torchcompile.report.provenance import provenance
 from pytest_torchcompile.report.record import Record, now
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
@@ -136,10 +137,13 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.unlink(missing_ok=True)  # a run beside this one goes on writing to the file that it opened
             self._file = self.path.open("x", encoding="utf-8")
-            plan = {"kind": "plan", "head": self.record.head, "expected": self._expected}
-            self._file.write(json.dumps(plan) + "\n")
-        self._file.write(json.dumps(content) + "\n")
+            self._write({"kind": "plan", "head": self.record.head, "expected": self._expected})
+        self._write(content)
         self._file.flush()
+
+    def _write(self, content: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps({**content, "sha256": fingerprint(content)}) + "\n")
 
 
 def replace(path: Path, text: str) -> None:

@@ -15,7 +15,7 @@ from pytest_torchcompile.cell import AXES, Cell
 from pytest_torchcompile.checks import CHECKS, LIMITS
 from pytest_torchcompile.expansion import PlannedCell
 from pytest_torchcompile.observation import Judgement, Observation, worst
-from pytest_torchcompile.report.evidence import fingerprint
+from pytest_torchcompile.report.evidence import evidence
 from pytest_torchcompile.report.metrics import Sections
 from pytest_torchcompile.report.policy import Policy
 from pytest_torchcompile.verdicts import apply_xfail, judge
@@ -110,19 +110,18 @@ def _form(cell: Mapping[str, Any], matrix: Mapping[str, Any]) -> Iterator[str]:
             yield f"has a verdict of {extra[0]!r}, which is no check of the matrix"
     if cell["status"] != worst([check["verdict"] for check in checks.values()]):
         yield f"its status is {cell['status']}, which is not the worst of its checks"
+    if _fingerprint(cell) != cell["evidence_sha256"]:
+        yield "its evidence is not what was judged: it was damaged or edited since"
     if observation is None:
         if any(check["verdict"] not in ("crash", "not_run") for check in checks.values()):
             yield "has verdicts without an observation"
         return
     if observation["cell"] != cell["id"]:
         yield f"its observation is that of {observation['cell']}"
-    if _fingerprint(observation) != cell["observation_sha256"]:
-        yield "its observation is not the one that was judged: it was damaged or edited since"
 
-
-def _fingerprint(observation: dict[str, Any]) -> str:
+def _fingerprint(cell: Mapping[str, Any]) -> str:
     try:
-        return fingerprint(observation)
+        return evidence(cell)
     except ValueError:  # a number too large for a float
         return ""
 

@@ -83,7 +83,7 @@ def _identity(report: Report) -> dict[str, Any]:
     matrix, run = report.block["matrix"], report.block["run"] or {}
     git = run.get("git") or {}
     return {"matrix files (sha256)": matrix["sha256"], "planned cells": matrix["cells_planned"],
-            "checks": matrix["checks"], "numbers of shards": report.shard[1],
+            "matrices": matrix, "numbers of shards": report.shard[1],
             "commits": git.get("commit", "unknown"), "versions of pytest-torchcompile": run.get("plugin", "unknown")}
 
 
@@ -108,7 +108,10 @@ def _environment(reports: Sequence[Report], varying: frozenset[str]) -> tuple[di
         for where, environment in _environments(report):
             if environment and not merged:
                 merged, origin = environment, where
-            for key in dict.fromkeys([*merged, *environment]) if environment else ():
+            if environment and environment.keys() != merged.keys():
+                odd = sorted(environment.keys() ^ merged.keys())[0]
+                raise ReportError(f"mixed environments: only one of {origin} and {where} tells {odd}")
+            for key in environment:
                 ours, theirs = merged.get(key), environment.get(key)
                 if ours == theirs:
                     continue

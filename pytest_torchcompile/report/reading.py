@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError, nearest
+from pytest_torchcompile.report.evidence import fingerprint
 from pytest_torchcompile.report.record import Record
 from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, line_schemas
 from pytest_torchcompile.report.strictjson import StrictError, loads
@@ -58,8 +59,9 @@ class Report:
     @property
     def partial(self) -> str:
         """Why the report is only a part of its run; empty if it is whole."""
-        status = (self.block["run"] or {}).get("exit_status", 0)
-        if self.torn or status is None:
+        run = self.block["run"] or {"exit_status": 0, "finished": ""}
+        status = run["exit_status"]
+        if self.torn or status is None or run["finished"] is None:
             return "the run did not end by itself: it was killed, or is still going on"
         if status not in (0, 1) and not self.block["finished"]:
             return f"pytest ended with {status}: interrupted, an error of its own, or nothing selected"
@@ -166,14 +168,27 @@ def _folded(name: str, contents: Sequence[Any]) -> dict[str, Any]:
         if kind not in LINES or (kind == "plan") != (number == 1):
             raise ReportError(f"{name}:{number}: is no line of a journal")
         _hold(LINES[kind], content, f"{name}:{number}: ")
+        if content.pop("sha256") != _fingerprint(content):
+            raise ReportError(f"{name}:{number}: the line is not as it was written: it was damaged or edited since")
     record = Record(contents[0]["head"])
     record.expected = contents[0]["expected"]
-    for content in contents[1:]:
-        if content["kind"] == "verdict":
-            record.add(content)
-        else:
+    for number, content in enumerate(contents[1:], 2):
+        if record.exit_status is not None:
+            raise ReportError(f"{name}:{number}: a line after the end")
+        if content["kind"] == "end":
             record.finish(content["exit_status"], content["finished"])
+        elif content["check"] in record.verdicts.get(content["cell"], {}):
+            raise ReportError(f"{name}:{number}: {content['cell']}::{content['check']} has a verdict already")
+        else:
+            record.add(content)
     return record.block()
+
+
+def _fingerprint(content: dict[str, Any]) -> str:
+    try:
+        return fingerprint(content)
+    except ValueError:  # a number too large for a float
+        return ""
 
 
 BLOCK: Final = compiled(block_schema())

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pytest_torchcompile.observation import worst
-from pytest_torchcompile.report.evidence import fingerprint
+from pytest_torchcompile.report.evidence import evidence
 
 __all__ = ["GATES", "Record", "gates", "now"]
 
@@ -82,16 +82,15 @@ class Record:
     def _cell(self, planned: dict[str, Any]) -> dict[str, Any]:
         cell = planned["id"]
         checks = {name: {"verdict": "not_run", "problems": []} for name in self.expected.get(cell, ())}
-        observation = self.observations.get(cell)
-        return {
+        told = {
             **planned,
             "status": self.status(cell),
             "selected": cell in self.expected,
             "checks": checks | self.verdicts.get(cell, {}),
             "seconds": self.seconds.get(cell),
-            "observation": observation,
-            "observation_sha256": None if observation is None else fingerprint(observation),
+            "observation": self.observations.get(cell),
         }
+        return {**told, "evidence_sha256": evidence(told)}
 
     def _observe(self, cell: str, observation: dict[str, Any]) -> None:
         observation = dict(observation)

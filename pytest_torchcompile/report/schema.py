@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.observation import VERDICTS
 
-__all__ = ["SCHEMA_VERSION", "block_schema", "line_schemas", "report_schema"]
+__all__ = ["ENVIRONMENT_KEYS", "SCHEMA_VERSION", "block_schema", "line_schemas", "report_schema"]
 
 SCHEMA_VERSION: Final = "1.1"
 """MAJOR.MINOR: a reader takes any minor of its major and ignores keys it does not know. Earlier minors are brought up
@@ -39,13 +39,20 @@ _CHECK: Final = _object({
     "problems": _list(_PROBLEM),
     "note": _TEXT,
 }, optional=("note",))
+_ENVIRONMENT: Final = {"type": "object", "properties": {
+    "torch": _TEXT, "torch_git": {"type": ["string", "null"]}, "triton": {"type": ["string", "null"]}, "python": _TEXT,
+    "platform": _TEXT, "cpu": _TEXT, "cores": {"type": ["integer", "null"]}, "compiler": {"type": ["string", "null"]},
+    "cuda": {"type": ["string", "null"]}, "driver": {"type": ["string", "null"]}, "devices": _list(_TEXT),
+}}
+"""Of the process that ran the cells; empty where none ran."""
+ENVIRONMENT_KEYS: Final = tuple(_ENVIRONMENT["properties"])
 _OBSERVATION: Final = _object({
     "cell": _TEXT,
     "sections": _map({"type": "object"}),
     "failure": _maybe(_object({"kind": _TEXT, "message": _TEXT, "phase": _TEXT, "evidence": _TEXT})),
     "seconds": _map(_NUMBER),
     "leaks": _list(_TEXT),
-    "environment": {"type": "object"},
+    "environment": _ENVIRONMENT,
 }, optional=("environment",))
 _PLANNED: Final = _object({
     "outcome": {"enum": ["run", "skip", "xfail"]},
@@ -66,7 +73,7 @@ _CELL: Final = _object({
     "checks": _map(_CHECK),
     "seconds": {"type": ["number", "null"]},
     "observation": _maybe(_OBSERVATION),
-    "observation_sha256": {"type": ["string", "null"]},
+    "evidence_sha256": {"type": ["string", "null"]},
 })
 _MATRIX: Final = _object({
     "path": _TEXT,
@@ -90,7 +97,7 @@ def block_schema() -> dict[str, Any]:
     return _object({
         "schema_version": {"type": "string", "pattern": r"^1\.[0-9]+$"},
         "run": _maybe(_RUN),
-        "environment": {"type": "object"},
+        "environment": _ENVIRONMENT,
         "matrix": _MATRIX,
         "shard": _object({"index": {"type": "integer", "minimum": 1}, "of": {"type": "integer", "minimum": 1}}),
         "finished": {"type": "boolean"},
@@ -105,9 +112,9 @@ def line_schemas() -> dict[str, dict[str, Any]]:
                     "cells": _list(_object({"id": _TEXT}))})
     verdict = {**_CHECK["properties"], "cell": _TEXT, "check": _TEXT, "seconds": _NUMBER, "observation": _OBSERVATION}
     return {
-        "plan": _object({"head": head, "expected": _map(_list(_TEXT))}),
-        "verdict": _object(verdict, optional=("note", "seconds", "observation")),
-        "end": _object({"exit_status": {"type": "integer"}, "finished": _TEXT}),
+        "plan": _object({"head": head, "expected": _map(_list(_TEXT)), "sha256": _TEXT}),
+        "verdict": _object({**verdict, "sha256": _TEXT}, optional=("note", "seconds", "observation")),
+        "end": _object({"exit_status": {"type": "integer"}, "finished": _TEXT, "sha256": _TEXT}),
     }
 
 

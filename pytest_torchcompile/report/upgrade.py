@@ -20,7 +20,7 @@ def upgraded(block: dict[str, Any], minor: int) -> dict[str, Any]:
 
 def _from_1_0(block: dict[str, Any]) -> dict[str, Any]:
     """1.1 brought ``run``, what was planned for each cell, and fingerprints; a 1.0 report can't tell them."""
-    new = {"planned": None, "observation_sha256": None}
+    new = {"planned": None, "evidence_sha256": None}
     cells = [cell for cell in block.get("cells", ()) if isinstance(cell, dict)]
     if "run" in block or any(key in cell for cell in cells for key in new):
         raise ValueError("says that it is of schema 1.0, but has keys of a later one")

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pytest_torchcompile import __version__
 from pytest_torchcompile.report.finding import Finding, Weight, first
 from pytest_torchcompile.report.judged import BAD, JudgedCell
 from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.policy import Policy
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.record import gates
+from pytest_torchcompile.report.schema import ENVIRONMENT_KEYS
 
 __all__ = ["expected", "whole"]
 
@@ -35,8 +37,10 @@ def whole(merged: Merged, cells: Mapping[str, JudgedCell]) -> Iterator[Finding]:
         more = f" ({len(wrong)} cells contradict themselves)" if len(wrong) > 1 else ""
         yield Finding("contradiction", "unusable", f"cell {name} of {merged.origin[name]}: {texts[0]}{more}",
                       tuple(wrong), evidence="\n".join(texts[1:]), hint="use the report as the run wrote it")
-    if not merged.environment and any(cell.compiled for cell in cells.values()):
-        yield Finding("contradiction", "unusable", "the report does not tell the environment in which its cells ran")
+    untold = [key for key in ENVIRONMENT_KEYS if key not in merged.environment]
+    if untold and merged.plugin == __version__ and any(cell.compiled for cell in cells.values()):
+        text = f"the reports do not tell the environment in which their cells ran: no {first(untold)}"
+        yield Finding("contradiction", "unusable", text)
     for report in merged.reports:
         yield from _report(report)
 

@@ -125,7 +125,7 @@ def partial(content: dict[str, Any]) -> dict[str, Any]:
     block["run"] |= {"finished": None, "exit_status": None}
     block["finished"] = False
     for each in block["cells"][4:]:
-        each |= {"status": "not_run", "observation": None, "observation_sha256": None, "seconds": None,
+        each |= {"status": "not_run", "observation": None, "seconds": None,
                  "checks": {name: check("not_run") for name in each["checks"]}}
     return content
 

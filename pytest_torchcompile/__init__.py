@@ -11,7 +11,8 @@ from pytest_torchcompile.exports import on_first_use
 
 if TYPE_CHECKING:
     from pytest_torchcompile.cell import Cell
-    from pytest_torchcompile.fixtures import StateLeakWarning
+    from pytest_torchcompile.errors import CannotFallBack, CompileFailed
+    from pytest_torchcompile.fixtures import RanEagerlyWarning, StateLeakWarning
     from pytest_torchcompile.fuzz.calls import call
     from pytest_torchcompile.fuzz.drawing import shape_sequences
     from pytest_torchcompile.fuzz.shapes import compile_shapes, dim
@@ -20,16 +21,20 @@ if TYPE_CHECKING:
     from pytest_torchcompile.layer.equivalence import Comparison, assert_equivalent, compare
     from pytest_torchcompile.layer.shapes import ShapeStabilizer
     from pytest_torchcompile.layer.smoketest import CompileSmoketest, SmoketestResult
+    from pytest_torchcompile.layer.wrap import maybe_compile
     from pytest_torchcompile.matrix import Matrix, load_matrix
 
 __all__ = [
     "BucketConfig",
+    "CannotFallBack",
     "Cell",
     "Comparison",
     "CompileConfig",
+    "CompileFailed",
     "CompileSmoketest",
     "Ledger",
     "Matrix",
+    "RanEagerlyWarning",
     "ShapeStabilizer",
     "SmoketestResult",
     "StateLeakWarning",
@@ -39,6 +44,7 @@ __all__ = [
     "compile_shapes",
     "dim",
     "load_matrix",
+    "maybe_compile",
     "observe",
     "shape_sequences",
 ]
@@ -46,12 +52,15 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "BucketConfig": "layer.config",
+    "CannotFallBack": "errors",
     "Cell": "cell",
     "Comparison": "layer.equivalence",
     "CompileConfig": "layer.config",
+    "CompileFailed": "errors",
     "CompileSmoketest": "layer.smoketest",
     "Ledger": "instruments",
     "Matrix": "matrix",
+    "RanEagerlyWarning": "fixtures",
     "ShapeStabilizer": "layer.shapes",
     "SmoketestResult": "layer.smoketest",
     "StateLeakWarning": "fixtures",
@@ -61,6 +70,7 @@ _EXPORTS = {
     "compile_shapes": "fuzz.shapes",
     "dim": "fuzz.shapes",
     "load_matrix": "matrix",
+    "maybe_compile": "layer.wrap",
     "observe": "instruments",
     "shape_sequences": "fuzz.drawing",
 }

@@ -9,6 +9,8 @@
       NothingToJudge             3   nothing ran, so nothing may pass
       Unavailable                    this machine lacks what a cell needs: a skip, never a pass
       InstrumentError            1   this torch lacks an internal that an instrument reads
+      CompileFailed              1   a model does not compile, or does not pass its smoketest, and nobody may fall back
+      CannotFallBack             1   ... and to go on eagerly could give other results than eager gives
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 __all__ = [
+    "CannotFallBack",
+    "CompileFailed",
     "InstrumentError",
     "MatrixError",
     "NothingToJudge",
@@ -68,6 +72,14 @@ class Unavailable(TorchcompileError):
 
 class InstrumentError(TorchcompileError):
     """This torch lacks an internal that an instrument reads; the text names both."""
+
+
+class CompileFailed(TorchcompileError):
+    """A model does not compile, or does not pass its smoketest, and ``fail_policy`` is ``raise``."""
+
+
+class CannotFallBack(TorchcompileError):
+    """A compiled model failed where to go on eagerly could give other results than eager gives; the text says why."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

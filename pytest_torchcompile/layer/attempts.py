@@ -1,0 +1,81 @@
+"""The log of the production layer: one structured record for each attempt to compile a model."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import Any, Final
+
+from pytest_torchcompile.layer.config import CompileConfig
+
+__all__ = ["RESULTS", "Attempt", "headline"]
+
+RESULTS: Final = {
+    "compiled": (logging.INFO, "it runs compiled"),
+    "deferred": (logging.INFO, "it compiles in its first call"),
+    "nothing_compiled": (logging.WARNING, "nothing of it was compiled, so it runs eagerly"),
+    "recompile_limit": (logging.WARNING, "a function of it runs eagerly from now on where no compiled code fits"),
+    "fallback_eager": (logging.WARNING, "it runs eagerly from now on"),
+    "user_error": (logging.INFO, "it raises without torch.compile too"),
+    "raised": (logging.ERROR, "the failure is raised"),
+    "cannot_fall_back": (logging.ERROR, "the failure is raised, because to go on eagerly could give wrong results"),
+}
+"""What a record's ``result`` can be, its level, and what it means for the model."""
+
+
+class Attempt:
+    """Logs what became of one model. The record is ``torchcompile`` of a :class:`logging.LogRecord`, plain data:
+
+    ``model, backend, mode, dynamic, fullgraph, result, phase, seconds, reason, exception``, where ``exception`` is None
+    or ``{type, message, stack}``, and ``phase`` is ``build``, ``healthcheck``, ``call`` or ``backward``. The
+    exception itself is the record's ``exc_info``.
+    """
+
+    def __init__(
+        self, model: Any, config: CompileConfig, logger: logging.Logger | logging.LoggerAdapter[Any] | None
+    ) -> None:
+        self.model = getattr(model, "__name__", type(model).__name__)
+        self.config = config
+        self.logger = logger or logging.getLogger("pytest_torchcompile")
+
+    def log(
+        self, result: str, phase: str, seconds: float, error: BaseException | None = None, reason: str = ""
+    ) -> None:
+        """Write one record. ``error`` and ``reason`` say why; without a reason it is the error's first line."""
+        level, meaning = RESULTS[result]
+        reason = reason or (headline(error) if error is not None else "")
+        record = {"model": self.model, **_settings(self.config), "result": result, "phase": phase,
+                  "seconds": round(seconds, 6), "reason": reason, "exception": _plain(error)}
+        text = (f"torch.compile of {self.model} (backend {record['backend']}, mode {record['mode']}, dynamic "
+                f"{record['dynamic']}, fullgraph {record['fullgraph']}): {result} after {seconds:.1f} s; {meaning}"
+                + (f": {reason}" if reason else ""))
+        _write(self.logger, level, text, error, {"torchcompile": record})
+
+
+def headline(error: BaseException) -> str:
+    """Type and first line of an exception; two lines where the first only leads to the second."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    shown = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
+
+
+def _settings(config: CompileConfig) -> dict[str, Any]:
+    backend = config.backend
+    name = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
+    return {"backend": name, "mode": config.mode, "dynamic": config.dynamic, "fullgraph": config.fullgraph}
+
+
+def _plain(error: BaseException | None) -> dict[str, str] | None:
+    if error is None:
+        return None
+    stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {"type": type(error).__name__, "message": str(error), "stack": stack}
+
+
+def _write(logger: Any, level: int, text: str, error: BaseException | None, extra: dict[str, Any]) -> None:
+    options: Any = {}
+    if isinstance(logger, logging.LoggerAdapter):  # it puts its own extra in the place of ours
+        text, options = logger.process(text, options)
+        extra = {**(options.pop("extra", None) or {}), **extra}
+        logger = logger.logger
+    logger.log(level, "%s", text, **{"exc_info": error, **options, "extra": extra})

@@ -1,0 +1,100 @@
+"""The backward pass of a compiled graph, which AOTAutograd compiles when it is first needed, in ``.backward()``.
+
+A ``try`` around the forward pass never sees it fail. AOTAutograd keeps the backward graph; where compiling or running
+it fails, that very graph is run eagerly on the same saved tensors, which is what ``aot_eager`` does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.layer.fallback import Guard
+
+__all__ = ["guard_backward"]
+
+_DEPTH = 3
+"""Nodes between an output and the compiled function: AOTAutograd makes views and copies of what it returns."""
+
+
+def guard_backward(tensors: Iterable[Any], guard: weakref.ref[Guard]) -> None:
+    """Guard the backward pass of the compiled functions that ``tensors`` come from.
+
+    ``CompiledFunction._backward_impl(ctx, all_args)``, looked up at each backward pass, and ``_lazy_backward_info``
+    with ``bw_module`` (torch/_functorch/_aot_autograd/runtime_wrappers.py, torch 2.8 to 2.15). Where they are missing,
+    or the backend does not use AOTAutograd, torch's exception goes through ``.backward()`` as it is.
+    """
+    nodes = {t.grad_fn for t in tensors if isinstance(t, Tensor) and t.grad_fn is not None}
+    for _ in range(_DEPTH):
+        for node in nodes:
+            function = getattr(node, "_forward_cls", None)
+            if "_backward_impl" in vars(function or object) and not hasattr(function, "_guarded"):
+                _put(function, guard)
+        nodes = {after for node in nodes for after, _ in node.next_functions if after is not None}
+
+
+def _put(function: Any, guard: weakref.ref[Guard]) -> None:
+    backward = _Backward(function, guard)
+    function._guarded = backward
+    function._backward_impl = staticmethod(backward.run)
+
+
+class _Backward:
+    """The backward pass of one compiled function."""
+
+    def __init__(self, function: Any, guard: weakref.ref[Guard]) -> None:
+        self.compiled, self.info, self.guard = function._backward_impl, function._lazy_backward_info, guard
+        self.fresh = True
+        self.failed = False
+
+    def run(self, ctx: Any, args: list[Any]) -> Any:
+        """What ``_backward_impl`` does; ``args`` are taken away while compiled code runs."""
+        if self.failed:
+            return self._eagerly(args)
+        count = len(args)
+        kept = list(args) if self.fresh else None
+        try:
+            result = self.compiled(ctx, args)
+        except Exception as error:
+            failure = error
+        else:
+            self.fresh = False
+            return result
+        return self._mend(kept or (args if len(args) == count else None), failure)
+
+    def _mend(self, args: list[Any] | None, error: Exception) -> Any:
+        guard = self.guard()
+        if guard is None:
+            raise error
+        if guard.trial or guard.attempt.config.fail_policy == "raise":
+            guard.failed_backward(error)
+        if args is None or self._module is None or not self._harmless():
+            guard.refuse(error, "its compiled backward pass raised while it ran. The gradients of this step are "
+                                "incomplete: drop them, and give maybe_compile a sample batch", "backward")
+        try:
+            result = self._eagerly(args)
+        except Exception:
+            raise error from None
+        self.failed = True
+        guard.failed_backward(error)
+        return result
+
+    @property
+    def _module(self) -> Any:
+        return getattr(self.info, "bw_module", None)
+
+    def _harmless(self) -> bool:
+        """Whether it can run again after it has begun: it draws nothing and writes to nothing."""
+        targets = [n.target for n in self._module.graph.nodes if n.op == "call_function"]
+        return not any(isinstance(t, torch._ops.OpOverload) and (
+            t._schema.is_mutable or torch.Tag.nondeterministic_seeded in t.tags) for t in targets)
+
+    def _eagerly(self, args: Any) -> Any:
+        """Autocast is part of the graph already; AOTAutograd turns it off as well."""
+        with torch._C._DisableAutocast():
+            return self._module(*args)

@@ -1,0 +1,180 @@
+"""What the layer asks of Dynamo: a context whose frames run eagerly where they do not compile.
+
+``torch._dynamo.optimize`` returns a context with a ``callback``, which the frame evaluator calls for a frame
+without a fitting entry, before that frame has begun. ``suppress_errors`` makes torch's own callback answer "run it
+eagerly" when it fails; it holds for the whole process, and nobody is told. Here the callback of one context does so,
+and tells its guard.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import types
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.layer.fallback import Guard
+
+__all__ = ["Compiled", "backend_of", "context", "frame_of", "sizes_seen"]
+
+_CHAIN: Final = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
+"""Attributes that lead from a callback to the backend: torch 2.9 and later; torch 2.8."""
+
+
+def backend_of(settings: dict[str, Any]) -> Callable[..., Any] | None:
+    """The backend object that ``torch.compile(**settings)`` makes; None where torch.compile is switched off.
+
+    ``OptimizedModule.dynamo_ctx`` and its ``callback`` (torch/_dynamo/eval_frame.py, torch 2.8 to 2.15).
+    Raises what torch raises for settings that it does not take.
+    """
+    probe: Any = torch.compile(torch.nn.Identity(), **settings)
+    if not hasattr(probe, "_orig_mod"):
+        return None
+    found = _attribute(_attribute(probe, "dynamo_ctx"), "callback")
+    while (name := next((n for n in _CHAIN if hasattr(found, n)), None)) is not None:
+        found = getattr(found, name)
+    return found  # type: ignore[no-any-return]
+
+
+def context(backend: Callable[..., Any], settings: dict[str, Any], guard: Guard, compiled: Compiled) -> Any:
+    """A context as ``torch.compile`` makes one, with ``backend``; it reports to ``guard`` and notes in ``compiled``.
+
+    ``torch._dynamo.optimize(backend, nopython=, dynamic=, guard_filter_fn=)``: torch 2.8 to 2.15.
+    """
+    import torch._dynamo
+
+    options = settings.get("options") or {}
+    made: Any = torch._dynamo.optimize(backend, nopython=settings["fullgraph"], dynamic=settings["dynamic"],
+                                       guard_filter_fn=options.get("guard_filter_fn"))
+    made.callback = _careful(_attribute(made, "callback"), guard, compiled)
+    # torch 2.13 raises after a call with fullgraph=True in which no frame was compiled: when all of it has run. The
+    # guard says it instead. That breaks are errors lies in the callback, not in this flag.
+    made.fullgraph = False
+    return made
+
+
+def frame_of(part: Any) -> Callable[..., Any]:
+    """What to compile of a module whose call is to be replaced: the call with its hooks, in a frame that Dynamo takes.
+
+    Dynamo skips files of torch, so that ``nn.Sequential().compile()`` compiles nothing; ``torch.compile`` puts such
+    modules into a frame of ``torch._dynamo.external_utils.wrap_inline`` (torch 2.8 to 2.15), and so does this.
+    """
+    from torch._dynamo import external_utils, trace_rules
+
+    call: Callable[..., Any] = part._call_impl
+    return external_utils.wrap_inline(call) if trace_rules.check(part.forward) else call
+
+
+class Compiled:
+    """The entries that one context has put into Dynamo's caches during its trial."""
+
+    def __init__(self) -> None:
+        self.guards: list[Any] = []
+
+    def drop(self) -> None:
+        """Take them out again, and none of anybody else's.
+
+        ``ExtraState.invalidate(entry, guards)``, as ``CheckFunctionManager.invalidate`` does (torch/_dynamo/guards.py,
+        torch 2.8 to 2.15); without it the entries stay, and nothing uses them.
+        """
+        from torch._dynamo import guards
+
+        deleted: Any = getattr(guards, "DeletedGuardManagerWrapper", None)
+        for manager in self.guards:
+            entry = getattr(manager, "cache_entry", None)
+            state: Any = getattr(manager, "extra_state", None)
+            if entry is not None and hasattr(state, "invalidate") and deleted is not None:
+                state.invalidate(entry, deleted("its model fell back to eager"))
+        self.guards.clear()
+
+    def keep(self) -> None:
+        """They stay."""
+        self.guards.clear()
+
+
+def sizes_seen() -> Callable[[], None]:
+    """Remember which sizes Dynamo has seen, which decides what it compiles dynamically; return what puts that back.
+
+    ``torch._dynamo.pgo._CODE_STATE`` (torch 2.8 to 2.15); without it nothing is put back.
+    """
+    from torch._dynamo import pgo
+
+    before = copy.deepcopy(getattr(pgo, "_CODE_STATE", None))
+
+    def put_back() -> None:
+        if hasattr(pgo, "_CODE_STATE"):
+            pgo._CODE_STATE = before
+
+    return put_back
+
+
+def _careful(inner: Callable[..., Any], guard: Guard, compiled: Compiled) -> Callable[..., Any]:
+    """``CatchErrorsWrapper.__call__`` (torch/_dynamo/convert_frame.py), but what fails runs eagerly."""
+    from torch._dynamo import convert_frame
+    from torch._dynamo import types as dynamo_types
+
+    action: Any = dynamo_types
+    run_only = action.FrameAction.RUN_ONLY
+    clock = time.perf_counter
+
+    def call(frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+        if guard.eager or guard.pending is not None:
+            return _eagerly(dynamo_types)
+        began = clock()
+        try:
+            result = inner(frame, cache_entry, frame_state)
+        except Exception as error:
+            if _asked_for(error):
+                raise
+            guard.failed(error)
+            return _eagerly(dynamo_types)
+        finally:
+            guard.seconds += clock() - began
+        if result.guarded_code is not None:
+            if guard.trial:
+                compiled.guards.append(result.guarded_code.guard_manager)
+        elif result.frame_exec_strategy.cur_action == run_only:
+            guard.limit(_limit(frame.f_code))
+        return result
+
+    # Torch walks the stack and steps over frames of convert_frame.py by file name (`prev_frame` in
+    # ConvertFrameAssert.__call__); this one has to be stepped over too.
+    code = call.__code__.replace(co_filename=convert_frame.__file__)
+    function = types.FunctionType(code, call.__globals__, call.__name__, None, call.__closure__)
+    for name in _CHAIN:
+        if hasattr(inner, name):  # as if it were torch's own: stances follow the chain by its length
+            setattr(function, name, getattr(inner, name))
+    return function
+
+
+def _eagerly(dynamo_types: Any) -> Any:
+    """This frame runs eagerly; the next one with its code is asked for again (torch/_dynamo/types.py)."""
+    default = dynamo_types.FrameAction.DEFAULT
+    strategy = dynamo_types.FrameExecStrategy(default, default)
+    return dynamo_types.ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
+
+
+def _asked_for(error: Exception) -> bool:
+    """Did the program ask torch to raise this (``error_on_recompile``, ``fail_on_recompile_limit_hit``)?"""
+    from torch._dynamo import config, exc
+
+    return isinstance(error, exc.RecompileError) or (
+        isinstance(error, exc.FailOnRecompileLimitHit) and config.fail_on_recompile_limit_hit)
+
+
+def _limit(code: types.CodeType) -> str:
+    from torch._dynamo import config
+
+    return (f"{code.co_name} ({code.co_filename}:{code.co_firstlineno}) hit the recompile limit of "
+            f"{config.recompile_limit}; pytest_torchcompile.observe() tells what recompiles it")
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    if not hasattr(owner, name):
+        raise InstrumentError(f"torch {torch.__version__} has no {type(owner).__name__}.{name}, which lets a model "
+                              "fall back to eager; please report it with this version")
+    return getattr(owner, name)

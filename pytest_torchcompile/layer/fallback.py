@@ -1,0 +1,235 @@
+"""Guard: what happens when a compiled model fails after it was handed out.
+
+Nothing is ever run twice on state that the first run may have changed. A frame that does not compile has not begun, so
+Dynamo is told to run that very frame eagerly (:mod:`.dynamo`); a compiled graph that raises is replaced by the same
+graph run eagerly if what it writes to is known to be as before (:mod:`.graphs`), and a backward pass by the same
+backward graph (:mod:`.backward`). When the call has ended well, the model runs eagerly for good, with one log record.
+When it ends with an exception after all, that exception is the user's: eager raises it, so it goes through, and
+nothing failed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_torchcompile.errors import CannotFallBack, CompileFailed
+from pytest_torchcompile.layer.attempts import Attempt, headline
+from pytest_torchcompile.layer.checkpointing import Outstanding, saving
+
+__all__ = ["Guard", "executions", "guarded", "ran"]
+
+_executions = [0]
+
+
+def ran() -> None:
+    """One more compiled graph runs in this process."""
+    _executions[0] += 1
+
+
+def executions() -> int:
+    """How many compiled graphs of guarded models have begun to run in this process."""
+    return _executions[0]
+
+
+def _nothing() -> None:
+    """Nothing to undo."""
+
+
+class Pending(NamedTuple):
+    """A failure whose call has not ended yet."""
+
+    error: BaseException
+    phase: str
+    thread: int
+
+
+class Guard:
+    """What is known of one compiled model; what it must decide when something fails."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        self.undo: Callable[[], object] = _nothing
+        """Takes back what was put into the model's parts."""
+        self.eager = False
+        """It runs eagerly for good."""
+        self.trial = False
+        """Failures are raised as torch raises them: somebody looks at them."""
+        self.watchful = True
+        """It is not known yet whether anything is compiled."""
+        self.pending: Pending | None = None
+        """Why a part of the call in progress runs eagerly."""
+        self.failure: BaseException | None = None
+        """The last failure while :attr:`trial` was set."""
+        self.postponed = False
+        """It runs eagerly for good as soon as nothing compiled is left to be recomputed."""
+        self.seconds = 0.0
+        """Spent compiling since the last log record."""
+        self.outstanding = Outstanding()
+        self.limits: dict[str, None] = {}
+        """Functions that hit the recompile limit, and have not been logged."""
+        self._known_limits: set[str] = set()
+        self._lock = threading.Lock()
+
+    # something failed
+
+    def failed(self, error: BaseException, phase: str = "call", running: int = 0) -> None:
+        """A part of the model failed, and can be run eagerly in the state that it found.
+
+        ``running``: 1 if it is a compiled graph that has begun to run. Raises the error where that is asked for, and
+        :class:`CannotFallBack` where eager must not take over in the middle.
+        """
+        if self.trial:
+            self.failure = error
+            raise error
+        if why := self.outstanding.forbids(executions() - running):
+            self.refuse(error, f"{why}. Compile inside of the checkpointed function instead of around it, or give "
+                               "maybe_compile a sample batch, so that failures are found before training", phase)
+        if self.pending is None:
+            self.pending = Pending(error, phase, threading.get_ident())
+
+    def refuse(self, error: BaseException, why: str, phase: str = "call") -> None:
+        """Raise :class:`CannotFallBack`."""
+        self._log("cannot_fall_back", phase, error, f"{headline(error)}; {why}")
+        raise CannotFallBack(f"{self.attempt.model}, compiled, failed ({headline(error)}), and to go on eagerly could "
+                             f"give other results than eager gives: {why}.") from error
+
+    def failed_backward(self, error: BaseException) -> None:
+        """A compiled backward pass failed, and its graph is run eagerly instead: that is the end of compiled code."""
+        if self.trial:
+            self.failure = error
+            raise error
+        if self.outstanding.count and self.attempt.config.fail_policy != "raise":
+            self._log("fallback_eager", "backward", error, f"{headline(error)}; its forward pass runs eagerly from the "
+                      "first call on in which none is left to be recomputed by activation checkpointing")
+            self.postponed = self.watchful = True
+        else:
+            self._end(Pending(error, "backward", threading.get_ident()))
+
+    def limit(self, function: str) -> None:
+        """A function hit the recompile limit."""
+        with self._lock:
+            if function not in self._known_limits:
+                self._known_limits.add(function)
+                self.limits[function] = None
+
+    def drop(self) -> None:
+        """The parts of the model are as they were, and run eagerly."""
+        self.eager = True
+        self.undo()
+
+    # a call ends
+
+    def settle(self) -> None:
+        """A call ended without an exception: what failed in it was the compiler's fault."""
+        for function in [*self.limits]:
+            if self.limits.pop(function, True) is None:
+                self._log("recompile_limit", "call", None, function)
+        if (pending := self._own()) is not None:
+            self._end(pending)
+
+    def dismiss(self) -> None:
+        """A call ended with an exception, in parts that ran eagerly too: it is the user's."""
+        self._own()
+
+    def _own(self) -> Pending | None:
+        """What is pending in this thread, which is then over."""
+        pending = self.pending
+        if pending is None or pending.thread != threading.get_ident():
+            return None
+        self.pending = None
+        return pending
+
+    def _end(self, pending: Pending) -> None:
+        error = pending.error
+        if self.attempt.config.fail_policy == "raise":
+            self._log("raised", pending.phase, error)
+            raise CompileFailed(f"{self.attempt.model} does not run compiled: {headline(error)}") from error
+        with self._lock:
+            if self.eager:
+                return
+            self.eager = True
+        self.undo()
+        self._log("fallback_eager", pending.phase, error)
+
+    def call_slowly(
+        self, compiled: Callable[..., Any], eager: Callable[..., Any], part: bool, args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """A call that may be the first, or that activation checkpointing may run again."""
+        if self.postponed and not self.outstanding.count:
+            self.drop()
+            return eager(*args, **kwargs)
+        before = executions()
+        with self.outstanding.call(args, kwargs, before):
+            try:
+                result = compiled(*args, **kwargs)
+            except BaseException:
+                self.dismiss()
+                raise
+        if self.pending is not None or self.limits:
+            self.settle()
+        if self.watchful and not (part or self.trial or self.eager or self.postponed):
+            self._first_call(executions() > before)
+        return result
+
+    def _first_call(self, compiled: bool) -> None:
+        from pytest_torchcompile.instruments.state import stance
+
+        if compiled:
+            self.watchful = False
+            self._log("compiled", "call")
+        elif stance() == "default":
+            self.watchful = False
+            self._log("nothing_compiled", "call", None, "no compiled graph ran in its first call")
+
+    def _log(self, result: str, phase: str, error: BaseException | None = None, reason: str = "") -> None:
+        seconds, self.seconds = self.seconds, 0.0
+        self.attempt.log(result, phase, seconds, error, reason)
+
+
+def guarded(
+    guard: Guard, compiled: Callable[..., Any], eager: Callable[..., Any], part: bool = False
+) -> Callable[..., Any]:
+    """Return what calls ``compiled`` under a guard, and ``eager`` when that has failed or while torch traces.
+
+    ``part``: whether anything was compiled is asked of the whole model's call.
+    """
+    is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+    outstanding = guard.outstanding
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if guard.eager or is_compiling():
+            return eager(*args, **kwargs)
+        if guard.watchful or outstanding.count or saving(True) is not None or not is_grad_enabled():
+            return guard.call_slowly(compiled, eager, part, args, kwargs)
+        try:
+            result = compiled(*args, **kwargs)
+        except BaseException:
+            guard.dismiss()
+            raise
+        if guard.pending is not None or guard.limits:
+            guard.settle()
+        return result
+
+    CODES.add(call.__code__)
+    return call
+
+
+CODES: set[Any] = set()
+"""Code of the function above: a frame of it on the stack holds the guard of the model that is being called."""
+
+
+def of_this_call() -> Guard | None:
+    """The guard of the model whose call this thread is in."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in CODES:
+            return frame.f_locals["guard"]  # type: ignore[no-any-return]
+        frame = frame.f_back
+    return None

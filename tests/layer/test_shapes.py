@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import namedtuple
+from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pytest_torchcompile import BucketConfig, ShapeStabilizer, observe
 
@@ -65,7 +68,9 @@ def test_a_batch_that_fits_is_not_copied():
     (ids(9), "input_ids has length 9, longer than the largest bucket, 8; cut it, or add a bucket"),
     ({"input_ids": ids(), "labels": ids(9)}, "labels has length 9, longer than the largest bucket, 8"),
     (torch.ones(3), "input_ids has the shape (3,); expected (batch, length)"),
-    ({"input_ids": ids(), "attention_mask": torch.ones(2, 1, 3, 3)}, "attention_mask has the shape (2, 1, 3, 3); "),
+    ({"input_ids": ids(), "labels": torch.ones(2, 3, 3)}, "labels has the shape (2, 3, 3); expected (batch, length)"),
+    ({"input_ids": ids(), "mask": torch.ones(2, 1, 3, 9)}, "mask (its keys) has length 9, longer than the largest"),
+    ({"input_ids": ids(), "mask": torch.ones(2, 1, 9, 3)}, "mask (its queries) has length 9, longer than the largest"),
     (torch.ones(2, 3), "input_ids is torch.float32; expected whole numbers"),
     ({"input_ids": ids(), "labels": ids(dtype=torch.uint8)}, "labels is torch.uint8, which cannot hold -100"),
     ({"input_ids": ids(), "labels": ids(dtype=torch.bool)}, "labels is torch.bool, which cannot hold -100"),
@@ -137,3 +142,176 @@ def test_what_is_marked():
     assert marked == [True, False, True, False]
     with pytest.raises(ValueError, match="no tensor of the batch has a dimension 2"):
         EIGHT.mark_dynamic_dims(batch, dim=2)
+
+
+# masks of more than two dimensions, other values, the other side
+
+
+def test_attention_masks():
+    """Added keys are hidden, added queries see the real keys; one query is broadcast and stays one."""
+    causal = torch.ones(2, 1, 3, 3, dtype=torch.bool).tril()
+    padded = EIGHT.bucket_batch({"ids": ids(), "attn_mask": causal})["attn_mask"]
+    assert padded.shape == (2, 1, 4, 4)
+    assert padded[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
+    added = EIGHT.bucket_batch({"ids": ids(), "attn_mask": torch.zeros(2, 3, 3)})["attn_mask"]
+    low = torch.finfo(torch.float32).min
+    assert added[0].tolist() == [[0, 0, 0, low]] * 4
+    weights = EIGHT.bucket_batch({"ids": ids(), "attn_mask": torch.ones(2, 3, 3)})["attn_mask"]
+    assert weights[0].tolist() == [[1, 1, 1, 0]] * 4
+    broadcast = EIGHT.bucket_batch({"ids": ids(), "attn_mask": torch.ones(2, 1, 1, 3)})["attn_mask"]
+    assert broadcast.shape == (2, 1, 1, 4)
+    cross = EIGHT.bucket_batch({"ids": ids(), "attn_mask": torch.ones(2, 1, 6, 3)})["attn_mask"]
+    assert cross.shape == (2, 1, 8, 4)
+
+
+@pytest.mark.parametrize("kind", ["bool", "added"])
+def test_a_padded_mask_changes_nothing(kind):
+    """Attention under a padded mask gives the real tokens what they had, and nothing that is not finite."""
+    causal = torch.ones(2, 1, 3, 3, dtype=torch.bool).tril()
+    mask = causal if kind == "bool" else torch.zeros(2, 1, 3, 3).masked_fill(~causal, float("-inf"))
+    x = torch.randn(2, 1, 3, 5)
+    batch = {"ids": ids(), "mask": mask, "x": x.transpose(1, 2)}
+    for side in ("left", "right"):
+        stabilizer = ShapeStabilizer((4, 8), side=side, pad_values={"x": 7.0})
+        padded = stabilizer.bucket_batch(batch)
+        wide = padded["x"].transpose(1, 2)
+        out = torch.nn.functional.scaled_dot_product_attention(wide, wide, wide, padded["mask"])
+        assert out.isfinite().all()
+        expected = torch.nn.functional.scaled_dot_product_attention(x, x, x, mask)
+        torch.testing.assert_close(stabilizer.unpad(out.transpose(1, 2), 3).transpose(1, 2), expected)
+
+
+def test_values_of_ones_own():
+    """pad_values come before what a name says, take tensors of any dtype and of more dimensions, None leaves alone."""
+    stabilizer = ShapeStabilizer((4,), pad_values={"embeds": -1.5, "labels": 0, "token_type_ids": None, "extra": 2})
+    padded = stabilizer.bucket_batch({"ids": ids(), "embeds": torch.ones(2, 3, 5), "labels": ids(),
+                                      "token_type_ids": ids(), "extra": ids()})
+    assert padded["embeds"].shape == (2, 4, 5)
+    assert (padded["embeds"][0, 3] == -1.5).all()
+    assert [padded[name].shape[1] for name in ("labels", "token_type_ids", "extra")] == [4, 3, 4]
+    assert (padded["labels"][0, 3], padded["extra"][0, 3]) == (0, 2)
+    with pytest.raises(ValueError, match=re.escape("ids is torch.int64, which cannot hold 0.5, the value")):
+        ShapeStabilizer((4,), pad_values={"ids": 0.5}).bucket_batch({"ids": ids()})
+    with pytest.raises(ValueError, match=re.escape("extra has the shape (2,); expected (batch, length, ...)")):
+        stabilizer.bucket_batch({"ids": ids(), "extra": torch.ones(2)})
+
+
+def test_the_left_side():
+    """Generation wants the last token last."""
+    stabilizer = ShapeStabilizer(BucketConfig((4,), pad_token_id=9), side="left")
+    padded = stabilizer.bucket_batch({"ids": ids(), "mask": ids()})
+    assert (padded["ids"][0].tolist(), padded["mask"][0].tolist()) == ([9, 1, 1, 1], [0, 1, 1, 1])
+    assert stabilizer.unpad(torch.arange(8).view(2, 4), 3).tolist() == [[1, 2, 3], [5, 6, 7]]
+    with pytest.raises(ValueError, match="side='both': expected 'right' or 'left'"):
+        ShapeStabilizer((4,), side="both")
+
+
+def test_batches_inside_of_batches():
+    """Dicts go by their own keys, tensors in a tuple by the name of the tuple."""
+    padded = EIGHT.bucket_batch({"text": {"input_ids": ids(), "n": 1}, "labels": (ids(), [ids(5)]), "image": ids()})
+    assert padded["text"]["input_ids"].shape == (2, 4)
+    assert (padded["labels"][0].shape, padded["labels"][1][0].shape) == ((2, 4), (2, 8))
+    assert padded["labels"][1][0][0, 7] == -100
+    assert padded["image"].shape == (2, 3)
+
+
+# and back
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    pooled: torch.Tensor
+    loss: float = 0.0
+
+
+def test_unpad_cuts_an_output():
+    """Every tensor of the bucket's size in that dimension, in any structure; the rest stays."""
+    made = EIGHT.unpad({"a": Output(torch.ones(2, 4, 7), torch.ones(2, 9), 1.0), "b": [torch.ones(2, 4)]}, ids())
+    assert (made["a"].logits.shape, made["a"].pooled.shape, made["a"].loss) == ((2, 3, 7), (2, 9), 1.0)
+    assert made["b"][0].shape == (2, 3)
+    assert EIGHT.unpad(torch.ones(4, 7, 2), 3, dim=0).shape == (3, 7, 2)
+    assert EIGHT.unpad(torch.ones(2, 7, 4), {"x": 1, "text": {"input_ids": ids()}}, dim=-1).shape == (2, 7, 3)
+    whole = torch.ones(2, 4, 7)
+    assert EIGHT.unpad(whole, 4) is whole
+
+
+@pytest.mark.parametrize(("value", "batch", "text"), [
+    (torch.ones(2, 7), 3, "no tensor has the bucket's size, 4, in dimension 1 (shapes: (2, 7))"),
+    ({}, 3, "no tensor has the bucket's size, 4, in dimension 1 (shapes: there are none)"),
+    (torch.ones(2, 7), 9, "the batch has length 9, longer than the largest bucket, 8"),
+    (torch.ones(2, 7), {"x": ids()}, "no token ids"),
+    (torch.ones(2, 7), torch.ones(2), "the batch has no token ids, so its length is not known"),
+])  # fmt: skip
+def test_what_cannot_be_unpadded(value, batch, text):
+    """Nothing is returned uncut in silence."""
+    with pytest.raises(ValueError, match=re.escape(text)):
+        EIGHT.unpad(value, batch)
+
+
+NAMED = ["input_ids", "decoder_input_ids", "attention_mask", "cross_mask", "labels", "token_type_ids", "weights", "n"]
+Pair = namedtuple("Pair", "input_ids labels")
+
+
+@st.composite
+def tensors(draw, name):
+    """A tensor as one finds it under a name."""
+    rows, length = draw(st.integers(1, 3)), draw(st.integers(0, 20))
+    shape = (rows, length)
+    dtype = draw(st.sampled_from([torch.int64, torch.int32]))
+    if name.endswith("mask"):
+        dtype = draw(st.sampled_from([torch.bool, torch.int64, torch.float32, torch.bfloat16]))
+        shape = draw(st.sampled_from([(rows, length), (rows, 1, 1, length), (rows, 1, length, length),
+                                      (rows, 2, draw(st.integers(0, 20)), length)]))
+    if name == "labels" and draw(st.booleans()):
+        shape = (rows,)
+    if name == "weights":
+        shape, dtype = draw(st.lists(st.integers(0, 20), max_size=4)), torch.float32
+    return torch.randint(0, 2 if name.endswith("mask") else 50, tuple(shape)).to(dtype)
+
+
+@st.composite
+def batches(draw, depth=1):
+    """A batch of any form that has token ids."""
+    names = ["input_ids", *draw(st.lists(st.sampled_from(NAMED[1:]), unique=True))]
+    held = {name: draw(tensors(name)) if name != "n" else draw(st.integers()) for name in names}
+    form = draw(st.sampled_from(["dict", "tensor", "tuple", "list", "named", "nested"]))
+    if form == "tensor":
+        return held["input_ids"]
+    if form in ("tuple", "list"):
+        mask = torch.ones_like(held["input_ids"], dtype=torch.bool)
+        return (held["input_ids"], mask) if form == "tuple" else [held["input_ids"], mask]
+    if form == "named":
+        return Pair(held["input_ids"], draw(tensors("labels")))
+    if form == "nested" and depth:
+        return {"inner": draw(batches(depth - 1)), **held}
+    return held
+
+
+def equal(one, other):
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(equal(one[k], other[k]) for k in one)
+    if isinstance(one, (tuple, list)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+@settings(deadline=None)
+@given(batch=batches(), sizes=st.sets(st.integers(1, 40), min_size=1), side=st.sampled_from(["left", "right"]),
+       value=st.integers(0, 9))
+def test_unpad_undoes_pad(batch, sizes, side, value):
+    """unpad(bucket_batch(x), x) is x, bit by bit, for every form of batch, every list of buckets and both sides."""
+    stabilizer = ShapeStabilizer(BucketConfig(sorted({*sizes, 40}), value), side=side, pad_values={"weights": None})
+    padded = stabilizer.bucket_batch(batch)
+    assert equal(stabilizer.unpad(padded, batch), batch)
+
+
+def test_bounds_of_a_dynamic_dimension():
+    """min and max are handed to torch, and a size outside of them is refused at once."""
+    marked = EIGHT.mark_dynamic_dims({"ids": ids(5)}, min=2, max=64)["ids"]
+    assert (marked._dynamo_dynamic_range != set(), hasattr(marked, "_dynamo_dynamic_indices")) == (True, True)
+    with pytest.raises(ValueError, match=re.escape("(2, 65) has 65 in dimension 1, which is outside of min=2, max=64")):
+        EIGHT.mark_dynamic_dims(ids(65), min=2, max=64)
+    assert runs(EIGHT.mark_dynamic_dims(ids(length), min=2, max=64) for length in (5, 6, 64)) == (1, 0)

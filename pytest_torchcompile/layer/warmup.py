@@ -1,0 +1,163 @@
+"""Warm-up: run a compiled model for every bucket, so that no request waits for a compiler, and tell what was made."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.instruments import Ledger, observe
+from pytest_torchcompile.layer.behind import whole
+from pytest_torchcompile.layer.preserve import preserved
+
+__all__ = ["Warmed", "Warmup", "free_size", "warm_up"]
+
+PASSES: Final = 3
+"""Over all shapes: the first compiles, in the second CUDA graphs are recorded, the last must find all done."""
+_LOG: Final = logging.getLogger("pytest_torchcompile")
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """One shape of a warm-up."""
+
+    length: int
+    """The bucket."""
+    batch_size: int | None
+    """What make_batch was told; None: it was not asked for."""
+    seconds: float
+    """Wall seconds of the first call."""
+    compiled: tuple[str, ...]
+    """What was compiled for it, like ``Net.forward (net.py:12)``; empty where an earlier shape's code serves."""
+    graphs: int
+    """Compiled graphs that ran in its last call."""
+
+    def __str__(self) -> str:
+        shape = f"length {self.length}" + ("" if self.batch_size is None else f", batch size {self.batch_size}")
+        if self.compiled:
+            return f"{shape}: compiled {', '.join(self.compiled)} in {self.seconds:.1f} s"
+        return f"{shape}: " + ("served by what is compiled already" if self.graphs else "nothing ran compiled")
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """What a warm-up did."""
+
+    shapes: tuple[Warmed, ...]
+    late: tuple[str, ...] = ()
+    """What was still compiled in the last pass: requests of these very shapes will wait for a compiler."""
+    notes: tuple[str, ...] = ()
+    """Sizes that torch may take for one."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether compiled code serves every shape, and nothing is left to compile."""
+        return all(shape.graphs for shape in self.shapes) and not self.late
+
+    def __str__(self) -> str:
+        lines = [*map(str, self.shapes), *(f"compiled again in the last pass: {late}" for late in self.late)]
+        return "\n".join([*lines, *self.notes])
+
+
+def warm_up(
+    model: Callable[..., Any], make_batch: Callable[..., Any], buckets: tuple[int, ...], pad: Callable[[Any], Any],
+    batch_sizes: tuple[int, ...] = (),
+) -> Warmup:  # fmt: skip
+    """Run ``model`` on a batch of each bucket, and of each batch size, three times over.
+
+    Args:
+        model: What torch.compile or maybe_compile returned.
+        make_batch: ``make_batch(S=length)`` where it has a parameter ``S``, else ``make_batch(length)``; a
+            parameter ``B`` is given the batch size. It is not called with a length of 0 or 1.
+        buckets: The lengths.
+        pad: Applied to each batch.
+        batch_sizes: Those that will come, for a ``make_batch`` that takes ``B``. Empty: one that is no 0 or 1 (torch
+            compiles for these alone) and equals no other dimension of any batch: sizes that are equal when torch
+            compiles are one and the same to it (duck shapes), and it compiles again when they differ.
+
+    Raises what the model raises, and ValueError for batch sizes that ``make_batch`` does not take.
+    """
+    maker = _Maker(make_batch)
+    if batch_sizes and not maker.sized:
+        raise ValueError("batch_sizes are given, and make_batch takes no B")
+    lengths = [length for length in buckets if length > 1] or list(buckets)
+    sizes: tuple[int | None, ...] = batch_sizes or ((free_size(maker, lengths, pad),) if maker.sized else (None,))
+    wanted = [(length, size) for size in sizes for length in lengths]
+    batches = [Batch.of(pad(maker(length, size))) for length, size in wanted]
+    notes = tuple(dict.fromkeys(note for each, batch in zip(wanted, batches, strict=True)
+                                for note in _collisions(each[0], batch)))
+    first: list[tuple[float, tuple[str, ...]]] = []
+    with preserved(whole(model)):
+        for number in range(PASSES):
+            runs = [_run(model, batch) for batch in batches]
+            if not number:
+                first = [(seconds, _compiled(seen)) for seconds, seen in runs]
+    found = Warmup(
+        tuple(Warmed(*each, *mine, sum(graph.runs for graph in seen.graphs))
+              for each, mine, (_, seen) in zip(wanted, first, runs, strict=True)),
+        tuple(dict.fromkeys(name for _, seen in runs for name in _compiled(seen))), notes,
+    )  # fmt: skip
+    for line in str(found).splitlines():
+        _LOG.log(logging.INFO if found.ok else logging.WARNING, "warm-up: %s", line)
+    return found
+
+
+def free_size(maker: Callable[[int, int], Any], lengths: list[int], pad: Callable[[Any], Any]) -> int:
+    """The least batch size from 2 on that equals no other dimension of any tensor of the padded batches.
+
+    Raises :class:`ValueError` if there is none up to 64.
+    """
+    for size in range(2, 65):
+        if not any(size in _others(Batch.of(pad(maker(length, size))), size) for length in lengths):
+            return size
+    raise ValueError("no batch size from 2 to 64 differs from every other dimension of the batches; pass batch_sizes")
+
+
+class _Maker:
+    """``make_batch`` by one signature."""
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self._make = make
+        try:
+            names = set(inspect.signature(make).parameters)
+        except (TypeError, ValueError):  # written in C
+            names = set()
+        self.sized, self._named = "B" in names, "S" in names
+
+    def __call__(self, length: int, size: int | None) -> Any:
+        sizes = {"B": size} if self.sized else {}
+        return self._make(S=length, **sizes) if self._named else self._make(length, **sizes)
+
+
+def _others(batch: Batch, size: int) -> set[int]:
+    """Sizes of all dimensions but the first, and of the first where it is no batch dimension."""
+    return {n for tensor in batch.tensors() for n in tensor.shape[0 if tensor.ndim and tensor.shape[0] != size else 1:]}
+
+
+def _collisions(length: int, batch: Batch) -> Iterator[str]:
+    for tensor in batch.tensors():
+        if tensor.ndim > 1 and tensor.shape[0] == tensor.shape[1] == length:
+            yield (f"a tensor of the shape {tuple(tensor.shape)} has equal sizes: torch may take them for one, and "
+                   "compile again when they differ; warm up with another batch size")
+
+
+def _run(model: Callable[..., Any], batch: Batch) -> tuple[float, Ledger]:
+    private = batch.clone()
+    if any(tensor.is_cuda for tensor in private.tensors()):
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+    with observe() as seen:
+        start = time.perf_counter()
+        model(*private.args, **private.kwargs)
+        if any(tensor.is_cuda for tensor in private.tensors()):
+            torch.cuda.synchronize()
+        return time.perf_counter() - start, seen
+
+
+def _compiled(seen: Ledger) -> tuple[str, ...]:
+    return tuple(f"{found.function} ({found.file.rpartition('/')[2]}:{found.line})" for found in seen.compiles)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pytest_torchcompile.layer.shapes import ShapeStabilizer
 
-__all__ = ["GraphBreaks", "RecompileCounter", "ShapeBuckets", "judge"]
+__all__ = ["GraphBreaks", "RecompileCounter", "ShapeBuckets", "judge", "never_ran", "ran_eagerly"]
 
 
 class RecompileCounter:
@@ -25,20 +25,24 @@ class RecompileCounter:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self.trusted = False
+        """Whether the test read a number that means nothing if nothing ran compiled, and did not look if it did."""
 
     @property
     def count(self) -> int:
         """Number of recompiles: compiles because the guards of an earlier one failed."""
-        return len(self._ledger.recompiles)
+        return len(self.recompiles)
 
     @property
     def recompiles(self) -> list[Compile]:
         """The recompiles, in order of time."""
+        self.trusted = True
         return list(self._ledger.recompiles)
 
     @property
     def compiles(self) -> list[Compile]:
         """All compiles, in order of time: first ones, recompiles, resume functions, backwards."""
+        self.trusted = False
         return list(self._ledger.compiles)
 
     def explain(self, allowed: int | None = None) -> str:
@@ -130,7 +134,7 @@ def judge(limits: Limits, ledger: Ledger, must_run: bool) -> list[str]:
 
     Frames that ran eagerly without the user's wish (recompile limit, suppressed error, stance, compiler off) fail
     any limit unless ``eager_frames`` allows them, for they make the other numbers smaller than the truth. With
-    ``must_run`` a test in which no compiled graph ran fails as well.
+    ``must_run`` a test in which no compiled graph ran fails as well, unless it may run eagerly.
     """
     problems = []
     if limits.recompiles is not None and len(ledger.recompiles) > limits.recompiles:
@@ -142,9 +146,34 @@ def judge(limits: Limits, ledger: Ledger, must_run: bool) -> list[str]:
     elif len(ledger.eager_frames) > limits.eager_frames:
         title, *lines = explain.eager_frames(ledger.eager_frames).splitlines()
         problems.append("\n".join([f"{title}, {limits.eager_frames or 'none'} allowed", *lines]))
-    if not problems and must_run and not _runs(ledger):
+    allowed = limits.eager_frames and ledger.eager_frames  # whoever allows them may mean all of the test
+    if not problems and must_run and not allowed and not _runs(ledger):
         problems.append("nothing to judge: no compiled graph ran in this test" + _eagerly(ledger))
     return problems + _lost(ledger)
+
+
+def never_ran(ledger: Ledger) -> str:
+    """Why a test that asked for a compiled model proves nothing about it; empty where it may.
+
+    A call that raised is what a test may be about.
+    """
+    if _runs(ledger) or ledger.raised or ledger.failures:
+        return ""
+    if ledger.eager_frames:
+        return "compiled_model was called, but nothing of it ran compiled: no graph ran in this test" + _eagerly(ledger)
+    return ("compiled_model was never called, so this test says nothing about it; call it, or take the fixture "
+            "`model` instead")
+
+
+def ran_eagerly(ledger: Ledger, counter: RecompileCounter | None) -> str:
+    """What makes a test say less than it seems to, without being wrong: a text, or an empty one."""
+    if silent := [frame for frame in ledger.eager_frames if frame.kind in SILENT]:
+        text = explain.eager_frames(silent)
+        return _titled(f"{text.splitlines()[0]} though meant to be compiled, and torch did not raise "
+                       f"(compile_limits(eager_frames={len(ledger.eager_frames)}) allows it)", text)
+    if counter and counter.trusted and not (_runs(ledger) or ledger.raised or ledger.failures or ledger.graph_breaks):
+        return "recompile_counter was asked, but no compiled graph ran in this test: its 0 proves nothing"
+    return ""
 
 
 class _Expectation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import warnings
 from collections.abc import Generator, Iterator
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.instruments import Ledger
     from pytest_torchcompile.markers import Combination, Limits
 
-__all__ = ["StateLeakWarning"]
+__all__ = ["RanEagerlyWarning", "StateLeakWarning"]
 
 _NAMES = ("compile_modes", "compile_limits", "shape_buckets")
 _USERS = {"compile_modes": "compile_config", "shape_buckets": "shape_buckets"}
@@ -38,6 +39,10 @@ Add one, for example to conftest.py:
 
 class StateLeakWarning(UserWarning):
     """A test left a setting of torch changed; it was put back."""
+
+
+class RanEagerlyWarning(UserWarning):
+    """A test that passed ran eagerly what it meant to run compiled, without a word of torch's."""
 
 
 @pytest.fixture
@@ -69,11 +74,12 @@ def compiled_model(request: pytest.FixtureRequest, _compile_watch: Ledger, model
 
 
 @pytest.fixture
-def recompile_counter(_compile_watch: Ledger) -> RecompileCounter:
+def recompile_counter(request: pytest.FixtureRequest, _compile_watch: Ledger) -> RecompileCounter:
     """Recompiles of this test: `count`, `compiles`, `explain()`, `with expect(n)`, `with assert_no_recompiles()`."""
     from pytest_torchcompile.counters import RecompileCounter
 
-    return RecompileCounter(_compile_watch)
+    request.node.stash[_COUNTER] = counter = RecompileCounter(_compile_watch)
+    return counter
 
 
 @pytest.fixture
@@ -185,9 +191,10 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, Any, Any]:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Judge the marker ``compile_limits`` when the test's body has passed."""
+    """Judge the marker ``compile_limits`` when the test's body has passed, and whether it could prove anything."""
     result = yield
-    if (mark := item.get_closest_marker("compile_limits")) is not None:
+    mark, ledger = item.get_closest_marker("compile_limits"), item.stash.get(_LEDGER, None)
+    if mark is not None:
         from pytest_torchcompile.counters import judge
         from pytest_torchcompile.markers import limits
 
@@ -195,6 +202,13 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         must_run = mark in item.own_markers or "compiled_model" in getattr(item, "fixturenames", ())
         if problems := judge(limits(mark.args, mark.kwargs), item.stash[_LEDGER], must_run):
             pytest.fail("compile_limits: " + "\n\n".join(problems), pytrace=False)
+    elif ledger is not None:
+        from pytest_torchcompile.counters import never_ran, ran_eagerly
+
+        if _takes(item, "compiled_model") and (problem := never_ran(ledger)):
+            pytest.fail(problem, pytrace=False)
+        if text := ran_eagerly(ledger, item.stash.get(_COUNTER, None)):
+            item.warn(RanEagerlyWarning(f"{item.name}: {text}"))
     return result
 
 
@@ -210,7 +224,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 _LEDGER = pytest.StashKey["Ledger"]()
+_COUNTER = pytest.StashKey["RecompileCounter"]()
 _OF_WORKERS = pytest.StashKey[dict[str, None]]()
+
+
+def _takes(item: pytest.Item, fixture: str) -> bool:
+    """Whether the test itself takes a fixture; one that a fixture of its own takes may be for other tests."""
+    function = getattr(item, "obj", None)
+    return function is not None and fixture in inspect.signature(function).parameters
 
 
 def _mistake(item: pytest.Item, mark: pytest.Mark) -> str:

@@ -136,6 +136,8 @@ def left(watch: Watch, region: Region) -> None:
     """A call of a compiled callable ended, and no graph ran in it: say why, unless it raised."""
     error = sys.exc_info()[1]
     if error is not None and error is not region.error_before:
+        for ledger, _root in watch.ledgers:
+            ledger.raised += 1
         return
     where = watch.where(region)
     quiet = [eager for eager in region.quiet if (eager.function, eager.file, eager.line) == where]

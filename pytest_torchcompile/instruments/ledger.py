@@ -50,6 +50,8 @@ class Ledger:
     texts: list[Text] = field(default_factory=list)
     """Graphs and code of each stage, where `keep_texts` is set; :mod:`.stages` and :mod:`.kernels` read them."""
     keep_texts: bool = False
+    raised: int = 0
+    """Calls of compiled callables that raised before any graph of theirs ran."""
     lost: list[str] = field(default_factory=list)
     """What the instrument could not read; empty unless torch changed its records. Never silently dropped."""
 
@@ -84,6 +86,7 @@ class Ledger:
         with self._lock:
             for name in (*_LISTS, "lost"):
                 getattr(self, name).clear()
+            self.raised = 0
 
     def add(self, record: R) -> R:
         """Enter a record, and return it; or what is there already and says the same."""
@@ -123,10 +126,10 @@ class Ledger:
         """Plain data that :meth:`from_dict` takes."""
         with self._lock:
             found: dict[str, Any] = {name: [r.to_dict() for r in getattr(self, name)] for name in _LISTS}
-            return found | {"lost": list(self.lost)}
+            return found | {"raised": self.raised, "lost": list(self.lost)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Ledger:
         """Make a closed ledger from what :meth:`to_dict` returned."""
         lists: dict[str, Any] = {n: [k.from_dict(r) for r in data.get(n, ())] for n, k in _LISTS.items()}
-        return cls(**lists, lost=list(data.get("lost", ())))
+        return cls(**lists, raised=data.get("raised", 0), lost=list(data.get("lost", ())))

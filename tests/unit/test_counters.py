@@ -30,6 +30,8 @@ def frame(kind):
     (Limits(graph_breaks=0), ran(graph_breaks=[GraphBreak("why", "", "net.py", 3)]), ["1 graph break, none allowed"]),
     (Limits(eager_frames=0), ran(eager_frames=[frame("skipped")]), ["1 function ran eagerly, none allowed"]),
     (Limits(eager_frames=1), ran(eager_frames=[frame("limit")]), []),
+    (Limits(eager_frames=1), Ledger(eager_frames=[frame("disabled")]), []),
+    (Limits(eager_frames=1), Ledger(), ["nothing to judge: no compiled graph ran in this test"]),
     (Limits(recompiles=0), ran(eager_frames=[frame("unknown"), frame("disabled"), frame("graph_break")]), []),
     *((Limits(recompiles=0), ran(eager_frames=[frame(kind)]), ["torch gave up compiling, so that the other numbers "])
       for kind in ("limit", "suppressed", "stance", "off", "skipped")),

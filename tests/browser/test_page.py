@@ -227,6 +227,8 @@ def test_window_widths(opened, width):
     page.key("n")
     page.wait(f"({OPEN}).length > 0")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    if width > 1000:
+        assert page.evaluate("document.getElementById('side').scrollWidth <= document.getElementById('side').clientWidth")
 
 
 def test_a_thousand_cells_are_few_elements(opened):

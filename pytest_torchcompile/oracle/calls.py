@@ -33,20 +33,38 @@ class Call:
     other: int | None = None
     """Seed of other values for the parameters; None: their own."""
     suffix: str = ""
+    training: bool | None = None
+    """Switches the model to training, with a backward pass, or to evaluation, without; None: as the trial says."""
 
     @property
     def label(self) -> str:
         """``call 2 (B=2, S=64), again``."""
         sizes = ", ".join(f"{k}={v}" for k, v in self.sizes.items())
-        return f"call {self.index + 1}" + (f" ({sizes})" if sizes else "") + self.suffix
+        mode = "" if self.training is None else " training" if self.training else " evaluating"
+        return f"call {self.index + 1}" + (f" ({sizes})" if sizes else "") + mode + self.suffix
+
+    def trains(self, otherwise: bool) -> bool:
+        """Whether the call has a backward pass."""
+        return otherwise if self.training is None else self.training
+
+    def switch(self, module: torch.nn.Module) -> None:
+        """Switch the model, if the call does."""
+        if self.training is not None:
+            module.train(self.training)
 
 
-def passes_over(calls: Sequence[Call], seed: int) -> Iterator[list[Call]]:
+def passes_over(calls: Sequence[Call], seed: int | None) -> Iterator[list[Call]]:
     """The calls three times over. The first pass compiles; in the second, parameters and batches have other values, so
     that a result which was kept is no result; the third is the first again, as CUDA graphs replay only then.
+
+    ``seed`` None: always the same values.
     """
     yield list(calls)
-    yield [replace(call, batch=varied(call.batch, seed), other=seed, suffix=", with other values") for call in calls]
+    if seed is None:
+        yield [replace(call, suffix=", once more") for call in calls]
+    else:
+        yield [replace(call, batch=varied(call.batch, seed), other=seed, suffix=", with other values")
+               for call in calls]
     yield [replace(call, suffix=", again") for call in calls]
 
 
@@ -68,7 +86,8 @@ class Side:
         self.restore()
         if call.other is not None:
             vary(self.module, call.other)
-        found = record(self._held.holding(self.call), self.module, call.batch, loss=loss, train=train,
+        call.switch(self.module)
+        found = record(self._held.holding(self.call), self.module, call.batch, loss=loss, train=call.trains(train),
                        seed=seed + call.index, mode=mode)
         return found, self._held.after(found)
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ class Trial:
         key: tuple[Hashable, ...] = (),
         covered: bool = False,
         may_raise: bool = False,
+        varied: bool = True,
+        passes: int = 3,
     ) -> None:
         """Take what is run, and how.
 
@@ -99,10 +102,13 @@ class Trial:
             key: What tells the model there from others.
             covered: Measure the coverage, by two more forward passes of each call under torch's profiler.
             may_raise: A call that raises eagerly has to raise compiled too; else it ends the trial.
+            varied: Give the second pass other values; not for a model that can't be copied.
+            passes: How many of the three passes over the calls are made.
         """
         self.make, self.pristine, self.settings, self.calls = make, pristine, settings, list(calls)
         self.loss, self.train, self.steps, self.seed, self.unit = loss, train, steps, seed, unit
-        self.root, self.covered, self.may_raise = root, covered, may_raise
+        self.root, self.covered, self.may_raise, self.varied = root, covered, may_raise, varied
+        self.passes = passes
         self.seconds: dict[str, float] = {}
         self.compiled = Compiled()
         self.passed: list[Passed] = []
@@ -114,7 +120,8 @@ class Trial:
         self._tapes: dict[Hashable, Tape] = {}
         self.leaks: list[str] = []
         """Settings of torch that the model changes, eagerly too; they were put back."""
-        self._rate = 0.0
+        self.rate = 0.0
+        """Learning rate of the training; 0: there is nothing to train."""
         self._changes: list[str] = []
 
     def run(self) -> None:
@@ -124,12 +131,20 @@ class Trial:
             eager, compiled = self.make(None), self.make(dict(self.settings))
         with observe(root=self.root) as seen:
             self._run_calls(eager, compiled, seen)
-            if self.steps > 1 and self.train and self._rate and self.compiled.error is None:
+            if self.steps > 1 and self.train and self.rate and self.compiled.error is None:
                 self._run_training(eager, compiled, seen)
             if self.covered and self.compiled.error is None:
                 with self.phase("coverage"):
                     self.compiled.error = self._cover_all(eager, compiled, seen)
         self.compiled.seen = _relative(seen.to_dict(), self.root)
+
+    def again(self, settings: dict[str, Any]) -> Trial:
+        """The same trial, not yet run, with other settings of ``torch.compile``."""
+        return Trial(
+            self.make, self.pristine, settings, self.calls, loss=self.loss, train=self.train, steps=self.steps,
+            seed=self.seed, unit=self.unit, root=self.root, references=self._references, key=self._key,
+            may_raise=self.may_raise, varied=self.varied, passes=self.passes,
+        )
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -142,7 +157,8 @@ class Trial:
 
     def _run_calls(self, eager: Side, compiled: Side, seen: Ledger) -> None:
         before: Call | None = None
-        for number, calls in enumerate(passes_over(self.calls, self.seed)):
+        planned_passes = passes_over(self.calls, self.seed if self.varied else None)
+        for number, calls in enumerate(islice(planned_passes, self.passes)):
             for planned in calls:
                 call, mine, kept = self._eagerly(eager, planned, seen)
                 runs = sum(graph.runs for graph in seen.graphs)
@@ -157,8 +173,8 @@ class Trial:
                     call, mine.error is not None, sum(graph.runs for graph in seen.graphs) - runs,
                     found.all_zero, mine.all_zero, sum(speaks(g) for g in mine.gradients.values() if g is not None),
                 ))
-                if self.steps > 1 and not self._rate:
-                    self._rate = rate(eager.module, mine)
+                if self.steps > 1 and not self.rate:
+                    self.rate = rate(eager.module, mine)
                 with self.phase("compare"), seen.during(_EAGER):
                     compared = compare(mine, found, lambda call=call: self._reference(call))  # type: ignore[misc]
                     self.leaves += [(call.label, leaf) for leaf in compared]
@@ -182,11 +198,11 @@ class Trial:
     def _settings_left(self, call: Call, changes: list[str]) -> None:
         """Compare what the two sides have left changed of torch's settings."""
         self.leaks += [text for text in self._changes if text not in self.leaks]
-        for texts, others, who in ((changes, self._changes, "the compiled call"), (self._changes, changes, "eager")):
-            for text in texts:
-                if text not in others:
-                    name, _, change = text.partition(": ")
-                    self.leaves.append((call.label, Leaf(name, "mutation", message=f"{who} alone left it {change}")))
+        for texts, others, who, other in ((changes, self._changes, "the compiled call", "eager's"),
+                                          (self._changes, changes, "the eager call", "the compiled one")):
+            for name, _, change in (text.partition(": ") for text in texts if text not in others):
+                message = f"a setting of torch, is {change} after {who}, and not after {other}"
+                self.leaves.append((call.label, Leaf(name, "mutation", message=message)))
 
     def _tape(self, key: Hashable) -> Tape | None:
         """A tape for what runs for the first time."""
@@ -200,10 +216,12 @@ class Trial:
 
         def make() -> Reference:
             model = self.pristine
-            if call.other is not None:
+            if call.other is not None or call.training is not None:
                 model = twin(model)
+                call.switch(model)
+            if call.other is not None:
                 vary(model, call.other)
-            return reference(model, call.batch, loss=self.loss, train=self.train, seed=self.seed + call.index,
+            return reference(model, call.batch, loss=self.loss, train=call.trains(self.train), seed=self.seed + call.index,
                              tape=self._tapes[key], unit=self.unit)
 
         with self.phase("reference"):
@@ -216,7 +234,7 @@ class Trial:
 
         def train(side: Side, mode: AbstractContextManager[Any] | None) -> Recording:
             side.restore()
-            training = Training(side.module, side.call, self.loss, self._rate)
+            training = Training(side.module, side.call, self.loss, self.rate)
             return record(training, training, batch, loss=no_loss, seed=self.seed, mode=mode)
 
         with self.phase("training"):
@@ -234,7 +252,7 @@ class Trial:
             self.trained = [(label, leaf) for leaf in renamed(leaves, self.steps)]
 
     def _training_reference(self, batch: Batch, label: str) -> Reference:
-        training = Training(self.pristine, None, self.loss, self._rate)
+        training = Training(self.pristine, None, self.loss, self.rate)
         with self.phase("reference"):
             return self._references.get((*self._key, label), lambda: reference(
                 training, batch, loss=no_loss, seed=self.seed, tape=self._tapes[label], unit=self.unit))
@@ -268,7 +286,7 @@ def _relative(seen: dict[str, Any], root: Path | None) -> dict[str, Any]:
     """Name the project's files from its root, so that reports of two checkouts agree; drop what eager runs did."""
     home = f"{root or Path.cwd()}{os.sep}"
     seen["eager_frames"] = [frame for frame in seen["eager_frames"] if frame["during"] != _EAGER]
-    for records in seen.values():
+    for records in (value for value in seen.values() if isinstance(value, list)):
         for found in records:
             if isinstance(found, dict) and str(found.get("file", "")).startswith(home):
                 found["file"] = found["file"].removeprefix(home)

@@ -139,10 +139,15 @@ class Facts:
     def leaves(self) -> list[Compared]:
         """What was compared and not bitwise equal, of values and gradients; each in the call where it is worst."""
         worst: dict[str, Compared] = {}
-        for name in ("equivalence", "gradients"):
-            for leaf in objects(Compared, self.section(name).get("leaves")):
+        for section in self.compared.values():
+            for leaf in objects(Compared, section.get("leaves")):
                 worst.setdefault(leaf.name, leaf)  # the section has the worst first
         return list(worst.values())
+
+    @property
+    def compared(self) -> dict[str, Mapping[str, Any]]:
+        """The sections of checks that compare numbers (:mod:`pytest_torchcompile.checks.numerics`), by check."""
+        return {name: section for name, section in self.sections.items() if "leaves" in section}
 
     @cached_property
     def generated(self) -> list[Generated]:

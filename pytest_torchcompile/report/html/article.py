@@ -14,8 +14,8 @@ from pytest_torchcompile.report.html.pieces import ROWS, anchor, badge, cut, hin
 
 __all__ = ["article"]
 
-_SHOWN: Final = frozenset({"compiles", "equivalence", "gradients", "graph_breaks", "recompiles", "kernels"})
-"""Sections that an article has a table for; others are shown as they are."""
+_SHOWN: Final = frozenset({"compiles", "graph_breaks", "recompiles", "kernels"})
+"""Sections that an article has a table for, as it has for those that compare; others are shown as they are."""
 
 
 def article(facts: Facts, again: str, source: str = "", before: Child = None) -> Html:
@@ -75,7 +75,7 @@ def _problem(problem: Problem, source: str) -> Html:
 
 def _others(facts: Facts) -> Html | None:
     """Sections that this page has no table for, as they are; and the environment where it is another one."""
-    others: dict[str, Mapping[str, Any]] = {n: s for n, s in facts.sections.items() if n not in _SHOWN and s}
+    others = {n: s for n, s in facts.sections.items() if s and n not in _SHOWN and n not in facts.compared}
     if own := facts.observation.get("environment"):
         others["environment of this cell"] = own
     shown = [tag("details", tag("summary", name), tag("pre", cut(_json(content)))) for name, content in others.items()]

@@ -23,7 +23,7 @@ def _metric(metric: Metric, facts: Facts) -> float | None:
 
 def _noise(facts: Facts) -> float | None:
     """The largest error over its noise of what was compared; 0 where everything is bitwise equal."""
-    if not any(facts.section(name).get("compared") for name in ("equivalence", "gradients")):
+    if not any(section.get("compared") for section in facts.compared.values()):
         return None
     return max((leaf.rms for leaf in facts.leaves if number(leaf.rms) and leaf.rms), default=0.0)
 
@@ -34,7 +34,7 @@ _OURS: Final[dict[str, Measure]] = {
     "error over noise": _noise,
     "cell_seconds": lambda facts: facts.total_seconds,
 }
-_READ: Final = frozenset({"compiles", "equivalence", "gradients", "graph_breaks", "recompiles", "kernels"})
+_READ: Final = frozenset({"compiles", "graph_breaks", "recompiles", "kernels"})
 
 
 def measured(cells: Sequence[Facts]) -> dict[str, list[float | None]]:
@@ -51,6 +51,6 @@ def measured(cells: Sequence[Facts]) -> dict[str, list[float | None]]:
 def _others(cells: Iterable[Facts]) -> Iterator[tuple[str, str]]:
     for cell in cells:
         for name, section in cell.sections.items():
-            if name not in _READ:
+            if name not in _READ and name not in cell.compared:
                 yield from ((name, key) for key, value in section.items()
                             if number(value) is not None and key not in METRICS)

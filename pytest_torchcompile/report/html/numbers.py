@@ -17,7 +17,7 @@ LEAVES: Final = 8
 
 def numerics(facts: Facts) -> Html | None:
     """How much is bitwise equal, and the outputs and gradients that are farthest off."""
-    sections = {name: facts.section(name) for name in ("equivalence", "gradients") if facts.section(name)}
+    sections = facts.compared
     if not sections:
         return None
     told = [f"{name}: {found.get('bitwise', '?')} of {found.get('compared', '?')} bitwise equal"

@@ -35,6 +35,7 @@ _RECORDS: Final = (
     Backend("aot_eager", "Dynamo and AOTAutograd, then torch's own operators"),
     Backend("aot_eager_decomp_partition", "aot_eager with Inductor's decompositions and partitioner"),
     Backend("eager", "Dynamo alone: the captured graph is run as it is"),
+    Backend("toolkit", "aot_eager, made of pytest_torchcompile.backends.toolkit: whole graphs, open to passes"),
     Backend("cudagraphs", "AOTAutograd, then CUDA graphs of torch's own operators"),
     Backend("aot_eager_default_partitioner", "aot_eager with the default partitioner"),
     Backend("aot_eager_decomp_partition_crossref", "... with fake tensors checked against real ones"),

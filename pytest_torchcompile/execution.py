@@ -73,6 +73,9 @@ class Execution:
             entry=self.matrix.models[planned.cell.model].to_dict(),
             root=str(self.matrix.root),
             checks=tuple(selected),
+            limits=planned.limits,
+            # An expected failure is known; and what finds out more must not turn a failure into a timeout.
+            locate=0.0 if planned.outcome == "xfail" else self.settings.timeout / 4,
             modules=self.matrix_modules,
             # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
             threads=_omp_threads() or min(cores, 4),

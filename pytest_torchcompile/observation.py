@@ -33,6 +33,11 @@ class Job:
     """The matrix' root folder, first on ``sys.path`` when factories are looked up."""
     checks: tuple[str, ...]
     """The checks that will judge; heavy sections are measured only if one of them wants them."""
+    limits: dict[str, float] = field(default_factory=dict)
+    """The cell's limits: of ``steps`` at least as many are run."""
+    locate: float = 0.0
+    """Where something differs, look for the stage of the compiler that brings it in, if the run took no more seconds
+    than this."""
     modules: tuple[str, ...] = ()
     """The modules that the matrix names. All are imported before the cell, so that a setting that one of them makes
     when it is imported holds for every cell, whichever ran before."""

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile import checks, subject
 from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.checks.training_steps import STEPS
 from pytest_torchcompile.environment import environment
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.instruments.state import isolated
@@ -22,6 +23,7 @@ from pytest_torchcompile.instruments.warmup import compile_threads
 from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Failure, Job, Observation
 from pytest_torchcompile.oracle.calls import Call, Side
+from pytest_torchcompile.oracle.localisation import located
 from pytest_torchcompile.oracle.trial import EagerRaised, Trial, same_random_draws
 from pytest_torchcompile.oracle.units import unit_of
 from pytest_torchcompile.references import References
@@ -31,6 +33,8 @@ from pytest_torchcompile.wrappers.protocol import load as load_wrapper
 __all__ = ["Run", "environment", "run_cell"]
 
 _REFERENCES = References()
+_LOCATED = {"compiles", "equivalence", "gradients", "training_steps", "aliasing"}
+"""Sections that say which stage of the compiler brings a difference in."""
 
 
 class Run(Trial):
@@ -42,6 +46,7 @@ class Run(Trial):
         root = self._home = Path(job.root)
         self.wrapper: Wrapper = load_wrapper(cell.wrapper, root, self.entry.where)
         settings = subject.settings(cell, root, self.entry.where)
+        steps = int(job.limits.get("steps", STEPS)) if "training_steps" in job.checks else 1
         # Built several times, not copied: a forward that was patched onto a module stays bound to the original.
         # This first one is never run.
         self._first = subject.build(self.entry, cell, root, job.seed)
@@ -54,7 +59,7 @@ class Run(Trial):
             # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
             references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
                                          cell.wrapper, job.seed),
-            covered=True,
+            covered=True, steps=steps,
         )
         self.run()
 
@@ -107,6 +112,9 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
         seen.leaks += run.leaks
         for name in dict.fromkeys(("compiles", *job.checks)):  # that compiled code ran is asked of every verdict
             seen.sections[name] = checks.load(name).measure(run)
+        if sum(run.seconds.values()) <= job.locate and (found := located(run)):
+            for name in _LOCATED & seen.sections.keys():
+                seen.sections[name]["located"] = found
     except Unavailable as why:
         return Failure("skip", str(why))
     except UsageError as why:

@@ -67,6 +67,16 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         "gradients equal those of the eager model, within rounding noise",
         phases=("training",),
     ),
+    "training_steps": CheckEntry(
+        f"{_HERE}.training_steps:CHECK",
+        "a few steps of SGD leave what they leave eagerly, within rounding noise",
+        (Limit("steps", "min", 3, "training steps that are compared", least=2),),
+        phases=("training",),
+    ),
+    "aliasing": CheckEntry(
+        f"{_HERE}.aliasing:CHECK",
+        "outputs share memory exactly where eager's do, also when the model is called again",
+    ),
     "graph_breaks": CheckEntry(
         f"{_HERE}.graph_breaks:CHECK",
         "the model is captured whole",

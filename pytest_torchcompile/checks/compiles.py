@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchcompile.checks.numerics import located
 from pytest_torchcompile.checks.protocol import Check
 from pytest_torchcompile.observation import Problem
 
@@ -43,8 +44,9 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     if error := section["error"]:
         yield Problem(
             f"the compiled run raised {error['type']} in {error['phase']}; eager did not",
-            evidence=f"{error['text']}\n{error['traceback']}".strip(),
-            hint="the same call with backend='eager' and then 'aot_eager' tells which stage raises",
+            evidence=f"{error['text']}\n{error['traceback']}".strip() + located(section),
+            hint="" if section.get("located") else
+                 "the same call with backend='eager' and then 'aot_eager' tells which stage raises",
         )
         return
     if not section["graphs"]:

@@ -1,7 +1,7 @@
 """equivalence: the compiled model computes what the eager one computes, within the rounding noise of both.
 
-Outputs, loss, buffers, mutated inputs, dtypes, shapes, strides, aliasing, errors; in the calls that compile
-and in the same calls again. Gradients are the check `gradients`.
+Outputs, loss, buffers, mutated inputs, dtypes, shapes, strides, random generators, torch's settings; in the calls that
+compile, in the same calls with other values, and again. Gradients are the check `gradients`, memory is `aliasing`.
 """
 
 from __future__ import annotations
@@ -9,57 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchcompile.checks.numerics import GRADIENT, judge_leaves, numerics
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
-from pytest_torchcompile.oracle.findings import findings
-from pytest_torchcompile.oracle.leaf import Leaf
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.runner import Run
+    from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["CHECK", "GRADIENT", "judge_leaves", "numerics"]
-
-GRADIENT = "gradient of "
-"""How the oracle names the leaves that are the check `gradients`'."""
-KEPT = 200
-"""How many leaves a section keeps, the ones farthest off first; the rest are counted."""
+__all__ = ["CHECK"]
 
 
-def numerics(run: Run, leaves: list[tuple[str, Leaf]]) -> dict[str, Any]:
-    """A section: how many leaves were compared, how many were bitwise equal, and the others in full."""
-    inexact = [(label, leaf) for label, leaf in leaves if not leaf.bitwise]
-    inexact.sort(key=lambda pair: -_distance(pair[1]))
-    error = run.compiled.error
-    return {
-        "raised": error.type if error else None,
-        "compared": len(leaves),
-        "bitwise": len(leaves) - len(inexact),
-        "inexact": len(inexact),
-        "leaves": [{"call": label, **leaf.to_dict()} for label, leaf in inexact[:KEPT]],
-    }
-
-
-def _distance(leaf: Leaf) -> float:
-    if leaf.rms is None or leaf.peak is None:
-        return float("inf")  # not a matter of rounding, so always a problem: kept first
-    return max(leaf.rms, leaf.peak / 4, (leaf.bias or 0) / 2)
-
-
-def measure(run: Run) -> dict[str, Any]:
-    """Everything the oracle compared but gradients."""
-    return numerics(run, [(label, leaf) for label, leaf in run.leaves if not leaf.name.startswith(GRADIENT)])
-
-
-def judge_leaves(section: Mapping[str, Any], what: str) -> Iterator[Problem]:
-    """One problem for each leaf that is farther off than rounding explains."""
-    if not section["compared"]:
-        yield Problem(f"nothing was compared: the model has no {what}",
-                      hint="phase: inference has no gradients to judge; or leave the check out by the key `checks`"
-                      if what == "gradient" else "return a tensor")
-    leaves = [(kept["call"], Leaf.from_dict({k: v for k, v in kept.items() if k != "call"}))
-              for kept in section["leaves"]]
-    for found in findings(leaves):
-        yield Problem(found.message, found.evidence)
+def measure(run: Trial) -> dict[str, Any]:
+    """Everything that was compared in the calls, but gradients and the sharing of memory."""
+    return numerics(run, [(label, leaf) for label, leaf in run.leaves
+                          if not leaf.name.startswith(GRADIENT) and leaf.kind != "alias"])
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.equivalence import GRADIENT, judge_leaves, numerics
+from pytest_torchcompile.checks.numerics import GRADIENT, judge_leaves, numerics
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.runner import Run
+    from pytest_torchcompile.oracle.trial import Trial
 
 __all__ = ["CHECK"]
 
 
-def measure(run: Run) -> dict[str, Any]:
+def measure(run: Trial) -> dict[str, Any]:
     """The gradients of parameters and inputs, and how many of eager's are not zero."""
     section = numerics(run, [(label, leaf) for label, leaf in run.leaves if leaf.name.startswith(GRADIENT)])
     return section | {"nonzero": sum(passed.gradients for passed in run.passed)}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -15,13 +17,24 @@ from pytest_torchcompile.checks import compiles
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.instruments.state import isolated
 from pytest_torchcompile.layer.config import CompileConfig
+from pytest_torchcompile.layer.dynamo import frame_of
+from pytest_torchcompile.layer.selective import Selection
+from pytest_torchcompile.layer.twin import is_twin
 from pytest_torchcompile.oracle.calls import Call, Side
-from pytest_torchcompile.oracle.findings import Finding, findings
+from pytest_torchcompile.oracle.findings import Finding, findings, headline
 from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.localisation import located
+from pytest_torchcompile.oracle.stages import explained
+from pytest_torchcompile.oracle.state import StateSnapshot
 from pytest_torchcompile.oracle.trial import Trial, same_random_draws
 from pytest_torchcompile.oracle.twins import Closure, twin
 
 __all__ = ["Comparison", "assert_equivalent", "compare"]
+
+
+Wrap: TypeAlias = "Callable[[Any, dict[str, Any] | None], Callable[..., Any]]"
+_SHOWN = 12
+"""Problems that a text lists; the others are counted."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +42,11 @@ class Comparison:
     """What :func:`compare` found."""
 
     problems: tuple[Finding, ...]
+    """Each with ``kind``, ``where`` and ``message``."""
     leaves: tuple[tuple[str, Leaf], ...] = ()
     """Everything that was compared, each with its call: ``("call 1", Leaf(...))``."""
+    stages: str = ""
+    """One line on which stage of the compiler brings the problems in; empty if that was not asked or no stage could."""
     notes: tuple[str, ...] = ()
     """What the comparison had to do without."""
 
@@ -43,14 +59,18 @@ class Comparison:
     def noise(self) -> float:
         """Largest error of a whole leaf over its rounding noise; 0 where all is bitwise equal."""
         found = [leaf.rms for _, leaf in self.leaves if leaf.rms is not None]
-        return max((r if not math.isnan(r) else math.inf for r in found), default=0.0)
+        return max((math.inf if math.isnan(rms) else rms for rms in found), default=0.0)
 
     def __str__(self) -> str:
         exact = sum(leaf.bitwise for _, leaf in self.leaves)
-        head = (f"{len(self.problems)} problem(s)" if self.problems else "equivalent") + (
-            f": {len(self.leaves)} values and properties compared, {exact} exactly equal, "
-            f"the largest error is {self.noise:.3g} times the rounding noise")
-        return "\n".join([head, *map(str, self.problems), *(f"note: {note}" for note in self.notes)])
+        lines = [("not equivalent" if self.problems else "equivalent")
+                 + f": {len(self.leaves)} values and properties compared, {exact} exactly equal, the largest error is "
+                   f"{self.noise:.3g} times the rounding noise"]
+        lines += map(str, self.problems[:_SHOWN])
+        if more := Counter(finding.kind for finding in self.problems[_SHOWN:]):
+            lines.append(f"and {sum(more.values())} more: " + ", ".join(f"{n} {kind}" for kind, n in more.items()))
+        lines += [self.stages] * bool(self.stages)
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
 def compare(
@@ -62,35 +82,45 @@ def compare(
     train: bool = True,
     steps: int = 1,
     seed: int = 0,
+    wrap: Wrap | None = None,
+    locate: bool = True,
 ) -> Comparison:
     """Run a model eagerly and compiled on the same calls, and compare everything that can be seen.
 
     Eager is the truth in everything but rounding; where values are not bitwise equal both are held against a float64
-    run, in units of this program's own rounding noise. Nothing is left changed: copies of the model are run, and
+    run, in units of this program's own rounding noise. The calls are made three times over, the second time with other
+    values, so that results which were kept are noticed. Nothing is left changed: copies of the model are run, and
     torch's settings and random state are put back. Code that was compiled before is dropped, as by
-    ``torch.compiler.reset()``.
+    ``torch.compiler.reset()``. Dropout is compared with Inductor's ``fallback_random``.
 
     Args:
         model: A module, in the state and training mode to be compared in, or a function; not compiled.
         calls: A list of batches: a tensor, a tuple of arguments, a dict of keyword arguments, or ``(args, kwargs)``.
-        config: How to compile. ``enabled``, ``healthcheck`` and ``fail_policy`` say nothing here.
+        config: How to compile. ``enabled``, ``healthcheck``, ``fail_policy`` and ``smoketest_steps`` say nothing here.
         loss: ``loss(output, batch)``, a tensor of one element; None: a weighted mean square of all float outputs.
-        train: Whether to run backward and compare gradients; else all runs under ``torch.no_grad()``.
-        steps: Training steps.
+        train: Whether to run backward and compare gradients; else all runs are under ``torch.no_grad()``.
+        steps: From 2 on, so many steps of SGD are compared as well, one after the other, with the calls' batches.
         seed: Of every random number that the model draws, and of the noise.
+        wrap: ``wrap(model, settings)`` returns what is called in place of the model: compiled with
+            ``torch.compile(**settings)``, or where ``settings`` is None its eager twin. None: the model itself.
+        locate: Where something differs or raises, find the first stage of the compiler that does, by compiling again.
 
     Raises:
-        UsageError: the model, calls, loss or config is of no use; the text says which.
+        UsageError: the model, calls, steps or loss are of no use; the text says which.
+        ValueError: for a config that does not fit the model.
     """
-    trial = _Trial(model, calls, config, loss=loss, train=train, steps=steps, seed=seed)
-    with isolated([]), same_random_draws():
+    trial = _Trial(model, calls, config, wrap=wrap, loss=loss, train=train, steps=steps, seed=seed)
+    with isolated([]), same_random_draws(), trial.untouched():
         trial.run()
+        found = located(trial) if locate else None
     leaves = (*trial.leaves, *trial.trained)
-    return Comparison((*_proof(trial), *findings(leaves)), leaves, tuple(trial.notes))
+    return Comparison((*_proof(trial), *findings(leaves)), leaves, explained(found) if found else "",
+                      tuple(trial.notes))
 
 
 def assert_equivalent(model: Callable[..., Any], calls: list[Any], config: CompileConfig, **options: Any) -> None:
-    """:func:`compare`, for tests: raises AssertionError, whose text is all that was found."""
+    """:func:`compare`, for tests: raises AssertionError, whose text is all that was found. ``options`` as there."""
+    __tracebackhide__ = True  # pytest then shows the test, not this line
     found = compare(model, calls, config, **options)
     if not found.ok:
         raise AssertionError(str(found))
@@ -99,23 +129,59 @@ def assert_equivalent(model: Callable[..., Any], calls: list[Any], config: Compi
 class _Trial(Trial):
     """A trial of an object that somebody has made."""
 
-    def __init__(self, model: Any, calls: Any, config: Any, **options: Any) -> None:
+    def __init__(self, model: Any, calls: Any, config: Any, wrap: Wrap | None, **options: Any) -> None:
         if not isinstance(config, CompileConfig):
             raise UsageError(f"config is {config!r}, expected a CompileConfig, like CompileConfig(backend='inductor')")
+        if not isinstance(options["steps"], int) or options["steps"] < 1:
+            raise UsageError(f"steps is {options['steps']!r}, expected a whole number from 1 on")
+        self.config, self.wrap = config, wrap
         self.model = _module(model)
         self.notes: list[str] = []
-        super().__init__(self._side, self.model, config.settings(), list(_calls(calls)),
-                         may_raise=True, **options)
+        self.shared = False
+        try:
+            twin(self.model)
+        except Exception as error:
+            self.shared = True
+            self.notes.append("eager and compiled ran on one object, which can't be copied "
+                              f"({type(error).__name__}: {error}): no float64 run, no other values, and what the model "
+                              "keeps in Python is shared")
+        super().__init__(self._side, self.model, config.settings(), list(_calls(calls)), may_raise=True,
+                         varied=not self.shared, **options)
 
     def _side(self, settings: dict[str, Any] | None) -> Side:
-        module = twin(self.model)
+        module = self.model if self.shared else twin(self.model)
         call = module.__dict__["function"] if isinstance(module, Closure) else module
-        return Side(call if settings is None else torch.compile(call, **settings), module)
+        if self.wrap is not None:
+            return Side(self.wrap(call, settings), module)
+        if settings is None:
+            return Side(call, module)
+        if self.config.allowlist or self.config.blocklist:
+            selection = Selection(module, self.config.allowlist, self.config.blocklist)
+            selection.put(lambda part: torch.compile(frame_of(part), **settings))
+            if not selection.whole:
+                return Side(call, module)
+        return Side(torch.compile(call, **settings), module)
+
+    @contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Put the model's state back, gradients included, if it is the model itself that runs."""
+        if not self.shared:
+            yield
+            return
+        start, gradients = StateSnapshot(self.model), [(p, p.grad) for p in self.model.parameters()]
+        try:
+            yield
+        finally:
+            start.restore()
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
 
 
 def _module(model: Any) -> nn.Module:
-    if not callable(model):
-        raise UsageError(f"model is {type(model).__name__}, expected a torch.nn.Module or a function")
+    if not callable(model) or isinstance(model, type):
+        raise UsageError(f"model is {model!r}, expected a torch.nn.Module or a function")
+    if hasattr(model, "_torchdynamo_orig_callable") or is_twin(model):
+        raise UsageError(f"model is compiled already ({type(model).__name__}): give compare() the eager one")
     return model if isinstance(model, nn.Module) else Closure(model)
 
 
@@ -132,7 +198,8 @@ def _calls(calls: Any) -> Iterator[Call]:
 def _proof(trial: Trial) -> Iterator[Finding]:
     """What keeps the comparison from proving anything about compiled code."""
     if error := trial.compiled.error:
-        yield Finding("error", error.phase, f"the compiled run raised {error}; eager did not",
+        yield Finding("error", error.phase, f"the compiled run raised {error.type} in {error.phase}; eager did not: "
+                      f"{headline(error.text)}",
                       f"{error.text}\n{error.traceback}".strip())
         return
     if all(passed.raised for passed in trial.passed):
@@ -144,3 +211,7 @@ def _proof(trial: Trial) -> Iterator[Finding]:
         made = [passed for passed in trial.passed if passed.call.index == call.index]
         if not any(passed.graphs or passed.raised for passed in made):
             yield Finding("vacuous", call.label, f"{call.label} ran without any compiled graph")
+    gradients = [leaf for _, leaf in trial.leaves if leaf.kind == "gradient"]
+    if gradients and not any(passed.gradients for passed in trial.passed):
+        yield Finding("vacuous", "gradients", "every gradient is zero, NaN or infinite, eager and compiled: their "
+                      "equality proves nothing", hint="a loss that depends on the parameters")

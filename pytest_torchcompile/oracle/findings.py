@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.limits import Limits, problem
 
-__all__ = ["Finding", "findings"]
+__all__ = ["Finding", "findings", "headline"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,16 @@ def findings(leaves: Iterable[tuple[str, Leaf]], limits: Limits | None = None) -
         text = problem(leaf, limits)
         if text:
             found.setdefault((leaf.kind, leaf.name), []).append((label, text))
-    return [
-        Finding(kind, name, shown[0][1], f"in {shown[0][0]}" + (f", and in {len(shown) - 1} more" if shown[1:] else ""))
-        for (kind, name), shown in found.items()
-    ]
+    return [Finding(kind, name, shown[0][1], _calls([label for label, _ in shown]))
+            for (kind, name), shown in found.items()]
+
+
+def _calls(labels: list[str]) -> str:
+    return f"in {labels[0]}" + (f", and in {len(labels) - 1} more call(s)" if labels[1:] else "")
+
+
+def headline(text: str) -> str:
+    """The first line of an error's text; where that only leads up to the next one, that one too."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    told = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
+    return told if len(told) <= 200 else f"{told[:197]}..."

@@ -55,8 +55,8 @@ def _still(tensor: torch.Tensor, value: Any) -> bool:
 
 
 _TEXTS = {
-    "changed": "is overwritten by {}, {} only: somebody who kept it reads other values then",
-    "shared": "shares its memory with an output of {}, {} only",
+    "changed": "is overwritten by the call after it ({}), {} only: who has kept it reads other values then",
+    "shared": "shares its memory with an output of the call after it ({}), {} only",
 }
 
 

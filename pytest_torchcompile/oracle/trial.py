@@ -221,8 +221,8 @@ class Trial:
                 call.switch(model)
             if call.other is not None:
                 vary(model, call.other)
-            return reference(model, call.batch, loss=self.loss, train=call.trains(self.train), seed=self.seed + call.index,
-                             tape=self._tapes[key], unit=self.unit)
+            return reference(model, call.batch, loss=self.loss, train=call.trains(self.train),
+                             seed=self.seed + call.index, tape=self._tapes[key], unit=self.unit)
 
         with self.phase("reference"):
             return self._references.get((*self._key, *key), make)

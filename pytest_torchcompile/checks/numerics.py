@@ -1,0 +1,58 @@
+"""What the checks that compare numbers have in common: a section of leaves, and problems made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.oracle.findings import findings
+from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.stages import explained
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.trial import Trial
+
+__all__ = ["GRADIENT", "judge_leaves", "located", "numerics"]
+
+GRADIENT = "gradient of "
+"""How the oracle names the leaves that are the check `gradients`'."""
+KEPT = 200
+"""How many leaves a section keeps, the ones farthest off first; the rest are counted."""
+
+
+def numerics(run: Trial, leaves: list[tuple[str, Leaf]]) -> dict[str, Any]:
+    """A section: how many leaves were compared, how many were bitwise equal, and the others in full."""
+    inexact = [(label, leaf) for label, leaf in leaves if not leaf.bitwise]
+    inexact.sort(key=lambda pair: -_distance(pair[1]))
+    error = run.compiled.error
+    return {
+        "raised": error.type if error else None,
+        "compared": len(leaves),
+        "bitwise": len(leaves) - len(inexact),
+        "inexact": len(inexact),
+        "leaves": [{"call": label, **leaf.to_dict()} for label, leaf in inexact[:KEPT]],
+    }
+
+
+def _distance(leaf: Leaf) -> float:
+    if leaf.rms is None or leaf.peak is None:
+        return float("inf")  # not a matter of rounding, so always a problem: kept first
+    return max(leaf.rms, leaf.peak / 4, (leaf.bias or 0) / 2)
+
+
+def judge_leaves(section: Mapping[str, Any], what: str) -> Iterator[Problem]:
+    """One problem for each leaf that is farther off than rounding explains."""
+    if not section["compared"]:
+        yield Problem(f"nothing was compared: the model has no {what}",
+                      hint="phase: inference has no gradients to judge; or leave the check out by the key `checks`"
+                      if what == "gradient" else "return a tensor")
+    leaves = [(kept["call"], Leaf.from_dict({k: v for k, v in kept.items() if k != "call"}))
+              for kept in section["leaves"]]
+    for number, found in enumerate(findings(leaves)):
+        yield Problem(found.message, found.evidence if number else found.evidence + located(section))
+
+
+def located(section: Mapping[str, Any]) -> str:
+    """A line about the stages of the compiler that were tried, to be added to evidence; empty if none was."""
+    return "\n" + explained(section["located"]) if section.get("located") else ""

@@ -203,9 +203,27 @@ def _html(given: argparse.Namespace) -> int:
     return run(given)
 
 
+# playbook: what a report says about compiling this repository's models
+
+
+def _playbook_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("reports", nargs="+", metavar="REPORT",
+                        help="the JSON report of a run, or of each of its shards; or a journal")
+    parser.add_argument("-o", "--output", metavar="FILE", default="docs/torch_compile.md",
+                        help="default: %(default)s; - prints it")
+    parser.add_argument("--policy", metavar="FILE", help="judge as `gate --policy` does")
+
+
+def _playbook(given: argparse.Namespace) -> int:
+    from pytest_torchcompile.report.playbook.command import run
+
+    return run(given)
+
+
 COMMANDS: Final[dict[str, Command]] = {
     "cells": Command("Print the cells of a matrix, without running any.", _cells_arguments, _cells),
     "gate": Command("Judge reports: 0 pass, 1 fail, 2 unusable reports, 3 nothing to judge.", _gate_arguments, _gate),
     "html": Command("Write a page of reports: heat map, findings, each cell's ledger.", _html_arguments, _html),
+    "playbook": Command("Write down what reports say about compiling these models.", _playbook_arguments, _playbook),
     "schema": Command("Print the JSON Schema of reports, or of matrix files.", _schema_arguments, _schema),
 }

@@ -11,6 +11,7 @@ from pytest_torchcompile.report.facts import Facts, Problem, Verdict
 __all__ = ["Cause", "causes"]
 
 _NUMBER = re.compile(r"\d.*", re.DOTALL)
+_STEP = re.compile(r"^step \d+: ")
 _LEAVES = frozenset({"equivalence", "gradients", "training_steps", "aliasing"})
 """Checks whose problems begin with the name of an output, a gradient, ..."""
 _EMPTY = "nothing to judge"
@@ -53,7 +54,7 @@ def causes(cells: Iterable[Facts], verdicts: Iterable[str] = ("fail", "error", "
 
 def _kind(verdict: Verdict, message: str) -> str:
     """What a problem says, without what differs from cell to cell; a crash is one for all checks of a cell."""
-    _, colon, rest = message.partition(": ")
+    _, colon, rest = _STEP.sub("", message).partition(": ")
     if verdict.verdict == "fail" and verdict.check in _LEAVES and colon:
         return f"{verdict.check}: {_NUMBER.sub('', rest)}"  # the output or gradient comes first
     return _NUMBER.sub("", message)

@@ -47,6 +47,12 @@ class Outcome:
         """The exit code."""
         return exit_code(self.findings)
 
+    @property
+    def facts(self) -> list[Facts]:
+        """The cells of the report, with the verdicts that hold here."""
+        return [Facts({**self.merged.cells[name], "status": cell.status, "checks": cell.verdicts})
+                for name, cell in self.cells.items()]
+
 
 def gate(reports: Sequence[Report], policy: Policy | None = None, baseline: Sequence[Report] = (),
          today: datetime.date | None = None) -> Outcome:

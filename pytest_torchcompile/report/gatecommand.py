@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ from pytest_torchcompile.errors import MatrixError, ReportError, TorchcompileErr
 from pytest_torchcompile.report import github, junit, markdown
 from pytest_torchcompile.report.announcement import announcement, refusal
 from pytest_torchcompile.report.gate import Outcome, gate
-from pytest_torchcompile.report.journal import replace
+from pytest_torchcompile.report.output import write
 from pytest_torchcompile.report.policy import Policy
 from pytest_torchcompile.report.policyfile import read_policy
 from pytest_torchcompile.report.reading import Report, read_report
@@ -60,8 +60,10 @@ def _run(given: argparse.Namespace) -> int:
         taken, outcome = _updated(given, outcome, reports, baseline)
     for line in (*announcement(outcome), *(f"taken over: {text}" for text in taken)):
         print(line)
-    _write(given.junit, lambda: junit.junit(outcome))
-    _write(given.summary, lambda: markdown.markdown(outcome))
+    if given.junit is not None:
+        write(given.junit, junit.junit(outcome))
+    if given.summary is not None:
+        write(given.summary, markdown.markdown(outcome))
     if given.github:
         _summarise(markdown.markdown(outcome))
         for line in github.commands(outcome):
@@ -97,21 +99,14 @@ def _updated(given: argparse.Namespace, outcome: Outcome, reports: list[Report],
 def _refuse(given: argparse.Namespace, error: ReportError) -> int:
     text = refusal(error, error.exit_code)
     print(text)
-    _write(given.junit, lambda: junit.refused(str(error), error.exit_code))
-    _write(given.summary, lambda: markdown.short(text, error.exit_code))
+    if given.junit is not None:
+        write(given.junit, junit.refused(str(error), error.exit_code))
+    if given.summary is not None:
+        write(given.summary, markdown.short(text, error.exit_code))
     if given.github:
         _summarise(markdown.short(text, error.exit_code))
         print(github.command(text))
     return error.exit_code
-
-
-def _write(path: str | None, text: Callable[[], str]) -> None:
-    if path is None:
-        return
-    try:
-        replace(Path(path), text())
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def _summarise(text: str) -> None:

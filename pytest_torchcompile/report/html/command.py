@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
-from pathlib import Path
 
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.report.announcement import sentence
 from pytest_torchcompile.report.gate import gate
 from pytest_torchcompile.report.html.document import page
 from pytest_torchcompile.report.html.svg import svg
-from pytest_torchcompile.report.journal import replace
 from pytest_torchcompile.report.merging import merge
+from pytest_torchcompile.report.output import write
 from pytest_torchcompile.report.policyfile import read_policy
 from pytest_torchcompile.report.reading import read_report
 
@@ -29,9 +28,9 @@ def run(given: argparse.Namespace) -> int:
     reports = [read_report(path) for path in given.reports]
     baseline = [read_report(path) for path in given.baseline or ()]
     outcome = gate(reports, None if given.policy is None else read_policy(given.policy), baseline)
-    _write(given.output, page(outcome, merge(baseline) if baseline else None, source=source))
+    write(given.output, page(outcome, merge(baseline) if baseline else None, source=source))
     if given.svg is not None:
-        _write(given.svg, svg(outcome))
+        write(given.svg, svg(outcome))
     print(sentence(outcome))
     print(" and ".join(filter(None, (given.output, given.svg))), "written")
     return 0
@@ -44,11 +43,3 @@ def _source(given: str | None) -> str:
         raise UsageError(f"--source {given}: expected an address with {{file}} and {{line}} in it, for example "
                          "https://github.com/OWNER/REPO/blob/main/{file}#L{line}")
     return given
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        replace(Path(path), text)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None

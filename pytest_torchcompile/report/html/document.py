@@ -31,15 +31,9 @@ from pytest_torchcompile.report.html.pieces import anchor
 from pytest_torchcompile.report.html.theme import VERDICT_STYLES, sheet, variables
 from pytest_torchcompile.report.merging import Merged
 
-__all__ = ["judged_facts", "page"]
+__all__ = ["page"]
 
 NAME: Final = "torch.compile matrix"
-
-
-def judged_facts(outcome: Outcome) -> list[Facts]:
-    """The cells of a run with the verdicts that the gate holds."""
-    return [Facts({**outcome.merged.cells[name], "status": cell.status, "checks": cell.verdicts})
-            for name, cell in outcome.cells.items()]
 
 
 def page(outcome: Outcome, before: Merged | None = None, *, source: str = "") -> str:
@@ -49,7 +43,7 @@ def page(outcome: Outcome, before: Merged | None = None, *, source: str = "") ->
     :param before: an earlier run that it is compared with.
     :param source: address of a source file, with ``{file}`` and ``{line}``, for links to the user's lines.
     """
-    heat, comparison, told = HeatMap(judged_facts(outcome)), compared(outcome, before), sentence(outcome)
+    heat, comparison, told = HeatMap(outcome.facts), compared(outcome, before), sentence(outcome)
     numbers, marks = measured(heat.cells), comparison.marks
     groups = [finding.cells for finding in outcome.findings]
     style, script = _style(), Html(_file("page.js"))

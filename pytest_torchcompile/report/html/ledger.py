@@ -9,7 +9,8 @@ from pytest_torchcompile.instruments.advice import advice
 from pytest_torchcompile.instruments.records import Compile, GraphBreak
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.html.markup import Child, Html, join, tag
-from pytest_torchcompile.report.html.pieces import ROWS, columns, cut, hint, more, place, seconds, section
+from pytest_torchcompile.report.html.pieces import ROWS, columns, cut, hint, more, place, section
+from pytest_torchcompile.report.seconds import seconds
 
 __all__ = ["compiles", "eager_frames", "graph_breaks"]
 

@@ -7,18 +7,12 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from pytest_torchcompile.report.facts import Facts, number
-from pytest_torchcompile.report.metrics import METRICS, Metric
+from pytest_torchcompile.report.limits import value
+from pytest_torchcompile.report.metrics import METRICS
 
 __all__ = ["measured"]
 
 Measure: TypeAlias = Callable[[Facts], "float | None"]
-
-
-def _metric(metric: Metric, facts: Facts) -> float | None:
-    try:
-        return number(metric.read(facts.sections))
-    except (KeyError, TypeError, ValueError, AttributeError):  # a section of another version
-        return None
 
 
 def _noise(facts: Facts) -> float | None:
@@ -28,8 +22,12 @@ def _noise(facts: Facts) -> float | None:
     return max((leaf.rms for leaf in facts.leaves if number(leaf.rms) and leaf.rms), default=0.0)
 
 
+def _metric(name: str, facts: Facts) -> float | None:
+    return number(value(facts.sections, name))
+
+
 _OURS: Final[dict[str, Measure]] = {
-    **{name: partial(_metric, metric) for name, metric in METRICS.items()},
+    **{name: partial(_metric, name) for name in METRICS},
     "coverage, %": lambda facts: None if facts.coverage is None else 100 * facts.coverage,
     "error over noise": _noise,
     "cell_seconds": lambda facts: facts.total_seconds,
@@ -52,5 +50,5 @@ def _others(cells: Iterable[Facts]) -> Iterator[tuple[str, str]]:
     for cell in cells:
         for name, section in cell.sections.items():
             if name not in _READ and name not in cell.compared:
-                yield from ((name, key) for key, value in section.items()
-                            if number(value) is not None and key not in METRICS)
+                yield from ((name, key) for key, found in section.items()
+                            if number(found) is not None and key not in METRICS)

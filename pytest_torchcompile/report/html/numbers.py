@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from pytest_torchcompile.report.facts import Facts, Generated
 from pytest_torchcompile.report.html.markup import Html, join, tag
-from pytest_torchcompile.report.html.pieces import ROWS, columns, cut, more, place, seconds, section
+from pytest_torchcompile.report.html.pieces import ROWS, columns, cut, more, place, section
+from pytest_torchcompile.report.seconds import seconds
 
 __all__ = ["kernels", "numerics", "timing"]
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from pytest_torchcompile.report.html.markup import Child, Html, fit, tag
 from pytest_torchcompile.report.html.theme import VERDICT_STYLES
 
-__all__ = ["ROWS", "anchor", "badge", "columns", "cut", "hint", "link", "more", "place", "seconds", "section"]
+__all__ = ["ROWS", "anchor", "badge", "columns", "cut", "hint", "link", "more", "place", "section"]
 
 ROWS: Final = 40
 """How many rows a table or list of the page has; what is more is counted."""
@@ -38,17 +38,6 @@ def place(file: str, line: int, source: str) -> Html:
     if not source or file.startswith("/") or not line:
         return shown
     return tag("a", shown, href=source.replace("{file}", quote(fit(file))).replace("{line}", str(line)))
-
-
-def seconds(value: float) -> str:
-    """A time as one reads it.
-
-    >>> seconds(0.0123), seconds(2.34), seconds(300)
-    ('12 ms', '2.3 s', '5.0 min')
-    """
-    if value < 1:
-        return f"{1000 * value:.0f} ms"
-    return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"
 
 
 def section(title: str, *children: Child) -> Html:

@@ -13,7 +13,6 @@ from typing import Final
 
 from pytest_torchcompile.report.announcement import facts, sentence
 from pytest_torchcompile.report.gate import Outcome
-from pytest_torchcompile.report.html.document import judged_facts
 from pytest_torchcompile.report.html.heatmap import HeatMap, told
 from pytest_torchcompile.report.html.markup import Html, join, tag
 from pytest_torchcompile.report.html.theme import VERDICT_STYLES, variables
@@ -35,7 +34,7 @@ FONT: Final = "12px system-ui,-apple-system,'Segoe UI',Roboto,'Liberation Sans',
 
 def svg(outcome: Outcome) -> str:
     """The picture of a run: the gate's sentence, the map, the legend."""
-    heat = HeatMap(judged_facts(outcome))
+    heat = HeatMap(outcome.facts)
     body, width, height = _map(heat)
     width = max(width, 520.0)
     lines = textwrap.wrap(sentence(outcome), int((width - 2 * MARGIN) / (LETTER * 1.1))) or [""]

@@ -1,0 +1,101 @@
+"""Gotchas: what the report found wrong, at which line, in which stage of the compiler, and how to see it oneself."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from pytest_torchcompile.oracle.stages import STAGES, stages_before
+from pytest_torchcompile.report.causes import Cause, causes
+from pytest_torchcompile.report.facts import Facts
+from pytest_torchcompile.report.markdown import block, code
+from pytest_torchcompile.report.playbook.prose import count, evidence, prose
+
+__all__ = ["KNOBS", "gotchas"]
+
+TITLE: Final = 100
+VERDICTS: Final = ("xpass", "fail", "error", "timeout", "crash", "xfail")
+NUMERICAL: Final = frozenset({"equivalence", "gradients", "training_steps", "aliasing"})
+KNOBS: Final[dict[str, str]] = {
+    "graph_breaks": "graph_breaks",
+    "recompiles": "recompiles_verbose",
+    "shape_stability": "recompiles_verbose,dynamic",
+    "compiles": "graph_breaks,recompiles",
+    "equivalence": "aot_graphs,output_code",
+    "gradients": "aot_joint_graph,output_code",
+    "training_steps": "aot_joint_graph,output_code",
+    "aliasing": "aot_graphs,output_code",
+    "crash": "+dynamo,aot_graphs,output_code",
+    "timeout": "+dynamo,output_code",
+}
+"""Check (or verdict, where the cell had no end) to the channels of ``TORCH_LOGS`` that show it. Their names are in
+torch/_logging/_registrations.py, torch 2.8 to 2.15; a test holds them against the torch that is installed."""
+
+
+def gotchas(cells: Sequence[Facts], matrix: str) -> list[str]:
+    """A paragraph for each cause, those in most cells first."""
+    at = {cell.id: cell for cell in cells}
+    found = causes(cells, VERDICTS)
+    if not found:
+        return ["None: every check holds in every cell that ran.", ""]
+    return [line for number, cause in enumerate(found, 1) for line in _gotcha(number, cause, at, matrix)]
+
+
+def _gotcha(number: int, cause: Cause, at: Mapping[str, Facts], matrix: str) -> Iterator[str]:
+    problem, check = cause.problem, cause.checks[0]
+    title = code(problem.place) if problem.place else ", ".join(cause.checks)
+    known = " (known: a rule of the matrix expects it)" if cause.verdict == "xfail" else ""
+    short = textwrap.shorten(problem.message, TITLE, placeholder=" ...")
+    yield f"### {number}. {title}: {prose(short)}"
+    yield ""
+    whole = "" if short == problem.message else f" {prose(problem.message)}"
+    yield f"In {count(len(cause.cells), 'cell')} {evidence(cause.cells)}{known}.{whole}"
+    yield ""
+    if problem.hint:
+        yield f"- Try: {prose(problem.hint)}"
+    if stage := _stage(cause, at):
+        yield f"- {stage}"
+    channels = KNOBS.get(check if cause.verdict in ("fail", "xfail", "xpass") else cause.verdict)
+    if channels:
+        yield "- To see it:"
+        command = f"TORCH_LOGS={channels} pytest --compile-inprocess -s --compile-matrix={matrix} " \
+                  f"'{matrix}::{cause.cells[0]}'"
+        yield from ("  " + line if line else line for line in block(command))
+    else:
+        yield ""
+
+
+def _stage(cause: Cause, at: Mapping[str, Facts]) -> str:
+    """Where in the compiler, if a cell that differs in nothing but its backend holds the check.
+
+    Graph breaks, recompiles and coverage are Dynamo's doing, whatever the backend.
+    """
+    if cause.verdict == "fail" and not set(cause.checks) & NUMERICAL and "raised" not in cause.problem.message:
+        return ""
+    for failing in (at[cell] for cell in cause.cells):
+        backend = failing.axes.get("backend", "")
+        for before in reversed(stages_before(backend)) if backend else ():
+            twin = _twin(failing, before, at)
+            if twin is not None and all(_held(twin, check) for check in cause.checks):
+                blame = STAGES.get(backend, "the backend itself")
+                return f"With backend {code(before)} the same cell holds {evidence([twin.id])}, so look at " \
+                       f"{blame if _next(before) == backend else f'what {code(backend)} does after that'}."
+    return ""
+
+
+def _next(backend: str) -> str:
+    names = list(STAGES)
+    return names[names.index(backend) + 1] if backend in names[:-1] else ""
+
+
+def _twin(cell: Facts, backend: str, at: Mapping[str, Facts]) -> Facts | None:
+    """The cell with this backend and all other axes the same."""
+    wanted = {**cell.axes, "backend": backend}
+    return next((other for other in at.values() if other.axes == wanted), None)
+
+
+def _held(cell: Facts, check: str) -> bool:
+    return any(v.check == check and v.verdict == "pass" for v in cell.verdicts)
+
+

@@ -1,0 +1,125 @@
+"""Practice: warm-up, caches and sizes, as far as the ledgers of the report tell of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from pytest_torchcompile.instruments.records import Compile
+from pytest_torchcompile.report.facts import Facts, number
+from pytest_torchcompile.report.markdown import code
+from pytest_torchcompile.report.playbook.choice import Setting, best
+from pytest_torchcompile.report.playbook.prose import count, evidence, prose, table
+from pytest_torchcompile.report.seconds import seconds
+
+__all__ = ["caches", "shapes", "warm_up"]
+
+
+def warm_up(by_model: Mapping[str, Sequence[Setting]]) -> list[str]:
+    """For each model's chosen setting: the calls that compile, whether it ever ends, and what it takes."""
+    rows = []
+    for model, of in by_model.items():
+        chosen = best(of)
+        for cell in chosen.cells if chosen is not None else ():
+            if cell.compiles:
+                rows.append((code(model), *_calls(cell.compiles), evidence([cell.id])))
+    if not rows:
+        return ["The report has no setting that holds, so there is nothing to warm up yet.", ""]
+    lines = table(("model", "warm up with", "then", "it takes", "cell"), rows)
+    return [*lines, "Warm up with calls of these sizes, in this order, before the first request or step: each of them "
+                    "waits for a compiler.", ""]
+
+
+def _calls(compiles: Sequence[Compile]) -> tuple[str, str, str]:
+    """The calls of the first pass that compiled, what came after, and the seconds."""
+    first = [c.during for c in compiles if c.during and "," not in _tail(c.during)]
+    later = [c for c in compiles if c.during and "," in _tail(c.during)]
+    names = list(dict.fromkeys(first))
+    backward = ", forward and backward" if any(c.kind == "backward" for c in compiles) else ""
+    then = "nothing compiles any more" if not later else \
+        f"the same calls still compile {count(len(later), 'time')}: no warm-up ends this"
+    return prose(", ".join(names) + backward) or "any call", then, seconds(sum(c.seconds for c in compiles))
+
+
+def _tail(label: str) -> str:
+    """``call 2 (B=6), second time`` without its sizes: a comma in it says that the call came again."""
+    head, _, rest = label.partition("(")
+    return head + rest.partition(")")[2]
+
+
+def caches(cells: Sequence[Facts]) -> list[str]:
+    """What the compile caches answered, and what a kept cache would save."""
+    answers: Counter[str] = Counter(answer for cell in cells for c in cell.compiles for answer in c.caches)
+    if not answers:
+        return ["No compile of this report asked a cache.", ""]
+    lines = [f"- Asked {sum(answers.values())} times: {', '.join(f'{n} {code(a)}' for a, n in answers.most_common())}."]
+    missed = [(cell, c) for cell in cells for c in cell.compiles if any(a.endswith("miss") for a in c.caches)]
+    served = [(cell, c) for cell in cells for c in cell.compiles
+              if c.caches and all(a.endswith("hit") for a in c.caches)]
+    for what, found in (("with a miss", missed), ("served from a cache", served)):
+        if found:
+            mean = sum(c.seconds for _, c in found) / len(found)
+            lines.append(f"- {count(len(found), 'compile')} {what} took {seconds(mean)} each "
+                         f"{evidence(cell.id for cell, _ in found)}.")
+    if missed:
+        lines.append("- Keep the folder of `TORCHINDUCTOR_CACHE_DIR` between processes and CI jobs: the look-ups that "
+                     "missed are then hits.")
+    past = [cell.id for cell in cells if any(a.endswith("bypass") for c in cell.compiles for a in c.caches)]
+    if past:
+        lines.append(f"- Some graphs are never cached (`bypass`), so each process compiles them anew {evidence(past)}.")
+    return [*lines, ""]
+
+
+def shapes(by_model: Mapping[str, Sequence[Setting]]) -> list[str]:
+    """What ``dynamic`` does to each model, where the report has more than one value of it and more than one size."""
+    rows: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    for model, of in by_model.items():
+        by_value = _by_dynamic(of)
+        if len(by_value) > 1:
+            for value, cells in by_value.items():
+                rows.append((code(model), code(value), *_recompiles(cells), evidence(c.id for c in cells)))
+            notes += _note(model, by_value)
+    if not rows:
+        return ["The report has no model with more than one value of `dynamic` and more than one size.", ""]
+    return [*table(("model", "dynamic", "sizes", "recompiles", "compiles in", "cells"), rows), *notes, ""]
+
+
+def _by_dynamic(of: Sequence[Setting]) -> dict[str, list[Facts]]:
+    found: dict[str, list[Facts]] = {}
+    for setting in [setting for setting in of if not setting.stage] or of:
+        for cell in setting.cells:
+            if (_sizes(cell) or 0) > 1 and cell.compiles and "dynamic" in cell.axes:
+                found.setdefault(cell.axes["dynamic"], []).append(cell)
+    return found
+
+
+def _sizes(cell: Facts) -> float | None:
+    return number(cell.section("recompiles").get("sizes"))
+
+
+def _recompiles(cells: Sequence[Facts]) -> tuple[str, str, str]:
+    counts = [len(cell.recompiles) for cell in cells]
+    times = [sum(c.seconds for c in cell.compiles) for cell in cells]
+    return (f"{max(_sizes(cell) or 0 for cell in cells):g}", _range(f"{min(counts)}", f"{max(counts)}"),
+            _range(seconds(min(times)), seconds(max(times))))
+
+
+def _range(low: str, high: str) -> str:
+    return low if low == high else f"{low} to {high}"
+
+
+def _note(model: str, by_value: Mapping[str, Sequence[Facts]]) -> Iterator[str]:
+    def most(value: str) -> int | None:
+        return max((len(cell.recompiles) for cell in by_value[value]), default=0) if value in by_value else None
+
+    static, others = most("static"), [n for v in ("auto", "dynamic") if (n := most(v)) is not None]
+    if static is not None and others and static > max(others):
+        yield f"- {code(model)}: `static` compiles again for each size. Pad to a few lengths (`ShapeStabilizer`), or " \
+              "leave `dynamic` as it is above."
+    elif others and static is not None and min(others) > static:
+        yield f"- {code(model)}: dynamic shapes do not help here, it recompiles for another reason: see the gotchas."
+    special = [cell.id for cells in by_value.values() for cell in cells
+               if (number(cell.section("recompiles").get("special")) or 0) > 0]
+    if special:
+        yield f"- {code(model)}: sizes 0 and 1 are compiled apart, whatever `dynamic` says {evidence(special)}."

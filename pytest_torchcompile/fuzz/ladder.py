@@ -32,7 +32,7 @@ def climb(attempts: Attempts, dims: Dims, budget: Budget, *, max_calls: int = 6,
     strategy = shape_sequences(dims, max_calls, flips=flips, others=others)
     if real == CHEAP:
         return [(CHEAP, search(strategy, dims, attempts, budget, seed=seed, database=database, key=key))]
-    half = replace(budget, examples=max(1, budget.examples // 2), seconds=budget.seconds / 2)
+    half = replace(budget, examples=max(1, budget.examples // 2), drawing=budget.drawing / 2)
     first = search(strategy, dims, _Confirmed(attempts.on(CHEAP), attempts), half, seed=seed)
     rungs = [(CHEAP, first)]
     if first.finding is None:

@@ -27,7 +27,9 @@ class Budget:
     examples: int = 30
     """Sequences drawn; those tried when shrinking are not counted."""
     seconds: float = 60.0
-    """Wall seconds, shrinking included: half of what is left when a fault is found goes to it at least."""
+    """Wall seconds, shrinking included."""
+    drawing: float = 0.5
+    """Share of the seconds after which nothing more is drawn: the rest is for shrinking."""
     compiles: int = 2000
     """Graphs compiled."""
 
@@ -145,7 +147,7 @@ class _Search:
     def _draw(self) -> None:
         import hypothesis
 
-        result, most = self.result, self.budget.seconds / 2
+        result, most = self.result, self.budget.seconds * self.budget.drawing
 
         @hypothesis.settings(
             max_examples=self.budget.examples, phases=[hypothesis.Phase.generate], database=None, deadline=None,

@@ -1,0 +1,133 @@
+"""An attempt: one drawn sequence, run eagerly and compiled from a fresh compiler state, and everything compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.fuzz.calls import Sequence
+from pytest_torchcompile.fuzz.explained import graphs
+from pytest_torchcompile.fuzz.search import Finding
+from pytest_torchcompile.instruments.records import SILENT
+from pytest_torchcompile.instruments.state import forget_compiled
+from pytest_torchcompile.oracle.calls import Call, Make
+from pytest_torchcompile.oracle.findings import findings
+from pytest_torchcompile.oracle.trial import Trial
+
+__all__ = ["Attempts"]
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """What every attempt on one program has in common; calling it with a sequence makes one."""
+
+    make: Make
+    """Makes the program anew for each attempt: what it compiled, counted or kept belongs to one history."""
+    pristine: nn.Module
+    settings: dict[str, Any]
+    batch: Callable[[Mapping[str, int], int], Batch]
+    """``batch(sizes, seed)``."""
+    loss: Callable[..., Any] | None = None
+    train: bool = True
+    seed: int = 0
+    unit: float | None = None
+    root: Any = None
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """``fuzz_recompiles`` and ``fuzz_graph_breaks``, for each sequence; see :func:`_over`."""
+
+    def __call__(self, sequence: Sequence) -> tuple[Finding | None, int]:
+        """Run the sequence; returns the first thing that is wrong, and how many graphs were compiled.
+
+        A call that eager refuses has to be refused by compiled code too, and is no fault. Raises
+        :class:`~pytest_torchcompile.errors.UsageError` if the inputs cannot be made.
+        """
+        forget_compiled()
+        calls = [Call(k, self.batch(dict(each.sizes), self.seed + k), dict(each.sizes), training=each.training)
+                 for k, each in enumerate(sequence)]
+        trial = Trial(self.make, self.pristine, self.settings, calls, loss=self.loss, train=self.train, seed=self.seed,
+                      unit=self.unit, root=self.root, may_raise=True, passes=1)
+        trial.run()
+        return min(self._findings(trial), key=lambda found: found.at, default=None), len(trial.compiled.seen["graphs"])
+
+    def on(self, backend: Any) -> Attempts:
+        """The same with another backend; modes and options, which belong to the first, are left out."""
+        kept = {k: v for k, v in self.settings.items() if k not in ("mode", "options")}
+        return Attempts(**{**self.__dict__, "settings": kept | {"backend": backend}})
+
+    def _findings(self, trial: Trial) -> Iterator[Finding]:
+        seen = trial.compiled.seen
+        compiled = len(seen["graphs"])
+        place = {call.label: call.index for call in trial.calls}
+        if error := trial.compiled.error:
+            yield Finding("error", f"the compiled call raised {error}; eager did not", len(trial.passed),
+                          f"{error.text}\n{error.traceback}".strip(), compiled)
+        for call in trial.calls:
+            for found in findings([pair for pair in trial.leaves if pair[0] == call.label]):
+                yield Finding(found.kind, found.message, call.index, found.evidence, compiled)
+        for passed in trial.passed:
+            if not passed.graphs and not passed.raised:
+                yield Finding("vacuous", "no compiled code ran", passed.call.index, "", compiled)
+        for frame in seen["eager_frames"]:
+            if frame["kind"] in SILENT:
+                at = place.get(frame.get("during", ""), len(trial.calls) - 1)
+                yield Finding("eager", f"{frame['function']} silently ran eagerly: {frame['kind']}", at,
+                              f"{frame['file']}:{frame['line']}: {frame['reason']}", compiled)
+        yield from self._over(trial, place, compiled)
+
+    def _over(self, trial: Trial, place: Mapping[str, int], compiled: int) -> Iterator[Finding]:
+        """Graph breaks and recompiles beyond the limits.
+
+        By default no break, and no more graphs of one function than torch's own rules make of the sizes so far. A limit
+        ``fuzz_recompiles`` counts the recompiles of the whole sequence.
+        """
+        seen = trial.compiled.seen
+        breaks = seen["graph_breaks"]
+        if len(breaks) > (most := self.limits.get("fuzz_graph_breaks", 0)):
+            over = breaks[int(most)]
+            yield Finding("graph_breaks", f"graph break {int(most) + 1}, {most:g} allowed: {over['reason']}",
+                          place.get(over.get("during", ""), len(trial.calls) - 1),
+                          f"{over['file']}:{over['line']}", compiled)
+        allowed = self._allowed(trial)
+        for at, most in enumerate(allowed):
+            until = [r for r in seen["recompiles"] if place.get(r["during"], 0) <= at]
+            counted = len(until) if "fuzz_recompiles" in self.limits else _most_of_one(until)
+            if counted > most:
+                last = until[-1]
+                why = "allowed" if "fuzz_recompiles" in self.limits else "explained by the sizes"
+                yield Finding("recompiles", f"{counted} recompile(s) of {last['function']}, {most:g} {why}: "
+                              f"{last['cause']}: {last['reason']}", at,
+                              "\n".join(f"{r['during']}: {r['function']} {r['file']}:{r['line']}  {r['reason']}"
+                                        for r in until), compiled)
+                return
+
+    def _allowed(self, trial: Trial) -> list[float]:
+        if "fuzz_recompiles" in self.limits:
+            return [self.limits["fuzz_recompiles"]] * len(trial.calls)
+        dynamic = {None: "auto", False: "static", True: "dynamic"}[self.settings.get("dynamic")]
+        modes = [call.trains(self.train) for call in trial.calls]
+        allowed: list[float] = []
+        for at in range(len(trial.calls)):  # each mode has graphs of its own
+            each = [graphs(dynamic, (_sizes(call.batch) for call, mode in zip(trial.calls[:at + 1], modes, strict=False)
+                                     if mode is which)) for which in (True, False)]
+            allowed.append(sum(counts[-1] for counts in each if counts) - 1)
+        return allowed
+
+
+def _most_of_one(recompiles: list[Mapping[str, Any]]) -> int:
+    counts: dict[tuple[Any, ...], int] = {}
+    for r in recompiles:
+        key = r["file"], r["line"], r["function"], r.get("resumed_at", 0)
+        counts[key] = counts.get(key, 0) + 1
+    return max(counts.values(), default=0)
+
+
+def _sizes(batch: Batch) -> tuple[int, ...]:
+    """Every size of every input, and the whole numbers among them, which torch treats as sizes."""
+    leaves = torch.utils._pytree.tree_leaves((batch.args, batch.kwargs))
+    return tuple(size for leaf in leaves for size in (
+        leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,) if type(leaf) is int else ()))

@@ -1,0 +1,79 @@
+"""Models and backends with faults that only some sequences of sizes show."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch._dynamo.backends.registry import lookup_backend
+
+
+class Net(nn.Module):
+    """(B, 5) -> (B, 1), or (B, S, 5) -> (B, S, 1)."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(5, 5)
+
+    def forward(self, x):
+        return torch.relu(self.line(x)).sum(-1, keepdim=True) + x
+
+
+class GuardsOnEight(Net):
+    def forward(self, x):
+        y = super().forward(x)
+        return y * 2 if x.shape[0] % 8 == 0 else y
+
+
+class BreaksAbove100(Net):
+    def forward(self, x):
+        if x.shape[0] > 100:
+            torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+def spoiled(spoil):
+    """aot_eager, its forward graphs' outputs gone through ``spoil(tensors in, outputs, memory)``."""
+    memory = {}
+
+    def backend(graph, inputs):
+        compiled = lookup_backend("aot_eager")(graph, inputs)
+
+        def run(*args):
+            tensors = [a for a in args if isinstance(a, torch.Tensor) and a.ndim >= 2 and a.shape[-1] == 5
+                       and not isinstance(a, nn.Parameter)]
+            return spoil(tensors, compiled(*args), memory)
+        return run
+    return backend
+
+
+def odd_above_16(tensors, out, memory):
+    wrong = any(t.shape[0] % 2 and t.shape[0] > 16 for t in tensors)
+    return tuple(o * 1.01 for o in out) if wrong else out
+
+
+def equal_dims(tensors, out, memory):
+    wrong = any(t.ndim == 3 and t.shape[0] == t.shape[1] for t in tensors)
+    return tuple(o * 1.01 for o in out) if wrong else out
+
+
+def smaller_than_before(tensors, out, memory):
+    size = max(t.shape[0] for t in tensors)
+    wrong = size < memory.get("largest", 0)
+    memory["largest"] = max(size, memory.get("largest", 0))
+    return tuple(o + 0.01 for o in out) if wrong else out
+
+
+class ThirdCall:
+    """A backend, wrong from the third call of whatever it compiled last."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, graph, inputs):
+        compiled = lookup_backend("aot_eager")(graph, inputs)
+
+        def run(*args):
+            self.calls += 1
+            out = compiled(*args)
+            return tuple(o * 1.01 for o in out) if self.calls > 2 else out
+        return run

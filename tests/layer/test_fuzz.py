@@ -1,0 +1,86 @@
+"""Fuzzing with a compiler: known faults are found and shrunk to their known minimum, sound models are left alone."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+
+import pytest
+import torch
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.dims import Dim
+from pytest_torchcompile.fuzz.attempts import Attempts
+from pytest_torchcompile.fuzz.calls import call, code
+from pytest_torchcompile.fuzz.ladder import climb
+from pytest_torchcompile.fuzz.search import Budget
+from pytest_torchcompile.oracle.calls import Side
+from pytest_torchcompile.oracle.trial import same_random_draws
+from tests.layer.fuzz_faults import (
+    BreaksAbove100,
+    GuardsOnEight,
+    Net,
+    ThirdCall,
+    equal_dims,
+    odd_above_16,
+    smaller_than_before,
+    spoiled,
+)
+
+SEEDS = range(int(os.environ.get("FUZZ_SEEDS", "1")))
+"""20 is what the README's figures were made with."""
+
+
+def attempts(model, backend, dynamic=None, train=False, limits=None, features=("B",)):
+    """An Attempts over a model whose input is (*features, 5)."""
+    def make(settings):
+        # A backend with a memory starts anew with each model, as a compiler would.
+        module = copy.deepcopy(model)
+        if settings is None:
+            return Side(module, module)
+        settings = settings | {"backend": backend() if isinstance(backend, functools.partial) else backend}
+        return Side(torch.compile(module, **settings), module)
+
+    def batch(sizes, seed):
+        torch.manual_seed(seed)
+        return Batch.of(torch.randn(*(sizes[f] for f in features), 5))
+
+    torch.manual_seed(0)
+    return Attempts(make, model, {"backend": backend, "dynamic": dynamic}, batch, train=train,
+                    limits=limits or {})
+
+
+B = {"B": Dim(min=1, max=64)}
+LONG = {"B": Dim(min=1, max=200)}
+BS = {"B": Dim(min=2, max=9), "S": Dim(min=2, max=40)}
+FAULTS = {
+    "wrong for odd sizes above 16": (Net, spoiled(odd_above_16), B, None, "value", [call(B=17)]),
+    "guards on s % 8": (GuardsOnEight, "aot_eager", B, None, "recompiles", [call(B=2), call(B=3), call(B=8)]),
+    "recompiles at 1": (Net, "aot_eager", B, {"fuzz_recompiles": 1}, "recompiles", [call(B=2), call(B=3), call(B=1)]),
+    "wrong when two dims are equal": (Net, spoiled(equal_dims), BS, None, "value", [call(B=2, S=2)]),
+    "wrong on the third call": (Net, functools.partial(ThirdCall), B, None, "value", [call(B=2)] * 3),
+    "graph break above 100": (BreaksAbove100, "aot_eager", LONG, None, "graph_breaks", [call(B=101)]),
+    "wrong after a larger one": (Net, functools.partial(spoiled, smaller_than_before), B, None, "value",
+                                 [call(B=3), call(B=2)]),
+}
+
+
+@pytest.fixture(autouse=True)
+def draws():
+    with same_random_draws():
+        yield
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_known_fault_is_found_and_shrunk_to_its_minimum(name, seed):
+    """The report is the shortest sequence of the simplest sizes, and it fails when it is run again."""
+    model, backend, dims, limits, kind, shortest = FAULTS[name]
+    program = attempts(model(), backend, limits=limits, features=tuple(dims))
+    backend_, result = climb(program, dims, Budget(examples=200, seconds=900), seed=seed)[-1]
+    assert result.finding, (backend_, result)
+    assert (result.finding.kind, code(result.sequence)) == (kind, code(shortest))
+    again, _ = program(result.sequence)
+    assert again
+    assert (again.kind, again.message) == (kind, result.finding.message)

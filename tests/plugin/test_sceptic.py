@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+from pytest_torchcompile.checks import CHECKS
+
+ALL = len(CHECKS)
 ONE = """
 version: 1
 models:
@@ -113,7 +116,7 @@ def test_python_state_is_no_false_alarm(repo):
         return Cached()
     """)
     repo.matrix(ONE % (4, "aot_eager, inductor", "rules: [{limits: {recompiles: 3}, when: {model: net}}]"))
-    repo.run().assert_outcomes(passed=10)
+    repo.run().assert_outcomes(passed=2 * ALL)
 
 
 def test_settings_made_at_import_hold_for_every_cell(repo):
@@ -135,13 +138,13 @@ def test_settings_made_at_import_hold_for_every_cell(repo):
 
 def test_without_xdist(repo):
     """-p no:xdist switches it off, and nothing breaks."""
-    repo.run("-p", "no:xdist").assert_outcomes(passed=5)
+    repo.run("-p", "no:xdist").assert_outcomes(passed=ALL)
 
 
 def test_sizes_0_and_1_are_explained(repo):
     """Torch compiles them apart, so a recompile for one is explained."""
     repo.matrix(ONE % ("{choices: [4, 1, 8]}", "eager", "  dynamic: [auto, dynamic, static]"))
-    repo.run().assert_outcomes(passed=15)
+    repo.run().assert_outcomes(passed=3 * ALL)
 
 
 def test_a_recompile_that_no_size_explains(repo):
@@ -197,12 +200,12 @@ def test_a_rank_that_dies_between_cells_blames_nobody(repo):
             time.sleep(0.3)
     """)
     repo.matrix(ONE % (4, "eager, aot_eager", ""))
-    repo.run().assert_outcomes(passed=10)
+    repo.run().assert_outcomes(passed=2 * ALL)
 
 
 def test_an_earlier_report_does_not_survive(repo):
     """A run that dies leaves no report of the run before it."""
-    repo.run().assert_outcomes(passed=5)
+    repo.run().assert_outcomes(passed=ALL)
     assert repo.block()["finished"]
     repo.file("conftest.py", "import os\n\ndef pytest_runtest_logfinish():\n    os._exit(9)\n")
     repo.run()

@@ -64,7 +64,7 @@ def test_cells_as_json(here, capsys):
                  "wrapper": "none", "dtype": "float32", "device": "cpu", "phase": "training"},
         "outcome": "xfail", "reason": "slow", "issue": "a/b#1", "until": "2999-01-01",
         "checks": ["gradients"], "rule": "matrix/default.yaml:6",
-        "limits": {"coverage": 1.0, "graph_breaks": 0},
+        "limits": {"coverage": 1.0, "steps": 3, "graph_breaks": 0},
     }
     assert (cells[3]["reason"], cells[3]["rule"]) == ("no modes there", "matrix/default.yaml:5")
 

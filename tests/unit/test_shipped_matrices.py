@@ -65,5 +65,5 @@ def test_several_sizes_in_every_model(name):
 def test_lower_limits_are_only_where_a_rule_says_why():
     """Full coverage and no graph break, but for regional cells and the model whose routing depends on data."""
     for planned in shipped("default").cells:
-        usual = {"coverage": 1.0, "graph_breaks": 0}
+        usual = {"coverage": 1.0, "steps": 3, "graph_breaks": 0}
         assert (planned.limits == usual) == (planned.cell.wrapper != "regional" and planned.cell.model != "moe_lite")

@@ -56,7 +56,7 @@ def test_a_lower_coverage_can_be_allowed():
 def test_no_check_passes_a_run_that_raised(name):
     """Where the compiled run raised, every check fails: nothing was seen, so nothing is good."""
     nothing = {"raised": "InductorError", "graphs": 0, "graph_breaks": [], "recompiles": [], "sizes": 1,
-               "dynamic": "auto", "compared": 0, "leaves": [], "nonzero": 1}
+               "dynamic": "auto", "compared": 0, "leaves": [], "nonzero": 1, "steps": 3}
     problems = list(load(name).judge(section(error=ERROR, graphs=[]) if name == "compiles" else nothing, {}))
     assert problems
 
@@ -65,7 +65,7 @@ def test_no_check_passes_a_run_that_raised(name):
 def test_no_check_passes_a_run_that_saw_nothing(name):
     """Nor does one where nothing was compiled or compared."""
     nothing = {"raised": None, "graphs": 0, "graph_breaks": [], "recompiles": [], "sizes": 1, "dynamic": "auto",
-               "compared": 0, "leaves": [], "nonzero": 0}
+               "compared": 0, "leaves": [], "nonzero": 0, "steps": 3}
     assert list(load(name).judge(nothing, {}))
 
 

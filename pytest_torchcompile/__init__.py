@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.fuzz.drawing import shape_sequences
     from pytest_torchcompile.fuzz.shapes import compile_shapes, dim
     from pytest_torchcompile.instruments import Ledger, observe
+    from pytest_torchcompile.layer.benchmark import Benchmark, benchmark
     from pytest_torchcompile.layer.config import BucketConfig, CompileConfig
     from pytest_torchcompile.layer.equivalence import Comparison, assert_equivalent, compare
     from pytest_torchcompile.layer.shapes import ShapeStabilizer
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.matrix import Matrix, load_matrix
 
 __all__ = [
+    "Benchmark",
     "BucketConfig",
     "CannotFallBack",
     "Cell",
@@ -39,6 +41,7 @@ __all__ = [
     "SmoketestResult",
     "StateLeakWarning",
     "assert_equivalent",
+    "benchmark",
     "call",
     "compare",
     "compile_shapes",
@@ -51,6 +54,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _EXPORTS = {
+    "Benchmark": "layer.benchmark",
     "BucketConfig": "layer.config",
     "CannotFallBack": "errors",
     "Cell": "cell",
@@ -65,6 +69,7 @@ _EXPORTS = {
     "SmoketestResult": "layer.smoketest",
     "StateLeakWarning": "fixtures",
     "assert_equivalent": "layer.equivalence",
+    "benchmark": "layer.benchmark",
     "call": "fuzz.calls",
     "compare": "layer.equivalence",
     "compile_shapes": "fuzz.shapes",

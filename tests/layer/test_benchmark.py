@@ -1,0 +1,177 @@
+"""benchmark(): what is timed, counted and concluded, by a planted clock: no verdict hangs on the machine."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchcompile import CompileConfig, benchmark
+from pytest_torchcompile.layer import benchmark as module
+
+
+class Clock:
+    """Time that passes only when somebody says so, with noise."""
+
+    def __init__(self):
+        self.now, self.draw = 0.0, random.Random(3)
+
+    def perf_counter(self):
+        return self.now
+
+    def pass_(self, seconds):
+        self.now += seconds * self.draw.lognormvariate(0, 0.05)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    torch.compiler.reset()
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    yield clock
+    torch.compiler.reset()
+
+
+class Net(nn.Module):
+    """A second a step, eagerly."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock, self.linear, self.norm = [clock], nn.Linear(4, 3), nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        if not torch.compiler.is_compiling():
+            self.clock[0].pass_(1.0)
+        return self.linear(self.norm(x))
+
+
+def backend(clock, seconds, compiling=10.0):
+    def compiler(graph, example):
+        clock.pass_(compiling)
+
+        def run(*args):
+            clock.pass_(seconds)
+            return graph(*args)
+
+        return run
+
+    return compiler
+
+
+def batch():
+    return torch.randn(5, 4)
+
+
+def on(compiler, **more):
+    return CompileConfig(enabled=True, backend=compiler, **more)
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(1.3, "slower"), (1.0, "no difference"), (0.7, "faster")])
+def test_the_verdict(clock, seconds, verdict):
+    """A planted difference of 30 % is seen either way, and none is seen where there is none."""
+    found = benchmark(Net(clock).eval(), on(backend(clock, seconds)), batch)
+    assert found.verdict == verdict
+    assert found.speedup == pytest.approx(1 / seconds, rel=0.05)
+    assert found.ratio.low <= found.ratio.value <= found.ratio.high
+
+
+def test_eager_against_eager(clock):
+    """A config that is not enabled compares eager with eager: 100 runs, and no difference in at least 95."""
+    net = Net(clock).eval()
+    verdicts = [benchmark(net, CompileConfig(), batch, rounds=8, warmup=1).verdict for _ in range(100)]
+    assert verdicts.count("no difference") >= 95
+
+
+def test_what_is_measured(clock):
+    """First step with the compiler in it, steady steps without; items by the first dimension, or as one says."""
+    found = benchmark(Net(clock).eval(), on(backend(clock, 0.5)), batch)
+    assert found.eager.first_seconds == pytest.approx(1, rel=0.2)
+    assert found.compiled.first_seconds == pytest.approx(10.5, rel=0.2)
+    assert (found.eager.median, found.compiled.median) == pytest.approx((1, 0.5), rel=0.05)
+    assert found.eager.low < found.eager.median < found.eager.high
+    assert found.eager.items_per_second == pytest.approx(5, rel=0.05)
+    assert (found.repeats, found.compiles, found.recompiles, found.late_compiles) == (1, 1, 0, 0)
+    assert found.pays_after == pytest.approx(20, abs=3)
+    found = benchmark(Net(clock).eval(), CompileConfig(), batch, items=torch.numel)
+    assert found.eager.items_per_second == pytest.approx(20, rel=0.05)
+
+
+def test_steps_too_short_to_time_are_repeated(clock):
+    """A timing takes at least two milliseconds."""
+    net = Net(clock).eval()
+    net.clock[0] = type("Fast", (), {"pass_": lambda self, seconds: clock.pass_(seconds * 1e-4)})()
+    found = benchmark(net, CompileConfig(), batch)
+    assert 15 <= found.repeats <= 25
+    assert found.eager.median == pytest.approx(1e-4, rel=0.05)
+
+
+def test_recompiles_are_counted(clock):
+    """Those of the warm-up, and those that make the steady state none."""
+    sizes = iter([5, 5, 5, 6, 7, *range(8, 99)])
+    made = {}
+
+    def by_round(number):
+        return made.setdefault(number, torch.randn(next(sizes), 4))
+
+    config = on(backend(clock, 1.0), dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=100):
+        found = benchmark(Net(clock).eval(), config, by_round, rounds=8)
+    assert found.late_compiles == 8
+    assert found.recompiles >= 8
+    assert "8 in the timed rounds" in str(found)
+
+
+def test_training_steps(clock):
+    """With a loss, or a model in training mode: backward too; nothing of it stays."""
+    net, passes = Net(clock), []
+    net.linear.weight.register_hook(lambda gradient: passes.append(1))
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    benchmark(net, on(backend(clock, 1.0)), batch, rounds=8)
+    assert passes
+    assert net.linear.weight.grad is None
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+    passes.clear()
+    benchmark(net.eval(), on(backend(clock, 1.0)), batch, rounds=8)
+    assert not passes
+    benchmark(net, on(backend(clock, 1.0)), batch, loss_fn=lambda output: output.sum(), rounds=8)
+    assert passes
+
+
+def test_nothing_compiled_is_no_verdict(clock):
+    """A model that only runs eagerly can be no faster."""
+    net = Net(clock).eval()
+    net.forward = torch._dynamo.disable(net.forward)
+    assert benchmark(net, on(backend(clock, 0.5)), batch, rounds=8).verdict == "nothing was compiled"
+
+
+def test_its_text_and_data(clock):
+    """A table for people, plain data for files."""
+    found = benchmark(Net(clock).eval(), on(backend(clock, 0.5)), batch)
+    lines = str(found).splitlines()
+    assert lines[0].startswith(("faster: 1.9", "faster: 2.0"))
+    assert "99 % interval" in lines[0]
+    assert [line[:16].strip() for line in lines[2:8]] == [
+        "first step", "step, median", "8 of 10 steps", "items per second", "memory of a step", "kernels of a ste"]
+    assert "1 compile(s), 0 of them from a cache, 0 recompile(s); compiling pays after" in lines[8]
+    data = json.loads(json.dumps(found.to_dict()))
+    assert data["verdict"] == "faster"
+    assert data["compiled"]["median"] == found.compiled.median
+
+
+@pytest.mark.parametrize("given", [{"rounds": 7}, {"warmup": 0}])
+def test_too_little(clock, given):
+    """Fewer rounds allow no verdict; the first step is never a steady one."""
+    with pytest.raises(ValueError, match="expected at least 8 rounds and 1 before"):
+        benchmark(Net(clock), CompileConfig(), batch, **given)
+
+
+def test_the_models_own_error(clock):
+    """Is raised as it is."""
+    def broken(x):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        benchmark(broken, CompileConfig(), batch)

@@ -66,13 +66,13 @@ def test_whole_file(project):
     known = by_id["mini_gpt-inductor-default-auto-checkpoint-width=64"]
     assert (known.outcome, known.reason, known.issue, known.until, known.checks, known.rule) == (
         "xfail", "known", "owner/repo#123", "2027-03-01", ("graph_breaks", "recompiles"), "m.yaml:19")
-    assert known.limits == {"coverage": 1.0, "graph_breaks": 2, "recompiles": 1}
+    assert known.limits == {"coverage": 1.0, "steps": 3, "graph_breaks": 2, "recompiles": 1}
     later = by_id["tiny-eager-default-auto-checkpoint-width=64"]
     assert (later.outcome, later.reason, later.rule) == ("skip", "later", "m.yaml:24")
-    assert later.limits == {"coverage": 1.0, "graph_breaks": 0}
+    assert later.limits == {"coverage": 1.0, "steps": 3, "graph_breaks": 0}
     plain = by_id["mini_gpt-eager-default-auto-none-width=64"]
     assert (plain.outcome, plain.reason, plain.rule) == ("run", "", "")
-    assert plain.limits == {"coverage": 0.5, "graph_breaks": 1, "recompiles": 1}  # later ones win
+    assert plain.limits == {"coverage": 0.5, "steps": 3, "graph_breaks": 1, "recompiles": 1}  # later ones win
     assert matrix.notes == ()
     assert matrix.checks == tuple(CHECKS)
     assert matrix.sha256 == hashlib.sha256(DESIGN.encode()).hexdigest()

@@ -22,8 +22,8 @@ DEFAULTS: Final = {"mode": "default", "dynamic": "auto", "wrapper": "none"}
 
 
 RULE: Final = ("Of the settings in which every check holds in every cell: the one with most cells, then the fastest "
-               "where speed was measured, then the one that recompiles least, then the one nearest to what torch does by "
-               "default.")
+               "where speed was measured, then the one that recompiles least, then the one nearest to torch's "
+               "defaults.")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,262 @@
+"""The pure parts of the page: escaping, the order of axes, the grid, colours, causes, facts of odd sections."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+from sample_report import SMALL, cell, check, problem, sample_report
+
+from pytest_torchcompile.observation import VERDICTS
+from pytest_torchcompile.report.causes import causes
+from pytest_torchcompile.report.facts import Facts
+from pytest_torchcompile.report.html import theme
+from pytest_torchcompile.report.html.grid import WIDTH, arrange, split
+from pytest_torchcompile.report.html.markup import Html, data, join, tag, text
+from pytest_torchcompile.report.html.measures import measured
+from pytest_torchcompile.report.html.ordering import influence, order
+from pytest_torchcompile.report.html.pieces import link, place
+from pytest_torchcompile.report.seconds import seconds
+
+# markup
+
+
+def test_text_is_escaped_and_markup_is_not():
+    """Only what is markup by its type goes into a page as it is."""
+    assert tag("p", "<b>", Html("<b>"), 3, None, ["&", 'x"'], class_="a b", title='"<', hidden=True, id=None) == \
+        '<p class="a b" title="&quot;&lt;" hidden>&lt;b&gt;<b>3&amp;x&quot;</p>'
+    assert join("<", Html("<")) == "&lt;<"
+
+
+@pytest.mark.parametrize("odd", ["\x00", "\x1b", "\ud83d", "\ufffe", "\x9f"])
+def test_what_no_page_can_hold(odd):
+    """Control characters and lone surrogates are shown as U+FFFD, so that the file is UTF-8 and XML."""
+    assert text(f"a{odd}b") == "a\ufffdb"
+    text(odd).encode()
+
+
+@pytest.mark.parametrize("plain", ["models.py:11", "naïve 模型 🔥", "a\nb\tc", "x=(1, [2]) {3} $ % ~ `"])
+def test_what_needs_no_escape(plain):
+    """Other text stays as it is."""
+    assert text(plain) == plain
+
+
+def test_data_cannot_end_its_element():
+    """JSON within a script element holds no markup, and reads back as what it was."""
+    given = {"</script><!--": ["<script>", 1, None, "\ud83d"]}
+    assert "<" not in data(given)
+    assert json.loads(data(given)) == given
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        data([float("nan")])
+
+
+def test_places():
+    """A place in the user's code is a link only with a known source, and never outside of it."""
+    assert place("a b.py", 3, "") == '<code class="place">a b.py:3</code>'
+    assert 'href="https://x/a%20b.py#L3"' in place("a b.py", 3, "https://x/{file}#L{line}")
+    assert "href" not in place("/etc/passwd", 3, "https://x/{file}#L{line}")
+    assert link("a b\ud83d%") == "#cell:a%20b%EF%BF%BD%25"
+
+
+def test_seconds():
+    """Times have the unit that one reads them in."""
+    assert [seconds(s) for s in (0, 0.0123, 2.34, 300)] == ["0 ms", "12 ms", "2.3 s", "5.0 min"]
+
+
+# the order of axes
+
+
+def cells_of(**axes):
+    names = list(axes)
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+AXES = {"a": "12", "b": "1234", "c": "12", "d": "123"}
+
+
+def test_the_axes_that_tell_most_come_first():
+    """A planted failure of two values of two axes makes these two rows and columns; the larger one gives the rows."""
+    found = order([(c, c["b"] == "2" and c["d"] == "3") for c in cells_of(**AXES)])
+    assert (found.rows, found.columns, set(found.rest)) == ("b", "d", {"a", "c"})
+    assert found.explained == 1
+
+
+def test_two_axes_that_tell_only_together():
+    """Neither of the two axes tells anything alone: exclusive or."""
+    found = order([(c, (c["a"] == "1") != (c["c"] == "1")) for c in cells_of(**AXES)])
+    assert {found.rows, found.columns} == {"a", "c"}
+
+
+@pytest.mark.parametrize("fails", [True, False, None])
+def test_where_nothing_differs(fails):
+    """All fail, none fails, none ran: the order of the matrix."""
+    found = order([(c, fails) for c in cells_of(**AXES)])
+    assert (found.axes, found.explained) == (("b", "a", "c", "d"), 0)  # a and b; b has more values
+
+
+def test_axes_with_one_value_are_left_out():
+    """What does not vary is no axis of the map; where nothing varies, one axis is left."""
+    assert order([({"x": "1", "y": v}, True) for v in "ab"]).axes == ("y",)
+    assert order([({"x": "1", "y": "1"}, True)]).axes == ("x",)
+    assert order([]).axes == ()
+
+
+def test_chance_is_not_taken_for_influence():
+    """Many groups explain much by chance: an axis with a value for each cell tells nothing."""
+    assert influence((i, i % 3 == 0) for i in range(30)) == 0
+    assert influence((i % 3 == 0, i % 3 == 0) for i in range(30)) == pytest.approx(1)
+
+
+def test_a_hundred_axes_are_ordered_soon():
+    """Pairs are tried of the best axes only."""
+    cells = [({f"x{i}": str(n >> i % 8 & 1) for i in range(100)}, n % 7 == 0) for n in range(256)]
+    assert len(order(cells).axes) == 100
+
+
+# the grid
+
+
+def test_grid():
+    """Bands keep the order of values; places where no cell is are missing; the rest goes within."""
+    cells = [(c, i) for i, c in enumerate(cells_of(model=["x", "y"], mode=["m", "n"], phase=["t", "i"]))]
+    values = {"model": ["x", "y"], "mode": ["m", "n"], "phase": ["t", "i"]}
+    grid = arrange([c for c in cells if c[0] != {"model": "y", "mode": "n", "phase": "i"}], "model", "mode", ["phase"],
+                   values)
+    assert [band.value for band in grid.rows] == ["x", "y"]
+    assert [(band.value, band.labels) for band in grid.columns] == [("m", ("t", "i")), ("n", ("t", "i"))]
+    assert grid.places[("x",), ("m", "i")] == [1]
+    assert (("y",), ("n", "i")) not in grid.places
+    assert sorted(cell for found in grid.places.values() for cell in found) == list(range(7))
+
+
+def test_split():
+    """The least telling axes go across while a row has room, the others to lines."""
+    values = {"a": "12", "b": "1234", "c": ["1"] * WIDTH}
+    assert split(["a", "b"], values, 3) == ([], ["a", "b"])
+    assert split(["a", "b"], values, 8) == (["a"], ["b"])
+    assert split(["a", "b"], values, 100) == (["a", "b"], [])
+    assert split(["c", "a"], values, 3) == (["c"], ["a"])
+
+
+# colours
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_contrast(dark):
+    """Letters on squares, and text on each ground of the page: at least 4.5 (WCAG 2.2, 1.4.3)."""
+    colours = theme.variables(dark)
+    pairs = [(name, colours[name], colours[name.replace("-ground", "-text")]) for name in colours if "-ground" in name]
+    pairs += [(f"{front} on {back}", colours[back], colours[front]) for back in ("ground", "panel")
+              for front in ("text", "quiet", "accent", "bad", "good")]
+    assert {name: theme.contrast(*pair) for name, *pair in pairs if theme.contrast(*pair) < 4.5} == {}
+
+
+def test_every_verdict_has_its_own_letter():
+    """Verdicts are told apart without colour."""
+    assert set(theme.VERDICT_STYLES) == set(VERDICTS)
+    assert len({style.letter for style in theme.VERDICT_STYLES.values()}) == len(VERDICTS)
+
+
+def test_good_and_bad_differ_in_lightness():
+    """A grey print, and an eye that sees no hue, tell failures from passes."""
+    for dark in (False, True):
+        colours = theme.variables(dark)
+        for bad in ("fail", "error", "timeout", "crash", "xpass"):
+            assert theme.contrast(colours["pass-ground"], colours[f"{bad}-ground"]) > 3
+
+
+# causes
+
+
+def failing(name, *verdicts):
+    checks = {check_name: check(verdict, *problems) for check_name, verdict, *problems in verdicts}
+    return Facts({"id": name, "axes": {}, "status": "fail", "checks": checks})
+
+
+def test_one_line_is_one_cause():
+    """Problems at one place of the user's code are one, whatever their numbers; most cells come first."""
+    found = causes([
+        failing("a", ("graph_breaks", "fail", problem("graph break (1 place)", file="m.py", line=4))),
+        failing("b", ("recompiles", "fail", problem("3 recompiles", file="m.py", line=9))),
+        failing("c", ("graph_breaks", "fail", problem("graph break (2 places)", file="m.py", line=4),
+                      problem("graph break (2 places)", file="m.py", line=5))),
+    ])
+    assert [(c.problem.place, c.cells) for c in found] == [
+        ("m.py:4", ["a", "c"]), ("m.py:9", ["b"]), ("m.py:5", ["c"])]
+
+
+def test_numbers_and_names_do_not_part_causes():
+    """The same thing wrong with several outputs, in several cells, at several steps, is one cause of a check."""
+    found = causes([
+        failing("a", ("equivalence", "fail", problem("loss: error is 3.1e6 times the noise at [0]"),
+                      problem("output: error is 9 times the noise"))),
+        failing("b", ("equivalence", "fail", problem("output[1]: error is 77.5 times the noise")),
+                ("training_steps", "fail", problem("step 3: loss: error is 4 times the noise"),
+                 problem("step 1: gradient of w: error is 4 times the noise"))),
+        failing("c", ("equivalence", "fail", problem("output: dtype is float32, eager float64"))),
+    ])
+    assert [(c.checks, c.cells) for c in found] == [
+        (["equivalence"], ["a", "b"]), (["training_steps"], ["b"]), (["equivalence"], ["c"])]
+
+
+def test_a_crash_is_one_cause_for_all_checks():
+    """Each check of a crashed cell carries the crash; what there was nothing to judge of is no cause beside another."""
+    crash = problem("process 4711 died")
+    found = causes([
+        failing("a", ("compiles", "crash", crash), ("equivalence", "crash", crash)),
+        failing("b", ("compiles", "fail", problem("it raised")),
+                ("recompiles", "fail", problem("nothing to judge: it raised"))),
+        failing("c", ("recompiles", "fail", problem("nothing to judge: no graph"))),
+    ])
+    assert [(c.verdict, c.checks, c.cells) for c in found] == [
+        ("crash", ["compiles", "equivalence"], ["a"]), ("fail", ["compiles"], ["b"]), ("fail", ["recompiles"], ["c"])]
+
+
+def test_expected_failures_are_no_causes():
+    """Unless they are asked for."""
+    known = [failing("a", ("recompiles", "xfail", problem("again")))]
+    assert causes(known) == []
+    assert len(causes(known, ["xfail"])) == 1
+
+
+# facts
+
+
+def test_facts():
+    """What a section holds, as records."""
+    facts = Facts(cell({"model": "moe_lite", "backend": "inductor"}, 1))
+    assert [c.kind for c in facts.compiles] == ["first", "backward", "recompile"]
+    assert [(r.what, r.expected, r.actual) for r in facts.recompiles] == [("x.size(0)", "4", "6")]
+    assert [(b.file, b.line) for b in facts.graph_breaks] == [("models.py", 41)]
+    assert facts.coverage == 0.8
+    assert [leaf.call for leaf in facts.leaves] == ["call 3 (B=12)"]
+    assert facts.generated[0].generated[2].name == "cpp_fused_relu_2"
+    assert facts.generated[0].library == {"addmm": 2}
+    assert [v.check for v in facts.failed] == ["compiles", "graph_breaks"]
+
+
+@pytest.mark.parametrize("sections", [
+    {}, {"compiles": 3}, {"compiles": {"compiles": [3, {}, {"seconds": "x", "caches": 4, "line": True}]}},
+    {"compiles": {"coverage": 3, "graphs": [{}], "eager_frames": {}}}, {"kernels": {"graphs": [7, {"generated": 3}]}},
+    {"equivalence": {"leaves": [{"rms": "inf", "index": 3}, {"rms": [], "eager": {}}]}},
+    {"graph_breaks": {"graph_breaks": [{"line": 10**400, "stack": "x"}]}},
+])  # fmt: skip
+def test_facts_of_odd_sections(sections):
+    """A section of another version is read as far as it goes; nothing raises."""
+    facts = Facts({"id": "x", "axes": {}, "status": "pass", "checks": {}, "observation": {"sections": sections}})
+    for name in ("compiles", "recompiles", "graphs", "eager_frames", "graph_breaks", "coverage", "leaves", "generated"):
+        getattr(facts, name)
+    measured([facts])
+
+
+def test_measures():
+    """Every number that the policy knows, and those at the top of sections that nobody knows."""
+    made = [Facts(each) for each in sample_report(SMALL)["compile_matrix"]["cells"]]
+    made[0].sections["mine"] = {"speedup": 1.5, "queries": 3, "name": "x", "flag": True}
+    found = measured(made)
+    assert {"recompiles", "graph_breaks", "compile_seconds", "kernels", "speedup", "coverage, %"} <= set(found)
+    assert found["mine: queries"] == [3] + [None] * 11
+    assert found["speedup"] == [1.5] + [None] * 11
+    assert "mine: flag" not in found
+    assert "mine: name" not in found

@@ -117,7 +117,7 @@ def test_alias_and_block_styles(project):
              "- limits:\n    graph_breaks: 1\n    coverage: 0\n")
     text = "\ufeff" + HEAD + axes + rules
     assert {tuple(sorted(each.limits.items())) for each in project.load(text).cells} == {
-        (("coverage", 0), ("graph_breaks", 1), ("recompiles", 1))}
+        (("coverage", 0), ("graph_breaks", 1), ("recompiles", 1), ("steps", 3))}
 
 
 def test_backends_and_wrappers_of_others(project):

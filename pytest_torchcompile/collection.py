@@ -20,6 +20,7 @@ from pytest_torchcompile.report.journal import Journal, replace
 from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.report.strictjson import dumps
 from pytest_torchcompile.report.terminal import failure_text, header, summary
+from pytest_torchcompile.selection import refuse_unknown
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.shards import shard
 
@@ -311,6 +312,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
         path = next((p for base in (config.invocation_params.dir, config.rootpath) if (p := base / path).exists()),
                     config.invocation_params.dir / path)
     matrix = load_matrix(path, shown=settings.matrix)
+    refuse_unknown(config.getoption("markexpr"), (planned.cell.axes for planned in matrix.cells))
     _select(config, Path(matrix.path))
     _report(config)
     session = MatrixSession(config, settings, matrix)

@@ -1,0 +1,48 @@
+"""``-m "compile_cell(backend='eager')"``: does it speak of axes and values that the matrix has? No pytest, no torch."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from pytest_torchcompile.errors import UsageError, nearest
+
+__all__ = ["refuse_unknown"]
+
+_ARGUMENT: Final = r"(\w+)\s*=\s*('[^']*'|\"[^\"]*\"|[\w.+-]+)"
+_MARKER: Final = re.compile(rf"\bcompile_cell\s*\(\s*((?:{_ARGUMENT}\s*,?\s*)*)\)")
+
+
+def refuse_unknown(expression: str, cells: Iterable[Mapping[str, Any]]) -> None:
+    """Raise :class:`UsageError` for an axis that no cell has, or a value that no cell has on its axis.
+
+    To pytest both are just no match: ``-m`` would select nothing, and with ``not`` everything.
+
+    :param expression: what ``-m`` was given; its grammar is left to pytest.
+    :param cells: axis name to value of each cell of the matrix.
+    """
+    named = list(_named(expression))
+    if not named:
+        return
+    known: dict[str, dict[Any, None]] = {}
+    for cell in cells:
+        for axis, value in cell.items():
+            known.setdefault(axis, {})[value] = None
+    for axis, value in named:
+        if axis not in known:
+            raise UsageError(f"-m: no cell of the matrix has an axis {axis!r}; {nearest(axis, known)}")
+        if value not in known[axis] or type(value) not in map(type, known[axis]):
+            same = next((found for found in known[axis] if str(found) == str(value)), None)
+            told = nearest(str(value), map(str, known[axis])) if same is None else f"write {axis}={same!r}"
+            raise UsageError(f"-m: no cell of the matrix has {axis}={value!r}; {told}")
+
+
+def _named(expression: str) -> Iterator[tuple[str, Any]]:
+    for marker in _MARKER.finditer(expression):
+        for axis, text in re.findall(_ARGUMENT, marker[1]):
+            try:
+                yield axis, ast.literal_eval(text)
+            except (ValueError, SyntaxError):
+                continue  # pytest says what is wrong with it

@@ -281,6 +281,8 @@ def _compile(request: pytest.FixtureRequest, model: Any, how: Combination) -> An
             if wrapper.ranks > 1:
                 raise UsageError(f"{where}: wrapper {how.wrapper!r} needs {wrapper.ranks} processes, and a test has "
                                  "one; put it into a matrix")
+            if not isinstance(how.backend, str):
+                settings["backend"] = how.backend
             if how.fullgraph:
                 settings["fullgraph"] = True
             return wrapper.wrap(model, settings, cell)

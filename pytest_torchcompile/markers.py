@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import product
 from typing import Any, Final
 
@@ -24,7 +25,8 @@ class Combination:
     mode: str = "default"
     dynamic: str = "auto"
     """``auto``, ``static`` or ``dynamic``: ``torch.compile(dynamic=...)`` None, False or True."""
-    backend: str = "inductor"
+    backend: str | Callable[..., Any] = "inductor"
+    """A name, ``module:attribute``, or the backend itself."""
     wrapper: str = "none"
     fullgraph: bool = False
 
@@ -33,13 +35,13 @@ class Combination:
         """The mode, then whatever is not at its default: ``max-autotune-dynamic``, ``default-eager-fullgraph``."""
         plain = Combination()
         rest = [name for name in ("dynamic", "backend", "wrapper") if getattr(self, name) != getattr(plain, name)]
-        return "-".join([self.mode, *(id_word(getattr(self, name)) for name in rest),
+        return "-".join([self.mode, *(id_word(_name(getattr(self, name))) for name in rest),
                          *(["fullgraph"] if self.fullgraph else [])])
 
     def cell(self, device: str) -> Cell:
         """The same as a cell, of a model on that device."""
-        return Cell(model="model", backend=self.backend, mode=self.mode, dynamic=self.dynamic, wrapper=self.wrapper,
-                    device=device)
+        return Cell(model="model", backend=_name(self.backend), mode=self.mode, dynamic=self.dynamic,
+                    wrapper=self.wrapper, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def combinations(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Comb
              if _valid(made := Combination(**dict(zip(values, choice, strict=True))))]
     for name in ("mode", "backend"):
         for value in values[name]:
-            if value not in {getattr(made, name) for made in found}:
+            if value not in [getattr(made, name) for made in found]:  # a backend may be no key
                 raise UsageError(_left_out(name, value, values))
     return tuple(found)
 
@@ -130,10 +132,12 @@ def _check(name: str, value: Any) -> None:
     if name == "dynamic" and (value is None or isinstance(value, bool)):
         word = next(word for word, torch_word in DYNAMIC.items() if torch_word is value)
         raise UsageError(f"dynamic={value}; torch.compile(dynamic={value}) is called {word!r} here")
-    if not isinstance(value, str):
-        raise UsageError(f"{name}={value!r}; expected a name"
-                         + (", or module:attribute of your own" if name in ("backend", "wrapper") else ""))
+    if name == "backend" and callable(value):
+        return
     own = name in ("backend", "wrapper")
+    if not isinstance(value, str):
+        raise UsageError(f"{name}={value!r}; expected a name" + (", or module:attribute of your own" if own else "")
+                         + (", or the backend itself" if name == "backend" else ""))
     if own and re.fullmatch(r"[\w.]+:[\w.]+", value):
         return
     if name == "backend" and value in NOT_ALONE:
@@ -144,17 +148,25 @@ def _check(name: str, value: Any) -> None:
                          + (", or module:attribute of your own" if own else ""))
 
 
-def _takes_modes(backend: str) -> bool:
-    return backend in BACKENDS and BACKENDS[backend].modes
+def _takes_modes(backend: object) -> bool:
+    return isinstance(backend, str) and backend in BACKENDS and BACKENDS[backend].modes
+
+
+def _name(value: Any) -> str:
+    """A value as one reads it: of a function its name, of functools.partial that of its function."""
+    if isinstance(value, partial):
+        return _name(value.func)
+    return value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__).strip("<>")
 
 
 def _valid(made: Combination) -> bool:
     return made.mode == "default" or _takes_modes(made.backend)
 
 
-def _left_out(name: str, value: str, values: Mapping[str, list[Any]]) -> str:
+def _left_out(name: str, value: Any, values: Mapping[str, list[Any]]) -> str:
     if name == "backend":
-        return f"backend {value!r} takes no modes, so no combination is left for it; add the mode 'default'"
+        return f"backend {_name(value)!r} takes no modes, so no combination is left for it; add the mode 'default'"
     taking = ", ".join(record.name for record in BACKENDS.values() if record.modes)
-    return (f"mode {value!r} is for backends that take modes ({taking}), "
-            f"and here there is only {', '.join(map(repr, values['backend']))}; leave the mode out, or add one of them")
+    given = ", ".join(repr(_name(backend)) for backend in values["backend"])
+    return (f"mode {value!r} is for backends that take modes ({taking}), and here there is only {given}; "
+            "leave the mode out, or add one of them")

@@ -61,7 +61,7 @@ def test_plain(compile_config):
 def test_fullgraph_and_own_backends_reach_torch(tests):
     """fullgraph=True makes a break an error; module:attribute is looked up, and sys.path left as it was."""
     result = tests(BREAKS + """
-import sys
+import functools, sys
 seen = []
 
 def mine(graph, inputs):
@@ -85,11 +85,18 @@ def test_own(compiled_model):
     assert len(seen) == 2
     assert sys.path[:len(path)] == path  # torch may append to it
 
+@pytest.mark.compile_modes(backend=[mine, functools.partial(mine)], dynamic="static")
+def test_given(compiled_model):
+    seen.clear()
+    compiled_model(batch(2))
+    assert len(seen) == 2
+
 @pytest.mark.compile_modes(backend="test_it:nothing")
 def test_none(compiled_model):
     pass
-""")
-    result.assert_outcomes(passed=2, errors=1)
+""", "-v")
+    result.assert_outcomes(passed=4, errors=1)
+    lines(result, "test_given[[]default-static-mine*[]] PASSED")
     lines(result, "test_it.py:*: 'test_it' has no attribute 'nothing'; *Known: *")
 
 

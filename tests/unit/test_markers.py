@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.markers import Combination, Limits, bucket_sizes, combinations, limits
+
+
+class Unhashable:
+    """A backend that is an object, compared by value."""
+
+    def __eq__(self, other):
+        return self is other
+
+    def __call__(self, graph, inputs):
+        return graph
 
 
 def ids(*args, **kwargs):
@@ -23,6 +34,8 @@ def ids(*args, **kwargs):
      ["default-aot_eager", "default-aot_eager-fullgraph", "default-aot_eager-autocast",
       "default-aot_eager-autocast-fullgraph"]),
     ((), {"backend": "my.backends:mine", "dynamic": "static"}, ["default-static-my.backends_mine"]),
+    ((), {"backend": [print, partial(print, 1), lambda gm, inputs: gm, Unhashable(), Unhashable]},
+     ["default-print", "default-print", "default-lambda", "default-Unhashable", "default-Unhashable"]),
 ])  # fmt: skip
 def test_combinations(args, kwargs, expected):
     """The valid combinations, the modes varying slowest; ids show the mode and what is not at its default."""
@@ -45,7 +58,12 @@ def test_the_plain_combination():
     ((), {"dynamic": [None]}, "dynamic=None; torch.compile(dynamic=None) is called 'auto' here"),
     ((), {"backend": "inducter"}, "unknown backend 'inducter'; did you mean 'inductor'? Known: "),
     ((), {"backend": "inducter"}, ", or module:attribute of your own"),
-    ((), {"backend": print}, "backend=<built-in function print>; expected a name, or module:attribute of your own"),
+    ((), {"backend": 3}, "backend=3; expected a name, or module:attribute of your own, or the backend itself"),
+    (("max-autotune",), {"backend": ["inductor", print]},
+     "backend 'print' takes no modes, so no combination is left for it; add the mode 'default'"),
+    (("default", "max-autotune"), {"backend": print},
+     "mode 'max-autotune' is for backends that take modes (inductor), and here there is only 'print'; "),
+    ((), {"backend": [print, print]}, "is given twice"),
     ((), {"backend": "dynamo_minifier_backend"}, "needs arguments that only torch gives it; name another"),
     ((), {"wrapper": "autocats"}, "unknown wrapper 'autocats'; did you mean 'autocast'? Known: "),
     ((), {"fullgraph": "yes"}, "fullgraph='yes'; expected True or False"),

@@ -174,11 +174,11 @@ def benchmark(
     ratio = ratio_of(shortest[1], shortest[0])
     count = items(batch.value) if items else _items(batch)
     sides = [Side(start, median(times), quantile(times, 0.1), quantile(times, 0.9), count / median(times), space.extra,
-                  kernels)
-             for start, times, space, kernels in zip(first, timings, spaces, counts, strict=True)]
+                  calls)
+             for start, times, space, calls in zip(first, timings, spaces, counts, strict=True)]
     verdict = "nothing was compiled" if config.enabled and not ran else _verdict(ratio, least)
     cached = sum(any("hit" in answer for answer in found.caches) for found in seen.compiles)
-    return Benchmark(*sides, ratio, verdict, repeats, len(seen.compiles), cached, len(seen.recompiles) - known, late,
+    return Benchmark(sides[0], sides[1], ratio, verdict, repeats, len(seen.compiles), cached, len(seen.recompiles) - known, late,
                      spaces[0].source)
 
 

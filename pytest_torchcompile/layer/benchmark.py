@@ -178,8 +178,8 @@ def benchmark(
              for start, times, space, calls in zip(first, timings, spaces, counts, strict=True)]
     verdict = "nothing was compiled" if config.enabled and not ran else _verdict(ratio, least)
     cached = sum(any("hit" in answer for answer in found.caches) for found in seen.compiles)
-    return Benchmark(sides[0], sides[1], ratio, verdict, repeats, len(seen.compiles), cached, len(seen.recompiles) - known, late,
-                     spaces[0].source)
+    return Benchmark(sides[0], sides[1], ratio, verdict, repeats, len(seen.compiles), cached,
+                     len(seen.recompiles) - known, late, spaces[0].source)
 
 
 def _verdict(ratio: Ratio, least: float) -> str:
@@ -217,7 +217,7 @@ class _Runner:
         """Seconds of one step, as the mean of ``repeats`` in a row."""
         private = batch.clone()
         if _device(batch) != "cpu" and not wall:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
             for _ in range(repeats):
                 self.step(private)

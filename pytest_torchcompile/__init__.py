@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.fixtures import RanEagerlyWarning, StateLeakWarning
     from pytest_torchcompile.fuzz.calls import call
     from pytest_torchcompile.fuzz.drawing import shape_sequences
+    from pytest_torchcompile.fuzz.emitted import assert_calls, cell_sequences
     from pytest_torchcompile.fuzz.shapes import compile_shapes, dim
     from pytest_torchcompile.instruments import Ledger, observe
     from pytest_torchcompile.layer.benchmark import Benchmark, benchmark
@@ -40,9 +41,11 @@ __all__ = [
     "ShapeStabilizer",
     "SmoketestResult",
     "StateLeakWarning",
+    "assert_calls",
     "assert_equivalent",
     "benchmark",
     "call",
+    "cell_sequences",
     "compare",
     "compile_shapes",
     "dim",
@@ -68,9 +71,11 @@ _EXPORTS = {
     "ShapeStabilizer": "layer.shapes",
     "SmoketestResult": "layer.smoketest",
     "StateLeakWarning": "fixtures",
+    "assert_calls": "fuzz.emitted",
     "assert_equivalent": "layer.equivalence",
     "benchmark": "layer.benchmark",
     "call": "fuzz.calls",
+    "cell_sequences": "fuzz.emitted",
     "compare": "layer.equivalence",
     "compile_shapes": "fuzz.shapes",
     "dim": "fuzz.shapes",

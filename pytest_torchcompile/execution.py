@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_torchcompile.matrix import Matrix, PlannedCell
@@ -77,6 +77,7 @@ class Execution:
             # An expected failure is known; and what finds out more must not turn a failure into a timeout.
             locate=0.0 if planned.outcome == "xfail" else self.settings.timeout / 4,
             modules=self.matrix_modules,
+            fuzz=replace(self.settings.fuzz, root=str(self.matrix.root)).to_dict(),
             # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
             threads=_omp_threads() or min(cores, 4),
             compile_threads=max(1, cores // self.workers),

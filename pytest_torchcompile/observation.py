@@ -42,6 +42,8 @@ class Job:
     """The modules that the matrix names. All are imported before the cell, so that a setting that one of them makes
     when it is imported holds for every cell, whichever ran before."""
     seed: int = 0
+    fuzz: dict[str, Any] = field(default_factory=dict)
+    """:meth:`pytest_torchcompile.fuzz.options.FuzzOptions.to_dict`; empty: the default ones."""
     threads: int = 0
     """Threads that torch computes with; 0: torch's own choice."""
     compile_threads: int = 1

@@ -60,9 +60,9 @@ class Rule:
 
 def read_checks(reader: Reader, node: yaml.Node | None, what: str = "a check",
                 known: Sequence[str] = tuple(CHECKS)) -> tuple[str, ...]:
-    """Read a list of checks, each once; all known ones if there is no list."""
+    """Read a list of checks, each once; if there is no list, all known ones that need not be asked for."""
     if node is None:
-        return tuple(known)
+        return tuple(name for name in known if not CHECKS[name].on_request)
     found: list[str] = []
     for item in reader.items(node, "checks", alone=True):
         name = reader.name(item, what, known)
@@ -171,9 +171,9 @@ class _Rules:
             if name not in LIMITS:
                 self.reader.wrong(key, f"unknown limit {name!r}; {nearest(name, LIMITS)}")
                 continue
-            owner = next(check for check, entry in CHECKS.items() if LIMITS[name] in entry.limits)
-            if owner not in self.checks:
-                self.reader.wrong(key, f"limit {name!r} has no effect: checks leaves out {owner!r}")
+            owners = [check for check, entry in CHECKS.items() if LIMITS[name] in entry.limits]
+            if not any(owner in self.checks for owner in owners):
+                self.reader.wrong(key, f"limit {name!r} has no effect: checks leaves out {owners[0]!r}")
             limit = LIMITS[name]
             number = self.reader.number(value, f"limit {name!r}", whole=limit.whole, least=limit.least,
                                         most=limit.most)

@@ -6,7 +6,10 @@ observation from what that one run recorded.
 
 from __future__ import annotations
 
+import os
+import re
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile import checks, subject
+from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks.training_steps import STEPS
 from pytest_torchcompile.environment import environment
@@ -41,7 +45,7 @@ class Run(Trial):
     """One cell being run: what a check's ``measure`` may ask for. Everything is measured once."""
 
     def __init__(self, job: Job, cell: Cell) -> None:
-        self.cell = cell
+        self.cell, self.job = cell, job
         self.entry = ModelEntry.from_dict(job.entry)
         root = self._home = Path(job.root)
         self.wrapper: Wrapper = load_wrapper(cell.wrapper, root, self.entry.where)
@@ -61,7 +65,10 @@ class Run(Trial):
                                          cell.wrapper, job.seed),
             covered=True, steps=steps,
         )
-        self.run()
+
+    def batch(self, sizes: Mapping[str, int], seed: int) -> Batch:
+        """Another batch for the cell's model."""
+        return subject.batch(self.entry, self.cell, self._home, seed, sizes)
 
     def _side(self, settings: dict[str, Any] | None) -> Side:
         model = self._another()
@@ -108,9 +115,11 @@ def run_cell(job: Job) -> tuple[dict[str, Any], bool]:
 def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     try:
         run = Run(job, cell)
+        run.run()
         seen.seconds = run.seconds
         seen.leaks += run.leaks
-        for name in dict.fromkeys(("compiles", *job.checks)):  # that compiled code ran is asked of every verdict
+        # That compiled code ran is asked of every verdict. In the order of CHECKS: the last drops what was compiled.
+        for name in [name for name in checks.CHECKS if name == "compiles" or name in job.checks]:
             seen.sections[name] = checks.load(name).measure(run)
         if sum(run.seconds.values()) <= job.locate and (found := located(run)):
             for name in _LOCATED & seen.sections.keys():
@@ -120,7 +129,20 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     except UsageError as why:
         return Failure("usage", str(why))
     except EagerRaised as why:
-        return Failure("user", str(why), why.error.phase, why.error.traceback)
+        return _eager_raised(why, Path(job.root))
     except Exception as why:
         return Failure("internal", f"{type(why).__name__}: {why}", "", traceback.format_exc())
     return None
+
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def _eager_raised(why: EagerRaised, root: Path) -> Failure:
+    """One line with the innermost place in the user's code; if more of it was on the way there, that is the evidence."""
+    frames = [f"{os.path.relpath(file, root) if Path(file).is_relative_to(root) else file}:{line} in {name}"
+              for file, line, name in re.findall(r'File "(.+?)", line (\d+), in (\S+)', why.error.traceback)
+              if not file.startswith(_TORCH)]
+    if not frames:
+        return Failure("user", str(why), why.error.phase, why.error.traceback)
+    return Failure("user", f"{why} ({frames[-1]})", why.error.phase, "\n".join(frames[:-1]))

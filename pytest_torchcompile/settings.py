@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pytest_torchcompile.errors import UsageError, nearest
+from pytest_torchcompile.fuzz.options import FuzzOptions
 from pytest_torchcompile.options import OPTIONS, Option
 
 __all__ = ["ISOLATION", "Settings"]
@@ -26,6 +27,7 @@ class Settings:
     inprocess: bool
     baseline: str = ""
     """An earlier report to compare with."""
+    fuzz: FuzzOptions = field(default_factory=FuzzOptions)
 
     @classmethod
     def read(cls, get: Callable[[Option], Any]) -> Settings:
@@ -41,6 +43,7 @@ class Settings:
             timeout=_seconds(given["timeout"]),
             isolation=_isolation(given["isolation"]),
             inprocess=given["inprocess"] in (True, "true", "1", "yes", "on"),
+            fuzz=FuzzOptions.read(given["fuzz-examples"], given["fuzz-seconds"], given["fuzz-seed"]),
             baseline=given["baseline"],
         )
 

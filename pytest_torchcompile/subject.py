@@ -18,7 +18,7 @@ import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from pytest_torchcompile.errors import Unavailable, UsageError, nearest
 if TYPE_CHECKING:
     from pytest_torchcompile.matrix import ModelEntry
 
-__all__ = ["batches", "build", "compiler", "import_all", "loss", "resolve", "settings"]
+__all__ = ["batch", "batches", "build", "compiler", "import_all", "loss", "resolve", "settings"]
 
 
 def build(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.nn.Module:
@@ -64,17 +64,19 @@ def batches(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> list[tuple[
     The inputs function is called with the sizes as keywords, and with those user axes that it names.
     Raises as :func:`build`.
     """
+    return [(sizes, batch(entry, cell, root, seed + index, sizes))
+            for index, sizes in enumerate(dims.bindings(entry.dims))]
+
+
+def batch(entry: ModelEntry, cell: Cell, root: Path, seed: int, sizes: Mapping[str, int]) -> Batch:
+    """Make one batch of the given sizes; as :func:`batches`."""
     device, dtype = _placement(cell, entry.where)
     inputs = resolve(entry.inputs, root, entry.where)
-    shared = {name: value for name, value in cell.user if name in _named(inputs)}
-    made = []
-    for index, sizes in enumerate(dims.bindings(entry.dims)):
-        keywords = shared | sizes
-        _check_keywords(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}", "dim", "dims")
-        _seed(seed + index)
-        value = _call(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}")
-        made.append((sizes, Batch.of(value).to(device=device, dtype=dtype)))
-    return made
+    keywords = {name: value for name, value in cell.user if name in _named(inputs)} | dict(sizes)
+    _check_keywords(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}", "dim", "dims")
+    _seed(seed)
+    value = _call(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}")
+    return Batch.of(value).to(device=device, dtype=dtype)
 
 
 def loss(entry: ModelEntry, root: Path) -> Callable[..., Any] | None:

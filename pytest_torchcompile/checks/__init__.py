@@ -41,6 +41,8 @@ class CheckEntry:
     limits: tuple[Limit, ...] = ()
     phases: tuple[str, ...] = ("training", "inference")
     """The phases in which it has something to judge; cells of other phases have no such item."""
+    on_request: bool = False
+    """It takes long, so it runs only where a matrix or ``--compile-checks`` names it."""
 
 
 def load(name: str) -> Check:
@@ -51,6 +53,8 @@ def load(name: str) -> Check:
 
 
 _HERE: Final = "pytest_torchcompile.checks"
+
+_GRAPH_BREAKS: Final = Limit("graph_breaks", "max", 0, "graph breaks in the cell's run")
 
 CHECKS: Final[dict[str, CheckEntry]] = {
     "compiles": CheckEntry(
@@ -80,12 +84,19 @@ CHECKS: Final[dict[str, CheckEntry]] = {
     "graph_breaks": CheckEntry(
         f"{_HERE}.graph_breaks:CHECK",
         "the model is captured whole",
-        (Limit("graph_breaks", "max", 0, "graph breaks in the cell's run"),),
+        (_GRAPH_BREAKS,),
     ),
     "recompiles": CheckEntry(
         f"{_HERE}.recompiles:CHECK",
         "new shapes and values do not compile again and again",
         (Limit("recompiles", "max", None, "recompiles in the cell's run; by default what its shapes need"),),
+    ),
+    "fuzz": CheckEntry(
+        f"{_HERE}.fuzz:CHECK",
+        "drawn sequences of shapes find nothing wrong either",
+        (_GRAPH_BREAKS,
+         Limit("fuzz_recompiles", "max", None, "recompiles in a drawn sequence; by default what its sizes explain")),
+        on_request=True,
     ),
 }
 LIMITS: Final[dict[str, Limit]] = {limit.name: limit for check in CHECKS.values() for limit in check.limits}

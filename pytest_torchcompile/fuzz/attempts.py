@@ -38,7 +38,7 @@ class Attempts:
     unit: float | None = None
     root: Any = None
     limits: Mapping[str, float] = field(default_factory=dict)
-    """``fuzz_recompiles`` and ``fuzz_graph_breaks``, for each sequence; see :func:`_over`."""
+    """``fuzz_recompiles`` and ``graph_breaks``, for each sequence; see :meth:`_over`."""
 
     def __call__(self, sequence: Sequence) -> tuple[Finding | None, int]:
         """Run the sequence; returns the first thing that is wrong, and how many graphs were compiled.
@@ -87,7 +87,7 @@ class Attempts:
         """
         seen = trial.compiled.seen
         breaks = seen["graph_breaks"]
-        if len(breaks) > (most := self.limits.get("fuzz_graph_breaks", 0)):
+        if len(breaks) > (most := self.limits.get("graph_breaks", 0)):
             over = breaks[int(most)]
             yield Finding("graph_breaks", f"graph break {int(most) + 1}, {most:g} allowed: {over['reason']}",
                           place.get(over.get("during", ""), len(trial.calls) - 1),

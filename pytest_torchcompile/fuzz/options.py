@@ -29,7 +29,7 @@ class FuzzOptions:
     """Folder of the database of failing sequences, ``.hypothesis``; empty: none is kept."""
 
     @classmethod
-    def read(cls, examples: str, seconds: str, seed: str, root: Path | None) -> FuzzOptions:
+    def read(cls, examples: str, seconds: str, seed: str, root: Path | None = None) -> FuzzOptions:
         """Make options of what was typed.
 
         Raises :class:`~pytest_torchcompile.errors.UsageError`, naming the option.

@@ -1,0 +1,62 @@
+"""fuzz: no drawn sequence of shapes makes the cell wrong, slow or eager either. The shortest that does is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile.checks.protocol import Check
+from pytest_torchcompile.observation import Problem
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.runner import Run
+
+__all__ = ["CHECK"]
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """What the search came to on each rung of the backend ladder, and the shortest failing sequence.
+
+    Drops what the cell has compiled: every sequence starts from a fresh compiler state.
+    """
+    from pytest_torchcompile.fuzz.calls import code, plain
+    from pytest_torchcompile.fuzz.emitted import attempts_of, emitted
+    from pytest_torchcompile.fuzz.ladder import climb
+    from pytest_torchcompile.fuzz.options import FuzzOptions
+
+    options = FuzzOptions(**run.job.fuzz)
+    rungs = climb(attempts_of(run), run.entry.dims, options.budget(), flips=run.train, seed=options.seed,
+                  others={size for p in run.pristine.parameters() for size in p.shape},
+                  database=options.database(), key=run.cell.id)
+    result = rungs[-1][1]
+    return {
+        "seed": options.seed,
+        "rungs": [{"backend": backend, "examples": each.examples, "tries": each.tries, "calls": each.calls,
+                   "compiles": each.compiles, "seconds": each.seconds, "spent": each.spent}
+                  for backend, each in rungs],
+        "finding": asdict(result.finding) if result.finding else None,
+        "sequence": plain(result.sequence),
+        "code": code(result.sequence),
+        "drawn": code(result.drawn),
+        "kept": result.kept,
+        "test": emitted(run, result.sequence) if result.finding else "",
+    }
+
+
+def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
+    """Problems of one section. The limits were applied when sequences were run: other limits need another run."""
+    if not sum(rung["tries"] for rung in section["rungs"]):
+        yield Problem("no sequence was run: the time for fuzzing was over before the first",
+                      hint="give more: --compile-fuzz-seconds")
+    elif found := section["finding"]:
+        drawn = f"\nfound as {section['drawn']}" if section["drawn"] != section["code"] else ""
+        kept = "\nkept from an earlier run in .hypothesis" if section["kept"] else ""
+        spent = section["rungs"][-1]["spent"]
+        cut = f"\nnot shrunk to the end: the {spent} ran out" if spent else ""
+        yield Problem(f"{found['kind']}: after {section['code']}: {found['message']}",
+                      f"{found['evidence']}{drawn}{kept}{cut}\n\n{section['test']}".strip(),
+                      "run the test above by itself; with its line `@settings` removed it looks for other sequences")
+
+
+CHECK = Check("fuzz", measure, judge)

@@ -16,6 +16,8 @@ _LEAVES = frozenset({"equivalence", "gradients", "training_steps", "aliasing"})
 """Checks whose problems begin with the name of an output, a gradient, ..."""
 _EMPTY = "nothing to judge"
 """How a check begins that has nothing to say because another one of the cell failed."""
+_UNCOVERED = "of the model's operator calls ran inside compiled graphs"
+"""How `compiles` says that too little was compiled; where a graph breaks, that comes of it."""
 
 
 @dataclass
@@ -41,7 +43,8 @@ def causes(cells: Iterable[Facts], verdicts: Iterable[str] = ("fail", "error", "
     found: dict[tuple[str, ...], Cause] = {}
     for facts in cells:
         problems = [(v, p) for v in facts.verdicts if v.verdict in wanted for p in v.problems]
-        own = [(v, p) for v, p in problems if not p.message.startswith(_EMPTY)] or problems
+        broken = any(v.check == "graph_breaks" and v.verdict == "fail" for v, _ in problems)
+        own = [(v, p) for v, p in problems if not _follows(v, p, broken)] or problems
         for verdict, problem in own:
             key = (verdict.check, problem.place) if problem.place else ("", _kind(verdict, problem.message))
             cause = found.setdefault((verdict.verdict, *key), Cause(problem, verdict=verdict.verdict))
@@ -50,6 +53,12 @@ def causes(cells: Iterable[Facts], verdicts: Iterable[str] = ("fail", "error", "
             if cause.cells[-1:] != [facts.id]:
                 cause.cells.append(facts.id)
     return sorted(found.values(), key=lambda cause: (-len(cause.cells), not cause.problem.place))
+
+
+def _follows(verdict: Verdict, problem: Problem, broken: bool) -> bool:
+    """Is it only what comes of another problem of the same cell?"""
+    uncovered = verdict.check == "compiles" and _UNCOVERED in problem.message
+    return problem.message.startswith(_EMPTY) or (broken and uncovered)
 
 
 def _kind(verdict: Verdict, message: str) -> str:

@@ -41,7 +41,7 @@ _CHECK: Final = _object({
 }, optional=("note",))
 _ENVIRONMENT: Final = {"type": "object", "properties": {
     "torch": _TEXT, "torch_git": {"type": ["string", "null"]}, "triton": {"type": ["string", "null"]}, "python": _TEXT,
-    "platform": _TEXT, "cpu": _TEXT, "cores": {"type": ["integer", "null"]}, "compiler": {"type": ["string", "null"]},
+    "platform": _TEXT, "cpu": _TEXT, "cores": _COUNT, "compiler": {"type": ["string", "null"]},
     "cuda": {"type": ["string", "null"]}, "driver": {"type": ["string", "null"]}, "devices": _list(_TEXT),
 }}
 """Of the process that ran the cells; empty where none ran."""

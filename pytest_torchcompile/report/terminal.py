@@ -12,6 +12,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from pytest_torchcompile.observation import VERDICTS, Judgement
+from pytest_torchcompile.report.causes import Cause, causes
+from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.zygote import gpu_device_files
 
 if TYPE_CHECKING:
@@ -54,8 +56,8 @@ def _version(package: str) -> str:
         return "(not installed)"
 
 
-def failure_text(check: str, judgement: Judgement, again: str, shown: str = "") -> str:
-    """Culprit, evidence, what to try, and how to run it again.
+def failure_text(check: str, judgement: Judgement, again: str, shown: str = "", alone: str = "") -> str:
+    """Culprit, evidence, what to try, and how to run it again, or ``alone``, without the matrix.
 
     ``shown`` names the check of the same cell at which it was already told why the cell has no result.
     """
@@ -70,6 +72,8 @@ def failure_text(check: str, judgement: Judgement, again: str, shown: str = "") 
         if problem.hint:
             lines.append(f"  try    {problem.hint}")
     lines.append(f"  again  {again}")
+    if alone:
+        lines.append(f"  alone  {alone}")
     return "\n".join(lines)
 
 
@@ -97,10 +101,33 @@ def summary(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
     for cell in (p.cell.id for p in selected):
         if leaks := journal.leaks(cell):
             yield f"{cell} changed torch's settings, which were put back: {'; '.join(leaks)}", {"yellow": True}
+    if bad:
+        yield from _causes(journal)
     if missing := journal.not_run():
         yield f"{len(missing)} planned verdict(s) never came, for example {missing[0]}", {"red": True}
     for text in journal.usage_errors():
         yield text, {"red": True}
+
+
+_SHOWN = 8
+"""Causes that the summary lists, and cells that it names for each."""
+
+
+def _causes(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
+    """What is wrong, once for all cells that it is wrong in; problems that only ever come together are one."""
+    together: dict[tuple[str, ...], list[Cause]] = {}
+    for cause in causes(Facts(cell) for cell in journal.block()["cells"]):
+        together.setdefault(tuple(cause.cells), []).append(cause)
+    for number, (cells, found) in enumerate(together.items()):
+        if number == _SHOWN:
+            yield f"and {len(together) - _SHOWN} more causes", {"red": True}
+            return
+        first, checks = found[0], list(dict.fromkeys(check for cause in found for check in cause.checks))
+        place = f" ({first.problem.place})" if first.problem.place else ""
+        text = textwrap.shorten(first.problem.message, 200, placeholder=" ...")
+        yield f"{len(cells)} cell{'s' * (len(cells) > 1)}  {', '.join(checks)}: {text}{place}", {"red": True}
+        named = ", ".join(cells[:_SHOWN])
+        yield f"    in {named}" + (f" and {len(cells) - _SHOWN} more" if len(cells) > _SHOWN else ""), {}
 
 
 def _counts(counts: Counter[str] | None) -> str:

@@ -37,16 +37,17 @@ def whole(merged: Merged, cells: Mapping[str, JudgedCell]) -> Iterator[Finding]:
         more = f" ({len(wrong)} cells contradict themselves)" if len(wrong) > 1 else ""
         yield Finding("contradiction", "unusable", f"cell {name} of {merged.origin[name]}: {texts[0]}{more}",
                       tuple(wrong), evidence="\n".join(texts[1:]), hint="use the report as the run wrote it")
-    untold = [key for key in ENVIRONMENT_KEYS if key not in merged.environment]
-    if untold and merged.plugin == __version__ and any(cell.compiled for cell in cells.values()):
-        text = f"the reports do not tell the environment in which their cells ran: no {first(untold)}"
-        yield Finding("contradiction", "unusable", text)
     for report in merged.reports:
         yield from _report(report)
 
 
 def _report(report: Report) -> Iterator[Finding]:
     """Do the parts of one report agree? What it says to be bad is believed."""
+    untold = [key for key in ENVIRONMENT_KEYS if key not in report.block["environment"]]
+    ours = (report.block["run"] or {}).get("plugin") == __version__
+    if untold and ours and any(cell["observation"] and cell["observation"]["sections"] for cell in report.cells):
+        text = f"{report.name} does not tell the environment in which its cells ran: no {first(untold)}"
+        yield Finding("contradiction", "unusable", text)
     failed = False
     for cell in report.cells:
         verdicts = {check["verdict"] for check in cell["checks"].values()}

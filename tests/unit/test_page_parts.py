@@ -8,6 +8,7 @@ import json
 import pytest
 from sample_report import SMALL, cell, check, problem, sample_report
 
+from pytest_torchcompile.checks import compiles
 from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.report.causes import causes
 from pytest_torchcompile.report.facts import Facts
@@ -211,6 +212,19 @@ def test_a_crash_is_one_cause_for_all_checks():
     ])
     assert [(c.verdict, c.checks, c.cells) for c in found] == [
         ("crash", ["compiles", "equivalence"], ["a"]), ("fail", ["compiles"], ["b"]), ("fail", ["recompiles"], ["c"])]
+
+
+def test_coverage_that_a_graph_break_takes_is_no_cause():
+    """The line of the break is; without a break that fails, the coverage is the cause itself."""
+    section = {"error": None, "graphs": [{"runs": 1}], "eager_frames": [], "lost": [], "all_zero": [],
+               "eager_all_zero": [], "coverage": [{"call": "call 1", "share": 0.8, "outside": 1, "total": 5}]}
+    low = next(iter(compiles.judge(section, {})))
+    uncovered = problem(low.message, low.evidence, low.hint)
+    broken = problem("graph break", file="m.py", line=4)
+    found = causes([failing("a", ("compiles", "fail", uncovered), ("graph_breaks", "fail", broken))])
+    assert [(c.checks, c.problem.place) for c in found] == [(["graph_breaks"], "m.py:4")]
+    found = causes([failing("a", ("compiles", "fail", uncovered), ("graph_breaks", "xfail", broken))])
+    assert [c.checks for c in found] == [["compiles"]]
 
 
 def test_expected_failures_are_no_causes():

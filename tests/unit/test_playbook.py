@@ -197,13 +197,21 @@ def test_sizes(told):
         return change
 
     axes = {"model": ["scorer"], "backend": ["inductor"], "dynamic": ["auto", "static"]}
+    def counter(each):
+        each["observation"]["sections"]["compiles"]["compiles"] = [
+            compiled("0/0"), recompiled(1, cause="value", what="self.calls")]
+
     two = recompiles(2)
     text = told(changed(axes, scorer_inductor_auto=recompiles(1), scorer_inductor_static=two))["Sizes and buckets"]
     assert "| `scorer` | `auto` | 3 | 1 |" in text
     assert "| `scorer` | `static` | 3 | 2 |" in text
     assert "`static` compiles again for each size. Pad to a few lengths (`ShapeStabilizer`)" in text
-    text = told(changed(axes, scorer_inductor_auto=recompiles(6), scorer_inductor_static=two))["Sizes and buckets"]
-    assert "dynamic shapes do not help here" in text
+    assert "because of" not in text
+    text = told(changed(axes, **dict.fromkeys(("scorer_inductor_auto", "scorer_inductor_static"), counter)))
+    assert "- `scorer`: recompiles because of self.calls (`models.py:9`), whatever `dynamic` says: see the gotchas " \
+           "(`scorer-inductor-auto`, `scorer-inductor-static`)." in text["Sizes and buckets"]
+    text = told(changed(axes, scorer_inductor_auto=counter, scorer_inductor_static=two))["Sizes and buckets"]
+    assert "because of" not in text  # only with one value of dynamic
     text = told(changed(axes | {"dynamic": ["auto"]}))["Sizes and buckets"]
     assert "no model with more than one value of `dynamic`" in text
 

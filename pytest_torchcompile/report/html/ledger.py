@@ -53,7 +53,13 @@ def compiles(facts: Facts, source: str) -> Html | None:
     rows = [row for c in facts.compiles[:ROWS] for row in _compile(c, longest, source, advised)]
     table = tag("table", columns("compile", "what", "where", "during", "ops", "time"), tag("tbody", *rows),
                 class_="ledger")  # fmt: skip
-    return section("Compiles", tag("p", _summary(facts)), table if rows else None, more(len(facts.compiles)))
+    legend = tag("p", "time in ", *map(_key, STAGES), class_="quiet")
+    return section("Compiles", tag("p", _summary(facts)), (table, legend) if rows else None, more(len(facts.compiles)))
+
+
+def _key(stage: str) -> Html:
+    swatch = tag("rect", width=8, height=8, class_=stage)
+    return join(tag("svg", swatch, viewBox="0 0 8 8", class_="key", aria_hidden="true"), f" {stage}  ")
 
 
 def _summary(facts: Facts) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from pytest_torchcompile.instruments.records import Compile
+from pytest_torchcompile.checks.recompiles import SHAPES
 from pytest_torchcompile.report.facts import Facts, number
 from pytest_torchcompile.report.markdown import code
 from pytest_torchcompile.report.playbook.choice import Setting, best
@@ -22,7 +22,7 @@ def warm_up(by_model: Mapping[str, Sequence[Setting]]) -> list[str]:
         chosen = best(of)
         for cell in chosen.cells if chosen is not None else ():
             if cell.compiles:
-                rows.append((code(model), *_calls(cell.compiles), evidence([cell.id])))
+                rows.append((code(model), *_calls(cell), evidence([cell.id])))
     if not rows:
         return ["The report has no setting that holds, so there is nothing to warm up yet.", ""]
     lines = table(("model", "warm up with", "then", "it takes", "cell"), rows)
@@ -30,12 +30,14 @@ def warm_up(by_model: Mapping[str, Sequence[Setting]]) -> list[str]:
                     "waits for a compiler.", ""]
 
 
-def _calls(compiles: Sequence[Compile]) -> tuple[str, str, str]:
+def _calls(cell: Facts) -> tuple[str, str, str]:
     """The calls of the first pass that compiled, what came after, and the seconds."""
+    compiles = cell.compiles
     first = [c.during for c in compiles if c.during and "," not in _tail(c.during)]
     later = [c for c in compiles if c.during and "," in _tail(c.during)]
     names = list(dict.fromkeys(first))
-    backward = ", forward and backward" if any(c.kind == "backward" for c in compiles) else ""
+    trains = cell.axes.get("phase") == "training" or any(c.kind == "backward" for c in compiles)
+    backward = ", forward and backward" if trains else ""
     then = "nothing compiles any more" if not later else \
         f"the same calls still compile {count(len(later), 'time')}: no warm-up ends this"
     return prose(", ".join(names) + backward) or "any call", then, seconds(sum(c.seconds for c in compiles))
@@ -110,16 +112,26 @@ def _range(low: str, high: str) -> str:
 
 
 def _note(model: str, by_value: Mapping[str, Sequence[Facts]]) -> Iterator[str]:
-    def most(value: str) -> int | None:
-        return max((len(cell.recompiles) for cell in by_value[value]), default=0) if value in by_value else None
-
-    static, others = most("static"), [n for v in ("auto", "dynamic") if (n := most(v)) is not None]
-    if static is not None and others and static > max(others):
+    most = {value: max(len(cell.recompiles) for cell in cells) for value, cells in by_value.items()}
+    others = [count for value, count in most.items() if value != "static"]
+    if "static" in most and others and most["static"] > max(others):
         yield f"- {code(model)}: `static` compiles again for each size. Pad to a few lengths (`ShapeStabilizer`), or " \
-              "leave `dynamic` as it is above."
-    elif others and static is not None and min(others) > static:
-        yield f"- {code(model)}: dynamic shapes do not help here, it recompiles for another reason: see the gotchas."
-    special = [cell.id for cells in by_value.values() for cell in cells
-               if (number(cell.section("recompiles").get("special")) or 0) > 0]
+              "take a value of `dynamic` that recompiles less."
+    every = [cell for cells in by_value.values() for cell in cells]
+    for (what, place), cells in _other_causes(every).items():
+        if len({cell.axes["dynamic"] for cell in cells}) == len(by_value):
+            yield f"- {code(model)}: recompiles because of {prose(what)} ({code(place)}), whatever `dynamic` says: " \
+                  f"see the gotchas {evidence(cell.id for cell in cells)}."
+    special = [cell.id for cell in every if (number(cell.section("recompiles").get("special")) or 0) > 0]
     if special:
         yield f"- {code(model)}: sizes 0 and 1 are compiled apart, whatever `dynamic` says {evidence(special)}."
+
+
+def _other_causes(cells: Sequence[Facts]) -> dict[tuple[str, str], list[Facts]]:
+    """(what differed, place) to cells, of the recompiles that no size explains."""
+    found: dict[tuple[str, str], list[Facts]] = {}
+    for cell in cells:
+        for what in dict.fromkeys((c.what or c.cause, f"{c.file}:{c.line}") for c in cell.recompiles
+                                  if c.cause not in SHAPES):
+            found.setdefault(what, []).append(cell)
+    return found

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Outstanding", "in_backward", "saving"]
+__all__ = ["Outstanding", "in_backward", "need_gradient", "saving"]
 
 saving = torch._C._autograd._top_saved_tensors_default_hooks
 """``saving(True)``: the hooks for saved tensors in force, or None. ``torch.utils.checkpoint`` puts some around the
@@ -69,10 +69,12 @@ class Outstanding:
 
 def _will_be_recomputed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Hooks for saved tensors are in force, or gradients are off for tensors that need them (the reentrant variant)."""
-    if saving(True) is not None:
-        return True
-    return not torch.is_grad_enabled() and (_need_gradient(args) or _need_gradient(kwargs.values()))
+    return saving(True) is not None or (not torch.is_grad_enabled() and need_gradient(args, kwargs))
 
 
-def _need_gradient(values: Iterable[Any]) -> bool:
-    return any(isinstance(value, Tensor) and value.requires_grad for value in values)
+def need_gradient(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a tensor among the arguments requires a gradient. Asked at every call without gradients, so it is plain."""
+    for value in args:
+        if isinstance(value, Tensor) and value.requires_grad:
+            return True
+    return any(isinstance(value, Tensor) and value.requires_grad for value in kwargs.values()) if kwargs else False

@@ -20,21 +20,12 @@ import torch
 
 from pytest_torchcompile.errors import CannotFallBack, CompileFailed
 from pytest_torchcompile.layer.attempts import Attempt, headline
-from pytest_torchcompile.layer.checkpointing import Outstanding, saving
+from pytest_torchcompile.layer.checkpointing import Outstanding, need_gradient, saving
 
-__all__ = ["Guard", "executions", "guarded", "ran"]
+__all__ = ["RAN", "Guard", "guarded", "of_this_call"]
 
-_executions = [0]
-
-
-def ran() -> None:
-    """One more compiled graph runs in this process."""
-    _executions[0] += 1
-
-
-def executions() -> int:
-    """How many compiled graphs of guarded models have begun to run in this process."""
-    return _executions[0]
+RAN = [0]
+"""How many compiled graphs of guarded models have begun to run in this process; counted where each begins."""
 
 
 def _nothing() -> None:
@@ -87,7 +78,7 @@ class Guard:
         if self.trial:
             self.failure = error
             raise error
-        if why := self.outstanding.forbids(executions() - running):
+        if why := self.outstanding.forbids(RAN[0] - running):
             self.refuse(error, f"{why}. Compile inside of the checkpointed function instead of around it, or give "
                                "maybe_compile a sample batch, so that failures are found before training", phase)
         if self.pending is None:
@@ -165,7 +156,7 @@ class Guard:
         if self.postponed and not self.outstanding.count:
             self.drop()
             return eager(*args, **kwargs)
-        before = executions()
+        before = RAN[0]
         with self.outstanding.call(args, kwargs, before):
             try:
                 result = compiled(*args, **kwargs)
@@ -175,7 +166,7 @@ class Guard:
         if self.pending is not None or self.limits:
             self.settle()
         if self.watchful and not (part or self.trial or self.eager or self.postponed):
-            self._first_call(executions() > before)
+            self._first_call(RAN[0] > before)
         return result
 
     def _first_call(self, compiled: bool) -> None:
@@ -200,13 +191,16 @@ def guarded(
 
     ``part``: whether anything was compiled is asked of the whole model's call.
     """
-    is_compiling, is_grad_enabled = torch.compiler.is_compiling, torch.is_grad_enabled
+    # is_compiling() is two calls in Python; this is one, and torch's own flag for export (torch 2.8 to 2.15).
+    traced, compiler, is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.compiler, torch.is_grad_enabled
     outstanding = guard.outstanding
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if guard.eager or is_compiling():
+        if guard.eager or traced() or compiler._is_compiling_flag:
             return eager(*args, **kwargs)
-        if guard.watchful or outstanding.count or saving(True) is not None or not is_grad_enabled():
+        if guard.watchful or outstanding.count or saving(True) is not None or (
+            not is_grad_enabled() and need_gradient(args, kwargs)
+        ):
             return guard.call_slowly(compiled, eager, part, args, kwargs)
         try:
             result = compiled(*args, **kwargs)

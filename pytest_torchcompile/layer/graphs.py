@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from pytest_torchcompile.layer.backward import guard_backward
 from pytest_torchcompile.layer.checkpointing import in_backward
 from pytest_torchcompile.layer.effects import Before, Effects, effects_of
-from pytest_torchcompile.layer.fallback import Guard, of_this_call, ran
+from pytest_torchcompile.layer.fallback import RAN, Guard, of_this_call
 
 __all__ = ["Backend"]
 
@@ -148,8 +148,10 @@ def _always_failing(*args: Any) -> NoReturn:
 def _run_of(state: _Graph) -> Callable[..., Any]:
     """What Dynamo calls: as little as possible around the compiled graph."""
 
+    ran = RAN
+
     def run(*args: Any) -> Any:
-        ran()
+        ran[0] += 1
         try:
             if not state.fresh:
                 return state.compiled(*args)

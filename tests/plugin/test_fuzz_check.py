@@ -1,0 +1,54 @@
+"""The check `fuzz` in a matrix run: what it finds, how it says so, and the test that it writes."""
+
+from __future__ import annotations
+
+MODELS = """
+class Eight(Net):
+    def forward(self, x):
+        y = super().forward(x)
+        return y * 2 if x.shape[0] % 8 == 0 else y
+"""
+MATRIX = """
+version: 1
+models:
+  eight: {factory: "models:Eight", inputs: "models:batch", dims: {B: {min: 2, max: 64}}}
+axes:
+  backend: [eager]
+  phase: [inference]
+checks: [fuzz]
+"""
+CELL = "eight-eager-default-auto-none-inference"
+
+
+def test_the_shortest_sequence_is_reported_with_a_test_that_fails(repo):
+    """The verdict names sequence, kind and culprit; the test in it, pasted into a file, fails for the same reason."""
+    repo.models(MODELS)
+    repo.matrix(MATRIX)
+    result = repo.run("--compile-fuzz-examples=60", "--compile-fuzz-seconds=250")
+    result.assert_outcomes(failed=1)
+    (cell,) = repo.verdicts()
+    (problem,) = repo.problems(cell.partition("::")[0], "fuzz")
+    assert problem["message"].startswith("recompiles: after [call(B=2), call(B=3), call(B=8)]: 2 recompile(s) of")
+    assert "models.py:" in problem["evidence"]
+    repo.file("test_pasted.py", problem["evidence"][problem["evidence"].index("# test_"):])
+    pasted = repo.run("test_pasted.py", option="")
+    pasted.assert_outcomes(failed=1)
+    pasted.stdout.fnmatch_lines(["*AssertionError: *: recompiles: 2 recompile(s) of Eight.forward, 1 explained*"])
+
+
+def test_fuzz_runs_only_where_it_is_asked_for(repo):
+    """A matrix without a list of checks has no fuzz items; limits of its own hold for its sequences."""
+    repo.models(MODELS)
+    repo.matrix(MATRIX.replace("checks: [fuzz]\n", ""))
+    assert not any("::fuzz" in line for line in repo.run("--co", "-q").outlines)
+    repo.matrix(MATRIX + "rules:\n  - limits: {fuzz_recompiles: 6}\n")
+    repo.run("--compile-fuzz-examples=8").assert_outcomes(passed=1)
+
+
+def test_a_limit_of_fuzz_needs_the_check(repo):
+    """A limit without its check is a mistake in the matrix."""
+    repo.models(MODELS)
+    repo.matrix(MATRIX.replace("[fuzz]", "[compiles]") + "rules:\n  - limits: {fuzz_recompiles: 6}\n")
+    result = repo.run()
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*limit 'fuzz_recompiles' has no effect: checks leaves out 'fuzz'*"])

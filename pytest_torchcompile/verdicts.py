@@ -24,16 +24,18 @@ _HINTS = {
 
 def judge(observation: Observation, names: Iterable[str], limits: Mapping[str, float]) -> dict[str, Judgement]:
     """What each of the named checks says of the observation."""
-    return {name: _judge(observation, name, limits) for name in names}
-
-
-def _judge(observation: Observation, name: str, limits: Mapping[str, float]) -> Judgement:
     if failure := observation.failure:
-        return _failed(failure)
+        return dict.fromkeys(names, _failed(failure))
+    vacuous = tuple(_vacuous(observation))
+    return {name: _judge(observation, name, limits, vacuous) for name in names}
+
+
+def _judge(observation: Observation, name: str, limits: Mapping[str, float],
+           vacuous: tuple[Problem, ...]) -> Judgement:
     section = observation.sections.get(name)
     if section is None:
         return Judgement("error", (Problem(f"the observation has no section {name!r}: it was not measured"),))
-    problems = tuple(checks.load(name).judge(section, limits)) or tuple(_vacuous(observation))
+    problems = tuple(checks.load(name).judge(section, limits)) or vacuous
     return Judgement("fail" if problems else "pass", problems)
 
 

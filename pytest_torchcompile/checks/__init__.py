@@ -6,6 +6,7 @@ To add a check: a file in this folder with its ``measure`` and ``judge``, and it
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -45,6 +46,7 @@ class CheckEntry:
     """It takes long, so it runs only where a matrix or ``--compile-checks`` names it."""
 
 
+@cache
 def load(name: str) -> Check:
     """The check of that name; its file needs no torch until it measures."""
     module, _, attribute = CHECKS[name].target.partition(":")

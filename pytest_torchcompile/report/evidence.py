@@ -23,5 +23,7 @@ def fingerprint(value: Mapping[str, Any]) -> str:
 
     Raises ValueError for NaN and infinities, which JSON does not have.
     """
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+    return hashlib.sha256(_ENCODER.encode(value).encode("ascii")).hexdigest()
+
+
+_ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False)

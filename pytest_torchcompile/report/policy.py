@@ -17,7 +17,7 @@ from pytest_torchcompile.report.metrics import METRICS
 from pytest_torchcompile.yamlreader import Reader
 
 __all__ = ["BASELINE", "RATIOS", "AllowedFailure", "AllowedSkip", "LimitRule", "PassRate", "Policy", "Selector",
-           "bounds", "owner"]
+           "bounds", "owners"]
 
 RATIOS: Final = {f"{name}_ratio": name for name, metric in METRICS.items() if not metric.whole}
 """Limits that are multiples of the baseline's value."""
@@ -35,9 +35,9 @@ def bounds(name: str) -> str:
     return LIMITS[name].kind if name in LIMITS else METRICS[RATIOS.get(name, name)].kind
 
 
-def owner(limit: str) -> str:
-    """The check that judges by this limit of the matrix; empty for a limit that only policies have."""
-    return next((name for name, entry in CHECKS.items() for each in entry.limits if each.name == limit), "")
+def owners(limit: str) -> tuple[str, ...]:
+    """The checks that judge by this limit of the matrix; none for a limit that only policies have."""
+    return tuple(name for name, entry in CHECKS.items() for each in entry.limits if each.name == limit)
 
 
 @dataclass(frozen=True)

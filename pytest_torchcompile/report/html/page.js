@@ -133,23 +133,27 @@
     return state.search === "" || text(i).includes(state.search);
   }
 
-  let visible = [];
-  function update({ drawn = false } = {}) {
-    const shown = chosen();
-    if (!drawn) { paint(); draw(shown); }
+  let shown = [], visible = [];
+  function update() { // other cells, places or colours
+    paint();
+    shown = chosen();
+    draw(shown);
+    dim();
+  }
+  function dim() { // other matches among the same cells
     visible = shown.filter(matches);
     const bright = new Set(visible);
-    for (const i of shown) {
-      squares[i].classList.toggle("dim", !bright.has(i));
-      squares[i].tabIndex = -1;
-    }
+    for (const i of shown) squares[i].classList.toggle("dim", !bright.has(i));
     mark();
     const here = current();
-    const entry = bright.has(here) ? here : visible[0] ?? shown[0];
-    if (entry !== undefined) squares[entry].tabIndex = 0;
+    stop(bright.has(here) ? here : visible[0] ?? shown[0]);
     $("count").textContent = visible.length === data.cells.length ? `${data.cells.length} cells`
       : `${visible.length} of ${data.cells.length} cells`;
     $("all").hidden = state.only === null;
+  }
+  function stop(i) { // the one square that Tab leads to
+    for (const s of squares) if (s.tabIndex !== -1) s.tabIndex = -1;
+    if (i !== undefined) squares[i].tabIndex = 0;
   }
 
   // the open cell
@@ -163,6 +167,7 @@
   function mark() {
     const here = current();
     squares.forEach((s, i) => {
+      if ((i === here) === s.classList.contains("now")) return;
       s.classList.toggle("now", i === here);
       if (i === here) s.setAttribute("aria-current", "true"); else s.removeAttribute("aria-current");
     });
@@ -176,8 +181,7 @@
   }
   function open(i) {
     location.hash = squares[i].getAttribute("href");
-    for (const s of squares) s.tabIndex = -1;
-    squares[i].tabIndex = 0;
+    stop(i);
   }
   function step(by) {
     const wanted = visible.filter((i) => data.failing.includes(data.cells[i].s));
@@ -202,17 +206,20 @@
     }
     return best;
   }
+  function go(square) {
+    if (!square) return;
+    stop(Number(square.dataset.i));
+    square.focus();
+  }
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const typing = event.target.matches("input, select");
     const onSquare = event.target.matches("#map .s");
     if (onSquare && event.key.startsWith("Arrow")) {
-      const next = neighbour(event.target, event.key);
-      if (next) { event.target.tabIndex = -1; next.tabIndex = 0; next.focus(); }
+      go(neighbour(event.target, event.key));
     } else if (onSquare && (event.key === "Home" || event.key === "End")) {
       const row = [...event.target.closest("tr").querySelectorAll(".s:not(.dim)")];
-      const next = event.key === "Home" ? row[0] : row.at(-1);
-      if (next) { event.target.tabIndex = -1; next.tabIndex = 0; next.focus(); }
+      go(event.key === "Home" ? row[0] : row.at(-1));
     } else if (event.key === "Escape") {
       const here = current();
       if (here >= 0 && !typing) { location.hash = "#overview"; squares[here].focus(); } else event.target.blur();
@@ -248,12 +255,12 @@
     state.by = [kind, name];
     update();
   });
-  $("search").addEventListener("input", () => { state.search = $("search").value.trim().toLowerCase(); update(); });
-  document.querySelector(".legend").addEventListener("change", () => update());
-  $("all").addEventListener("click", () => { state.only = null; update(); });
+  $("search").addEventListener("input", () => { state.search = $("search").value.trim().toLowerCase(); dim(); });
+  document.querySelector(".legend").addEventListener("change", dim);
+  $("all").addEventListener("click", () => { state.only = null; dim(); });
   document.addEventListener("click", (event) => {
     const button = event.target.closest("[data-group]");
-    if (button) { state.only = new Set(data.groups[Number(button.dataset.group)]); update(); }
+    if (button) { state.only = new Set(data.groups[Number(button.dataset.group)]); dim(); }
   });
   $("theme").addEventListener("click", () => {
     const root = document.documentElement;
@@ -263,6 +270,7 @@
   });
   try { const kept = localStorage.getItem("theme"); if (kept) document.documentElement.dataset.theme = kept; } catch { /* likewise */ }
   addEventListener("hashchange", opened);
-  update({ drawn: true }); // the page comes with its first table
+  shown = chosen(); // the page comes with its first table
+  dim();
   opened();
 })();

@@ -23,6 +23,7 @@ from pytest_torchcompile.instruments.state import State
 from pytest_torchcompile.oracle.calls import Call, Loss, Make, Passed, Side, passes_over
 from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.expected import Reference
+from pytest_torchcompile.oracle.findings import headline
 from pytest_torchcompile.oracle.held import later
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.recorder import record
@@ -55,7 +56,8 @@ class EagerRaised(Exception):
     """The model raises without torch.compile too."""
 
     def __init__(self, label: str, error: Fault) -> None:
-        super().__init__(f"the model raises without torch.compile too, at {label}: {error.type}: {error.text}")
+        super().__init__(f"the model raises without torch.compile too, at {label}: {error.type}: "
+                         f"{headline(error.text)}")
         self.error = error
 
 
@@ -118,6 +120,8 @@ class Trial:
         """What was compared in the training."""
         self._references, self._key = references or References(), key
         self._tapes: dict[Hashable, Tape] = {}
+        self.side: Side | None = None
+        """The compiled side, from the beginning of the run on: a check may go on with what was compiled."""
         self.leaks: list[str] = []
         """Settings of torch that the model changes, eagerly too; they were put back."""
         self.rate = 0.0
@@ -129,6 +133,7 @@ class Trial:
         with self.phase("build"):
             # None serves the other: a model may count its calls or keep tensors in Python.
             eager, compiled = self.make(None), self.make(dict(self.settings))
+        self.side = compiled
         with observe(root=self.root) as seen:
             self._run_calls(eager, compiled, seen)
             if self.steps > 1 and self.train and self.rate and self.compiled.error is None:

@@ -56,6 +56,19 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
 
 
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """``--compile-selftest`` runs planted faults instead of tests."""
+    if config.getoption("compile_selftest") is None:
+        return None
+    from pytest_torchcompile.errors import UsageError
+    from pytest_torchcompile.faults.selftest import selftest
+
+    try:
+        return selftest(_setting(config, _BY_NAME["selftest"]), print)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
 def _give_back_what_is_no_matrix(config: pytest.Config) -> None:
     """In ``pytest --compile-matrix tests`` argparse takes ``tests`` for the option's value: it is pytest's."""
     given = config.option.compile_matrix

@@ -1,0 +1,40 @@
+"""Planted faults, as data: what our checks must catch, and what they must let pass.
+
+``FAULTS`` are wrong backends and models, ``CORRECT`` are right ones that round differently and ``CONTROLS`` the
+programs of the faults as they are. All are run by ``pytest --compile-selftest`` and, the same records, by the tests
+of this package. To add one: a record in one of the files here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from pytest_torchcompile.faults.case import Case, Program, untouched
+from pytest_torchcompile.faults.compiling import COMPILING, CONTROLS_OF_CHECKS
+from pytest_torchcompile.faults.failures import FAILURES
+from pytest_torchcompile.faults.form import FORM
+from pytest_torchcompile.faults.gradients import GRADIENTS
+from pytest_torchcompile.faults.moments import MOMENTS
+from pytest_torchcompile.faults.rewrites import REWRITES
+from pytest_torchcompile.faults.state import STATE
+from pytest_torchcompile.faults.values import VALUES
+
+__all__ = ["CASES", "CONTROLS", "CORRECT", "FAULTS", "Case", "Program"]
+
+
+FAULTS: Final[tuple[Case, ...]] = (*VALUES, *MOMENTS, *GRADIENTS, *STATE, *FORM, *FAILURES, *COMPILING)
+CORRECT: Final[tuple[Case, ...]] = REWRITES
+
+
+def _controls() -> Iterator[Case]:
+    """Every program whose fault is in the backend, with a backend that changes nothing."""
+    seen: list[Program] = []
+    for case in FAULTS:
+        if case.check == "compare" and case.backend is not untouched and not case.upstream and case.program not in seen:
+            seen.append(case.program)
+            yield Case(f"untouched {case.program}", "nothing", case.program, control=True)
+
+
+CONTROLS: Final[tuple[Case, ...]] = (*_controls(), *CONTROLS_OF_CHECKS)
+CASES: Final[tuple[Case, ...]] = (*FAULTS, *CORRECT, *CONTROLS)

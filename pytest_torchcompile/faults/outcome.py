@@ -1,0 +1,162 @@
+"""Outcome: what our checks said of one case, and what that means."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from pytest_torchcompile import checks
+from pytest_torchcompile.cell import DYNAMIC, Cell
+from pytest_torchcompile.dims import Dim
+from pytest_torchcompile.errors import TorchcompileError
+from pytest_torchcompile.faults.case import Case
+from pytest_torchcompile.faults.presence import Presence
+from pytest_torchcompile.instruments import memory
+from pytest_torchcompile.instruments.state import isolated
+from pytest_torchcompile.layer.config import CompileConfig
+from pytest_torchcompile.layer.equivalence import compare
+from pytest_torchcompile.models import ModelEntry
+from pytest_torchcompile.observation import Job
+from pytest_torchcompile.runner import run_cell
+from pytest_torchcompile.subject import compiler
+
+__all__ = ["GOOD", "Outcome", "Report", "run"]
+
+GOOD: Final = ("caught", "below noise", "silent", "mended", "unavailable")
+"""The verdicts that are as they should be."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """One problem that a check reported."""
+
+    kind: str
+    where: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The verdict on one case."""
+
+    case: Case
+    verdict: str
+    """``caught`` (the right kind in the right place), ``missed``, ``below noise`` (silent, and proven to be no further
+    from the exact result than eager), ``silent`` and ``false alarm`` (of correct ones), ``mended`` (a fault of torch's
+    that this torch does not have), ``not planted`` (nothing differs: the record is at fault), ``failed`` (the check
+    raised), ``unavailable``."""
+    reports: tuple[Report, ...]
+    text: str = ""
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Is it as it should be?"""
+        return self.verdict in GOOD
+
+    def __str__(self) -> str:
+        kind = self.case.kind or "correct"
+        lines = [f"{self.verdict}: {self.case.name} ({kind}; {self.case.says})"]
+        lines += [f"    {self.text}"] if self.text else []
+        lines += [f"    reported: {r.kind} of {r.where}: {r.text}" for r in self.reports[:6]]
+        return "\n".join(lines)
+
+
+def run(case: Case) -> Outcome:
+    """Run one case through the check that is there for it."""
+    start = time.perf_counter()
+    if case.inductor and compiler() is None:
+        return Outcome(case, "unavailable", (), "no C++ compiler found; install g++ or clang")
+    reports: list[Report] = []
+    try:
+        reports, noise = _CHECKS.get(case.check, _by_cell)(case)
+        verdict, text = (_of_fault if case.kind else _of_correct)(case, reports, noise)
+    except Exception as error:
+        verdict, text = "failed", f"the check itself raised {type(error).__name__}: {error}"
+    return Outcome(case, verdict, tuple(reports), text, time.perf_counter() - start)
+
+
+def _of_fault(case: Case, reports: list[Report], noise: float) -> tuple[str, str]:
+    if any("UsageError: the graph" in report.text for report in reports):
+        return "not planted", "a pass did not find what it was to change"
+    if any(report.kind == case.kind and case.where in report.where for report in reports):
+        return "caught", ""
+    if case.check != "compare" or case.kind in ("vacuous", "nondeterministic"):
+        return "missed", f"{case.check} reported nothing of kind {case.kind!r}"
+    presence = Presence(case)
+    if case.upstream and presence.largest() < _MENDED:
+        return "mended", f"this torch computes it right ({case.upstream})"
+    if not presence.differences() - ({"error"} if case.kind != "error" else set()):
+        return "not planted", "eager and compiled are equal, bit by bit"
+    if case.below and not reports and presence.excused():
+        return "below noise", case.below
+    place = f" in {case.where!r}" if case.where else ""
+    return "missed", f"expected a problem of kind {case.kind!r}{place}; what differs: {sorted(presence.differences())}"
+
+
+_MENDED: Final = 0.05
+"""A relative difference that no rounding explains, and that torch's own faults exceed many times."""
+
+
+def _of_correct(case: Case, reports: list[Report], noise: float) -> tuple[str, str]:
+    if reports:
+        return "false alarm", ""
+    if case.check == "compare" and not case.control and not noise:
+        return "not planted", "compiled is bitwise equal to eager, so that its silence proves nothing"
+    return "silent", ""
+
+
+def _by_compare(case: Case) -> tuple[list[Report], float]:
+    config = CompileConfig(enabled=True, backend=case.backend(), dynamic=case.dynamic)
+    found = compare(case.program.build(), case.program.calls(), config, steps=case.steps)
+    return [Report(p.kind, p.where, f"{p.message} {p.evidence}") for p in found.problems], found.noise
+
+
+def _by_memory(case: Case) -> tuple[list[Report], float]:
+    """Bytes that each further step leaves behind."""
+    model, (batch,) = case.program.build(), case.program.calls()
+    with isolated([]):
+        compiled = torch.compile(model, backend=case.backend())
+
+        def step() -> None:
+            model.zero_grad()
+            compiled(*batch.clone().args).square().mean().backward()
+
+        growth = memory.growth(step)
+    return ([Report("memory", "each step", f"leaves {growth / 2**20:.1f} MiB behind")] if growth > _LEAK else []), 0.0
+
+
+_LEAK: Final = 2**19
+"""Bytes; the leaks that are planted lose several times as much with each step."""
+_KINDS: Final = {"graph_breaks": "graph_break", "recompiles": "recompile", "compiles": "vacuous"}
+
+
+def _by_cell(case: Case) -> tuple[list[Report], float]:
+    """As a cell of a matrix, in this process, judged by the check of that name."""
+    program = case.program
+    dims = {name: Dim(buckets=tuple(sizes[name] for sizes in program.sizes)) for name in program.sizes[0]}
+    entry = ModelEntry("program", _reference(program.model), _reference(program.inputs), dims=dims)
+    dynamic = next(name for name, value in DYNAMIC.items() if value is case.dynamic)
+    cell = Cell(model="program", backend=case.backend(), dynamic=dynamic)
+    path = list(sys.path)
+    try:
+        seen, _ = run_cell(Job(cell.to_dict(), entry.to_dict(), str(Path.cwd()), (case.check,)))
+    finally:
+        sys.path[:] = path
+    if failure := seen["failure"]:
+        raise TorchcompileError(f"the cell did not run: {failure}")
+    problems = checks.load(case.check).judge(seen["sections"][case.check], {})
+    return [Report(_KINDS[case.check], p.evidence or p.message, p.message) for p in problems], 0.0
+
+
+def _reference(function: Callable[..., object]) -> str:
+    return f"{function.__module__}:{function.__qualname__}"
+
+
+_CHECKS: Final = {"compare": _by_compare, "memory": _by_memory}

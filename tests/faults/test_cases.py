@@ -1,0 +1,47 @@
+"""The planted faults of ``pytest --compile-selftest``, as tests: the same records, run by the same function."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import pytest
+
+from pytest_torchcompile.faults import CASES, CONTROLS, CORRECT, FAULTS
+from pytest_torchcompile.faults.case import KINDS
+from pytest_torchcompile.faults.outcome import run
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns about some of what is planted
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    """Torch logs what it thinks of these faults, at length."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.kind or 'correct'}: {case.name}")
+def test_case(case):
+    """A fault is caught as what it is and where it is, or proven to be less than rounding; what is correct is not
+    reported, and differs from eager."""
+    outcome = run(case)
+    if outcome.verdict == "unavailable":
+        pytest.skip(outcome.text)
+    assert outcome.ok, str(outcome)
+
+
+def test_there_are_enough():
+    """Of every kind several; names tell them apart."""
+    assert len(FAULTS) - sum(bool(case.below) for case in FAULTS) >= 60
+    assert len(CORRECT) >= 30
+    assert {case.kind for case in FAULTS} == set(KINDS)
+    assert [name for name, count in Counter(case.name for case in CASES).items() if count > 1] == []
+
+
+def test_controls_are_the_programs_of_the_faults():
+    """Every program that a wrong backend is tried on is also tried without it."""
+    controlled = [case.program for case in CONTROLS]
+    backends = [case for case in FAULTS if case.check == "compare" and case.backend.__name__ != "untouched"]
+    assert [case.name for case in backends if not case.upstream and case.program not in controlled] == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from pytest_torchcompile.ranks import Zygote
 from pytest_torchcompile.report.comparison import comparison
 from pytest_torchcompile.report.journal import Journal, replace
 from pytest_torchcompile.report.reading import Report, read_report
+from pytest_torchcompile.report.reproduction import file_name, reproducible, reproduction
 from pytest_torchcompile.report.strictjson import dumps
 from pytest_torchcompile.report.terminal import failure_text, header, summary
 from pytest_torchcompile.selection import refuse_unknown
@@ -27,6 +30,8 @@ from pytest_torchcompile.shards import shard
 __all__ = ["CellNode", "CheckFailure", "CheckItem", "MatrixFile", "MatrixSession", "start"]
 
 REPORT_FILE = ".compile-matrix/report.json"
+REPRODUCTIONS = ".compile-matrix/repro"
+"""Where a failed cell's file is written."""
 JOURNAL_FILE = ".compile-matrix/journal.jsonl"
 SECONDS_KEY = "compile-matrix/seconds"
 """Where pytest's cache keeps how long each cell took, so that the next run starts the longest first."""
@@ -55,7 +60,8 @@ class CheckItem(pytest.Item):
                 raise pytest.xfail.Exception(judgement.note)
             case verdict if verdict != "pass":
                 shown = "" if self.first_of_cell else self.parent.selected[0]
-                raise CheckFailure(failure_text(self.name, judgement, self.again, shown))
+                alone = self.parent.reproduction() if self.name in self.parent.reproducible() else ""
+                raise CheckFailure(failure_text(self.name, judgement, self.again, shown, alone))
 
     @property
     def first_of_cell(self) -> bool:
@@ -90,6 +96,7 @@ class CellNode(pytest.Collector):
         self.own_markers.append(pytest.mark.compile_cell(**planned.cell.axes).mark)
         self.selected: list[str] = []
         """The checks of this cell that are run: all, less what ``-k``, ``-m`` or a node id left out."""
+        self._reproduced = False
 
     @property
     def line(self) -> int:
@@ -110,6 +117,23 @@ class CellNode(pytest.Collector):
     def result(self) -> CellResult:
         """What came of the cell; it runs when this is first asked."""
         return self.parent.session_of.execution.result(self.planned, self.selected, self.applicable())
+
+    def reproducible(self) -> dict[str, str]:
+        """The checks that a file without the matrix would fail as well, and what each says."""
+        result = self.result()
+        return {name: judgement.problems[0].message for name, judgement in result.judgements.items()
+                if reproducible(name, judgement, result.observation)}
+
+    def reproduction(self) -> str:
+        """The command that runs such a file; the first item that asks has it written."""
+        cell, matrix = self.planned.cell, self.parent.matrix
+        file = self.config.rootpath / REPRODUCTIONS / file_name(cell)
+        if not self._reproduced:
+            self._reproduced = True
+            text = reproduction(cell, matrix.models[cell.model], Path(matrix.root), file, self.reproducible(),
+                                self.planned.limits)
+            replace(file, text)
+        return f"pytest {os.path.relpath(file, self.config.invocation_params.dir)}"
 
 
 class MatrixFile(pytest.File):
@@ -315,6 +339,8 @@ def start(config: pytest.Config, settings: Settings) -> None:
     refuse_unknown(config.getoption("markexpr"), (planned.cell.axes for planned in matrix.cells))
     _select(config, Path(matrix.path))
     _report(config)
+    if not hasattr(config, "workerinput") and not config.option.collectonly:
+        shutil.rmtree(config.rootpath / REPRODUCTIONS, ignore_errors=True)  # of an earlier run
     session = MatrixSession(config, settings, matrix)
     config.stash[SESSION] = session
     config.pluginmanager.register(session, "compile-matrix")

@@ -139,7 +139,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def _eager_raised(why: EagerRaised, root: Path) -> Failure:
-    """One line with the innermost place in the user's code; if more of it was on the way there, that is the evidence."""
+    """One line with the innermost place in the user's code; what else of it was on the way there is the evidence."""
     frames = [f"{os.path.relpath(file, root) if Path(file).is_relative_to(root) else file}:{line} in {name}"
               for file, line, name in re.findall(r'File "(.+?)", line (\d+), in (\S+)', why.error.traceback)
               if not file.startswith(_TORCH)]

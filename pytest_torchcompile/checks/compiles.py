@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile.checks.numerics import located
 from pytest_torchcompile.checks.protocol import Check
 from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.oracle.findings import headline
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
@@ -43,7 +44,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     """Problems of one section; ``limits`` may hold ``coverage``, the smallest share allowed (default 1)."""
     if error := section["error"]:
         yield Problem(
-            f"the compiled run raised {error['type']} in {error['phase']}; eager did not",
+            f"the compiled run raised {error['type']} in {error['phase']}; eager did not: {headline(error['text'])}",
             evidence=f"{error['text']}\n{error['traceback']}".strip() + located(section),
             hint="" if section.get("located") else
                  "the same call with backend='eager' and then 'aot_eager' tells which stage raises",

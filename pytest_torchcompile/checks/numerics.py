@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ __all__ = ["GRADIENT", "judge_leaves", "located", "numerics"]
 
 GRADIENT = "gradient of "
 """How the oracle names the leaves that are the check `gradients`'."""
+SHOWN = 5
+"""How many problems a check lists; the others are named in the last one's evidence."""
 KEPT = 200
 """How many leaves a section keeps, the ones farthest off first; the rest are counted."""
 
@@ -49,8 +52,20 @@ def judge_leaves(section: Mapping[str, Any], what: str) -> Iterator[Problem]:
                       if what == "gradient" else "return a tensor")
     leaves = [(kept["call"], Leaf.from_dict({k: v for k, v in kept.items() if k != "call"}))
               for kept in section["leaves"]]
-    for number, found in enumerate(findings(leaves)):
-        yield Problem(found.message, found.evidence if number else found.evidence + located(section))
+    found = sorted(findings(leaves), key=lambda finding: _order(finding.where))
+    for number, finding in enumerate(found[:SHOWN]):
+        evidence = finding.evidence if number else finding.evidence + located(section)
+        if number == SHOWN - 1 and (rest := [f.where for f in found[SHOWN:]]):
+            evidence += f"\n{len(rest)} more differ: {', '.join(rest[:12])}{', ...' if rest[12:] else ''}"
+        yield Problem(finding.message, evidence)
+
+
+def _order(where: str) -> tuple[int, int]:
+    """In the order in which a program makes them, so that the first is nearest to the cause; then the worst first."""
+    step = re.match(r"step (\d+): ", where)
+    name = where[step.end():] if step else where
+    role = next((i for i, start in enumerate(("output", "loss", GRADIENT)) if name.startswith(start)), 3)
+    return int(step[1]) if step else 1 << 30 if name.endswith("steps") else 0, role
 
 
 def located(section: Mapping[str, Any]) -> str:

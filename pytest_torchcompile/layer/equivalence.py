@@ -63,9 +63,10 @@ class Comparison:
 
     def __str__(self) -> str:
         exact = sum(leaf.bitwise for _, leaf in self.leaves)
-        lines = [("not equivalent" if self.problems else "equivalent")
-                 + f": {len(self.leaves)} values and properties compared, {exact} exactly equal, the largest error is "
-                   f"{self.noise:.3g} times the rounding noise"]
+        lines = ["not equivalent" if self.problems else "equivalent"]
+        if self.leaves:
+            lines[0] += (f": {len(self.leaves)} values and properties compared, {exact} exactly equal, the largest "
+                         f"error is {self.noise:.3g} times the rounding noise")
         lines += map(str, self.problems[:_SHOWN])
         if more := Counter(finding.kind for finding in self.problems[_SHOWN:]):
             lines.append(f"and {sum(more.values())} more: " + ", ".join(f"{n} {kind}" for kind, n in more.items()))
@@ -205,9 +206,10 @@ def _proof(trial: Trial) -> Iterator[Finding]:
     if all(passed.raised for passed in trial.passed):
         yield Finding("vacuous", "eager", "eager raises in every call: nothing was compared")
         return
-    for found in compiles.judge(compiles.measure(trial), {"coverage": 0.0}):
+    whole = list(compiles.judge(compiles.measure(trial), {"coverage": 0.0}))
+    for found in whole:
         yield Finding("vacuous", "compiled code", found.message, found.evidence, found.hint)
-    for call in trial.calls:
+    for call in trial.calls if not whole else ():
         made = [passed for passed in trial.passed if passed.call.index == call.index]
         if not any(passed.graphs or passed.raised for passed in made):
             yield Finding("vacuous", call.label, f"{call.label} ran without any compiled graph")

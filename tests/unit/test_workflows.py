@@ -1,0 +1,93 @@
+"""The ready workflow files: their commands are commands of ours, and run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from sample_report import SMALL, report, sample_report, written
+
+from pytest_torchcompile.options import OPTIONS
+
+FOLDER = Path(__file__).parents[2] / "docs" / "ci"
+FILES = sorted(FOLDER.glob("github-*.yml"))
+HERE = f"set -eo pipefail\npytest-torchcompile() {{ {sys.executable} -m pytest_torchcompile \"$@\"; }}\n"
+
+
+def steps(file: Path) -> dict[str, str]:
+    """The commands of a workflow by the name of their step."""
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return {f"{job}: {step.get('name', step['run'])}": step["run"]
+            for job, all_ in content["jobs"].items() for step in all_["steps"] if "run" in step}
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a step as the runner does."""
+    known = {"GITHUB_SERVER_URL": "https://example.org", "GITHUB_REPOSITORY": "us/models", "GITHUB_SHA": "4f2c"}
+    return subprocess.run(["bash", "-c", HERE + command], cwd=folder, env={"PATH": "/usr/bin:/bin", **known},
+                          capture_output=True, text=True, check=False)
+
+
+def test_there_are_workflows():
+    """One for CPU, one for GPU runners."""
+    assert [file.stem for file in FILES] == ["github-cpu", "github-gpu"]
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_options_exist(file):
+    """Options of pytest that the steps use are ours, and every shard is run and kept."""
+    text = "\n".join(steps(file).values())
+    assert set(re.findall(r"--compile-[\w-]+", text)) <= {option.flag for option in OPTIONS}
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for job in content["jobs"].values():
+        shards = job.get("strategy", {}).get("matrix", {}).get("shard", [])
+        assert set(re.findall(r"matrix\.shard \}\}/(\d+)", str(job))) == ({str(len(shards))} if shards else set())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two shards' artifacts, and a baseline, where the CPU workflow has them."""
+    cells = sample_report(SMALL)["compile_matrix"]["cells"]
+    for index in (1, 2):
+        block = report(cells[index - 1 :: 2], shard={"index": index, "of": 2})
+        block["compile_matrix"]["matrix"]["cells_planned"] = [each["id"] for each in cells]
+        for name in (f"reports/report-{index}/report.json", f"baseline/{index}.json"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            written(block, tmp_path / name)
+    return tmp_path
+
+
+def test_gate_and_page_run(folder):
+    """The gate judges both shards, and fails; the page is written all the same, with links to the commit."""
+    commands = steps(FOLDER / "github-cpu.yml")
+    done = run(commands["gate: gate"], folder)
+    assert done.returncode == 1, done.stderr
+    assert "FAIL: 6 of 12 cells fail" in done.stdout
+    assert "::error" in done.stdout
+    assert (folder / "gate.xml").exists()
+    done = run(commands["gate: page"], folder)
+    assert done.returncode == 0, done.stderr
+    page = (folder / "compile-matrix.html").read_text()
+    assert 'href="https://example.org/us/models/blob/4f2c/models.py#L41"' in page
+    assert (folder / "compile-matrix.svg").exists()
+
+
+def test_without_a_baseline(folder):
+    """The first run has none to compare with."""
+    for file in (folder / "baseline").iterdir():
+        file.unlink()
+    done = run(steps(FOLDER / "github-cpu.yml")["gate: page"], folder)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("status", "fails"), [(0, False), (1, False), (2, True), (4, True)])
+def test_failing_cells_are_the_gates_to_judge(tmp_path, status, fails):
+    """A shard fails for mistakes of its own, not for cells that fail."""
+    for file in FILES:
+        command = next(c for name, c in steps(file).items() if name.endswith(": cells"))
+        done = run(f"pytest() {{ return {status}; }}\n{re.sub(r'[$]{{.*?}}', '1', command)}", tmp_path)
+        assert bool(done.returncode) == fails, done.stderr

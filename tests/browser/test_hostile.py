@@ -21,6 +21,7 @@ NAMES = {
     "surrogate": "half \ud83d a pair",
     "address": "javascript:window.hit=1",
     "percent": "100%25 %00 %zz #hash ?query",
+    "prototype": "__proto__",
     "template": "${window.hit=1} {{7*7}} __proto__",
 }
 
@@ -76,6 +77,10 @@ def test_shown_and_not_run(opened, text):
         page.choose("#search", text)
         assert page.evaluate("document.querySelectorAll('#map .s:not(.dim)').length") in (0, 2)
     page.choose("#rows", "model")
+    page.evaluate("""document.querySelectorAll('[data-axis]').forEach(s => { s.selectedIndex = 1;
+        s.dispatchEvent(new Event('change')); })""")  # no cell has the first value of every axis
+    page.evaluate("""document.querySelectorAll('[data-axis]').forEach(s => { s.selectedIndex = 0;
+        s.dispatchEvent(new Event('change')); })""")
     for option in page.evaluate("[...document.querySelectorAll('#by option')].map(o => o.value)"):
         page.choose("#by", option)
     assert page.evaluate("window.hit ?? null") is None
@@ -130,6 +135,13 @@ def partial(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
+def repeated(content: dict[str, Any]) -> dict[str, Any]:
+    """Cells with the same axes: the page must not lose one."""
+    for each in content["compile_matrix"]["cells"]:
+        each["axes"] = {"model": "scorer", "backend": "inductor"}
+    return content
+
+
 def empty(content: dict[str, Any]) -> dict[str, Any]:
     """A run in which nothing was planned."""
     content["compile_matrix"]["cells"] = []
@@ -149,7 +161,7 @@ def odd(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("change", [partial, empty, odd])
+@pytest.mark.parametrize("change", [partial, repeated, empty, odd])
 def test_reports_that_lack_things(opened, change):
     """A page is made of whatever a report has; it says that the run is not whole."""
     page = opened(change(copy.deepcopy(sample_report(SMALL))))

@@ -28,7 +28,7 @@ def overview(outcome: Outcome, source: str) -> Html:
     told = tag("ul", *items, class_="findings") if items else tag("p", "Nothing to tell. A cell of the map opens here.")
     policy = f", under {outcome.policy.path}" if outcome.policy.path else ""
     return tag(
-        "section", tag("h3", f"What the gate says{policy}: exit code {outcome.code}"),
+        "section", tag("h2", f"What the gate says{policy}: exit code {outcome.code}"),
         told, more(len(found), FINDINGS),
         class_="overview", id="overview", tabindex=-1, aria_label="Overview",
     )  # fmt: skip
@@ -72,7 +72,7 @@ def _rates(heat: HeatMap) -> Html | None:
         tables.append(tag("table", tag("caption", axis), tag("tbody", *rows)))
     if not tables:
         return None
-    return join(tag("h3", "Cells that hold, by axis; the axes that tell most come first"),
+    return join(tag("h2", "Cells that hold, by axis; the axes that tell most come first"),
                 tag("div", *tables, class_="rates"))
 
 
@@ -93,7 +93,7 @@ def _run(run: Merged, cells: Sequence[Facts]) -> Html:
             for key, value in told.items() if value is not None]
     excluded: dict[str, int] = run.matrix["excluded"]
     skipped = Counter(c.note for c in cells if c.status == "skip")
-    return join(tag("h3", "The run"), tag("table", tag("tbody", *rows)),
+    return join(tag("h2", "The run"), tag("table", tag("tbody", *rows)),
                 _reasons("excluded", excluded.items()), _reasons("skipped", skipped.most_common()))
 
 

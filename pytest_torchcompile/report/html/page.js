@@ -8,7 +8,7 @@
   const labels = squares.map((s) => s.getAttribute("aria-label"));
   const classes = squares.map((s) => s.className);
   const axes = Object.fromEntries(data.axes.map((axis, i) => [axis.name, { ...axis, i }]));
-  const state = { rows: data.rows, columns: data.columns, by: ["", ""], filters: {}, search: "", only: null };
+  const state = { rows: data.rows, columns: data.columns, by: ["", ""], filters: Object.create(null), search: "", only: null };
   document.documentElement.classList.remove("no-js");
 
   // the table: the same as grid.py and heatmap.py make

@@ -25,9 +25,9 @@ GAP: Final = 12
 """Between bands."""
 LINE: Final = 18
 MARGIN: Final = 16
-LETTER: Final = 6.7
+LETTER: Final = 7.0
 """Width of a letter of 12 pixels, about: the reader's font is not known."""
-LONGEST: Final = 30
+LONGEST: Final = 38
 """Letters of a label; what is longer is cut."""
 FONT: Final = "12px system-ui,-apple-system,'Segoe UI',Roboto,'Liberation Sans',sans-serif"
 
@@ -37,7 +37,7 @@ def svg(outcome: Outcome) -> str:
     heat = HeatMap(outcome.facts)
     body, width, height = _map(heat)
     width = max(width, 520.0)
-    lines = textwrap.wrap(sentence(outcome), int((width - 2 * MARGIN) / (LETTER * 1.1))) or [""]
+    lines = textwrap.wrap(sentence(outcome), int((width - 2 * MARGIN) / (LETTER * 1.25))) or [""]
     head = [_text(MARGIN, MARGIN + LINE * (i + 1), line, "head") for i, line in enumerate(lines[:4])]
     top = MARGIN + LINE * (len(head) + 1)
     about = textwrap.shorten(facts(outcome), int((width - 2 * MARGIN) / LETTER), placeholder=" …")

@@ -21,6 +21,7 @@ from pytest_torchcompile.report.comparison import comparison
 from pytest_torchcompile.report.journal import Journal, replace
 from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.report.reproduction import file_name, reproducible, reproduction
+from pytest_torchcompile.report.seal import sealed
 from pytest_torchcompile.report.strictjson import dumps
 from pytest_torchcompile.report.terminal import failure_text, header, summary
 from pytest_torchcompile.selection import refuse_unknown
@@ -321,7 +322,7 @@ ZYGOTE = "compile_zygote"
 def _save_whole(config: pytest.Config) -> None:
     """Have pytest-json-report write its file at once: it writes it bit by bit, and a kill would leave a part of it."""
     plugin, indent = config._json_report, config.option.json_report_indent  # type: ignore[attr-defined]
-    plugin.save_report = lambda path: replace(Path(path), dumps(plugin.report, indent))
+    plugin.save_report = lambda path: replace(Path(path), sealed(dumps(plugin.report, indent)))
 
 
 def _distributed(config: pytest.Config) -> bool:

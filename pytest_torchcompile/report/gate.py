@@ -91,7 +91,8 @@ def gate(reports: Sequence[Report], policy: Policy | None = None, baseline: Sequ
 def judged(merged: Merged, policy: Policy, today: datetime.date) -> dict[str, JudgedCell]:
     """Every cell of the run, judged from its observation."""
     ours = merged.plugin == __version__
-    return {name: judge_again(cell, merged.matrix, policy, today, ours) for name, cell in merged.cells.items()}
+    return {name: judge_again(cell, merged.matrix, policy, today, ours, ours and merged.origin[name] in merged.sealed)
+            for name, cell in merged.cells.items()}
 
 
 def _failing(allowed: Allowed, cells: Mapping[str, JudgedCell], worse: frozenset[str]) -> Iterator[Finding]:

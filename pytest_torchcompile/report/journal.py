@@ -19,6 +19,7 @@ from pytest_torchcompile.report.evidence import fingerprint
 from pytest_torchcompile.report.provenance import provenance
 from pytest_torchcompile.report.record import Record, now
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
+from pytest_torchcompile.report.seal import sealed
 from pytest_torchcompile.report.strictjson import dumps, plain
 from pytest_torchcompile.settings import Settings
 
@@ -126,7 +127,7 @@ class Journal:
 
     def write(self, path: Path) -> None:
         """Write the block alone as a report, where pytest-json-report is switched off."""
-        replace(path, dumps({"compile_matrix": self.block()}))
+        replace(path, sealed(dumps({"compile_matrix": self.block()})))
 
     def _now(self) -> Record:
         self.record.expected = self._expected

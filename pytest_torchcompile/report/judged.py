@@ -63,12 +63,12 @@ class JudgedCell:
 
 
 def judge_again(cell: Mapping[str, Any], matrix: Mapping[str, Any], policy: Policy, today: datetime.date,
-                ours: bool) -> JudgedCell:
+                ours: bool, sealed: bool = False) -> JudgedCell:
     """Judge one cell of a report.
 
     ``ours``: written by this very version, so that its claims must agree with our judgement to the letter; those of
-    another version may differ, and then the worse holds. A cell of schema 1.0, which does not tell its limits, is taken
-    as it is.
+    another version may differ, and then the worse holds. ``sealed``: and the file is as it was written, so that they do
+    agree. A cell of schema 1.0, which does not tell its limits, is taken as it is.
     """
     observation = cell["observation"]
     sections = observation["sections"] if observation else {}
@@ -77,12 +77,15 @@ def judge_again(cell: Mapping[str, Any], matrix: Mapping[str, Any], policy: Poli
         if cell["checks"]:
             judged.contradictions.append("has verdicts, though it says that it was not selected")
         return judged
-    if ours:
+    if ours and not sealed:
         judged.contradictions += _form(cell, matrix)
     if cell["planned"] is not None:
         judged.missing = tuple(name for name in cell["planned"]["checks"] if name not in cell["checks"])
+        limits = {name: number for name, (number, _) in policy.limits_of(cell["axes"]).items() if name in LIMITS}
         try:
-            _rejudge(judged, cell, policy, today, ours)
+            expired = _expired(cell["planned"], today)
+            if not sealed or limits or expired:
+                _rejudge(judged, cell, limits, expired, ours)
         except Exception as error:  # a section may hold anything that is JSON, and checks are made for sound ones
             judged.contradictions.append(f"its observation can't be judged: {type(error).__name__}: {error}")
     return judged
@@ -126,21 +129,26 @@ def _fingerprint(cell: Mapping[str, Any]) -> str:
         return ""
 
 
-def _rejudge(judged: JudgedCell, cell: Mapping[str, Any], policy: Policy, today: datetime.date, ours: bool) -> None:
+def _expired(planned: Mapping[str, Any], today: datetime.date) -> bool:
+    """Was the cell expected to fail until a day that is over?"""
+    return (planned["outcome"] == "xfail" and planned["until"] != ""
+            and today > datetime.date.fromisoformat(planned["until"]))
+
+
+def _rejudge(judged: JudgedCell, cell: Mapping[str, Any], limits: Mapping[str, float], expired: bool,
+             ours: bool) -> None:
+    """``limits``: what the policy has over the limits of the matrix."""
     if cell["observation"] is None:
         return
     names = [name for name in cell["checks"] if name in CHECKS]
     observation = Observation.from_dict(cell["observation"])
     planned = _planned(cell)
     complete = not judged.missing
-    limits = {**planned.limits, **{name: number for name, (number, _) in policy.limits_of(cell["axes"]).items()
-                                   if name in LIMITS}}
     claimed = apply_xfail(judge(observation, names, planned.limits), planned, complete)
-    expired = planned.outcome == "xfail" and planned.until != "" and today > datetime.date.fromisoformat(planned.until)
     now = claimed
-    if limits != planned.limits or expired:
+    if limits or expired:
         again = replace(planned, outcome="run") if expired else planned
-        now = apply_xfail(judge(observation, names, limits), again, complete)
+        now = apply_xfail(judge(observation, names, {**planned.limits, **limits}), again, complete)
     for name in names:
         stored = cell["checks"][name]
         if stored["verdict"] == claimed[name].verdict:

@@ -29,6 +29,8 @@ class Merged:
     """By id, in the order of the plan."""
     origin: dict[str, str]
     """Cell to the file that it came from."""
+    sealed: frozenset[str]
+    """Files that are, to the last byte, as the run wrote them."""
     gates: dict[str, dict[str, Any]]
     git: dict[str, Any] | None
     plugin: str
@@ -65,7 +67,8 @@ def merge(reports: Sequence[Report], varying: frozenset[str] = VARYING) -> Merge
     run = first.block["run"] or {}
     return Merged(
         tuple(reports), environment, first.block["matrix"], {cell: cells[cell] for cell in planned if cell in cells},
-        origin, _gates(reports), run.get("git"), run.get("plugin", ""), missing,
+        origin, frozenset(report.name for report in reports if report.sealed), _gates(reports),
+        run.get("git"), run.get("plugin", ""), missing,
         tuple(_problems(reports, missing)), notes,
     )
 

@@ -20,6 +20,7 @@ from pytest_torchcompile.errors import ReportError, nearest
 from pytest_torchcompile.report.evidence import fingerprint
 from pytest_torchcompile.report.record import Record
 from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, line_schemas
+from pytest_torchcompile.report.seal import is_sealed
 from pytest_torchcompile.report.strictjson import StrictError, loads
 from pytest_torchcompile.report.upgrade import upgraded
 from pytest_torchcompile.report.validation import Validator, compiled
@@ -38,6 +39,8 @@ class Report:
     """The file, as it was named."""
     block: dict[str, Any]
     """As the current schema has it (:func:`~pytest_torchcompile.report.schema.block_schema`)."""
+    sealed: bool = False
+    """Is the file, to the last byte, as the run wrote it?"""
     journal: bool = False
     """Read from a journal?"""
     torn: bool = False
@@ -75,7 +78,8 @@ def read_report(path: str | Path) -> Report:
     of ours, of a newer major version, or with a value that the schema does not allow.
     """
     name = str(path)
-    text = _text(Path(path), name)
+    data = _data(Path(path), name)
+    text = _text(data, name)
     if not text.strip():
         raise ReportError(f"{name}: is empty; expected a JSON report, for example .compile-matrix/report.json")
     if _JOURNAL.match(text):
@@ -89,7 +93,7 @@ def read_report(path: str | Path) -> Report:
             "expected the JSON report of `pytest --compile-matrix`"
         raise ReportError(f"{name}: holds no block {KEY!r}; {hint}")
     block = _block(content[KEY], name)
-    return Report(name, block, others_failed=tuple(_others_failed(content.get("tests"), block)))
+    return Report(name, block, is_sealed(data), others_failed=tuple(_others_failed(content.get("tests"), block)))
 
 
 def _others_failed(tests: Any, block: dict[str, Any]) -> Iterator[str]:
@@ -102,22 +106,29 @@ def _others_failed(tests: Any, block: dict[str, Any]) -> Iterator[str]:
                 yield nodeid
 
 
-def _text(path: Path, name: str) -> str:
+def _data(path: Path, name: str) -> bytes:
     try:
         if path.is_dir():
             inside = sorted(child.name for child in path.glob("*.json*"))
             holds = f"; it holds {', '.join(inside[:10])}" if inside else ""
             raise ReportError(f"{name}: is a folder; expected report files{holds}")
-        return path.read_bytes().decode("utf-8-sig")
+        return path.read_bytes()
     except FileNotFoundError:
         others = [str(child) for child in path.parent.glob("*.json*")]
         raise ReportError(f"{name}: no such file{f'; {nearest(name, others)}' if others else ''}") from None
-    except UnicodeDecodeError as error:
-        raise ReportError(f"{name}: byte {error.start} is not UTF-8, so this is no report") from None
     except MemoryError:
         raise ReportError(f"{name}: is larger than this machine's memory") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise ReportError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _text(data: bytes, name: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ReportError(f"{name}: byte {error.start} is not UTF-8, so this is no report") from None
+    except MemoryError:
+        raise ReportError(f"{name}: is larger than this machine's memory") from None
 
 
 def _block(block: Any, name: str) -> dict[str, Any]:

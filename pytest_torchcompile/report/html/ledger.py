@@ -17,7 +17,7 @@ __all__ = ["compiles", "eager_frames", "graph_breaks"]
 STAGES: Final = ("dynamo", "aot", "inductor", "kernels")
 KINDS: Final = {
     "first": "first compile", "recompile": "recompile", "instance": "another instance",
-    "resume": "rest after a break", "backward": "backward",
+    "raced": "raced by another thread", "resume": "rest after a break", "backward": "backward",
 }  # fmt: skip
 OWNERS: Final = {"mine": "your code", "third_party": "a library", "torch": "torch"}
 

@@ -27,6 +27,9 @@ def _name(found: Compile) -> str:
 def _shape(found: Compile) -> str:
     if "parameter" in found.advice:
         return f"resize {_name(found)} before the first call, or force_parameter_static_shapes = False"
+    if found.resumed_at:  # what the rest of a function is given is made inside
+        return ("dynamic=True, or torch._dynamo.mark_dynamic on the input that this size comes from, before the first "
+                "call; without the graph break there would be one recompile less")  # fmt: skip
     if match := _SIZE.match(found.what):
         mark = f"torch._dynamo.mark_dynamic({match['tensor']}, {match['dim']}) before the first call"
         return f"{mark}, dynamic=True, or pad to a bucket (shape_buckets)"

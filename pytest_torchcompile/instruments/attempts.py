@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,14 @@ class Attempt:
     caches: list[str] = field(default_factory=list)
     graphs: int = 0
     ops: int = 0
+
+    begun: float = field(default_factory=time.perf_counter)
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """First and last line of the frame's own code."""
+        found = [line for _, _, line in self.frame_code.co_lines() if line] if self.frame_code else []
+        return (min(found), max(found)) if found else (0, 1 << 30)
 
     @property
     def where(self) -> tuple[str, str, int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
+import time
 import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -39,6 +41,8 @@ def guards_failed(attempt: Attempt, payload: str | None) -> tuple[Reason, ...]:
             actual = values.actual(what, attempt.scope())
         if attempt.code[0] != attempt.file:  # torch's own frame around a module calls it fn
             what = re.sub(r"^fn\b", "self", what)
+        # What lay on Python's stack when the graph broke, such as the result of the call that broke it.
+        what = re.sub(r"\b___stack\d+\b", f"(value at line {attempt.resumed_at})", what)
         found.append(replace(reason, what=readable(what), expected=readable(expected), actual=actual))
     return tuple(found)
 
@@ -60,17 +64,19 @@ def _break(watch: Watch, attempt: Attempt, compile_id: str, message: str, stack:
     outermost = (attempt.file, attempt.line, attempt.function)
     for ledger, root in watch.ledgers:
         found = parse(text, root=root, during=ledger.label, compile_id=compile_id, traced=attempt.code,
-                      outermost=outermost)  # fmt: skip
+                      lines=attempt.lines, outermost=outermost)  # fmt: skip
         attempt.breaks.append(ledger.add(found))
 
 
 def decided(watch: Watch, attempt: Attempt, result: Any) -> None:
     """A compile that ended: compiled code, or an eager frame. One that was never traced says nothing."""
     if result.guarded_code is not None:
-        watch.add(_compile(attempt, str(result.guarded_code.compile_id), _telling(attempt, result.guarded_code)))
+        reason = Reason("") if watch.raced(attempt) else _telling(attempt, result.guarded_code)
+        watch.add(_compile(watch, attempt, str(result.guarded_code.compile_id), reason))
+        watch.finished[id(attempt.frame_code)] = (threading.get_ident(), time.perf_counter())
         return
-    reason = getattr(result, "skip_reason", None) or ""
-    eager, loud = _eager(attempt, reason) if attempt.metrics else refused(watch, attempt, reason)
+    why = getattr(result, "skip_reason", None) or ""
+    eager, loud = _eager(attempt, why) if attempt.metrics else refused(watch, attempt, why)
     if eager is None:
         return
     if not loud:
@@ -82,7 +88,7 @@ def decided(watch: Watch, attempt: Attempt, result: Any) -> None:
             message = attempt.metrics.get("fail_reason") or ""
             _break(watch, attempt, attempt.metrics.get("compile_id") or "", message, None)
         for found in attempt.breaks[-len(watch.ledgers) :]:
-            found.whole_frame = True
+            found.whole_frame, found.gave_up = True, attempt.function
     watch.give_up(attempt, eager)
 
 
@@ -96,11 +102,11 @@ def _telling(attempt: Attempt, made: Any) -> Reason:
     return nearest(attempt.reasons, guards_of(made.guard_manager), known)
 
 
-def _compile(attempt: Attempt, compile_id: str, first: Reason) -> Compile:
+def _compile(watch: Watch, attempt: Attempt, compile_id: str, first: Reason) -> Compile:
     metrics = attempt.metrics
     kind = "recompile" if first.guard else "resume" if attempt.resumed_at else "first"
-    if attempt.cached and not first.guard:
-        kind = "instance"
+    if (attempt.cached or attempt.reasons) and not first.guard:
+        kind = "raced" if watch.raced(attempt) else "instance"
     if compile_id.startswith("!") and not first.guard:  # compiled autograd traces a backward as a frame of its own
         kind = "backward"
     path, _, line = first.at.rpartition(":")

@@ -73,7 +73,7 @@ def graph_breaks(found: Iterable[GraphBreak | Mapping[str, Any]], allowed: int =
         if record.explanation:
             lines.append(f"     why: {record.explanation}")
         if record.whole_frame:
-            lines.append("     torch cannot resume after it: the whole function runs eagerly")
+            lines.append(f"     torch cannot resume after it: all of {record.gave_up or record.function} runs eagerly")
         if record.hint:
             lines.append(f"     try: {record.hint}")
         if record.link:

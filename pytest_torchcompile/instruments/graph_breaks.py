@@ -18,6 +18,8 @@ __all__ = ["disabled_function", "headlines", "is_limit", "parse", "same_place"]
 Frame = tuple[str, int, str]
 """File, line, function."""
 
+_ANY: Final = (0, 1 << 30)
+"""Lines of code that nothing is known of."""
 _LINK: Final = re.compile(r"https?://\S+/(gb\d{4,})\S*")
 _FRAME: Final = re.compile(r'^  File "(.+?)", line (\d+), in (.+)$', re.M)
 _PREFIXES: Final = re.compile(
@@ -43,20 +45,21 @@ def headlines(body: str) -> list[str]:
 
 def parse(
     text: str, *, root: str | None = None, during: str = "", compile_id: str = "",
-    traced: tuple[str, str] = ("", ""), outermost: Frame = ("", 0, ""),
+    traced: tuple[str, str] = ("", ""), lines: tuple[int, int] = _ANY, outermost: Frame = ("", 0, ""),
 ) -> GraphBreak:
     """Read one ``dynamo_graph_break_reason`` record. Parts that torch left out are empty, never an error.
 
     The place is the innermost frame that somebody can change: not torch's, not Python's own library.
 
     :param traced: file and name of the code that is traced; frames further out are its callers.
+    :param lines: first and last line of that code, which tell it from another of the same name.
     :param outermost: the user's function that is traced, for a break in torch's own code around it.
     """  # fmt: skip
     body = _body(text)
-    frames = _frames(text, traced)
+    frames = _frames(text, traced, lines)
     ours = [frame for frame in frames if owner(frame[0], root) in ("mine", "third_party")]
     file, line, function = (ours or [outermost] if outermost[0] else ours or frames or [outermost])[-1]
-    if (file, readable(function)[0]) == traced:
+    if frames[:1] == [(file, line, function)] and (file, readable(function)[0]) == traced:
         function = outermost[2] or function
     link = _LINK.search(body)
     return GraphBreak(
@@ -107,10 +110,11 @@ def _labelled(body: str, label: str) -> str:
     return " ".join(found)
 
 
-def _frames(text: str, traced: tuple[str, str]) -> list[Frame]:
+def _frames(text: str, traced: tuple[str, str], lines: tuple[int, int]) -> list[Frame]:
     """The traced part of the user's stack, innermost last; all of it where the traced code is not in it."""
     stack = re.split(r"User code traceback:|occurred in the following user code:", text)[-1]
     stack = stack.partition("\nTraceback (most recent call last)")[0]
     frames = [(m[1], int(m[2]), m[3]) for m in _FRAME.finditer(stack)]
-    roots = [i for i, (file, _, name) in enumerate(frames) if (file, readable(name)[0]) == traced]
+    roots = [i for i, (file, line, name) in enumerate(frames)
+             if (file, readable(name)[0]) == traced and lines[0] <= line <= lines[1]]  # fmt: skip
     return frames[roots[-1] :] if roots else frames

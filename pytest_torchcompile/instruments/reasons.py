@@ -26,13 +26,14 @@ _CLASS: Final = re.compile(
     r"^___check_(?P<kind>type|obj)_id\((?P<what>.*), \d+\)(?:, type=<class '(?P<is>.+)'>)?")
 _PRESENT: Final = re.compile(
     r"^(?P<no>not )?(?:hasattr\((?P<of>.+), '(?P<name>\w+)'\)"
-    r"|___dict_contains\((?P<key>.+), (?P<dict>.+)\))$")
+    r"|(?:___dict_contains|set\.__contains__)\((?P<key>.+), (?P<dict>.+)\))$")
 _MISSING: Final = re.compile(r"^(?:Key|Attribute|Index)Error on (?P<what>.+)$")
 _EQUALS: Final = re.compile(r"^(?P<what>[^<>]+?) (?:==|is(?= \S+$)) (?P<expected>.+)$", re.S)
 _DIFFERS: Final = re.compile(r"^(?P<what>len\(.+\)) != (?P<expected>.+)$")
 _NAN: Final = re.compile(r"^(?:\(type\(.+\) is (?:float|complex) and )?__(?:math|numpy)_isnan\((?P<what>.*?)\)+$")
 _SIZE: Final = re.compile(r"(?P<what>[\w.\[\]'\"]+\.(?:size|stride)\(\)\[\d+\])")
 _HELD: Final = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
+_FROM_NUMPY: Final = re.compile(r"___from_numpy\((.*?)\)")
 _GLOBAL: Final = re.compile(r"\bG\['(\w+)'\]")
 _KEYS: Final = re.compile(r"DispatchKeySet\((.*)\)")
 _EMPTY: Final = re.compile(r"^not (?P<what>\S+)$")
@@ -114,6 +115,8 @@ def _compared(guard: str) -> tuple[str, str, str]:
         return what, _short(match["is"] or ""), ""
     if match := _PRESENT.match(guard):
         what = f"{match['of']}.{match['name']}" if match["of"] else f"{match['dict']}[{match['key']}]"
+        if "set.__contains__" in guard:
+            what = f"{match['dict']} in {match['key']}"  # torch gives the set first
         return (what, "absent", "present") if match["no"] else (what, "present", "absent")
     if match := _MISSING.match(guard):
         return match["what"], "present", "absent"
@@ -158,6 +161,7 @@ def readable(what: str) -> str:
     >>> readable("fn._modules['0']._parameters['bias']")
     'fn[0].bias'
     """
+    what = _FROM_NUMPY.sub(r"\1", what)
     what = _HELD.sub(lambda m: f"[{m[1]}]" if m[1].isdigit() else f".{m[1]}", what)
     what = re.sub(r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)", re.sub(r"\._modules\b", "", what))
     return _GLOBAL.sub(r"\1", what)

@@ -44,8 +44,8 @@ class Compile(Record):
     """Torch's id, ``frame/compile``. The second part says nothing about recompiles."""
     kind: str
     """``first``, ``recompile`` (an entry was there, its guards failed), ``instance`` (the entry there is that
-    of another torch.compile, which keeps its own), ``resume`` (the rest of a frame after a graph break) or
-    ``backward`` (compiled when the first backward needed it)."""
+    of another torch.compile, which keeps its own), ``raced`` (another thread compiled the same meanwhile), ``resume``
+    (the rest of a frame after a graph break) or ``backward`` (compiled when the first backward needed it)."""
     reason: str = ""
     """The guard that failed, in torch's words, for the cached entry nearest to the call; empty unless a recompile."""
     cause: str = ""
@@ -98,13 +98,15 @@ class GraphBreak(Record):
     """``mine`` (under the project's root), ``third_party`` or ``torch``."""
     function: str = ""
     whole_frame: bool = False
-    """True where torch gave up the whole frame: all of it ran eagerly."""
+    """True where torch gave up a whole frame: all of :attr:`gave_up` ran eagerly."""
     explanation: str = ""
     link: str = ""
     during: str = ""
     compile_id: str = ""
     stack: tuple[str, ...] = ()
     """Traced frames, innermost first, like ``net.py:12 in forward``; torch's own are left out."""
+    gave_up: str = ""
+    """Name of the function that torch gave up because of it; it may be a caller of :attr:`function`."""
 
 
 @dataclass

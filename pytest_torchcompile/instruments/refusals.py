@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.instruments.attempts import Attempt, Region
 from pytest_torchcompile.instruments.records import EagerFrame
-from pytest_torchcompile.instruments.sites import is_torch
+from pytest_torchcompile.instruments.sites import is_torch, owner
 
 if TYPE_CHECKING:
     from pytest_torchcompile.instruments.watch import Watch
@@ -30,7 +30,8 @@ _MODULES: Final = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\](?!module\.py|c
 """Files with modules of torch's own that have work to do; a container's is that of its children."""
 _NO_TENSOR: Final = "no tensor-related objects found in frame"
 """torch/_dynamo/convert_frame.py, torch 2.9 to 2.15; 2.8 says nothing."""
-_HERE: Final = os.path.dirname(__file__)
+_CALLBACK: Final = "torch/_dynamo/convert_frame.py"
+"""The file that our own hook pretends to be of (:mod:`.frames`): what is further out is not ours."""
 _MOST_OBJECTS: Final = 1000
 
 
@@ -55,7 +56,7 @@ def refused(watch: Watch, attempt: Attempt, reason: str) -> tuple[EagerFrame | N
     if attempt.code[0] != attempt.file:  # a frame of torch's own
         return None, False
     if reason == _NO_TENSOR:
-        if is_torch(attempt.file) or not region or not _hidden_tensor(attempt):
+        if not region or not _asked_for(attempt, region) or not _hidden_tensor(attempt):
             return EagerFrame(*attempt.where, reason, "empty"), False
         rest = f"the rest after line {attempt.resumed_at}" if attempt.resumed_at else "the call"
         text = f"{rest} ran eagerly: torch saw no tensor among its arguments, and does not look into objects"
@@ -78,6 +79,13 @@ def _module(watch: Watch, attempt: Attempt, region: Region) -> EagerFrame | None
     return _unless_inside(watch, region, EagerFrame(*attempt.where, f"{text}, at {at}" if at else text, kind))
 
 
+def _asked_for(attempt: Attempt, region: Region) -> bool:
+    """Whether a frame is the user's (or a library's) and called from there, and no plumbing of torch's or Python's."""
+    caller = next(_callers(region), None)
+    called_from = caller.f_code.co_filename if caller else attempt.file
+    return all(owner(path) in ("mine", "third_party") for path in (attempt.file, called_from))
+
+
 def _kind(watch: Watch, region: Region) -> str:
     return "graph_break" if watch.where(region) in watch.broken else "skipped"
 
@@ -85,10 +93,11 @@ def _kind(watch: Watch, region: Region) -> str:
 def _callers(region: Region) -> Iterator[types.FrameType]:
     """Frames between a compiled callable and what runs now, innermost first, without ours."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame is not region.frame:
-        if os.path.dirname(frame.f_code.co_filename) != _HERE:
-            yield frame
+    while frame is not None and not frame.f_code.co_filename.endswith(_CALLBACK):
         frame = frame.f_back
+    while frame is not None and (frame := frame.f_back) is not region.frame:
+        if frame is not None:
+            yield frame
 
 
 def _unless_inside(watch: Watch, region: Region, found: EagerFrame) -> EagerFrame | None:

@@ -130,14 +130,14 @@ class _Handler(logging.Handler):
             attempt.caches.append(f"{'fx' if cache[1] == 'fx_graph' else 'aot'} {cache[2]}")
 
     def _graph_break(self, text: str, of: str, attempt: Attempt | None) -> None:
-        code, at = ("", ""), ("", 0, "")
+        code, lines, at = ("", ""), Attempt().lines, ("", 0, "")
         if self.watch.thread.regions:
             self.watch.broken.add(self.watch.where(self.watch.thread.regions[-1]))
         if attempt:
-            code, at = attempt.code, (attempt.file, attempt.line, attempt.function)
+            code, lines, at = attempt.code, attempt.lines, (attempt.file, attempt.line, attempt.function)
         for ledger, root in self.watch.ledgers:
             found = graph_breaks.parse(text, root=root, during=ledger.label, compile_id=of, traced=code,
-                                       outermost=at)  # fmt: skip
+                                       lines=lines, outermost=at)  # fmt: skip
             if graph_breaks.is_limit(found.reason):
                 return
             found = ledger.add(found)

@@ -14,7 +14,8 @@ __all__ = ["Functions", "code_of", "is_disabled"]
 _BUILT_IN: Final = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType,
                     types.WrapperDescriptorType)  # fmt: skip
 
-_WRAPPERS: Final = (("torch/_dynamo/external_utils.py", "fn"), ("torch/nn/modules/module.py", "self"))
+_WRAPPERS: Final = (("torch/_dynamo/external_utils.py", "fn"), ("torch/nn/modules/module.py", "self"),
+                    ("torch/_functorch/apis.py", "func"))  # fmt: skip
 """Files with frames of torch's own around the user's function, and the name that this has there."""
 
 

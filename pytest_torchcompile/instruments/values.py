@@ -8,6 +8,7 @@ names, attributes in ``__dict__``, items of plain dicts, lists and tuples, `len`
 from __future__ import annotations
 
 import ast
+import enum
 import operator
 import types
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ _ARITHMETIC: Final = {
 }  # fmt: skip
 _GET_ITEM: Final = (dict.__getitem__, list.__getitem__, tuple.__getitem__)
 _LONGEST: Final = 60
+_Keys: Final[type] = type({}.keys())
 
 
 def actual(what: str, scope: Mapping[str, Any]) -> str:
@@ -39,7 +41,9 @@ def actual(what: str, scope: Mapping[str, Any]) -> str:
 
 def shown(value: object) -> str:
     """One short line for a value: itself where it is plain, else its type (and shape)."""
-    if isinstance(value, _PLAIN):
+    if isinstance(value, enum.Enum):
+        text = f"{type(value).__name__}.{value._name_}"
+    elif isinstance(value, _PLAIN):
         text = repr(value)
     elif type(value) in (list, tuple, dict, set, frozenset):
         text = f"{type(value).__name__} of {len(value)}"  # type: ignore[arg-type]
@@ -75,10 +79,18 @@ def _value(node: ast.expr, scope: Mapping[str, Any]) -> Any:
             return _ARITHMETIC[type(node.op)](left, right)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
         holder = _value(node.func.value, scope)
+        if node.func.attr == "keys" and type(holder) is dict:
+            return holder.keys()
         if node.func.attr in ("size", "stride", "dim") and type(holder).__module__.startswith("torch"):
             return tuple(found) if isinstance(found := getattr(holder, node.func.attr)(), tuple) else found
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "dict.keys":
+        holder = _value(node.args[0], scope)
+        if type(holder) is dict:
+            return holder.keys()
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1:
         inner = _value(node.args[0], scope)
+        if node.func.id == "list" and isinstance(inner, _Keys):
+            return list(inner)  # type: ignore[call-overload]
         if node.func.id == "len" and isinstance(inner, (dict, list, tuple, set, str)):
             return len(inner)
         if node.func.id == "type":

@@ -48,6 +48,8 @@ class Watch:
         """Why a compiled callable ran without any graph, from the call where torch said so."""
         self.broken: set[Place] = set()
         """Compiled callables in which a graph broke."""
+        self.finished: dict[int, tuple[int, float]] = {}
+        """Code, by its identity, to the thread that compiled it last, and when."""
         self.eager: dict[int, types.CodeType] = {}
         """Code that is known to run eagerly, by its identity."""
         self.functions = Functions()
@@ -74,6 +76,7 @@ class Watch:
                 self.given_up.clear()
                 self.broken.clear()
                 self.eager.clear()
+                self.finished.clear()
                 self.functions = Functions()
                 self.thread = _Thread()
                 self._hooks.close()
@@ -94,6 +97,15 @@ class Watch:
             self.eager[id(attempt.frame_code)] = attempt.frame_code
         if self.thread.regions:
             self.thread.regions[-1].gave_up.append(eager)
+
+    def raced(self, attempt: Attempt) -> bool:
+        """Whether another thread compiled the same while this one waited for torch's lock, and no guard failed.
+
+        Torch calls that "Unexpected recompilation" (``get_guard_fail_reason_helper`` in torch/_dynamo/guards.py).
+        """
+        thread, when = self.finished.get(id(attempt.frame_code), (0, 0.0))
+        return (thread != threading.get_ident() and when > attempt.begun
+                and all(reason.guard.startswith("Unexpected recompilation") for reason in attempt.reasons))
 
     def guarded(self, work: Callable[..., R], *args: Any) -> R | None:
         """Do some bookkeeping. If it fails, the run that is watched goes on, and the ledgers say what they lack."""

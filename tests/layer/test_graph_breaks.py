@@ -15,7 +15,7 @@ import warnings
 import pytest
 import torch
 
-from pytest_torchcompile.instruments import observe
+from pytest_torchcompile.instruments import explain, observe
 
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
               pytest.mark.filterwarnings("ignore:told you so|Dynamo does not know how to trace")]  # fmt: skip
@@ -339,11 +339,12 @@ def observed(function, backend="eager", calls=1, **options):
 
 
 @pytest.mark.skipif(not SAME_PLACES, reason="the places are those of torch 2.13")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_breaks_of_a_function(name):
+def test_breaks_of_a_function(name, backend):
     """Exactly the known places, each once, as the user's own; eager frames only where torch gives up."""
     function, places, whole, graphs = FUNCTIONS[name]
-    seen = observed(function)
+    seen = observed(function, backend)
     start = function.__code__.co_firstlineno + 1  # one for the decorator
     lines = [(gb, first_break(at) if callable(at) else start + at) for gb, at in places]
     assert [(b.gb_id, b.line) for b in seen.graph_breaks] == lines
@@ -354,16 +355,6 @@ def test_breaks_of_a_function(name):
     assert kinds == (["graph_break"] if whole else ["disabled"] if name == "calls_disabled" else [])
     assert sum(g.runs for g in seen.graphs) == graphs
     assert [*seen.failures, *seen.lost] == []
-
-
-@pytest.mark.parametrize("name", ["healthy", "explicit", "inlined_helper", "item"])
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_breaks_do_not_depend_on_the_backend(name, backend):
-    """Breaks are Dynamo's; the ledger of any backend says the same."""
-    function, places, _, graphs = FUNCTIONS[name]
-    seen = observed(function, backend)
-    assert len(seen.graph_breaks) == len(places)
-    assert sum(g.runs for g in seen.graphs) == graphs
 
 
 def test_there_are_enough_functions():
@@ -420,6 +411,39 @@ def found_line():
 
     lines, start = inspect.getsourcelines(test_the_owner_is_whoever_wrote_the_innermost_line)
     return start + next(i for i, line in enumerate(lines) if "lambda x: step" in line)
+
+
+def test_the_function_given_up_may_be_a_caller():
+    """A break in a helper that is called in a loop: the helper can resume after it, the loop around it cannot."""
+
+    def in_a_loop_of_calls(x):
+        for _ in range(2):
+            x = breaking_helper(x)
+        return x
+
+    (found,) = (seen := observed(in_a_loop_of_calls)).graph_breaks
+    assert (found.function, found.gave_up, found.whole_frame) == ("breaking_helper", "in_a_loop_of_calls", True)
+    assert [f.function for f in seen.eager_frames] == ["in_a_loop_of_calls"]
+    assert "all of in_a_loop_of_calls runs eagerly" in explain.graph_breaks([found])
+
+
+def test_a_break_in_the_base_class_is_not_the_derived_ones():
+    """Both methods are called forward; the line is that of the base class."""
+
+    class Base(torch.nn.Module):
+        def forward(self, x):
+            """Break."""
+            torch._dynamo.graph_break()
+            return x + 1
+
+    class Derived(Base):
+        def forward(self, x):
+            """Around it."""
+            return super().forward(x * 2) * 3
+
+    (found,) = observed(Derived()).graph_breaks
+    assert found.line == Base.forward.__code__.co_firstlineno + 2
+    assert found.function != "Derived.forward"
 
 
 def test_a_disabled_forward_is_named_as_its_module():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,7 +12,6 @@ from pytest_torchcompile.instruments import Ledger, observe
 # Torch's own: Inductor's first import, and Dynamo looking at `.grad` of an input that is no leaf.
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
               pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]
-
 
 
 @pytest.fixture(autouse=True)
@@ -117,3 +118,9 @@ def test_a_ledger_survives_json():
     data = json.loads(json.dumps(seen.to_dict()))
     assert Ledger.from_dict(data).to_dict() == seen.to_dict()
     assert Ledger.from_dict(data).eager_frames[0].kind == "limit"
+
+
+def test_there_are_enough_sequences():
+    """A guard against losing them: fewer than forty sequences with known ledgers are no evidence."""
+    files = [Path(__file__).with_name(f"test_ledger_{name}.py") for name in ("objects", "tensors")]
+    assert sum(file.read_text(encoding="utf-8").count("(known_ledger):") for file in files) >= 50

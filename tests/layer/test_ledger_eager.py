@@ -97,6 +97,11 @@ def number_left(batch):
     return batch.x.sum().item() * 2
 
 
+def row(x):
+    """One row."""
+    return x.sum()
+
+
 def generator(x):
     """Yield."""
     yield x + 1
@@ -134,6 +139,7 @@ HEALTHY = {
     "no break": (lambda: wrapped(Around()), X, "Around.forward"),
     "number left": (lambda: wrapped(number_left), Batch(X), "number_left"),
     "built-in": (lambda: wrapped(torch.sin), X, "sin"),
+    "behind vmap": (lambda: wrapped(torch.vmap(row)), X, "row"),
     "object": (lambda: wrapped(Called()), X, "Called.__call__"),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -166,6 +167,47 @@ def test_threads_have_their_own_labels_and_lose_no_run():
     assert len(seen.compiles) == 4
     assert all(c.during == c.actual for c in seen.recompiles)
     assert [*seen.eager_frames, *seen.lost] == []
+
+
+def test_threads_that_race_for_one_compile_recompile_nothing():
+    """Each waits for torch's lock and compiles the same once more; no guard failed, so that is no recompile."""
+    together = threading.Barrier(4)
+
+    def slow(gm, inputs):
+        time.sleep(0.05)  # so that the others arrive while this one compiles
+        return gm.forward
+
+    compiled = torch.compile(double, backend=slow)
+
+    def work():
+        together.wait()
+        compiled(torch.ones(3))
+
+    with observe() as seen:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert seen.recompiles == []
+    assert {c.kind for c in seen.compiles} <= {"first", "raced"}
+    assert [c.kind for c in seen.compiles].count("first") == 1
+    assert sum(g.runs for g in seen.graphs) == 4
+
+
+def test_the_rest_after_a_break_speaks_of_the_users_line():
+    """Dynamo's name for what lay on the stack says nothing to anybody."""
+
+    def rest(x):
+        return shallow(x) * 3
+
+    compiled = torch.compile(rest, backend="eager", dynamic=False)
+    with observe() as seen:
+        compiled(torch.ones(3))
+        compiled(torch.ones(4))
+    line = rest.__code__.co_firstlineno + 1
+    found = [r.what for r in seen.recompiles if r.resumed_at]
+    assert found == [f"(value at line {line}).size(0)"]
 
 
 def test_a_record_that_cannot_be_read_is_named_not_hidden(monkeypatch):

@@ -150,17 +150,11 @@ def whole(name, backend):
     assert seen.lost == []
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("name", CASES)
 def test_every_fault_is_named_and_nothing_else(name, backend):
     """Causes, break ids, eager kinds with calls, graph runs: exact."""
     whole(name, backend)
-
-
-@pytest.mark.parametrize("name", ["F1 break inside", "F3 new shape", "H1 static", "H2 dynamic"])
-def test_every_fault_is_named_on_inductor(name):
-    """The same with code generated."""
-    whole(name, "inductor")
 
 
 @pytest.mark.parametrize("name", CASES)

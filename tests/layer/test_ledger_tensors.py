@@ -9,7 +9,6 @@ pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
               pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]  # fmt: skip
 
 
-
 def add(x, y=None):
     """Add what can be added."""
     if y is None:
@@ -39,185 +38,155 @@ def mutated(x, y):
 
 
 T = torch.ones
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-SEQUENCES = {}
-
-
-def sequence(compiles, recompiles=(), runs=None, since=(2, 8), **options):
-    """Note a sequence: kinds of compiles, recompiles as (cause, what, old, new), runs of each graph."""
-
-    def note(function):
-        if since <= TORCH:  # what torch says of it changed then
-            SEQUENCES[function.__name__] = (function, compiles, list(recompiles), runs, options)
-        return function
-
-    return note
-
-
+since_2_13 = pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
+                                reason="torch 2.13 tells more of it")
 FIRST, AGAIN = ["first"], ["first", "recompile"]
 
 
-@sequence(FIRST, runs=[3])
-def one_shape(c):
+def test_one_shape(known_ledger):
     """Nothing changes."""
-    f = c(add)
-    for _ in range(3):
-        f(T(3))
+    with known_ledger(FIRST, [], [3]) as c:
+        f = c(add)
+        for _ in range(3):
+            f(T(3))
 
 
-@sequence(AGAIN, [("shape", "x.size(0)", "3", "4")], [1, 1], dynamic=False)
-def another_size_static(c):
+def test_another_size_static(known_ledger):
     """dynamic=False: each size is a graph."""
-    f = c(add)
-    f(T(3)), f(T(4))
+    with known_ledger(AGAIN, [("shape", "x.size(0)", "3", "4")], [1, 1], dynamic=False) as c:
+        f = c(add)
+        f(T(3)), f(T(4))
 
 
-@sequence([*AGAIN, "recompile"], [("shape", "x.size(0)", "3", "4"), ("shape", "x.size(0)", "4", "5")],
-          [1, 1, 1], dynamic=False)
-def three_sizes_static(c):
+def test_three_sizes_static(known_ledger):
     """The newest entry's guard is the reason."""
-    f = c(add)
-    f(T(3)), f(T(4)), f(T(5))
+    with known_ledger([*AGAIN, "recompile"], [("shape", "x.size(0)", "3", "4"), ("shape", "x.size(0)", "4", "5")],
+                      [1, 1, 1], dynamic=False) as c:
+        f = c(add)
+        f(T(3)), f(T(4)), f(T(5))
 
 
-@sequence(AGAIN, [("shape", "x.size(0)", "3", "4")], [1, 2])
-def three_sizes_auto(c):
+def test_three_sizes_auto(known_ledger):
     """The second size makes the dimension dynamic, that graph serves the third."""
-    f = c(add)
-    f(T(3)), f(T(4)), f(T(5))
+    with known_ledger(AGAIN, [("shape", "x.size(0)", "3", "4")], [1, 2]) as c:
+        f = c(add)
+        f(T(3)), f(T(4)), f(T(5))
 
 
-@sequence(FIRST, runs=[3], dynamic=True)
-def three_sizes_dynamic(c):
+def test_three_sizes_dynamic(known_ledger):
     """One graph from the start."""
-    f = c(add)
-    f(T(3)), f(T(4)), f(T(5))
+    with known_ledger(FIRST, [], [3], dynamic=True) as c:
+        f = c(add)
+        f(T(3)), f(T(4)), f(T(5))
 
 
-@sequence(FIRST, runs=[2])
-def marked_dynamic(c):
+def test_marked_dynamic(known_ledger):
     """mark_dynamic in every call: one graph."""
-    f = c(add)
-    for size in (3, 4):
-        x = T(size)
+    with known_ledger(FIRST, [], [2]) as c:
+        f = c(add)
+        for size in (3, 4):
+            x = T(size)
+            torch._dynamo.mark_dynamic(x, 0)
+            f(x)
+
+
+@since_2_13
+def test_marked_late(known_ledger):
+    """mark_dynamic only from the second call on."""
+    with known_ledger(AGAIN, [("symbolic", "", "", "")], [1, 1]) as c:
+        f = c(add)
+        f(T(3))
+        x = T(3)
         torch._dynamo.mark_dynamic(x, 0)
         f(x)
 
 
-@sequence(AGAIN, [("symbolic", "", "", "")], [1, 1], since=(2, 13))
-def marked_late(c):
-    """mark_dynamic only from the second call on."""
-    f = c(add)
-    f(T(3))
-    x = T(3)
-    torch._dynamo.mark_dynamic(x, 0)
-    f(x)
-
-
-@sequence(AGAIN, [("symbolic", "x.size(0)", "2 <= x.size(0)", "1")], [2, 1], dynamic=True)
-def size_one(c):
+def test_size_one(known_ledger):
     """A size of 1 is always compiled apart."""
-    f = c(add)
-    f(T(3)), f(T(4)), f(T(1))
+    with known_ledger(AGAIN, [("symbolic", "x.size(0)", "2 <= x.size(0)", "1")], [2, 1], dynamic=True) as c:
+        f = c(add)
+        f(T(3)), f(T(4)), f(T(1))
 
 
-@sequence(AGAIN, [("symbolic", "x.size(0)", "2 <= x.size(0) <= 5", "6")], [1, 1], dynamic=True)
-def size_in_a_branch(c):
+def test_size_in_a_branch(known_ledger):
     """The code decides by the size."""
-    f = c(sized)
-    f(T(4)), f(T(6))
+    with known_ledger(AGAIN, [("symbolic", "x.size(0)", "2 <= x.size(0) <= 5", "6")], [1, 1], dynamic=True) as c:
+        f = c(sized)
+        f(T(4)), f(T(6))
 
 
-@sequence(AGAIN, [("symbolic", "(x.size(0) % 2)", "0", "1")], [2, 1], dynamic=True)
-def size_modulo(c):
+def test_size_modulo(known_ledger):
     """The code decides by a remainder."""
-    f = c(even)
-    f(T(4)), f(T(6)), f(T(5))
+    with known_ledger(AGAIN, [("symbolic", "(x.size(0) % 2)", "0", "1")], [2, 1], dynamic=True) as c:
+        f = c(even)
+        f(T(4)), f(T(6)), f(T(5))
 
 
-@sequence(AGAIN, [("symbolic", "y.size(0)", "x.size(0)", "4")], [1, 1], dynamic=True)
-def duck_sizes(c):
+def test_duck_sizes(known_ledger):
     """Two sizes that were equal by chance."""
-    f = c(two)
-    f(T(3), T(3)), f(T(3), T(4))
+    with known_ledger(AGAIN, [("symbolic", "y.size(0)", "x.size(0)", "4")], [1, 1], dynamic=True) as c:
+        f = c(two)
+        f(T(3), T(3)), f(T(3), T(4))
 
 
-@sequence(AGAIN, [("shape", "x.dim()", "1", "2")], [1, 1])
-def another_rank(c):
+def test_another_rank(known_ledger):
     """One dimension more."""
-    f = c(add)
-    f(T(3)), f(T(3, 3))
+    with known_ledger(AGAIN, [("shape", "x.dim()", "1", "2")], [1, 1]) as c:
+        f = c(add)
+        f(T(3)), f(T(3, 3))
 
 
-@sequence(AGAIN, [("stride", "x.stride(0)", "4", "1")], [1, 1], dynamic=False)
-def another_stride(c):
+def test_another_stride(known_ledger):
     """A transposed tensor of the same size."""
-    f = c(add)
-    f(T(4, 4)), f(T(4, 4).t())
+    with known_ledger(AGAIN, [("stride", "x.stride(0)", "4", "1")], [1, 1], dynamic=False) as c:
+        f = c(add)
+        f(T(4, 4)), f(T(4, 4).t())
 
 
-@sequence(AGAIN, [("dtype", "x.dtype", "Float", "Double")], [1, 1])
-def another_dtype(c):
+def test_another_dtype(known_ledger):
     """float64."""
-    f = c(add)
-    f(T(3)), f(T(3, dtype=torch.float64))
+    with known_ledger(AGAIN, [("dtype", "x.dtype", "Float", "Double")], [1, 1]) as c:
+        f = c(add)
+        f(T(3)), f(T(3, dtype=torch.float64))
 
 
-@sequence(AGAIN, [("requires_grad", "x.requires_grad", "False", "True")], [1, 1])
-def now_requires_grad(c):
+def test_now_requires_grad(known_ledger):
     """An input with gradient."""
-    f = c(add)
-    f(T(3)), f(T(3, requires_grad=True))
+    with known_ledger(AGAIN, [("requires_grad", "x.requires_grad", "False", "True")], [1, 1]) as c:
+        f = c(add)
+        f(T(3)), f(T(3, requires_grad=True))
 
 
-@sequence(AGAIN, [("type", "x", "a tensor", "Parameter")], [1, 1])
-def now_a_parameter(c):
+def test_now_a_parameter(known_ledger):
     """A parameter is another type."""
-    f = c(add)
-    f(T(3)), f(torch.nn.Parameter(T(3), requires_grad=False))
+    with known_ledger(AGAIN, [("type", "x", "a tensor", "Parameter")], [1, 1]) as c:
+        f = c(add)
+        f(T(3)), f(torch.nn.Parameter(T(3), requires_grad=False))
 
 
-@sequence(AGAIN, [("type", "y", "a tensor", "int")], [1, 1])
-def tensor_then_number(c):
+def test_tensor_then_number(known_ledger):
     """A Python number in place of a tensor."""
-    f = c(add)
-    f(T(3), T(3)), f(T(3), 2)
+    with known_ledger(AGAIN, [("type", "y", "a tensor", "int")], [1, 1]) as c:
+        f = c(add)
+        f(T(3), T(3)), f(T(3), 2)
 
 
-@sequence(AGAIN, [("none", "y", "None", "Tensor of shape (3,)")], [1, 1])
-def none_then_tensor(c):
+def test_none_then_tensor(known_ledger):
     """An optional argument that comes."""
-    f = c(add)
-    f(T(3)), f(T(3), T(3))
+    with known_ledger(AGAIN, [("none", "y", "None", "Tensor of shape (3,)")], [1, 1]) as c:
+        f = c(add)
+        f(T(3)), f(T(3), T(3))
 
 
-@sequence(AGAIN, [("none", "y", "a tensor", "None")], [1, 1])
-def tensor_then_none(c):
+def test_tensor_then_none(known_ledger):
     """An optional argument that goes."""
-    f = c(add)
-    f(T(3), T(3)), f(T(3))
+    with known_ledger(AGAIN, [("none", "y", "a tensor", "None")], [1, 1]) as c:
+        f = c(add)
+        f(T(3), T(3)), f(T(3))
 
 
-@sequence(AGAIN, [("other", "", "", "")], [1, 1])
-def aliased_inputs(c):
+def test_aliased_inputs(known_ledger):
     """The same tensor twice."""
-    f, x = c(mutated), T(3)
-    f(x, T(3)), f(x, x)
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("name", SEQUENCES)
-def test_ledger_of_a_sequence(name, backend, check_ledger):
-    """Exactly the compiles, reasons and graph runs that the sequence is known for; no false alarm."""
-    check_ledger(*SEQUENCES[name], backend)
-
-
-@pytest.mark.parametrize("name", ["one_shape", "another_size_static", "three_sizes_auto", "none_then_tensor"])
-def test_ledger_of_a_sequence_on_inductor(name, check_ledger):
-    """The same with code generated."""
-    check_ledger(*SEQUENCES[name], "inductor")
-
-
-def test_there_are_enough_sequences():
-    """A guard against losing them: with those of the other file fewer than forty are no evidence."""
-    assert len(SEQUENCES) >= 19
+    with known_ledger(AGAIN, [("other", "", "", "")], [1, 1]) as c:
+        f, x = c(mutated), T(3)
+        f(x, T(3)), f(x, x)

@@ -65,7 +65,7 @@ def test_breaks_in_words():
         "  1. step  /v/site-packages/t.py:3  (third_party)  during call 1",
         "     Failed to trace  [gb0059]",
         "     why: print was called",
-        "     torch cannot resume after it: the whole function runs eagerly",
+        "     torch cannot resume after it: all of step runs eagerly",
         "     try: Do not.",
         "     more: https://docs.example.org/gb0059",
     ]
@@ -107,6 +107,7 @@ def test_every_cause_has_advice(cause):
 @pytest.mark.parametrize(("record", "text"), [
     (recompile("shape", "x.dim()", "1", "2"), "give x the same number of dimensions"),
     (recompile("shape", "self.w.size(0)", "4", "5", advice="Guard failed on a parameter"), "resize self.w before"),
+    (recompile("shape", "y.size(0)", "4", "5", resumed_at=7), "mark_dynamic on the input that this size comes from"),
     (recompile("stride", "x.stride(0)", "4", "1"), "x.contiguous()"),
     (recompile("dtype", "x.dtype", "Float", "Double"), "cast x once"),
     (recompile("requires_grad", "x.requires_grad", "False", "True"), "detach x,"),

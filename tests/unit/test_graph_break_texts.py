@@ -95,6 +95,15 @@ def test_a_break_in_the_traced_function_bears_its_full_name():
     assert found.function == "Net.forward"
 
 
+def test_the_traced_function_is_told_from_another_of_its_name():
+    """A method and that of its base class are both called forward; the line says which of them is traced."""
+    text = TORCH_2_8.partition("User code traceback:")[0] + ('User code traceback:\n  File "/src/net.py", line 12, in '
+           'forward\n    super().forward(x)\n  File "/src/net.py", line 4, in forward\n    n = x.item()\n')
+    found = parse(text, traced=("/src/net.py", "forward"), lines=(10, 13), outermost=("/src/net.py", 10, "B.forward"))
+    assert (found.line, found.function) == (4, "forward")
+    assert found.stack == ("net.py:4 in forward", "net.py:12 in forward")
+
+
 def test_the_first_message_is_the_cause_and_the_second_says_why_torch_gave_up():
     """Two messages in one record: headline, hint and explanation are those of the first."""
     found = parse(SKIPPED)

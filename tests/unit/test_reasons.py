@@ -49,6 +49,8 @@ def test_the_entry_is_told_apart(text, entry):
     ("not hasattr(o, 'k')", "o.k", "absent", "present"),
     ("___dict_contains('a', y)", "y['a']", "present", "absent"),
     ("KeyError on y['a']", "y['a']", "present", "absent"),
+    ("set.__contains__(y, 'a')", "'a' in y", "present", "absent"),
+    ("not set.__contains__(y, 'a')", "'a' in y", "absent", "present"),
     ("not y", "len(y)", "0", ""),
     ("len(s.b) != 1", "len(s.b)", "1", ""),
     ("y == 2", "y", "2", ""),
@@ -98,6 +100,7 @@ def test_advice_in_the_guard_is_taken_out_of_it():
 @pytest.mark.parametrize(("what", "shown"), [
     ("self._modules['1'].training", "self[1].training"), ("m._parameters['bias'].size(0)", "m.bias.size(0)"),
     ("len(s._modules['b']._modules)", "len(s.b)"), ("G['SCALE']", "SCALE"), ("x.size()[1]", "x.size(1)"),
+    ("___from_numpy(x).size(0)", "x.size(0)"),
     ("y", "y"),
 ])  # fmt: skip
 def test_expressions_read_like_code(what, shown):

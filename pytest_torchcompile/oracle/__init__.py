@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.oracle.expected import Reference as Reference
     from pytest_torchcompile.oracle.leaf import Leaf as Leaf
     from pytest_torchcompile.oracle.limits import Limits as Limits
+    from pytest_torchcompile.oracle.limits import note as note
     from pytest_torchcompile.oracle.limits import problem as problem
     from pytest_torchcompile.oracle.losses import default_loss as default_loss
     from pytest_torchcompile.oracle.recorder import record as record
@@ -37,6 +38,7 @@ _EXPORTS = {
     "Tape": "tape",
     "compare": "comparison",
     "default_loss": "losses",
+    "note": "limits",
     "problem": "limits",
     "record": "recorder",
     "reference": "reference_runs",
@@ -52,6 +54,7 @@ __all__ = [
     "Tape",
     "compare",
     "default_loss",
+    "note",
     "problem",
     "record",
     "reference",

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from pytest_torchcompile.oracle.levels import Levels, sample
+from pytest_torchcompile.oracle.projections import Noise, Projections
+
 __all__ = ["Estimate", "as_real", "finite", "pieces"]
 
 _PIECES = {"cpu": 1 << 17}
@@ -22,30 +25,33 @@ _NEAR = 0.9
 class Estimate:
     """The reference value of a leaf and what the noise draws did to it.
 
-    No draw is stored: ``spread`` is the root of the sum of squared deviations per element, the rest are
-    scalars per draw. So memory does not grow with the number of draws.
+    No draw is stored: ``spread`` and ``reach`` hold one number per element, the rest are scalars per draw. So memory
+    does not grow with the number of draws.
     """
 
     def __init__(self, value: Any, largest: float = float("inf")) -> None:
         """Start with the value itself; ``largest`` is the end of the range of eager's dtype."""
         self.value = _number(value)
+        self.draws = 0
+        """Draws that had the leaf's type and shape."""
         self.spread: torch.Tensor | None = None
+        """Root of the sum of squared deviations per element (flat)."""
+        self.reach: torch.Tensor | None = None
+        """The largest deviation of each element (flat): what a decision that noise flips amounts to."""
         self.flips: torch.Tensor | None = None
         """Discrete leaves: which elements some draw flipped."""
+        self.flipped: list[int] = []
+        """Discrete leaves: how many elements each draw of plain noise flipped."""
         self.brink: torch.Tensor | None = None
         """Which elements (flat) are beyond the range of eager's dtype in some draw, or near its end."""
         self._near = _NEAR * largest
-        self.means: list[float] = []
-        self.along: list[float] = []
-        """Per draw: squared projection of its error on the value."""
-        self.offset: list[float] = []
-        """Per draw: squared projection of its error on a constant."""
+        self.levels: Levels | None = None
+        """The noise of the first draw by magnitude, which makes the weights of ``noise``."""
+        self.noise = Noise()
         self.odd = 0
         """Draws of another type or shape: rounding decides about the shape itself."""
-        self.norm = 0.0
         if self.continuous:
             self._confine()
-            self.norm = sum(float(finite(piece).square().sum()) for (piece,) in pieces(self.value)) ** 0.5
 
     @property
     def continuous(self) -> bool:
@@ -55,11 +61,11 @@ class Estimate:
     @property
     def nbytes(self) -> int:
         """Memory of the tensors it holds."""
-        held = (self.value, self.spread, self.flips, self.brink)
+        held = (self.value, self.spread, self.reach, self.flips, self.brink)
         return sum(t.numel() * t.itemsize for t in held if isinstance(t, torch.Tensor))
 
-    def add(self, value: Any) -> None:
-        """Take one more noise draw in."""
+    def add(self, value: Any, plain: bool = True) -> None:
+        """Take one more draw in; ``plain``: made with as much noise as the program has, not more."""
         if not isinstance(self.value, torch.Tensor):
             self.odd += self.value != value if isinstance(value, (bool, int, str, type(None))) else 0
             return
@@ -67,21 +73,29 @@ class Estimate:
         alike = isinstance(value, torch.Tensor) and value.shape == self.value.shape
         if not alike or value.dtype != self.value.dtype:
             self.odd += 1
-        elif self.continuous:
-            self._deviate(value)
-        else:
-            flips = value != self.value
-            self.flips = flips if self.flips is None else self.flips | flips
+            return
+        self.draws += 1
+        if self.continuous:
+            if value.numel():
+                self._deviate(value)
+            return
+        flips = value != self.value
+        self.flips = flips if self.flips is None else self.flips | flips
+        if plain:
+            self.flipped.append(int(flips.sum()))
 
     def repeated_by(self, value: Any, unit: float) -> bool:
-        """Whether another run without noise came to the same value, within one rounding of its mean size."""
+        """Whether another run without noise came to the same value, within one rounding or the noise drawn."""
         value = _number(value)
         if not isinstance(self.value, torch.Tensor) or not isinstance(value, torch.Tensor):
             return bool(self.value == value)
         if value.shape != self.value.shape or not self.continuous:
             return value.shape == self.value.shape and torch.equal(value, self.value)
-        error = sum(float(finite(a - b).square().sum()) for a, b in pieces(value, self.value))
-        return bool(error**0.5 <= unit * self.norm)
+        spread = torch.zeros((), device=value.device).expand(value.numel()) if self.spread is None else self.spread
+        return not any(
+            bool((finite(again - exact).abs() > spread.double() + unit * finite(exact).abs()).any())
+            for again, exact, spread in pieces(value, self.value, spread)
+        )
 
     def _confine(self) -> None:
         """Values beyond the range of eager's dtype become infinite: nothing is measured from them."""
@@ -92,28 +106,25 @@ class Estimate:
                 self.brink = beyond.flatten()
 
     def _deviate(self, value: torch.Tensor) -> None:
-        if self.spread is None:
+        if self.spread is None or self.reach is None or self.levels is None:
             fine = self.value.dtype == torch.float64 and self.value.numel() < _FINE
             dtype = torch.float64 if fine else torch.float32
             self.spread = torch.zeros(self.value.numel(), dtype=dtype, device=self.value.device)
-        squares = along = offset = 0.0
+            self.reach = torch.zeros_like(self.spread, dtype=torch.bfloat16)
+            exact = sample(self.value)
+            self.levels = Levels(finite(exact), finite(sample(value) - exact))
+        found = Projections(self.levels)
         start = 0
-        for spread, exact, drawn in pieces(self.spread, self.value, value):
+        for spread, reach, exact, drawn in pieces(self.spread, self.reach, self.value, value):
             error = drawn - exact
-            square = float(error.dot(error))
-            if not math.isfinite(square) or self._near < float("inf"):
+            if not math.isfinite(float(error.dot(error))) or self._near < float("inf"):
                 self._look(start, exact.isfinite() & ~(drawn.abs() <= self._near))  # NaN is not smaller
                 error, exact = finite(error), finite(exact)
-                square = float(error.dot(error))
+            torch.maximum(reach, error.abs().to(reach.dtype), out=reach)
             torch.hypot(spread, error.to(spread.dtype), out=spread)
-            squares += square
-            along += float(error.dot(exact))
-            offset += float(error.sum())
+            found.add(error, exact)
             start += drawn.numel()
-        count = max(1, value.numel())
-        self.means.append(squares / count)
-        self.along.append((along / self.norm) ** 2 if self.norm > 0 else 0.0)
-        self.offset.append(offset**2 / count)
+        self.noise.add(found)
 
     def _look(self, start: int, beyond: torch.Tensor) -> None:
         if bool(beyond.any()):

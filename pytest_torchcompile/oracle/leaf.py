@@ -39,6 +39,8 @@ class Leaf:
     """Largest error of one element over the noise of that element."""
     undecidable: int = 0
     """Discrete elements that differ and that rounding alone flips too: ties of argmax, top-k, comparisons."""
+    blind: int = 0
+    """Elements about which nothing can be said: their rounding noise is as large as their values, or flips them."""
     wrong: float = 0.0
     """Share of the elements that are further from the expected value than noise explains."""
     index: tuple[int, ...] | None = None
@@ -51,6 +53,11 @@ class Leaf:
     draws: int = 0
     """How many noise draws the scale was made from, eager's own rounding among them."""
     message: str = ""
+
+    @property
+    def decided(self) -> bool:
+        """Whether the comparison could have failed: not if noise is as large as all of the values."""
+        return self.bitwise or bool(self.message) or self.blind < self.numel
 
     @property
     def numerical(self) -> bool:

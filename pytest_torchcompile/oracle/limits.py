@@ -7,12 +7,11 @@ from dataclasses import dataclass, fields
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.oracle.leaf import Leaf, Scalar
 
-__all__ = ["Limits", "problem"]
+__all__ = ["Limits", "note", "problem"]
 
-_WHY = {
-    True: "eager itself overflows in them, or rounding decides whether they do",
-    False: "rounding alone flips them, so the model leaves too much to ties",
-}
+_OF_NOISE = 4.0
+"""So many times the limits for a leaf that is nothing but noise: how far total cancellation carries it is least known.
+The gradient of a bias before a batch norm reaches rms 4.4 in float32, leaves that mean something 1.3."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,9 @@ class Limits:
     large as a peak. :meth:`of` passes from one to the other.
     """
 
-    rms: float = 4.0
-    bias: float = 8.0
-    peak: float = 16.0
-    undecidable: float = 0.02
-    """Share of the elements of a discrete leaf that may differ because rounding decides about them."""
+    rms: float = 3.0
+    bias: float = 6.0
+    peak: float = 12.0
 
     def of(self, numel: int) -> tuple[float, float, float]:
         """Limits of rms, bias and peak for a leaf of ``numel`` elements."""
@@ -50,15 +47,10 @@ def problem(leaf: Leaf, limits: Limits | None = None) -> str | None:
         return f"{leaf.name}: {leaf.message}{_values(leaf)}"
     if leaf.bitwise:
         return None
-    if leaf.undecidable > limits.undecidable * leaf.numel:
-        return (
-            f"{leaf.name}: {leaf.undecidable} of {leaf.numel} elements differ where nothing can be decided "
-            f"(limit {limits.undecidable:.3g} of them): {_WHY[leaf.numerical]}"
-            f"{_values(leaf)}"
-        )
     if leaf.rms is None or leaf.bias is None or leaf.peak is None:
         return None
-    rms, bias, peak = limits.of(leaf.numel)
+    slack = 1.0 if leaf.decided else _OF_NOISE
+    rms, bias, peak = (slack * limit for limit in limits.of(leaf.numel))
     # not (a <= b), so that NaN is a problem
     if not leaf.rms <= rms:
         text = f"error is {leaf.rms:.3g} times the rounding noise (limit {rms:.3g})"
@@ -69,6 +61,22 @@ def problem(leaf: Leaf, limits: Limits | None = None) -> str | None:
     else:
         return None
     return f"{leaf.name}: {text}{_values(leaf)}"
+
+
+def note(leaf: Leaf) -> str | None:
+    """Say in one line what could not be decided about a leaf that is no problem, or ``None``."""
+    if leaf.message or leaf.bitwise:
+        return None
+    if not leaf.decided:
+        why = "rounding alone flips all of it"
+        if leaf.numerical:
+            why = "its values are no larger than their rounding noise"
+        return f"{leaf.name}: undecidable, {why}{_values(leaf)}"
+    if leaf.undecidable:
+        why = "eager itself overflows or rounding decides about it" if leaf.numerical else "rounding alone flips them"
+        count = f"{leaf.undecidable} of {leaf.numel} elements differ and are undecidable"
+        return f"{leaf.name}: {count}: {why}{_values(leaf)}"
+    return None
 
 
 def _values(leaf: Leaf) -> str:

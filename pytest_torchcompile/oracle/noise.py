@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcompile.oracle.dice import Dice
 from pytest_torchcompile.oracle.operators import PRODUCTS, Operator, operator, terms
-from pytest_torchcompile.oracle.tape import Replay, Tape
+from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, key_of
 from pytest_torchcompile.oracle.units import unit_of, widened
 
 __all__ = ["Wide"]
@@ -23,14 +23,15 @@ _FLOAT16_UNIT = 2.0**-11
 class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs a program in ``wide``: casts and factories to narrower dtypes are widened, random draws replayed.
 
-    With ``unit`` each operator also rounds:
+    With ``factor`` above zero each operator also rounds:
 
-    * outbound: every result gets one relative error of up to ``unit``;
+    * outbound: every result gets one relative error of up to the operator's unit;
     * inbound: operators that accumulate see their inputs perturbed by ``accumulator * sqrt(terms)``, which
       models another order of summation, including its cancellation;
     * tensors that an operator writes to (running statistics of batch norm too) are rounded after the write.
 
-    ``inputs`` maps an operator's name to the unit to which its inputs are rounded first (TF32 products).
+    The unit of an operator is the one that the tape has seen it round by, on tensors of these shapes; what the tape
+    has not seen (attention is written out here) rounds by ``unit``. So do all, without ``by_operator``.
     """
 
     def __init__(
@@ -39,18 +40,22 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tape: Tape | None,
         *,
         dice: Dice | None = None,
+        factor: float = 0.0,
         unit: float = 0.0,
         accumulator: float = 0.0,
         inputs: dict[str, float] | None = None,
+        by_operator: bool = True,
     ) -> None:
+        """``inputs`` maps an operator's name to the unit to which its inputs are rounded first (TF32 products)."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.wide, self.unit, self.accumulator = wide, unit, min(unit, accumulator)
+        self.wide, self.factor, self.unit, self.accumulator = wide, factor, unit, accumulator
         self._own = unit_of(wide)
         self._wides = (wide, wide.to_complex())
         self._replay = Replay(tape)
+        self._roundings = tape.roundings if tape is not None and by_operator else {}
         self._dice = dice or Dice(0)
         self._inputs = inputs or {}
-        self._underflows = unit / _FLOAT16_UNIT * 2.0**-25 if 0.5 < unit / _FLOAT16_UNIT < 4 else 0.0
+        self._finest: float | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -67,30 +72,54 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return drawn
         if not about.writes:
             args = self._widened(args)
-        if not self.unit or about.exact or about.random:
+        if not self.factor or about.random or (about.exact and about.copies is None):
             return func(*args, **kwargs)
+        rounding = self._rounding(about, args)
+        if about.copies is not None:
+            return self._copied(func(*args, **kwargs), rounding.unit, narrow)
+        return self._noisy(func, about, args, kwargs, rounding)
+
+    def _noisy(
+        self, func: Any, about: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], rounding: Rounding
+    ) -> Any:
         hidden = [(args[i], args[i].clone()) for i in about.running if i < len(args) and self._real(args[i])]
-        out = func(*self._inbound(about, args), **kwargs)
+        out = func(*self._inbound(about, args, rounding), **kwargs)
         for tensor, old in hidden:
             if not torch.equal(tensor, old):
-                self._round(tensor)
+                self._round(tensor, rounding.unit)
         for position, name in about.writes.items():
             # in out= variants the written argument is a keyword
-            self._round_all(args[position] if position < len(args) else kwargs.get(name))
+            self._round_all(args[position] if position < len(args) else kwargs.get(name), rounding.unit)
         for result, fresh in zip(_several(out), about.fresh, strict=False):
             if fresh:
-                self._round_all(result)
+                self._round_all(result, rounding.unit)
+        return out
+
+    def _rounding(self, about: Operator, args: tuple[Any, ...]) -> Rounding:
+        known = self._roundings.get(key_of(about, args))
+        if known is None:
+            # a copy that eager did not make rounds nothing
+            known = Rounding(self.unit if about.copies is None else 0.0)
+        if self._finest is not None and known.unit > self._finest:
+            known = Rounding(self._finest, known.inputs)
+        return known
+
+    def _copied(self, out: Any, unit: float, asked: torch.dtype | None) -> Any:
+        """A cast to a narrower dtype is all that rounds in a copy."""
+        if asked is not None:
+            unit = min(unit, unit_of(asked)) if self._narrow(asked) else 0.0
+        if unit:
+            self._round_all(out, unit)
         return out
 
     @contextmanager
     def finely(self) -> Iterator[None]:
         """Round as the accumulator does: ``default_loss`` works in float32 whatever the model works in."""
-        before = self.unit
-        self.unit = min(self.unit, self.accumulator)
+        self._finest = self.accumulator
         try:
             yield
         finally:
-            self.unit = before
+            self._finest = None
 
     def _narrow(self, dtype: torch.dtype) -> bool:
         return (dtype.is_floating_point or dtype.is_complex) and unit_of(dtype) > self._own
@@ -105,41 +134,47 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 args = (*args[:i], arg.to(widened(arg.dtype, self.wide)), *args[i + 1 :])
         return args
 
-    def _inbound(self, about: Operator, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        if not about.accumulates:
+    def _inbound(self, about: Operator, args: tuple[Any, ...], rounding: Rounding) -> tuple[Any, ...]:
+        if about.accumulates:
+            root = max(1.0, terms(about.name, args) ** 0.5)
+            unit = max(min(self.accumulator, rounding.unit) * root, self._inputs.get(about.name, 0.0))
+        else:
+            unit = 0.0
+        if not unit and not rounding.inputs:
             return args
-        root = max(1.0, terms(about.name, args) ** 0.5)
-        unit = max(min(self.accumulator * root, self.unit * root), self._inputs.get(about.name, 0.0))
         spared = None
-        if about.name in PRODUCTS:
+        if about.name in PRODUCTS and not rounding.inputs:
             # noise in one factor does for both, and a weight need not be copied
             spared = max((a for a in args if self._real(a)), key=torch.Tensor.numel, default=None)
             unit *= 2**0.5
 
-        def perturbed(value: Any) -> Any:
-            if value is spared or not self._real(value):
+        def perturbed(value: Any, unit: float) -> Any:
+            if value is spared or not unit or not self._real(value):
                 return value
-            return self._dice.disturbed(value, unit)
+            return self._dice.disturbed(value, self.factor * unit)
 
+        units = [max(unit, rounding.inputs.get(i, 0.0)) for i in range(len(args))]
         return tuple(
             arg
-            if i in about.running
-            else pytree.tree_map(perturbed, arg)
+            if i in about.running or i in about.writes
+            else pytree.tree_map(lambda value, i=i: perturbed(value, units[i]), arg)
             if isinstance(arg, (list, tuple))
-            else perturbed(arg)
+            else perturbed(arg, units[i])
             for i, arg in enumerate(args)
         )
 
-    def _round_all(self, value: Any) -> None:
+    def _round_all(self, value: Any, unit: float) -> None:
         for tensor in _several(value):
             if self._real(tensor):
-                self._round(tensor)
+                self._round(tensor, unit)
 
-    def _round(self, tensor: torch.Tensor) -> None:
-        self._dice.disturb(tensor, self.unit)
-        if self._underflows:
+    def _round(self, tensor: torch.Tensor, unit: float) -> None:
+        if not unit:
+            return
+        self._dice.disturb(tensor, self.factor * unit)
+        if unit == _FLOAT16_UNIT:
             # float16 runs out of exponents: below 2**-14 the error is absolute
-            self._dice.drift(tensor, self._underflows, below=2.0**-14)
+            self._dice.drift(tensor, self.factor * 2.0**-25, below=2.0**-14)
 
 
 def _several(value: Any) -> Any:

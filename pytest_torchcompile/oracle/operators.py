@@ -57,6 +57,8 @@ class Operator:
     """Positions of running statistics, which batch norm writes to without saying so."""
     fresh: tuple[bool, ...]
     """For each result, whether it is new memory."""
+    copies: int | None = None
+    """Position of the argument that it copies, perhaps into another dtype."""
 
 
 @cache
@@ -75,6 +77,7 @@ def operator(func: Any) -> Operator:
         writes=writes,
         running=tuple(i for i, a in arguments if "batch_norm" in base and a.name.startswith("running")),
         fresh=tuple(r.alias_info is None for r in schema.returns),
+        copies={"_to_copy": 0, "copy": 1}.get(base),
     )
 
 

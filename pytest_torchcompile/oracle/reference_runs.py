@@ -44,11 +44,10 @@ def reference(
         train: As for ``record``.
         seed: As for ``record``; the noise is drawn from it too, so that a verdict can be repeated.
         tape: Of the eager recording, so that dropout and its kin draw the same numbers.
-        unit: The unit roundoff to assume; ``None``: the tape's, else the one of the narrowest floating dtype
-            among parameters, buffers and inputs.
+        unit: The unit roundoff to assume in every operator; ``None``: the one that the tape has seen each round
+            by, else that of the narrowest floating dtype among parameters, buffers and inputs.
     """
     program = Program.of(module, batch, loss=loss, train=train, seed=seed, tape=tape)
-    unit = unit or program.unit
     try:
         program = program.copied()
     except Exception as error:
@@ -61,15 +60,16 @@ def reference(
 class _Runs(Reference):
     """A reference made by running copies of a program: the first kind of run that works."""
 
-    def __init__(self, program: Program, unit: float) -> None:
-        self.program, self.unit = program, unit
+    def __init__(self, program: Program, unit: float | None) -> None:
+        self.program, self.unit = program, unit or program.unit
+        self._by_operator = unit is None and self.unit > unit_of(torch.float64)
         self.kind, self.why, self.draws = "eager-only", "", 0
         self.estimates = {}
         self._dice = Dice(program.seed + 1000)
         self._twin: Recording | None = None
         self._again: dict[str, Any] | None = None
         reasons = []
-        for kind in _kinds(unit):
+        for kind in _kinds(self.unit):
             reason = self._try(kind)
             if not reason:
                 break
@@ -133,26 +133,25 @@ class _Runs(Reference):
             self.draws += 1
             values: dict[str, Any] = {name: value for name, _, value in drawn.values()}
             for name, estimate in self.estimates.items():
-                estimate.add(values.get(name))
+                estimate.add(values.get(name), plain=noise == 1)
 
     def _run(self, noise: float) -> Recording:
         wide = torch.float32 if self.kind == "float32" else torch.float64
-        unit, accumulator = noise * self.unit, noise * FLOAT32_UNIT
         try:
-            return self._wide(wide, unit, accumulator, noise > 0)
+            return self._wide(wide, noise)
         except Exception as error:  # a device without float64, no memory for it
-            return Recording(error=Fault(type(error).__qualname__, str(error), "widening"))
+            return Recording(error=Fault.of(error, "widening"))
 
-    def _wide(self, wide: torch.dtype, unit: float, accumulator: float, noisy: bool) -> Recording:
+    def _wide(self, wide: torch.dtype, noise: float) -> Recording:
         if self.kind == "float64-inputs":
-            return self.program.wide(wide, None, lambda t: self._disturb(t, unit))
-        if self.kind == "same-precision":
-            # less than one unit in the last place can't be drawn in the same dtype
-            unit = accumulator = 2 * unit
-        inputs = input_units(self.program.tensors, self.unit) if noisy else {}
+            return self.program.wide(wide, None, lambda t: self._disturb(t, noise * self.unit))
+        # less than one unit in the last place can't be drawn in the same dtype
+        same = self.kind == "same-precision"
+        unit, accumulator = (2 * self.unit,) * 2 if same else (self.unit, FLOAT32_UNIT)
         mode = Wide(
-            wide, self.program.tape, dice=self._dice, unit=unit, accumulator=accumulator, inputs=inputs
-        )
+            wide, self.program.tape, dice=self._dice, factor=noise, unit=unit, accumulator=min(unit, accumulator),
+            inputs=input_units(self.program.tensors, self.unit) if noise else {}, by_operator=self._by_operator,
+        )  # fmt: skip
         return self.program.wide(wide, mode)
 
     def _disturb(self, tensor: torch.Tensor, unit: float) -> None:

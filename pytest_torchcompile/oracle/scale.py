@@ -1,18 +1,25 @@
-"""Scale: how large the rounding noise of one leaf is, as a whole, in its projections and per element."""
+"""Scale: how large the rounding noise of one leaf is, per element and in its projections."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from pytest_torchcompile.oracle.estimate import Estimate, finite, pieces
+from pytest_torchcompile.oracle.levels import Levels, sample
+from pytest_torchcompile.oracle.projections import Noise, Projections
 from pytest_torchcompile.oracle.units import unit_of
 
-__all__ = ["Scale", "assumed", "drawn"]
+__all__ = ["Scale", "Stretch", "assumed", "drawn", "stretches"]
 
 EAGER_ONLY_UNITS = 16.0
-"""Without a reference: the assumed noise in unit roundoffs of an element and of its leaf's mean size."""
+"""Without a reference: the assumed noise in unit roundoffs of an element and of its leaf's typical size."""
+_JUMP = 3.0
+"""An element that some draw takes this many times its noise away jumps: the noise has flipped a decision there."""
+_SEEN = 6.0
+"""A jump as large as one that was seen counts for so many times the noise of one element."""
 _LEAST = 1e-150
 """Smallest scale, whose square is still a number."""
 
@@ -23,25 +30,21 @@ class Scale:
 
     centre: torch.Tensor
     dtype: torch.dtype
-    spread: torch.Tensor | None
+    draws: int
+    """How many draws there are, eager's own rounding among them; 0 where nothing was drawn."""
+    spread: torch.Tensor
     """Root of the sum of squared draws per element, flat; eager's own draw is not in it."""
-    eager: torch.Tensor | None
-    """The eager values, where their error counts as a draw (the first of the lists below)."""
-    means: list[float]
-    """Mean square of each draw."""
-    along: list[float]
-    """Squared projection of each draw on the centre."""
-    offset: list[float]
-    """Squared projection of each draw on a constant."""
-    norm: float
+    reach: torch.Tensor
+    """The largest draw per element, flat."""
+    eager: torch.Tensor
+    """Eager's values where their error counts as a draw, else the centre."""
+    levels: Levels
+    """The usual noise by magnitude."""
+    weights: Levels
+    """What the projections were made with."""
+    noise: Noise
     relative: float = 0.0
     """Noise of an element relative to its size, where nothing was drawn."""
-
-    @property
-    def pooled(self) -> float:
-        """Mean square of the whole leaf: what eager itself shows, or what the draws show if that is more."""
-        alone = self.means if self.eager is None else self.means[1:]
-        return max(self.means[0] if self.means else 0.0, sum(alone) / max(1, len(alone)))
 
     @property
     def tiny(self) -> float:
@@ -49,52 +52,88 @@ class Scale:
         info = torch.finfo(self.dtype)
         return 2.0**-25 if self.dtype == torch.float16 else max(info.tiny * info.eps / 2, _LEAST)
 
-    def floor(self, exact: torch.Tensor) -> torch.Tensor:
-        """One rounding of the result: no error is measured in less."""
-        return unit_of(self.dtype) * exact.abs() + self.tiny
+    def elements(
+        self, exact: torch.Tensor, spread: torch.Tensor, reach: torch.Tensor, eager: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Noise per element of one piece of the leaf, and which elements jump.
 
-    def elements(self, exact: torch.Tensor, spread: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
-        """Noise per element of one piece of the leaf.
-
-        The mean of the squared draws, shrunk by one draw towards the whole leaf, so that an element whose few
-        draws are small by luck does not get a tolerance of nothing.
+        The mean of the squared draws, shrunk by one draw towards what is usual for elements of this magnitude, so
+        that an element whose few draws are small by luck does not get a tolerance of nothing. Never less than one
+        rounding of the result, nor than a sixth of the largest draw: where noise has flipped a decision, that is what
+        it did.
         """
-        squares = spread.double().square() + finite(eager.double() - exact).square() + self.pooled
-        draws = 0 if self.relative else len(self.means)
-        noise = (squares / (draws + 1)).sqrt()
-        return torch.maximum(torch.maximum(noise, self.floor(exact)), self.relative * exact.abs())
+        own = finite(eager.double() - exact)
+        squares = spread.double().square() + own.square() + self.levels.of(exact).square()
+        noise = (squares / (self.draws + 1)).sqrt_()
+        noise = torch.maximum(noise, exact.abs() * max(unit_of(self.dtype), self.relative) + self.tiny)
+        reach = reach.double()
+        return torch.maximum(noise, reach / _SEEN), reach > _JUMP * noise
 
 
 def drawn(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate, *, with_eager: bool) -> Scale:
-    """The scale that noise draws give, with eager's own error as one more draw or without."""
-    means, along, offset = list(estimate.means), list(estimate.along), list(estimate.offset)
+    """The scale that noise draws give, with eager's own error as one more draw or without.
+
+    ``estimate`` has at least one draw.
+    """
+    if estimate.spread is None or estimate.reach is None or estimate.levels is None:
+        raise ValueError("an estimate without draws has no scale")
+    noise, own = Noise(), Projections(estimate.levels)
     if with_eager:
-        squares = projection = total = 0.0
         for mine, exact in pieces(eager, estimate.value):
-            error = finite(mine.double() - exact)
-            squares += float(error.square().sum())
-            projection += float((error * finite(exact)).sum())
-            total += float(error.sum())
-        means.insert(0, squares / eager.numel())
-        along.insert(0, (projection / estimate.norm) ** 2 if estimate.norm > 0 else 0.0)
-        offset.insert(0, total**2 / eager.numel())
-    own = eager if with_eager else None
-    return Scale(estimate.value, dtype, estimate.spread, own, means, along, offset, estimate.norm)
+            own.add(finite(mine.double() - exact), finite(exact.double()))
+        noise.add(own)
+    for name in ("means", "along", "offset"):
+        getattr(noise, name).extend(getattr(estimate.noise, name))
+    draws = estimate.draws + with_eager
+    exact, few = sample(estimate.value), sample(estimate.spread).double().square()
+    if with_eager:
+        few = few + finite(sample(eager).double() - exact).square()
+    levels = Levels(finite(exact), (few / draws).sqrt_())
+    return Scale(
+        estimate.value, dtype, draws, estimate.spread, estimate.reach, eager if with_eager else estimate.value,
+        levels, estimate.levels, noise,
+    )  # fmt: skip
 
 
 def assumed(eager: torch.Tensor, dtype: torch.dtype, twin: Estimate | None) -> Scale:
     """A scale from the dtype, with eager as the centre; larger where a second eager run differs by more.
 
-    Per element ``16 * unit`` of its own size and of the leaf's root mean square. An offset of that size is
-    one unit of bias.
+    Per element ``16 * unit`` of its own size and of the leaf's typical one. An offset of that size is one unit of
+    bias.
     """
-    wide = finite(eager.double())
-    noise = EAGER_ONLY_UNITS * unit_of(dtype)
-    square = float(wide.square().mean())
-    mean, spread = noise**2 * square, None
-    if twin is not None and twin.continuous and twin.value.shape == eager.shape:
-        again = finite(twin.value.double() - eager.double())
-        mean, spread = max(mean, float(again.square().mean())), again.abs().flatten()
-    norm = (square * eager.numel()) ** 0.5
-    shift = (noise * norm) ** 2
-    return Scale(eager, dtype, spread, None, [mean], [shift], [shift], norm, noise)
+    again = eager if twin is None or not twin.continuous or twin.value.shape != eager.shape else twin.value
+    relative = EAGER_ONLY_UNITS * unit_of(dtype)
+    wide = finite(sample(eager).double())
+    sizes = wide.abs()
+    usual = float(sizes[sizes > 0].median()) if bool((sizes > 0).any()) else 0.0
+    levels = Levels(wide, torch.full_like(wide, relative * usual).clamp_(min=relative * sizes))
+    noise = Noise()
+    nothing = torch.zeros((), device=eager.device).expand(eager.numel())
+    found = Projections(levels)
+    for (mine,) in pieces(eager):
+        exact = finite(mine.double())
+        found.add(exact * relative, exact)
+    noise.add(found)
+    return Scale(eager, dtype, 0, nothing, nothing, again, levels, levels, noise, relative)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A piece of a leaf, flat."""
+
+    exact: torch.Tensor
+    """Finite: zero where the expected value is not."""
+    finite: torch.Tensor
+    noise: torch.Tensor
+    jumps: torch.Tensor
+
+    def usual(self, ratio: torch.Tensor) -> torch.Tensor:
+        """Errors over noise, for means over the leaf: there a jump as large as one that was seen counts one."""
+        return torch.where(self.jumps, ratio / _SEEN, ratio)
+
+
+def stretches(scale: Scale, *others: torch.Tensor) -> Iterator[tuple[Stretch, tuple[torch.Tensor, ...]]]:
+    """The leaf in pieces, with the same stretch of some other tensors."""
+    for value, spread, reach, mine, *rest in pieces(scale.centre, scale.spread, scale.reach, scale.eager, *others):
+        exact = finite(value.double())
+        yield Stretch(exact, torch.isfinite(value), *scale.elements(exact, spread, reach, mine)), tuple(rest)

@@ -1,48 +1,91 @@
-"""Tape: what random operators drew in the eager run, to be replayed in the float64 one."""
+"""Tape: what the eager run shows of a program: what random operators drew, and which operators round how."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_torchcompile.oracle.operators import Operator, operator
 from pytest_torchcompile.oracle.units import unit_of
 
-__all__ = ["Replay", "Tape"]
+__all__ = ["Key", "Replay", "Rounding", "Tape", "key_of"]
+
+Key: TypeAlias = "tuple[str, tuple[torch.Size, ...]]"
+"""An operator and the shapes of the first tensors that it is given."""
+_NARROWED = "_torchcompile_narrowed"
+"""Attribute of a tensor that the eager run has cast to a narrower dtype: the unit roundoff of that."""
+
+
+@dataclass
+class Rounding:
+    """How an operator on tensors of certain shapes rounds in the eager run; the coarsest of all its calls."""
+
+    unit: float = 0.0
+    """Unit roundoff of its result."""
+    inputs: dict[int, float] = field(default_factory=dict)
+    """Positions of arguments that were cast to a narrower dtype before, to the unit of that."""
+
+
+def key_of(about: Operator, args: Sequence[Any]) -> Key:
+    """What tells the same step of two runs in different precisions from other steps."""
+    return about.name, tuple(a.shape for a in args[:4] if isinstance(a, torch.Tensor))
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches the eager run: ``record(model, model, batch, mode=tape)``.
 
     ``rand_like`` and ``bernoulli(tensor)`` consume the generator differently in float64, so that equal seeds
-    don't draw equal numbers across dtypes; replaying does. The tape also notes the largest unit roundoff of
-    any operator's result, which shows an autocast inside the model.
+    don't draw equal numbers across dtypes; replaying does. In float64 nobody can see any more which parts of a program
+    were in bfloat16 (an autocast, a norm in float32); the tape notes it.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws: list[tuple[str, torch.Tensor]] = []
-        self.unit: float | None = None
-        self._dtypes: set[torch.dtype] = set()
+        self.roundings: dict[Key, Rounding] = {}
+
+    @property
+    def unit(self) -> float | None:
+        """The largest unit roundoff of any operator that rounds; ``None`` if none does."""
+        return max((rounding.unit for rounding in self.roundings.values()), default=0.0) or None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operator; keep what it drew."""
+        """Run the operator; keep what it drew and how it rounds."""
         out = func(*args, **(kwargs or {}))
         first = out[0] if isinstance(out, (tuple, list)) and out else out
-        if isinstance(first, torch.Tensor) and first.dtype not in self._dtypes:
-            self._dtypes.add(first.dtype)
-            if first.is_floating_point() or first.is_complex():
-                self.unit = max(self.unit or 0.0, unit_of(first.dtype))
+        if isinstance(first, torch.Tensor) and (first.is_floating_point() or first.is_complex()):
+            self._note(operator(func), args, first)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             drawn = out[1] if func._schema.name == "aten::native_dropout" else out
             if isinstance(drawn, torch.Tensor):
                 self.draws.append((func._schema.name, drawn.detach().clone()))
         return out
+
+    def _note(self, about: Operator, args: tuple[Any, ...], result: torch.Tensor) -> None:
+        unit = unit_of(result.dtype)
+        narrowed = {i: found for i, a in enumerate(args) if (found := getattr(a, _NARROWED, 0.0))}
+        source = args[about.copies] if about.copies is not None and about.copies < len(args) else None
+        if isinstance(source, torch.Tensor) and (source.is_floating_point() or source.is_complex()):
+            if unit > unit_of(source.dtype):
+                narrowed = {0: unit}
+            else:
+                unit = 0.0  # nothing is rounded
+        elif about.exact:
+            unit = 0.0
+        if about.exact and narrowed:
+            setattr(result, _NARROWED, max(narrowed.values()))
+        rounding = self.roundings.setdefault(key_of(about, args), Rounding())
+        rounding.unit = max(rounding.unit, unit)
+        if not about.exact:
+            for i, found in narrowed.items():
+                rounding.inputs[i] = max(rounding.inputs.get(i, 0.0), found)
 
 
 class Replay:

@@ -16,7 +16,7 @@ ONES = torch.ones(400_000, dtype=torch.float64)
 
 def wide(unit=2.0**-24, tape=None, **options):
     """A mode with noise of float32."""
-    return Wide(torch.float64, tape, dice=Dice(0), unit=unit, accumulator=2.0**-24, **options)
+    return Wide(torch.float64, tape, dice=Dice(0), factor=1.0, unit=unit, accumulator=2.0**-24, **options)
 
 
 def test_factors_are_uniform_within_the_unit():

@@ -248,6 +248,8 @@ class Keeps(nn.Module):
     """Writes to tensors that no register knows: an attribute, a list, an object in a dict."""
 
     class Cache:
+        """An object that holds a tensor."""
+
         def __init__(self):
             self.keys, self.calls = torch.zeros(2), 0
 

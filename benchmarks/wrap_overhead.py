@@ -1,7 +1,7 @@
 """What a call of a module returned by maybe_compile costs over one that torch.compile returned.
 
-Both are called in turn, in blocks of calls, in one process; a line is the median over the blocks. The promise is at most
-2 microseconds or 1 % of a call.
+Both are called in turn, in blocks of calls, in one process; a line is the median over the blocks. The promise is at
+most 2 microseconds or 1 % of a call.
 
     python benchmarks/wrap_overhead.py [--backend eager] [--blocks 200]
 """

@@ -73,7 +73,7 @@ def _will_be_recomputed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> boo
 
 
 def need_gradient(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a tensor among the arguments requires a gradient. Asked at every call without gradients, so it is plain."""
+    """Whether a tensor among the arguments requires a gradient. Asked at every call without gradients: kept plain."""
     for value in args:
         if isinstance(value, Tensor) and value.requires_grad:
             return True

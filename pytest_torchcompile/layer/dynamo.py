@@ -57,16 +57,17 @@ def context(backend: Callable[..., Any], settings: dict[str, Any], guard: Guard,
     return made
 
 
-def frame_of(part: Any) -> Callable[..., Any]:
-    """What to compile of a module whose call is to be replaced: the call with its hooks, in a frame that Dynamo takes.
+def frame_of(module: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call``, a bound method that calls ``module.forward``, in a frame that Dynamo takes.
 
     Dynamo skips files of torch, so that ``nn.Sequential().compile()`` compiles nothing; ``torch.compile`` puts such
-    modules into a frame of ``torch._dynamo.external_utils.wrap_inline`` (torch 2.8 to 2.15), and so does this.
+    modules into a frame of ``torch._dynamo.external_utils.wrap_inline`` (``OptimizedModule._initialize``, torch 2.8
+    to 2.15), and so does this. ``OptimizedModule`` itself would leave an attribute of its own in the model.
     """
     from torch._dynamo import external_utils, trace_rules
 
-    call: Callable[..., Any] = part._call_impl
-    return external_utils.wrap_inline(call) if trace_rules.check(part.forward) else call
+    skipped = trace_rules.check(module.forward) or getattr(module, "_is_fsdp_managed_module", False)
+    return external_utils.wrap_inline(call) if skipped else call
 
 
 class Compiled:

@@ -88,17 +88,21 @@ def _callable_parts(module: nn.Module) -> list[nn.Module]:
 
 
 def _replace_call(part: nn.Module, call: Callable[..., Any]) -> Callable[[], None]:
-    before = part._compiled_call_impl
-    part._compiled_call_impl = call
+    own = vars(part)
+    before = own.get(_CALL)
+    own[_CALL] = call
 
     def undo() -> None:
         call._dropped = True  # type: ignore[attr-defined]
-        if part._compiled_call_impl is call:
-            part._compiled_call_impl = None if hasattr(before, "_dropped") else before
+        if own.get(_CALL) is call:
+            del own[_CALL]
+            if before is not None and not hasattr(before, "_dropped"):
+                own[_CALL] = before
 
     return undo
 
 
+_CALL: Final = "_compiled_call_impl"
 _COUNT: Final = "_torchcompile_blocks"
 """In a blocked class: how many compiled models want it blocked (copies of a model may share parts)."""
 

@@ -34,7 +34,7 @@ def twin_of(
     cls: Any = type(model)
     body = {
         "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__,
-        "__call__": staticmethod(call),
+        "__call__": lambda self, *args, **kwargs: call(*args, **kwargs),
         "__copy__": lambda self: again(copy.copy(model)),
         "__deepcopy__": lambda self, memo: again(copy.deepcopy(model, memo)),
         "__reduce_ex__": lambda self, protocol: recipe(),

@@ -87,8 +87,10 @@ def _make(model: Any, attempt: Attempt, settings: dict[str, Any], selection: Sel
     if selection is None:
         call = guarded(guard, around(model), model)
         return _Made(functools.wraps(model)(call), guard, entries)
-    guard.undo = selection.put(lambda part: guarded(guard, around(frame_of(part)), part._call_impl, part=True))
-    call = guarded(guard, around(model).forward if selection.whole else model, model)
+    guard.undo = selection.put(lambda part: guarded(
+        guard, around(frame_of(part, part._call_impl)), part._call_impl, part=True))
+    whole = around(frame_of(model, model.__call__)) if selection.whole else model
+    call = guarded(guard, whole, model)
 
     def again(copied: Any) -> Any:
         return copied if guard.eager else maybe_compile(copied, attempt.config, attempt.logger)
@@ -146,6 +148,7 @@ def _refuse_unusable(model: Any, cfg: CompileConfig) -> None:
                          "(a compiled module keeps it as _orig_mod)")
     if not isinstance(model, nn.Module):
         if not isinstance(model, (types.FunctionType, types.MethodType)):
-            raise ValueError(f"a {type(model).__name__} cannot be compiled; expected a module or a function")
+            raise ValueError(f"an object of type {type(model).__name__} cannot be compiled; expected a module "
+                             "or a function")
         if cfg.allowlist or cfg.blocklist:
             raise ValueError(f"allowlist and blocklist choose parts of a module, and {model.__name__} is a function")

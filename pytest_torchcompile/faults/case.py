@@ -40,7 +40,8 @@ class Program:
     def __str__(self) -> str:
         sizes = "; ".join(", ".join(f"{name}={size}" for name, size in sizes.items()) for sizes in self.sizes)
         mode = "" if self.training else ", evaluation"
-        return f"{self.model.__name__} of {self.inputs.__name__} ({sizes}), {str(self.dtype).removeprefix('torch.')}{mode}"
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.model.__name__} of {self.inputs.__name__} ({sizes}), {dtype}{mode}"
 
     def build(self, seed: int = 0) -> torch.nn.Module:
         """The model with parameters drawn from ``seed``."""
@@ -67,6 +68,8 @@ class Case:
     """Makes what ``torch.compile(backend=...)`` is given, anew for each run: a wrong backend may have a memory."""
     where: str = ""
     """Must be in the name of a place that is reported: the output, parameter or buffer that is wrong."""
+    alone: bool = False
+    """Is everything else right, so that nothing else may be reported?"""
     check: str = "compare"
     """What must catch it: ``compare``, a check of the matrix, or ``memory`` (``instruments.memory.growth``)."""
     dynamic: bool | None = None

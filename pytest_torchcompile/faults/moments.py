@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import Tensor, fx
 
-from pytest_torchcompile.backends.toolkit import Runner, Toolkit, results
+from pytest_torchcompile.backends.toolkit import Pass, Runner, Toolkit, results
 from pytest_torchcompile.faults import programs as p
 from pytest_torchcompile.faults.case import Case, Program
 from pytest_torchcompile.faults.spoilers import output, sometimes
 
 __all__ = ["MOMENTS"]
 
+BATCH, WEIGHT = (8, 12), (24, 24)
 ONE_SIZE = Program(p.Perceptron, p.rows)
 SIZES = Program(p.Perceptron, p.rows, ({"B": 4}, {"B": 7}, {"B": 6}))
 ONE_ROW = Program(p.Perceptron, p.rows, ({"B": 4}, {"B": 1}))
@@ -47,8 +49,8 @@ def _stale() -> Toolkit:
     return Toolkit(forward=results(change))
 
 
-def _baked() -> Toolkit:
-    """The first batch that it met is a constant from then on; the backward is that of the present one."""
+def _baked(*shape: int) -> Toolkit:
+    """The first tensor of this shape that it met is a constant from then on, but for what the backward keeps."""
     kept: list[Tensor] = []
 
     def change(module: fx.GraphModule) -> Runner:
@@ -56,8 +58,8 @@ def _baked() -> Toolkit:
         forward = module.forward
 
         def run(*inputs: Any) -> Any:
-            place = next(i for i, t in enumerate(inputs) if isinstance(t, Tensor) and t.shape == (8, 12))
-            kept.append(inputs[place])
+            place = next(i for i, t in enumerate(inputs) if isinstance(t, Tensor) and t.shape == shape)
+            kept.append(inputs[place].clone())
             return forward(*inputs[:place], kept[0], *inputs[place + 1 :])
 
         return run
@@ -74,6 +76,25 @@ def _overwritten() -> Toolkit:
         return [mine.copy_(found[0]), *found[1:]]
 
     return Toolkit(forward=results(change))
+
+
+def _view_copied(module: fx.GraphModule) -> None:
+    """The second argument is copied before anything is written."""
+    _, view = (node for node in module.graph.nodes if node.op == "placeholder")
+    with module.graph.inserting_after(view):
+        copied = module.graph.call_function(torch.clone, (view,))
+    view.replace_all_uses_with(copied, delete_user_cb=lambda user: user is not copied)
+
+
+def _read_as(change: Callable[[Tensor], Tensor]) -> Pass:
+    """The batch is read through other strides or from another place."""
+
+    def run(module: fx.GraphModule) -> Runner:
+        module.recompile()
+        forward = module.forward
+        return lambda *inputs: forward(*(change(i) if getattr(i, "shape", ()) == BATCH else i for i in inputs))
+
+    return run
 
 
 _ENTROPY = random.SystemRandom()
@@ -96,18 +117,21 @@ MOMENTS: Final = (
     Case("wrong from the third call on", "drifts: 0.1 % more with each run after the second", ONE_SIZE, "value",
          sometimes(lambda run, _: run >= 3, lambda y: y * 1.001)),
     Case("stale result", "returns what it returned for the first batch of this shape", TWO_BATCHES, "value", _stale),
-    Case("an input baked in", "computes with the first batch that it met", TWO_BATCHES, "value", _baked),
+    Case("an input baked in", "computes with the first batch that it met", TWO_BATCHES, "value",
+         lambda: _baked(*BATCH)),
+    Case("weights baked in", "computes with the weights that it met first, which an optimizer has changed since",
+         ONE_SIZE, "value", lambda: _baked(*WEIGHT), steps=2),
+    Case("strides of an input ignored", "reads a turned matrix as if it were not",
+         Program(p.Perceptron, p.turned_rows, ({"B": 8, "turned": 0}, {"B": 8, "turned": 1})), "value",
+         lambda: Toolkit(forward=_read_as(lambda x: x.as_strided(x.shape, (x.shape[1], 1))))),
+    Case("shared memory of inputs ignored", "a write to one argument is not seen in its view", Program(
+        p.Shares, p.rows_and_one_of_them), "value", lambda: Toolkit(dynamo=_view_copied), "output"),
     Case("output overwritten", "a later call writes into the memory of an earlier output", TWO_BATCHES, "alias",
          _overwritten),
     Case("non-deterministic", "1 % off, or not, as it happens", ONE_SIZE, "value",
          sometimes(lambda run, _: run == 1 or _ENTROPY.random() < 0.5, lambda y: y * _ENTROPY.uniform(1.01, 1.02))),
     Case("wrong for large numbers", "clamped at 100", Program(p.Perceptron, p.large_rows), "value",
-         lambda: Toolkit(forward=_clamped_inputs)),
+         lambda: Toolkit(forward=_read_as(lambda x: x.clamp(-100, 100)))),
 )
 
 
-def _clamped_inputs(module: fx.GraphModule) -> Runner:
-    module.recompile()
-    forward = module.forward
-    return lambda *inputs: forward(*(i.clamp(-100, 100) if isinstance(i, Tensor) and i.shape == (8, 12) else i
-                                     for i in inputs))

@@ -85,8 +85,9 @@ def run(case: Case) -> Outcome:
 def _of_fault(case: Case, reports: list[Report], noise: float) -> tuple[str, str]:
     if any("UsageError: the graph" in report.text for report in reports):
         return "not planted", "a pass did not find what it was to change"
-    if any(report.kind == case.kind and case.where in report.where for report in reports):
-        return "caught", ""
+    hits = [report.kind == case.kind and case.where in report.where for report in reports]
+    if any(hits):
+        return ("caught", "") if all(hits) or not case.alone else ("false alarm", "beside the fault, right things too")
     if case.check != "compare" or case.kind in ("vacuous", "nondeterministic"):
         return "missed", f"{case.check} reported nothing of kind {case.kind!r}"
     presence = Presence(case)

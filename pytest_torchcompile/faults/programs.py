@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 __all__ = [
     "Attention",
+    "Casts",
     "Convolution",
     "Dropping",
     "Fused",
@@ -23,6 +24,7 @@ __all__ = [
     "Perceptron",
     "Pointwise",
     "Reductions",
+    "Shares",
     "Tied",
     "Tiny",
     "Tokens",
@@ -33,9 +35,11 @@ __all__ = [
     "large_rows",
     "rows",
     "rows_and_cache",
+    "rows_and_one_of_them",
     "rows_without_gradient",
     "sequences",
     "token_ids",
+    "turned_rows",
     "whole_rows",
 ]
 
@@ -233,6 +237,27 @@ class Writes(nn.Module):
         return x * cache.sum(0) + self.average
 
 
+class Shares(nn.Module):
+    """Writes to an argument that shares its memory with the other one. (B, 12) and a row of it -> (B, 12)."""
+
+    def forward(self, x: Tensor, row: Tensor) -> Any:
+        x.mul_(2)
+        return x + row
+
+
+class Casts(nn.Module):
+    """One layer under autocast, one outside. (B, 12) -> (B, 24) in bfloat16, (B, 6) in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(12, 24), nn.Linear(24, 6)
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast(x.device.type, torch.bfloat16):
+            y = self.a(x)
+        return y, self.b(y.float())
+
+
 def rows(B: int, width: int = 12) -> Tensor:
     """Standard normal rows, (B, width), that want a gradient."""
     return torch.randn(B, width).requires_grad_()
@@ -241,6 +266,17 @@ def rows(B: int, width: int = 12) -> Tensor:
 def rows_without_gradient(B: int, width: int = 12) -> Tensor:
     """Standard normal rows, (B, width)."""
     return torch.randn(B, width)
+
+
+def turned_rows(B: int, turned: int) -> Tensor:
+    """Rows, (B, 12); if turned, as the transpose of a matrix of 12 rows."""
+    return (torch.randn(12, B).t() if turned else torch.randn(B, 12)).requires_grad_()
+
+
+def rows_and_one_of_them(B: int) -> tuple[Tensor, Tensor]:
+    """Rows, and the third of them: a view."""
+    x = torch.randn(B, 12)
+    return x, x[2]
 
 
 def large_rows(B: int) -> Tensor:

@@ -16,7 +16,8 @@ _COLUMNS = ("kind", "planted", "caught", "missed", "below rounding", "false alar
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """One line for each kind of problem; a false alarm counts under every kind that it was reported as."""
-    alarms = Counter(kind for o in outcomes if o.verdict == "false alarm" for kind in {r.kind for r in o.reports})
+    alarms = Counter(kind for o in outcomes if o.verdict == "false alarm"
+                     for kind in {r.kind for r in o.reports} - {o.case.kind})
     planted = [o for o in outcomes if o.case.kind]
     rows = [_row(kind, [o for o in planted if o.case.kind == kind], alarms[kind]) for kind in KINDS]
     total = _row("all", planted, sum(o.verdict == "false alarm" for o in outcomes))

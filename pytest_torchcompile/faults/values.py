@@ -127,6 +127,8 @@ VALUES: Final = (
     Case("TF32 where it is not allowed", "matrix products with 10 bits of mantissa", PERCEPTRON, "value",
          lambda: Toolkit(forward=replace(
              "addmm", lambda c, a, b: torch.addmm(c, _tf32(a), _tf32(b))))),
+    Case("autocast where there is none", "a layer computed in bfloat16", PERCEPTRON, "value",
+         traced("linear", lambda x, w, b: F.linear(x.bfloat16(), w.bfloat16(), b.bfloat16()).float(), nth=1)),
     Case("sum in half precision", "20 parts added in bfloat16", REDUCTIONS, "value",
          traced("sum", _half_sums)),
     Case("wrong in bfloat16 only", "5 % off where the dtype is bfloat16", HALF, "value",
@@ -147,6 +149,9 @@ VALUES: Final = (
          traced("dropout", lambda x, p, *_: F.dropout(x, p) * (1 - p))),
     Case("dropout at another rate", "0.6 instead of 0.5", DROPPING, "value",
          traced("dropout", lambda x, p, *_: F.dropout(x, 0.6))),
+    Case("dropout in evaluation", "drops where nothing is to be dropped",
+         Program(p.Dropping, p.rows, ({"B": 32},), training=False), "value",
+         traced("dropout", lambda x, p, *_: F.dropout(x, p, True))),
     Case("one dropout mask for all rows", "drawn once and broadcast", DROPPING, "value",
          traced("dropout", _same_mask)),
     Case("duplicates lost", "a sum by index keeps one number of each index", TOKENS, "value",
@@ -154,12 +159,13 @@ VALUES: Final = (
     Case("index from the end", "x[-1] becomes x[0]", TOKENS, "value",
          traced("getitem", lambda x, i: x[:, 0], nth=1)),
     Case("division towards zero", "floor(-7 / 3) becomes -2", INTEGERS, "value", where="floor", backend=
-         traced("div", lambda n, by, rounding_mode: n.div(by, rounding_mode="trunc"))),
+         traced("div", lambda n, by, rounding_mode: n.div(by, rounding_mode="trunc")), alone=True),
     Case("another index", "one row's argmax is one off", INTEGERS, "value", where="best", backend=
-         traced("argmax", lambda x, dim: (x.argmax(dim) + (torch.arange(x.shape[0]) == 3)) % 6)),
-    Case("less or equal", "< becomes <=", INTEGERS, "value", traced("lt", lambda a, b: a <= b), where="less"),
+         traced("argmax", lambda x, dim: (x.argmax(dim) + (torch.arange(x.shape[0]) == 3)) % 6), alone=True),
+    Case("less or equal", "< becomes <=", INTEGERS, "value", traced("lt", lambda a, b: a <= b), where="less",
+         alone=True),
     Case("a sum that wraps", "64-bit numbers added in 32 bits", INTEGERS, "value", where="sum", backend=
-         traced("sum", lambda n, dim: n.sum(dim, dtype=torch.int32).long())),
+         traced("sum", lambda n, dim: n.sum(dim, dtype=torch.int32).long()), alone=True),
     Case("sign of zero", "sign(0) becomes 1", INTEGERS, "value", where="sign", backend=
-         traced("sign", lambda n: torch.where(n >= 0, 1, -1))),
+         traced("sign", lambda n: torch.where(n >= 0, 1, -1)), alone=True),
 )

@@ -1,0 +1,134 @@
+"""--update-policy makes a policy stricter, never looser, and leaves its comments alone."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from unit.runs import Run
+
+from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.report.announcement import announcement
+from pytest_torchcompile.report.gate import gate
+from pytest_torchcompile.report.policyfile import read_policy
+from pytest_torchcompile.report.ratchet import update
+
+TODAY = datetime.date(2026, 11, 21)
+POLICY = """\
+version: 1   # of the format
+ran_at_least: 2
+limits:
+  # as few as may be
+  - {when: {model: net}, recompiles: 5, graph_breaks: 3}   # net
+  - graphs: 7
+    when: {model: gpt}
+# what we know
+allowed_failures:
+  - cells: {model: net, backend: inductor}   # stays
+    reason: é
+    issue: a/b#1
+    until: 2026-12-31
+    at_most: 3
+  # this one is over
+  - cells: {model: gpt}
+    reason: |
+      several
+      lines
+    issue: a/b#2
+    until: 2026-12-31
+  # a comment at the end
+allowed_skips: []
+"""
+STRICTER = """\
+version: 1   # of the format
+ran_at_least: 4
+limits:
+  # as few as may be
+  - {when: {model: net}, recompiles: 0, graph_breaks: 2}   # net
+  - graphs: 1
+    when: {model: gpt}
+# what we know
+allowed_failures:
+  - cells: {model: net, backend: inductor}   # stays
+    reason: é
+    issue: a/b#1
+    until: 2026-12-31
+    at_most: 1
+  # this one is over
+  # a comment at the end
+allowed_skips: []
+"""
+
+
+@pytest.fixture
+def run():
+    """A run with two graph breaks in one cell, which therefore also fails `compiles`."""
+    made = Run()
+    made.breaks(made.ids[0], {}, {"line": 20})
+    made.section(made.ids[0], "compiles")["coverage"][0] |= {"share": 0.5, "outside": 2}
+    return made
+
+
+def judged(run, path):
+    return gate(run.reports(), read_policy(path), today=TODAY)
+
+
+def test_it_takes_over_what_improved(run, tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_text(POLICY)
+    assert judged(run, path).code == 1
+    taken = update(judged(run, path), path)
+    assert path.read_text() == STRICTER
+    assert [text.rpartition(f"{path}:")[2] for text in taken] == [
+        "16: allowed failure taken out: several\nlines\n (a/b#2; until 2026-12-31)", "5: recompiles: 5 -> 0",
+        "5: graph_breaks: 3 -> 2", "6: graphs: 7 -> 1", "14: at_most: 3 -> 1", "2: ran_at_least: 2 -> 4"]
+    assert judged(run, path).code == 0
+    assert update(judged(run, path), path) == []
+
+
+def test_the_last_entry_leaves_an_empty_list(tmp_path):
+    path = tmp_path / "p.yaml"
+    for indent in ("", "  "):
+        path.write_text("version: 1\nallowed_failures:\n" + indent
+                        + "- {cells: {model: net}, reason: x, issue: y, until: 2027-01-01}\nratchet: true\n")
+        update(judged(Run(), path), path)
+        assert path.read_text() == "version: 1\nallowed_failures:\n  []\nratchet: true\n"
+        assert judged(Run(), path).code == 0
+
+
+def test_what_cannot_be_edited_is_left_alone(tmp_path):
+    path = tmp_path / "p.yaml"
+    text = "version: 1\nallowed_failures: [{cells: {model: net}, reason: x, issue: y, until: 2027-01-01}]\n"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"p.yaml:2: the allowed failure .* take the entry out by hand"):
+        update(judged(Run(), path), path)
+    assert path.read_text() == text
+
+
+def test_a_partial_run_takes_nothing_over(tmp_path):
+    """What a missing shard needs is not known."""
+    path = tmp_path / "p.yaml"
+    path.write_text(POLICY)
+    outcome = gate(Run().reports(2)[:1], read_policy(path), today=TODAY)
+    assert not any(finding.kind == "improved" and finding.weight == "fail" for finding in outcome.findings)
+    with pytest.raises(UsageError, match="not updated: the run is not whole"):
+        update(outcome, path)
+    assert path.read_text() == POLICY
+
+
+def test_an_expired_entry_stays_for_a_person(tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_text(POLICY.replace("2026-12-31", "2026-01-01"))
+    outcome = judged(Run(), path)
+    assert "expired on 2026-01-01" in "\n".join(announcement(outcome))
+    update(outcome, path)
+    assert path.read_text().count("until: 2026-01-01") == 2
+
+
+@pytest.mark.parametrize(("ratchet", "code"), [("true", 1), ("false", 0)])
+def test_loose_limits_fail_only_if_the_policy_says_so(tmp_path, ratchet, code):
+    path = tmp_path / "p.yaml"
+    path.write_text(f"version: 1\nlimits: [{{recompiles: 2}}]\nratchet: {ratchet}\n")
+    outcome = judged(Run(), path)
+    assert outcome.code == code
+    assert f"improved: {path}:2: recompiles: 2 -> 0" in "\n".join(announcement(outcome))

@@ -228,7 +228,7 @@ def test_window_widths(opened, width):
     page.wait(f"({OPEN}).length > 0")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     if width > 1000:
-        assert page.evaluate("document.getElementById('side').scrollWidth <= document.getElementById('side').clientWidth")
+        assert page.evaluate("(s => s.scrollWidth <= s.clientWidth)(document.getElementById('side'))")
 
 
 def test_a_thousand_cells_are_few_elements(opened):

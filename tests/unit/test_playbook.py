@@ -216,6 +216,19 @@ def test_sizes(told):
     assert "no model with more than one value of `dynamic`" in text
 
 
+def test_buckets(told):
+    """Whether padded lengths are served by what is compiled, as the check shape_stability saw it."""
+    def padded(each):
+        each["observation"]["sections"]["shape_stability"] = {"between": [
+            {"dim": "S", "length": 17, "bucket": 32, "graphs": 1, "compiles": [], "error": None},
+            {"dim": "S", "length": 31, "bucket": 32, "graphs": 1, "compiles": [compiled("0/1")], "error": None}, 7]}
+
+    axes = {"model": ["scorer"], "backend": ["inductor"]}
+    text = told(changed(axes, scorer_inductor=padded))["Sizes and buckets"]
+    assert "lengths padded to their bucket (S=17 to 32) run what is compiled already (`scorer-inductor`)." in text
+    assert "lengths padded to their bucket (S=31 to 32) do not: see the gotchas (`scorer-inductor`)." in text
+
+
 # what it does not tell, and the command
 
 

@@ -82,9 +82,26 @@ def shapes(by_model: Mapping[str, Sequence[Setting]]) -> list[str]:
             for value, cells in by_value.items():
                 rows.append((code(model), code(value), *_recompiles(cells), evidence(c.id for c in cells)))
             notes += _note(model, by_value)
+        notes += _padded(model, [cell for setting in of for cell in setting.cells])
     if not rows:
-        return ["The report has no model with more than one value of `dynamic` and more than one size.", ""]
+        return ["The report has no model with more than one value of `dynamic` and more than one size.", "", *notes, ""]
     return [*table(("model", "dynamic", "sizes", "recompiles", "compiles in", "cells"), rows), *notes, ""]
+
+
+def _padded(model: str, cells: Sequence[Facts]) -> Iterator[str]:
+    """What lengths between the buckets did when they were padded (check ``shape_stability``)."""
+    served: dict[str, list[str]] = {}
+    other: dict[str, list[str]] = {}
+    for cell in cells:
+        between = cell.section("shape_stability").get("between")
+        for each in filter(lambda found: isinstance(found, dict), between if isinstance(between, list) else ()):
+            name = f"{each.get('dim')}={each.get('length')} to {each.get('bucket')}"
+            good = each.get("graphs") and not each.get("compiles") and not each.get("error")
+            (served if good else other).setdefault(name, []).append(cell.id)
+    for found, told in ((served, "run what is compiled already"), (other, "do not: see the gotchas")):
+        if found:
+            ids = [cell for cells in found.values() for cell in cells]
+            yield f"- {code(model)}: lengths padded to their bucket ({prose(', '.join(found))}) {told} {evidence(ids)}."
 
 
 def _by_dynamic(of: Sequence[Setting]) -> dict[str, list[Facts]]:

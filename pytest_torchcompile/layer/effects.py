@@ -34,21 +34,28 @@ class Effects:
 def effects_of(graph: Callable[..., Any], args: Sequence[Any]) -> Effects | None:
     """What ``graph(*args)`` would change; None if that can't be told (an operator without a schema).
 
-    ``torch._subclasses.FakeTensorMode`` (torch 2.8 to 2.15). Nothing real is computed or changed.
+    ``torch._subclasses.FakeTensorMode`` and ``_disable_current_modes`` (torch 2.8 to 2.15). Nothing real is computed or
+    changed, nor seen by others: without gradients nothing is saved, for saved tensors may have hooks of a user's or of
+    activation checkpointing; and modes of a user's that count operators do not count these.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.utils._python_dispatch import _disable_current_modes
 
     try:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        fakes = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in args]
-        places: dict[int, list[int]] = {}
-        for place, fake in enumerate(fakes):
-            if isinstance(fake, Tensor):
-                places.setdefault(_storage(fake), []).append(place)
-        with mode, _Watch() as seen:
-            graph(*fakes)
+        with torch.no_grad(), _disable_current_modes():
+            return _seen(FakeTensorMode(allow_non_fake_inputs=True), graph, args)
     except Exception:
         return None
+
+
+def _seen(mode: Any, graph: Callable[..., Any], args: Sequence[Any]) -> Effects:
+    fakes = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in args]
+    places: dict[int, list[int]] = {}
+    for place, fake in enumerate(fakes):
+        if isinstance(fake, Tensor):
+            places.setdefault(_storage(fake), []).append(place)
+    with mode, _Watch() as seen:
+        graph(*fakes)
     mutated = {place for storage in seen.written for place in places.get(storage, ())}
     return Effects(tuple(sorted(mutated)), seen.draws)
 

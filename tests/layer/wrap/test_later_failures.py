@@ -408,3 +408,18 @@ def test_records_have_their_level(attempts, caplog):
     maybe_compile(Pure(), on(Refuses(1)))(rows(2))
     levels = [r.levelno for r in caplog.records if r.name == "pytest_torchcompile"]
     assert levels == [logging.INFO, logging.WARNING]
+
+
+def test_nobody_else_sees_how_effects_are_found_out(attempts):
+    packed = []
+
+    def pack(tensor):
+        packed.append(type(tensor))
+        return tensor
+
+    compiled = maybe_compile(Pure(), on("eager"))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        compiled(rows(2))
+        first, packed[:] = list(packed), []
+        compiled(rows(2))
+    assert first == packed

@@ -1,0 +1,241 @@
+"""Reports are read strictly, from files of any kind; what cannot be read is told in one line, never as a traceback."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+
+import pytest
+from unit.runs import Run
+
+from pytest_torchcompile.errors import ReportError
+from pytest_torchcompile.report.evidence import evidence, fingerprint
+from pytest_torchcompile.report.gate import gate
+from pytest_torchcompile.report.provenance import CI_VARIABLES, provenance
+from pytest_torchcompile.report.reading import read_report
+from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, report_schema
+from pytest_torchcompile.report.seal import is_sealed, sealed
+from pytest_torchcompile.report.strictjson import StrictError, dumps, loads
+from pytest_torchcompile.report.upgrade import STEPS
+from pytest_torchcompile.report.validation import compiled
+
+STORED = Path(__file__).parent / "reports"
+
+
+def refused(text, tmp_path):
+    path = tmp_path / "r.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ReportError) as caught:
+        read_report(path)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+    return str(caught.value).replace(f"{path}: ", "")
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "is empty; expected a JSON report, for example .compile-matrix/report.json"),
+    ("{", "cannot be read as JSON: ends in line 1, before it is complete"),
+    ('{"a" 1}', "cannot be read as JSON: line 1, column 6: Expecting ':' delimiter"),
+    ('{"a": NaN}', "cannot be read as JSON: NaN is no JSON"),
+    ('{"a": 1, "b": {"c": 1, "c": 1}}', "cannot be read as JSON: the key 'c' is given twice in one object"),
+    ("[" * 100_000, "cannot be read as JSON: is nested too deeply"),
+    (f'{{"a": {"9" * 5000}}}', "cannot be read as JSON: Exceeds the limit"),
+    (b"\xff\xfe", "byte 0 is not UTF-8, so this is no report"),
+    ("[]", "holds no block 'compile_matrix'; expected the JSON report of `pytest --compile-matrix`"),
+    ('{"tests": []}', "holds no block 'compile_matrix'; was it run with --compile-matrix?"),
+    ('{"compile_matrix": []}', "compile_matrix has no schema_version of the form MAJOR.MINOR"),
+    ('{"compile_matrix": {"schema_version": "2.0"}}', "is of schema 2.0, and this version reads 1.x; update"),
+    ('{"compile_matrix": {"schema_version": "0.9"}}', "is of schema 0.9, and this version reads 1.x; read it with"),
+    ('{"compile_matrix": {"schema_version": "1.1"}}', "compile_matrix: the key 'run' is missing"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_told(text, message, tmp_path):
+    assert refused(text, tmp_path).startswith(message)
+
+
+@pytest.mark.parametrize(("edit", "message"), [
+    (lambda b: b["cells"][1].pop("status"), "compile_matrix.cells[1]: the key 'status' is missing"),
+    (lambda b: b["cells"][1]["checks"]["compiles"].update(verdict="good"),
+     "compile_matrix.cells[1].checks.compiles.verdict: found 'good', expected one of pass, skip,"),
+    (lambda b: b["shard"].update(index="1"), "compile_matrix.shard.index: found '1', expected a whole number"),
+    (lambda b: b["shard"].update(index=0), "compile_matrix.shard.index: found 0, expected at least 1"),
+    (lambda b: b.update(finished=1), "compile_matrix.finished: found 1, expected true or false"),
+    (lambda b: b["cells"][0]["axes"].update(mode=[]), "compile_matrix.cells[0].axes.mode: found a list, expected"),
+    (lambda b: b["matrix"].update(sha256="ab"), "compile_matrix.matrix.sha256: found 'ab', expected the form"),
+    (lambda b: b["matrix"].update(checks=["a", "a"]), "compile_matrix.matrix.checks: 'a' is listed twice"),
+    (lambda b: b["cells"][0]["observation"].update(failure={"kind": 1}),
+     "compile_matrix.cells[0].observation.failure"),
+    (lambda b: b["environment"].update(devices="cpu"), "compile_matrix.environment.devices: found 'cpu', expected"),
+])  # fmt: skip
+def test_what_the_schema_does_not_allow_is_told_with_its_place(edit, message, tmp_path):
+    block = Run().blocks()[0]
+    edit(block)
+    assert refused(json.dumps({"compile_matrix": block}), tmp_path).startswith(message)
+
+
+def test_files_that_are_no_files(tmp_path):
+    (tmp_path / "report-1.json").touch()
+    with pytest.raises(ReportError, match=r"report-2.json: no such file; did you mean .*report-1.json"):
+        read_report(tmp_path / "report-2.json")
+    with pytest.raises(ReportError, match=r"is a folder; expected report files; it holds report-1\.json"):
+        read_report(tmp_path)
+    with pytest.raises(ReportError, match="cannot be read"):
+        read_report("a\0b")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(tmp_path):
+    (tmp_path / "r.json").touch(0o000)
+    with pytest.raises(ReportError, match="cannot be read: Permission denied"):
+        read_report(tmp_path / "r.json")
+
+
+def test_a_newer_minor_and_unknown_keys_are_read(tmp_path):
+    block = Run().blocks()[0] | {"schema_version": "1.99", "new": 1}
+    (tmp_path / "r.json").write_text("\ufeff" + json.dumps({"compile_matrix": block}), encoding="utf-8")
+    assert gate([read_report(tmp_path / "r.json")]).code == 0
+
+
+def old(block):
+    """The block as schema 1.0 had it."""
+    block = {key: value for key, value in block.items() if key != "run"} | {"schema_version": "1.0"}
+    new = ("planned", "evidence_sha256")
+    return block | {"cells": [{k: v for k, v in cell.items() if k not in new} for cell in block["cells"]]}
+
+
+def test_a_report_of_schema_1_0_is_brought_up(tmp_path):
+    (tmp_path / "r.json").write_text(json.dumps({"compile_matrix": old(Run().blocks()[0])}))
+    outcome = gate([read_report(tmp_path / "r.json")])
+    assert outcome.code == 0
+    assert "the report is of schema 1.0, whose verdicts can't be judged again" in outcome.findings[0].text
+    assert len(STEPS) == int(SCHEMA_VERSION.partition(".")[2])
+
+
+def test_a_report_that_claims_an_older_schema_is_refused(tmp_path):
+    """Or it would escape being judged again."""
+    block = Run().blocks()[0] | {"schema_version": "1.0"}
+    assert refused(json.dumps({"compile_matrix": block}), tmp_path) == \
+        "says that it is of schema 1.0, but has keys of a later one"
+
+
+def test_a_journal_says_what_its_report_says():
+    """Folded from its lines, it is the same block."""
+    journal, report = (read_report(STORED / f"shard-1.{ending}") for ending in ("jsonl", "json"))
+    assert journal.block == report.block
+    assert journal.journal
+    assert not journal.partial
+
+
+def journal(change, tmp_path):
+    path = tmp_path / "journal.jsonl"
+    path.write_text(change((STORED / "shard-1.jsonl").read_text()))
+    return path
+
+
+def test_the_journal_of_a_killed_run_is_partial(tmp_path):
+    """Up to the torn line everything counts."""
+    report = read_report(journal(lambda text: text[:len(text) // 2], tmp_path))
+    assert report.partial == "the run did not end by itself: it was killed, or is still going on"
+    assert report.cells[0]["status"] in ("pass", "not_run")
+    assert {check["verdict"] for check in report.cells[1]["checks"].values()} == {"not_run"}
+    assert gate([report, read_report(STORED / "shard-2.json")]).code == 2
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda text: text[:100], ":1: cannot be read as JSON"),
+    (lambda text: text.replace('"verdict": "pass"', '"verdict": "skip"', 1),
+     ":2: the line is not as it was written: it was damaged or edited since"),
+    (lambda text: text + '{"kind": "end"}\n', "the key 'exit_status' is missing"),
+    (lambda text: text.replace('"kind": "end"', '"kind": "what"'), "is no line of a journal"),
+    (lambda text: text + text.splitlines()[-1] + "\n", "a line after the end"),
+    (lambda text: "".join([*text.splitlines(True)[:2], *text.splitlines(True)[1:]]), ":3: .* has a verdict already"),
+])  # fmt: skip
+def test_damaged_journals(change, message, tmp_path):
+    with pytest.raises(ReportError, match=message):
+        read_report(journal(change, tmp_path))
+
+
+def test_a_seal_tells_every_change(tmp_path):
+    """Of one byte anywhere; without it the report is read all the same."""
+    text = sealed(json.dumps({"a": "é", "b": [1, 2]}))
+    assert json.loads(text)["b"] == [1, 2]
+    data = text.encode()
+    assert is_sealed(data)
+    for k in range(len(data) - 1):
+        assert not is_sealed(data[:k] + bytes([data[k] ^ 1]) + data[k + 1:])
+    assert not is_sealed(data.replace(b'"b": ', b'"b":'))
+    path = tmp_path / "r.json"
+    path.write_text(sealed(json.dumps({"compile_matrix": Run().blocks()[0]})))
+    assert read_report(path).sealed
+    path.write_text(json.dumps(json.loads(path.read_text()), indent=1))
+    assert not read_report(path).sealed
+    assert gate([read_report(path)]).code == 0
+
+
+def test_evidence_does_not_depend_on_order_and_sees_every_value():
+    cell = Run().blocks()[0]["cells"][0]
+    turned = {key: dict(reversed(value.items())) if isinstance(value, dict) else value for key, value in cell.items()}
+    assert evidence(turned) == evidence(cell) == cell["evidence_sha256"]
+    changed = copy.deepcopy(cell)
+    changed["observation"]["sections"]["compiles"]["graphs"][0]["runs"] = True
+    assert evidence(changed) != evidence(cell)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        fingerprint({"a": float("inf")})
+
+
+def test_what_is_written_is_strict_json():
+    assert loads(dumps({"a": float("nan"), "b": [float("-inf"), Path("x")]})) == {"a": "nan", "b": ["-inf", "x"]}
+    with pytest.raises(StrictError):
+        loads('{"a": Infinity}')
+
+
+def test_no_environment_variable_but_the_allowed_ones(tmp_path):
+    """A token in a variable that we do not know of never reaches a report."""
+    secret = "ghp_secret"
+    names = ("GITHUB_TOKEN", "ACTIONS_RUNTIME_TOKEN", "AWS_SECRET_ACCESS_KEY", "CI_JOB_TOKEN", "GITHUB_SHA_TOKEN")
+    told = provenance(tmp_path, dict.fromkeys(names, secret) | {"GITHUB_RUN_ID": "7", "GITHUB_JOB": ""})
+    assert told["ci"] == {"GITHUB_RUN_ID": "7"}
+    assert secret not in json.dumps(told)
+    words = ("TOKEN", "SECRET", "KEY", "PASS", "URL")
+    assert not [name for name in CI_VARIABLES if any(word in name for word in words)]
+
+
+def test_the_validator_and_jsonschema_agree():
+    """The published schema says to other tools what the reader enforces."""
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(report_schema())
+    ours = compiled(block_schema())
+    stored = json.loads((STORED / "broken-2.json").read_text())
+    for content in ({"compile_matrix": Run().blocks()[0]}, stored):
+        validator.validate(content)
+        assert ours(content["compile_matrix"]) is None
+    block = stored["compile_matrix"]
+    for path in _paths(block):
+        for value in (None, True, 1, 1.5, -1, "x", [], {}):
+            broken = copy.deepcopy(block)
+            place = broken
+            for key in path[:-1]:
+                place = place[key]
+            place[path[-1]] = value
+            assert (ours(broken) is None) == validator.is_valid({"compile_matrix": broken}), (path, value)
+
+
+def _paths(block):
+    """A place of each kind: every key at its first occurrence."""
+    seen = {}
+
+    def walk(value, path):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value[:1]):
+            seen.setdefault((*[p for p in path if isinstance(p, str)][-1:], key), (*path, key))
+            if isinstance(inner, (dict, list)) and "sections" not in path:
+                walk(inner, (*path, key))
+
+    walk(block, ())
+    return list(seen.values())
+
+
+def test_a_schema_with_an_unknown_keyword_is_refused():
+    """Or a rule of the published schema would silently not be enforced."""
+    with pytest.raises(ValueError, match="keyword 'maxLength' is not known"):
+        compiled({"type": "string", "maxLength": 3})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,7 +65,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     from pytest_torchcompile.faults.selftest import selftest
 
     try:
-        return selftest(_setting(config, _BY_NAME["selftest"]), print)
+        return selftest(_setting(config, _BY_NAME["selftest"]), partial(print, flush=True))
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
 

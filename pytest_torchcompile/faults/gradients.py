@@ -1,6 +1,6 @@
 """Planted faults: the outputs are right, the backward is not."""
 
-# ruff: noqa: N803 -- dims have capital letters
+
 
 from __future__ import annotations
 
@@ -176,10 +176,10 @@ GRADIENTS: Final = (
     Case("constant of the backward", "the forward multiplies by 0.7, the backward by 0.7007",
          Program(p.Pointwise, p.rows), "gradient", lambda: Toolkit(backward=edit("mul", _a_number_off)), "shift"),
     Case("amax in bfloat16", "torch's own: NaN where a maximum is stored rounded (pytorch#186799)",
-         Program(p.Peak, lambda B: p.rows(B, 64), ({"B": 16},), dtype=torch.bfloat16), "gradient",
+         Program(p.Peak, p.rows, ({"B": 16, "width": 64},), dtype=torch.bfloat16), "gradient",
          lambda: "inductor", "w", inductor=True, upstream="pytorch#186799"),
     Case("group norm in channels_last", "torch's own: aot_eager mixes memory formats up in the backward",
-         Program(p.GroupUp, lambda B: p.images(B, 16, 10), ({"B": 2},)), "gradient",
+         Program(p.GroupUp, p.images, ({"B": 2, "C": 16, "H": 10},)), "gradient",
          lambda: "aot_eager", "norm.weight", upstream="native_group_norm_backward"),
 )
 

@@ -294,9 +294,10 @@ def sequences(B: int, S: int = 6, scale: int = 1) -> Tensor:
     return (torch.randn(B, S, 12) * scale).requires_grad_()
 
 
-def images(B: int, C: int = 4, H: int = 8) -> Tensor:
-    """Images in channels_last, (B, C, H, H)."""
-    return torch.randn(B, C, H, H).to(memory_format=torch.channels_last).requires_grad_()
+def images(B: int, C: int = 4, H: int = 8, last: int = 1) -> Tensor:
+    """Images, (B, C, H, H), in channels_last if ``last``."""
+    layout = torch.channels_last if last else torch.contiguous_format
+    return torch.randn(B, C, H, H).to(memory_format=layout).requires_grad_()
 
 
 def token_ids(B: int) -> Tensor:

@@ -288,6 +288,10 @@ REWRITES: Final = (
          backend=_aten(embedding_dense_backward=_embedding_gradient)),
     Case("torch's own decompositions", "aot_eager_decomp_partition", NORMS,
          backend=lambda: "aot_eager_decomp_partition"),
+    Case("group norm, contiguous", "where torch's own fault in channels_last is not", Program(p.GroupUp, p.images, (
+        {"B": 2, "C": 16, "H": 10, "last": 0},)), backend=lambda: "aot_eager", control=True),
+    Case("amax in float32", "where torch's own fault in bfloat16 is not", Program(p.Peak, p.rows, (
+        {"B": 16, "width": 64},)), backend=_inductor, inductor=True),
     Case("Inductor, norms", "layer norm and root mean square", NORMS, backend=_inductor, inductor=True),
     Case("Inductor, attention", "masked softmax in bfloat16", Program(
         p.Attention, p.sequences, ({"B": 2},), dtype=torch.bfloat16), backend=_inductor, inductor=True),

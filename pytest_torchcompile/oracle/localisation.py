@@ -22,7 +22,7 @@ def located(trial: Trial) -> dict[str, Any] | None:
     if error is None and not wrong:
         return None
     backend = trial.settings.get("backend", "inductor")
-    own = backend if isinstance(backend, str) else getattr(backend, "__qualname__", type(backend).__qualname__)
+    own = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
     tried: list[tuple[str, str]] = []
     with trial.phase("stages"):
         for name in stages_before(own if isinstance(backend, str) else ""):

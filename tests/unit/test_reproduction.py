@@ -1,0 +1,86 @@
+"""The file that fails as a cell did, as text."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.dims import Dim
+from pytest_torchcompile.models import ModelEntry
+from pytest_torchcompile.observation import Judgement, Observation
+from pytest_torchcompile.report.reproduction import file_name, reproducible, reproduction
+
+MODELS = """
+def net(hidden, device): ...
+def batch(B, hidden): ...
+def other(B): ...
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    (tmp_path / "models.py").write_text(MODELS)
+
+    def write(inputs="models:batch", failed=None, **axes):
+        cell = Cell(model="net", user=(("hidden", 8),), **axes)
+        entry = ModelEntry("net", "models:net", inputs, "models:Losses.mse", {"B": Dim(buckets=(4, 8))}, "m.yaml:4:3")
+        file = tmp_path / ".compile-matrix" / "repro" / file_name(cell)
+        text = reproduction(cell, entry, tmp_path, file, failed or {"equivalence": "output: wrong"}, {"steps": 4})
+        ast.parse(text)
+        return text
+
+    return write
+
+
+def test_the_cell_in_plain_python(written):
+    """Factory, axes, sizes, settings and loss are there, and nothing of the matrix."""
+    text = written(backend="aot_eager", dynamic="static", phase="inference")
+    assert "import models\n" in text
+    assert "(Path(__file__).parent / '../..').resolve()" in text
+    assert "models.net(hidden=8, device='cpu').to(DEVICE, DTYPE).eval()" in text
+    assert "    {'hidden': 8, 'B': 4},\n    {'hidden': 8, 'B': 8},\n" in text
+    assert "CompileConfig(backend='aot_eager', mode='default', dynamic=False)" in text
+    assert "loss=models.Losses.mse,\n        train=False,\n" in text
+    assert "steps" not in text
+    assert "WRAPPER" not in text
+
+
+def test_what_the_functions_take(written):
+    """An axis is handed to the inputs only if they have a parameter of that name."""
+    assert "    {'B': 4},\n" in written("models:other")
+
+
+def test_training_steps_and_wrappers(written):
+    """As many steps as the cell made, if that is what failed; the wrapper around the model."""
+    text = written(failed={"training_steps": "step 2: output: wrong"}, wrapper="autocast", dtype="bfloat16")
+    assert "train=True, steps=4," in text
+    assert "WRAPPER = load('autocast', ROOT, " in text
+    assert "DEVICE, DTYPE = torch.device('cpu'), torch.bfloat16" in text
+    assert "wrap=lambda model, settings: WRAPPER.wrap(model, settings, CELL)," in text
+
+
+def test_texts_that_could_end_a_string(written):
+    """Quotes and backslashes of an error stay text."""
+    text = written(failed={"compiles": 'raised """ at C:\\x'})
+    assert "raised ''' at C:\\x" in ast.get_docstring(ast.parse(text))
+
+
+def test_names_that_python_can_import():
+    """Whatever an id is made of."""
+    assert file_name(Cell(model="gpt.v2+x", backend="eager")) == "test_gpt_v2_x_eager_default_auto_none.py"
+
+
+RAN = {"graphs": [{"runs": 1}], "error": None}
+
+
+@pytest.mark.parametrize(("check", "verdict", "compiles", "expected"), [
+    ("equivalence", "fail", RAN, True), ("gradients", "fail", RAN, True), ("aliasing", "fail", RAN, True),
+    ("compiles", "fail", {**RAN, "error": {"type": "KeyError"}}, True), ("compiles", "fail", {"graphs": []}, True),
+    ("compiles", "fail", RAN, False), ("recompiles", "fail", RAN, False), ("recompiles", "crash", {}, True),
+    ("equivalence", "pass", RAN, False), ("equivalence", "error", RAN, False), ("compiles", "xfail", {}, False),
+])  # fmt: skip
+def test_what_compare_would_find_too(check, verdict, compiles, expected):
+    """Not a graph break, a recompile, or too little coverage."""
+    assert reproducible(check, Judgement(verdict), Observation("c", {"compiles": compiles})) is expected

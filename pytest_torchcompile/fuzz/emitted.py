@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchcompile.errors import UsageError, nearest
-from pytest_torchcompile.fuzz.attempts import Attempts
 from pytest_torchcompile.fuzz.calls import DrawnCall, Sequence, code
 from pytest_torchcompile.matrix import Matrix, PlannedCell, load_matrix
 from pytest_torchcompile.observation import Job
@@ -17,6 +16,7 @@ from pytest_torchcompile.observation import Job
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
+    from pytest_torchcompile.fuzz.attempts import Attempts
     from pytest_torchcompile.runner import Run
 
 __all__ = ["assert_calls", "attempts_of", "cell_sequences", "emitted"]
@@ -39,6 +39,8 @@ def test_{name}(calls):
 
 def attempts_of(run: Run) -> Attempts:
     """Attempts on the program of a cell."""
+    from pytest_torchcompile.fuzz.attempts import Attempts
+
     return Attempts(run.make, run.pristine, run.settings, run.batch, run.loss, run.train, run.seed, run.unit, run.root,
                     run.job.limits)
 

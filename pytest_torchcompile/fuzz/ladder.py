@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
-
-from hypothesis.database import ExampleDatabase
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.dims import Dims
-from pytest_torchcompile.fuzz.attempts import Attempts
 from pytest_torchcompile.fuzz.calls import Sequence
 from pytest_torchcompile.fuzz.drawing import shape_sequences
 from pytest_torchcompile.fuzz.search import Budget, Finding, Result, search
+
+if TYPE_CHECKING:
+    from hypothesis.database import ExampleDatabase
+
+    from pytest_torchcompile.fuzz.attempts import Attempts
 
 __all__ = ["CHEAP", "climb"]
 

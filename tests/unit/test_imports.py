@@ -22,7 +22,7 @@ NEEDS_TORCH = {
 }
 """Modules and folders that may import torch at their top."""
 TORCH_FREE_IN_THEM = {
-    "wrappers", "oracle", "oracle/findings", "oracle/leaf", "oracle/limits", "oracle/stages",
+    "wrappers", "oracle", "oracle/findings", "oracle/leaf", "oracle/limits", "oracle/notes", "oracle/stages",
     "instruments", "instruments/records", "instruments/causes", "instruments/ledger", "instruments/graph_breaks",
     "instruments/advice", "instruments/reasons", "instruments/explain", "instruments/sites",
     "layer", "layer/config", "layer/environment",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -111,7 +112,8 @@ def compare(
         ValueError: for a config that does not fit the model.
     """
     trial = _Trial(model, calls, config, wrap=wrap, loss=loss, train=train, steps=steps, seed=seed)
-    with isolated([]), same_random_draws(), trial.untouched():
+    with isolated([]), same_random_draws(), trial.untouched(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a filter that makes errors of warnings would have torch's own end a compile
         trial.run()
         found = located(trial) if locate else None
     leaves = (*trial.leaves, *trial.trained)
@@ -158,7 +160,7 @@ class _Trial(Trial):
             return Side(call, module)
         if self.config.allowlist or self.config.blocklist:
             selection = Selection(module, self.config.allowlist, self.config.blocklist)
-            selection.put(lambda part: torch.compile(frame_of(part), **settings))
+            selection.put(lambda part: torch.compile(frame_of(part, part._call_impl), **settings))
             if not selection.whole:
                 return Side(call, module)
         return Side(torch.compile(call, **settings), module)

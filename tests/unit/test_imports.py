@@ -18,7 +18,7 @@ MODULES = {p.relative_to(PACKAGE).with_suffix("").as_posix().replace("/__init__"
 USES_PYTEST = {"plugin", "fixtures", "collection"}
 NEEDS_TORCH = {
     "batch", "environment", "runner", "subject", "zoo", "triton_op",
-    "instruments", "oracle", "wrappers", "layer", "faults", "backends/toolkit",
+    "instruments", "oracle", "wrappers", "layer", "faults", "backends/toolkit", "fuzz/attempts",
 }
 """Modules and folders that may import torch at their top."""
 TORCH_FREE_IN_THEM = {

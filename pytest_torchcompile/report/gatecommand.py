@@ -32,7 +32,8 @@ SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
 def run(given: argparse.Namespace) -> int:
     """Run the gate; the meaning of the exit code is in docs/gating.md."""
     try:
-        return _run(given)
+        with _without_collecting():
+            return _run(given)
     except TorchcompileError as error:
         if given.github and isinstance(error, MatrixError):
             print(github.command(error.text, error.path, error.line))
@@ -49,9 +50,7 @@ def _run(given: argparse.Namespace) -> int:
         raise UsageError("--update-policy: there is no policy to update; give one by --policy")
     policy = Policy() if given.policy is None else read_policy(given.policy)
     try:
-        with _without_collecting():
-            reports = _read(given.reports)
-            baseline = _read(given.baseline or ())
+        reports, baseline = _read(given.reports), _read(given.baseline or ())
         outcome = gate(reports, policy, baseline)
     except ReportError as error:
         return _refuse(given, error)
@@ -77,7 +76,7 @@ def _read(paths: Iterable[str]) -> list[Report]:
 
 @contextmanager
 def _without_collecting() -> Iterator[None]:
-    """Reading makes millions of objects and no garbage, which the collector would walk again and again."""
+    """Reports are millions of objects and no garbage; the collector would walk them again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -80,7 +80,7 @@ def read_report(path: str | Path) -> Report:
     name = str(path)
     data = _data(Path(path), name)
     text = _text(data, name)
-    if not text.strip():
+    if not text or text.isspace():
         raise ReportError(f"{name}: is empty; expected a JSON report, for example .compile-matrix/report.json")
     if _JOURNAL.match(text):
         return _from_journal(name, text)

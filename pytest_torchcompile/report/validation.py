@@ -62,6 +62,10 @@ def _type(schema: dict[str, Any]) -> Validator:
                             "boolean": "true or false", "integer": "a whole number", "number": "a number"}[n]
                            for n in names)
 
+    if len(types) == 1 and float not in exact:
+        only = types[0]
+        return lambda value: None if type(value) is only else ((), f"found {_shown(value)}, expected {expected}")
+
     def check(value: Any) -> Found | None:
         if type(value) not in exact:  # JSON has no subclasses, and a bool is no int
             return (), f"found {_shown(value)}, expected {expected}"
@@ -74,13 +78,12 @@ def _type(schema: dict[str, Any]) -> Validator:
 
 def _properties(schema: dict[str, Any]) -> Validator:
     known = {name: compiled(inner) for name, inner in schema.get("properties", {}).items()}
-    required = tuple(schema.get("required", ()))
+    required = frozenset(schema.get("required", ()))
     other = compiled(schema["additionalProperties"]) if schema.get("additionalProperties") else None
 
     def check(value: Any) -> Found | None:
-        for name in required:
-            if name not in value:
-                return (), f"the key {name!r} is missing"
+        if not required <= value.keys():
+            return (), f"the key {next(name for name in schema['required'] if name not in value)!r} is missing"
         for name, inner in value.items():
             validator = known.get(name, other)
             if validator is not None and (found := validator(inner)) is not None:

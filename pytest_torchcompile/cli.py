@@ -61,7 +61,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    about = "Matrices and reports of pytest-torchcompile; nothing here runs a model or imports torch."
+    about = "Matrices and reports of pytest-torchcompile; only `gates` runs models and imports torch."
     parser = _Parser(prog="pytest-torchcompile", description=about, allow_abbrev=False)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
@@ -220,10 +220,34 @@ def _playbook(given: argparse.Namespace) -> int:
     return run(given)
 
 
+# gates: the three gates of the production layer, alone
+
+
+def _gates_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", help="where models run, for example cuda; default: cpu")
+    parser.add_argument("--backend", help="what compiles healthy models; default: aot_eager, on a GPU inductor; with "
+                                          "inductor torch's own planted faults are tried as well")
+
+
+def _gates(given: argparse.Namespace) -> int:
+    from pytest_torchcompile.gates import Place, run
+    from pytest_torchcompile.zygote import set_environment
+
+    set_environment()
+    backend = given.backend or ("aot_eager" if given.device == "cpu" else "inductor")
+    failed = 0
+    for outcome in run(Place(given.device, backend)):
+        print(outcome, flush=True)
+        failed += not outcome.ok
+    return int(failed > 0)
+
+
 COMMANDS: Final[dict[str, Command]] = {
     "cells": Command("Print the cells of a matrix, without running any.", _cells_arguments, _cells),
     "gate": Command("Judge reports: 0 pass, 1 fail, 2 unusable reports, 3 nothing to judge.", _gate_arguments, _gate),
     "html": Command("Write a page of reports: heat map, findings, each cell's ledger.", _html_arguments, _html),
     "playbook": Command("Write down what reports say about compiling these models.", _playbook_arguments, _playbook),
     "schema": Command("Print the JSON Schema of reports, or of matrix files.", _schema_arguments, _schema),
+    "gates": Command("Run the three gates of the production layer on small models; exit code 0 or 1.",
+                     _gates_arguments, _gates),
 }

@@ -93,6 +93,19 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         "new shapes and values do not compile again and again",
         (Limit("recompiles", "max", None, "recompiles in the cell's run; by default what its shapes need"),),
     ),
+    "shape_stability": CheckEntry(
+        f"{_HERE}.shape_stability:CHECK",
+        "once all sizes were met nothing is compiled again, also for lengths that are padded to a bucket",
+        (Limit("late_recompiles", "max", None, "recompiles after the first pass over the sizes; by default none"),),
+    ),
+    "smoketest": CheckEntry(
+        f"{_HERE}.smoketest:CHECK",
+        "CompileSmoketest says True of the compiled model",
+    ),
+    "safe_fallback": CheckEntry(
+        f"{_HERE}.safe_fallback:CHECK",
+        "where the model does not compile, maybe_compile gives one that runs as eager does",
+    ),
     "fuzz": CheckEntry(
         f"{_HERE}.fuzz:CHECK",
         "drawn sequences of shapes find nothing wrong either",

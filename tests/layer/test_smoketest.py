@@ -487,6 +487,14 @@ def test_other_random_draws_are_no_difference():
     assert "over 48 runs each, the means of eager and compiled are" in result.reason
 
 
+@pytest.mark.parametrize(("off", "ok"), [(1.001, False), (1.0, True)])
+def test_the_same_draws_excuse_nothing(off, ok):
+    """Where the outputs agree draw by draw, a gradient that is off by a little is wrong, not unlucky."""
+    result = outcome(compiled(Dropped(), backend(backward=factor(off))))
+    assert result.ok is ok
+    assert ok or result.reason.startswith("gradient of inner.weight: error is")
+
+
 def test_what_no_draw_reaches_is_compared_exactly():
     """Randomness in one output is no excuse for another."""
     class Two(Net):

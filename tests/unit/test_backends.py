@@ -43,6 +43,7 @@ def test_targets_are_there(request):
 def test_checks():
     """The order of the report, and the limits that a matrix may set."""
     assert list(CHECKS) == ["compiles", "equivalence", "gradients", "training_steps", "aliasing", "graph_breaks",
-                            "recompiles"]
+                            "recompiles", "shape_stability", "smoketest", "safe_fallback", "fuzz"]
     assert {name: (limit.kind, limit.default) for name, limit in LIMITS.items()} == {
-        "coverage": ("min", 1.0), "steps": ("min", 3), "graph_breaks": ("max", 0), "recompiles": ("max", None)}
+        "coverage": ("min", 1.0), "steps": ("min", 3), "graph_breaks": ("max", 0), "recompiles": ("max", None),
+        "late_recompiles": ("max", None), "fuzz_recompiles": ("max", None)}

@@ -18,11 +18,11 @@ MODULES = {p.relative_to(PACKAGE).with_suffix("").as_posix().replace("/__init__"
 USES_PYTEST = {"plugin", "fixtures", "collection"}
 NEEDS_TORCH = {
     "batch", "environment", "runner", "subject", "zoo", "triton_op",
-    "instruments", "oracle", "wrappers", "layer", "faults", "backends/toolkit", "fuzz/attempts",
+    "instruments", "oracle", "wrappers", "layer", "gates", "faults", "backends/toolkit", "fuzz/attempts",
 }
 """Modules and folders that may import torch at their top."""
 TORCH_FREE_IN_THEM = {
-    "wrappers", "oracle", "oracle/findings", "oracle/leaf", "oracle/limits", "oracle/notes", "oracle/stages",
+    "wrappers", "gates", "oracle", "oracle/findings", "oracle/leaf", "oracle/limits", "oracle/notes", "oracle/stages",
     "instruments", "instruments/records", "instruments/causes", "instruments/ledger", "instruments/graph_breaks",
     "instruments/advice", "instruments/reasons", "instruments/explain", "instruments/sites",
     "layer", "layer/config", "layer/environment",

@@ -1,0 +1,133 @@
+"""safe_fallback: where the cell's model does not compile, maybe_compile hands out a model that runs as eager does.
+
+Tried on the cell's own model and settings, during an outage of the compiler (:mod:`~.instruments.outage`): with a
+sample batch it must return the model itself, untouched, and without one a model whose first call gives bit by bit what
+eager gives, gradients, buffers and random numbers included. Either way with a record in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile.checks.protocol import Check
+from pytest_torchcompile.observation import Problem
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.calls import Side
+    from pytest_torchcompile.runner import Run
+
+__all__ = ["CHECK"]
+
+FELL_BACK = "fallback_eager"
+"""What the log says of a model that runs eagerly instead."""
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """What maybe_compile did with the cell's model during an outage."""
+    import torch
+
+    from pytest_torchcompile.instruments.outage import outage
+    from pytest_torchcompile.layer.config import CompileConfig
+    from pytest_torchcompile.layer.wrap import maybe_compile
+
+    side, first = run.make(None), run.calls[0]
+    call = _callable(side.call)
+    settings = {name: value for name, value in run.settings.items() if name in ("backend", "mode", "dynamic")}
+    config, log = CompileConfig(enabled=True, **settings), _Log()
+    found: dict[str, Any] = {"error": None, "original": False, "changed": [], "differs": []}
+    with outage() as met, torch.set_grad_enabled(run.train):
+        try:
+            before = _state(side.module)
+            found["original"] = maybe_compile(call, config, log.logger, first.batch.value) is call
+            after = _state(side.module)
+            found["changed"] = [name for name, value in after.items() if not _same(value, before.get(name))]
+            tried = met.met
+            found["differs"] = list(_differences(run, side, call, maybe_compile(call, config, log.logger)))
+        except Exception as error:
+            found["error"] = f"{type(error).__name__}: {error}"
+    return found | {"met": [tried, met.met - tried] if found["error"] is None else [], "log": log.results}
+
+
+def _differences(run: Run, side: Side, call: Callable[..., Any], fallen: Callable[..., Any]) -> Iterator[str]:
+    """What one call of the model gives otherwise when it falls back, in one line each."""
+    from pytest_torchcompile.oracle import Reference, compare, record
+    from pytest_torchcompile.oracle.limits import Limits, problem
+
+    recordings = []
+    for each in (call, fallen):
+        side.restore()
+        recordings.append(record(each, side.module, run.calls[0].batch, loss=run.loss, train=run.train, seed=run.seed))
+    for leaf in compare(recordings[0], recordings[1], Reference(recordings[0])):
+        if not leaf.bitwise:
+            yield problem(leaf, Limits(0, 0, 0)) or f"{leaf.name}: differs"
+
+
+def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
+    """Problems of one section; takes no limits."""
+    if section["error"]:
+        yield Problem(f"maybe_compile let a failure of the compiler through: {section['error']}")
+        return
+    if not all(section["met"]):
+        yield Problem("nothing was proven: the model met no outage, because nothing of it was to be compiled",
+                      evidence=f"attempts with and without a sample batch: {section['met']}")
+        return
+    if not section["original"]:
+        yield Problem("with a sample batch that does not compile, maybe_compile returned something else than the model")
+    if section["changed"]:
+        yield Problem(f"the failed attempt left {len(section['changed'])} thing(s) changed",
+                      evidence="\n".join(section["changed"]))
+    for text in section["differs"]:
+        yield Problem(f"after the fallback, {text}", "beside the same call of the eager model")
+    if section["log"].count(FELL_BACK) < 2:
+        yield Problem(f"the log says {', '.join(section['log']) or 'nothing'}; expected {FELL_BACK} for each attempt")
+
+
+class _Log:
+    """A logger of its own, whose records go nowhere else."""
+
+    def __init__(self) -> None:
+        self.results: list[str] = []
+        self.logger = logging.Logger("safe_fallback")
+        handler = logging.Handler()
+        handler.emit = self._keep  # type: ignore[method-assign]
+        self.logger.addHandler(handler)
+
+    def _keep(self, record: logging.LogRecord) -> None:
+        self.results.append(str(getattr(record, "torchcompile", {}).get("result")))
+
+
+def _callable(call: Callable[..., Any]) -> Callable[..., Any]:
+    """What maybe_compile takes: a module or a function."""
+    import types
+
+    from torch import nn
+
+    if isinstance(call, (nn.Module, types.FunctionType, types.MethodType)):
+        return call
+    return lambda *args, **kwargs: call(*args, **kwargs)
+
+
+def _state(module: Any) -> dict[str, Any]:
+    """Everything of a model that an attempt could leave changed, by the name that a report gives it."""
+    import torch
+
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    found: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in named.items()}
+    found |= {f"gradient of {name}": tensor.grad for name, tensor in named.items() if tensor.is_leaf}
+    found |= {f"{name or 'model'}.training": part.training for name, part in module.named_modules()}
+    return found | {"random state": torch.get_rng_state()}
+
+
+def _same(one: Any, other: Any) -> bool:
+    import torch
+
+    from pytest_torchcompile.oracle.bits import same_bits
+
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return same_bits(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+CHECK = Check("safe_fallback", measure, judge)

@@ -1,0 +1,122 @@
+"""shape_stability: once every size was met, nothing is compiled again, at any length that padding brings to a bucket.
+
+Two statements. Of every cell: after the first pass over its sizes no function is compiled again. And of a cell with a
+dim of buckets whose batch has token ids: ``ShapeStabilizer`` pads lengths between two buckets to the next one, and
+the compiled model runs them without compiling anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile import dims
+from pytest_torchcompile.checks.protocol import Check, unjudged
+from pytest_torchcompile.instruments.advice import advice
+from pytest_torchcompile.instruments.records import Compile
+from pytest_torchcompile.observation import Problem
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.batch import Batch
+    from pytest_torchcompile.oracle.calls import Side
+    from pytest_torchcompile.runner import Run
+
+__all__ = ["CHECK", "between"]
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Recompiles after the first pass, and what lengths between the buckets did."""
+    first = {call.label for call in run.calls}
+    later = {passed.call.label for passed in run.passed} - first
+    found: dict[str, Any] = {
+        "raised": run.compiled.error.type if run.compiled.error else None,
+        "sizes": len({tuple(call.sizes.values()) for call in run.calls}),
+        "calls": sum(passed.call.label in later for passed in run.passed),
+        "late": [each for each in run.compiled.seen["recompiles"] if each["during"] in later],
+        "between": [], "unpadded": "",
+    }
+    if run.compiled.error is None and run.side is not None:
+        for name, dim in run.entry.dims.items():
+            if dim.buckets and not found["unpadded"]:
+                _pad_and_run(run, run.side, name, dim, found)
+    return found
+
+
+def _pad_and_run(run: Run, side: Side, name: str, dim: dims.Dim, found: dict[str, Any]) -> None:
+    """Run lengths between the buckets of one dim, and say in ``found`` what became of each."""
+    from pytest_torchcompile.batch import Batch
+    from pytest_torchcompile.instruments import observe
+    from pytest_torchcompile.layer.shapes import ShapeStabilizer
+    from pytest_torchcompile.oracle.calls import Call
+
+    stabilizer = ShapeStabilizer(dim.buckets)
+    for length in between(dim):
+        bucket = stabilizer.config.bucket(length)
+        sizes = dims.single({**run.entry.dims, name: dims.Dim(size=length)})
+        try:
+            batch = Batch.of(stabilizer.bucket_batch(run.batch(sizes, run.seed).value))
+        except ValueError as why:  # nothing in it that is known to be padded
+            found["unpadded"] = str(why)
+            return
+        wanted = next((_shapes(call.batch) for call in run.calls if call.sizes.get(name) == bucket), None)
+        if _shapes(batch) != wanted:
+            found["unpadded"] = f"padded to {bucket} it has the shapes {_shapes(batch)}, a batch of that size {wanted}"
+            return
+        with observe(root=run.root) as seen, seen.during(f"{name}={length}, padded to {bucket}"):
+            seen_call, _ = side.run(Call(0, batch, sizes), run.loss, run.train, run.seed)
+        found["between"].append({
+            "dim": name, "length": length, "bucket": bucket, "graphs": sum(graph.runs for graph in seen.graphs),
+            "compiles": [each.to_dict() for each in seen.compiles],
+            "error": str(seen_call.error) if seen_call.error else None,
+        })
+
+
+def between(dim: dims.Dim) -> list[int]:
+    """Lengths just above one bucket and just below the next, as far as the dim allows them; no 0 or 1."""
+    edges = [max(1, dim.min - 1), *sorted(dim.buckets)]
+    lengths = {length for low, high in pairwise(edges) for length in (_next(dim, low, 1), _next(dim, high, -1))}
+    return sorted(length for length in lengths if length not in dim.buckets and 1 < length < max(dim.buckets))
+
+
+def _next(dim: dims.Dim, size: int, step: int) -> int:
+    """The nearest size above or below that the dim allows."""
+    size += step
+    while 1 < size < max(dim.buckets) and not dim.allows(size):
+        size += step
+    return size
+
+
+def _shapes(batch: Batch) -> list[list[int]]:
+    return [list(tensor.shape) for tensor in batch.tensors()]
+
+
+def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
+    """Problems of one section; ``limits`` may hold ``late_recompiles``, how many are allowed after the first pass."""
+    if section["raised"]:
+        yield from unjudged(section)
+        return
+    if not section["calls"]:
+        yield Problem("nothing to judge: no size was run a second time")
+    if len(section["late"]) > (most := limits.get("late_recompiles", 0)):
+        allowed = f" ({len(section['late'])} times, {most:g} allowed)" if most else ""
+        for late in section["late"]:
+            yield _compiled(late, f"compiled again in {late['during']}, after all {section['sizes']} size(s) were met"
+                            + allowed)
+    for each in section["between"]:
+        what = f"{each['dim']}={each['length']}, padded to {each['bucket']}"
+        if each["error"]:
+            yield Problem(f"{what}: the compiled model raised {each['error']}")
+        elif not each["graphs"]:
+            yield Problem(f"{what}: nothing of it ran compiled")
+        for compiled in each["compiles"]:
+            yield _compiled(compiled, f"compiled for {what}, after the bucket itself was met")
+
+
+def _compiled(found: Mapping[str, Any], message: str) -> Problem:
+    why = f"{found['cause']}: {found['reason']}" if found["reason"] else "a first compile"
+    return Problem(f"{found['function']} is {message}", f"{found['file']}:{found['line']}  {why}",
+                   advice(Compile.from_dict(dict(found))), found["file"], found["line"])
+
+
+CHECK = Check("shape_stability", measure, judge)

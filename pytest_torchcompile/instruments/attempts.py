@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import types
 from collections.abc import Callable, Mapping
@@ -52,21 +53,28 @@ class Attempt:
         return self.function, self.file, self.line
 
 
-@dataclass
+@dataclass(slots=True)
 class Region:
-    """One call of a compiled callable, while it runs."""
+    """One call of a compiled callable, while it runs. Made in every call, so it holds no more than it must."""
 
     frame: types.FrameType
     runs_before: int
-    stance: str
-    error_before: BaseException | None
     entered: bool = False
-    gave_up: list[EagerFrame] = field(default_factory=list)
+    gave_up: tuple[EagerFrame, ...] = ()
     """Frames inside that ran eagerly, as entered in the ledgers."""
-    quiet: list[EagerFrame] = field(default_factory=list)
+    quiet: tuple[EagerFrame, ...] = ()
     """Others that torch refused or found nothing in: no fault, unless no graph at all ran in the call."""
 
     @property
     def function(self) -> Any:
         """What is called: ``fn`` of ``compile_wrapper`` (torch/_dynamo/eval_frame.py, 2.8 to 2.15)."""
         return self.frame.f_locals.get("fn")
+
+    @property
+    def raised(self) -> bool:
+        """Whether the call is ending with an exception of its own, not inside the handling of an earlier one."""
+        error = sys.exc_info()[1]
+        trace = error.__traceback__ if error else None
+        while trace is not None and trace.tb_frame is not self.frame:
+            trace = trace.tb_next
+        return trace is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 import time
 import traceback
@@ -81,7 +80,7 @@ def decided(watch: Watch, attempt: Attempt, result: Any) -> None:
         return
     if not loud:
         if watch.thread.regions:
-            watch.thread.regions[-1].quiet.append(eager)
+            watch.thread.regions[-1].quiet += (eager,)
         return
     if eager.kind == "graph_break" and attempt.metrics:
         if not attempt.breaks:
@@ -140,18 +139,17 @@ def _eager(attempt: Attempt, skip_reason: str) -> tuple[EagerFrame, bool]:
 
 def left(watch: Watch, region: Region) -> None:
     """A call of a compiled callable ended, and no graph ran in it: say why, unless it raised."""
-    error = sys.exc_info()[1]
-    if error is not None and error is not region.error_before:
+    if region.raised:
         for ledger, _root in watch.ledgers:
             ledger.raised += 1
         return
     where = watch.where(region)
     quiet = [eager for eager in region.quiet if (eager.function, eager.file, eager.line) == where]
-    if (temporary := _switched_off(region, where)) is not None:
+    if (temporary := _switched_off(where)) is not None:
         watch.add(temporary)
     elif region.gave_up:  # entered when it happened
-        watch.given_up[where] = region.gave_up
-    elif known := quiet[:1] or watch.given_up.get(where):
+        watch.given_up[where] = list(region.gave_up)
+    elif known := quiet[:1] or watch.given_up.get(where, []):
         watch.given_up[where] = known
         for eager in known:
             watch.add(replace(eager, calls=1))
@@ -159,12 +157,13 @@ def left(watch: Watch, region: Region) -> None:
         watch.add(_unknown(watch, region, where))
 
 
-def _switched_off(region: Region, where: tuple[str, str, int]) -> EagerFrame | None:
+def _switched_off(where: Place) -> EagerFrame | None:
     """Is it the stance in force, or the compiler's switch? (``torch._dynamo.config.disable``)."""
-    from torch._dynamo import config
+    from torch._dynamo import config, eval_frame
 
-    if region.stance != "default":
-        return EagerFrame(*where, f"torch.compiler.set_stance({region.stance!r}) is in force", "stance")
+    stance = eval_frame._stance.stance
+    if stance != "default":
+        return EagerFrame(*where, f"torch.compiler.set_stance({stance!r}) is in force", "stance")
     if config.disable:
         return EagerFrame(*where, "torch._dynamo.config.disable is True (TORCH_COMPILE_DISABLE=1)", "off")
     return None

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.instruments.attempts import Attempt
 from pytest_torchcompile.instruments.entries import cached
+from pytest_torchcompile.instruments.ledger import Ledger
 from pytest_torchcompile.instruments.records import Graph, GraphBreak
 from pytest_torchcompile.instruments.sites import owner, readable
 
@@ -39,25 +40,33 @@ class _Counter:
         self.earlier = earlier
         """The break that this graph follows, where torch met it before the observation began."""
         self.entries: dict[int, Graph] = {}
+        self.ledgers: object = None
+        """The open ledgers that :attr:`open` was made for."""
+        self.open: list[tuple[Ledger, Graph]] = []
 
     def enter(self) -> None:
         """Show the graph in every open ledger."""
+        self.open = []
         for ledger, root in self.watch.ledgers:
-            if id(ledger) not in self.entries:
+            if (graph := self.entries.get(id(ledger))) is None:
                 self.entries[id(ledger)] = graph = Graph(self.compile_id, self.ops, 0, self.function)
                 ledger.add(graph)
                 if self.earlier:
                     ledger.add(replace(self.earlier, during=ledger.label, owner=owner(self.earlier.file, root)))
+            self.open.append((ledger, graph))
+        self.ledgers = self.watch.ledgers
 
     def count(self) -> None:
-        """One more run."""
-        self.watch.thread.runs += 1
-        ledgers, entries = self.watch.ledgers, self.entries
-        with self.watch.lock:
-            for ledger, _root in ledgers:
-                if id(ledger) not in entries:
-                    self.enter()
-                entries[id(ledger)].runs += 1
+        """One more run; it runs with every graph."""
+        watch = self.watch
+        watch.thread.runs += 1
+        with watch.lock:
+            if self.ledgers is not watch.ledgers:
+                self.enter()
+            for ledger, graph in self.open:
+                graph.runs += 1
+                if graph.runs == 1 and all(known is not graph for known in ledger.graphs):
+                    ledger.add(graph)  # the ledger was cleared
 
 
 def _counted(value: Callable[..., Any], counter: _Counter) -> Callable[..., Any]:

@@ -91,22 +91,21 @@ def _calls(watch: Watch) -> Iterator[None]:
     begin = _attribute(eval_frame, "_callback_from_stance")
     switch = _attribute(eval_frame, "_maybe_set_eval_frame")
 
+    caller = sys._getframe  # these two run in every call: as little as possible of ours in them
+
     def callback_from_stance(callback: Any) -> Any:
         result = begin(callback)
-        if callback not in (None, False):  # those are torch.compiler.disable and run-only
-            caller = sys._getframe(1)
-            stance = eval_frame._stance.stance
-            watch.thread.regions.append(Region(caller, watch.thread.runs, stance, sys.exc_info()[1]))
+        if callback is not None and callback is not False:  # those are torch.compiler.disable and run-only
+            thread = watch.thread
+            thread.regions.append(Region(caller(1), thread.runs))
         return result
 
     def maybe_set_eval_frame(callback: Any) -> Any:
-        regions = watch.thread.regions
-        if regions and (region := regions[-1]).frame is sys._getframe(1):
+        thread = watch.thread
+        if (regions := thread.regions) and (region := regions[-1]).frame is caller(1):
             if not region.entered:
                 region.entered = True
-            elif watch.thread.runs > regions.pop().runs_before:
-                pass  # a graph ran, the usual case: as little as possible of ours in it
-            else:
+            elif thread.runs == regions.pop().runs_before:  # else a graph ran, as usual
                 watch.guarded(decisions.left, watch, region)
         return switch(callback)  # last: from here on Dynamo may look at each new frame
 

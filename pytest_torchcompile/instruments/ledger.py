@@ -84,6 +84,8 @@ class Ledger:
     def clear(self) -> None:
         """Forget what was entered so far; what happens from now on is entered as before."""
         with self._lock:
+            for graph in self.graphs:
+                graph.runs = 0
             for name in (*_LISTS, "lost"):
                 getattr(self, name).clear()
             self.raised = 0

@@ -96,7 +96,7 @@ class Watch:
         if attempt.frame_code is not None:
             self.eager[id(attempt.frame_code)] = attempt.frame_code
         if self.thread.regions:
-            self.thread.regions[-1].gave_up.append(eager)
+            self.thread.regions[-1].gave_up += (eager,)
 
     def raced(self, attempt: Attempt) -> bool:
         """Whether another thread compiled the same while this one waited for torch's lock, and no guard failed.

@@ -92,6 +92,36 @@ def test_ledgers_nest():
     assert [c.during for c in inner.compiles] == ["i"]
 
 
+def test_a_cleared_ledger_counts_older_graphs_anew():
+    """clear() forgets what was seen; a graph from before it is there again with its first run after it."""
+    compiled = torch.compile(double, backend="eager")
+    with observe() as seen:
+        compiled(ones(3)), compiled(ones(3))
+        seen.clear()
+        assert (seen.graphs, seen.compiles) == ([], [])
+        compiled(ones(3))
+    assert [g.runs for g in seen.graphs] == [1]
+
+
+def test_a_call_while_an_exception_is_handled_is_no_call_that_raised():
+    """In an except block an eager call is named; one that raises is counted, not named."""
+
+    def refuse(x):
+        raise KeyError("mine")
+
+    compiled, raising = torch.compile(double, backend="eager"), torch.compile(refuse, backend="eager")
+    with observe() as seen:
+        try:
+            raise ValueError
+        except ValueError:
+            with torch.compiler.set_stance("force_eager"):
+                compiled(ones(3))
+                assert ([f.kind for f in seen.eager_frames], seen.raised) == (["stance"], 0)
+                with pytest.raises(KeyError):
+                    raising(ones(3))
+    assert ([f.kind for f in seen.eager_frames], seen.raised) == (["stance"], 1)
+
+
 def test_an_exception_leaves_no_hook_behind():
     """A raising block restores torch; the ledger keeps what it saw, and names a compile that raised."""
     from torch._dynamo import convert_frame

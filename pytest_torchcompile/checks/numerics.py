@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.findings import findings
 from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.notes import notes, vacuous
 from pytest_torchcompile.oracle.stages import explained
 
 if TYPE_CHECKING:
@@ -25,13 +26,16 @@ KEPT = 200
 
 
 def numerics(run: Trial, leaves: list[tuple[str, Leaf]]) -> dict[str, Any]:
-    """A section: how many leaves were compared, how many were bitwise equal, and the others in full."""
+    """A section: how many leaves were compared, undecidable and bitwise equal, and all that were not in full."""
     inexact = [(label, leaf) for label, leaf in leaves if not leaf.bitwise]
     inexact.sort(key=lambda pair: -_distance(pair[1]))
     error = run.compiled.error
     return {
         "raised": error.type if error else None,
-        "compared": len(leaves),
+        "compared": sum(leaf.decided for _, leaf in leaves),
+        "undecided": sum(not leaf.decided for _, leaf in leaves),
+        "notes": notes(leaves)[:KEPT],
+        "vacuous": vacuous(leaves),
         "bitwise": len(leaves) - len(inexact),
         "inexact": len(inexact),
         "leaves": [{"call": label, **leaf.to_dict()} for label, leaf in inexact[:KEPT]],
@@ -46,7 +50,9 @@ def _distance(leaf: Leaf) -> float:
 
 def judge_leaves(section: Mapping[str, Any], what: str) -> Iterator[Problem]:
     """One problem for each leaf that is farther off than rounding explains."""
-    if not section["compared"]:
+    if section.get("vacuous"):
+        yield Problem(f"{section['vacuous']}: nothing is proved", hint="other inputs or another loss")
+    elif not section["compared"]:
         yield Problem(f"nothing was compared: the model has no {what}",
                       hint="phase: inference has no gradients to judge; or leave the check out by the key `checks`"
                       if what == "gradient" else "return a tensor")

@@ -37,13 +37,13 @@ def alias_pairs(
 
 def visible_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """Strides of the axes longer than one; ``None`` where the layout has none or the tensor is empty."""
-    if tensor.layout is not torch.strided or tensor.numel() == 0 or tensor.is_nested:
+    if tensor.layout is not torch.strided or tensor.is_nested or not tensor.numel():
         return None
     return tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
 
 
 def _address(tensor: torch.Tensor) -> int:
-    if tensor.layout is not torch.strided or tensor.numel() == 0 or tensor.device.type == "meta":
+    if tensor.layout is not torch.strided or tensor.is_nested or not tensor.numel() or tensor.device.type == "meta":
         return 0
     try:
         return tensor.untyped_storage().data_ptr()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -47,11 +47,11 @@ def compare(
     """
     if eager.error is not None or compiled.error is not None:
         return [errors(eager, compiled)]
-    leaves = list(properties(eager, compiled))
     values = _Values(reference, limits or Limits())
+    leaves = values.settled(list(properties(eager, compiled)), lambda twin: properties(eager, twin))
     for name, (kind, mine, found) in _pairs(eager, compiled).items():
         differ = list(attributes(name, kind, mine, found))
-        leaves += differ
+        leaves += values.settled(differ, lambda twin, n=name, k=kind, m=mine: _differ(n, k, m, twin))  # type: ignore[misc]
         if not any(leaf.kind in (kind, "shape") for leaf in differ):
             leaves.append(values.leaf(name, kind, mine.value, found.value))
     return leaves
@@ -75,6 +75,17 @@ class _Values:
         if self._wavers(name, kind, mine):
             return replace(leaf, kind="nondeterministic", message=_WAVERS)
         return leaf
+
+    def settled(self, leaves: list[Leaf], again: Callable[[Recording], Iterable[Leaf]]) -> list[Leaf]:
+        """Leaves about properties, where ``again`` compares eager with a second eager run: what differs there too is
+        nobody's fault but the model's."""
+        if not any(leaf.message for leaf in leaves):
+            return leaves
+        wavers = {(leaf.name, leaf.kind) for leaf in again(self._reference().twin()) if leaf.message}
+        return [
+            replace(leaf, kind="nondeterministic", message=_WAVERS) if (leaf.name, leaf.kind) in wavers else leaf
+            for leaf in leaves
+        ]
 
     def _reference(self) -> Reference:
         if not isinstance(self._source, Reference):
@@ -117,6 +128,11 @@ class _Values:
             # by a scale made from the dtype, not by draws
             leaf = _against(Reference(Recording()), Leaf(name, kind), mine, again, self._limits)
         return problem(leaf, self._limits) is not None and not self._reference().repeats(name)
+
+
+def _differ(name: str, kind: str, mine: Item, twin: Recording) -> Iterable[Leaf]:
+    again = _items(twin).get(name)
+    return [] if again is None else attributes(name, kind, mine, again[1])
 
 
 def _against(reference: Reference, leaf: Leaf, mine: Any, found: Any, limits: Limits) -> Leaf:

@@ -27,10 +27,13 @@ def continuous(
     """Measure a floating or complex leaf that is not bitwise equal."""
     dtype = eager.dtype.to_real() if eager.is_complex() else eager.dtype
     e, c = as_real(eager.detach()), as_real(compiled.detach())
+    if dtype.itemsize == 1:  # torch has no arithmetic of 8-bit floats
+        e, c = e.float(), c.float()
     estimate = reference.estimates.get(leaf.name)
     if estimate is None or not estimate.continuous or estimate.value.shape != e.shape:
-        return _measured(replace(leaf, against="eager-only"), e, c, assumed(e, dtype, None), limits)
-    leaf = replace(leaf, against=reference.kind)
+        why = reference.why or "the float64 run has nothing of this name and shape"
+        return _measured(replace(leaf, against="eager-only", why=why), e, c, assumed(e, dtype, None), limits)
+    leaf = replace(leaf, against=reference.kind, why=reference.why)
     if not estimate.draws:
         return _measured(leaf, e, c, assumed(e, dtype, estimate), limits)
     scale = drawn(e, dtype, estimate, with_eager=True)

@@ -50,6 +50,8 @@ class Leaf:
     expected: Scalar = None
     against: str = "eager"
     """What the error was measured from: ``Reference.kind``, or ``eager`` where the reference is no use."""
+    why: str = ""
+    """Why it was not measured from a float64 run with noise at every operator."""
     draws: int = 0
     """How many noise draws the scale was made from, eager's own rounding among them."""
     message: str = ""

@@ -77,12 +77,13 @@ def attributes(name: str, kind: str, eager: Item, compiled: Item) -> Iterator[Le
             text = _unlike(kind, e, c)
             yield Leaf(name, kind, eager=plain(e), compiled=plain(c), message=text)
         return
+    same = eager.layout == compiled.layout
     for about, what, mine, found in (
         ("dtype", "dtype", e.dtype, c.dtype),
         ("shape", "shape", tuple(e.shape), tuple(c.shape)),
-        ("stride", "layout", e.layout, c.layout),
+        ("stride", "layout", eager.layout, compiled.layout),
         (kind, "device", e.device, c.device),
-        ("stride", "stride", eager.stride, compiled.stride if e.shape == c.shape else eager.stride),
+        ("stride", "stride", eager.stride, compiled.stride if e.shape == c.shape and same else eager.stride),
         ("requires_grad", "requires_grad", eager.requires_grad, compiled.requires_grad),
     ):
         if mine != found:

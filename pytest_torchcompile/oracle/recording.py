@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.oracle.aliasing import visible_strides
+from pytest_torchcompile.oracle.layouts import dense, layout_of
 
 __all__ = ["Fault", "Item", "Recording", "kept", "speaks"]
 
@@ -63,13 +64,14 @@ class Item:
     value: Any
     stride: tuple[int, ...] | None = None
     requires_grad: bool = False
+    layout: str = str(torch.strided)
 
     @classmethod
     def of(cls, value: Any) -> Item:
         """Copy a tensor, with its visible strides; anything else is kept as it is."""
         if not isinstance(value, torch.Tensor):
             return cls(value)
-        return cls(kept(value), visible_strides(value), value.requires_grad)
+        return cls(kept(value), visible_strides(value), value.requires_grad, layout_of(value.detach()))
 
 
 _PLAIN = Item(None)
@@ -135,11 +137,13 @@ def speaks(tensor: torch.Tensor) -> bool:
 def kept(tensor: torch.Tensor) -> torch.Tensor:
     """A detached copy with the same strides where they can be kept; a distributed tensor is gathered whole.
 
+    A sparse or nested one is made dense (:func:`~pytest_torchcompile.oracle.layouts.dense`).
+
     Gathering (``DTensor.full_tensor``) is collective: every rank must record the same call.
     """
     plain = tensor.detach()
     whole = getattr(plain, "full_tensor", None)
-    return (whole() if callable(whole) else plain).clone()
+    return dense(whole() if callable(whole) else plain).clone()
 
 
 _OURS = os.path.dirname(os.path.dirname(__file__))

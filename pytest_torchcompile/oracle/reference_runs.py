@@ -67,6 +67,7 @@ class _Runs(Reference):
         self.estimates = {}
         self._dice = Dice(program.seed + 1000)
         self._twin: Recording | None = None
+        self._refused: Fault | None = None
         self._again: dict[str, Any] | None = None
         reasons = []
         for kind in _kinds(self.unit):
@@ -77,6 +78,8 @@ class _Runs(Reference):
         else:
             self.kind = "eager-only"
             self._expect(self.twin())
+            if self.twin().error is not None:
+                reasons.append(f"a second eager run: {self.twin().error}")
         self.why = "; ".join(reasons)
 
     def _try(self, kind: str) -> str:
@@ -88,7 +91,7 @@ class _Runs(Reference):
         self._expect(exact, self._ranges())
         for _ in range(DRAWS):
             self._draw(1.0)
-        return "" if self.draws else f"{kind}: every run with noise raised"
+        return "" if self.draws else f"{kind}: every run with noise raised, the last one {self._refused}"
 
     def _ranges(self) -> dict[str, float]:
         """Where the range of each leaf's dtype ends; asked only of float16, whose end programs do reach."""
@@ -129,6 +132,7 @@ class _Runs(Reference):
 
     def _draw(self, noise: float) -> None:
         drawn = self._run(noise)
+        self._refused = drawn.error
         if drawn.error is None:
             self.draws += 1
             values: dict[str, Any] = {name: value for name, _, value in drawn.values()}

@@ -15,8 +15,8 @@ from pytest_torchcompile.oracle.units import unit_of
 
 __all__ = ["Key", "Replay", "Rounding", "Tape", "key_of"]
 
-Key: TypeAlias = "tuple[str, tuple[torch.Size, ...]]"
-"""An operator and the shapes of the first tensors that it is given."""
+Key: TypeAlias = "tuple[str, tuple[Any, ...]]"
+"""An operator with the shapes of the tensors and the plain numbers that it is given."""
 _NARROWED = "_torchcompile_narrowed"
 """Attribute of a tensor that the eager run has cast to a narrower dtype: the unit roundoff of that."""
 
@@ -33,7 +33,16 @@ class Rounding:
 
 def key_of(about: Operator, args: Sequence[Any]) -> Key:
     """What tells the same step of two runs in different precisions from other steps."""
-    return about.name, tuple(a.shape for a in args[:4] if isinstance(a, torch.Tensor))
+    return about.name, tuple(_outline(a) for a in args)
+
+
+def _outline(argument: Any) -> Any:
+    if isinstance(argument, torch.Tensor):
+        # a strided nested tensor has no shape, and says so by an error
+        return torch.Size() if argument.is_nested else argument.shape
+    if isinstance(argument, (list, tuple)):
+        return tuple(_outline(each) for each in argument)
+    return argument if isinstance(argument, (bool, int, float, str)) else None
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]

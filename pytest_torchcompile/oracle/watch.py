@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle.aliasing import visible_strides
 from pytest_torchcompile.oracle.attributes import attribute_tensors
 from pytest_torchcompile.oracle.bits import fingerprint, same_bits
 from pytest_torchcompile.oracle.paths import tensors_of
@@ -89,7 +90,7 @@ def _inputs(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
 def _alike(old: torch.Tensor, tensor: torch.Tensor) -> bool:
     if tensor.requires_grad != old.requires_grad or not same_bits(old.detach(), tensor.detach()):
         return False
-    return tensor.layout is not torch.strided or tensor.stride() == old.stride()
+    return visible_strides(tensor) == visible_strides(old)
 
 
 def _memory(parameter: torch.Tensor) -> torch.Tensor | str:

@@ -465,3 +465,61 @@ def test_a_stored_leaf_is_judged_by_any_limits():
     loose = Limits(math.inf, math.inf, math.inf)
     assert problem(Leaf("output", "dtype", message="dtype is a in eager, b compiled"), loose) is not None
     assert problem(replace(leaf, rms=math.nan), loose) is not None
+
+
+def test_a_structure_that_wavers_is_not_called_miscompiled():
+    """A model whose keys change from run to run differs from itself."""
+    state = {"calls": 0}
+
+    def fickle(x):
+        state["calls"] += 1
+        return {f"key {state['calls']}": x * 2}
+
+    batch = Batch.of(torch.ones(4))
+    eager, compiled = (record(fickle, None, batch, train=False) for _ in range(2))
+    wrong = [leaf for leaf in compare(eager, compiled, lambda: reference(fickle, batch, train=False)) if problem(leaf)]
+    assert [leaf.kind for leaf in wrong] == ["nondeterministic"]
+
+
+ODD = {
+    "complex": (lambda x: torch.complex(x, x * 2) * 1.1, lambda y: y * 1.01),
+    "0-d": (lambda x: (x * 1.1).sum(), lambda y: y * 1.01),
+    "sparse": (lambda x: (x * 1.1).to_sparse(), lambda y: y * 1.01),
+    "sparse rows": (lambda x: (x * 1.1).to_sparse_csr(), lambda y: y * 1.01),
+    "nested": (lambda x: torch.nested.nested_tensor([x * 1.1, x[:2] * 1.1], layout=torch.jagged), lambda y: y * 1.01),
+    "8 bits": (lambda x: (x * 1.1).to(torch.float8_e4m3fn), lambda y: (y.float() * 3).to(torch.float8_e4m3fn)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("odd", ODD)
+def test_any_kind_of_tensor_is_compared(odd):
+    """Right ones pass, wrong ones are found, nothing ends in a traceback."""
+    function, spoil = ODD[odd]
+    batch = Batch.of(torch.rand(4, 4, generator=torch.Generator().manual_seed(0)) + 0.5)
+
+    def leaves(call):
+        eager, other = (record(f, None, batch, train=False) for f in (function, call))
+        assert eager.error is None
+        return compare(eager, other, lambda: reference(function, batch, train=False))
+
+    assert not any(map(problem, leaves(function)))
+    assert next(leaf.name for leaf in leaves(lambda x: spoil(function(x))) if problem(leaf)) == "output"
+
+
+def test_layouts_and_ragged_sizes_have_to_agree():
+    """The same values as a sparse and a dense tensor are not the same."""
+    batch = Batch.of(torch.eye(3))
+    eager = record(lambda x: x.to_sparse(), None, batch, train=False)
+    found = record(lambda x: x * 1.0, None, batch, train=False)
+    wrong = [leaf for leaf in compare(eager, found, lambda: reference(lambda x: x.to_sparse(), batch)) if problem(leaf)]
+    assert [leaf.kind for leaf in wrong] == ["stride"]
+    assert "layout is torch.sparse_coo in eager, torch.strided compiled" in problem(wrong[0])
+
+
+def test_empty_tensors_are_equal():
+    """Nothing to compare is no error."""
+    batch = Batch.of(torch.zeros(0, 3, requires_grad=True))
+    eager, found = (record(lambda x: x * 2, None, batch) for _ in range(2))
+    assert not any(map(problem, compare(eager, found, never)))

@@ -260,3 +260,65 @@ def test_operators_are_read_from_their_schema():
     assert terms("sum", (a, [1])) == 7
     assert terms("native_layer_norm", (a, [7], None, None, 1e-5)) == 7
     assert terms("convolution", (torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3))) == 27
+
+
+def test_the_reason_of_a_fallback_is_in_the_leaf():
+    """Also why every run with noise raised, and who reads the leaf is told."""
+
+    class Shy(nn.Module):
+        def forward(self, x):
+            if x.dtype == torch.float64 and torch.utils._python_dispatch._get_current_dispatch_mode() is not None:
+                raise NotImplementedError("no rule for this mode")
+            return x.exp()
+
+    model, batch = Shy(), Batch.of(torch.randn(16))
+    eager = record(model, model, batch)
+    leaves = compare(eager, scaled(eager, 1 + 1e-7), reference(model, batch))
+    assert {leaf.why for leaf in leaves if leaf.numerical} == {
+        "float64: NotImplementedError in forward: no rule for this mode"
+    }
+    assert not any(leaf.why for leaf in compare(eager, scaled(eager, 1 + 1e-7), reference(nn.Identity(), batch))[:-2])
+
+
+def test_a_part_in_float32_is_not_given_the_noise_of_bfloat16():
+    """The tape has seen how each operator rounds; a unit for the whole program would hide an error of a thousandth."""
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.narrow = nn.Linear(16, 16).bfloat16()
+
+        def forward(self, x):
+            return self.narrow(x.bfloat16()).float(), x.square().sum(-1).log()
+
+    model, batch, tape = Mixed(), Batch.of(torch.randn(8, 16)), Tape()
+    record(model, model, batch, mode=tape)
+    by_operator, by_program = reference(model, batch, tape=tape), reference(model, batch, unit=2.0**-8)
+    assert drawn(by_operator.estimates["output[1]"]) < 1e-5
+    assert drawn(by_program.estimates["output[1]"]) > 1e-3
+    near, whole = (drawn(r.estimates["output[0]"]) for r in (by_operator, by_program))
+    assert 1 / 4 < near / whole < 4
+
+
+def test_casts_of_an_autocast_are_noise_of_its_inputs():
+    """Autocast rounds what a product is given; float64 shows no such cast, the tape does."""
+    model, batch, tape = nn.Linear(64, 64, bias=False), Batch.of(torch.randn(32, 64)), Tape()
+    with torch.autocast("cpu", torch.bfloat16):
+        eager = record(model, model, batch, mode=tape)
+    found = reference(model, batch, tape=tape).estimates["output"]
+    error = float((eager.outputs["output"].value.double() - found.value).square().mean() ** 0.5)
+    assert 1 / 3 < error / drawn(found) < 3
+    assert any(rounding.inputs for rounding in tape.roundings.values())
+
+
+def test_a_cast_to_a_narrower_dtype_rounds():
+    """There and back again: the noise of bfloat16 in a float32 program."""
+    batch, tape = Batch.of(torch.randn(256)), Tape()
+
+    def through(x):
+        return x.bfloat16().float() * 1.0
+
+    eager = record(through, None, batch, mode=tape)
+    found = reference(through, batch, tape=tape).estimates["output"]
+    error = float((eager.outputs["output"].value.double() - found.value).square().mean() ** 0.5)
+    assert 1 / 4 < error / drawn(found) < 4

@@ -71,6 +71,8 @@ def nothing(merged: Merged, cells: Mapping[str, JudgedCell]) -> Finding:
         text = "no cell was planned"
     elif skipped and len(skipped) == len(cells):
         text = f"all {len(skipped)} cells were skipped" + (f": {skipped[0]}" if skipped[0] else "")
+    elif any(cell.compiled for cell in cells.values()):
+        text = "not one cell holds: all that ran is what the policy lets fail"
     else:
         text = "no cell ran compiled code, so nothing is proven"
     return Finding("nothing", "nothing", text)

@@ -15,7 +15,7 @@ from pytest_torchcompile.report.causes import causes
 from pytest_torchcompile.report.demands import demands, nothing
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.finding import Finding, exit_code, first
-from pytest_torchcompile.report.judged import BAD, JudgedCell, judge_again
+from pytest_torchcompile.report.judged import BAD, GOOD, JudgedCell, judge_again
 from pytest_torchcompile.report.limits import apply_limits
 from pytest_torchcompile.report.merging import VARYING, Merged, merge
 from pytest_torchcompile.report.policy import BASELINE, Policy
@@ -82,7 +82,7 @@ def gate(reports: Sequence[Report], policy: Policy | None = None, baseline: Sequ
     failing = list(_failing(allowed, cells, worse))
     findings = [*failing, *demands(merged, cells, policy, allowed.excused), *findings, *differences, *allowed.findings,
                 *slack.findings(policy, cells, allowed.used), *_notes(merged, cells, allowed, policy)]
-    if not failing and not any(cell.compiled for cell in cells.values()):
+    if not failing and not any(cell.compiled and cell.status in GOOD for cell in cells.values()):
         findings = [each for each in findings if each.kind not in _OF_WHAT_RAN] + [nothing(merged, cells)]
     findings.sort(key=lambda finding: _ORDER.index(finding.weight))
     return Outcome(tuple(findings), merged, cells, policy, allowed, worse)
@@ -144,5 +144,3 @@ def _notes(merged: Merged, cells: Mapping[str, JudgedCell], allowed: Allowed, po
         text = f"{len(changed)} cell(s) have other verdicts than in the report, because the policy has other limits " \
                f"or an expected failure expired: {first(changed)}"
         yield Finding("judged_again", "note", text, tuple(changed))
-    if any(cell["planned"] is None for cell in merged.cells.values()):
-        yield Finding("schema", "note", "the report is of schema 1.0, whose verdicts can't be judged again")

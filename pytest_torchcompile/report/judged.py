@@ -20,8 +20,10 @@ from pytest_torchcompile.report.metrics import Sections
 from pytest_torchcompile.report.policy import Policy
 from pytest_torchcompile.verdicts import apply_xfail, judge
 
-__all__ = ["BAD", "JudgedCell", "judge_again"]
+__all__ = ["BAD", "GOOD", "JudgedCell", "judge_again"]
 
+GOOD: Final = ("pass", "xfail")
+"""Verdicts that every release takes."""
 BAD: Final = ("xpass", "fail", "error", "timeout", "crash")
 """Verdicts that no release takes unless a policy allows it."""
 
@@ -77,8 +79,8 @@ def judge_again(cell: Mapping[str, Any], matrix: Mapping[str, Any], policy: Poli
         if cell["checks"]:
             judged.contradictions.append("has verdicts, though it says that it was not selected")
         return judged
-    if ours and not sealed:
-        judged.contradictions += _form(cell, matrix)
+    if not sealed:
+        judged.contradictions += _form(cell, matrix, ours)
     if cell["planned"] is not None:
         judged.missing = tuple(name for name in cell["planned"]["checks"] if name not in cell["checks"])
         limits = {name: number for name, (number, _) in policy.limits_of(cell["axes"]).items() if name in LIMITS}
@@ -98,9 +100,24 @@ def _compiled(sections: Sections) -> bool:
         return False
 
 
-def _form(cell: Mapping[str, Any], matrix: Mapping[str, Any]) -> Iterator[str]:
-    """What can be told without judging."""
-    axes, observation, checks = cell["axes"], cell["observation"], cell["checks"]
+def _form(cell: Mapping[str, Any], matrix: Mapping[str, Any], ours: bool) -> Iterator[str]:
+    """What can be told without judging; ids and the phases of checks may be other ones in another version."""
+    observation, checks = cell["observation"], cell["checks"]
+    if ours:
+        yield from _plan(cell, matrix)
+    if cell["status"] != worst([check["verdict"] for check in checks.values()]):
+        yield f"its status is {cell['status']}, which is not the worst of its checks"
+    if cell["planned"] is not None and _fingerprint(cell) != cell["evidence_sha256"]:
+        yield "its evidence is not what was judged: it was damaged or edited since"
+    if observation is None:
+        if any(check["verdict"] not in ("crash", "not_run") for check in checks.values()):
+            yield "has verdicts without an observation"
+    elif observation["cell"] != cell["id"]:
+        yield f"its observation is that of {observation['cell']}"
+
+
+def _plan(cell: Mapping[str, Any], matrix: Mapping[str, Any]) -> Iterator[str]:
+    axes, checks = cell["axes"], cell["checks"]
     known = {name: value for name, value in axes.items() if name in AXES}
     user = tuple((name, value) for name, value in axes.items() if name not in AXES)
     if len(known) < len(AXES) or Cell(**known, user=user).id != cell["id"]:
@@ -111,16 +128,7 @@ def _form(cell: Mapping[str, Any], matrix: Mapping[str, Any]) -> Iterator[str]:
             yield "the checks planned for it are not those of the matrix"
         if extra := [name for name in checks if name not in wanted]:
             yield f"has a verdict of {extra[0]!r}, which is no check of the matrix"
-    if cell["status"] != worst([check["verdict"] for check in checks.values()]):
-        yield f"its status is {cell['status']}, which is not the worst of its checks"
-    if _fingerprint(cell) != cell["evidence_sha256"]:
-        yield "its evidence is not what was judged: it was damaged or edited since"
-    if observation is None:
-        if any(check["verdict"] not in ("crash", "not_run") for check in checks.values()):
-            yield "has verdicts without an observation"
-        return
-    if observation["cell"] != cell["id"]:
-        yield f"its observation is that of {observation['cell']}"
+
 
 def _fingerprint(cell: Mapping[str, Any]) -> str:
     try:

@@ -14,6 +14,8 @@ __all__ = ["VARYING", "Merged", "merge"]
 
 VARYING: Final = frozenset({"cores", "cpu", "platform"})
 """What may differ between shards, because hosted runners are not all alike: it changes no verdict, only speed."""
+ONE_RUN: Final = frozenset({"GITHUB_RUN_ID", "CI_PIPELINE_ID", "BUILDKITE_BUILD_NUMBER"})
+"""CI's numbers that all shards of a run share, also when some are run again; one with another is left from before."""
 SHOWN: Final = 3
 
 
@@ -85,9 +87,11 @@ def _same_run(first: Report, other: Report) -> None:
 def _identity(report: Report) -> dict[str, Any]:
     matrix, run = report.block["matrix"], report.block["run"] or {}
     git = run.get("git") or {}
+    ci = {name: number for name, number in run.get("ci", {}).items() if name in ONE_RUN}
     return {"matrix files (sha256)": matrix["sha256"], "planned cells": matrix["cells_planned"],
             "matrices": matrix, "numbers of shards": report.shard[1],
-            "commits": git.get("commit", "unknown"), "versions of pytest-torchcompile": run.get("plugin", "unknown")}
+            "commits": git.get("commit", "unknown"), "states of the working tree": git.get("changed"),
+            "CI runs": ", ".join(ci.values()), "versions of pytest-torchcompile": run.get("plugin", "unknown")}
 
 
 def _same_shard_once(reports: Sequence[Report]) -> None:

@@ -28,7 +28,7 @@ def whole(merged: Merged, cells: Mapping[str, JudgedCell]) -> Iterator[Finding]:
         checks = ", ".join(dict.fromkeys(check for names in short.values() for check in names))
         text = f"{len(short)} cell(s) have no verdict of {checks}, which the matrix asks for"
         yield Finding("missing", "unusable", text, tuple(short), hint="run all checks, without --compile-checks")
-    idle = [name for name, cell in cells.items() if "not_run" in {c["verdict"] for c in cell.verdicts.values()}]
+    idle = [name for name, cell in cells.items() if cell.status == "not_run"]  # also where it has no verdict at all
     if idle and not merged.partial:
         yield Finding("missing", "unusable", f"{len(idle)} cell(s) have verdicts that never came", tuple(idle))
     wrong = {name: cell.contradictions for name, cell in cells.items() if cell.contradictions}
@@ -37,6 +37,9 @@ def whole(merged: Merged, cells: Mapping[str, JudgedCell]) -> Iterator[Finding]:
         more = f" ({len(wrong)} cells contradict themselves)" if len(wrong) > 1 else ""
         yield Finding("contradiction", "unusable", f"cell {name} of {merged.origin[name]}: {texts[0]}{more}",
                       tuple(wrong), evidence="\n".join(texts[1:]), hint="use the report as the run wrote it")
+    if any(cell["planned"] is None for cell in merged.cells.values()):
+        text = "the reports are of schema 1.0, which keeps no evidence that its verdicts can be held against"
+        yield Finding("schema", "unusable", text, hint="run the matrix again with this version of pytest-torchcompile")
     for report in merged.reports:
         yield from _report(report)
 

@@ -11,6 +11,7 @@ from unit.runs import Run
 
 from pytest_torchcompile.errors import ReportError
 from pytest_torchcompile.report.announcement import announcement, sentence
+from pytest_torchcompile.report.evidence import evidence
 from pytest_torchcompile.report.gate import gate
 from pytest_torchcompile.report.reading import read_report
 
@@ -212,6 +213,54 @@ def test_another_version_of_ours_may_judge_otherwise(run):
     assert outcome(run).code == 1
     run.stored[run.ids[1], "graph_breaks"] = "fail"
     assert len(outcome(run).allowed.failing) == 2
+
+
+@pytest.mark.parametrize(("edit", "text"), [
+    (lambda cell: sections(cell)["compiles"].update(seconds=77), "its evidence is not what was judged"),
+    (lambda cell: cell.update(status="skip"), "its status is skip"),
+])
+def test_the_evidence_of_another_version_must_be_whole_too(run, edit, text):
+    """Else an edit of the version alone would switch the looking off."""
+    run.plugin = "0.0.9"
+    (report,) = run.reports()
+    edit(report.cells[0])
+    assert gate([report], today=TODAY).code == 2
+    assert text in sentence(gate([report], today=TODAY))
+
+
+@pytest.mark.parametrize(("runs", "refused"), [
+    ([{"GITHUB_RUN_ID": "7"}, {"GITHUB_RUN_ID": "8"}], True),
+    ([{"GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "1"}, {"GITHUB_RUN_ID": "7", "GITHUB_RUN_ATTEMPT": "2"}], False),
+])
+def test_a_shard_that_is_left_from_an_earlier_run_is_refused(run, runs, refused):
+    """Of the same commit, but not of this run; shards that were run again are of this one."""
+    reports = run.reports(2)
+    for report, ci in zip(reports, runs, strict=True):
+        report.block["run"]["ci"] = ci
+    if refused:
+        with pytest.raises(ReportError, match="their CI runs differ: 7 and 8"):
+            gate(reports)
+    else:
+        assert gate(reports, today=TODAY).code == 0
+
+
+def test_a_shard_of_a_changed_tree_is_refused(run):
+    reports = run.reports(2)
+    for report, changed in zip(reports, (False, True), strict=True):
+        report.block["run"]["git"] = COMMIT | {"changed": changed}
+    with pytest.raises(ReportError, match="their states of the working tree differ"):
+        gate(reports)
+
+
+def test_a_cell_that_no_check_judged_is_not_good(run):
+    """A matrix without checks for a phase."""
+    (report,) = run.reports()
+    report.block["matrix"]["checks"] = []
+    for cell in report.cells:
+        cell["planned"]["checks"] = []
+        cell |= {"checks": {}, "status": "not_run", "evidence_sha256": evidence(cell)}
+    assert gate([report], today=TODAY).code == 2
+    assert sentence(gate([report], today=TODAY)).startswith("UNUSABLE: 4 cell(s) have verdicts that never came")
 
 
 def test_an_exit_status_that_no_cell_explains_is_not_green(run):

@@ -1,0 +1,93 @@
+"""Random numbers that are not eager's: keep rate, mean, scale and seeds are compared over many calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle import problem
+from pytest_torchcompile.oracle.chances import chances, compare_chances
+
+
+class Drops(nn.Module):
+    """A layer and dropout, whose working the tests spoil."""
+
+    def __init__(self, dropout=lambda y: F.dropout(y, 0.25, True)):
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(16, 32), dropout
+
+    def forward(self, x):
+        """Drop a quarter."""
+        return self.dropout(self.linear(x))
+
+
+def pair(dropout):
+    """The right model and one with the same weights and another dropout, each over 48 seeds."""
+    torch.manual_seed(0)
+    right, other = Drops(), Drops(dropout)
+    other.load_state_dict(right.state_dict())
+    batch = Batch.of(torch.randn(16, 16))
+    return chances(right, right, batch, seeds=48), chances(other, other, batch, seeds=48, first=1000)
+
+
+def wrong(dropout):
+    """Names of what differs."""
+    return [leaf.name for leaf in compare_chances(*pair(dropout)) if problem(leaf)]
+
+
+def own(y, p=0.25, scale=1 / 0.75):
+    """Dropout that draws its numbers in another way."""
+    return y * (torch.rand_like(y) >= p) * scale
+
+
+FAULTS = {
+    "off": (lambda y: y, "seeds"),
+    "another rate": (lambda y: own(y, p=0.3, scale=1 / 0.7), "share of zeros of output"),
+    "not scaled": (lambda y: own(y, scale=1.0), "scale of output"),
+    "scaled by the rate": (lambda y: own(y, scale=1 / 0.25), "scale of output"),
+    "always the same": (lambda y: y * (torch.arange(y.numel()).view(y.shape) % 4 > 0) / 0.75, "seeds"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_dropout_is_found(fault):
+    """By what it does to every seed."""
+    dropout, name = FAULTS[fault]
+    assert name in wrong(dropout)
+
+
+def test_other_numbers_of_the_same_kind_are_right():
+    """No value agrees, every measure does."""
+    assert wrong(own) == []
+
+
+def test_a_seed_that_does_not_repeat_is_found():
+    """A generator that goes on from call to call."""
+    generator = torch.Generator().manual_seed(0)
+    found = wrong(lambda y: y * (torch.rand(y.shape, generator=generator) >= 0.25) / 0.75)
+    assert "seeds" in found
+
+
+def test_inductors_own_random_numbers_are_right():
+    """Without fallback_random: forward and backward."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model, batch = Drops(), Batch.of(torch.randn(16, 16))
+    compiled = torch.compile(model, backend="inductor")
+    leaves = compare_chances(chances(model, model, batch), chances(compiled, model, batch))
+    torch.compiler.reset()
+    assert [problem(leaf) for leaf in leaves if problem(leaf)] == []
+    assert "scale of gradient of linear.weight" in {leaf.name for leaf in leaves}
+
+
+def test_an_error_on_one_side_is_told():
+    """And nothing else."""
+
+    def refuses(y):
+        raise ValueError("planted")
+
+    (leaf,) = compare_chances(*pair(refuses))
+    assert "eager ran, compiled ValueError in forward: planted" in problem(leaf)

@@ -25,6 +25,8 @@ class RecompileCounter:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self.unused: list[str] = []
+        """Expectations that were made and not entered: ``with`` was forgotten."""
         self.trusted = False
         """Whether the test read a number that means nothing if nothing ran compiled, and did not look if it did."""
 
@@ -55,14 +57,19 @@ class RecompileCounter:
         It fails, too, where the number would prove nothing: no compiled graph ran in the block, or torch gave
         up and ran a frame eagerly (recompile limit, suppressed error, stance, compiler off).
         """
+        __tracebackhide__ = True
         given: object = n
         if not isinstance(given, int) or isinstance(given, bool) or given < 0:
             raise ValueError(f"expect({n!r}); expected a whole number from 0 on")
-        return _Expectation(self._ledger, n)
+        return self._expectation(f"expect({n})", n)
 
     def assert_no_recompiles(self) -> _Expectation:
         """``with recompile_counter.assert_no_recompiles():`` is :meth:`expect` of 0."""
-        return self.expect(0)
+        return self._expectation("assert_no_recompiles()", 0)
+
+    def _expectation(self, call: str, n: int) -> _Expectation:
+        self.unused.append(call)
+        return _Expectation(self._ledger, n, lambda: self.unused.remove(call))
 
     def __repr__(self) -> str:
         return f"<{self.count} recompiles, {len(self._ledger.compiles)} compiles>"
@@ -179,10 +186,11 @@ def ran_eagerly(ledger: Ledger, counter: RecompileCounter | None) -> str:
 class _Expectation:
     """The number of recompiles that a block must have."""
 
-    def __init__(self, ledger: Ledger, expected: int) -> None:
-        self._ledger, self._expected = ledger, expected
+    def __init__(self, ledger: Ledger, expected: int, entered: Callable[[], None]) -> None:
+        self._ledger, self._expected, self._entered = ledger, expected, entered
 
     def __enter__(self) -> None:
+        self._entered()
         self._recompiles, self._runs = len(self._ledger.recompiles), _runs(self._ledger)
         self._calls = {id(frame): frame.calls for frame in self._ledger.eager_frames}
 

@@ -194,6 +194,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Judge the marker ``compile_limits`` when the test's body has passed, and whether it could prove anything."""
     result = yield
     mark, ledger = item.get_closest_marker("compile_limits"), item.stash.get(_LEDGER, None)
+    counter = item.stash.get(_COUNTER, None)
+    if counter is not None and counter.unused:
+        pytest.fail(f"recompile_counter.{counter.unused[0]} was called without `with`, so it checked nothing; write "
+                    f"`with recompile_counter.{counter.unused[0]}:` around the calls", pytrace=False)
     if mark is not None:
         from pytest_torchcompile.counters import judge
         from pytest_torchcompile.markers import limits
@@ -207,7 +211,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
         if _takes(item, "compiled_model") and (problem := never_ran(ledger)):
             pytest.fail(problem, pytrace=False)
-        if text := ran_eagerly(ledger, item.stash.get(_COUNTER, None)):
+        if text := ran_eagerly(ledger, counter):
             item.warn(RanEagerlyWarning(f"{item.name}: {text}"))
     return result
 
@@ -267,6 +271,9 @@ def _compile(request: pytest.FixtureRequest, model: Any, how: Combination) -> An
     if not callable(model):
         pytest.fail(f"{where}: the fixture `model` returned {model!r}; expected a torch.nn.Module or a function",
                     pytrace=False)
+    if isinstance(model, type):  # torch.compile would change the class itself, for all tests after this one
+        pytest.fail(f"{where}: the fixture `model` returned the class {model.__name__}; return an instance of it, "
+                    f"{model.__name__}()", pytrace=False)
     is_module = isinstance(model, torch.nn.Module)
     if how.wrapper != "none" and not is_module:
         pytest.fail(f"{where}: the wrapper {how.wrapper!r} needs a torch.nn.Module; the fixture `model` returned "

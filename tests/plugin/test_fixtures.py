@@ -158,6 +158,12 @@ many = Wrapper("many", lambda *a: None, ranks=2)
 @pytest.mark.parametrize("model", [None])
 def test_none(compiled_model): pass
 
+@pytest.mark.parametrize("model", [Net])
+def test_class(compiled_model): pass
+
+def test_the_class_is_as_it_was(recompile_counter):
+    torch.compile(Net(), backend="eager")(batch(2))
+
 @pytest.mark.parametrize("model", [torch.sin])
 @pytest.mark.compile_modes(wrapper="autocast", backend="eager")
 def test_function(compiled_model): pass
@@ -174,11 +180,12 @@ def no_compiler(monkeypatch):
 
 def test_machine(no_compiler, compiled_model): pass
 """, "-rs")
-    result.assert_outcomes(errors=4, skipped=1)
+    result.assert_outcomes(errors=5, skipped=1, passed=1)
     lines(result, "test_it.py:7: the fixture `model` returned None; expected a torch.nn.Module or a function",
-          "test_it.py:10: the wrapper 'autocast' needs a torch.nn.Module; the fixture `model` returned <built-in*sin*",
-          "test_it.py:14: wrapper 'regional' works on the children of an nn.ModuleList, and model 'model' has none",
-          "test_it.py:17: wrapper 'test_it:many' needs 2 processes, and a test has one; put it into a matrix",
+          "test_it.py:10: the fixture `model` returned the class Net; return an instance of it, Net()",
+          "test_it.py:16: the wrapper 'autocast' needs a torch.nn.Module; the fixture `model` returned <built-in*sin*",
+          "test_it.py:20: wrapper 'regional' works on the children of an nn.ModuleList, and model 'model' has none",
+          "test_it.py:23: wrapper 'test_it:many' needs 2 processes, and a test has one; put it into a matrix",
           "SKIPPED [[]1[]]*: no C++ compiler found; install g++ or clang")
     assert "During handling" not in result.stdout.str()
     assert "with a rule" not in result.stdout.str()

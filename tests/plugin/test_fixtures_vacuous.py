@@ -108,6 +108,11 @@ def test_allowed(compiled_model):
     compiled_model(batch(2))
     in_place()
 
+@pytest.mark.parametrize("how", ["assert_no_recompiles", "expect"])
+def test_forgot_with(recompile_counter, how):
+    recompile_counter.expect(0) if how == "expect" else recompile_counter.assert_no_recompiles()
+    torch.compile(torch.sin, backend="eager")(batch(2))
+
 def test_counts_nothing(recompile_counter, model):
     model(batch(2))
     assert recompile_counter.count == 0
@@ -127,12 +132,15 @@ def test_what_proves_less_than_it_seems_to(repo):
     repo.file("conftest.py", CONFTEST)
     repo.file("test_it.py", LESS)
     result = repo.run("-p", "no:cacheprovider", option="")
-    result.assert_outcomes(passed=5, warnings=2)
+    result.assert_outcomes(passed=5, failed=2, warnings=2)
+    for call in ("assert_no_recompiles()", "expect(0)"):
+        result.stdout.fnmatch_lines([f"recompile_counter.{call} was called without `with`, so it checked nothing; "
+                                     f"write `with recompile_counter.{call}:` around the calls"])
     result.stdout.fnmatch_lines([
         "*test_it.py:10: RanEagerlyWarning: test_part[[]default-eager[]]: 1 function ran eagerly though meant to be "
         "compiled, and torch did not raise (compile_limits(eager_frames=1) allows it)",
         "    1. Linear.forward  *",
         "       skipped, 1 call: torch does not compile modules of its own in place*",
-        "*test_it.py:21: RanEagerlyWarning: test_counts_nothing: recompile_counter was asked, but no compiled graph "
+        "*test_it.py:26: RanEagerlyWarning: test_counts_nothing: recompile_counter was asked, but no compiled graph "
         "ran in this test: its 0 proves nothing",
     ])

@@ -34,12 +34,12 @@ def located(trial: Trial) -> dict[str, Any] | None:
 
 
 def _did(trial: Trial, backend: str, wrong: set[tuple[str, str]]) -> str:
-    kept = {key: trial.settings[key] for key in ("dynamic", "fullgraph") if key in trial.settings}
+    kept: dict[str, Any] = {key: trial.settings[key] for key in ("dynamic", "fullgraph") if key in trial.settings}
     again = trial.again({**kept, "backend": backend})
     try:
         again.run()
-    except Exception as error:
-        return f"could not be tried ({type(error).__name__})"
+    except Exception as why:
+        return f"could not be tried ({type(why).__name__})"
     if error := again.compiled.error:
         return f"raises {error.type}"
     return "differs" if wrong & _wrong(again) else "agrees"

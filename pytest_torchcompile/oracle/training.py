@@ -88,7 +88,7 @@ def rate(module: torch.nn.Module, first: Recording) -> float:
 
 
 def _norm(tensors: Iterable[torch.Tensor]) -> float:
-    return sum(float(t.double().square().sum()) for t in tensors if t.is_floating_point()) ** 0.5
+    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors if t.is_floating_point()))
 
 
 def no_loss(output: Any, value: Any) -> torch.Tensor:
@@ -96,7 +96,7 @@ def no_loss(output: Any, value: Any) -> torch.Tensor:
     return torch.zeros(())
 
 
-_STEPS = re.compile(r"output\['(step \d+)'\]\[(.+)\]$")
+_STEPS = re.compile(r"""output\['(step \d+)'\]\[('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
 
 
 def renamed(leaves: Iterable[Leaf], steps: int) -> Iterator[Leaf]:
@@ -105,10 +105,9 @@ def renamed(leaves: Iterable[Leaf], steps: int) -> Iterator[Leaf]:
         name, kind = leaf.name, leaf.kind
         if name == "loss":
             continue
-        if match := _STEPS.match(name):
-            step, rest = match[1], ast.literal_eval(match[2])
-            name = f"{step}: {rest}"
-            kind = "gradient" if kind == "value" and rest.startswith("gradient of ") else kind
+        if _STEPS.match(name):  # more than once where a leaf is of two gradients: that they share memory, say
+            name = _STEPS.sub(lambda match: f"{match[1]}: {ast.literal_eval(match[2])}", name)
+            kind = "gradient" if kind == "value" and ": gradient of " in name else kind
         elif name.endswith(" after the call"):
             name = f"{name.removesuffix(' after the call')} after {steps} steps"
         yield replace(leaf, name=name, kind=kind)

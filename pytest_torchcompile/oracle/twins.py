@@ -75,7 +75,7 @@ def _globals_of(function: types.FunctionType, seen: set[int]) -> dict[str, Any]:
     state to be copied: modules, tensors, and those functions.
     """
     seen.add(id(function))
-    found = {}
+    found: dict[str, Any] = {}
     for name in _names(function.__code__):
         value = function.__globals__.get(name)
         if isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__:

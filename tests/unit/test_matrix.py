@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.cell import AXES, DEFAULTS
+from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import MatrixError
 from pytest_torchcompile.matrix import MARKS, ModelEntry, default_path, find_root, load_matrix

@@ -38,6 +38,8 @@ def run(given: argparse.Namespace) -> int:
         if given.github and isinstance(error, MatrixError):
             print(github.command(error.text, error.path, error.line))
         raise
+    except BrokenPipeError:  # `| head -1` has read enough: the command line's own affair
+        raise
     except Exception:
         traceback.print_exc()
         print("pytest-torchcompile gate: this is a mistake of pytest-torchcompile, and no verdict: please report it "
@@ -57,16 +59,16 @@ def _run(given: argparse.Namespace) -> int:
     taken: list[str] = []
     if given.update_policy:
         taken, outcome = _updated(given, outcome, reports, baseline)
-    for line in (*announcement(outcome), *(f"taken over: {text}" for text in taken)):
-        print(line)
+    lines = [*announcement(outcome), *(f"taken over: {text}" for text in taken)]
     if given.junit is not None:
         write(given.junit, junit.junit(outcome))
     if given.summary is not None:
         write(given.summary, markdown.markdown(outcome))
     if given.github:
         _summarise(markdown.markdown(outcome))
-        for line in github.commands(outcome):
-            print(line)
+        lines += github.commands(outcome)
+    for line in lines:  # after the files: the reader of a pipe may leave early
+        print(line)
     return outcome.code
 
 

@@ -84,8 +84,9 @@ def read_report(path: str | Path) -> Report:
         raise ReportError(f"{name}: is empty; expected a JSON report, for example .compile-matrix/report.json")
     if _JOURNAL.match(text):
         return _from_journal(name, text)
+    sealed = is_sealed(data)
     try:
-        content = loads(text)
+        content = loads(text, sealed)
     except StrictError as error:
         raise ReportError(f"{name}: cannot be read as JSON: {error}") from None
     if not isinstance(content, dict) or KEY not in content:
@@ -93,7 +94,7 @@ def read_report(path: str | Path) -> Report:
             "expected the JSON report of `pytest --compile-matrix`"
         raise ReportError(f"{name}: holds no block {KEY!r}; {hint}")
     block = _block(content[KEY], name)
-    return Report(name, block, is_sealed(data), others_failed=tuple(_others_failed(content.get("tests"), block)))
+    return Report(name, block, sealed, others_failed=tuple(_others_failed(content.get("tests"), block)))
 
 
 def _others_failed(tests: Any, block: dict[str, Any]) -> Iterator[str]:

@@ -12,10 +12,13 @@ class StrictError(ValueError):
     """A text that is no JSON; its text says what was found, and where if that can be told."""
 
 
-def loads(text: str) -> Any:
-    """Read one JSON value. Raises :class:`StrictError`, whatever is wrong with the text."""
+def loads(text: str, ours: bool = False) -> Any:
+    """Read one JSON value. Raises :class:`StrictError`, whatever is wrong with the text.
+
+    ``ours``: known to be as :func:`dumps` wrote it, so that no object is looked through for keys given twice.
+    """
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+        return json.loads(text, object_pairs_hook=None if ours else _object, parse_constant=_constant)
     except StrictError:
         raise
     except json.JSONDecodeError as error:

@@ -171,6 +171,21 @@ def test_several_baselines_are_the_shards_of_one(run, tmp_path):
     assert main(["gate", *reports, "--baseline", *reports]) == 0
 
 
+def test_a_reader_that_leaves_early_is_no_mistake_of_ours(run, tmp_path):
+    """`gate ... | head -1`: no traceback, and the files are there."""
+    for cell in run.ids:
+        run.breaks(cell, *({"line": k, "hint": "x" * 20_000} for k in range(20)))
+    arguments = [*run.write(tmp_path), "--junit", str(tmp_path / "j.xml")]
+    process = subprocess.Popen([sys.executable, "-m", "pytest_torchcompile", "gate", *arguments],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1)
+    assert process.stdout.readline().startswith("FAIL: ")
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait() == 141
+    assert (tmp_path / "j.xml").is_file()
+
+
 LOADED = """
 import sys
 from pytest_torchcompile.cli import main

@@ -74,6 +74,7 @@ def _kind(case: Case) -> str:
 
 def _run_all(cases: Sequence[Case], workers: int) -> Iterator[Outcome]:
     """In order, each as soon as it is there. Cases go to the processes as their places in CASES."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, or it tells of each start and stop
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_quiet) as pool:
         found = pool.map(_run, [CASES.index(case) for case in cases])

@@ -35,7 +35,10 @@ def cached(code: types.CodeType) -> list[Any]:
 
 
 def guards_of(manager: Any) -> tuple[str, ...]:
-    """All guards of an entry, as text (``GuardManagerWrapper.code_parts`` in torch/_dynamo/guards.py, 2.8 to 2.15)."""
+    """All guards of an entry, as text (``GuardManagerWrapper.code_parts`` in torch/_dynamo/guards.py, seen in 2.13).
+
+    Empty where torch has none: then the entry last used is taken for the nearest.
+    """
     return tuple(getattr(manager, "code_parts", None) or ())
 
 

@@ -29,14 +29,14 @@ IN_PLACE: Final = ("torch does not compile modules of its own in place, by modul
 _MODULES: Final = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\](?!module\.py|container\.py)\w+\.py$")
 """Files with modules of torch's own that have work to do; a container's is that of its children."""
 _NO_TENSOR: Final = "no tensor-related objects found in frame"
-"""torch/_dynamo/convert_frame.py, torch 2.9 to 2.15; 2.8 says nothing."""
+"""torch/_dynamo/convert_frame.py, seen in torch 2.13; 2.8 says nothing."""
 _CALLBACK: Final = "torch/_dynamo/convert_frame.py"
 """The file that our own hook pretends to be of (:mod:`.frames`): what is further out is not ours."""
 _MOST_OBJECTS: Final = 1000
 
 
 def in_place(function: object) -> bool:
-    """Whether a compiled callable is what ``module.compile()`` compiles (torch/nn/modules/module.py, 2.8 to 2.15)."""
+    """Whether a compiled callable is what ``module.compile()`` compiles (torch/nn/modules/module.py, seen in 2.13)."""
     return isinstance(function, types.MethodType) and function.__name__ == "_call_impl"
 
 

@@ -101,7 +101,8 @@ class Watch:
     def raced(self, attempt: Attempt) -> bool:
         """Whether another thread compiled the same while this one waited for torch's lock, and no guard failed.
 
-        Torch calls that "Unexpected recompilation" (``get_guard_fail_reason_helper`` in torch/_dynamo/guards.py).
+        Torch calls that "Unexpected recompilation" (``get_guard_fail_reason_helper`` in torch/_dynamo/guards.py,
+        seen in 2.13).
         """
         thread, when = self.finished.get(id(attempt.frame_code), (0, 0.0))
         return (thread != threading.get_ident() and when > attempt.begun

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 
@@ -34,19 +36,21 @@ def test_in_a_model_repository(repo):
     result.stdout.fnmatch_lines([f"E *{line.partition('  [gb')[0].strip()}*" for line in failure])
 
 
-def test_the_stabilizer():
-    """The example of ShapeStabilizer runs, and its own assertion holds."""
-    (example,) = re.findall(r"^```python\n(import torch\nfrom pytest_torchcompile import Bucket.*?)^```",
-                            section("Without pytest"), flags=re.MULTILINE | re.DOTALL)
-    names = {}
-    exec(example, names)
-    assert names["padded"]["input_ids"][0, -1] == 1
+EXAMPLES = [example for name in ("Without pytest", "The production layer")
+            for example in re.findall(r"^```python\n(import .*?)^```", section(name), flags=re.MULTILINE | re.DOTALL)]
 
 
-def test_tables():
-    """Every fixture and marker has its row."""
-    text = section("In a model repository")
-    for name in ("compiled_model", "compile_config", "recompile_counter", "graph_breaks", "shape_buckets"):
-        assert f"\n| `{name}` |" in text
-    for name in ("compile_modes(", "compile_limits(", "shape_buckets("):
-        assert f"\n| `{name}" in text
+@pytest.mark.parametrize("example", EXAMPLES, ids=["compare", "layer", "buckets"])
+def test_without_pytest(example):
+    """The examples of the layer run, and their own assertions hold."""
+    exec(compile(example, "README", "exec"), {"__name__": "example"})
+
+
+def test_fuzzing(repo):
+    """The fuzzed test of README fails as README says, at the number that the branch reads."""
+    shown = {**files(README), **files(section("Fuzzing shapes"))}
+    for name in ("models.py", "conftest.py", "test_shapes.py"):
+        repo.file(name, shown[name])
+    result = repo.run("test_shapes.py", "--compile-fuzz-examples=10", "--compile-fuzz-seconds=250", option="")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["E *shortest failing sequence of shapes: [[]call(B=2), call(B=2), call(B=*)]"])

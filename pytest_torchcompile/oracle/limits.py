@@ -25,9 +25,9 @@ class Limits:
     large as a peak. :meth:`of` passes from one to the other.
     """
 
-    rms: float = 3.0
-    bias: float = 6.0
-    peak: float = 12.0
+    rms: float = 4.0
+    bias: float = 8.0
+    peak: float = 16.0
 
     def of(self, numel: int) -> tuple[float, float, float]:
         """Limits of rms, bias and peak for a leaf of ``numel`` elements."""

@@ -449,18 +449,18 @@ def test_limits_refuse_nonsense():
 
 def test_a_leaf_of_few_elements_is_judged_by_its_peak():
     """One number is one draw of the noise: its root mean square is no average."""
-    one = Leaf("loss", "value", numel=1, rms=11.0, bias=11.0, peak=11.0)
+    one = Leaf("loss", "value", numel=1, rms=15.0, bias=15.0, peak=15.0)
     assert problem(one) is None
-    assert "error is 11 times the rounding noise (limit 7.5)" in problem(replace(one, numel=2))
-    assert "error is 13 times the rounding noise (limit 12)" in problem(replace(one, rms=13.0))
-    assert Limits().of(1) == (12, 12, 12)
-    assert Limits().of(10**9)[0] == pytest.approx(3)
+    assert "error is 15 times the rounding noise (limit 10)" in problem(replace(one, numel=2))
+    assert "error is 17 times the rounding noise (limit 16)" in problem(replace(one, rms=17.0))
+    assert Limits().of(1) == (16, 16, 16)
+    assert Limits().of(10**9)[0] == pytest.approx(4)
 
 
 def test_a_stored_leaf_is_judged_by_any_limits():
     """Only numbers depend on limits; what no rounding excuses stays a problem."""
     leaf = Leaf("output", "value", numel=4000, rms=5.0, bias=1.0, peak=5.0)
-    assert "error is 5 times the rounding noise (limit 3)" in problem(leaf)
+    assert "error is 5 times the rounding noise (limit 4)" in problem(leaf)
     assert problem(leaf, Limits(rms=6)) is None
     loose = Limits(math.inf, math.inf, math.inf)
     assert problem(Leaf("output", "dtype", message="dtype is a in eager, b compiled"), loose) is not None

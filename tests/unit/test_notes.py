@@ -21,7 +21,7 @@ def test_a_leaf_of_noise_is_no_problem_and_no_proof():
     assert not NOISE.decided
     assert problem(replace(NEAR, rms=8.0)) is not None
     assert problem(replace(NOISE, rms=8.0)) is None
-    assert problem(replace(NOISE, rms=30.0)) is not None
+    assert problem(replace(NOISE, rms=40.0)) is not None
 
 
 def test_what_is_decided_has_no_note():

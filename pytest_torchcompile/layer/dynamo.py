@@ -115,7 +115,7 @@ def sizes_seen() -> Callable[[], None]:
 
 def _careful(inner: Callable[..., Any], guard: Guard, compiled: Compiled) -> Callable[..., Any]:
     """``CatchErrorsWrapper.__call__`` (torch/_dynamo/convert_frame.py), but what fails runs eagerly."""
-    from torch._dynamo import convert_frame
+    from torch._dynamo import config, convert_frame
     from torch._dynamo import types as dynamo_types
 
     action: Any = dynamo_types
@@ -125,7 +125,7 @@ def _careful(inner: Callable[..., Any], guard: Guard, compiled: Compiled) -> Cal
     def call(frame: Any, cache_entry: Any, frame_state: Any) -> Any:
         if guard.eager or guard.pending is not None:
             return _eagerly(dynamo_types)
-        began = clock()
+        began, guard.refused = clock(), None
         try:
             result = inner(frame, cache_entry, frame_state)
         except Exception as error:
@@ -140,6 +140,9 @@ def _careful(inner: Callable[..., Any], guard: Guard, compiled: Compiled) -> Cal
                 compiled.guards.append(result.guarded_code.guard_manager)
         elif result.frame_exec_strategy.cur_action == run_only:
             guard.limit(_limit(frame.f_code))
+        elif config.suppress_errors and guard.refused is not None:  # the program's own setting: torch told nobody
+            guard.failed(guard.refused)
+            return _eagerly(dynamo_types)
         return result
 
     # Torch walks the stack and steps over frames of convert_frame.py by file name (`prev_frame` in

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.checks import compiles
@@ -119,7 +120,7 @@ def compare(
         found = located(trial) if locate else None
     leaves = (*trial.leaves, *trial.trained)
     return Comparison((*_proof(trial), *findings(leaves)), leaves, explained(found) if found else "",
-                      (*trial.notes, *notes(leaves)))
+                      (*trial.notes, *_eager_parts(trial), *notes(leaves)))
 
 
 def assert_equivalent(model: Callable[..., Any], calls: list[Any], config: CompileConfig, **options: Any) -> None:
@@ -186,7 +187,10 @@ def _module(model: Any) -> nn.Module:
         raise UsageError(f"model is {model!r}, expected a torch.nn.Module or a function")
     if hasattr(model, "_torchdynamo_orig_callable") or is_twin(model):
         raise UsageError(f"model is compiled already ({type(model).__name__}): give compare() the eager one")
-    return model if isinstance(model, nn.Module) else Closure(model)
+    module = model if isinstance(model, nn.Module) else Closure(model)
+    if lazy := [name for name, tensor in (*module.named_parameters(), *module.named_buffers()) if is_lazy(tensor)]:
+        raise UsageError(f"model has no shape yet for {lazy[0]!r} (a lazy module): call it once on a batch first")
+    return module
 
 
 def _calls(calls: Any) -> Iterator[Call]:
@@ -197,6 +201,15 @@ def _calls(calls: Any) -> Iterator[Call]:
         raise UsageError("calls is empty: nothing would be compared")
     for index, value in enumerate(batches):
         yield Call(index, Batch.of(value))
+
+
+def _eager_parts(trial: Trial) -> list[str]:
+    """What of the model ran eagerly although it was compiled: not wrong, but not judged either."""
+    breaks = [f"graph break at {b['file']}:{b['line']}: {b['reason'].splitlines()[0]}"
+              for b in trial.compiled.seen["graph_breaks"]]
+    frames = [f"{f['function']} ran eagerly ({f['kind']})" for f in trial.compiled.seen["eager_frames"]
+              if f["kind"] in ("disabled", "graph_break", "skipped")]
+    return list(dict.fromkeys([*breaks, *frames]))[:5]
 
 
 def _proof(trial: Trial) -> Iterator[Finding]:

@@ -57,6 +57,8 @@ class Guard:
         """Why a part of the call in progress runs eagerly."""
         self.failure: BaseException | None = None
         """The last failure while :attr:`trial` was set."""
+        self.refused: Exception | None = None
+        """What the backend raised for the frame that is being compiled."""
         self.postponed = False
         """It runs eagerly for good as soon as nothing compiled is left to be recomputed."""
         self.seconds = 0.0

@@ -37,7 +37,13 @@ class Backend:
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a captured graph."""
         kept = _copy(graph)  # a backend may change what it is given
-        return _run_of(_Graph(self.inner(graph, example_inputs, **options), kept, self.guard))
+        try:
+            compiled = self.inner(graph, example_inputs, **options)
+        except Exception as error:
+            if (guard := self.guard()) is not None:
+                guard.refused = error
+            raise
+        return _run_of(_Graph(compiled, kept, self.guard))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Backend) and bool(self.inner == other.inner)

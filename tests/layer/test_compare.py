@@ -305,6 +305,7 @@ def test_parts_of_a_model():
 @pytest.mark.parametrize(("change", "text"), [
     ({"model": 3}, "model is 3, expected a torch.nn.Module or a function"),
     ({"model": Net}, "expected a torch.nn.Module or a function"),
+    ({"model": nn.LazyLinear(3)}, r"model has no shape yet for 'weight' \(a lazy module\): call it once"),
     ({"model": torch.compile(Net())}, r"model is compiled already \(OptimizedModule\)"),
     ({"calls": torch.ones(2, 6)}, r"calls is Tensor, expected a list with a batch for each call, like \[batch\]"),
     ({"calls": (torch.ones(2, 6),)}, "calls is tuple, expected a list"),
@@ -324,6 +325,18 @@ def test_a_pattern_that_matches_nothing():
     """What the layer says of a config, compare says too."""
     with pytest.raises(ValueError, match="allowlist: 'nowhere' matches no module of Net"):
         compare(Net(), [torch.ones(4, 6)], CompileConfig(backend="eager", allowlist=("nowhere",)))
+
+
+def test_parts_that_ran_eagerly_are_named():
+    """A graph break is no difference, but what ran outside of the graphs was not judged."""
+    def broken(x):
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x.cos()
+
+    result = compare(broken, [torch.randn(4, 6)], CompileConfig(backend="eager"))
+    assert result.ok
+    assert any(note.startswith("graph break at ") and "test_compare.py" in note for note in result.notes)
 
 
 def test_long_lists_are_cut():

@@ -343,6 +343,14 @@ def test_nothing_of_the_process_is_changed(attempts):
     assert (torch._dynamo.config.get_config_copy(), torch._functorch.config.get_config_copy()) == before
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_programs_own_suppress_errors_hides_nothing(attempts, number):
+    compiled = maybe_compile(model := Net(breaks=False), on(Refuses(number), dynamic=False))
+    with torch._dynamo.config.patch(suppress_errors=True):
+        run_beside_eager(model, compiled, SHAPES)
+    assert attempts("result") == ["deferred", *["compiled"] * (number - 1), "fallback_eager"]
+
+
 def test_another_compiled_model_of_the_class_is_not_touched(attempts):
     good, bad = maybe_compile(Pure(), on("eager")), maybe_compile(Pure(), on(Refuses(1)))
     good(rows(2))

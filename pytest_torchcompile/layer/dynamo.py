@@ -125,7 +125,8 @@ def _careful(inner: Callable[..., Any], guard: Guard, compiled: Compiled) -> Cal
     def call(frame: Any, cache_entry: Any, frame_state: Any) -> Any:
         if guard.eager or guard.pending is not None:
             return _eagerly(dynamo_types)
-        began, guard.refused = clock(), None
+        began = clock()
+        guard.frame_begins()
         try:
             result = inner(frame, cache_entry, frame_state)
         except Exception as error:

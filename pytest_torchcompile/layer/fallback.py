@@ -71,6 +71,10 @@ class Guard:
 
     # something failed
 
+    def frame_begins(self) -> None:
+        """Dynamo looks at a frame; no backend has refused a graph of it."""
+        self.refused = None
+
     def failed(self, error: BaseException, phase: str = "call", running: int = 0) -> None:
         """A part of the model failed, and can be run eagerly in the state that it found.
 

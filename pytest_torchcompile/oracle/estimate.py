@@ -85,15 +85,19 @@ class Estimate:
             self.flipped.append(int(flips.sum()))
 
     def repeated_by(self, value: Any, unit: float) -> bool:
-        """Whether another run without noise came to the same value, within one rounding or the noise drawn."""
+        """Whether another run without noise came to the same value, within one rounding or its own share of the noise.
+
+        Of a model that wavers the noise drawn wavers too: an exact run in float64 is allowed the rounding of float64.
+        """
         value = _number(value)
         if not isinstance(self.value, torch.Tensor) or not isinstance(value, torch.Tensor):
             return bool(self.value == value)
         if value.shape != self.value.shape or not self.continuous:
             return value.shape == self.value.shape and torch.equal(value, self.value)
         spread = torch.zeros((), device=value.device).expand(value.numel()) if self.spread is None else self.spread
+        share = min(1.0, 2.0**10 * torch.finfo(self.value.dtype).eps / unit)
         return not any(
-            bool((finite(again - exact).abs() > spread.double() + unit * finite(exact).abs()).any())
+            bool((finite(again - exact).abs() > share * spread.double() + unit * finite(exact).abs()).any())
             for again, exact, spread in pieces(value, self.value, spread)
         )
 

@@ -253,7 +253,9 @@ class Steps:
     def _reference(self, eager: Recording, tape: Tape, before: Kept, step: int) -> Reference:
         model = original(self.model)
         if self.together.spread or (self.module is not model and any(True for _ in self.module.parameters())):
-            return Reference(eager)  # a scale made from the dtype
+            found = Reference(eager)  # a scale made from the dtype, or from that of autocast
+            found.unit = tape.unit or 0.0
+            return found
         with self._as_before(before):
             return reference(model, self.batch, loss=self.loss, train=self.train, seed=step, tape=tape)
 

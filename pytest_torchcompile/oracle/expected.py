@@ -33,6 +33,8 @@ class Reference:
         self.kind = "eager-only"
         self.why = ""
         """Why it is not ``float64``."""
+        self.unit = 0.0
+        """Of ``eager-only``: the unit roundoff of a narrower dtype in which parts are known to have run."""
         self.draws = 0
         """How many noise draws the estimates hold."""
         self.estimates: dict[str, Estimate] = {}

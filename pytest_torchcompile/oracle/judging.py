@@ -32,10 +32,11 @@ def continuous(
     estimate = reference.estimates.get(leaf.name)
     if estimate is None or not estimate.continuous or estimate.value.shape != e.shape:
         why = reference.why or "the float64 run has nothing of this name and shape"
-        return _measured(replace(leaf, against="eager-only", why=why), e, c, assumed(e, dtype, None), limits)
+        leaf = replace(leaf, against="eager-only", why=why)
+        return _measured(leaf, e, c, assumed(e, dtype, None, reference.unit), limits)
     leaf = replace(leaf, against=reference.kind, why=reference.why)
     if not estimate.draws:
-        return _measured(leaf, e, c, assumed(e, dtype, estimate), limits)
+        return _measured(leaf, e, c, assumed(e, dtype, estimate, reference.unit), limits)
     scale = drawn(e, dtype, estimate, with_eager=True)
     mine, *others = scale.noise.means
     if mine <= _UNFIT**2 * max(sum(others) / len(others), 1.0):

@@ -95,14 +95,15 @@ def drawn(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate, *, with_e
     )  # fmt: skip
 
 
-def assumed(eager: torch.Tensor, dtype: torch.dtype, twin: Estimate | None) -> Scale:
+def assumed(eager: torch.Tensor, dtype: torch.dtype, twin: Estimate | None, unit: float = 0.0) -> Scale:
     """A scale from the dtype, with eager as the centre; larger where a second eager run differs by more.
 
-    Per element ``16 * unit`` of its own size and of the leaf's typical one. An offset of that size is one unit of
+    Per element ``16 * unit`` of its own size and of the typical one; ``unit``, if it is larger than the dtype's, is
+    that of a narrower dtype in which parts were computed (autocast). An offset of that size is one unit of
     bias.
     """
     again = eager if twin is None or not twin.continuous or twin.value.shape != eager.shape else twin.value
-    relative = EAGER_ONLY_UNITS * unit_of(dtype)
+    relative = EAGER_ONLY_UNITS * max(unit_of(dtype), unit)
     wide = finite(sample(eager).double())
     sizes = wide.abs()
     usual = float(sizes[sizes > 0].median()) if bool((sizes > 0).any()) else 0.0

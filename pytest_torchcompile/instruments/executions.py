@@ -134,7 +134,9 @@ def installed(watch: Watch) -> Iterator[None]:
     replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
 
     def put(scope: dict[str, Any], name: str, counter: _Counter) -> None:
-        before = scope[name]
+        before = scope.get(name)
+        if before is None:  # garbage was collected since it was listed, and torch has taken the name out
+            return
         scope[name] = after = _counted(before, counter)
         replaced.append((scope, name, before, after))
 

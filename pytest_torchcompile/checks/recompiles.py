@@ -15,7 +15,7 @@ from pytest_torchcompile.observation import Problem
 if TYPE_CHECKING:
     from pytest_torchcompile.runner import Run
 
-__all__ = ["CHECK", "explained"]
+__all__ = ["CHECK", "explained", "function_of"]
 
 
 def measure(run: Run) -> dict[str, Any]:
@@ -72,9 +72,9 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         allowed = f"{most:g} allowed by the matrix"
     else:
         most = explained(section["dynamic"], section["sizes"], section.get("special", 0))
-        by_function = Counter(map(_function, recompiles))
+        by_function = Counter(map(function_of, recompiles))
         worst, count = by_function.most_common(1)[0] if by_function else (None, 0)
-        over = [r for r in recompiles if _function(r) == worst]
+        over = [r for r in recompiles if function_of(r) == worst]
         allowed = f"{most} explained by {section['sizes']} size(s) with dynamic={section['dynamic']}"
     if count > most:
         yield _problem(f"{count} recompile(s), {allowed}", over)
@@ -86,7 +86,7 @@ def _problem(message: str, found: list[Mapping[str, Any]]) -> Problem:
                    first["file"], first["line"])
 
 
-def _function(found: Mapping[str, Any]) -> tuple[Any, ...]:
+def function_of(found: Mapping[str, Any]) -> tuple[Any, ...]:
     """What is compiled by itself: a function, or the rest of one after a graph break."""
     return found["file"], found["line"], found["function"], found.get("resumed_at", 0)
 

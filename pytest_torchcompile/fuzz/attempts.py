@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.checks.recompiles import function_of
 from pytest_torchcompile.fuzz.calls import Sequence
 from pytest_torchcompile.fuzz.explained import graphs
 from pytest_torchcompile.fuzz.search import Finding
@@ -110,20 +112,18 @@ class Attempts:
             return [self.limits["fuzz_recompiles"]] * len(trial.calls)
         dynamic = {None: "auto", False: "static", True: "dynamic"}[self.settings.get("dynamic")]
         modes = [call.trains(self.train) for call in trial.calls]
+        counts = {which: iter(graphs(dynamic, (_sizes(call.batch) for call, mode in zip(trial.calls, modes, strict=True)
+                                               if mode is which))) for which in (True, False)}
+        made = dict.fromkeys(counts, 0)  # each mode has graphs of its own
         allowed: list[float] = []
-        for at in range(len(trial.calls)):  # each mode has graphs of its own
-            each = [graphs(dynamic, (_sizes(call.batch) for call, mode in zip(trial.calls[:at + 1], modes, strict=False)
-                                     if mode is which)) for which in (True, False)]
-            allowed.append(sum(counts[-1] for counts in each if counts) - 1)
+        for mode in modes:
+            made[mode] = next(counts[mode])
+            allowed.append(sum(made.values()) - 1)
         return allowed
 
 
 def _most_of_one(recompiles: list[Mapping[str, Any]]) -> int:
-    counts: dict[tuple[Any, ...], int] = {}
-    for r in recompiles:
-        key = r["file"], r["line"], r["function"], r.get("resumed_at", 0)
-        counts[key] = counts.get(key, 0) + 1
-    return max(counts.values(), default=0)
+    return max(Counter(map(function_of, recompiles)).values(), default=0)
 
 
 def _sizes(batch: Batch) -> tuple[int, ...]:

@@ -45,6 +45,7 @@ def layer() -> None:
     logger.setLevel(logging.INFO)
     logger.addHandler(records)
     logger.propagate = False
+    torch.manual_seed(0)  # one model in sixteen has four dead units: nothing but zeros proves nothing
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
     expected = model(x)
     demand(maybe_compile(model, CompileConfig(), logger, x) is model, "disabled, and not the same object")

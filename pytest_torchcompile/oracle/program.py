@@ -36,8 +36,10 @@ class Program:
     """The module widened once; its copies share the parameters until a run writes to one."""
 
     @classmethod
-    def of(cls, model: Any, batch: Batch, **rest: Any) -> Program:
-        """A program of a module or a plain function; nothing is copied yet."""
+    def of(cls, model: Any, batch: Batch, call: Callable[..., Any] | None = None, **rest: Any) -> Program:
+        """A program of a module or a plain function; nothing is copied yet. ``call``: what runs the module instead."""
+        if call is not None and call is not model:
+            return cls(_Called(model, call), batch, **rest)
         return cls(model if isinstance(model, torch.nn.Module) else _Function(model), batch, **rest)
 
     @property
@@ -99,9 +101,10 @@ class Program:
     def _record(
         self, module: torch.nn.Module, batch: Batch, mode: AbstractContextManager[Any] | None
     ) -> Recording:
-        with warnings.catch_warnings():
+        named = module.module if isinstance(module, _Called) else module
+        with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
             warnings.simplefilter("ignore")  # the eager run has said them already
-            return record(module, module, batch, loss=self.loss, train=self.train, seed=self.seed, mode=mode)
+            return record(module, named, batch, loss=self.loss, train=self.train, seed=self.seed, mode=mode)
 
 
 class _Function(torch.nn.Module):
@@ -110,6 +113,15 @@ class _Function(torch.nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.forward = function
+
+
+class _Called(torch.nn.Module):
+    """A module with the callable that runs it: copied together, so that the copy runs the copy."""
+
+    def __init__(self, module: torch.nn.Module, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.__dict__["forward"] = call
 
 
 def _widened(module: torch.nn.Module, wide: torch.dtype) -> torch.nn.Module:
@@ -130,13 +142,13 @@ def _widened(module: torch.nn.Module, wide: torch.dtype) -> torch.nn.Module:
 
 @contextmanager
 def _written_out(wide: torch.dtype) -> Iterator[None]:
-    """Wide by default; attention in single operators, so that its roundings are drawn; nothing compiled."""
+    """Wide by default; attention in single operators, so that its roundings are drawn."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     before = torch.get_default_dtype()
     torch.set_default_dtype(wide)
     try:
-        with sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+        with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
         torch.set_default_dtype(before)

@@ -34,6 +34,7 @@ def reference(
     seed: int = 0,
     tape: Tape | None = None,
     unit: float | None = None,
+    call: Callable[..., Any] | None = None,
 ) -> Reference:
     """Run copies of ``module`` in float64, once exactly and four times with rounding noise.
 
@@ -46,8 +47,9 @@ def reference(
         tape: Of the eager recording, so that dropout and its kin draw the same numbers.
         unit: The unit roundoff to assume in every operator; ``None``: the one that the tape has seen each round
             by, else that of the narrowest floating dtype among parameters, buffers and inputs.
+        call: What runs ``module``, where that is not the module itself: a function that calls it.
     """
-    program = Program.of(module, batch, loss=loss, train=train, seed=seed, tape=tape)
+    program = Program.of(module, batch, call, loss=loss, train=train, seed=seed, tape=tape)
     try:
         program = program.copied()
     except Exception as error:

@@ -167,6 +167,9 @@ class _Copies:
     def contents(self, value: Any) -> Any:
         if isinstance(value, types.ModuleType):
             return value
+        # A function that deepcopy itself has made (what torch.compile returns makes one) closes over copies already.
+        for made in list(self.memo.values()):
+            self.memo.setdefault(id(made), made)
         try:
             return self.of(value)
         except Exception:  # a lock, a file, a generator of random numbers: shared

@@ -209,6 +209,22 @@ def test_a_model_that_cannot_be_copied_is_its_own_reference():
     assert model.weight.grad is None
 
 
+def test_a_function_around_a_compiled_module_is_copied_with_the_module():
+    """Names are those of the module; the function, with what torch.compile made, runs the copy, uncompiled."""
+
+    def around(model):
+        call = torch.compile(model, backend=lambda graph, example: lambda *args: [graph(*args)[0] + 1])
+        return lambda x: 2 * call(x)
+
+    model, batch = nn.Linear(3, 3), Batch.of(torch.ones(1, 3))
+    found = reference(model, batch, call=around(model))
+    assert found.kind == "float64"
+    assert torch.allclose(found.estimates["output"].value, 2 * model(*batch.args).double())
+    assert torch.equal(found.twin().outputs["output"].value, 2 * model(*batch.args))
+    assert found.twin().gradients["gradient of weight"] is not None
+    assert model.weight.grad is None
+
+
 def test_operators_beyond_dispatch_are_judged_by_perturbed_inputs():
     """A function that no dispatch mode may enter still gets a float64 run, with noise on what it is given."""
 

@@ -462,6 +462,37 @@ def test_no_result_before_the_first_run():
     assert CompileSmoketest().last_result is None
 
 
+# mixed precision
+
+
+def under_autocast(model):
+    """What a training loop calls: a function that is no module, around what torch.compile has returned."""
+    def step(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(x)
+
+    return step
+
+
+def unnormed():
+    """A bias before batch norm: its gradient is nothing but rounding noise, and that of bfloat16."""
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+
+
+def test_rounding_under_autocast_is_that_of_this_program():
+    """Inductor rounds otherwise than eager, and gradients that cancel are far apart: measured, not assumed."""
+    result = outcome(under_autocast(compiled(unnormed(), "inductor")), torch.randn(4, 3, 8, 8))
+    assert (result.ok, result.reason) == (True, TRAINED)
+
+
+@pytest.mark.parametrize("off", [backend(backward=factor(1.1)), backend(factor(1.1))])
+def test_under_autocast_what_is_wrong_is_wrong(off):
+    """Ten per cent are far from the rounding of bfloat16, forward or backward."""
+    result = outcome(under_autocast(compiled(Net(), off)))
+    assert not result.ok
+    assert "float64" in result.reason
+
+
 # random numbers
 
 

@@ -30,19 +30,19 @@ TITLES = (
 )  # fmt: skip
 
 
-def judged(name: str, dtype: torch.dtype, backend: str, seeds: range) -> dict:
+def judged(name: str, dtype: torch.dtype, backend: str, seeds: range, device: str) -> dict:
     """What came of one program: counts, alarms, largest statistics."""
     program = PROGRAMS[name]
     torch.compiler.reset()
     torch.manual_seed(0)
-    model = program.make().to(dtype)
+    model = program.make().to(device, dtype)
     call = torch.compile(model, backend=backend)
     found = {"comparisons": 0, "bitwise": 0, "leaves": 0, "inexact": 0, "further": 0, "alarms": [], "notes": [],
              "rms": 0.0, "bias": 0.0, "peak": 0.0, "compiled_s": 0.0, "reference_s": 0.0}
     for seed in seeds:
         draw(model, seed)
         torch.manual_seed(seed)
-        batch = Batch.of(program.inputs()).to(dtype=dtype)
+        batch = Batch.of(program.inputs()).to(device, dtype)
         snapshot, tape, references = StateSnapshot(model), Tape(), []
         eager = record(model, model, batch, loss=program.loss, seed=seed, mode=tape)
         snapshot.restore()
@@ -101,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtypes", nargs="*", default=DTYPES)
     parser.add_argument("--backends", nargs="*", default=BACKENDS)
     parser.add_argument("--programs", nargs="*", default=list(PROGRAMS))
@@ -120,8 +121,9 @@ def main() -> None:
         for dtype in (d for d in options.dtypes if d in PROGRAMS[name].dtypes):
             for backend in options.backends:
                 seeds = range(options.first, options.first + options.seeds)
-                found = judged(name, getattr(torch, dtype), backend, seeds)
-                about = {"program": name, "dtype": dtype, "backend": backend, "torch": torch.__version__}
+                found = judged(name, getattr(torch, dtype), backend, seeds, options.device)
+                about = {"program": name, "dtype": dtype, "backend": backend, "device": options.device,
+                         "torch": torch.__version__}
                 records.append({**about, **found})
                 shown = {k: len(v) if isinstance(v, list) else round(v, 2) for k, v in found.items()}
                 print(name, dtype, backend, shown, found["alarms"][:2], flush=True)

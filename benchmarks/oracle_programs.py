@@ -98,8 +98,8 @@ class Llama(nn.Module):
 
     def turn(self, t):
         half = t.shape[-1] // 2
-        positions = torch.arange(t.shape[-2], dtype=torch.float32)
-        angles = positions[:, None] / (1e4 ** (torch.arange(half, dtype=torch.float32) / half))
+        positions = torch.arange(t.shape[-2], dtype=torch.float32, device=t.device)
+        angles = positions[:, None] / (1e4 ** (torch.arange(half, dtype=torch.float32, device=t.device) / half))
         cos, sin = angles.cos().to(t.dtype), angles.sin().to(t.dtype)
         x, y = t[..., :half], t[..., half:]
         return torch.cat((x * cos - y * sin, y * cos + x * sin), -1)
@@ -113,7 +113,8 @@ class Llama(nn.Module):
             for layer in (self.q, self.k, self.v)
         )
         weights = (self.turn(q) @ self.turn(k).transpose(-1, -2)) / math.sqrt(width // self.heads)
-        weights = weights.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), float("-inf"))
+        later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
+        weights = weights.masked_fill(later, float("-inf"))
         x = x + self.o((weights.softmax(-1) @ v).transpose(1, 2).reshape(rows, length, width))
         y = self.norm(x, self.w2)
         x = x + self.down(F.silu(self.gate(y)) * self.up(y))
@@ -140,7 +141,7 @@ class Recurrent(nn.Module):
         self.i, self.h = nn.Linear(width, 3 * width), nn.Linear(width, 3 * width)
 
     def forward(self, x):
-        h = torch.zeros(x.shape[0], x.shape[2], dtype=x.dtype)
+        h = torch.zeros(x.shape[0], x.shape[2], dtype=x.dtype, device=x.device)
         states = []
         for t in range(x.shape[1]):
             a, b = self.i(x[:, t]).chunk(3, -1), self.h(h).chunk(3, -1)
@@ -208,7 +209,7 @@ class Writes(nn.Module):
         with torch.no_grad():
             self.average.mul_(0.9).add_(y.detach().mean((0, 1)), alpha=0.1)
             self.steps += 1
-            self.states[0] = self.states[0].to(y.dtype) * 0.5 + y.detach().mean((0, 1))
+            self.states[0] = self.states[0].to(y) * 0.5 + y.detach().mean((0, 1))
         return y.exp() / (1 + y.exp()), cache[:, 0], y.detach() > 0
 
 
@@ -221,8 +222,8 @@ class WideRange(nn.Module):
 
     def forward(self, x):
         y = self.f(x)
-        scale = torch.linspace(-6, 1, 32, dtype=torch.float32).exp().to(y.dtype)
-        masked = y.masked_fill(torch.ones(16, 32, dtype=torch.bool).triu(12), -1e4)
+        scale = torch.linspace(-6, 1, 32, dtype=torch.float32, device=y.device).exp().to(y.dtype)
+        masked = y.masked_fill(torch.ones(16, 32, dtype=torch.bool, device=y.device).triu(12), -1e4)
         return torch.exp(3 * y) * scale, F.log_softmax(8 * y, -1), masked * 1.1
 
 
@@ -247,7 +248,7 @@ class Autocast(nn.Module):
         self.block, self.head = Block(), nn.Linear(48, 20)
 
     def forward(self, x):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(x.device.type, torch.bfloat16):
             y = self.head(self.block(x))
         return y.float().log_softmax(-1)
 

@@ -43,13 +43,26 @@ class Backend:
             if (guard := self.guard()) is not None:
                 guard.refused = error
             raise
-        return _run_of(_Graph(compiled, kept, self.guard))
+        return _run_of(_Graph(_written(compiled), kept, self.guard))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Backend) and bool(self.inner == other.inner)
 
     def __hash__(self) -> int:
         return hash(Backend)  # torch's own backends have no hash
+
+
+def _written(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """The code of a graph module whose code is written at its first call, as Dynamo does for what it can see.
+
+    ``_LazyGraphModule`` (torch/fx/_lazy_graph_module.py; ``call_user_compiler`` in torch/_dynamo/output_graph.py, torch
+    2.8 to 2.15); it saves two calls in each run, and nothing depends on it.
+    """
+    owner: Any = getattr(compiled, "__self__", None)
+    if getattr(compiled, "__name__", "") != "_lazy_forward" or not hasattr(owner, "real_recompile"):
+        return compiled
+    owner.real_recompile()
+    return owner.forward  # type: ignore[no-any-return]
 
 
 def _copy(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:

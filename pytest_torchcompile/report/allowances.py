@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from pytest_torchcompile.axes import same
-from pytest_torchcompile.report.finding import Finding, Weight
+from pytest_torchcompile.report.finding import Finding, Weight, first
 from pytest_torchcompile.report.judged import JudgedCell
 from pytest_torchcompile.report.policy import AllowedFailure, PassRate, Policy
 from pytest_torchcompile.report.skips import skips
 
-__all__ = ["Allowed", "allow"]
+__all__ = ["Allowed", "allow", "untold"]
+
+_TOLD: Final = frozenset({"pass", "xfail", "xpass", "fail"})
+"""Verdicts that tell whether a cell fails as an entry allows; one that was skipped or crashed tells nothing."""
 
 
 @dataclass
@@ -30,6 +33,8 @@ class Allowed:
     findings: list[Finding] = field(default_factory=list)
     used: Counter[int] = field(default_factory=Counter)
     """Number of an entry of ``allowed_failures`` to the cells that need it."""
+    unneeded: list[int] = field(default_factory=list)
+    """Entries of ``allowed_failures`` that no cell needs any more, each of its cells having been judged."""
 
 
 def allow(cells: Sequence[JudgedCell], policy: Policy, today: datetime.date, whole: bool = True) -> Allowed:
@@ -78,10 +83,22 @@ def _entries(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy, toda
         elif entry.at_most is not None and used > entry.at_most:
             text = f"{used} cells fail as {where} allows for {entry.at_most}: {entry}"
             allowed.findings.append(Finding("allowed_failures", "fail", text, **place))
+        elif not used and whole and (unknown := untold(entry, cells)):
+            text = (f"whether {where} is still needed can't be told: {first(unknown)} "
+                    f"{'was' if len(unknown) == 1 else 'were'} not judged")
+            allowed.findings.append(Finding("allowed_failures", "note", text, tuple(unknown), **place))
         elif not used and whole:
+            allowed.unneeded.append(number)
             text = f"improved: nothing fails any more as {where} allows: {entry}"
             hint = "take the entry out, or have --update-policy do it"
             allowed.findings.append(Finding("improved", "fail", text, hint=hint, **place))
+
+
+def untold(entry: AllowedFailure, cells: Iterable[JudgedCell]) -> list[str]:
+    """Cells in which a failure that the entry allows could not show, as a check of theirs was not judged."""
+    return [cell.id for cell in cells if entry.cells.matches(cell.axes) and any(
+        name not in cell.verdicts or cell.verdicts[name]["verdict"] not in _TOLD
+        for name in entry.checks or (*cell.verdicts, *cell.missing) if name in cell.verdicts or name in cell.missing)]
 
 
 def _pass_rates(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError
@@ -85,12 +86,15 @@ def _same_run(first: Report, other: Report) -> None:
 
 
 def _identity(report: Report) -> dict[str, Any]:
-    matrix, run = report.block["matrix"], report.block["run"] or {}
+    run = report.block["run"] or {}
+    matrix = dict(report.block["matrix"])
+    path = PurePath(matrix.pop("path").replace("\\", "/")).name  # it may be typed from another folder
     git = run.get("git") or {}
     ci = {name: number for name, number in run.get("ci", {}).items() if name in ONE_RUN}
     return {"matrix files (sha256)": matrix["sha256"], "planned cells": matrix["cells_planned"],
-            "matrices": matrix, "numbers of shards": report.shard[1],
-            "commits": git.get("commit", "unknown"), "states of the working tree": git.get("changed"),
+            "names of the matrix": path, "matrices": matrix, "numbers of shards": report.shard[1],
+            "commits": git.get("commit", "unknown"),
+            "states of the working tree": (git.get("changed"), git.get("diff_sha256")),
             "CI runs": ", ".join(ci.values()), "versions of pytest-torchcompile": run.get("plugin", "unknown")}
 
 

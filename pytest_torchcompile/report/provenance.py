@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -34,21 +35,24 @@ def provenance(root: Path, variables: Mapping[str, str] = os.environ) -> dict[st
 
 
 def _git(root: Path) -> dict[str, Any] | None:
-    """The commit that is checked out, whether tracked files differ from it, and where ``root`` lies in the repository.
+    """The commit that is checked out, whether tracked files differ from it and how, and where ``root`` lies in it.
 
-    None where there is no git.
+    None where there is no git. Of the difference only a hash is kept: it tells two edits apart, and nothing else.
     """
     commit = _output(root, "rev-parse", "HEAD")
     if commit is None or not re.fullmatch("[0-9a-f]{40,64}", commit):
         return None
     changes = _output(root, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "changed": changes != "", "prefix": _output(root, "rev-parse", "--show-prefix") or ""}
+    difference = _output(root, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD") if changes else ""
+    told = hashlib.sha256(difference.encode("utf-8", "surrogateescape")).hexdigest() if difference else ""
+    return {"commit": commit, "changed": changes != "", "diff_sha256": told,
+            "prefix": _output(root, "rev-parse", "--show-prefix") or ""}
 
 
 def _output(root: Path, *command: str) -> str | None:
     try:
         done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, timeout=PATIENCE,
-                              check=False, stdin=subprocess.DEVNULL)
+                              errors="surrogateescape", check=False, stdin=subprocess.DEVNULL)
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -74,8 +74,7 @@ def _unneeded(outcome: Outcome, text: str) -> Iterator[Step]:
     section = policy.places.get("allowed_failures")
     if not isinstance(section, yaml.SequenceNode):
         return
-    unneeded = [k for k in range(len(policy.allowed_failures))
-                if not outcome.allowed.used[k] and not _expired(outcome, k)]
+    unneeded = outcome.allowed.unneeded
     for k in unneeded:
         entry, node = policy.allowed_failures[k], section.value[k]
         if section.flow_style:
@@ -85,12 +84,6 @@ def _unneeded(outcome: Outcome, text: str) -> Iterator[Step]:
         none_left = len(unneeded) == len(section.value) and k == unneeded[0]
         keep = f"{' ' * max(2, section.start_mark.column)}[]\n" if none_left else ""
         yield Step(f"allowed failure taken out: {entry}", start, end, keep, policy.line(node), removes=True)
-
-
-def _expired(outcome: Outcome, number: int) -> bool:
-    """Its own finding tells of it; only a person can decide whether to renew it."""
-    line = outcome.policy.line(outcome.policy.allowed_failures[number].cells.node)
-    return any(finding.kind == "expired" and finding.line == line for finding in outcome.findings)
 
 
 def _lines(node: yaml.Node, text: str) -> tuple[int, int]:

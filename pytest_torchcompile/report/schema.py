@@ -87,7 +87,8 @@ _RUN: Final = _object({
     "started": _TEXT,
     "finished": {"type": ["string", "null"]},
     "exit_status": {"type": ["integer", "null"]},
-    "git": _maybe(_object({"commit": _TEXT, "changed": {"type": "boolean"}, "prefix": _TEXT})),
+    "git": _maybe(_object({"commit": _TEXT, "changed": {"type": "boolean"}, "diff_sha256": _TEXT, "prefix": _TEXT},
+                          optional=("diff_sha256",))),
     "ci": _map(_TEXT),
 })
 

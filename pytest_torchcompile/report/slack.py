@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import yaml
 
+from pytest_torchcompile.report.allowances import untold
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.judged import JudgedCell
 from pytest_torchcompile.report.limits import value
@@ -45,14 +46,17 @@ def counts(policy: Policy, cells: Mapping[str, JudgedCell], used: Counter[int]) 
                 if largest is not None and largest < limit:
                     yield Slack(name, limit, largest, rule.nodes[name])
     for number, entry in enumerate(policy.allowed_failures):
-        if entry.at_most is not None and entry.at_most_node is not None and 0 < used[number] < entry.at_most:
+        if (entry.at_most is not None and entry.at_most_node is not None and 0 < used[number] < entry.at_most
+                and not untold(entry, cells.values())):
             yield Slack("at_most", entry.at_most, used[number], entry.at_most_node)
 
 
 def _largest(policy: Policy, rule: LimitRule, name: str, cells: Mapping[str, JudgedCell]) -> int | None:
-    """Of the cells in which this rule has the last word."""
-    own = (cell for cell in cells.values() if cell.compiled
-           and name in (limits := policy.limits_of(cell.axes)) and limits[name][1] is rule)
+    """Of the cells in which this rule has the last word; None where one of them has not run compiled code."""
+    own = [cell for cell in cells.values()
+           if name in (limits := policy.limits_of(cell.axes)) and limits[name][1] is rule]
+    if not all(cell.compiled for cell in own):
+        return None
     numbers = (value(cell.sections, name) for cell in own)
     return max((int(number) for number in numbers if number is not None), default=None)
 

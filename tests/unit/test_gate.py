@@ -244,11 +244,26 @@ def test_a_shard_that_is_left_from_an_earlier_run_is_refused(run, runs, refused)
         assert gate(reports, today=TODAY).code == 0
 
 
-def test_a_shard_of_a_changed_tree_is_refused(run):
+@pytest.mark.parametrize("states", [
+    ({"changed": False}, {"changed": True}),
+    ({"changed": True, "diff_sha256": "a" * 64}, {"changed": True, "diff_sha256": "b" * 64}),
+], ids=["changed", "changed otherwise"])
+def test_a_shard_of_a_changed_tree_is_refused(run, states):
     reports = run.reports(2)
-    for report, changed in zip(reports, (False, True), strict=True):
-        report.block["run"]["git"] = COMMIT | {"changed": changed}
+    for report, state in zip(reports, states, strict=True):
+        report.block["run"]["git"] = COMMIT | state
     with pytest.raises(ReportError, match="their states of the working tree differ"):
+        gate(reports)
+
+
+def test_shards_may_name_their_matrix_otherwise(run):
+    """By a relative path and by an absolute one; a file of another name is another matrix."""
+    reports = run.reports(2)
+    path = reports[1].block["matrix"]["path"]
+    reports[1].block["matrix"] = reports[1].block["matrix"] | {"path": f"/home/ci/{path}"}
+    assert gate(reports, today=TODAY).code == 0
+    reports[1].block["matrix"] |= {"path": "/home/ci/other.yaml"}
+    with pytest.raises(ReportError, match=r"their names of the matrix differ: .* and other.yaml"):
         gate(reports)
 
 

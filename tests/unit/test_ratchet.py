@@ -132,3 +132,30 @@ def test_loose_limits_fail_only_if_the_policy_says_so(tmp_path, ratchet, code):
     outcome = judged(Run(), path)
     assert outcome.code == code
     assert f"improved: {path}:2: recompiles: 2 -> 0" in "\n".join(announcement(outcome))
+
+
+ALLOWED = """\
+version: 1
+allowed_skips:
+  - {cells: {backend: eager}, reason: no GPU here}
+limits: [{recompiles: 2}]
+allowed_failures:
+  - {cells: {backend: eager}, reason: x, issue: y, until: 2027-01-01}
+"""
+
+
+@pytest.mark.parametrize("kind", ["skip", "crash"])
+def test_what_was_not_judged_may_still_be_needed(tmp_path, kind):
+    """A cell that was skipped, or that crashed, does not tell that it would pass, nor what it counts."""
+    made = Run()
+    skipped = [name for name in made.ids if "-eager-" in name]
+    for name in skipped:
+        made.fails(name, kind, "no GPU")
+    path = tmp_path / "p.yaml"
+    path.write_text(ALLOWED if kind == "skip" else ALLOWED.replace("y, until", "y, verdicts: [fail], until"))
+    outcome = judged(made, path)
+    assert outcome.code == (0 if kind == "skip" else 1)
+    said = "\n".join(announcement(outcome))
+    assert f"whether {path}:6 is still needed can't be told: {skipped[0]}" in said
+    assert "improved" not in said
+    assert update(outcome, path) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -241,3 +242,24 @@ def test_a_schema_with_an_unknown_keyword_is_refused():
     """Or a rule of the published schema would silently not be enforced."""
     with pytest.raises(ValueError, match="keyword 'maxLength' is not known"):
         compiled({"type": "string", "maxLength": 3})
+
+
+def test_edits_of_one_commit_are_told_apart(tmp_path):
+    """By a hash of the difference; nothing of its text is kept."""
+    def git(*command):
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.org", *command],
+                       check=True, capture_output=True)
+
+    file = tmp_path / "m.py"
+    file.write_text("a\n")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "x")
+    states = [provenance(tmp_path, {})["git"]]
+    for text in ("secret\n", "c\n"):
+        file.write_text(text)
+        states.append(provenance(tmp_path, {})["git"])
+    assert [state["changed"] for state in states] == [False, True, True]
+    assert states[0]["diff_sha256"] == ""
+    assert len({state["diff_sha256"] for state in states}) == 3
+    assert "secret" not in json.dumps(states)

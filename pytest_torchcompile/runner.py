@@ -63,7 +63,7 @@ class Run(Trial):
             # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
             references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
                                          cell.wrapper, job.seed),
-            covered=True, steps=steps,
+            covered=True, steps=steps, keep_texts="kernels" in job.checks,
         )
 
     def batch(self, sizes: Mapping[str, int], seed: int) -> Batch:

@@ -106,6 +106,20 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.safe_fallback:CHECK",
         "where the model does not compile, maybe_compile gives one that runs as eager does",
     ),
+    "kernels": CheckEntry(
+        f"{_HERE}.kernels:CHECK",
+        "Inductor fuses the model into few enough kernels",
+        (Limit("kernels", "max", None, "kernels that Inductor generated; by default they are only recorded"),),
+        on_request=True,
+    ),
+    "benchmark": CheckEntry(
+        f"{_HERE}.benchmark:CHECK",
+        "compiled is as much faster as is wanted, and takes no more memory",
+        (Limit("speedup", "min", None, "eager time over compiled time; by default it is only recorded", whole=False),
+         Limit("memory_mib", "max", None, "peak memory of a compiled step, in MiB; by default it is only recorded",
+               whole=False)),
+        on_request=True,
+    ),
     "fuzz": CheckEntry(
         f"{_HERE}.fuzz:CHECK",
         "drawn sequences of shapes find nothing wrong either",

@@ -21,7 +21,7 @@ from pytest_torchcompile.layer.intervals import LEAST_ROUNDS, Ratio, quantile, r
 from pytest_torchcompile.layer.preserve import preserved
 from pytest_torchcompile.oracle import default_loss
 
-__all__ = ["Benchmark", "Side", "benchmark"]
+__all__ = ["Benchmark", "Runner", "Side", "benchmark", "beside"]
 
 TURNS: Final = 3
 """Timings of each side in a round. The shortest counts for the ratio: what interrupts a step only makes it longer."""
@@ -154,17 +154,32 @@ def benchmark(
     if train is None:
         asked = module.training and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         train = loss_fn is not None or asked
-    maker = _by_round(make_batch)
-    loss = adapted(loss_fn) if loss_fn is not None else default_loss
+    loss = (adapted(loss_fn) if loss_fn is not None else default_loss) if train else None
     compiled = torch.compile(model, **config.settings()) if config.enabled else model
-    with preserved(module), observe(keep_texts=True) as seen:
-        runs = [_Runner(each, module, loss if train else None) for each in (model, compiled)]
+    return beside(Runner(model, module, loss), Runner(compiled, module, loss), _by_round(make_batch), rounds=rounds,
+                  warmup=warmup, least=least, items=items, asked=config.enabled)
+
+
+def beside(
+    eager: Runner,
+    compiled: Runner,
+    maker: Callable[[int], Any],
+    *,
+    rounds: int = 24,
+    warmup: int = 3,
+    least: float = 0.02,
+    items: Callable[[Any], int] | None = None,
+    asked: bool = True,
+) -> Benchmark:
+    """:func:`benchmark` of two sides that are there already; ``asked``: the second was to be compiled."""
+    runs = [eager, compiled]
+    with preserved(eager.module), preserved(compiled.module), observe(keep_texts=True) as seen:
         first = [run.timed(Batch.of(maker(0)), 1, wall=True) for run in runs]
         known = len(seen.recompiles)
         for number in range(warmup):
             for run in runs:
                 run.timed(Batch.of(maker(number)), 1)
-        repeats = max(1, round(LEAST_SECONDS / max(1e-9, runs[0].timed(Batch.of(maker(0)), 1))))
+        repeats = max(1, round(LEAST_SECONDS / max(1e-9, eager.timed(Batch.of(maker(0)), 1))))
         before = len(seen.compiles)
         timings, shortest = _rounds(runs, maker, rounds, warmup, repeats)
         late, batch = len(seen.compiles) - before, Batch.of(maker(0))
@@ -176,7 +191,7 @@ def benchmark(
     sides = [Side(start, median(times), quantile(times, 0.1), quantile(times, 0.9), count / median(times), space.extra,
                   calls)
              for start, times, space, calls in zip(first, timings, spaces, counts, strict=True)]
-    verdict = "nothing was compiled" if config.enabled and not ran else _verdict(ratio, least)
+    verdict = "nothing was compiled" if asked and not ran else _verdict(ratio, least)
     cached = sum(any("hit" in answer for answer in found.caches) for found in seen.compiles)
     return Benchmark(sides[0], sides[1], ratio, verdict, repeats, len(seen.compiles), cached,
                      len(seen.recompiles) - known, late, spaces[0].source)
@@ -189,7 +204,7 @@ def _verdict(ratio: Ratio, least: float) -> str:
 
 
 def _rounds(
-    runs: list[_Runner], maker: Callable[[int], Any], rounds: int, start: int, repeats: int
+    runs: list[Runner], maker: Callable[[int], Any], rounds: int, start: int, repeats: int
 ) -> tuple[list[list[float]], list[list[float]]]:
     """All timings of each side, and the shortest of each round."""
     timings: list[list[float]] = [[], []]
@@ -206,11 +221,11 @@ def _rounds(
     return timings, shortest
 
 
-class _Runner:
-    """Runs steps of one side."""
+class Runner:
+    """Runs steps of one side: ``loss(output, batch)`` with its backward pass, or, without a loss, a forward pass."""
 
     def __init__(self, call: Callable[..., Any], module: torch.nn.Module, loss: Callable[..., Any] | None) -> None:
-        self.call, self.loss = call, loss
+        self.call, self.module, self.loss = call, module, loss
         self._parameters = list(module.parameters())
 
     def timed(self, batch: Batch, repeats: int, wall: bool = False) -> float:
@@ -251,7 +266,7 @@ def _items(batch: Batch) -> int:
     return next((tensor.shape[0] for tensor in batch.tensors() if tensor.ndim), 1)
 
 
-def _kernels(runs: list[_Runner], batch: Batch, seen: Ledger) -> list[int | None]:
+def _kernels(runs: list[Runner], batch: Batch, seen: Ledger) -> list[int | None]:
     """Kernels of one step of each: by the profiler on a GPU, by Inductor's code on a CPU."""
     if _device(batch) != "cpu":
         return [launches.measure(lambda run=run: run.step(batch.clone())).kernels for run in runs]  # type: ignore[misc]

@@ -19,6 +19,7 @@ import torch
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.instruments import Ledger, coverage, observe
+from pytest_torchcompile.instruments.records import Text
 from pytest_torchcompile.instruments.state import State
 from pytest_torchcompile.oracle.calls import Call, Loss, Make, Passed, Side, passes_over
 from pytest_torchcompile.oracle.comparison import compare
@@ -86,6 +87,7 @@ class Trial:
         may_raise: bool = False,
         varied: bool = True,
         passes: int = 3,
+        keep_texts: bool = False,
     ) -> None:
         """Take what is run, and how.
 
@@ -106,11 +108,14 @@ class Trial:
             may_raise: A call that raises eagerly has to raise compiled too; else it ends the trial.
             varied: Give the second pass other values; not for a model that can't be copied.
             passes: How many of the three passes over the calls are made.
+            keep_texts: Keep what each stage of the compiler has written.
         """
         self.make, self.pristine, self.settings, self.calls = make, pristine, settings, list(calls)
         self.loss, self.train, self.steps, self.seed, self.unit = loss, train, steps, seed, unit
         self.root, self.covered, self.may_raise, self.varied = root, covered, may_raise, varied
-        self.passes = passes
+        self.passes, self.keep_texts = passes, keep_texts
+        self.texts: list[Text] = []
+        """Graphs and generated code, where they are kept."""
         self.seconds: dict[str, float] = {}
         self.compiled = Compiled()
         self.passed: list[Passed] = []
@@ -134,14 +139,14 @@ class Trial:
             # None serves the other: a model may count its calls or keep tensors in Python.
             eager, compiled = self.make(None), self.make(dict(self.settings))
         self.side = compiled
-        with observe(root=self.root) as seen:
+        with observe(root=self.root, keep_texts=self.keep_texts) as seen:
             self._run_calls(eager, compiled, seen)
             if self.steps > 1 and self.train and self.rate and self.compiled.error is None:
                 self._run_training(eager, compiled, seen)
             if self.covered and self.compiled.error is None:
                 with self.phase("coverage"):
                     self.compiled.error = self._cover_all(eager, compiled, seen)
-        self.compiled.seen = _relative(seen.to_dict(), self.root)
+        self.compiled.seen, self.texts = _relative(seen.to_dict(), self.root), seen.texts
 
     def again(self, settings: dict[str, Any]) -> Trial:
         """The same trial, not yet run, with other settings of ``torch.compile``."""

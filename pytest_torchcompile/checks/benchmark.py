@@ -1,0 +1,82 @@
+"""benchmark: is it worth it? Steps of the compiled model beside eager ones, turn by turn, in the cell's own process.
+
+Both run on one machine at one time, so that the ratio means something where seconds do not. Without a limit nothing but
+vacuous timings fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile.checks.protocol import Check, unjudged
+from pytest_torchcompile.observation import Problem
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.runner import Run
+
+__all__ = ["CHECK"]
+
+SIGMAS = 2 * 2.576
+"""The width of an interval of 99 % in standard deviations, for normal noise."""
+MIB = 2**20
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """Times of a step, eager and compiled, their ratio, and the memory of a compiled step; all batches take part."""
+    from pytest_torchcompile.layer.benchmark import Runner, beside
+    from pytest_torchcompile.oracle.losses import default_loss
+
+    if run.compiled.error or run.side is None:
+        return {"raised": run.compiled.error.type if run.compiled.error else "nothing"}
+    loss = (run.loss or default_loss) if run.train else None
+    eager, batches = run.make(None), [call.batch for call in run.calls]
+    for side in (eager, run.side):
+        side.restore()
+    found = beside(Runner(eager.call, eager.module, loss), Runner(run.side.call, run.side.module, loss),
+                   lambda number: batches[number % len(batches)].value, warmup=max(3, len(batches)))
+    ratio = found.ratio
+    return {
+        "raised": None,
+        "verdict": found.verdict,
+        "speedup": found.speedup,
+        "speedup_spread": (1 / ratio.low - 1 / ratio.high) / SIGMAS,
+        "interval": [1 / ratio.high, 1 / ratio.low],
+        "memory_mib": found.compiled.peak_bytes / MIB,
+        "late_compiles": found.late_compiles,
+        "sides": {"eager": asdict(found.eager), "compiled": asdict(found.compiled)},
+        "text": _steady(str(found)),
+    }
+
+
+def _steady(table: str) -> str:
+    """Without what was before the steady state: here the model came compiled."""
+    return "\n".join(line for line in table.splitlines()[:-1] if not line.startswith("first step"))
+
+
+def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
+    """Problems of one section; ``limits`` may hold ``speedup`` (at least) and ``memory_mib`` (at most).
+
+    A speed-up is too small where all of its 99 % interval is: noise fails nothing.
+    """
+    if section["raised"]:
+        yield from unjudged(section)
+        return
+    if section["verdict"] == "nothing was compiled":
+        yield Problem("nothing ran compiled in the timed steps, so their times say nothing", section["text"])
+        return
+    if section["late_compiles"]:
+        yield Problem(f"{section['late_compiles']} compile(s) in the timed steps: there was no steady state",
+                      section["text"], "see `recompiles` and `shape_stability`")
+    least, (low, high) = limits.get("speedup"), section["interval"]
+    if least is not None and high < least:
+        yield Problem(f"{section['speedup']:.2f} times as fast compiled (99 % interval {low:.2f} to {high:.2f}), at "
+                      f"least {least:g} wanted", section["text"], "the check `kernels` shows what was fused")
+    most = limits.get("memory_mib")
+    if most is not None and section["memory_mib"] > most:
+        yield Problem(f"a compiled step takes {section['memory_mib']:.4g} MiB at its peak, at most {most:g} allowed",
+                      section["text"])
+
+
+CHECK = Check("benchmark", measure, judge)

@@ -56,21 +56,31 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
                       hint="a frame without tensor operations, torch.compiler.disable, a stance or "
                            "TORCHDYNAMO_DISABLE=1 does this")
         return
+    silent = [f for f in section["eager_frames"] if f["kind"] in SILENT]
     if not any(g["runs"] for g in section["graphs"]):
         yield Problem("graphs were compiled, but none was ever executed", evidence=_frames(section))
-    elif silent := [f for f in section["eager_frames"] if f["kind"] in SILENT]:
-        yield Problem(f"{len(silent)} frame(s) silently ran eagerly: " + ", ".join(sorted({f["kind"] for f in silent})),
-                      evidence=_frames(section))
+    else:
+        yield from _silent(silent, section)
     if section["lost"]:
         yield Problem("the ledger could not read everything that torch reported, so it can't vouch for this cell",
                       evidence="\n".join(section["lost"]),
                       hint="this torch is newer than pytest-torchcompile knows: please report it")
-    yield from _coverage(section["coverage"], limits.get("coverage", 1.0))
+    if not silent:  # else the coverage, which is measured after all calls, tells only what comes of it
+        yield from _coverage(section["coverage"], limits.get("coverage", 1.0))
     if section["all_zero"] and all(section["all_zero"]):
         yield Problem("every output is zero, NaN or infinite, compiled and eager: their equality proves nothing"
                       if all(section["eager_all_zero"]) else
                       "every output of the compiled model is zero, NaN or infinite",
                       hint="give the model inputs and weights that reach its outputs")
+
+
+def _silent(silent: list[Mapping[str, Any]], section: Mapping[str, Any]) -> Iterator[Problem]:
+    """A problem for each place."""
+    for file, line in dict.fromkeys((frame["file"], frame["line"]) for frame in silent):
+        here = [frame for frame in silent if (frame["file"], frame["line"]) == (file, line)]
+        kinds = ", ".join(sorted({frame["kind"] for frame in here}))
+        yield Problem(f"{len(here)} frame(s) silently ran eagerly: {kinds} in {here[0]['function']}",
+                      evidence=_frames(section), file=file, line=line)
 
 
 def _frames(section: Mapping[str, Any]) -> str:

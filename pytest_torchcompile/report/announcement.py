@@ -18,6 +18,8 @@ WORDS: Final = {0: "PASS", 1: "FAIL", 2: "UNUSABLE", 3: "NOTHING TO JUDGE"}
 SHOWN: Final = 20
 EVIDENCE: Final = 12
 CELLS: Final = 3
+SECOND: Final = 160
+"""Characters of a second cause in the first sentence."""
 
 
 def sentence(outcome: Outcome) -> str:
@@ -33,12 +35,24 @@ def sentence(outcome: Outcome) -> str:
         failing = len(outcome.allowed.failing)
         if failing:
             text = f"{failing} of {len(outcome.cells)} cells {'fails' if failing == 1 else 'fail'}: {text}"
-    if first.weight == "fail" and first.file and first.file != outcome.policy.path:
-        text += f" ({place(first)})"
+    text += _where(outcome, first)
     if not outcome.worse.isdisjoint(first.cells):
         text += ", new since the baseline"
+    if others and all(_fails_so(outcome, each) for each in (first, others[0])):
+        second, *others = others
+        text += f"; also {_cells(second)}: {textwrap.shorten(second.text, SECOND)}{_where(outcome, second)}"
     more = f"; and {len(others)} more finding{'s' * (len(others) > 1)}" if others else ""
     return f"{WORDS[code]}: {text}{more}"
+
+
+def _where(outcome: Outcome, finding: Finding) -> str:
+    shown = finding.weight == "fail" and finding.file and finding.file != outcome.policy.path
+    return f" ({place(finding)})" if shown else ""
+
+
+def _fails_so(outcome: Outcome, finding: Finding) -> bool:
+    """Is it why cells fail, not a demand on the run as a whole?"""
+    return bool(finding.cells) and finding.kind in outcome.allowed.failing.get(finding.cells[0], ())
 
 
 def refusal(error: Exception, code: int) -> str:

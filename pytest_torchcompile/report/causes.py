@@ -10,12 +10,16 @@ from pytest_torchcompile.report.facts import Facts, Problem, Verdict
 
 __all__ = ["Cause", "causes"]
 
-_NUMBER = re.compile(r"\d.*", re.DOTALL)
+_REST = re.compile(r"\d.*", re.DOTALL)
+_NUMBER = re.compile(r"(?<![\w:.])\d[\d.,]*(?:e[+-]?\d+)?\b")
+"""A number that is no part of a name, of a version or of a place (``file:line``)."""
 _STEP = re.compile(r"^step \d+: ")
 _LEAVES = frozenset({"equivalence", "gradients", "training_steps", "aliasing"})
 """Checks whose problems begin with the name of an output, a gradient, ..."""
 _EMPTY = "nothing to judge"
 """How a check begins that has nothing to say because another one of the cell failed."""
+_RAISED = "the compiled run raised"
+"""How `compiles` tells of an exception: the same text in two models is the same fault of a backend."""
 _UNCOVERED = "of the model's operator calls ran inside compiled graphs"
 """How `compiles` says that too little was compiled; where a graph breaks, that comes of it."""
 
@@ -36,8 +40,8 @@ def causes(cells: Iterable[Facts], verdicts: Iterable[str] = ("fail", "error", "
            ) -> list[Cause]:
     """Group the problems of some cells, those in most cells first, of equals those with a place.
 
-    One place in the user's code is one cause. Without a place, problems of one check are one cause if their texts are
-    the same up to the first number, whichever output or gradient they name.
+    One place in the user's code is one cause. Without a place, problems are one cause if their texts differ in numbers
+    only: what a check finds wrong, only within one model; of values that differ, whichever output or gradient it is.
     """
     wanted = frozenset(verdicts)
     found: dict[tuple[str, ...], Cause] = {}
@@ -46,7 +50,7 @@ def causes(cells: Iterable[Facts], verdicts: Iterable[str] = ("fail", "error", "
         broken = any(v.check == "graph_breaks" and v.verdict == "fail" for v, _ in problems)
         own = [(v, p) for v, p in problems if not _follows(v, p, broken)] or problems
         for verdict, problem in own:
-            key = (verdict.check, problem.place) if problem.place else ("", _kind(verdict, problem.message))
+            key = (verdict.check, problem.place) if problem.place else ("", _kind(verdict, problem.message, facts))
             cause = found.setdefault((verdict.verdict, *key), Cause(problem, verdict=verdict.verdict))
             if verdict.check not in cause.checks:
                 cause.checks.append(verdict.check)
@@ -61,9 +65,12 @@ def _follows(verdict: Verdict, problem: Problem, broken: bool) -> bool:
     return problem.message.startswith(_EMPTY) or (broken and uncovered)
 
 
-def _kind(verdict: Verdict, message: str) -> str:
+def _kind(verdict: Verdict, message: str, facts: Facts) -> str:
     """What a problem says, without what differs from cell to cell; a crash is one for all checks of a cell."""
+    if verdict.verdict != "fail" or message.startswith(_RAISED):
+        return _NUMBER.sub("#", message)
+    model = f"{facts.axes.get('model')}: {verdict.check}: "
     _, colon, rest = _STEP.sub("", message).partition(": ")
-    if verdict.verdict == "fail" and verdict.check in _LEAVES and colon:
-        return f"{verdict.check}: {_NUMBER.sub('', rest)}"  # the output or gradient comes first
-    return _NUMBER.sub("", message)
+    if verdict.check in _LEAVES and colon:  # the output or gradient comes first
+        return model + _REST.sub("", rest)
+    return model + _NUMBER.sub("#", message)

@@ -1,4 +1,4 @@
-"""The checks `kernels` and `benchmark` in a matrix run: recorded where they are named, judged where there is a limit."""
+"""The checks `kernels` and `benchmark` in a matrix run: recorded where they are named, judged by limits."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_drawn_sizes_keep_to_the_dims(sequence):
         assert s["H"] == 16
 
 
-def seen_in(strategy, holds, most=300):
+def seen_in(strategy, holds, most=1000):
     found = []
     search(strategy, BS, lambda s: (found.append(s) if holds(s) else None, (None, 1))[1], Budget(examples=most))
     return len(found)
@@ -98,7 +98,7 @@ def seen_in(strategy, holds, most=300):
     lambda s: any(c.training is False for c in s) and any(c.training for c in s),
 ], ids=["equal dims", "equal to a constant", "going back", "size 1", "largest", "flips"])
 def test_boundaries_are_favoured(holds):
-    """What tends to break compiled code turns up in a few hundred sequences, more than once."""
+    """What tends to break compiled code turns up in a thousand sequences, more than once."""
     assert seen_in(shape_sequences(BS, flips=True), holds) >= 5
 
 

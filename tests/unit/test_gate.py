@@ -135,6 +135,15 @@ def test_a_failure_outweighs_a_missing_shard(run):
     assert sentence(found).endswith("; and 2 more findings")
 
 
+def test_a_second_cause_is_in_the_first_line_too(run):
+    """Whoever reads one line only must not think that one thing is wrong."""
+    run.breaks(run.ids[0])
+    run.recompiles(run.ids[2], 5, function="Gpt.forward", file="gpt.py", line=7)
+    said = sentence(outcome(run))
+    assert said.startswith(f"FAIL: 2 of 4 cells fail: {run.ids[0]}: graph_breaks: ")
+    assert f"(models.py:12); also {run.ids[2]}: recompiles: " in said
+
+
 @pytest.mark.parametrize(("key", "value"), [("torch", "2.12.0"), ("python", "3.12.1"), ("devices", ["cpu", "H100"]),
                                             ("compiler", None)])
 def test_shards_of_other_environments_are_refused(run, key, value):

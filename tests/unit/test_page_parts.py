@@ -201,6 +201,30 @@ def test_numbers_and_names_do_not_part_causes():
         (["equivalence"], ["a", "b"]), (["training_steps"], ["b"]), (["equivalence"], ["c"])]
 
 
+def of_model(model, name, check_name, verdict, message):
+    return Facts({"id": name, "axes": {"model": model}, "status": "fail",
+                  "checks": {check_name: check(verdict, problem(message))}})
+
+
+@pytest.mark.parametrize(("check_name", "verdict", "ones", "others"), [
+    ("equivalence", "fail", "output: error is 3.1e6 times the noise", "output: error is 9 times the noise"),
+    ("smoketest", "fail", "the smoketest says False: 3 of 4", "the smoketest says False: 3 of 4"),
+    ("compiles", "xpass", "passed, although m.yaml:10 says not", "passed, although m.yaml:13 says not"),
+    ("compiles", "error", "m.yaml:5:3: factory 'c:Bad' raised", "m.yaml:6:3: factory 'c:Bad' raised"),
+])
+def test_what_may_be_two_things_is_two(check_name, verdict, ones, others):
+    """Values that differ in two models, two rules of one file: whoever mends the first must see the second."""
+    found = causes([of_model("a", "a-1", check_name, verdict, ones), of_model("a", "a-2", check_name, verdict, ones),
+                    of_model("b", "b-1", check_name, verdict, others)])
+    assert [c.cells for c in found] == [["a-1", "a-2"], ["b-1"]]
+
+
+def test_an_exception_of_a_backend_is_one_cause_whatever_the_model():
+    text = "the compiled run raised BackendCompilerFailed in forward; eager did not: line 7: unsupported"
+    found = causes([of_model(model, f"{model}-1", "compiles", "fail", text) for model in ("a", "b")])
+    assert [c.cells for c in found] == [["a-1", "b-1"]]
+
+
 def test_a_crash_is_one_cause_for_all_checks():
     """Each check of a crashed cell carries the crash; what there was nothing to judge of is no cause beside another."""
     crash = problem("process 4711 died")

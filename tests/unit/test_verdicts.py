@@ -52,6 +52,17 @@ def test_a_lower_coverage_can_be_allowed():
     assert list(load("compiles").judge(low, {"coverage": 0.51}))
 
 
+def test_silent_frames_are_a_problem_for_each_place():
+    """So that what two functions do is not told as one; the coverage that comes of it is not told."""
+    frames = [{"kind": "limit", "function": f"M.{name}", "file": "m.py", "line": line, "reason": "8 entries"}
+              for name, line in (("f", 3), ("g", 9), ("g", 9))]
+    low = [{"call": "call 1", "share": 0.5, "total": 4, "outside": 2, "sites": []}]
+    found = list(load("compiles").judge(section(eager_frames=frames, coverage=low), {}))
+    assert [(p.message, p.file, p.line) for p in found] == [
+        ("1 frame(s) silently ran eagerly: limit in M.f", "m.py", 3),
+        ("2 frame(s) silently ran eagerly: limit in M.g", "m.py", 9)]
+
+
 EMPTY = {
     "shape_stability": {"calls": 0, "late": [], "between": []},
     "smoketest": {"ok": False, "reason": "nothing was compiled", "phase": "forward"},

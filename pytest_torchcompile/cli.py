@@ -88,7 +88,13 @@ def _cells(given: argparse.Namespace) -> int:
     from pytest_torchcompile.shards import parse, shard
 
     part = parse(given.shard) if given.shard else None
-    matrix = load_matrix(default_path() if given.matrix is None else Path(given.matrix))
+    try:
+        matrix = load_matrix(default_path() if given.matrix is None else Path(given.matrix))
+    except UsageError as error:
+        if "no module" in str(error):  # pytest has its own way to find them
+            print("pytest's setting `pythonpath` is not read here: PYTHONPATH=src finds modules in src",
+                  file=sys.stderr)
+        raise
     planned = shard(matrix.cells, *part) if part else matrix.cells
     excluded = () if part else matrix.excluded  # they are no one's part
     if given.json:
@@ -234,12 +240,24 @@ def _gates(given: argparse.Namespace) -> int:
     from pytest_torchcompile.zygote import set_environment
 
     set_environment()
+    _refuse_missing(given.device)
     backend = given.backend or ("aot_eager" if given.device == "cpu" else "inductor")
     failed = 0
     for outcome in run(Place(given.device, backend)):
         print(outcome, flush=True)
         failed += not outcome.ok
     return int(failed > 0)
+
+
+def _refuse_missing(device: str) -> None:
+    """Raises UsageError for a device that this machine, or torch, does not have."""
+    import torch
+
+    try:
+        torch.ones(1, device=device)
+    except Exception as error:  # each device has its own way to say no
+        text = " ".join(str(error).split())
+        raise UsageError(f"--device {device}: torch {torch.__version__} can't use it here: {text[:200]}") from error
 
 
 COMMANDS: Final[dict[str, Command]] = {

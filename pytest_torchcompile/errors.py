@@ -90,7 +90,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """
     import difflib
 
-    names = sorted(known)
+    names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")

@@ -16,6 +16,7 @@ import random
 import re
 import subprocess
 import sys
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -214,11 +215,15 @@ def _told(error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__)
               if not f.filename.startswith("<") and Path(f.filename) != Path(__file__)
               and _IMPORTLIB not in Path(f.filename).parents]
+    frames = [f for f in frames if _INSTALLED.isdisjoint(Path(f.filename).parents)] or frames
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
 
 
 _IMPORTLIB = Path(importlib.__file__).parent
+_INSTALLED = {Path(torch.__file__).parent,
+              *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))}
+"""Where no file of the user's is."""
 
 
 def _kind(value: Any) -> str:

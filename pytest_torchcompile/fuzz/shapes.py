@@ -61,6 +61,10 @@ def compile_shapes(
     for name, text in mistakes(named):
         raise UsageError(f"compile_shapes: dim {name!r}: {text}")
 
+    if where is not None and not callable(where):
+        raise UsageError(f"compile_shapes: where={where!r}; expected a function of the dims, for example "
+                         f"where=lambda {', '.join(named) or 'B'}: ...")
+
     def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
         drawn = Drawn(test, named, inputs, max_calls, flips, where, [tuple(each) for each in examples or ()])
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchcompile import __version__
+from pytest_torchcompile.errors import MatrixError
 from pytest_torchcompile.report.finding import Finding, Weight, first
 from pytest_torchcompile.report.judged import BAD, JudgedCell
 from pytest_torchcompile.report.merging import Merged
@@ -86,6 +87,8 @@ def expected(merged: Merged, policy: Policy) -> Iterator[Finding]:
 
         place: dict[str, Any] = {"file": policy.path, "line": policy.line(policy.places["matrix"])}
         path = Path(policy.path).parent / policy.matrix
+        if not path.is_file():
+            raise MatrixError(policy.path, place["line"], 1, f"matrix: there is no file {path}")
         matrix = load_matrix(path, shown=str(path))
         if matrix.sha256 != merged.matrix["sha256"]:
             text = f"the reports are of another {merged.matrix['path']} than {path} is now"

@@ -137,9 +137,17 @@ def test_the_command(monkeypatch, capsys, bad, code):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [
         ["FAIL" if bad else "pass", gate] for gate in ("safe_fallback", "smoketest", "shape_stability")]
-    main(["gates", "--device", "cuda"])
+    main(["gates", "--device", "meta"])
     main(["gates", "--backend", "eager"])
-    assert [asked[0], asked[3], asked[6]] == [Place(), Place("cuda", "inductor"), Place("cpu", "eager")]
+    assert [asked[0], asked[3], asked[6]] == [Place(), Place("meta", "inductor"), Place("cpu", "eager")]
+
+
+def test_a_device_that_is_not_here(capsys):
+    """It is a mistake of the call, and no gate has failed."""
+    assert main(["gates", "--device", "cuda:99"]) == 4
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith(f"--device cuda:99: torch {torch.__version__} can't use it here: ")
 
 
 # torch's own planted faults, in the real Inductor

@@ -180,6 +180,8 @@ def test_build_hands_over_user_axes_and_the_device(write, tmp_path):
     ("def factory():\n    raise ValueError('two\\n  lines')", {},
      "factory 'mine:factory' raised ValueError: two lines (mine.py:2)"),
     ("def factory():\n    assert False", {}, "factory 'mine:factory' raised AssertionError (mine.py:2)"),
+    ("import torch\ndef factory():\n    return torch.nn.Sequential(3)", {},  # raised in a file of torch's
+     "factory 'mine:factory' raised TypeError: int is not a Module subclass (mine.py:3)"),
 ])
 def test_what_cannot_be_built(write, tmp_path, source, axes, text):
     """The factory, and what it does or returns that cannot be used."""

@@ -118,6 +118,13 @@ def test_mistake_in_the_matrix(here, capsys):
     assert capsys.readouterr().err.startswith("matrix/default.yaml:7:1: unknown key 'check' in the matrix; ")
 
 
+def test_a_module_that_pytest_would_find(here, capsys):
+    """pytest reads its own setting, and this command does not: it says so."""
+    here.file.write_text("version: 1\nmodels: {m: {factory: 'elsewhere:f', inputs: 'elsewhere:g'}}\n")
+    assert main(["cells"]) == 4
+    assert "pytest's setting `pythonpath` is not read here: PYTHONPATH=src" in capsys.readouterr().err
+
+
 def test_every_command_has_help(capsys):
     """-h says what the command does."""
     for name, command in COMMANDS.items():

@@ -12,6 +12,7 @@ from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.calls import call, code, from_plain, plain
 from pytest_torchcompile.fuzz.drawing import shape_sequences
 from pytest_torchcompile.fuzz.search import Budget, Finding, search
+from pytest_torchcompile.fuzz.shapes import compile_shapes, dim
 from pytest_torchcompile.fuzz.shrinking import minimal
 from pytest_torchcompile.fuzz.sizes import ordered, telling
 
@@ -100,6 +101,12 @@ def seen_in(strategy, holds, most=1000):
 def test_boundaries_are_favoured(holds):
     """What tends to break compiled code turns up in a thousand sequences, more than once."""
     assert seen_in(shape_sequences(BS, flips=True), holds) >= 5
+
+
+def test_where_is_a_function():
+    """Dims are strings at times, and this is not; told where it is written, not when it is searched."""
+    with pytest.raises(UsageError, match=r"where='T > 50'; expected a function of the dims, .* where=lambda T: "):
+        compile_shapes(T=dim(1, 8), inputs=len, where="T > 50")
 
 
 def test_where_is_kept_to():

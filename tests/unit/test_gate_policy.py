@@ -261,6 +261,13 @@ def test_the_matrix_that_a_policy_names(run, project):
     assert "the reports are of another matrix/smoke.yaml than" in sentence(found)
 
 
+def test_a_matrix_that_is_not_there_is_told_at_the_policy(run, project):
+    path = project.root / "release.yaml"
+    path.write_text("version: 1\nmatrix: matrix/smal.yaml\n")
+    with pytest.raises(MatrixError, match=r"release.yaml:2:1: matrix: there is no file .*smal.yaml"):
+        gate(run.reports(), parse_policy(path.read_bytes(), str(path)), today=TODAY)
+
+
 MISTAKES = """
 gates: [smoke]                          | p.yaml:2:9: 'smoke' is not a gate; did you mean 'smoketest'?
 limit: []                               | p.yaml:2:1: unknown key 'limit' in the policy; did you mean 'limits'?

@@ -13,6 +13,7 @@ from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.report.causes import causes
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.html import theme
+from pytest_torchcompile.report.html.article import article
 from pytest_torchcompile.report.html.grid import WIDTH, arrange, split
 from pytest_torchcompile.report.html.markup import Html, data, join, tag, text
 from pytest_torchcompile.report.html.measures import measured
@@ -298,3 +299,14 @@ def test_measures():
     assert found["speedup"] == [1.5] + [None] * 11
     assert "mine: flag" not in found
     assert "mine: name" not in found
+
+
+def test_the_table_of_a_benchmark_is_shown():
+    """As it is printed, escaped; a section of another version without one is no reason to fail."""
+    def shown(content):
+        facts = Facts({"id": "a", "axes": {}, "status": "pass", "checks": {},
+                       "observation": {"sections": {"benchmark": content}}})
+        return str(article(facts, ""))
+
+    assert "<pre>faster: 2 &lt; 3" in shown({"text": "faster: 2 < 3"})
+    assert "side by side" not in shown({"text": 3})

@@ -9,12 +9,12 @@ from typing import Any, Final
 from pytest_torchcompile.report.facts import Facts, Problem, Verdict
 from pytest_torchcompile.report.html.ledger import compiles, eager_frames, graph_breaks
 from pytest_torchcompile.report.html.markup import Child, Html, join, tag
-from pytest_torchcompile.report.html.numbers import kernels, numerics, timing
+from pytest_torchcompile.report.html.numbers import benchmark, kernels, numerics, timing
 from pytest_torchcompile.report.html.pieces import ROWS, anchor, badge, cut, hint, more, place, section
 
 __all__ = ["article"]
 
-_SHOWN: Final = frozenset({"compiles", "graph_breaks", "recompiles", "kernels"})
+_SHOWN: Final = frozenset({"compiles", "graph_breaks", "recompiles", "kernels", "benchmark"})
 """Sections that an article has a table for, as it has for those that compare; others are shown as they are."""
 
 
@@ -27,7 +27,7 @@ def article(facts: Facts, again: str, source: str = "", before: Child = None) ->
     """
     parts = [_checks(facts, source), tag("p", "again ", tag("code", again), class_="again"),
              graph_breaks(facts, source), compiles(facts, source), eager_frames(facts, source), numerics(facts),
-             kernels(facts, source), timing(facts), _others(facts)]
+             kernels(facts, source), timing(facts), benchmark(facts), _others(facts)]
     axes = (join(tag("span", f"{name} ", tag("b", value)), " ") for name, value in facts.axes.items())
     leaks = f"Changed torch's settings, which were put back: {'; '.join(facts.leaks)}"
     return tag(

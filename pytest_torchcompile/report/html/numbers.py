@@ -11,7 +11,7 @@ from pytest_torchcompile.report.html.markup import Html, join, tag
 from pytest_torchcompile.report.html.pieces import ROWS, columns, cut, more, place, section
 from pytest_torchcompile.report.seconds import seconds
 
-__all__ = ["kernels", "numerics", "timing"]
+__all__ = ["benchmark", "kernels", "numerics", "timing"]
 
 LEAVES: Final = 8
 
@@ -54,7 +54,7 @@ def _graph(graph: Generated, source: str) -> Html:
     for what, calls in (("library", graph.library), ("not generated", graph.fallbacks)):
         rows += [_row(name, what, count) for name, count in calls.items()]
     return tag("table", tag("caption", f"graph {graph.compile_id}, {graph.stage}"),
-               columns("kernel", "operators", "calls", "lines"), tag("tbody", *rows))  # fmt: skip
+               columns("kernel", "operators", "calls", "lines"), tag("tbody", *rows), class_="kernels")  # fmt: skip
 
 
 def _row(name: str, operators: str, calls: float, lines: Html | None = None) -> Html:
@@ -77,6 +77,12 @@ def timing(facts: Facts) -> Html | None:
         stages.update(found.seconds_in)
     total = [] if facts.total_seconds is None else [("whole cell", facts.total_seconds)]
     return section("Time", _times_of("run", [*total, *facts.seconds.items()]), _times_of("compiling", stages.items()))
+
+
+def benchmark(facts: Facts) -> Html | None:
+    """The table of the check `benchmark`."""
+    text = facts.section("benchmark").get("text")
+    return section("Eager and compiled side by side", tag("pre", text)) if text and isinstance(text, str) else None
 
 
 def _times_of(title: str, times: Iterable[tuple[str, float]]) -> Html | None:

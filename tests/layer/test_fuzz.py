@@ -9,19 +9,24 @@ import os
 import pytest
 import torch
 
+from pytest_torchcompile import ShapeStabilizer
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.fuzz.attempts import Attempts
 from pytest_torchcompile.fuzz.calls import call, code
+from pytest_torchcompile.fuzz.drawing import shape_sequences
 from pytest_torchcompile.fuzz.ladder import climb
-from pytest_torchcompile.fuzz.search import Budget
+from pytest_torchcompile.fuzz.search import Budget, Finding, search
 from pytest_torchcompile.oracle.calls import Side
 from pytest_torchcompile.oracle.trial import same_random_draws
 from tests.layer.fuzz_faults import (
     BreaksAbove100,
     GuardsOnEight,
     Net,
+    OverflowsByOne,
     ThirdCall,
+    Tokens,
+    UnpadsOneTooMany,
     equal_dims,
     odd_above_16,
     smaller_than_before,
@@ -84,3 +89,37 @@ def test_a_known_fault_is_found_and_shrunk_to_its_minimum(name, seed):
     again, _ = program(result.sequence)
     assert again
     assert (again.kind, again.message) == (kind, result.finding.message)
+
+
+LENGTHS = {"B": Dim(size=2), "S": Dim(min=2, max=16)}
+
+
+def serving(kind):
+    """What a server does with each batch of a sequence: to its bucket, through the compiled model, and back."""
+    stabilizer, model = kind(buckets=(8, 16)), Tokens()
+
+    def attempt(sequence):
+        torch.compiler.reset()
+        compiled = torch.compile(model, backend="aot_eager", dynamic=False)
+        for place, each in enumerate(sequence):
+            sizes = dict(each.sizes)
+            ids = torch.arange(sizes["B"] * sizes["S"]).reshape(sizes["B"], -1) % 32
+            padded = stabilizer.bucket_batch(ids)
+            if padded.shape[1] not in (8, 16):
+                return Finding("bucket", f"{padded.shape[1]} is no bucket", place), 1
+            found, expected = stabilizer.unpad(compiled(padded), ids), model(ids)
+            if found.shape != expected.shape or not torch.allclose(found, expected):
+                return Finding("value", f"{tuple(found.shape)} for {tuple(expected.shape)}", place), 1
+        return None, 1
+
+    return attempt
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("kind", "shortest"), [
+    (ShapeStabilizer, None), (OverflowsByOne, [call(B=2, S=9)]), (UnpadsOneTooMany, [call(B=2, S=2)]),
+])
+def test_faults_of_bucketing_are_found_at_their_edge(kind, shortest, seed):
+    """One token over a bucket, one token too many taken off; and nothing of a stabilizer that is right."""
+    result = search(shape_sequences(LENGTHS), LENGTHS, serving(kind), Budget(examples=60), seed=seed)
+    assert (code(result.sequence) if result.finding else None) == (code(shortest) if shortest else None)

@@ -11,7 +11,7 @@ from pytest_torchcompile.dims import bindings
 from pytest_torchcompile.matrix import load_matrix
 
 FOLDER = Path(__file__).parents[2] / "matrix"
-ON_ANY_MACHINE = ("default", "smoke")
+ON_ANY_MACHINE = ("default", "smoke", "fuzz")
 
 
 def shipped(name):

@@ -11,7 +11,7 @@ from pytest_torchcompile.dims import bindings
 from pytest_torchcompile.matrix import load_matrix
 
 FOLDER = Path(__file__).parents[2] / "matrix"
-ON_ANY_MACHINE = ("default", "smoke", "fuzz")
+ON_ANY_MACHINE = ("default", "smoke")
 
 
 def shipped(name):
@@ -60,6 +60,14 @@ def test_several_sizes_in_every_model(name):
     """Without a second size no cell could tell whether a shape recompiles."""
     for entry in shipped(name).models.values():
         assert len(bindings(entry.dims)) >= 2
+
+
+def test_fuzz_draws_its_sizes():
+    """Every cell has a size to draw, and nothing but drawn sequences judges it."""
+    matrix = shipped("fuzz")
+    assert matrix.checks == ("fuzz",)
+    assert all(any(dim.max for dim in entry.dims.values()) for entry in matrix.models.values())
+    assert {planned.cell.phase for planned in matrix.cells} == {"training", "inference"}
 
 
 def test_lower_limits_are_only_where_a_rule_says_why():

@@ -56,7 +56,8 @@ class CompileSmoketest:
     """
 
     def __init__(self, steps: int = 3) -> None:
-        """``steps``: 1 to 3. With CUDA graphs the third is the first that replays one.
+        """``steps``: 1 to 3. From the second on the batch has other values, if the model takes them. With CUDA graphs
+        the third is the first that replays one.
 
         Raises :class:`ValueError` for another number.
         """

@@ -20,7 +20,9 @@ from pytest_torchcompile.layer.preserve import Kept
 from pytest_torchcompile.layer.together import Together
 from pytest_torchcompile.oracle import Fault, Recording, Reference, Tape, compare, problem, record, reference
 from pytest_torchcompile.oracle.bits import same_bits
+from pytest_torchcompile.oracle.held import Held, later
 from pytest_torchcompile.oracle.recording import speaks
+from pytest_torchcompile.oracle.variation import rolled, varied
 
 __all__ = ["Failed", "Steps"]
 
@@ -50,6 +52,8 @@ class Steps:
         loss_fn: Callable[..., Any] | None,
     ) -> None:  # fmt: skip
         self.model, self.module, self.batch = model, module, batch
+        self._now, self._varies = batch, True
+        """The batch of this step, and whether the model takes other values than the user's."""
         self.loss = None if loss_fn is None else adapted(loss_fn)
         self.grad = torch.is_grad_enabled()
         tensors = [*module.parameters(), *module.buffers(), *batch.tensors()]
@@ -62,6 +66,8 @@ class Steps:
         """One for each compiled step: the eager runs between them are none of their business."""
         self.notes: dict[str, None] = {}
         self.backward = False
+        self._held = Held(), Held()
+        """What became of the outputs of the step before, eagerly and compiled."""
         self._ran = 0
         self._spoke = False
         self._doubts: dict[str, str] = {}
@@ -85,7 +91,7 @@ class Steps:
         self._check_still()
         if not self.together.any(bool(self._doubts)):
             return
-        before = Kept(self.module)
+        before, self._now = Kept(self.module), self.batch
 
         def eager(seed: int) -> Recording:
             before.restore()
@@ -108,24 +114,20 @@ class Steps:
 
     def _run(self, step: int) -> None:
         before = Kept(self.module)
-        tape = Tape()
-        eager = self._eager(step, tape)
-        if eager.error is not None:  # perhaps the model objects to the tape
-            before.restore()
-            eager = self._eager(step, None)
-        if eager.error is not None:
-            raise _of_user(eager.error, step)
+        eager, tape = self._eagerly(step, before)
+        kept = self._held[0].after(eager)
         if self.stepping and not eager.backward:
             raise Failed("the loss does not depend on anything that requires a gradient, eagerly too", "loss", step)
         before.restore()
         gradients = _Gradients(self.module)
         with observe() as seen:
             self.ledgers.append(seen)
-            compiled = self._record(self._compiled, step, gradients)
+            compiled = self._record(self._holding(1, self._compiled), step, gradients)
         if compiled.error is not None:
             raise _of_compiler(compiled.error, step)
         self._check_ran(seen, step)
         self._check_equal(eager, compiled, tape, before, step)
+        self._check_held(kept, self._held[1].after(compiled), step)
         self._check_finite(compiled, step)
         found = compiled.gradients.values()
         self._spoke = self._spoke or _says_something(compiled) or any(g is not None and speaks(g) for g in found)
@@ -135,13 +137,37 @@ class Steps:
 
     # what is run
 
+    def _eagerly(self, step: int, before: Kept) -> tuple[Recording, Tape]:
+        """Eager's step. From the second on with other values, if the model takes them: else a result that is only
+        kept from the step before could not be told from a right one.
+        """
+        if step > 1 and self._varies:
+            self._now, tape = varied(rolled(self.batch), step), Tape()
+            eager = self._eager(step, tape)
+            if not self.together.any(eager.error is not None or not _usable(eager)):
+                return eager, tape
+            self._now, self._varies = self.batch, False
+            before.restore()
+        tape = Tape()
+        eager = self._eager(step, tape)
+        if eager.error is not None:  # perhaps the model objects to the tape
+            before.restore()
+            eager = self._eager(step, None)
+        if eager.error is not None:
+            raise _of_user(eager.error, step)
+        return eager, tape
+
     def _eager(self, seed: int, mode: Any) -> Recording:
         with torch.compiler.set_stance("force_eager"):
-            return self._record(self._call, seed, mode)
+            return self._record(self._holding(0, self._call), seed, mode)
+
+    def _holding(self, side: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        # CUDA graphs do overwrite the outputs of the step before
+        return call if self.cuda else self._held[side].holding(call)
 
     def _record(self, call: Callable[..., Any], seed: int, mode: Any) -> Recording:
         try:
-            return record(call, self.module, self.batch, loss=self.loss, train=self.train, seed=seed, mode=mode,
+            return record(call, self.module, self._now, loss=self.loss, train=self.train, seed=seed, mode=mode,
                           rest=False)
         except UsageError as error:  # a loss that is no single number
             raise Failed(str(error), "loss", seed, user_error=error) from error
@@ -234,6 +260,14 @@ class Steps:
         if wrong:
             raise Failed(wrong[0], "comparison", step, "\n".join(wrong))
 
+    def _check_held(self, eager: dict[str, str], compiled: dict[str, str], step: int) -> None:
+        """Memory that is only shared is no fault yet: a constant may be handed out again and again."""
+        changed = {name: what for name, what in compiled.items() if what == "changed"}
+        both = {name: what for name, what in changed.items() if eager.get(name) == what}
+        wrong = [text for leaf in later(both, changed, f"step {step}") if (text := problem(leaf))]
+        if wrong:
+            raise Failed(wrong[0], "comparison", step, "\n".join(wrong))
+
     def _differences(
         self, eager: Recording, compiled: Recording, expected: Callable[[], Reference], random: bool
     ) -> tuple[dict[str, str], list[str]]:
@@ -258,7 +292,7 @@ class Steps:
         model = original(self.model)
         direct = self.module is model or not any(True for _ in self.module.parameters())
         with self._as_before(before):
-            found = reference(model if direct else self.module, self.batch, loss=self.loss, train=self.train,
+            found = reference(model if direct else self.module, self._now, loss=self.loss, train=self.train,
                               seed=step, tape=tape, call=None if direct else model)
             # a function may be bound to this very module, and a copy of it computes something else
             same = direct or not any(map(problem, compare(eager, found.twin(), lambda: assumed)))
@@ -310,6 +344,12 @@ def _of_compiler(fault: Fault, step: int) -> Failed:
 def _told(fault: Fault) -> str:
     text = " ".join(fault.text.split())
     return f"{fault.type} in {fault.phase}" + (f": {text[:300]}" if text else "")
+
+
+def _usable(seen: Recording) -> bool:
+    """Whether loss and gradients are numbers."""
+    found = [seen.loss, *seen.gradients.values()]
+    return all(tensor is None or _finite(tensor) for tensor in found)
 
 
 def _finite(tensor: torch.Tensor) -> bool:

@@ -12,10 +12,12 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 
-__all__ = ["varied", "vary"]
+__all__ = ["rolled", "varied", "vary"]
 
 _SHARE = 2.0**-4
 """By how much a value shrinks at most: far more than rounding, and a probability or a mask stays one."""
+_REFUSED = (RuntimeError, NotImplementedError, TypeError, ValueError)
+"""Expanded memory, sparse, nested and distributed tensors may refuse: they stay as they are."""
 
 
 def vary(module: torch.nn.Module, seed: int) -> None:
@@ -35,13 +37,38 @@ def varied(batch: Batch, seed: int) -> Batch:
     return other
 
 
+def rolled(batch: Batch) -> Batch:
+    """A copy of a batch whose samples have changed places, each value being as valid as before.
+
+    Tensors are rolled by one, along the first dimension or else the second: the one that is longer than 1 and equally
+    long in all of them. A batch without such a dimension stays, and so do tensors of one dimension beside others:
+    they may be sorted lengths.
+    """
+    other = batch.clone()
+    tensors = list({id(t): t for t in other.tensors() if t.ndim}.values())
+    for dim in (0, 1):
+        sizes = {t.shape[dim] for t in tensors if t.ndim > dim}
+        if len(sizes) == 1 and sizes != {1}:
+            _roll([t for t in tensors if t.ndim > 1] or tensors, dim)
+            break
+        if sizes != {1}:  # no samples: nobody knows what the next dimension is
+            break
+    return other
+
+
+def _roll(tensors: Iterable[torch.Tensor], dim: int) -> None:
+    with torch.no_grad():
+        for tensor in tensors:
+            with contextlib.suppress(*_REFUSED):
+                tensor.copy_(tensor.roll(1, dim))
+
+
 def _shrink(tensors: Iterable[torch.Tensor], seed: int, filled: set[int]) -> None:
     with torch.no_grad():
         for index, tensor in enumerate({id(t): t for t in tensors}.values()):
             if not (tensor.is_floating_point() or tensor.is_complex()):
                 continue
-            # expanded memory, sparse, nested and distributed tensors may refuse: they stay as they are
-            with contextlib.suppress(RuntimeError, NotImplementedError, TypeError, ValueError):
+            with contextlib.suppress(*_REFUSED):
                 generator = torch.Generator(tensor.device).manual_seed(seed + 7919 * index)
                 dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
                 share = torch.rand(tensor.shape, generator=generator, device=tensor.device).to(dtype)

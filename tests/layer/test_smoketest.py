@@ -300,6 +300,73 @@ def test_what_is_broken_is_false(fault):
     assert result.user_error is None
 
 
+def stale(graph, example):
+    """Whatever it is given, the results of its first run."""
+    kept = []
+
+    def run(*args):
+        if not kept:
+            kept.append(graph(*args))
+        return [each.clone() for each in kept[0]]
+
+    return run
+
+
+def static(graph, example):
+    """Right results, in memory that the next run writes to."""
+    memory = []
+
+    def run(*args):
+        found = graph(*args)
+        if not memory:
+            memory.extend(each.clone() for each in found)
+        return [mine.copy_(each) for mine, each in zip(memory, found, strict=True)]
+
+    return run
+
+
+class Choosy(Net):
+    """Takes only what it has always been given."""
+
+    def __init__(self, sample):
+        super().__init__()
+        self.expected = sample.clone()
+
+    def forward(self, x):
+        return super().forward(self.checked(x))
+
+    @torch._dynamo.disable
+    def checked(self, x):
+        if not torch.equal(x, self.expected):
+            raise ValueError("unheard of")
+        return x
+
+
+@pytest.mark.parametrize(("model", "sample"), [
+    (Net(), batch()), (nn.Embedding(9, 4), torch.randint(9, (3, 5))), (nn.Embedding(9, 4), torch.randint(9, (1, 5))),
+    (nn.Embedding(9, 4), torch.arange(5)),
+], ids=["floats", "ids", "one row of ids", "an id for each sample"])  # fmt: skip
+def test_results_of_another_step(model, sample):
+    """Serving, nothing but the batch changes: results that were kept, or that the next call overwrites, are wrong."""
+    with torch.no_grad():
+        result = outcome(compiled(model.eval(), stale), sample)
+        assert (result.ok, result.phase, result.step) == (False, "comparison", 2)
+        assert "output: " in result.reason
+        result = outcome(compiled(model, static), sample)
+        assert (result.ok, result.phase, result.step) == (False, "comparison", 2)
+        assert result.reason == ("output: is overwritten by the call after it (step 2), compiled only: who has kept it "
+                                 "reads other values then")
+        assert outcome(compiled(model), sample, steps=3).ok
+
+
+def test_a_model_that_takes_no_other_values():
+    """It is tried with its own then; so is one whose loss would be no number."""
+    sample = batch()
+    assert outcome(compiled(Choosy(sample), "eager"), sample, steps=3).ok
+    only = lambda output, given: output.square().mean() / torch.equal(given, sample)  # noqa: E731
+    assert outcome(compiled(Net()), sample, None, only, steps=3).ok
+
+
 def test_an_unsupported_operation():
     """What Dynamo can't capture whole is refused with fullgraph, and told as the compiler's fault."""
     def breaking(x):

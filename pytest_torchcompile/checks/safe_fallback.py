@@ -30,6 +30,7 @@ def measure(run: Run) -> dict[str, Any]:
 
     from pytest_torchcompile.instruments.outage import outage
     from pytest_torchcompile.layer.config import CompileConfig
+    from pytest_torchcompile.layer.preserve import Kept
     from pytest_torchcompile.layer.wrap import maybe_compile
 
     side, first = run.make(None), run.calls[0]
@@ -39,10 +40,11 @@ def measure(run: Run) -> dict[str, Any]:
     found: dict[str, Any] = {"error": None, "original": False, "changed": [], "differs": []}
     with outage() as met, torch.set_grad_enabled(run.train):
         try:
-            before = _state(side.module)
+            kept, before = Kept(side.module), _state(side.module)
             found["original"] = maybe_compile(call, config, log.logger, first.batch.value) is call
             after = _state(side.module)
             found["changed"] = [name for name, value in after.items() if not _same(value, before.get(name))]
+            found["changed"] += kept.changed()
             tried = met.met
             found["differs"] = list(_differences(run, side, call, maybe_compile(call, config, log.logger)))
         except Exception as error:
@@ -52,12 +54,14 @@ def measure(run: Run) -> dict[str, Any]:
 
 def _differences(run: Run, side: Side, call: Callable[..., Any], fallen: Callable[..., Any]) -> Iterator[str]:
     """What one call of the model gives otherwise when it falls back, in one line each."""
+    from pytest_torchcompile.layer.preserve import Kept
     from pytest_torchcompile.oracle import Reference, compare, record
     from pytest_torchcompile.oracle.limits import Limits, problem
 
-    recordings = []
+    side.restore()
+    recordings, kept = [], Kept(side.module)
     for each in (call, fallen):
-        side.restore()
+        kept.restore()
         recordings.append(record(each, side.module, run.calls[0].batch, loss=run.loss, train=run.train, seed=run.seed))
     for leaf in compare(recordings[0], recordings[1], Reference(recordings[0])):
         if not leaf.bitwise:
@@ -110,11 +114,14 @@ def _callable(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _state(module: Any) -> dict[str, Any]:
-    """Everything of a model that an attempt could leave changed, by the name that a report gives it."""
+    """The tensors, flags and random state that an attempt could leave changed, by the name that a report gives them."""
     import torch
+
+    from pytest_torchcompile.oracle.attributes import attribute_tensors
 
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     found: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in named.items()}
+    found |= {f"attribute {name}": tensor.detach().clone() for name, tensor in attribute_tensors(module)}
     found |= {f"gradient of {name}": tensor.grad for name, tensor in named.items() if tensor.is_leaf}
     found |= {f"{name or 'model'}.training": part.training for name, part in module.named_modules()}
     return found | {"random state": torch.get_rng_state()}

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +15,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from pytest_torchcompile.oracle import StateSnapshot
+from pytest_torchcompile.oracle.attributes import boxes
+from pytest_torchcompile.oracle.paths import STANDARD
+from pytest_torchcompile.oracle.sources import source_of
 
 __all__ = ["Kept", "preserved"]
 
@@ -22,16 +25,21 @@ _REGISTERED = frozenset({"_parameters", "_buffers"})
 """Tables that :class:`StateSnapshot` puts back itself."""
 
 
+_FOREIGN = STANDARD | {"numpy", "torch", "triton", "_pytest"}
+"""Packages whose objects belong to the process or are compiled code, and are no state of a model: left alone."""
+
+
 class Kept:
     """What a call of a module may change, but gradients; :meth:`restore` puts it back, into the very same objects.
 
     All that :class:`StateSnapshot` remembers, and what it leaves to the model's own history: which object each
-    attribute is, and what lists, dicts, sets and deques in them hold.
+    attribute is, and what lists, dicts, sets, deques and objects of the user's classes hold, however deep inside.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._tensors = StateSnapshot(module)
-        self._attributes = [_Attributes(vars(part), _REGISTERED) for part in module.modules()]
+        seen: set[int] = set()
+        self._attributes = [_Attributes(vars(part), _REGISTERED, name, seen) for name, part in module.named_modules()]
 
     def restore(self) -> None:
         """Put everything back; gradients are dropped."""
@@ -39,28 +47,64 @@ class Kept:
             attributes.restore()
         self._tensors.restore()
 
+    def changed(self) -> list[str]:
+        """The names of attributes, of what is in them, and of generators that are not what they were.
+
+        Values of tensors are not compared.
+        """
+        return [name for attributes in self._attributes for name in attributes.changed()]
+
 
 class _Attributes:
-    """A namespace: its objects, and the contents of those that can be refilled."""
+    """A namespace: its objects, and the contents of those that can be refilled, and states of generators."""
 
-    def __init__(self, namespace: dict[str, Any], without: frozenset[str]) -> None:
-        self._namespace, self._without = namespace, without
+    def __init__(
+        self, namespace: dict[str, Any], without: frozenset[str], name: str = "", seen: set[int] | None = None
+    ) -> None:
+        self._namespace, self._without, self._name = namespace, without, name
         self._objects = {name: value for name, value in namespace.items() if name not in without}
-        self._contents = [(value, _contents(value)) for value in self._objects.values()
-                          if isinstance(value, (list, dict, set, deque))]
+        named = [(self._path(name), value) for name, value in self._objects.items()]
+        self._contents = [(path, box, _contents(box)) for path, box in boxes(named, _users_own, seen)]
+        inside = [(path, each) for path, box, _ in self._contents
+                  for each in (box.values() if isinstance(box, dict) else box)]
+        self._sources = [(path, source) for path, value in (*named, *inside) if (source := source_of(value))]
 
     def restore(self) -> None:
         for name in [n for n in self._namespace if n not in self._objects and n not in self._without]:
             del self._namespace[name]
         self._namespace.update(self._objects)
-        for value, contents in self._contents:
-            if _flat(_contents(value)) != _flat(contents):
-                value.clear()
-                value.extend(contents) if isinstance(value, (list, deque)) else value.update(contents)
+        for _, box, contents in self._contents:
+            if _flat(box) != _flat(contents):
+                kind = next(kind for kind in _KINDS if isinstance(box, kind))
+                kind.clear(box)
+                (kind.extend if kind in (list, deque) else kind.update)(box, contents)
+        for _, source in self._sources:
+            source.restore()
+
+    def changed(self) -> Iterator[str]:
+        mine = {name: value for name, value in self._namespace.items() if name not in self._without}
+        for name in {**self._objects, **mine}:
+            if mine.get(name, _NOTHING) is not self._objects.get(name, _NOTHING):
+                yield self._path(name)
+        yield from (path for path, box, contents in self._contents if _flat(box) != _flat(contents))
+        yield from (f"the state of the generator in {path}" for path, source in self._sources if source.changed())
+
+    def _path(self, name: str) -> str:
+        return f"{self._name}.{name}".removeprefix(".")
 
 
-def _contents(value: Any) -> Any:
-    return dict(value) if isinstance(value, dict) else list(value)
+_NOTHING = object()
+_KINDS: tuple[Any, ...] = (list, deque, set, OrderedDict, dict)
+"""Whose own methods refill a box: a subclass may forbid it."""
+
+
+def _users_own(value: Any) -> bool:
+    """Whether an object is of a class of the user's, so that its attributes are state of the model."""
+    return type(value).__module__.partition(".")[0] not in _FOREIGN and not isinstance(value, (nn.Module, type))
+
+
+def _contents(box: Any) -> Any:
+    return dict(box) if isinstance(box, dict) else list(box)
 
 
 def _flat(contents: Any) -> list[int]:
@@ -117,8 +161,9 @@ def preserved(module: nn.Module, optimizer: Any = None) -> Iterator[None]:
     """Run a block and put back, exactly and whatever happens, all that it may have changed.
 
     Parameters, buffers, training flags and attributes of ``module`` (see :class:`Kept`), gradients (the very
-    tensors), the optimiser's state and groups, the random states of torch on every device, of Python, and of NumPy if
-    it is loaded. Needs memory for one more copy of parameters, buffers and the optimiser's state. Inside the block
+    tensors), the optimiser's state and groups, the random states of torch on every device, of Python, of NumPy if it is
+    loaded, and of generators that the module holds. Needs memory for one more copy of parameters, buffers and the
+    optimiser's state. Inside the block
     there are no gradients at first.
     """
     tensors = [*module.parameters(), *module.buffers()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from types import ModuleType
@@ -11,9 +12,11 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["leaves_of", "opened", "tensors_of"]
+__all__ = ["STANDARD", "leaves_of", "opened", "tensors_of"]
 
 _CLOSED = (torch.nn.Module, torch.Tensor, ModuleType, type, enum.Enum, torch.Generator, torch.dtype, torch.device)
+STANDARD = sys.stdlib_module_names - {"argparse", "collections", "types"}
+"""Packages whose objects (loggers, threads, files) belong to the process, and lead to everything in it."""
 _DEPTH = 6
 """Objects inside objects are opened so deep."""
 
@@ -55,7 +58,7 @@ def _leaves(value: Any, above: tuple[int, ...]) -> tuple[list[tuple[str, Any]], 
 
 def opened(leaf: Any) -> list[tuple[str, Any]] | None:
     """The attributes of an object that may hold tensors; ``None`` for all others."""
-    if isinstance(leaf, _CLOSED):
+    if isinstance(leaf, _CLOSED) or type(leaf).__module__.partition(".")[0] in STANDARD:
         return None
     if is_dataclass(leaf):
         return [(field.name, getattr(leaf, field.name, None)) for field in fields(leaf)]

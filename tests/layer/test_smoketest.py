@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import logging
 import random
 
+import numpy
 import pytest
 import torch
 from functorch.compile import make_boxed_func, nop
@@ -15,7 +17,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
-from pytest_torchcompile import CompileSmoketest
+from pytest_torchcompile import CompileConfig, CompileSmoketest, maybe_compile
+from pytest_torchcompile.layer.preserve import Kept
 
 
 class Net(nn.Module):
@@ -663,6 +666,94 @@ class Stateful(Normed):
         self.last = x.detach() * 2
         self.cache.append(self.calls)
         return nn.functional.dropout(super().forward(x), 0.1, self.training)
+
+
+class Meter:
+    def __init__(self):
+        self.steps, self.inner = 0, {"seen": [[1]]}
+
+
+class Wheel:
+    """State of every kind, deep inside."""
+
+    def __init__(self):
+        self.meter, self.bag, self.ordered = Meter(), (set(), [{}]), collections.OrderedDict(a=collections.deque())
+
+
+class Deep(Net):
+    """A counter in an object, lists in a dict, generators of its own; its result depends on some."""
+
+    def __init__(self):
+        super().__init__()
+        self.wheel, self.meters, self.logger = Wheel(), {"loss": []}, logging.getLogger("deep")
+        self.gen, self.dice = torch.Generator().manual_seed(3), [random.Random(4)]
+        self.numpys = {"new": numpy.random.default_rng(5), "old": numpy.random.RandomState(6)}
+
+    def forward(self, x):
+        return super().forward(x) * self.drawn() + torch.rand(4, generator=self.gen)
+
+    @torch._dynamo.disable
+    def drawn(self):
+        wheel = self.wheel
+        wheel.meter.steps += 1
+        wheel.meter.inner["seen"][0].append(2)
+        wheel.meter.new = 3
+        wheel.bag[0].add(wheel.meter.steps)
+        wheel.bag[1][0]["k"] = 1
+        wheel.ordered["a"].append(1)
+        wheel.ordered["b"] = 2
+        self.meters["loss"].append(0)
+        drawn = self.dice[0].random() + self.numpys["new"].random() + self.numpys["old"].rand()
+        return drawn * wheel.meter.steps
+
+    def state(self):
+        wheel, numpys = self.wheel, self.numpys
+        return repr([
+            vars(wheel.meter), wheel.bag, wheel.ordered, self.meters, self.gen.get_state().tolist(),
+            self.dice[0].getstate(), numpys["new"].bit_generator.state, numpys["old"].get_state()[1].tolist(),
+        ])
+
+
+@pytest.mark.parametrize("fault", ["eager", "aot_eager", factor(2.0), raising("no")])
+def test_what_a_model_keeps_deep_inside(fault):
+    """Each run starts from the same counters and generators, so that right compilers are not rejected; all returns."""
+    net = Deep()
+    before, wheel = net.state(), net.wheel
+    result = outcome(compiled(net, fault))
+    assert result.ok is isinstance(fault, str), result
+    assert net.state() == before
+    assert net.wheel is wheel
+    config = CompileConfig(enabled=True, backend=fault)
+    assert (maybe_compile(net, config, None, batch()) is not net) is isinstance(fault, str)
+    assert net.state() == before
+
+
+def test_what_is_not_the_models_is_left_alone():
+    """A logger's handlers, threads, what torch made: restoring them would lose what others did meanwhile."""
+    net = Deep()
+    kept = Kept(net)
+    net.logger.manager.loggerDict["deep.er"] = 1
+    try:
+        assert not kept.changed()
+        kept.restore()
+        assert net.logger.manager.loggerDict["deep.er"] == 1
+    finally:
+        del net.logger.manager.loggerDict["deep.er"]
+
+
+def test_what_has_changed_is_named():
+    """For a report: the path of each."""
+    net = Deep()
+    kept = Kept(net)
+    net(batch())
+    net.new = net.inner.new = 1
+    assert set(kept.changed()) == {
+        "new", "inner.new", "meters['loss']", "wheel.meter", "wheel.ordered", "wheel.bag[0]", "wheel.bag[1][0]",
+        "wheel.ordered['a']", "wheel.meter.inner['seen'][0]", "the state of the generator in gen",
+        "the state of the generator in dice", "the state of the generator in numpys",
+    }
+    kept.restore()
+    assert not kept.changed()
 
 
 FAULTS = ["eager", "aot_eager", drawing(), *(broken for broken, *_ in BROKEN.values())]

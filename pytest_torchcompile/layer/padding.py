@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from pytest_torchcompile.layer.config import BucketConfig
 
-__all__ = ["LABEL", "SIDES", "Padding", "is_ids", "is_mask"]
+__all__ = ["LABEL", "SIDES", "Padding", "is_ids", "is_label", "is_mask"]
 
 LABEL: Final = -100
 """What torch's cross entropy ignores (``ignore_index``)."""
@@ -36,11 +36,11 @@ class Padding:
         Raises :class:`ValueError`, naming the tensor, for one that has other dimensions or cannot hold the value.
         """
         asked = name in self.values
+        if is_mask(name) and not asked:
+            return self._pad_mask(name, tensor)
         value = self.values[name] if asked else _value(name.lower(), self.config)
         if value is None or (value == LABEL and tensor.ndim == 1 and not asked):
             return tensor
-        if tensor.ndim > 2 and is_mask(name) and not asked:
-            return self._pad_attention(name, tensor)
         if tensor.ndim != 2 and not (asked and tensor.ndim > 2):
             expected = "(batch, length)" if not asked else "(batch, length, ...)"
             raise ValueError(f"{name} has the shape {tuple(tensor.shape)}; expected {expected}")
@@ -58,12 +58,20 @@ class Padding:
         ends = (0, missing) if self.side == "right" else (missing, 0)
         return functional.pad(tensor, (0, 0) * (tensor.ndim - 1 - dim % tensor.ndim) + ends, value=value)
 
-    def _pad_attention(self, name: str, mask: Tensor) -> Tensor:
+    def _pad_mask(self, name: str, mask: Tensor) -> Tensor:
+        if mask.ndim < 2 or mask.is_complex():
+            raise ValueError(f"{name} has the shape {tuple(mask.shape)} and is {mask.dtype}; expected (batch, length), "
+                             "or (..., queries, keys), of numbers that are not complex")
+        seen, hidden = _seen_and_hidden(name, mask)
+        if mask.ndim > 2:
+            return self._pad_attention(name, mask, seen, hidden)
+        return self._longer(mask, 1, self.config.bucket(mask.shape[1], name), hidden)
+
+    def _pad_attention(self, name: str, mask: Tensor, seen: Value, hidden: Value) -> Tensor:
         """(..., queries, keys): added keys are hidden from all; added queries see the real keys.
 
         (A query that sees nothing is NaN after softmax.) Queries of size 1 are broadcast, and stay.
         """
-        seen, hidden = _seen_and_hidden(mask)
         queries, keys = mask.shape[-2:]
         if queries != 1:
             mask = self._longer(mask, mask.ndim - 2, self.config.bucket(queries, f"{name} (its queries)"), seen)
@@ -73,7 +81,14 @@ class Padding:
 def is_ids(name: str) -> bool:
     """Whether tensors of that name are token ids."""
     low = name.lower()
-    return not low.endswith(("type_ids", "position_ids")) and (low in ("ids", "tokens") or low.endswith("_ids"))
+    if is_label(name) or low.endswith(("type_ids", "position_ids")):
+        return False
+    return low in ("ids", "tokens") or low.endswith("_ids")
+
+
+def is_label(name: str) -> bool:
+    """Whether tensors of that name are what a loss is told to expect."""
+    return name.lower().removesuffix("_ids").endswith(("label", "labels", "target", "targets"))
 
 
 def is_mask(name: str) -> bool:
@@ -82,8 +97,7 @@ def is_mask(name: str) -> bool:
 
 
 _KINDS: Final[tuple[tuple[Callable[[str], bool], Callable[[BucketConfig], int]], ...]] = (
-    (is_mask, lambda config: 0),
-    (lambda name: name.endswith(("label", "labels", "target", "targets")), lambda config: LABEL),
+    (is_label, lambda config: LABEL),
     (lambda name: name.endswith(("type_ids", "position_ids")), lambda config: 0),
     (is_ids, lambda config: config.pad_token_id),
 )
@@ -94,20 +108,40 @@ def _value(name: str, config: BucketConfig) -> int | None:
     return next((value(config) for fits, value in _KINDS if fits(name)), None)
 
 
-def _seen_and_hidden(mask: Tensor) -> tuple[Value, Value]:
-    """What an attention mask says of a key that is attended to, and of one that is not.
+def _seen_and_hidden(name: str, mask: Tensor) -> tuple[Value, Value]:
+    """What a mask says of a token that is attended to, and of one that is not.
 
-    A floating mask is added to the scores (``scaled_dot_product_attention``), unless it holds ones and zeros alone.
+    A padding mask, as torch has them, marks what is to be ignored. A floating mask may be one that is added to the
+    scores (``scaled_dot_product_attention``).
     """
-    if not mask.is_floating_point():
+    if name.lower().endswith(("padding_mask", "pad_mask")):
+        return _of_padding(name, mask)
+    if not mask.is_floating_point() or not _is_added(name, mask):
         return 1, 0
-    if bool(((mask == 0) | (mask == 1)).all()) and bool((mask == 1).any()):
-        return 1.0, 0.0
     return 0.0, torch.finfo(mask.dtype).min
 
 
+def _of_padding(name: str, mask: Tensor) -> tuple[Value, Value]:
+    if mask.dtype is torch.bool:
+        return False, True
+    if not mask.is_floating_point() or bool((mask > 0).any()):
+        raise ValueError(f"{name} is {mask.dtype} and does not say what it ignores; expected bool (True: ignored), or "
+                         f"0 and -inf, or the value to pad with: pad_values={{{name!r}: ...}}")
+    return 0.0, float("-inf")
+
+
+def _is_added(name: str, mask: Tensor) -> bool:
+    """Whether a floating mask is added to the scores: it does not hold ones and zeros alone, or nothing but zeros.
+
+    With two dimensions it may be one of weights, of a loss for instance.
+    """
+    if mask.ndim > 2:
+        return not bool(((mask == 0) | (mask == 1)).all() & (mask == 1).any())
+    return bool((mask < 0).any()) or ("att" in name.lower() and not bool(mask.any()))
+
+
 def _check_dtype(name: str, tensor: Tensor, value: Value, asked: bool) -> None:
-    if tensor.is_floating_point() and (asked or value == 0):  # asked for, or a mask of weights
+    if tensor.is_floating_point() and asked:
         return
     if tensor.dtype is torch.bool:
         low, high = 0, 1

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from pytest_torchcompile.layer.config import BucketConfig
-from pytest_torchcompile.layer.padding import SIDES, Padding, is_ids
+from pytest_torchcompile.layer.padding import SIDES, Padding, is_ids, is_label
 from pytest_torchcompile.layer.warmup import Warmup, warm_up
 
 __all__ = ["NAMES", "BucketConfig", "ShapeStabilizer"]
@@ -55,11 +56,13 @@ class ShapeStabilizer:
 
         A tensor is token ids. In a dict the key says what a tensor is, in a tuple or list its place in ``names``, in
         a named tuple its field. Batches nest; tensors of a tuple inside of another batch go by the tuple's name.
-        ``...mask`` is padded with 0, ``...labels`` and ``...targets`` with -100, ``token_type_ids`` and
-        ``position_ids`` with 0, ``...ids`` and ``tokens`` with the config's ``pad_token_id``.
+        ``...mask`` is padded with 0, ``...padding_mask`` with True, or -inf in a floating one, ``...labels``,
+        ``...targets``, ``label_ids`` and ``target_ids`` with -100, ``token_type_ids`` and ``position_ids`` with 0,
+        ``...ids`` and ``tokens`` with the config's ``pad_token_id``.
 
         Masks of more than two dimensions are (..., queries, keys). Added keys are hidden from every query, added
-        queries see the real keys. A floating mask is one that is added to the scores, unless it holds but 0 and 1.
+        queries see the real keys. A floating mask is one that is added to the scores, unless it holds but 0 and 1; of
+        two dimensions, if it holds a negative number, or is an attention mask of zeros: padded with the lowest number.
 
         Labels of one dimension (one for each sample), other keys, and what is no tensor stay as they are. Each tensor
         goes to the bucket of its own length; one that has it already is returned itself, not copied.
@@ -81,22 +84,23 @@ class ShapeStabilizer:
         Args:
             padded: A batch that was padded, or what a model made of it: any structure of tensors.
             batch: The batch before, or its length. A padded batch gets the very shapes back. Of an output, which has
-                another structure, each tensor whose size in ``dim`` is the bucket is cut to the length of the ids.
+                another structure, each tensor whose size in ``dim`` is the bucket of some token ids or labels is cut
+                to their length.
             dim: The dimension of lengths in an output.
 
-        Raises :class:`ValueError` where an output has no tensor of the bucket's size in that dimension.
+        Raises :class:`ValueError` where an output has no tensor of a bucket's size in that dimension, and where two
+        lengths of the batch have the bucket that a tensor has, so that nobody knows which of them is meant.
         """
         if not isinstance(batch, int) and self._fits(padded, batch):
             return _map(padded, batch, self._as_before)
-        length = batch if isinstance(batch, int) else _length(batch)
-        bucket = self.config.bucket(length)
-        if bucket == length:
+        lengths: dict[int, set[int]] = {}
+        for length in (batch,) if isinstance(batch, int) else _lengths(batch):
+            lengths.setdefault(self.config.bucket(length), set()).add(length)
+        lengths = {bucket: found for bucket, found in lengths.items() if found != {bucket}}
+        if not lengths:
             return padded
-        tensors = list(_tensors(padded))
-        if not any(_size(tensor, dim) == bucket for tensor in tensors):
-            shapes = ", ".join(str(tuple(t.shape)) for t in tensors) or "there are none"
-            raise ValueError(f"no tensor has the bucket's size, {bucket}, in dimension {dim} (shapes: {shapes})")
-        return _map(padded, padded, lambda t, _: self._padding.cut(t, dim, length) if _size(t, dim) == bucket else t)
+        _check_sizes(padded, lengths, dim)
+        return _map(padded, padded, lambda t, _: self._cut(t, lengths.get(_size(t, dim) or 0), dim))
 
     def mark_dynamic_dims(self, batch: B, dim: int = 1, min: int | None = None, max: int | None = None) -> B:
         """Tell torch that dimension ``dim`` of every tensor in the batch varies, and return the batch itself.
@@ -132,6 +136,9 @@ class ShapeStabilizer:
         """
         return warm_up(model, make_batch, self.config.buckets, lambda batch: self.bucket_batch(batch, names),
                        tuple(batch_sizes))
+
+    def _cut(self, tensor: Tensor, lengths: set[int] | None, dim: int) -> Tensor:
+        return self._padding.cut(tensor, dim, *lengths) if lengths else tensor
 
     def _padded(self, value: Any, names: Mapping[Any, str] | str) -> Any:
         if isinstance(names, str) and isinstance(value, Tensor):
@@ -206,19 +213,41 @@ def _size(tensor: Tensor, dim: int) -> int | None:
     return tensor.shape[dim] if -tensor.ndim <= dim < tensor.ndim else None
 
 
-def _length(batch: Any) -> int:
-    """The length of the token ids of a batch: of its first tensor, where nothing is named."""
-    if isinstance(batch, Mapping):
-        ids = [value for name, value in batch.items() if is_ids(str(name)) and isinstance(value, Tensor)]
-        inner = [value for value in batch.values() if isinstance(value, Mapping)]
-        return ids[0].shape[1] if ids else _length(inner[0]) if inner else _length(None)
-    fields = getattr(batch, "_fields", None)
-    if fields is not None:
-        return _length(dict(zip(fields, batch, strict=True)))
-    first = next(_tensors(batch), None)
-    if first is None or first.ndim < 2:
+def _check_sizes(output: Any, lengths: Mapping[int, set[int]], dim: int) -> None:
+    """Refuse an output of which nothing is to be cut, or nobody knows to what length."""
+    tensors = list(_tensors(output))
+    sizes = {_size(tensor, dim) for tensor in tensors}
+    if sizes.isdisjoint(lengths):
+        shapes = ", ".join(str(tuple(t.shape)) for t in tensors) or "there are none"
+        buckets = " or ".join(map(str, sorted(lengths)))
+        raise ValueError(f"no tensor has the bucket's size, {buckets}, in dimension {dim} (shapes: {shapes})")
+    for bucket, found in lengths.items():
+        if len(found) > 1 and bucket in sizes:
+            listed = " and ".join(map(str, sorted(found)))
+            raise ValueError(f"an output has {bucket} in dimension {dim}, the bucket of sequences of length {listed} "
+                             "in the batch: which is meant? Unpad each output by itself, with its length")
+
+
+def _lengths(batch: Any) -> list[int]:
+    """The lengths of the token ids and labels of a batch: of its first tensor, where nothing is named."""
+    named = dict(zip(batch._fields, batch, strict=True)) if hasattr(batch, "_fields") else batch
+    if isinstance(named, Mapping):
+        ids, labels = (list(_sequences(named, kind)) for kind in (is_ids, is_label))
+        found = [*ids, *labels] if ids else []
+    else:
+        found = [*islice(_tensors(batch), 1)]
+    if not found or found[0].ndim < 2:
         raise ValueError("the batch has no token ids, so its length is not known; pass the length itself")
-    return first.shape[1]
+    return [tensor.shape[1] for tensor in found]
+
+
+def _sequences(batch: Mapping[Any, Any], kind: Callable[[str], bool]) -> Iterator[Tensor]:
+    """Tensors of (batch, length) that are of a kind by their names, also in the dicts inside."""
+    for name, value in batch.items():
+        if isinstance(value, Mapping):
+            yield from _sequences(value, kind)
+        elif kind(str(name)):
+            yield from (tensor for tensor in _tensors(value) if tensor.ndim == 2)
 
 
 def _tensors(batch: Any) -> Iterator[Tensor]:

@@ -164,6 +164,52 @@ def test_attention_masks():
     assert cross.shape == (2, 1, 8, 4)
 
 
+def test_padding_masks_say_what_is_ignored():
+    """torch's own: True, or -inf where it is added. What can mean either is refused."""
+    for name in ("src_key_padding_mask", "encoder_padding_mask", "Pad_Mask"):
+        padded = EIGHT.bucket_batch({"ids": ids(), name: torch.zeros(2, 3, dtype=torch.bool)})
+        assert padded[name].tolist() == [[False, False, False, True]] * 2
+    added = torch.tensor([[0.0, 0.0, float("-inf")]] * 2)
+    for mask in (added, torch.zeros(2, 3)):
+        padded = EIGHT.bucket_batch({"ids": ids(), "tgt_key_padding_mask": mask})["tgt_key_padding_mask"]
+        assert padded.tolist() == [[*row, float("-inf")] for row in mask.tolist()]
+    causal = torch.ones(2, 1, 3, 3, dtype=torch.bool).triu(1)
+    padded = EIGHT.bucket_batch({"ids": ids(), "padding_mask": causal})["padding_mask"]
+    assert padded[0, 0].int().tolist() == [[0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 1]]
+    for mask in (ids(), torch.ones(2, 3)):
+        with pytest.raises(ValueError, match=r"does not say what it ignores; .*pad_values=\{'padding_mask': \.\.\.\}"):
+            EIGHT.bucket_batch({"ids": ids(), "padding_mask": mask})
+    asked = ShapeStabilizer((4,), pad_values={"padding_mask": 1})
+    assert asked.bucket_batch({"ids": ids(), "padding_mask": ids()})["padding_mask"].tolist() == [[1, 1, 1, 1]] * 2
+
+
+def test_a_padding_mask_changes_nothing():
+    """The real tokens of torch's own encoder get what they had."""
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x, mask = torch.randn(2, 3, 8), torch.tensor([[False, False, True], [False, False, False]])
+    stabilizer = ShapeStabilizer((4,), pad_values={"x": 7.0})
+    padded = stabilizer.bucket_batch({"ids": ids(), "x": x, "src_key_padding_mask": mask})
+    found = layer(padded["x"], src_key_padding_mask=padded["src_key_padding_mask"])
+    expected = layer(x, src_key_padding_mask=mask)
+    torch.testing.assert_close(stabilizer.unpad(found, 3)[~mask], expected[~mask])
+
+
+@pytest.mark.parametrize(("name", "row", "pad"), [
+    ("attention_mask", [0.0, 0.0, -1e9], torch.finfo(torch.float32).min),
+    ("attention_mask", [0.0, 0.0, 0.0], torch.finfo(torch.float32).min),
+    ("attention_mask", [1.0, 1.0, 0.0], 0.0), ("loss_mask", [0.0, 0.0, 0.0], 0.0), ("loss_mask", [0.5, 2.0, 0.0], 0.0),
+])  # fmt: skip
+def test_floating_masks_of_two_dimensions(name, row, pad):
+    """One that is added to the scores hides what is padded by the lowest number; one of weights by zero."""
+    assert EIGHT.bucket_batch({"ids": ids(), name: torch.tensor([row])})[name].tolist() == [[*row, pad]]
+
+
+@pytest.mark.parametrize("name", ["label_ids", "target_ids", "lm_labels_ids", "labels"])
+def test_labels_are_no_ids(name):
+    """Whatever they are called, the loss must ignore what is padded."""
+    assert EIGHT.bucket_batch({"ids": ids(), name: ids()})[name].tolist() == [[1, 1, 1, -100]] * 2
+
+
 @pytest.mark.parametrize("kind", ["bool", "added"])
 def test_a_padded_mask_changes_nothing(kind):
     """Attention under a padded mask gives the real tokens what they had, and nothing that is not finite."""
@@ -234,6 +280,22 @@ def test_unpad_cuts_an_output():
     assert EIGHT.unpad(torch.ones(2, 7, 4), {"x": 1, "text": {"input_ids": ids()}}, dim=-1).shape == (2, 7, 3)
     whole = torch.ones(2, 4, 7)
     assert EIGHT.unpad(whole, 4) is whole
+
+
+@pytest.mark.parametrize("decoder", ["decoder_input_ids", "labels"])
+def test_an_encoder_and_a_decoder(decoder):
+    """Each output goes by the bucket that it has; where two lengths share one, nobody knows."""
+    batch = {"input_ids": ids(7), decoder: ids(3)}
+    made = EIGHT.unpad({"enc": torch.ones(2, 8, 5), "logits": torch.ones(2, 4, 9), "n": torch.ones(2, 5)}, batch)
+    assert [tuple(made[name].shape) for name in made] == [(2, 7, 5), (2, 3, 9), (2, 5)]
+    assert EIGHT.unpad(torch.ones(2, 4, 9), batch).shape == (2, 3, 9)
+    assert EIGHT.unpad(torch.ones(2, 8), {"input_ids": ids(7), decoder: ids(7)}).shape == (2, 7)
+    both = {"input_ids": ids(7), decoder: ids(5)}
+    with pytest.raises(ValueError, match="an output has 8 in dimension 1, the bucket of sequences of length 5 and 7"):
+        EIGHT.unpad(torch.ones(2, 8), both)
+    assert EIGHT.unpad(torch.ones(2, 8), 5).shape == (2, 5)
+    with pytest.raises(ValueError, match="no tensor has the bucket's size, 4 or 8, in dimension 1"):
+        EIGHT.unpad(torch.ones(2, 9), batch)
 
 
 @pytest.mark.parametrize(("value", "batch", "text"), [

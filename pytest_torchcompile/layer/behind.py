@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Whole", "modules_of", "original", "whole"]
+__all__ = ["Whole", "compiled_part", "modules_of", "original", "whole"]
 
 
 def original(model: Callable[..., Any]) -> Callable[..., Any]:
@@ -32,6 +32,27 @@ def original(model: Callable[..., Any]) -> Callable[..., Any]:
 def modules_of(call: Callable[..., Any]) -> list[nn.Module]:
     """The modules that a callable runs on: itself, or what a function, method or partial holds on to."""
     return list(dict.fromkeys(_modules(call, 3)))
+
+
+def compiled_part(call: Callable[..., Any]) -> str:
+    """What of a callable runs compiled at present, as the end of a sentence; empty if nothing does.
+
+    A module that is compiled in place has ``_compiled_call_impl`` (torch 2.8 to 2.15); allowlists of maybe_compile use
+    it too.
+    """
+    return next(_compiled(call, type(call).__name__, 3), "")
+
+
+def _compiled(value: Any, name: str, depth: int) -> Iterator[str]:
+    if callable(value) and original(value) is not value:
+        yield name
+    elif isinstance(value, nn.Module):
+        for inner, part in value.named_modules():
+            if vars(part).get("_compiled_call_impl") is not None or original(part) is not part:
+                yield f"{inner} in {name}" if inner else f"{name}, in place"
+    elif depth:
+        for held in _held(value):
+            yield from _compiled(held, f"{type(held).__name__} in {name}", depth - 1)
 
 
 def _modules(value: Any, depth: int) -> Iterator[nn.Module]:

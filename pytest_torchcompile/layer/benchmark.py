@@ -14,7 +14,7 @@ import torch
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.instruments import Ledger, launches, memory, observe
 from pytest_torchcompile.instruments.kernels import kernels
-from pytest_torchcompile.layer.behind import whole
+from pytest_torchcompile.layer.behind import compiled_part, whole
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.descent import adapted
 from pytest_torchcompile.layer.intervals import LEAST_ROUNDS, Ratio, quantile, ratio_of
@@ -146,10 +146,15 @@ def benchmark(
         items: Items of a batch; None: the size of the first dimension of its first tensor.
 
     Raises:
-        ValueError: For too few rounds. What the model or the compiler raises is raised as it is.
+        ValueError: For too few rounds, and for a model that is compiled already, or a part of which is, be it by
+            ``Module.compile`` or by an allowlist of a model that still lives. What the model or the compiler raises is
+            raised as it is.
     """
     if rounds < LEAST_ROUNDS or warmup < 1:
         raise ValueError(f"rounds={rounds}, warmup={warmup}: expected at least {LEAST_ROUNDS} rounds and 1 before")
+    if part := compiled_part(model):
+        raise ValueError(f"it runs compiled already ({part}), so there is no eager side; give benchmark a model of "
+                         "which nothing is compiled (a compiled module keeps the original as _orig_mod)")
     module = whole(model, loss_fn)
     if train is None:
         asked = module.training and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())

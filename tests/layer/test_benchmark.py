@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchcompile import CompileConfig, benchmark
+from pytest_torchcompile import CompileConfig, benchmark, maybe_compile
 from pytest_torchcompile.layer import benchmark as module
 
 
@@ -175,3 +176,37 @@ def test_the_models_own_error(clock):
 
     with pytest.raises(KeyError, match="mine"):
         benchmark(broken, CompileConfig(), batch)
+
+
+def around(compiled):
+    return lambda x: compiled(x)
+
+
+def allowed(net):
+    return maybe_compile(net, CompileConfig(enabled=True, backend="eager", allowlist=("Linear",)))
+
+
+@pytest.mark.parametrize(("make", "part"), [
+    (lambda net: torch.compile(net, backend="eager"), "OptimizedModule"),
+    (lambda net: torch.compile(net.forward, backend="eager"), "function"),
+    (lambda net: maybe_compile(net, CompileConfig(enabled=True, backend="eager")), "Net"),
+    (lambda net: nn.Sequential(torch.compile(net, backend="eager")), "0 in Sequential"),
+    (lambda net: net.compile(backend="eager") or net, "Net, in place"),
+    (lambda net: net.linear.compile(backend="eager") or (lambda x: net(x)), "linear in Net in function"),
+    (lambda net: around(torch.compile(net, backend="eager")), "in function"),
+])  # fmt: skip
+def test_what_is_compiled_already(clock, make, part):
+    """There would be no eager side: compiled would be held against compiled."""
+    with pytest.raises(ValueError, match=f"it runs compiled already .*{part}\\), so there is no eager side"):
+        benchmark(make(Net(clock)), on("eager"), batch)
+
+
+def test_a_model_whose_parts_another_has_compiled(clock):
+    """The original of an allowlist runs those parts compiled as long as what was returned lives, and no longer."""
+    net = Net(clock)
+    parts = allowed(net)
+    with pytest.raises(ValueError, match="it runs compiled already"):
+        benchmark(net, on("eager"), batch)
+    del parts
+    gc.collect()
+    assert benchmark(net, on(backend(clock, 0.7)), batch).verdict == "faster"

@@ -21,7 +21,7 @@ __all__ = ["DIM_KEYS", "MODEL_KEYS", "ModelEntry", "read_models"]
 MODEL_KEYS: Final = {
     "factory": "module:attribute, called with the cell's user axes as keywords; returns a torch.nn.Module",
     "inputs": "module:attribute, called with the dims as keywords; returns the arguments of one call",
-    "loss": "module:attribute, called with output and batch; default: mean square of every float output",
+    "loss": "module:attribute, called with output and batch; default: weighted mean of y^2 + y over every float output",
     "dims": "the named sizes that inputs are made for",
 }
 REQUIRED: Final = ("factory", "inputs")

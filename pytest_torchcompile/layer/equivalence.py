@@ -101,7 +101,7 @@ def compare(
         model: A module, in the state and training mode to be compared in, or a function; not compiled.
         calls: A list of batches: a tensor, a tuple of arguments, a dict of keyword arguments, or ``(args, kwargs)``.
         config: How to compile. ``enabled``, ``healthcheck``, ``fail_policy`` and ``smoketest_steps`` say nothing here.
-        loss: ``loss(output, batch)``, a tensor of one element; None: a weighted mean square of all float outputs.
+        loss: ``loss(output, batch)``, a tensor of one element; None: a weighted mean of y^2 + y over all float outputs.
         train: Whether to run backward and compare gradients; else all runs are under ``torch.no_grad()``.
         steps: From 2 on, so many steps of SGD are compared as well, one after the other, with the calls' batches.
         seed: Of every random number that the model draws, and of the noise.

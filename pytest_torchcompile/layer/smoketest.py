@@ -92,7 +92,7 @@ class CompileSmoketest:
                 not written to.
             optimizer: Its steps are real, and undone. None: small steps of plain gradient descent.
             loss_fn: ``loss_fn(output, sample_batch)`` or ``loss_fn(output)``; of a tuple that it returns the first
-                element is the loss. None: a weighted mean square of every floating output.
+                element is the loss. None: a weighted mean of y^2 + y over every floating output.
 
         Returns:
             False for whatever fails, and for a model that is not compiled; nothing is raised for the model's

@@ -358,5 +358,10 @@ def _finite(tensor: torch.Tensor) -> bool:
 
 
 def _says_something(seen: Recording) -> bool:
+    """A zero among whole numbers, or False, is an answer like any other; floating zeros may just be memory."""
     values = [item.value for item in seen.outputs.values()]
-    return not seen.all_zero if any(isinstance(v, torch.Tensor) for v in values) else any(values)
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    if not tensors:
+        return any(values)
+    whole = (t for t in tensors if not (t.is_floating_point() or t.is_complex()))
+    return not seen.all_zero or any(tensor.numel() for tensor in whole)

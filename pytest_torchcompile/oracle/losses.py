@@ -16,12 +16,13 @@ __all__ = ["default_loss", "left_out", "loss_of"]
 
 
 def default_loss(output: Any, value: Any = None) -> torch.Tensor | None:
-    """Weighted mean square of every floating output, averaged; ``None`` where there is none.
+    """Weighted mean of y^2 + y over every floating output, averaged; ``None`` where there is none.
 
     The weights are fixed numbers from 0.5 to 1.5, one per element, exact in every dtype. Without
     them the mean square of a normalised output (layer norm, batch norm) would be a constant, and every
-    gradient before it nothing but rounding noise. Elements that are not finite (masked logits) count as zero.
-    Half precision is summed in float32.
+    gradient before it nothing but rounding noise. Without the linear term an output that is zero, as that of a last
+    layer that begins with zeros, would have no gradient at all. Elements that are not finite (masked logits) count as
+    zero. Half precision is summed in float32.
     """
     terms = []
     for _, leaf in leaves_of(output)[0]:
@@ -32,7 +33,7 @@ def default_loss(output: Any, value: Any = None) -> torch.Tensor | None:
             plain = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
             plain = plain.float() if plain.dtype.itemsize < 4 else plain
             plain = plain.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            terms.append((plain.square() * _weights(plain)).mean())
+            terms.append(((plain.square() + plain) * _weights(plain)).mean())
     return torch.stack(terms).mean() if terms else None
 
 

@@ -146,6 +146,14 @@ def test_the_default_loss_reaches_what_lies_before_a_norm():
     assert plain.abs().max() < 1e-3 * ours.abs().max()
 
 
+def test_the_default_loss_has_a_gradient_at_zero():
+    """Of every element, whatever its dtype."""
+    for dtype in (torch.float32, torch.bfloat16, torch.complex64):
+        y = torch.zeros(2, 3, dtype=dtype, requires_grad=True)
+        default_loss(y).backward()
+        assert (torch.view_as_real(y.grad) if dtype.is_complex else y.grad).all()
+
+
 def test_the_default_loss_skips_what_is_not_finite():
     """Masked logits must not turn every gradient into NaN."""
     x = torch.tensor([1.0, 2.0], requires_grad=True)

@@ -445,13 +445,33 @@ def test_switched_off(monkeypatch):
 
 
 def test_nothing_but_zeros_proves_nothing():
-    """All outputs and gradients zero, as from a head initialised so, with inputs that say nothing."""
-    net = Net().eval()
+    """All outputs zero, as from a head initialised so, and no gradient to tell."""
+    net = Net()
     nn.init.zeros_(net.outer.weight)
     nn.init.zeros_(net.outer.bias)
-    assert outcome(compiled(net)).reason.startswith("every output and every gradient is zero or not finite")
-    assert outcome(compiled(net.train())).reason.startswith("every output and every gradient is zero")
-    assert outcome(compiled(net), None, None, lambda output: (output - 1).square().mean()).ok
+    zero = "every output and every gradient is zero or not finite"
+    assert outcome(compiled(net.eval())).reason.startswith(zero)
+    assert outcome(compiled(net.train()), None, None, lambda output: output.square().mean()).reason.startswith(zero)
+
+
+@pytest.mark.parametrize("wrong", [None, backend(backward=factor(1.01)), backend(backward=factor(0.0))])
+def test_a_head_that_begins_with_zeros(wrong):
+    """Its gradient is none: right compilers pass, and wrong ones do not."""
+    net = Net()
+    nn.init.zeros_(net.outer.weight)
+    nn.init.zeros_(net.outer.bias)
+    assert outcome(compiled(net, wrong or "aot_eager")).ok is (wrong is None)
+
+
+@pytest.mark.parametrize("function", [lambda x: x > 100, lambda x: x.long() // 100, lambda x: {"n": (x > 100).sum()}])
+def test_whole_numbers_that_are_zero(function):
+    """No is an answer."""
+    def yes(graph, example):
+        return lambda *args: [torch.ones_like(each) for each in graph(*args)]
+
+    sample = batch().abs()
+    assert outcome(compiled(function), sample).ok
+    assert not outcome(compiled(function, yes), sample).ok
 
 
 # what the user did

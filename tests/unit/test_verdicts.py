@@ -158,3 +158,102 @@ def test_worst():
     assert worst(["pass", "xfail", "pass"]) == "xfail"
     assert worst(["fail", "crash"]) == "crash"
     assert worst([]) == "not_run"
+
+
+# the checks of the production layer
+
+
+SMOKETEST = {"raised": None, "ok": True, "reason": "2 step(s) ran", "phase": "", "step": 0, "seconds": 1.0, "graphs": 2,
+             "compiles": 0, "evidence": "", "notes": []}
+
+
+@pytest.mark.parametrize(("changes", "message", "evidence"), [
+    ({"raised": "InductorError"}, "nothing to judge: the compiled run raised InductorError", ""),
+    ({"ok": False, "reason": "output: error is 9", "phase": "comparison", "step": 2, "evidence": "at line 1"},
+     "the smoketest says False: output: error is 9 (step 2, comparison)", "at line 1"),
+    ({"ok": False, "reason": "nothing was compiled", "phase": "forward"},
+     "the smoketest says False: nothing was compiled (forward)", ""),
+    ({"compiles": 3}, "3 compile(s) in the smoketest of a model that was warm", ""),
+    ({"ok": False, "reason": "no", "phase": "state", "compiles": 3}, "the smoketest says False: no (state)", ""),
+])  # fmt: skip
+def test_the_smoketest_of_a_cell(changes, message, evidence):
+    """One problem for each: the run, what the smoketest says, what it compiled."""
+    judge_it = load("smoketest").judge
+    assert not list(judge_it(SMOKETEST, {}))
+    (problem,) = judge_it(SMOKETEST | changes, {})
+    assert (problem.message, problem.evidence) == (message, evidence)
+    assert ("an optimiser's step or another seed" in problem.hint) is message.startswith("3 compile")
+
+
+FALLBACK = {"error": None, "original": True, "changed": [], "differs": [], "met": [1, 2],
+            "log": ["fallback_eager", "fallback_eager"]}
+
+
+@pytest.mark.parametrize(("changes", "message", "evidence"), [
+    ({"error": "RuntimeError: no"}, "maybe_compile let a failure of the compiler through: RuntimeError: no", ""),
+    ({"error": "RuntimeError: no", "met": [], "log": []},
+     "maybe_compile let a failure of the compiler through: RuntimeError: no", ""),
+    ({"met": [1, 0]}, "nothing was proven: the model met no outage, because nothing of it was to be compiled",
+     "attempts with and without a sample batch: [1, 0]"),
+    ({"met": [0, 1], "original": False}, "nothing was proven: the model met no outage, because nothing of it was to be "
+     "compiled", "attempts with and without a sample batch: [0, 1]"),
+    ({"original": False}, "with a sample batch that does not compile, maybe_compile returned something else than the "
+     "model", ""),
+    ({"changed": ["inner.weight", "calls"]}, "the failed attempt left 2 thing(s) changed", "inner.weight\ncalls"),
+    ({"differs": ["output: differs"]}, "after the fallback, output: differs", "beside the same call of the eager model"),
+    ({"log": ["fallback_eager"]}, "the log says fallback_eager; expected fallback_eager for each attempt", ""),
+    ({"log": []}, "the log says nothing; expected fallback_eager for each attempt", ""),
+    ({"log": ["fallback_eager", "compiled"]},
+     "the log says fallback_eager, compiled; expected fallback_eager for each attempt", ""),
+])  # fmt: skip
+def test_the_fallback_of_a_cell(changes, message, evidence):
+    """What maybe_compile let through, did not meet, returned, left changed, computed, and logged."""
+    judge_it = load("safe_fallback").judge
+    assert not list(judge_it(FALLBACK, {}))
+    (problem,) = judge_it(FALLBACK | changes, {})
+    assert (problem.message, problem.evidence) == (message, evidence)
+
+
+def test_a_fallback_that_is_wrong_in_every_way():
+    """One problem does not hide the next; of several differences each is one."""
+    wrong = {"original": False, "changed": ["a"], "differs": ["b: differs", "c: differs"], "log": []}
+    assert len(list(load("safe_fallback").judge(FALLBACK | wrong, {}))) == 5
+
+
+STABLE = {"raised": None, "sizes": 2, "calls": 4, "late": [], "between": [], "unpadded": ""}
+PADDED = {"dim": "S", "length": 5, "bucket": 8, "graphs": 1, "compiles": [], "error": None}
+LATE = {"function": "forward", "file": "m.py", "line": 3, "compile_id": "0/1", "kind": "recompile", "cause": "shape",
+        "reason": "size mismatch", "what": "x.size(0)", "expected": "4", "actual": "8", "during": "call 1, again"}
+FIRST = LATE | {"kind": "first", "cause": "", "reason": ""}
+
+
+@pytest.mark.parametrize(("changes", "message", "evidence"), [
+    ({"raised": "InductorError", "calls": 0}, "nothing to judge: the compiled run raised InductorError", ""),
+    ({"calls": 0}, "nothing to judge: no size was run a second time", ""),
+    ({"late": [LATE]}, "forward is compiled again in call 1, again, after all 2 size(s) were met",
+     "m.py:3  shape: size mismatch"),
+    ({"between": [PADDED, PADDED | {"error": "RuntimeError in forward: no", "graphs": 0}]},
+     "S=5, padded to 8: the compiled model raised RuntimeError in forward: no", ""),
+    ({"between": [PADDED | {"graphs": 0}]}, "S=5, padded to 8: nothing of it ran compiled", ""),
+    ({"between": [PADDED | {"compiles": [LATE]}]},
+     "forward is compiled for S=5, padded to 8, after the bucket itself was met", "m.py:3  shape: size mismatch"),
+    ({"between": [PADDED | {"compiles": [FIRST]}]},
+     "forward is compiled for S=5, padded to 8, after the bucket itself was met", "m.py:3  a first compile"),
+])  # fmt: skip
+def test_the_shapes_of_a_cell(changes, message, evidence):
+    """Nothing may be compiled once every size was met, between two buckets neither."""
+    judge_it = load("shape_stability").judge
+    assert not list(judge_it(STABLE | {"between": [PADDED]}, {}))
+    (problem,) = judge_it(STABLE | changes, {})
+    assert (problem.message, problem.evidence) == (message, evidence)
+    assert ("mark_dynamic" in problem.hint) is ("shape: size" in evidence)
+    assert (problem.file, problem.line) == (("m.py", 3) if evidence else ("", 0))
+
+
+def test_late_recompiles_can_be_allowed():
+    """The limit is how many there may be; beyond it each is told."""
+    judge_it = load("shape_stability").judge
+    assert not list(judge_it(STABLE | {"late": [LATE]}, {"late_recompiles": 1}))
+    problems = list(judge_it(STABLE | {"late": [LATE, LATE]}, {"late_recompiles": 1}))
+    assert [problem.message for problem in problems] == [
+        "forward is compiled again in call 1, again, after all 2 size(s) were met (2 times, 1 allowed)"] * 2

@@ -156,3 +156,89 @@ def test_models_that_only_seem_compiled(repo):
               if found[f"{name}-eager-default-auto-none::{check}"] not in ("fail", "error")]
     assert not missed, result.stdout.str()
     assert {v for k, v in found.items() if k.startswith("Net-")} == {"pass"}, result.stdout.str()
+
+
+LAYER = """
+def wrong_after_a_step(graph, inputs):
+    kept = []
+    def run(*args):
+        weights = [arg.detach() for arg in args if isinstance(arg, torch.nn.Parameter)]
+        kept[:] = kept or [weight.clone() for weight in weights]
+        moved = max((weight - before).abs().max() for weight, before in zip(weights, kept))
+        return tuple(out * (1.01 if 0 < moved < 0.0101 else 1) for out in graph.forward(*args))
+    return run
+
+GLOBAL = [0]
+
+class Leaks(Net):
+    def forward(self, x):
+        return super().forward(x) + self.counted()
+    @torch._dynamo.disable
+    def counted(self):
+        GLOBAL[0] += 1
+        return GLOBAL[0]
+
+class Counter:
+    steps = 0
+
+class Keeps(Net):
+    def __init__(self):
+        super().__init__()
+        self.counter, self.meters, self.gen = Counter(), {"loss": []}, torch.Generator()
+    def forward(self, x):
+        return super().forward(x) * self.counted() + torch.rand(3, generator=self.gen)
+    @torch._dynamo.disable
+    def counted(self):
+        self.counter.steps += 1
+        self.meters["loss"].append(self.counter.steps)
+        return self.counter.steps
+
+class Text(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(9, 4)
+    def forward(self, input_ids):
+        return self.table(input_ids).sum(-1)
+
+class CountsPads(Text):
+    def forward(self, input_ids):
+        return super().forward(input_ids) * (1 + int((input_ids == 0).sum()))
+
+def text(B, S):
+    return {"input_ids": torch.randint(1, 9, (B, S))}
+"""
+
+
+def test_the_checks_of_the_layer(repo):
+    """Each fails for the fault that it is there for, and passes beside it, also where a model keeps state in Python."""
+    repo.models(BACKENDS + LAYER)
+    dims = {"text": "{B: 2, S: {buckets: [4, 8]}}", "batch": "{B: 4}"}
+    of = {"Net": "batch", "Leaks": "batch", "Keeps": "batch", "Text": "text", "CountsPads": "text"}
+    others = '"models:raises_in_backward", "models:wrong_after_a_step"'
+    entries = "\n".join(f'      {name}: {{factory: "models:{name}", inputs: "models:{inputs}", dims: {dims[inputs]}}}'
+                        for name, inputs in of.items())
+    repo.matrix(f"""
+    version: 1
+    models:
+{entries}
+    axes:
+      backend: ["models:honest", {others}]
+    checks: [equivalence, smoketest, safe_fallback, shape_stability]
+    rules:
+      - exclude: {{model: [Leaks, Keeps, Text, CountsPads], backend: [{others}]}}
+        reason: one model is enough
+    """)
+    result = repo.run()
+    failed = {key.replace("-default-auto-none", "") for key, verdict in repo.verdicts().items() if verdict != "pass"}
+    assert failed == {
+        *(f"Net-models_raises_in_backward::{name}" for name in ("equivalence", "smoketest", "shape_stability")),
+        "Net-models_wrong_after_a_step::smoketest",
+        *(f"Leaks-models_honest::{name}" for name in ("equivalence", "safe_fallback", "shape_stability")),
+        "Keeps-models_honest::shape_stability",
+        "CountsPads-models_honest::shape_stability",
+    }, result.stdout.str()
+    result.stdout.fnmatch_lines_random([
+        "smoketest: the smoketest says False: output: error is * (step 2, comparison)",
+        "safe_fallback: after the fallback, output: error is *",
+        "shape_stability: CountsPads.forward is compiled for S=2, padded to 4, after the bucket itself was met",
+    ])

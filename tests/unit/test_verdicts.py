@@ -200,7 +200,8 @@ FALLBACK = {"error": None, "original": True, "changed": [], "differs": [], "met"
     ({"original": False}, "with a sample batch that does not compile, maybe_compile returned something else than the "
      "model", ""),
     ({"changed": ["inner.weight", "calls"]}, "the failed attempt left 2 thing(s) changed", "inner.weight\ncalls"),
-    ({"differs": ["output: differs"]}, "after the fallback, output: differs", "beside the same call of the eager model"),
+    ({"differs": ["output: differs"]}, "after the fallback, output: differs",
+     "beside the same call of the eager model"),
     ({"log": ["fallback_eager"]}, "the log says fallback_eager; expected fallback_eager for each attempt", ""),
     ({"log": []}, "the log says nothing; expected fallback_eager for each attempt", ""),
     ({"log": ["fallback_eager", "compiled"]},

@@ -243,8 +243,8 @@ def _eagerly(ledger: Ledger) -> str:
 def _lost(ledger: Ledger) -> list[str]:
     if not ledger.lost:
         return []
-    return ["this torch is newer than pytest-torchcompile knows, and the numbers may be too small: "
-            + "; ".join(ledger.lost)]
+    return ["not all that torch did could be read (a newer torch than pytest-torchcompile knows?), and the numbers may "
+            "be too small: " + "; ".join(ledger.lost)]
 
 
 def _caller(make: Callable[..., Any]) -> Callable[[int], Any]:

@@ -32,6 +32,8 @@ class Attempt:
     cached: bool = False
     """Whether a compiled entry was there already."""
     reasons: tuple[Reason, ...] = ()
+    heard: bool = False
+    """Whether any record of the structured trace came."""
     metrics: dict[str, Any] = field(default_factory=dict)
     breaks: list[GraphBreak] = field(default_factory=list)
     """As entered in the ledgers, newest last."""

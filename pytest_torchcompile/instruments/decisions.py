@@ -70,6 +70,9 @@ def _break(watch: Watch, attempt: Attempt, compile_id: str, message: str, stack:
 def decided(watch: Watch, attempt: Attempt, result: Any) -> None:
     """A compile that ended: compiled code, or an eager frame. One that was never traced says nothing."""
     if result.guarded_code is not None:
+        if not attempt.heard:
+            watch.lose(f"{attempt.function} was compiled without a record: something took the handler from the logger "
+                       "torch.__trace")
         reason = Reason("") if watch.raced(attempt) else _telling(attempt, result.guarded_code)
         watch.add(_compile(watch, attempt, str(result.guarded_code.compile_id), reason))
         watch.finished[id(attempt.frame_code)] = (threading.get_ident(), time.perf_counter())

@@ -43,7 +43,8 @@ def installed(watch: Watch) -> Iterator[None]:
     log.addFilter(mute)
     log.addHandler(handler)
     try:
-        yield
+        with _whatever_is_disabled(log):
+            yield
     finally:
         log.removeHandler(handler)
         log.removeFilter(mute)
@@ -54,6 +55,22 @@ def installed(watch: Watch) -> Iterator[None]:
         for other in others:
             if other not in log.handlers and not _is_pytests(other):  # pytest's are those of a phase, maybe a past one
                 log.addHandler(other)
+
+
+@contextlib.contextmanager
+def _whatever_is_disabled(log: logging.Logger) -> Iterator[None]:
+    """Have records handled also where ``logging.config`` or ``logging.disable`` has switched all loggers off."""
+    def handle(record: logging.LogRecord) -> None:
+        if log.filter(record):
+            log.callHandlers(record)
+
+    own = {"isEnabledFor": lambda level: True, "handle": handle}
+    vars(log).update(own)
+    try:
+        yield
+    finally:
+        for name in own:
+            vars(log).pop(name, None)
 
 
 def compile_id(metadata: dict[str, Any]) -> str:
@@ -101,6 +118,8 @@ class _Handler(logging.Handler):
         self.watch = watch
 
     def emit(self, record: logging.LogRecord) -> None:
+        if self.watch.thread.attempts:
+            self.watch.thread.attempts[-1].heard = True
         metadata = getattr(record, "metadata", None)
         name = next((k for k in metadata if k not in _CONTEXT), "") if isinstance(metadata, dict) else ""
         if metadata is None or not name or name in _IGNORED or name.startswith("describe_"):

@@ -226,6 +226,46 @@ def test_a_record_that_cannot_be_read_is_named_not_hidden(monkeypatch):
     assert [r.cause for r in seen.recompiles] == ["shape"]  # the metrics record has the reason too
 
 
+def _breaks(x):
+    x = x + 1
+    torch._dynamo.graph_break()
+    return x * 2
+
+
+@pytest.mark.parametrize("off", ["disabled", "logging.disable", "dictConfig inside"])
+def test_a_logger_that_is_switched_off_hides_nothing(off):
+    """dictConfig disables all loggers that it does not name, torch's trace too; the ledger reads it all the same."""
+    import logging.config
+
+    log = logging.getLogger("torch.__trace")
+    compiled = torch.compile(_breaks, backend="eager", dynamic=False)
+    try:
+        log.disabled = off == "disabled"
+        logging.disable(logging.CRITICAL if off == "logging.disable" else 0)
+        with observe() as seen:
+            if off == "dictConfig inside":
+                logging.config.dictConfig({"version": 1, "incremental": False})
+            compiled(torch.ones(3))
+            compiled(torch.ones(4))
+        assert log.disabled == (off != "logging.disable")
+    finally:
+        log.disabled = False
+        logging.disable(0)
+    assert (len(seen.recompiles), len(seen.graph_breaks), seen.lost) == (2, 1, [])
+
+
+def test_compiles_without_a_record_are_named():
+    """Whoever takes our handler from the logger leaves the numbers too small; the ledger says so."""
+    log = logging.getLogger("torch.__trace")
+    with observe() as seen:
+        handlers = list(log.handlers)
+        log.handlers.clear()
+        torch.compile(double, backend="eager")(torch.ones(3))
+        log.handlers += handlers
+    assert seen.lost == ["double was compiled without a record: something took the handler from the logger "
+                         "torch.__trace"]
+
+
 @pytest.mark.parametrize(("name", "stance"), [("decided", "default"), ("left", "force_eager")])
 def test_a_failure_of_our_own_is_named_and_the_run_goes_on(monkeypatch, name, stance):
     """Bookkeeping that breaks costs a record, never the user's call."""

@@ -12,7 +12,7 @@ from pytest_torchcompile.exports import on_first_use
 if TYPE_CHECKING:
     from pytest_torchcompile.cell import Cell
     from pytest_torchcompile.errors import CannotFallBack, CompileFailed
-    from pytest_torchcompile.fixtures import RanEagerlyWarning, StateLeakWarning
+    from pytest_torchcompile.fixtures import RanEagerlyWarning, StateLeakWarning, WarmUpLostWarning
     from pytest_torchcompile.fuzz.calls import call
     from pytest_torchcompile.fuzz.drawing import shape_sequences
     from pytest_torchcompile.fuzz.emitted import assert_calls, cell_sequences
@@ -41,6 +41,7 @@ __all__ = [
     "ShapeStabilizer",
     "SmoketestResult",
     "StateLeakWarning",
+    "WarmUpLostWarning",
     "assert_calls",
     "assert_equivalent",
     "benchmark",
@@ -71,6 +72,7 @@ _EXPORTS = {
     "ShapeStabilizer": "layer.shapes",
     "SmoketestResult": "layer.smoketest",
     "StateLeakWarning": "fixtures",
+    "WarmUpLostWarning": "fixtures",
     "assert_calls": "fuzz.emitted",
     "assert_equivalent": "layer.equivalence",
     "benchmark": "layer.benchmark",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.instruments import Ledger
     from pytest_torchcompile.markers import Combination, Limits
 
-__all__ = ["RanEagerlyWarning", "StateLeakWarning"]
+__all__ = ["RanEagerlyWarning", "StateLeakWarning", "WarmUpLostWarning"]
 
 _NAMES = ("compile_modes", "compile_limits", "shape_buckets")
 _USERS = {"compile_modes": "compile_config", "shape_buckets": "shape_buckets"}
@@ -43,6 +43,10 @@ class StateLeakWarning(UserWarning):
 
 class RanEagerlyWarning(UserWarning):
     """A test that passed ran eagerly what it meant to run compiled, without a word of torch's."""
+
+
+class WarmUpLostWarning(UserWarning):
+    """A fixture of a class, module or session compiled something, and the test began with nothing compiled."""
 
 
 @pytest.fixture
@@ -109,6 +113,10 @@ def shape_buckets(request: pytest.FixtureRequest, _compile_watch: Ledger) -> Sha
 @pytest.fixture
 def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
     """The one ledger of a test; torch's state is as in a fresh process before, and as it was after."""
+    for name, scope in _warmed_up(request):
+        request.node.warn(WarmUpLostWarning(
+            f"{request.node.name} begins with nothing compiled, so what the {scope}-scoped fixture {name!r} compiled in "
+            "its set-up is gone, and the test's first compile is no recompile; give the fixture the scope 'function'"))
     leaks: list[str] = []
     with contextlib.ExitStack() as stack:
         with _quiet():
@@ -163,14 +171,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 place = f"{item.location[0]}:{(item.location[1] or 0) + 1}"
                 # A marker of a class or module is told once, at the first of its tests.
                 mistakes.setdefault((item.location[0], text), f"{place}: {mark.name}: {text}")
-        names = getattr(item, "fixturenames", None)
-        if names is not None and _WATCH not in names and item.get_closest_marker("compile_limits"):
-            names.append(_WATCH)
+        if hasattr(item, "fixturenames") and (
+            _WATCH in item.fixturenames or item.get_closest_marker("compile_limits")
+        ):
+            item.fixturenames = _watched_first(item, item.fixturenames)
     if mistakes and hasattr(config, "workeroutput"):  # an xdist worker that raises would look like a crash
         config.workeroutput[_MISTAKES] = list(mistakes.values())
         items.clear()
     elif mistakes:
         raise pytest.UsageError("\n".join(mistakes.values()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    """Note which fixtures of a class, module or session compile something."""
+    if fixturedef.scope == "function":
+        return (yield)
+    before = _compiled_so_far()
+    result = yield
+    if _compiled_so_far() > before:
+        noted = request.config.stash.setdefault(_COMPILED, {})
+        noted[fixturedef.argname, fixturedef.baseid] = fixturedef.scope
+    return result
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -229,7 +253,33 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 _LEDGER = pytest.StashKey["Ledger"]()
 _COUNTER = pytest.StashKey["RecompileCounter"]()
+_COMPILED = pytest.StashKey[dict[tuple[str, str], str]]()
+"""Name and place of each fixture of a wider scope that compiled something in its set-up, to its scope."""
 _OF_WORKERS = pytest.StashKey[dict[str, None]]()
+
+
+def _watched_first(item: pytest.Item, names: list[str]) -> list[str]:
+    """The names of a test's fixtures, the watch before all others of function scope: what they compile counts."""
+    known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    others = [name for name in names if name != _WATCH]
+    first = next((at for at, name in enumerate(others) if name in known and known[name][-1].scope == "function"),
+                 len(others))
+    return [*others[:first], _WATCH, *others[first:]]
+
+
+def _warmed_up(request: pytest.FixtureRequest) -> list[tuple[str, str]]:
+    """Name and scope of each fixture of the test that compiled something for more tests than this one."""
+    compiled = request.config.stash.get(_COMPILED, {})
+    return [(name, scope) for (name, base), scope in compiled.items()
+            if name in request.fixturenames and request.node.nodeid.startswith(base)]
+
+
+def _compiled_so_far() -> int:
+    if "torch._dynamo.utils" not in sys.modules:
+        return 0
+    from pytest_torchcompile.instruments.entries import compiled_so_far
+
+    return compiled_so_far()
 
 
 def _takes(item: pytest.Item, fixture: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import types
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,7 @@ from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.instruments.causes import classify
 from pytest_torchcompile.instruments.reasons import Reason
 
-__all__ = ["cached", "commonest", "differing", "guards_of", "nearest"]
+__all__ = ["cached", "commonest", "compiled_so_far", "differing", "guards_of", "nearest"]
 
 _OTHER_BACKEND: Final = "BACKEND_MATCH"
 _SUBJECT: Final = re.compile(r"\b[LG](?:\['[^']*'\]|\[-?\d+\]|\.\w+)+")
@@ -32,6 +33,15 @@ def cached(code: types.CodeType) -> list[Any]:
             f"torch {torch.__version__} has no torch._C._dynamo.eval_frame._debug_get_cache_entry_list, which lists "
             "what is compiled; please report it with this version"
         ) from None
+
+
+def compiled_so_far() -> int:
+    """Graphs compiled since torch's counters were last cleared (``torch._dynamo.utils.counters``, torch 2.8 to 2.15).
+
+    Does not load torch: where nobody has, nothing was compiled.
+    """
+    utils = sys.modules.get("torch._dynamo.utils")
+    return int(utils.counters.get("stats", {}).get("unique_graphs", 0)) if utils else 0
 
 
 def guards_of(manager: Any) -> tuple[str, ...]:

@@ -31,6 +31,66 @@ def test_no_test_sees_another(repo, workers):
     repo.run("-p", "no:cacheprovider", *workers, option="").assert_outcomes(passed=8)
 
 
+WARM = """
+import pytest, torch
+from models import *
+
+def warmed():
+    net = torch.compile(Net(), backend="eager", dynamic=False)
+    for size in (2, 3, 4):
+        net(batch(size))
+    return net
+
+@pytest.fixture
+def warm():
+    return warmed()
+
+@pytest.fixture(scope="module")
+def module_warm():
+    return warmed()
+
+@pytest.fixture(scope="module", autouse=True)
+def compiles_nothing():
+    return torch.compile(Net(), backend="eager")
+
+def test_warm_up_first(warm, recompile_counter):
+    assert recompile_counter.count == 2
+    with recompile_counter.assert_no_recompiles():
+        warm(batch(9))
+
+def test_counter_first(recompile_counter, warm):
+    with recompile_counter.assert_no_recompiles():
+        warm(batch(9))
+
+@pytest.mark.compile_limits(recompiles=2)
+def test_limits(warm):
+    warm(batch(9))
+
+@pytest.mark.compile_limits(recompiles=2)
+def test_within_limits(warm):
+    warm(batch(3))
+
+@pytest.mark.compile_limits(recompiles=2)
+def test_of_the_module(module_warm):
+    module_warm(batch(9))
+
+def test_without_us(module_warm):
+    module_warm(batch(9))
+"""
+
+
+def test_a_warm_up_in_a_fixture_counts(repo):
+    """The watch begins before the user's fixtures; one of a wider scope comes too early, and is named."""
+    repo.file("test_it.py", WARM)
+    result = repo.run("-p", "no:cacheprovider", option="")
+    result.assert_outcomes(passed=3, failed=3, warnings=1)
+    result.stdout.fnmatch_lines([
+        "*_ test_warm_up_first _*", "*1 recompile, none allowed", "*_ test_counter_first _*",
+        "*1 recompile, none allowed", "*_ test_limits _*", "compile_limits: 3 recompiles, 2 allowed",
+        "*test_it.py:40: WarmUpLostWarning: test_of_the_module begins with nothing compiled, so what the module-scoped "
+        "fixture 'module_warm' compiled in its set-up is gone, and the test's first compile is no recompile; *"])
+
+
 LEAKS = """
 import random
 import pytest, torch

@@ -39,17 +39,16 @@ class _Counter:
         self.watch, self.compile_id, self.ops, self.function = watch, compile_id, ops, function
         self.earlier = earlier
         """The break that this graph follows, where torch met it before the observation began."""
-        self.entries: dict[int, Graph] = {}
         self.ledgers: object = None
         """The open ledgers that :attr:`open` was made for."""
         self.open: list[tuple[Ledger, Graph]] = []
 
     def enter(self) -> None:
         """Show the graph in every open ledger."""
-        self.open = []
+        before, self.open = self.open, []
         for ledger, root in self.watch.ledgers:
-            if (graph := self.entries.get(id(ledger))) is None:
-                self.entries[id(ledger)] = graph = Graph(self.compile_id, self.ops, 0, self.function)
+            if (graph := next((graph for known, graph in before if known is ledger), None)) is None:
+                graph = Graph(self.compile_id, self.ops, 0, self.function)
                 ledger.add(graph)
                 if self.earlier:
                     ledger.add(replace(self.earlier, during=ledger.label, owner=owner(self.earlier.file, root)))

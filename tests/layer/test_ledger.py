@@ -92,6 +92,21 @@ def test_ledgers_nest():
     assert [c.during for c in inner.compiles] == ["i"]
 
 
+def test_many_ledgers_inside_of_one_each_see_their_own_run():
+    """Also where Python gives a new ledger the memory of one that is gone."""
+    compiled = torch.compile(double, backend="eager")
+    compiled(ones(3))
+    runs = []
+    with observe() as outer:
+        for _ in range(20):
+            with observe() as inner:
+                compiled(ones(3))
+                runs.append(sum(g.runs for g in inner.graphs))
+            del inner
+    assert runs == [1] * 20
+    assert [g.runs for g in outer.graphs] == [20]
+
+
 def test_a_cleared_ledger_counts_older_graphs_anew():
     """clear() forgets what was seen; a graph from before it is there again with its first run after it."""
     compiled = torch.compile(double, backend="eager")

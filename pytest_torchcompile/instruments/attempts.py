@@ -61,7 +61,11 @@ class Region:
 
     frame: types.FrameType
     runs_before: int
+    run_only: bool = False
+    """Whether this is a call by ``torch._dynamo.run``."""
     entered: bool = False
+    refrained: bool = False
+    """Whether a frame inside was entered because torch was told not to compile it."""
     gave_up: tuple[EagerFrame, ...] = ()
     """Frames inside that ran eagerly, as entered in the ledgers."""
     quiet: tuple[EagerFrame, ...] = ()

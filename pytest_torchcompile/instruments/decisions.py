@@ -24,7 +24,7 @@ from pytest_torchcompile.instruments.users import code_of, is_disabled
 if TYPE_CHECKING:
     from pytest_torchcompile.instruments.watch import Place, Watch
 
-__all__ = ["decided", "guards_failed", "left", "raised"]
+__all__ = ["decided", "guards_failed", "left", "limited", "raised", "refrained"]
 
 _SOFT: Final = ("Unsupported", "UserError")  # never raised to the user (ConvertFrame.__call__)
 
@@ -140,6 +140,35 @@ def _eager(attempt: Attempt, skip_reason: str) -> tuple[EagerFrame, bool]:
     return EagerFrame(*attempt.where, f"{fail_type}: {' '.join(why.split())}", "suppressed"), True
 
 
+def limited(watch: Watch, attempt: Attempt) -> None:
+    """One more call of a frame that hit its recompile limit, now or before the observation began."""
+    count = len(cached(attempt.frame_code)) if attempt.frame_code else 0
+    reason = f"the recompile limit was hit earlier ({count} entries)"
+    watch.give_up(attempt, EagerFrame(*attempt.where, reason, "limit"))
+
+
+def refrained(watch: Watch, frame: Any) -> None:
+    """A frame for which nothing compiled fits, and which the stance says not to compile.
+
+    One that was never compiled is passed over, unless it is the rest of one that was: if no graph at all runs, the
+    call that it belongs to is entered when it ends.
+    """
+    attempt = watch.functions.attempt(frame, True)
+    region = watch.thread.regions[-1] if watch.thread.regions else None
+    if region is None or not (attempt.resumed_at or cached(frame.f_code)):
+        return
+    region.refrained = True
+    watch.add(EagerFrame(*attempt.where, _not_to_compile(region), "stance"))
+
+
+def _not_to_compile(region: Region) -> str:
+    from torch._dynamo import eval_frame
+
+    if region.run_only:
+        return "torch._dynamo.run runs only what is compiled, and none of it fits"
+    return f"torch.compiler.set_stance({eval_frame._stance.stance!r}) is in force"
+
+
 def left(watch: Watch, region: Region) -> None:
     """A call of a compiled callable ended, and no graph ran in it: say why, unless it raised."""
     if region.raised:
@@ -148,8 +177,9 @@ def left(watch: Watch, region: Region) -> None:
         return
     where = watch.where(region)
     quiet = [eager for eager in region.quiet if (eager.function, eager.file, eager.line) == where]
-    if (temporary := _switched_off(where)) is not None:
-        watch.add(temporary)
+    if (temporary := _switched_off(where, region)) is not None:
+        if not region.refrained:  # else entered when it happened
+            watch.add(temporary)
     elif region.gave_up:  # entered when it happened
         watch.given_up[where] = list(region.gave_up)
     elif known := quiet[:1] or watch.given_up.get(where, []):
@@ -160,13 +190,12 @@ def left(watch: Watch, region: Region) -> None:
         watch.add(_unknown(watch, region, where))
 
 
-def _switched_off(where: Place) -> EagerFrame | None:
+def _switched_off(where: Place, region: Region) -> EagerFrame | None:
     """Is it the stance in force, or the compiler's switch? (``torch._dynamo.config.disable``)."""
     from torch._dynamo import config, eval_frame
 
-    stance = eval_frame._stance.stance
-    if stance != "default":
-        return EagerFrame(*where, f"torch.compiler.set_stance({stance!r}) is in force", "stance")
+    if region.run_only or eval_frame._stance.stance != "default":
+        return EagerFrame(*where, _not_to_compile(region), "stance")
     if config.disable:
         return EagerFrame(*where, "torch._dynamo.config.disable is True (TORCH_COMPILE_DISABLE=1)", "off")
     return None

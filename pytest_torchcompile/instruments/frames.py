@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.errors import InstrumentError
-from pytest_torchcompile.instruments import decisions
+from pytest_torchcompile.instruments import decisions, run_only
 from pytest_torchcompile.instruments.attempts import Attempt, Region
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ __all__ = ["installed"]
 @contextlib.contextmanager
 def installed(watch: Watch) -> Iterator[None]:
     """Report to ``watch`` while the block runs."""
-    with _decisions(watch), _calls(watch):
+    with _decisions(watch), _calls(watch), run_only.installed(watch):
         yield
 
 
@@ -63,6 +63,9 @@ def _decisions(watch: Watch) -> Iterator[None]:
 
     def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
         attempt = watch.guarded(watch.functions.attempt, frame, bool(args) and args[0] is not None) or Attempt()
+        if watch.limited and (known := run_only.asked_again(watch, frame.f_code)) is not None:
+            watch.guarded(decisions.limited, watch, attempt)
+            return known
         watch.thread.attempts.append(attempt)
         try:
             with watch.marker() if watch.marker else contextlib.nullcontext():
@@ -73,7 +76,7 @@ def _decisions(watch: Watch) -> Iterator[None]:
             raise
         watch.thread.attempts.pop()
         watch.guarded(decisions.decided, watch, attempt, result)
-        return result
+        return watch.guarded(run_only.answer, watch, frame.f_code, result) or result
 
     # Torch walks the stack and steps over the frames of convert_frame.py by file name (`prev_frame` in
     # ConvertFrameAssert.__call__ decides on non-recursive disable; log_dynamo_start cuts the user's stack).
@@ -91,14 +94,15 @@ def _calls(watch: Watch) -> Iterator[None]:
     begin = _attribute(eval_frame, "_callback_from_stance")
     switch = _attribute(eval_frame, "_maybe_set_eval_frame")
 
+    refrain = run_only.callback(watch)
     caller = sys._getframe  # these two run in every call: as little as possible of ours in them
 
     def callback_from_stance(callback: Any) -> Any:
         result = begin(callback)
-        if callback is not None and callback is not False:  # those are torch.compiler.disable and run-only
+        if callback is not None:  # that is torch.compiler.disable
             thread = watch.thread
-            thread.regions.append(Region(caller(1), thread.runs))
-        return result
+            thread.regions.append(Region(caller(1), thread.runs, run_only=callback is False))
+        return refrain if result is False else result
 
     def maybe_set_eval_frame(callback: Any) -> Any:
         thread = watch.thread

@@ -52,6 +52,8 @@ class Watch:
         """Code, by its identity, to the thread that compiled it last, and when."""
         self.eager: dict[int, types.CodeType] = {}
         """Code that is known to run eagerly, by its identity."""
+        self.limited: dict[int, types.CodeType] = {}
+        """Code that has hit a recompile limit, by its identity."""
         self.functions = Functions()
         self.marker: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
         """Opened around each graph that runs and each compile, for an instrument that needs the borders."""

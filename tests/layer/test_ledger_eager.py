@@ -190,3 +190,74 @@ def test_a_late_observation_names_what_it_can():
         with observe() as seen:
             call(X.t() if kind == "skipped" else X)
         assert [(f.kind, f.calls) for f in seen.eager_frames] == [(kind, 1)]
+
+
+def scaled(x, k):
+    """The rest after the break is compiled for each k."""
+    x = x.sin()
+    torch._dynamo.graph_break()
+    return x * k
+
+
+def eagerly(seen):
+    """Function, kind and calls of what ran eagerly, and how many graphs ran."""
+    return [(f.function, f.kind, f.calls) for f in seen.eager_frames], sum(g.runs for g in seen.graphs)
+
+
+def test_the_rest_of_a_function_that_may_not_recompile():
+    """A graph ran in each of these calls, and the rest after the break ran eagerly without a word."""
+    compiled = torch.compile(scaled, backend="eager", dynamic=False)
+    with observe() as seen:
+        compiled(X, 1)
+        with torch.compiler.set_stance("eager_on_recompile"):
+            assert compiled(X, 2).equal(X.sin() * 2)
+            compiled(X, 3)
+            compiled(X, 1)
+    assert eagerly(seen) == ([("scaled", "stance", 2)], 6)
+    assert seen.eager_frames[0].reason == "torch.compiler.set_stance('eager_on_recompile') is in force"
+
+
+def test_torchs_run():
+    """It runs what is compiled and compiles nothing: of a new shape neither part, of a new number not the rest."""
+    compiled = torch.compile(scaled, backend="eager", dynamic=False)
+    compiled(X, 1)
+    with observe() as seen:
+        for given in ((X, 1), (X[:1], 1), (X, 2)):
+            torch._dynamo.run(compiled)(*given)
+        torch._dynamo.run(row)(X)
+    found, graphs = eagerly(seen)
+    assert (found, graphs) == ([("scaled", "stance", 2), ("row", "stance", 1)], 3)
+    assert seen.eager_frames[0].reason == "torch._dynamo.run runs only what is compiled, and none of it fits"
+    assert seen.compiles == []
+
+
+def test_every_call_over_the_recompile_limit_counts():
+    """Of the rest after a break too, whether the limit was hit in this observation or before; a reset ends it."""
+    compiled = torch.compile(scaled, backend="eager", dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=3):
+        with observe() as seen:
+            for k in range(7):
+                compiled(X, k)
+        assert eagerly(seen) == ([("scaled", "limit", 4)], 10)
+        with observe() as late:
+            assert compiled(X, 77.0).equal(X.sin() * 77)
+            compiled(X, 0)
+        assert eagerly(late) == ([("scaled", "limit", 1)], 3)
+        assert late.eager_frames[0].reason == "the recompile limit was hit earlier (3 entries)"
+        with observe() as seen:
+            torch.compiler.reset()
+            compiled(X, 77.0)
+        assert eagerly(seen) == ([], 2)
+
+
+def test_over_the_limit_torch_is_left_as_it_was():
+    """It asks nobody about such a function afterwards, though it did while a ledger was open."""
+    compiled = torch.compile(scaled, backend="eager", dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for block in (observe, observe):
+            with block():
+                compiled(X, 1)
+                compiled(X, 2)
+            before = len(torch._dynamo.utils.get_compilation_metrics())
+            compiled(X, 3)
+            assert len(torch._dynamo.utils.get_compilation_metrics()) == before

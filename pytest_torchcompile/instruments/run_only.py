@@ -1,0 +1,107 @@
+"""Frames that torch runs from what is compiled already, or else eagerly, without a word.
+
+So it treats a function that has hit the recompile limit, every frame under the stance ``eager_on_recompile``, and what
+``torch._dynamo.run`` runs: it looks into the cache, and where nothing fits it does not call Dynamo's callback. While a
+ledger is open it has one to call, which notes the frame and leaves it as eager as it would have been.
+
+``ConvertFrameReturn`` and ``FrameExecStrategy`` (torch/_dynamo/types.py), ``set_code_exec_strategy``
+(torch._C._dynamo.eval_frame), ``input_codes`` (convert_frame.py) and ``get_compilation_metrics`` (utils.py): seen in
+torch 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile.instruments import decisions
+from pytest_torchcompile.instruments.entries import cached
+from pytest_torchcompile.instruments.graph_breaks import is_limit
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.instruments.watch import Watch
+
+__all__ = ["answer", "asked_again", "callback", "installed"]
+
+
+@contextlib.contextmanager
+def installed(watch: Watch) -> Iterator[None]:
+    """Have torch ask for functions over their limit too; afterwards it does so no more."""
+    watch.limited = {id(code): code for code in _over_their_limit()}
+    _set_action(watch.limited.values(), "DEFAULT")
+    try:
+        yield
+    finally:
+        from torch._dynamo.convert_frame import input_codes
+
+        # Where torch.compiler.reset() has forgotten a code, it has forgotten that it was over its limit.
+        _set_action([code for code in watch.limited.values() if code in input_codes], "RUN_ONLY")
+        watch.limited = {}
+
+
+def callback(watch: Watch) -> Callable[..., Any]:
+    """What stands in for ``False``, torch's word for running only what is compiled."""
+    from torch._dynamo.types import ConvertFrameReturn
+
+    def refrain(frame: Any, *args: Any, **kwargs: Any) -> Any:
+        watch.guarded(decisions.refrained, watch, frame)
+        return ConvertFrameReturn(frame_exec_strategy=_strategy("DEFAULT"), apply_to_code=False)
+
+    # With these an entry of any backend fits, as it does for False (`get_backend` in csrc/dynamo).
+    refrain._torchdynamo_orig_backend = refrain._torchdynamo_orig_callable = False  # type: ignore[attr-defined]
+    return refrain
+
+
+def answer(watch: Watch, code: types.CodeType, result: Any) -> Any:
+    """What to return for Dynamo's ``result``: over its limit, a code is asked for again, to be counted again."""
+    if result.guarded_code is not None or result.frame_exec_strategy.cur_action != _action("RUN_ONLY"):
+        return result
+    watch.limited[id(code)] = code
+    return dataclasses.replace(result, apply_to_code=False)
+
+
+def asked_again(watch: Watch, code: types.CodeType) -> Any:
+    """The answer for a code that is known to be over its limit; None for any other."""
+    from torch._dynamo.convert_frame import input_codes
+    from torch._dynamo.types import ConvertFrameReturn
+
+    if watch.limited.get(id(code)) is not code:
+        return None
+    if code not in input_codes:  # torch.compiler.reset() was called
+        del watch.limited[id(code)]
+        return None
+    return ConvertFrameReturn(frame_exec_strategy=_strategy("RUN_ONLY"), apply_to_code=False)
+
+
+def _over_their_limit() -> Iterator[types.CodeType]:
+    """Codes that hit a limit before the observation; torch remembers its last 64 compiles, and failures among them."""
+    from torch._dynamo import convert_frame, utils
+
+    failed = [m.compile_id.split("/") for m in utils.get_compilation_metrics()
+              if m.fail_type == "Unsupported" and m.compile_id and is_limit(m.fail_reason or "")]
+    newest = {f"{frame}/{int(number) - 1}" for frame, number in (found for found in failed if len(found) == 2)}
+    for code in [ref() for ref in convert_frame.input_codes.seen] if newest else ():
+        if code is not None and any(str(entry.compile_id) in newest for entry in cached(code)):
+            yield code
+
+
+def _set_action(codes: Any, action: str) -> None:
+    from torch._C._dynamo import eval_frame
+
+    for code in codes:
+        eval_frame.set_code_exec_strategy(code, _strategy(action))
+
+
+def _strategy(action: str) -> Any:
+    from torch._dynamo.types import FrameExecStrategy
+
+    return FrameExecStrategy(_action(action), _action(action))
+
+
+def _action(name: str) -> Any:
+    from torch._dynamo.types import FrameAction
+
+    return getattr(FrameAction, name)

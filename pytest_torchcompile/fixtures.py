@@ -116,7 +116,8 @@ def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
     for name, scope in _warmed_up(request):
         request.node.warn(WarmUpLostWarning(
             f"{request.node.name} begins with nothing compiled, so what the {scope}-scoped fixture {name!r} compiled "
-            "in its set-up is gone, and the test's first compile is no recompile; give the fixture the scope 'function'"))
+            "in its set-up is gone, and the test's first compile is no recompile; give the fixture the scope "
+            "'function'"))
     leaks: list[str] = []
     with contextlib.ExitStack() as stack:
         with _quiet():

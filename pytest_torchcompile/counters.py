@@ -15,6 +15,7 @@ from pytest_torchcompile.markers import Limits
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from pytest_torchcompile.instruments.watch import Awaited
     from pytest_torchcompile.layer.shapes import ShapeStabilizer
 
 __all__ = ["GraphBreaks", "RecompileCounter", "ShapeBuckets", "judge", "never_ran", "ran_eagerly"]
@@ -80,15 +81,19 @@ class GraphBreaks(Sequence[GraphBreak]):
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self.trusted = False
+        """Whether the test looked; that there are none means nothing if nothing ran compiled."""
 
     @overload
     def __getitem__(self, index: int) -> GraphBreak: ...
     @overload
     def __getitem__(self, index: slice) -> list[GraphBreak]: ...
     def __getitem__(self, index: int | slice) -> GraphBreak | list[GraphBreak]:
+        self.trusted = True
         return self._ledger.graph_breaks[index]
 
     def __len__(self) -> int:
+        self.trusted = True
         return len(self._ledger.graph_breaks)
 
     def __eq__(self, other: object) -> bool:
@@ -99,7 +104,8 @@ class GraphBreaks(Sequence[GraphBreak]):
         return _told(explain.graph_breaks(self._ledger.graph_breaks, allowed or 0), allowed)
 
     def __repr__(self) -> str:
-        return f"<graph breaks: {', '.join(f'{found.file}:{found.line}' for found in self) or 'none'}>"
+        places = ", ".join(f"{found.file}:{found.line}" for found in self._ledger.graph_breaks)
+        return f"<graph breaks: {places or 'none'}>"
 
 
 class ShapeBuckets:
@@ -159,27 +165,34 @@ def judge(limits: Limits, ledger: Ledger, must_run: bool) -> list[str]:
     return problems + _lost(ledger)
 
 
-def never_ran(ledger: Ledger) -> str:
+def never_ran(ledger: Ledger, awaited: Awaited | None) -> str:
     """Why a test that asked for a compiled model proves nothing about it; empty where it may.
 
-    A call that raised is what a test may be about.
+    A call that raised is what a test may be about. ``awaited``: what is known of calls of that very model; None where
+    a wrapper of the user's may have made anything of it, and any graph will do.
     """
-    if _runs(ledger) or ledger.raised or ledger.failures:
+    if (awaited.ran if awaited else _runs(ledger)) or ledger.raised or ledger.failures:
         return ""
-    if ledger.eager_frames:
+    if awaited and awaited.called and _runs(ledger):
+        return "compiled_model was called, but nothing of it ran compiled: no graph ran in its calls" + _eagerly(ledger)
+    if ledger.eager_frames and not _runs(ledger):
         return "compiled_model was called, but nothing of it ran compiled: no graph ran in this test" + _eagerly(ledger)
     return ("compiled_model was never called, so this test says nothing about it; call it, or take the fixture "
             "`model` instead")
 
 
-def ran_eagerly(ledger: Ledger, counter: RecompileCounter | None) -> str:
+def ran_eagerly(ledger: Ledger, counter: RecompileCounter | None, breaks: GraphBreaks | None) -> str:
     """What makes a test say less than it seems to, without being wrong: a text, or an empty one."""
     if silent := [frame for frame in ledger.eager_frames if frame.kind in SILENT]:
         text = explain.eager_frames(silent)
         return _titled(f"{text.splitlines()[0]} though meant to be compiled, and torch did not raise "
                        f"(compile_limits(eager_frames={len(ledger.eager_frames)}) allows it)", text)
-    if counter and counter.trusted and not (_runs(ledger) or ledger.raised or ledger.failures or ledger.graph_breaks):
+    if _runs(ledger) or ledger.raised or ledger.failures or ledger.graph_breaks:
+        return ""
+    if counter and counter.trusted:
         return "recompile_counter was asked, but no compiled graph ran in this test: its 0 proves nothing"
+    if breaks is not None and breaks.trusted:
+        return "graph_breaks was asked, but no compiled graph ran in this test: that it is empty proves nothing"
     return ""
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.counters import GraphBreaks, RecompileCounter, ShapeBuckets
     from pytest_torchcompile.fuzz.options import FuzzOptions
     from pytest_torchcompile.instruments import Ledger
+    from pytest_torchcompile.instruments.watch import Awaited
     from pytest_torchcompile.markers import Combination, Limits
 
 __all__ = ["RanEagerlyWarning", "StateLeakWarning", "WarmUpLostWarning"]
@@ -65,6 +66,8 @@ def compiled_model(request: pytest.FixtureRequest, _compile_watch: Ledger, model
 
     A module, or a function with the wrapper `none`. What a wrapper changes in the module is undone after the test.
     """
+    from pytest_torchcompile.wrappers import WRAPPERS
+
     kept = _attributes(model)
     try:
         call = _compile(request, model, compile_config)
@@ -73,6 +76,10 @@ def compiled_model(request: pytest.FixtureRequest, _compile_watch: Ledger, model
         _undo(_changes(model, kept))
         raise
     del kept
+    if compile_config.wrapper in WRAPPERS:
+        from pytest_torchcompile.instruments.watch import watch
+
+        request.node.stash[_AWAITED] = watch.wait_for(model)
     yield call
     _undo(changed)
 
@@ -87,11 +94,12 @@ def recompile_counter(request: pytest.FixtureRequest, _compile_watch: Ledger) ->
 
 
 @pytest.fixture
-def graph_breaks(_compile_watch: Ledger) -> GraphBreaks:
+def graph_breaks(request: pytest.FixtureRequest, _compile_watch: Ledger) -> GraphBreaks:
     """Graph breaks of this test, as a list; `explain()` tells each in words."""
     from pytest_torchcompile.counters import GraphBreaks
 
-    return GraphBreaks(_compile_watch)
+    request.node.stash[_BREAKS] = breaks = GraphBreaks(_compile_watch)
+    return breaks
 
 
 @pytest.fixture
@@ -140,11 +148,9 @@ def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
 @pytest.fixture
 def _compile_fuzz(request: pytest.FixtureRequest) -> tuple[FuzzOptions, Limits | None]:
     """What ``compile_shapes`` must know: the options of fuzzing, and the test's limits."""
-    from pytest_torchcompile.markers import limits
     from pytest_torchcompile.plugin import fuzz_options
 
-    mark = request.node.get_closest_marker("compile_limits")
-    return fuzz_options(request.config), limits(mark.args, mark.kwargs) if mark else None
+    return fuzz_options(request.config), _limits(request.node)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -218,26 +224,26 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, Any, Any]:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Judge the marker ``compile_limits`` when the test's body has passed, and whether it could prove anything."""
     result = yield
-    mark, ledger = item.get_closest_marker("compile_limits"), item.stash.get(_LEDGER, None)
-    counter = item.stash.get(_COUNTER, None)
+    limits, counter = _limits(item), item.stash.get(_COUNTER, None)
     if counter is not None and counter.unused:
         pytest.fail(f"recompile_counter.{counter.unused[0]} was called without `with`, so it checked nothing; write "
                     f"`with recompile_counter.{counter.unused[0]}:` around the calls", pytrace=False)
-    if mark is not None:
-        from pytest_torchcompile.counters import judge
-        from pytest_torchcompile.markers import limits
+    if limits is None and _LEDGER not in item.stash:
+        return result
+    from pytest_torchcompile.counters import judge, never_ran, ran_eagerly
 
+    ledger, asked = item.stash[_LEDGER], _takes(item, "compiled_model")
+    if limits is not None:
         # A marker on a whole class may well stand on tests that compile nothing.
-        must_run = mark in item.own_markers or "compiled_model" in getattr(item, "fixturenames", ())
-        if problems := judge(limits(mark.args, mark.kwargs), item.stash[_LEDGER], must_run):
+        own = any(mark.name == "compile_limits" for mark in item.own_markers)
+        must_run = own or "compiled_model" in getattr(item, "fixturenames", ())
+        if problems := judge(limits, ledger, must_run):
             pytest.fail("compile_limits: " + "\n\n".join(problems), pytrace=False)
-    elif ledger is not None:
-        from pytest_torchcompile.counters import never_ran, ran_eagerly
-
-        if _takes(item, "compiled_model") and (problem := never_ran(ledger)):
-            pytest.fail(problem, pytrace=False)
-        if text := ran_eagerly(ledger, counter):
-            item.warn(RanEagerlyWarning(f"{item.name}: {text}"))
+        asked = asked and not (limits.eager_frames and ledger.eager_frames)
+    if asked and (problem := never_ran(ledger, item.stash.get(_AWAITED, None))):
+        pytest.fail(problem, pytrace=False)
+    if limits is None and (text := ran_eagerly(ledger, counter, item.stash.get(_BREAKS, None))):
+        item.warn(RanEagerlyWarning(f"{item.name}: {text}"))
     return result
 
 
@@ -254,9 +260,25 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 _LEDGER = pytest.StashKey["Ledger"]()
 _COUNTER = pytest.StashKey["RecompileCounter"]()
+_BREAKS = pytest.StashKey["GraphBreaks"]()
+_AWAITED: pytest.StashKey[Awaited] = pytest.StashKey()
 _COMPILED = pytest.StashKey[dict[tuple[str, str], str]]()
 """Name and place of each fixture of a wider scope that compiled something in its set-up, to its scope."""
 _OF_WORKERS = pytest.StashKey[dict[str, None]]()
+
+
+def _limits(item: pytest.Item) -> Limits | None:
+    """What the markers ``compile_limits`` of a test, its class and its module say together; the nearest wins."""
+    marks = list(item.iter_markers("compile_limits"))
+    if not marks:
+        return None
+    from pytest_torchcompile.markers import limits
+
+    together: dict[str, Any] = {}
+    for mark in marks:  # the nearest first
+        limits(mark.args, mark.kwargs)
+        together = {**mark.kwargs, **together}
+    return limits((), together)
 
 
 def _watched_first(item: pytest.Item, names: list[str]) -> list[str]:

@@ -109,8 +109,12 @@ def _calls(watch: Watch) -> Iterator[None]:
         if (regions := thread.regions) and (region := regions[-1]).frame is caller(1):
             if not region.entered:
                 region.entered = True
-            elif thread.runs == regions.pop().runs_before:  # else a graph ran, as usual
-                watch.guarded(decisions.left, watch, region)
+            else:
+                regions.pop()
+                if watch.awaited:
+                    watch.guarded(watch.called, region, thread.runs > region.runs_before)
+                if thread.runs == region.runs_before:  # else a graph ran, as usual
+                    watch.guarded(decisions.left, watch, region)
         return switch(callback)  # last: from here on Dynamo may look at each new frame
 
     with (

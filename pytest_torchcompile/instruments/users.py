@@ -9,7 +9,7 @@ from typing import Any, Final
 from pytest_torchcompile.instruments.attempts import Attempt
 from pytest_torchcompile.instruments.sites import is_torch, readable
 
-__all__ = ["Functions", "code_of", "is_disabled"]
+__all__ = ["Functions", "code_of", "is_disabled", "owner_of", "parts"]
 
 _BUILT_IN: Final = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType,
                     types.WrapperDescriptorType)  # fmt: skip
@@ -121,6 +121,18 @@ def _module(function: Any) -> Any:
 
     owner = function.__self__ if isinstance(function, types.MethodType) else function
     return owner if isinstance(owner, torch.nn.Module) else None
+
+
+def owner_of(function: Any) -> Any:
+    """What a compiled callable is a call of: the user's module, or else the function itself."""
+    inner = _innermost(function)
+    return inner if (module := _module(inner)) is None else module
+
+
+def parts(model: Any) -> list[Any]:
+    """What :func:`owner_of` may say of compiled calls of a model: it and its modules, compiled by themselves."""
+    owner = owner_of(model)
+    return list(owner.modules()) if hasattr(owner, "modules") else [owner]
 
 
 def is_disabled(function: Any) -> bool:

@@ -18,9 +18,9 @@ from pytest_torchcompile.instruments import cudagraphs, executions, frames, trac
 from pytest_torchcompile.instruments.attempts import Attempt, Region
 from pytest_torchcompile.instruments.ledger import Ledger
 from pytest_torchcompile.instruments.records import Compile, CudagraphSkip, EagerFrame, Failure
-from pytest_torchcompile.instruments.users import Functions
+from pytest_torchcompile.instruments.users import Functions, owner_of, parts
 
-__all__ = ["Watch", "watch"]
+__all__ = ["Awaited", "Watch", "watch"]
 
 R = TypeVar("R")
 Place = tuple[str, str, int]
@@ -35,6 +35,19 @@ class _Thread(threading.local):
         self.regions: list[Region] = []
         self.runs = 0
         """Graphs run by this thread since it was first watched."""
+
+
+class Awaited:
+    """A module or function of which it's asked whether a compiled call of it ran a graph."""
+
+    def __init__(self, model: Any) -> None:
+        self.functions = {id(part): part for part in parts(model)}
+        self.called = self.ran = False
+
+    def met(self, region: Region, ran: bool) -> None:
+        """A compiled callable was called; was it this one, or a part of it?"""
+        if id(owner_of(region.function)) in self.functions:
+            self.called, self.ran = True, self.ran or ran
 
 
 class Watch:
@@ -55,6 +68,8 @@ class Watch:
         self.limited: dict[int, types.CodeType] = {}
         """Code that has hit a recompile limit, by its identity."""
         self.functions = Functions()
+        self.awaited: list[Awaited] = []
+        """What is waited for to run compiled; looking costs time in each call, so nothing is that has run."""
         self.marker: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
         """Opened around each graph that runs and each compile, for an instrument that needs the borders."""
         self.lock = threading.RLock()
@@ -80,6 +95,7 @@ class Watch:
                 self.eager.clear()
                 self.finished.clear()
                 self.functions = Functions()
+                self.awaited = []
                 self.thread = _Thread()
                 self._hooks.close()
 
@@ -87,6 +103,17 @@ class Watch:
         """Enter a record in every open ledger, each with its own label."""
         for ledger, _root in self.ledgers:
             ledger.add(replace(record, during=ledger.label))
+
+    def wait_for(self, model: Any) -> Awaited:
+        """Note from here on whether compiled calls of a model, or of a part of it, run a graph."""
+        self.awaited.append(awaited := Awaited(model))
+        return awaited
+
+    def called(self, region: Region, ran: bool) -> None:
+        """A call of a compiled callable has ended."""
+        for awaited in self.awaited:
+            awaited.met(region, ran)
+        self.awaited = [awaited for awaited in self.awaited if not awaited.ran]
 
     def where(self, region: Region) -> Place:
         """The compiled callable that a region is a call of."""

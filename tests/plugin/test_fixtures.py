@@ -291,6 +291,39 @@ class TestUnit(unittest.TestCase):
     assert "torch.__trace" not in result.stdout.str()  # what the ledger reads is no log for users
 
 
+def test_limits_of_several_markers(tests):
+    """Stacked, or of a class and a method, they hold together; of two that name one limit the nearer wins."""
+    result = tests(BREAKS + """
+def recompiles(n):
+    net = torch.compile(Breaks(), backend="eager", dynamic=False)
+    for size in range(2, 3 + n):
+        net(batch(size))
+
+@pytest.mark.compile_limits(graph_breaks=0)
+@pytest.mark.compile_limits(recompiles=9)
+def test_stacked():
+    recompiles(0)
+
+@pytest.mark.compile_limits(graph_breaks=0, recompiles=0)
+class TestClass:
+    @pytest.mark.compile_limits(recompiles=9)
+    def test_breaks(self):
+        recompiles(1)
+
+    @pytest.mark.compile_limits(graph_breaks=1)
+    def test_recompiles(self):
+        recompiles(1)
+
+    @pytest.mark.compile_limits(graph_breaks=1, recompiles=9)
+    def test_both_wider(self):
+        recompiles(1)
+""")
+    result.assert_outcomes(passed=1, failed=3)
+    lines(result, "_ test_stacked _", "compile_limits: 1 graph break, none allowed")
+    lines(result, "_ TestClass.test_breaks _", "compile_limits: 1 graph break, none allowed")
+    lines(result, "_ TestClass.test_recompiles _", "compile_limits: 2 recompiles, none allowed")
+
+
 def test_the_counter(tests):
     """expect and assert_no_recompiles judge their block alone: too many, too few, given up, nothing ran, raised."""
     result = tests("""

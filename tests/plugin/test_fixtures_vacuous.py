@@ -71,21 +71,63 @@ def test_meant_to_be_eager(compiled_model):
 
 def test_skips_itself(compiled_model):
     pytest.skip("no reason")
+
+def test_another_ran(compiled_model):
+    torch.compile(lambda x: x.sin(), backend="eager")(batch(2))
+
+@pytest.mark.compile_limits(recompiles=0)
+def test_another_ran_within_limits(compiled_model):
+    torch.compile(lambda x: x.sin(), backend="eager")(batch(2))
+
+@pytest.mark.parametrize("model", [Off()])
+def test_disabled_beside_another(compiled_model):
+    torch.compile(lambda x: x.sin(), backend="eager")(batch(2))
+    compiled_model(batch(2))
+
+@pytest.mark.parametrize("model", [torch.sin, lambda x: x.sin(), Net().forward])
+def test_a_function(compiled_model):
+    compiled_model(batch(2))
+
+@pytest.mark.compile_modes(backend="eager", wrapper=["autocast", "checkpoint", "regional"])
+@pytest.mark.parametrize("model", [Blocks()])
+def test_wrapped(compiled_model):
+    compiled_model(batch(2))
+
+@pytest.mark.compile_modes(backend="eager", wrapper="models:mine")
+def test_a_wrapper_of_ones_own(compiled_model):
+    compiled_model(batch(2))
+"""
+MINE = """
+class Blocks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Net()])
+
+    def forward(self, x):
+        return self.blocks[0](x)
+
+def mine(model, settings, cell):
+    return torch.compile(lambda x: model(x), **settings)
 """
 
 
 def test_a_compiled_model_that_never_ran(repo):
     """Without limits and counters too; a call that raised, or a model run by another fixture, did run."""
     repo.file("conftest.py", CONFTEST + "from models import batch\n")
+    repo.models(MINE)
     repo.file("test_it.py", NEVER)
     result = repo.run("-p", "no:cacheprovider", option="")
-    result.assert_outcomes(passed=5, failed=3, skipped=1)
+    result.assert_outcomes(passed=12, failed=6, skipped=1)
     forgotten = ("compiled_model was never called, so this test says nothing about it; call it, or take the fixture "
                  "`model` instead")
     result.stdout.fnmatch_lines(["*_ test_forgotten*", forgotten, "*_ test_disabled*",
                                  "compiled_model was called, but nothing of it ran compiled: no graph ran in this test",
                                  "  1. Off.forward  test_it.py:*", "     disabled, 1 call: *",
-                                 "*_ TestClass.test_forgotten_too*", forgotten])
+                                 "*_ TestClass.test_forgotten_too*", forgotten,
+                                 "*_ test_another_ran*", forgotten, "*_ test_another_ran_within_limits*", forgotten,
+                                 "*_ test_disabled_beside_another*",
+                                 "compiled_model was called, but nothing of it ran compiled: no graph ran in its calls",
+                                 "  1. Off.forward  test_it.py:*"])
 
 
 LESS = """
@@ -121,6 +163,17 @@ def test_looks(recompile_counter, model):
     model(batch(2))
     assert recompile_counter.count == 0 and not recompile_counter.compiles
 
+def test_finds_no_break(graph_breaks, model):
+    model(batch(2))
+    assert not graph_breaks
+
+def test_finds_none_in_what_ran(graph_breaks):
+    torch.compile(torch.sin, backend="eager")(batch(2))
+    assert graph_breaks == []
+
+def test_does_not_look(graph_breaks, model):
+    repr(graph_breaks), graph_breaks.explain()
+
 def test_counts(recompile_counter):
     torch.compile(torch.sin, backend="eager")(batch(2))
     assert recompile_counter.count == 0
@@ -132,7 +185,7 @@ def test_what_proves_less_than_it_seems_to(repo):
     repo.file("conftest.py", CONFTEST)
     repo.file("test_it.py", LESS)
     result = repo.run("-p", "no:cacheprovider", option="")
-    result.assert_outcomes(passed=5, failed=2, warnings=2)
+    result.assert_outcomes(passed=8, failed=2, warnings=3)
     for call in ("assert_no_recompiles()", "expect(0)"):
         result.stdout.fnmatch_lines([f"recompile_counter.{call} was called without `with`, so it checked nothing; "
                                      f"write `with recompile_counter.{call}:` around the calls"])
@@ -143,4 +196,6 @@ def test_what_proves_less_than_it_seems_to(repo):
         "       skipped, 1 call: torch does not compile modules of its own in place*",
         "*test_it.py:26: RanEagerlyWarning: test_counts_nothing: recompile_counter was asked, but no compiled graph "
         "ran in this test: its 0 proves nothing",
+        "*test_it.py:34: RanEagerlyWarning: test_finds_no_break: graph_breaks was asked, but no compiled graph ran in "
+        "this test: that it is empty proves nothing",
     ])

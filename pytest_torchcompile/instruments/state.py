@@ -41,6 +41,29 @@ def _set_stance(name: str) -> None:
     torch.compiler.set_stance(name)
 
 
+@contextlib.contextmanager
+def _default_stance() -> Iterator[None]:
+    """Stance ``default`` in the block; afterwards the one before, with all that was set with it (``DynamoStance``)."""
+    from torch._dynamo import eval_frame
+
+    if stance() == "default":
+        yield
+        return
+    before = eval_frame._stance
+    _set_stance("default")
+    try:
+        yield
+    finally:
+        torch.compiler.set_stance(before.stance, skip_guard_eval_unsafe=before.skip_guard_eval_unsafe)
+
+
+def _set_default_device(device: torch.device) -> None:
+    """Take off what was set; where that is not enough, the device before had been set too."""
+    torch.set_default_device(None)
+    if torch.get_default_device() != device:
+        torch.set_default_device(device)
+
+
 def _missing(name: str) -> InstrumentError:
     return InstrumentError(f"torch {torch.__version__} has no {name}, which pytest-torchcompile reads; "
                            "please report it with this version")
@@ -84,7 +107,7 @@ _SETTINGS = [
              _set_deterministic),
     _Setting("float32 matmul precision", torch.get_float32_matmul_precision,
              torch.set_float32_matmul_precision),
-    _Setting("default device", torch.get_default_device, torch.set_default_device),
+    _Setting("default device", torch.get_default_device, _set_default_device),
     _Setting("flush denormal", lambda: not _DENORMAL * 1, torch.set_flush_denormal),
     _Setting("anomaly mode", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     _Setting("stance", stance, _set_stance),
@@ -167,20 +190,19 @@ def forget_compiled() -> None:
 def isolated(leaks: list[str]) -> Iterator[None]:
     """Run a block as in a fresh process: nothing compiled before, stance ``default``, state put back after.
 
-    What the block changed and left changed is appended to ``leaks``, one text a key. Random states of torch,
+    A stance that was in force before is in force again afterwards. What the block changed and left changed is appended to ``leaks``, one text a key. Random states of torch,
     every device and Python are put back too, but are no leak: every run draws.
     """
     forget_compiled()
-    if stance() != "default":
-        _set_stance("default")
-    state = State()
-    python_rng = random.getstate()
-    started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = list(range(torch.cuda.device_count())) if started else []
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        leaks += state.restore()
-        random.setstate(python_rng)
-        forget_compiled()
+    with _default_stance():
+        state = State()
+        python_rng = random.getstate()
+        started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        devices = list(range(torch.cuda.device_count())) if started else []
+        try:
+            with torch.random.fork_rng(devices=devices):
+                yield
+        finally:
+            leaks += state.restore()
+            random.setstate(python_rng)
+            forget_compiled()

@@ -355,3 +355,33 @@ def test_long_lists_are_cut():
     assert len(result.problems) == 22
     assert str(result).count("times the rounding noise (limit") == 12
     assert "and 10 more: 10 gradient" in str(result)
+
+
+def test_the_stance_before_is_in_force_afterwards():
+    """The comparison itself compiles; a stance of the user's around it comes back with all that was set with it."""
+    from torch._dynamo import eval_frame
+
+    with torch.compiler.set_stance("eager_on_recompile", skip_guard_eval_unsafe=True):
+        before = eval_frame._stance
+        result = compare(nn.Linear(3, 2), [torch.ones(2, 3)], CompileConfig(backend="eager"), train=False)
+        assert result.ok, str(result)
+        assert eval_frame._stance == before
+    assert eval_frame._stance.stance == "default"
+
+
+@pytest.mark.parametrize("before", [None, "meta"])
+def test_a_default_device_that_was_left_is_taken_off(before):
+    """It is a mode on torch's stack: where there was none before there is none afterwards, not one for the CPU."""
+    from torch.overrides import _get_current_function_mode_stack
+
+    from pytest_torchcompile.instruments.state import isolated
+
+    torch.set_default_device(before)
+    leaks = []
+    try:
+        with isolated(leaks):
+            torch.set_default_device("cpu" if before else "meta")
+        assert [mode.device.type for mode in _get_current_function_mode_stack()] == ([before] if before else [])
+    finally:
+        torch.set_default_device(None)
+    assert leaks == ["default device: meta -> cpu" if before else "default device: cpu -> meta"]

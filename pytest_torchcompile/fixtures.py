@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-import warnings
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,14 +64,15 @@ def compiled_model(request: pytest.FixtureRequest, _compile_watch: Ledger, model
 
     A module, or a function with the wrapper `none`. What a wrapper changes in the module is undone after the test.
     """
+    from pytest_torchcompile.fixture_model import attributes, changes, compile_model, undo
     from pytest_torchcompile.wrappers import WRAPPERS
 
-    kept = _attributes(model)
+    kept = attributes(model)
     try:
-        call = _compile(request, model, compile_config)
-        changed = _changes(model, kept)
+        call = compile_model(request, model, compile_config)
+        changed = changes(model, kept)
     except BaseException:
-        _undo(_changes(model, kept))
+        undo(changes(model, kept))
         raise
     del kept
     if compile_config.wrapper in WRAPPERS:
@@ -81,7 +80,7 @@ def compiled_model(request: pytest.FixtureRequest, _compile_watch: Ledger, model
 
         request.node.stash[_AWAITED] = watch.wait_for(model)
     yield call
-    _undo(changed)
+    undo(changed)
 
 
 @pytest.fixture
@@ -121,6 +120,8 @@ def shape_buckets(request: pytest.FixtureRequest, _compile_watch: Ledger) -> Sha
 @pytest.fixture
 def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
     """The one ledger of a test; torch's state is as in a fresh process before, and as it was after."""
+    from pytest_torchcompile.fixture_model import quiet
+
     for name, scope in _warmed_up(request):
         request.node.warn(WarmUpLostWarning(
             f"{request.node.name} begins with nothing compiled, so what the {scope}-scoped fixture {name!r} compiled "
@@ -128,7 +129,7 @@ def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
             "'function'"))
     leaks: list[str] = []
     with contextlib.ExitStack() as stack:
-        with _quiet():
+        with quiet():
             from pytest_torchcompile.instruments import observe
             from pytest_torchcompile.instruments.state import isolated
 
@@ -138,7 +139,7 @@ def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
         try:
             yield ledger
         finally:
-            with _quiet():
+            with quiet():
                 stack.close()
     if leaks:
         request.node.warn(StateLeakWarning(
@@ -330,84 +331,3 @@ def _mistake(item: pytest.Item, mark: pytest.Mark) -> str:
     if mark.name == "compile_modes" and own and (callspec is None or "compile_config" not in callspec.params):
         return f"the marker of one parameter cannot make several tests of {item.name}; put it on the function"
     return ""
-
-
-def _compile(request: pytest.FixtureRequest, model: Any, how: Combination) -> Any:
-    """Compile the model, or end the set-up with a text: skip what this machine cannot, fail what is wrong."""
-    import torch
-
-    from pytest_torchcompile import subject
-    from pytest_torchcompile.errors import Unavailable, UsageError
-    from pytest_torchcompile.wrappers.protocol import load
-
-    where = f"{request.node.location[0]}:{(request.node.location[1] or 0) + 1}"
-    if not callable(model):
-        pytest.fail(f"{where}: the fixture `model` returned {model!r}; expected a torch.nn.Module or a function",
-                    pytrace=False)
-    if isinstance(model, type):  # torch.compile would change the class itself, for all tests after this one
-        pytest.fail(f"{where}: the fixture `model` returned the class {model.__name__}; return an instance of it, "
-                    f"{model.__name__}()", pytrace=False)
-    is_module = isinstance(model, torch.nn.Module)
-    if how.wrapper != "none" and not is_module:
-        pytest.fail(f"{where}: the wrapper {how.wrapper!r} needs a torch.nn.Module; the fixture `model` returned "
-                    f"{model!r}", pytrace=False)
-    parameter = next(model.parameters(), None) if is_module else None
-    cell = how.cell("cpu" if parameter is None else parameter.device.type)
-    path = list(sys.path)
-    try:
-        with _quiet():
-            wrapper = load(how.wrapper, Path(request.config.rootpath), where)
-            settings = subject.settings(cell, Path(request.config.rootpath), where)
-            if wrapper.ranks > 1:
-                raise UsageError(f"{where}: wrapper {how.wrapper!r} needs {wrapper.ranks} processes, and a test has "
-                                 "one; put it into a matrix")
-            if not isinstance(how.backend, str):
-                settings["backend"] = how.backend
-            if how.fullgraph:
-                settings["fullgraph"] = True
-            return wrapper.wrap(model, settings, cell)
-    except Unavailable as error:
-        raise pytest.skip.Exception(str(error)) from None
-    except UsageError as error:
-        text = str(error).partition("; leave it out with a rule")[0]  # the rest speaks of a matrix
-        raise pytest.fail.Exception(text if text.startswith(where) else f"{where}: {text}", pytrace=False) from None
-    finally:
-        sys.path[:] = path  # looking up module:attribute puts the root folder first
-
-
-Attributes = dict[Any, dict[str, Any]]
-"""Of each module inside the model, what its instance holds."""
-_ABSENT = object()
-
-
-def _attributes(model: Any) -> Attributes:
-    modules = model.modules() if hasattr(model, "modules") and not isinstance(model, type) else ()
-    return {module: dict(vars(module)) for module in modules}
-
-
-def _changes(model: Any, kept: Attributes) -> Attributes:
-    """What was there before, of the attributes that a wrapper set."""
-    changed: Attributes = {}
-    for module, now in _attributes(model).items():
-        before = kept.get(module, now)
-        names = {name for name, value in now.items() if value is not before.get(name, _ABSENT)}
-        if names:
-            changed[module] = {name: before.get(name, _ABSENT) for name in names}
-    return changed
-
-
-def _undo(changed: Attributes) -> None:
-    for module, attributes in changed.items():
-        for name, value in attributes.items():
-            if value is _ABSENT:
-                module.__dict__.pop(name, None)
-            else:
-                module.__dict__[name] = value
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what torch warns of when it is imported from failing a test under ``-W error``."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

@@ -171,6 +171,8 @@ def _not_to_compile(region: Region) -> str:
 
 def left(watch: Watch, region: Region) -> None:
     """A call of a compiled callable ended, and no graph ran in it: say why, unless it raised."""
+    if watch.on_purpose:
+        return
     if region.raised:
         for ledger, _root in watch.ledgers:
             ledger.raised += 1

@@ -4,7 +4,7 @@ So it treats a function that has hit the recompile limit, every frame under the 
 ``torch._dynamo.run`` runs: it looks into the cache, and where nothing fits it does not call Dynamo's callback. While a
 ledger is open it has one to call, which notes the frame and leaves it as eager as it would have been.
 
-``ConvertFrameReturn`` and ``FrameExecStrategy`` (torch/_dynamo/types.py), ``set_code_exec_strategy``
+``ConvertFrameReturn`` (torch/_dynamo/types.py), ``_FrameAction``, ``_FrameExecStrategy`` and ``set_code_exec_strategy``
 (torch._C._dynamo.eval_frame), ``input_codes`` (convert_frame.py) and ``get_compilation_metrics`` (utils.py): seen in
 torch 2.13.
 """
@@ -96,12 +96,12 @@ def _set_action(codes: Any, action: str) -> None:
 
 
 def _strategy(action: str) -> Any:
-    from torch._dynamo.types import FrameExecStrategy
+    from torch._C._dynamo.eval_frame import _FrameExecStrategy
 
-    return FrameExecStrategy(_action(action), _action(action))
+    return _FrameExecStrategy(_action(action), _action(action))
 
 
 def _action(name: str) -> Any:
-    from torch._dynamo.types import FrameAction
+    from torch._C._dynamo.eval_frame import _FrameAction
 
-    return getattr(FrameAction, name)
+    return getattr(_FrameAction, name)

@@ -190,8 +190,9 @@ def forget_compiled() -> None:
 def isolated(leaks: list[str]) -> Iterator[None]:
     """Run a block as in a fresh process: nothing compiled before, stance ``default``, state put back after.
 
-    A stance that was in force before is in force again afterwards. What the block changed and left changed is appended to ``leaks``, one text a key. Random states of torch,
-    every device and Python are put back too, but are no leak: every run draws.
+    A stance that was in force before is in force again afterwards. What the block changed and left changed is appended
+    to ``leaks``, one text a key. Random states of torch, every device and Python are put back too, but are no leak:
+    every run draws.
     """
     forget_compiled()
     with _default_stance():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from pytest_torchcompile.instruments.ledger import Ledger
 from pytest_torchcompile.instruments.records import Compile, CudagraphSkip, EagerFrame, Failure
 from pytest_torchcompile.instruments.users import Functions, owner_of, parts
 
-__all__ = ["Awaited", "Watch", "watch"]
+__all__ = ["Awaited", "Watch", "eager_on_purpose", "watch"]
 
 R = TypeVar("R")
 Place = tuple[str, str, int]
@@ -72,6 +72,8 @@ class Watch:
         """What is waited for to run compiled; looking costs time in each call, so nothing is that has run."""
         self.marker: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
         """Opened around each graph that runs and each compile, for an instrument that needs the borders."""
+        self.on_purpose = 0
+        """Blocks in which everything runs eagerly on purpose (:func:`eager_on_purpose`)."""
         self.lock = threading.RLock()
         self._hooks = contextlib.ExitStack()
 
@@ -154,3 +156,18 @@ class Watch:
 
 watch = Watch()
 """The process' only one."""
+
+
+@contextlib.contextmanager
+def eager_on_purpose() -> Iterator[None]:
+    """Run a block eagerly, in all threads, as the other side of a comparison; no ledger calls that a compile missed."""
+    import torch
+
+    with watch.lock:
+        watch.on_purpose += 1
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        with watch.lock:
+            watch.on_purpose -= 1

@@ -13,6 +13,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.instruments import Ledger, observe
 from pytest_torchcompile.instruments.records import SILENT
+from pytest_torchcompile.instruments.watch import eager_on_purpose
 from pytest_torchcompile.layer.behind import Whole, original
 from pytest_torchcompile.layer.chance import compare_means, drew
 from pytest_torchcompile.layer.descent import Descent, adapted
@@ -158,7 +159,7 @@ class Steps:
         return eager, tape
 
     def _eager(self, seed: int, mode: Any) -> Recording:
-        with torch.compiler.set_stance("force_eager"):
+        with eager_on_purpose():
             return self._record(self._holding(0, self._call), seed, mode)
 
     def _holding(self, side: int, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.instruments.watch import eager_on_purpose
 from pytest_torchcompile.oracle.attributes import attribute_tensors
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
@@ -102,7 +103,7 @@ class Program:
         self, module: torch.nn.Module, batch: Batch, mode: AbstractContextManager[Any] | None
     ) -> Recording:
         named = module.module if isinstance(module, _Called) else module
-        with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        with warnings.catch_warnings(), eager_on_purpose():
             warnings.simplefilter("ignore")  # the eager run has said them already
             return record(module, named, batch, loss=self.loss, train=self.train, seed=self.seed, mode=mode)
 

@@ -21,6 +21,7 @@ from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.instruments import Ledger, coverage, observe
 from pytest_torchcompile.instruments.records import Text
 from pytest_torchcompile.instruments.state import State
+from pytest_torchcompile.instruments.watch import eager_on_purpose
 from pytest_torchcompile.oracle.calls import Call, Loss, Make, Passed, Side, passes_over
 from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.expected import Reference
@@ -194,7 +195,7 @@ class Trial:
 
     def _eagerly(self, side: Side, call: Call, seen: Ledger) -> tuple[Call, Recording, dict[str, str]]:
         settings = State()
-        with self.phase("eager"), seen.during(_EAGER), torch.compiler.set_stance("force_eager"):
+        with self.phase("eager"), seen.during(_EAGER), eager_on_purpose():
             mine, kept = side.run(call, self.loss, self.train, self.seed, self._tape((call.index, call.other)))
             if mine.error and call.other is not None and not self.passed[call.index].raised:
                 # The model does not take the other values.
@@ -248,7 +249,7 @@ class Trial:
             return record(training, training, batch, loss=no_loss, seed=self.seed, mode=mode)
 
         with self.phase("training"):
-            with seen.during(_EAGER), torch.compiler.set_stance("force_eager"):
+            with seen.during(_EAGER), eager_on_purpose():
                 mine = train(eager, self._tape(label))
             if mine.error:
                 return

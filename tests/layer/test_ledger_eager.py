@@ -261,3 +261,23 @@ def test_over_the_limit_torch_is_left_as_it_was():
             before = len(torch._dynamo.utils.get_compilation_metrics())
             compiled(X, 3)
             assert len(torch._dynamo.utils.get_compilation_metrics()) == before
+
+
+def test_the_eager_side_of_a_comparison_is_no_missed_compile():
+    """maybe_compile and the smoketest run a compiled model eagerly to compare; a later stance is seen as ever."""
+    import logging
+
+    from pytest_torchcompile import CompileConfig, CompileSmoketest, maybe_compile
+
+    model = Mine()
+    with observe() as seen:
+        config = CompileConfig(enabled=True, backend="eager")
+        compiled = maybe_compile(model, config, logging.getLogger("test"), sample_batch=X)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        assert CompileSmoketest(steps=2).run(torch.compile(model, backend="eager"), X, optimizer)
+        assert (seen.eager_frames, seen.raised) == ([], 0)
+        assert seen.compiles
+        with torch.compiler.set_stance("force_eager"):
+            torch.compile(model, backend="eager")(X)
+            compiled(X)
+    assert {f.kind for f in seen.eager_frames} == {"stance"}

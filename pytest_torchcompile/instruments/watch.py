@@ -130,14 +130,14 @@ class Watch:
             self.thread.regions[-1].gave_up += (eager,)
 
     def raced(self, attempt: Attempt) -> bool:
-        """Whether another thread compiled the same while this one waited for torch's lock, and no guard failed.
+        """Whether another thread compiled the same while this one waited for torch's lock, so that an entry fits now.
 
-        Torch calls that "Unexpected recompilation" (``get_guard_fail_reason_helper`` in torch/_dynamo/guards.py,
-        seen in 2.13).
+        Of that entry torch can name no guard, and says "Unexpected recompilation" (``get_guard_fail_reason_helper``
+        in torch/_dynamo/guards.py, seen in 2.13).
         """
         thread, when = self.finished.get(id(attempt.frame_code), (0, 0.0))
-        return (thread != threading.get_ident() and when > attempt.begun
-                and all(reason.guard.startswith("Unexpected recompilation") for reason in attempt.reasons))
+        fits = [reason.guard.startswith("Unexpected recompilation") for reason in attempt.reasons]
+        return thread != threading.get_ident() and when > attempt.begun and (any(fits) or not fits)
 
     def guarded(self, work: Callable[..., R], *args: Any) -> R | None:
         """Do some bookkeeping. If it fails, the run that is watched goes on, and the ledgers say what they lack."""

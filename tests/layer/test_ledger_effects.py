@@ -195,6 +195,30 @@ def test_threads_that_race_for_one_compile_recompile_nothing():
     assert sum(g.runs for g in seen.graphs) == 4
 
 
+def test_threads_that_race_for_a_dynamic_graph_recompile_once():
+    """The second makes the size dynamic; the others waited, and what they compile once more was there by then."""
+    together = threading.Barrier(4)
+
+    def slow(gm, inputs):
+        time.sleep(0.2)
+        return gm.forward
+
+    compiled = torch.compile(double, backend=slow)
+
+    def work(size):
+        together.wait()
+        compiled(torch.ones(size))
+
+    with observe() as seen:
+        threads = [threading.Thread(target=work, args=(size,)) for size in (2, 3, 4, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [c.kind for c in seen.compiles] == ["first", "recompile", "raced", "raced"]
+    assert [c.cause for c in seen.recompiles] == ["shape"]
+
+
 def test_the_rest_after_a_break_speaks_of_the_users_line():
     """Dynamo's name for what lay on the stack says nothing to anybody."""
 

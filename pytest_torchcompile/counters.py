@@ -171,7 +171,7 @@ def never_ran(ledger: Ledger, awaited: Awaited | None) -> str:
     A call that raised is what a test may be about. ``awaited``: what is known of calls of that very model; None where
     a wrapper of the user's may have made anything of it, and any graph will do.
     """
-    if (awaited.ran if awaited else _runs(ledger)) or ledger.raised or ledger.failures:
+    if ((awaited is None or awaited.ran) and _runs(ledger)) or ledger.raised or ledger.failures:
         return ""
     if awaited and awaited.called and _runs(ledger):
         return "compiled_model was called, but nothing of it ran compiled: no graph ran in its calls" + _eagerly(ledger)
@@ -201,9 +201,12 @@ class _Expectation:
 
     def __init__(self, ledger: Ledger, expected: int, entered: Callable[[], None]) -> None:
         self._ledger, self._expected, self._entered = ledger, expected, entered
+        self._new = True
 
     def __enter__(self) -> None:
-        self._entered()
+        if self._new:  # it may be entered again
+            self._entered()
+        self._new = False
         self._recompiles, self._runs = len(self._ledger.recompiles), _runs(self._ledger)
         self._calls = {id(frame): frame.calls for frame in self._ledger.eager_frames}
 

@@ -19,7 +19,7 @@ from pytest_torchcompile.instruments.records import Compile, EagerFrame, Failure
 from pytest_torchcompile.instruments.refusals import IN_PLACE, in_place, refused
 from pytest_torchcompile.instruments.sites import is_torch
 from pytest_torchcompile.instruments.stages import seconds_in
-from pytest_torchcompile.instruments.users import code_of, is_disabled
+from pytest_torchcompile.instruments.users import code_of, is_disabled, runs_later
 
 if TYPE_CHECKING:
     from pytest_torchcompile.instruments.watch import Place, Watch
@@ -188,7 +188,7 @@ def left(watch: Watch, region: Region) -> None:
         watch.given_up[where] = known
         for eager in known:
             watch.add(replace(eager, calls=1))
-    else:
+    elif not (runs_later(region.function) and cached(code_of(region.function))):
         watch.add(_unknown(watch, region, where))
 
 

@@ -52,7 +52,7 @@ def owner(path: str, root: str | None = None) -> str:
     full = os.path.normpath(path)
     if _installed(full):
         return "third_party"
-    base = os.path.normpath(root or os.getcwd())
-    if full.startswith(base + os.sep):
+    base = os.path.normpath(root or os.getcwd()) + os.sep
+    if full.startswith(base) and base.startswith(_LIBRARIES):  # a project inside of an environment's folder
         return "mine"
     return "python" if full.startswith(_LIBRARIES) or path.startswith("<frozen ") else "mine"

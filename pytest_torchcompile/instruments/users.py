@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from typing import Any, Final
 
 from pytest_torchcompile.instruments.attempts import Attempt
 from pytest_torchcompile.instruments.sites import is_torch, readable
 
-__all__ = ["Functions", "code_of", "is_disabled", "owner_of", "parts"]
+__all__ = ["Functions", "code_of", "is_disabled", "owner_of", "parts", "runs_later"]
 
 _BUILT_IN: Final = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType,
                     types.WrapperDescriptorType)  # fmt: skip
@@ -133,6 +134,12 @@ def parts(model: Any) -> list[Any]:
     """What :func:`owner_of` may say of compiled calls of a model: it and its modules, compiled by themselves."""
     owner = owner_of(model)
     return list(owner.modules()) if hasattr(owner, "modules") else [owner]
+
+
+def runs_later(function: Any) -> bool:
+    """Whether a call only makes a coroutine, whose graphs run when that is awaited."""
+    code = code_of(function)
+    return code is not None and bool(code.co_flags & (inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR))
 
 
 def is_disabled(function: Any) -> bool:

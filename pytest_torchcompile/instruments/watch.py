@@ -18,7 +18,7 @@ from pytest_torchcompile.instruments import cudagraphs, executions, frames, trac
 from pytest_torchcompile.instruments.attempts import Attempt, Region
 from pytest_torchcompile.instruments.ledger import Ledger
 from pytest_torchcompile.instruments.records import Compile, CudagraphSkip, EagerFrame, Failure
-from pytest_torchcompile.instruments.users import Functions, owner_of, parts
+from pytest_torchcompile.instruments.users import Functions, owner_of, parts, runs_later
 
 __all__ = ["Awaited", "Watch", "eager_on_purpose", "watch"]
 
@@ -47,7 +47,7 @@ class Awaited:
     def met(self, region: Region, ran: bool) -> None:
         """A compiled callable was called; was it this one, or a part of it?"""
         if id(owner_of(region.function)) in self.functions:
-            self.called, self.ran = True, self.ran or ran
+            self.called, self.ran = True, self.ran or ran or runs_later(region.function)
 
 
 class Watch:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -281,3 +283,23 @@ def test_the_eager_side_of_a_comparison_is_no_missed_compile():
             torch.compile(model, backend="eager")(X)
             compiled(X)
     assert {f.kind for f in seen.eager_frames} == {"stance"}
+
+
+COROUTINE = """
+import asyncio, os, torch
+from pytest_torchcompile import observe
+
+async def later(x):
+    return x.sin() + 1
+
+with observe() as seen:
+    asyncio.run(torch.compile(later, backend="eager")(torch.ones(3)))
+print([f.kind for f in seen.eager_frames], sum(g.runs for g in seen.graphs), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_coroutine_runs_when_it_is_awaited():
+    """The call that makes it ran no graph, and is no missed compile. One call, apart: torch 2.13 damages memory."""
+    done = subprocess.run([sys.executable, "-c", COROUTINE], capture_output=True, text=True, check=False)
+    assert done.stdout == "[] 1\n", done.stderr

@@ -50,6 +50,19 @@ def test_a_test_that_need_not_compile():
     assert judge(Limits(recompiles=0), Ledger(), must_run=False) == []
 
 
+def test_an_expectation_may_be_entered_again():
+    """Each time it judges the block that it is entered for."""
+    ledger = ran()
+    counter = RecompileCounter(ledger)
+    none = counter.assert_no_recompiles()
+    for _ in range(2):
+        with none:
+            ledger.graphs[0].runs += 1
+    assert counter.unused == []
+    with pytest.raises(AssertionError, match="1 recompile, none allowed"), none:
+        ledger.recompiles.append(Compile("f", "net.py", 3, "0/1", "recompile"))
+
+
 def test_a_ledger_that_lost_records_vouches_for_nothing():
     """expect fails, too, where the ledger could not read all of torch's records."""
     ledger = ran()

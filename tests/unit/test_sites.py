@@ -34,6 +34,14 @@ def test_the_project_may_lie_below_pythons_own_folder():
     assert owner(os.path.join(os.getcwd(), "net.py")) == "mine"
 
 
+def test_an_environment_inside_of_the_project_is_pythons():
+    """As conda makes it; what lies beside it is the user's."""
+    root = os.path.dirname(sysconfig.get_path("data"))
+    assert owner(f"{STDLIB}/uuid.py", os.path.commonpath([root, STDLIB])) == "python"
+    assert owner(f"{STDLIB}/uuid.py", "/") == "python"
+    assert owner("/root/project/net.py", "/") == "mine"
+
+
 def test_a_source_build_of_torch_is_torch():
     """It is not below site-packages."""
     assert is_torch("/src/pytorch/torch/_dynamo/eval_frame.py")

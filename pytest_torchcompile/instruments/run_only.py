@@ -5,8 +5,7 @@ So it treats a function that has hit the recompile limit, every frame under the 
 ledger is open it has one to call, which notes the frame and leaves it as eager as it would have been.
 
 ``ConvertFrameReturn`` (torch/_dynamo/types.py), ``_FrameAction``, ``_FrameExecStrategy`` and ``set_code_exec_strategy``
-(torch._C._dynamo.eval_frame), ``input_codes`` (convert_frame.py) and ``get_compilation_metrics`` (utils.py): seen in
-torch 2.13.
+(torch._C._dynamo.eval_frame), ``input_codes`` (convert_frame.py): seen in torch 2.13.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.instruments import decisions
 from pytest_torchcompile.instruments.entries import cached
-from pytest_torchcompile.instruments.graph_breaks import is_limit
 
 if TYPE_CHECKING:
     from pytest_torchcompile.instruments.watch import Watch
@@ -30,7 +29,7 @@ __all__ = ["answer", "asked_again", "callback", "installed"]
 @contextlib.contextmanager
 def installed(watch: Watch) -> Iterator[None]:
     """Have torch ask for functions over their limit too; afterwards it does so no more."""
-    watch.limited = {id(code): code for code in _over_their_limit()}
+    watch.limited = {id(code): code for code in _still_over_their_limit()}
     _set_action(watch.limited.values(), "DEFAULT")
     try:
         yield
@@ -60,6 +59,7 @@ def answer(watch: Watch, code: types.CodeType, result: Any) -> Any:
     if result.guarded_code is not None or result.frame_exec_strategy.cur_action != _action("RUN_ONLY"):
         return result
     watch.limited[id(code)] = code
+    _remember(code)
     return dataclasses.replace(result, apply_to_code=False)
 
 
@@ -76,16 +76,27 @@ def asked_again(watch: Watch, code: types.CodeType) -> Any:
     return ConvertFrameReturn(frame_exec_strategy=_strategy("RUN_ONLY"), apply_to_code=False)
 
 
-def _over_their_limit() -> Iterator[types.CodeType]:
-    """Codes that hit a limit before the observation; torch remembers its last 64 compiles, and failures among them."""
-    from torch._dynamo import convert_frame, utils
+_over: dict[int, tuple[weakref.ref[types.CodeType], weakref.ref[Any]]] = {}
+"""Code that hit its limit under some observation, by its identity, and the guards of an entry that it has."""
 
-    failed = [m.compile_id.split("/") for m in utils.get_compilation_metrics()
-              if m.fail_type == "Unsupported" and m.compile_id and is_limit(m.fail_reason or "")]
-    newest = {f"{frame}/{int(number) - 1}" for frame, number in (found for found in failed if len(found) == 2)}
-    for code in [ref() for ref in convert_frame.input_codes.seen] if newest else ():
-        if code is not None and any(str(entry.compile_id) in newest for entry in cached(code)):
+
+def _remember(code: types.CodeType) -> None:
+    if found := cached(code):
+        _over[id(code)] = weakref.ref(code), weakref.ref(found[0].guard_manager)
+
+
+def _still_over_their_limit() -> Iterator[types.CodeType]:
+    """Codes that hit their limit in an earlier observation.
+
+    Torch can't be asked. That the very same entry is still there tells that no ``torch.compiler.reset()``
+    has come between: names and numbers of compiles begin anew with it.
+    """
+    for key, (code_of, manager_of) in list(_over.items()):
+        code, manager = code_of(), manager_of()
+        if code is not None and any(entry.guard_manager is manager for entry in cached(code)):
             yield code
+        else:
+            del _over[key]
 
 
 def _set_action(codes: Any, action: str) -> None:

@@ -73,6 +73,8 @@ class Steps:
         self._spoke = False
         self._doubts: dict[str, str] = {}
         """Leaves that differ where random numbers are drawn, or eager itself wavers: means have to judge."""
+        self._exactly: list[Callable[[], dict[str, str]]] = []
+        """Of each step with doubts: which leaves differ from what the same draws give in float64."""
 
     def run(self, step: int) -> None:
         """One step. Raises :class:`Failed`."""
@@ -107,8 +109,9 @@ class Steps:
             means = compare_means(eager, compiled, self.together.any)
         if means.error:
             raise Failed(means.error, "comparison")
-        wrong = [means.apart.get(name, text) for name, text in self._doubts.items()
-                 if name in means.apart or name not in means.random]
+        fixed = self._doubts.keys() - means.random  # they differ by an assumed scale, which may be off
+        exact = {name: text for judge in self._exactly if fixed for name, text in judge().items() if name in fixed}
+        wrong = [found[name] for name in self._doubts for found in (means.apart, exact) if name in found]
         if self.together.any(bool(wrong)):
             raise Failed(wrong[0] if wrong else _ELSEWHERE, "comparison", evidence="\n".join(wrong))
         self.notes[f"draws random numbers, or is not deterministic: compared by the means of {means.runs} runs"] = None
@@ -247,17 +250,22 @@ class Steps:
                 raise Failed(f"{name} is not finite, eagerly too", phase, step)
 
     def _check_equal(self, eager: Recording, compiled: Recording, tape: Tape, before: Kept, step: int) -> None:
+        batch = self._now
+
         def expected() -> Reference:
-            return self._reference(eager, tape, before, step)
+            return self._reference(eager, tape, before, step, batch)
 
         random = drew(eager, step)
         # What was drawn decides more than rounding, so no float64 run is asked where other numbers were drawn.
-        doubts, wrong = self._differences(eager, compiled, (lambda: Reference(eager)) if random else expected, random)
+        scale = (lambda: _assumed(eager, tape)) if random else expected
+        doubts, wrong = self._differences(eager, compiled, scale, random)
         if random and doubts and not any(name == "loss" or name.startswith("output") for name in doubts) \
                 and self._outputs_vary(eager, before, step):
             # Outputs that depend on the draws agree: the same were drawn, so that chance excuses nothing else.
             doubts, wrong = self._differences(eager, compiled, expected, False)
         self._doubts = doubts | self._doubts
+        if doubts:
+            self._exactly.append(lambda: self._differences(eager, compiled, expected, True)[0])
         if wrong:
             raise Failed(wrong[0], "comparison", step, "\n".join(wrong))
 
@@ -285,15 +293,14 @@ class Steps:
                 wrong.append(text)
         return doubts, wrong
 
-    def _reference(self, eager: Recording, tape: Tape, before: Kept, step: int) -> Reference:
-        assumed = Reference(eager)  # a scale made from the dtype, or from that of autocast
-        assumed.unit = tape.unit or 0.0
+    def _reference(self, eager: Recording, tape: Tape, before: Kept, step: int, batch: Batch) -> Reference:
+        assumed = _assumed(eager, tape)
         if self.together.spread or isinstance(self.module, Whole):
             return assumed
         model = original(self.model)
         direct = self.module is model or not any(True for _ in self.module.parameters())
         with self._as_before(before):
-            found = reference(model if direct else self.module, self._now, loss=self.loss, train=self.train,
+            found = reference(model if direct else self.module, batch, loss=self.loss, train=self.train,
                               seed=step, tape=tape, call=None if direct else model)
             # a function may be bound to this very module, and a copy of it computes something else
             same = direct or not any(map(problem, compare(eager, found.twin(), lambda: assumed)))
@@ -314,6 +321,13 @@ class Steps:
             yield
         finally:
             after.restore()
+
+
+def _assumed(eager: Recording, tape: Tape) -> Reference:
+    """A scale made from the dtype, or from that of autocast."""
+    found = Reference(eager)
+    found.unit = tape.unit or 0.0
+    return found
 
 
 class _Gradients:

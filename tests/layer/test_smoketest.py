@@ -575,6 +575,42 @@ def test_rounding_under_autocast_is_that_of_this_program():
     assert (result.ok, result.reason) == (True, TRAINED)
 
 
+def test_rounding_before_a_dropout_is_measured_too():
+    """The statistics of batch norm are drawn by nobody: bfloat16 and another order of sums are why they differ."""
+    model = nn.Sequential(*unnormed()[:-1], nn.Dropout(0.5), unnormed()[-1])
+    result = outcome(under_autocast(compiled(model, "inductor")), torch.randn(4, 3, 8, 8))
+    assert (result.ok, result.reason) == (True, TRAINED)
+
+
+def test_statistics_before_a_dropout_are_compared_exactly():
+    """What no draw reaches has to be what eager makes of it."""
+    class Averages(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = nn.Linear(8, 8)
+            self.register_buffer("average", torch.zeros(8))
+
+        def forward(self, x):
+            y = self.line(x)
+            self.average += y.detach().mean(0)
+            return nn.functional.dropout(y, 0.5)
+
+    def compiler(graph, example):
+        def run(*args):
+            torch.rand(1)
+            found = graph(*args)
+            for arg in args:
+                if arg.shape == (8,) and not isinstance(arg, nn.Parameter):
+                    arg.mul_(1.05)
+            return found
+
+        return run
+
+    result = outcome(under_autocast(compiled(Averages(), compiler)), torch.randn(4, 8))
+    assert not result.ok
+    assert "buffer average" in result.reason
+
+
 @pytest.mark.parametrize("off", [backend(backward=factor(1.1)), backend(factor(1.1))])
 def test_under_autocast_what_is_wrong_is_wrong(off):
     """Ten per cent are far from the rounding of bfloat16, forward or backward."""

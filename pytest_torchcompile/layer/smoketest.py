@@ -135,7 +135,8 @@ def _refuse_lazy(module: nn.Module) -> None:
 
 def _praise(count: int, steps: Steps) -> str:
     what = "forward, loss, backward and step" if steps.backward else "forward"
-    return f"{count} step(s) of {what} ran compiled and agree with eager"
+    how = f" on average over {steps.averaged} runs, as random numbers differ" if steps.averaged else ""
+    return f"{count} step(s) of {what} ran compiled and agree with eager{how}"
 
 
 def _seen(steps: Steps | None) -> dict[str, Any]:

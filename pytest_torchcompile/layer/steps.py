@@ -67,6 +67,8 @@ class Steps:
         """One for each compiled step: the eager runs between them are none of their business."""
         self.notes: dict[str, None] = {}
         self.backward = False
+        self.averaged = 0
+        """Over how many runs means were compared; 0: every value was."""
         self._held = Held(), Held()
         """What became of the outputs of the step before, eagerly and compiled."""
         self._ran = 0
@@ -114,6 +116,7 @@ class Steps:
         wrong = [found[name] for name in self._doubts for found in (means.apart, exact) if name in found]
         if self.together.any(bool(wrong)):
             raise Failed(wrong[0] if wrong else _ELSEWHERE, "comparison", evidence="\n".join(wrong))
+        self.averaged = means.runs
         self.notes[f"draws random numbers, or is not deterministic: compared by the means of {means.runs} runs"] = None
 
     def _run(self, step: int) -> None:

@@ -579,7 +579,8 @@ def test_rounding_before_a_dropout_is_measured_too():
     """The statistics of batch norm are drawn by nobody: bfloat16 and another order of sums are why they differ."""
     model = nn.Sequential(*unnormed()[:-1], nn.Dropout(0.5), unnormed()[-1])
     result = outcome(under_autocast(compiled(model, "inductor")), torch.randn(4, 3, 8, 8))
-    assert (result.ok, result.reason) == (True, TRAINED)
+    assert result.ok, result
+    assert result.reason.startswith(TRAINED)
 
 
 def test_statistics_before_a_dropout_are_compared_exactly():
@@ -601,7 +602,7 @@ def test_statistics_before_a_dropout_are_compared_exactly():
             found = graph(*args)
             for arg in args:
                 if arg.shape == (8,) and not isinstance(arg, nn.Parameter):
-                    arg.mul_(1.05)
+                    arg.mul_(1.5)
             return found
 
         return run
@@ -637,7 +638,7 @@ def drawing(scale=1.0):
 def test_other_random_draws_are_no_difference():
     """Dropout with other numbers than eager's is compared by its means; a wrong scale is still seen."""
     result = outcome(compiled(Dropped(), drawing()))
-    assert (result.ok, result.reason) == (True, TRAINED)
+    assert (result.ok, result.reason) == (True, f"{TRAINED} on average over 12 runs, as random numbers differ")
     assert result.notes == ("draws random numbers, or is not deterministic: compared by the means of 12 runs",)
     result = outcome(compiled(Dropped(), drawing(2.0)))
     assert not result.ok

@@ -69,6 +69,8 @@ class Benchmark:
     """Compiles in the timed rounds: the steady state was none."""
     memory_source: str
     """How memory was read: ``cuda``, ``rss`` or ``maxrss``."""
+    enabled: bool = True
+    """Was the second side to be compiled? Else eager was timed beside eager."""
 
     @property
     def speedup(self) -> float:
@@ -88,8 +90,9 @@ class Benchmark:
 
     def __str__(self) -> str:
         ratio = self.ratio
+        what = self.verdict if self.enabled else f"not enabled, so both sides are eager: {self.verdict}"
         lines = [
-            f"{self.verdict}: {self.speedup:.2f} times as fast compiled (99 % interval {1 / ratio.high:.2f} to "
+            f"{what}: {self.speedup:.2f} times as fast compiled (99 % interval {1 / ratio.high:.2f} to "
             f"{1 / ratio.low:.2f}, {ratio.rounds} rounds, {self.repeats} step(s) a timing)",
             f"{'':20}{'eager':>14}{'compiled':>14}",
         ]
@@ -199,7 +202,7 @@ def beside(
     verdict = "nothing was compiled" if asked and not ran else _verdict(ratio, least)
     cached = sum(any("hit" in answer for answer in found.caches) for found in seen.compiles)
     return Benchmark(sides[0], sides[1], ratio, verdict, repeats, len(seen.compiles), cached,
-                     len(seen.recompiles) - known, late, spaces[0].source)
+                     len(seen.recompiles) - known, late, spaces[0].source, asked)
 
 
 def _verdict(ratio: Ratio, least: float) -> str:

@@ -97,6 +97,7 @@ def test_what_is_measured(clock):
     assert (found.repeats, found.compiles, found.recompiles, found.late_compiles) == (1, 1, 0, 0)
     assert found.pays_after == pytest.approx(20, abs=3)
     found = benchmark(Net(clock).eval(), CompileConfig(), batch, items=torch.numel)
+    assert str(found).startswith("not enabled, so both sides are eager: ")
     assert found.eager.items_per_second == pytest.approx(20, rel=0.05)
 
 

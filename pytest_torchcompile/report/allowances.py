@@ -96,9 +96,11 @@ def _entries(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy, toda
 
 def untold(entry: AllowedFailure, cells: Iterable[JudgedCell]) -> list[str]:
     """Cells in which a failure that the entry allows could not show, as a check of theirs was not judged."""
-    return [cell.id for cell in cells if entry.cells.matches(cell.axes) and any(
-        name not in cell.verdicts or cell.verdicts[name]["verdict"] not in _TOLD
-        for name in entry.checks or (*cell.verdicts, *cell.missing) if name in cell.verdicts or name in cell.missing)]
+    def silent(cell: JudgedCell) -> set[str]:
+        odd = {name for name, check in cell.verdicts.items() if check["verdict"] not in _TOLD}
+        return {name for name in odd.union(cell.missing) if not entry.checks or name in entry.checks}
+
+    return [cell.id for cell in cells if entry.cells.matches(cell.axes) and silent(cell)]
 
 
 def _pass_rates(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy) -> None:

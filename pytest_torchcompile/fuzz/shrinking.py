@@ -55,6 +55,7 @@ def _simpler(sequence: Sequence, dims: Dims) -> Iterator[Sequence]:
             for other in candidates(dims[name], size):
                 yield from _renamed(sequence, dims, name, {size: other})
             yield from _swapped(sequence, dims, name, size)
+        yield from _raised(sequence, dims, name)
     yield from (_with(_with(sequence, j, sequence[k]), k, sequence[j])  # of two orders the one that starts simpler
                 for j in range(count) for k in range(j + 1, count)
                 if _rank(sequence[k], dims) < _rank(sequence[j], dims))
@@ -94,6 +95,15 @@ def _swapped(sequence: Sequence, dims: Dims, name: str, size: int) -> Iterator[S
     for other in dict.fromkeys(used[:used.index(size)]):
         if order.get(size, 0) < order.get(other, 0):
             yield from _renamed(sequence, dims, name, {size: other, other: size})
+
+
+def _raised(sequence: Sequence, dims: Dims, name: str) -> Iterator[Sequence]:
+    """Every size larger by so much that none is 0 or 1: what matters may be which call has the larger size."""
+    used = {dict(each.sizes)[name] for each in sequence}
+    if (least := min(used)) < 2:
+        raised = {size: size + 2 - least for size in used}
+        if set(raised.values()) <= set(ordered(dims[name])):
+            yield from _renamed(sequence, dims, name, raised)
 
 
 def _renamed(sequence: Sequence, dims: Dims, name: str, sizes: dict[int, int]) -> Iterator[Sequence]:

@@ -36,6 +36,7 @@ FAULTS = {
     "1 after two others": (lambda seen: len({*seen}) > 2 and seen[-1] == 1, [2, 3, 1]),
     "the third call": (lambda seen: len(seen) == 3, [2, 2, 2]),
     "less than before, after more than 8": (lambda seen: len(seen) > 1 and seen[-2] > 8 > seen[-1], [9, 2]),
+    "less than before": (lambda seen: len(seen) > 1 and seen[-1] < seen[-2], [3, 2]),
     "more than 50": (lambda seen: seen[-1] > 50, [51]),
     "back to the first": (lambda seen: len({*seen}) == 3 and len(seen) == 4 and seen[-1] == seen[0], [2, 3, 4, 2]),
 }

@@ -67,7 +67,7 @@ def count(found: dict, seed: int, leaves: list, references: list) -> None:
     found["comparisons"] += 1
     found["bitwise"] += not references
     found["leaves"] += len(leaves)
-    found["further"] += any(r.draws > 4 for r in references)
+    found["further"] += any(r.draws > 1 for r in references)
     found["alarms"] += [[seed, text] for leaf in leaves if (text := problem(leaf))]
     found["notes"] += [[seed, text] for leaf in leaves if (text := note(leaf))]
     for leaf in leaves:

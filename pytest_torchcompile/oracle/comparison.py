@@ -69,8 +69,8 @@ class _Values:
         if leaf is not None:
             return leaf
         leaf = self._judged(name, kind, mine, found)
-        if problem(leaf, self._limits) is not None:
-            self._reference().more()
+        # What a few draws cannot decide is suspicious too: more of them may say that it is no mere noise.
+        while (problem(leaf, self._limits) is not None or self._hasty(leaf)) and self._reference().more():
             leaf = self._judged(name, kind, mine, found)
         if self._wavers(name, kind, mine):
             return replace(leaf, kind="nondeterministic", message=_WAVERS)
@@ -86,6 +86,10 @@ class _Values:
             replace(leaf, kind="nondeterministic", message=_WAVERS) if (leaf.name, leaf.kind) in wavers else leaf
             for leaf in leaves
         ]
+
+    def _hasty(self, leaf: Leaf) -> bool:
+        """Whether a leaf was left undecided, or elements of it excused, by a single draw."""
+        return self._reference().draws == 1 and bool(leaf.undecidable or not leaf.decided)
 
     def _reference(self) -> Reference:
         if not isinstance(self._source, Reference):

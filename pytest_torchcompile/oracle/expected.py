@@ -45,8 +45,9 @@ class Reference:
         ends = ranges or {}
         self.estimates = {n: Estimate(value, ends.get(n, _ENDLESS)) for n, _, value in recording.values()}
 
-    def more(self) -> None:
-        """Draw more noise, once, before anything is reported as wrong."""
+    def more(self) -> bool:
+        """Draw more noise, before anything is reported as wrong; whether there was more to draw."""
+        return False
 
     def twin(self) -> Recording:
         """A second eager run from the same state and seed: what differs is not deterministic."""

@@ -70,7 +70,7 @@ class Program:
         """Run the module as it is, and put its state back."""
         before = StateSnapshot(self.module)
         try:
-            return self._record(self.module, self.batch, None)
+            return self._record(self.module, self.batch, None, sparing=False)
         finally:
             before.restore()
 
@@ -93,19 +93,20 @@ class Program:
                     if tensor.is_floating_point() or tensor.is_complex():
                         disturb(tensor)
         with _written_out(dtype):
-            seen = self._record(module, batch, mode)
+            seen = self._record(module, batch, mode, sparing=True)
         module.zero_grad()
         if any(p._version != versions[id(p)] for p in base.parameters()):
             self._widest.clear()
         return seen
 
     def _record(
-        self, module: torch.nn.Module, batch: Batch, mode: AbstractContextManager[Any] | None
+        self, module: torch.nn.Module, batch: Batch, mode: AbstractContextManager[Any] | None, sparing: bool
     ) -> Recording:
         named = module.module if isinstance(module, _Called) else module
         with warnings.catch_warnings(), eager_on_purpose():
             warnings.simplefilter("ignore")  # the eager run has said them already
-            return record(module, named, batch, loss=self.loss, train=self.train, seed=self.seed, mode=mode)
+            return record(module, named, batch, loss=self.loss, train=self.train, seed=self.seed, mode=mode,
+                          sparing=sparing)
 
 
 class _Function(torch.nn.Module):

@@ -33,6 +33,7 @@ def record(
     seed: int = 0,
     mode: AbstractContextManager[Any] | None = None,
     rest: bool = True,
+    sparing: bool = False,
 ) -> Recording:
     """Run ``call(*args, **kwargs)``, the loss and the backward pass, and keep what they did.
 
@@ -48,6 +49,8 @@ def record(
             not touched.
         seed: Given to every random generator (torch's of all devices, Python's, NumPy's if it is loaded).
         mode: Entered around forward, loss and backward, e.g. a ``Tape``.
+        sparing: Whether ``module`` is a private copy whose gradients need not be copied: saves memory. Strides and
+            ``requires_grad`` of gradients are not recorded.
 
     An exception of the call, the loss or backward becomes ``Recording.error``; what was seen until
     then is kept.
@@ -55,10 +58,10 @@ def record(
     Raises:
         UsageError: the loss returned something that is no tensor of one element.
     """
-    seen = _Run(loss, train, seed, mode).recording(call, module, batch)
+    seen = _Run(loss, train, seed, mode, sparing=sparing).recording(call, module, batch)
     if not rest or not seen.left_out or seen.error:
         return seen
-    through = _Run(loss, train, seed, mode, only=seen.left_out).recording(call, module, batch)
+    through = _Run(loss, train, seed, mode, only=seen.left_out, sparing=sparing).recording(call, module, batch)
     gradients, properties = dict(seen.gradients), dict(seen.properties)
     for name, gradient in through.gradients.items():
         named = f"{name} by outputs that the loss leaves out"
@@ -76,8 +79,10 @@ class _Run:
         seed: int,
         mode: AbstractContextManager[Any] | None,
         only: tuple[str, ...] = (),
+        sparing: bool = False,
     ) -> None:
         """``only``: the names of outputs whose ``default_loss`` stands in for the loss."""
+        self.sparing = sparing
         self.loss_function, self.train, self.seed, self.mode, self.only = loss, train, seed, mode, only
         self.outputs: dict[str, Item] = {}
         self.structure = ""
@@ -95,7 +100,7 @@ class _Run:
         private = batch.clone()
         if module is not None:
             module.zero_grad(set_to_none=True)
-        watch = Watch(module, batch, private)
+        watch = Watch(module, batch, private, self.sparing)
         seed_everything(self.seed)
         with torch.set_grad_enabled(self.train), self.mode or nullcontext():
             error = self.through(call, private)

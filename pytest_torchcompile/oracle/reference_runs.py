@@ -17,12 +17,10 @@ from pytest_torchcompile.oracle.recording import Fault, Recording
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.units import FLOAT32_UNIT, unit_of
 
-__all__ = ["DRAWS", "FURTHER_DRAWS", "reference"]
+__all__ = ["DRAWS", "reference"]
 
-DRAWS = 4
-"""Noise draws that every comparison has."""
-FURTHER_DRAWS = 32
-"""Draws that a suspicion buys before it becomes a verdict."""
+DRAWS = (1, 4, 36)
+"""Noise draws that a comparison has: at first, after a first suspicion, before a suspicion becomes a verdict."""
 
 
 def reference(
@@ -36,7 +34,7 @@ def reference(
     unit: float | None = None,
     call: Callable[..., Any] | None = None,
 ) -> Reference:
-    """Run copies of ``module`` in float64, once exactly and four times with rounding noise.
+    """Run copies of ``module`` in float64, once exactly and once with rounding noise; more when there is a suspicion.
 
     Args:
         module: The eager model in the state from which the recordings started; copied, never changed.
@@ -65,7 +63,7 @@ class _Runs(Reference):
     def __init__(self, program: Program, unit: float | None) -> None:
         self.program, self.unit = program, unit or program.unit
         self._by_operator = unit is None and self.unit > unit_of(torch.float64)
-        self.kind, self.why, self.draws = "eager-only", "", 0
+        self.kind, self.why, self.draws, self._stage = "eager-only", "", 0, 0
         self.estimates = {}
         self._dice = Dice(program.seed + 1000)
         self._twin: Recording | None = None
@@ -91,8 +89,10 @@ class _Runs(Reference):
         if exact.error is not None:
             return f"{kind}: {exact.error}"
         self._expect(exact, self._ranges())
-        for _ in range(DRAWS):
+        tries = 0
+        while not self.draws and tries < DRAWS[1]:  # noise may take a program where it raises
             self._draw(1.0)
+            tries += 1
         return "" if self.draws else f"{kind}: every run with noise raised, the last one {self._refused}"
 
     def _ranges(self) -> dict[str, float]:
@@ -105,11 +105,15 @@ class _Runs(Reference):
                 found[name] = torch.finfo(value.dtype).max
         return found
 
-    def more(self) -> None:
-        """Draw 32 more, half of them with twice the noise, so that knife-edge decisions are seen to flip."""
-        if 0 < self.draws <= DRAWS:
-            for number in range(FURTHER_DRAWS):
-                self._draw(1.0 + number % 2)
+    def more(self) -> bool:
+        """Draw three more, and 32 the next time: of those half with twice the noise, so that knife-edge decisions flip."""
+        if not self.draws or self._stage == len(DRAWS) - 1:
+            return False
+        self._stage += 1
+        last = self._stage == len(DRAWS) - 1
+        for number in range(DRAWS[self._stage] - DRAWS[self._stage - 1]):
+            self._draw(1.0 + number % 2 if last else 1.0)
+        return True
 
     def twin(self) -> Recording:
         """A second eager run; made when somebody asks."""

@@ -22,14 +22,19 @@ _EXACT = 1 << 26
 class Watch:
     """The tensors that a call may write to. Made before the call, asked after it."""
 
-    def __init__(self, module: torch.nn.Module | None, before: Batch, private: Batch) -> None:
-        """``before`` is the caller's batch, ``private`` the copy that the call is given."""
+    def __init__(self, module: torch.nn.Module | None, before: Batch, private: Batch, sparing: bool = False) -> None:
+        """``before`` is the caller's batch, ``private`` the copy that the call is given.
+
+        ``sparing``: nobody else has the module. Its parameters are remembered by fingerprints, and gradients are taken
+        as they are, not copied.
+        """
         self.private = private
         self.module = module
+        self.sparing = sparing
         self.parameters = [] if module is None else list(module.named_parameters())
         self.before = dict(_inputs(before))
         self.inputs = dict(_inputs(private))
-        self.memories = [_memory(p) for _, p in self.parameters]
+        self.memories = [fingerprint(p) if sparing else _memory(p) for _, p in self.parameters]
         tensors = [*self.inputs.values(), *(p for _, p in self.parameters), *(b for _, b in self.buffers())]
         self.devices = {t.device for t in tensors}
 
@@ -72,9 +77,14 @@ class Watch:
         found = {}
         for name, tensor in self.differentiable():
             # an Item copies: not both at once
-            found[f"gradient of {name}"] = Item(None) if tensor.grad is None else Item.of(tensor.grad)
-            tensor.grad = None
+            taken, tensor.grad = tensor.grad, None
+            found[f"gradient of {name}"] = (Item(None) if taken is None else Item(taken.detach()) if self._whole(taken)
+                                            else Item.of(taken))
         return found
+
+    def _whole(self, gradient: torch.Tensor) -> bool:
+        """Can it be kept as it is? Nobody writes to it any more; a distributed or sparse one is to be made dense."""
+        return self.sparing and type(gradient) is torch.Tensor and gradient.layout is torch.strided
 
     def differentiable(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters, and inputs that want a gradient."""

@@ -4,16 +4,19 @@ The output of one operator of a program (a linear layer or a convolution, three 
 multiplied by ``1 + error``, in all elements or in one; the rest is ``aot_eager_decomp_partition``, which is correct but
 not bitwise eager. Errors are a grid of factors of two from a quarter of eps. Beside the oracle judge
 ``torch.testing.assert_close`` with its defaults and ``torch._dynamo.utils.same`` with a float64 run, as torch's own
-benchmarks do. What alarms without any error is not counted as detection: the operator is unusable for it.
+benchmarks do. What alarms without any error is not counted as detection: the operator is unusable for it. With
+``--out`` each program's rows are kept; ``--table FILE...`` prints the table of such files.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import math
 import statistics
 import warnings
+from pathlib import Path
 
 import torch
 from oracle_programs import PROGRAMS, draw
@@ -124,28 +127,46 @@ def shown(error: float | None, dtype: torch.dtype) -> str:
     return "never" if error == math.inf else f"{error / torch.finfo(dtype).eps:.3g} eps"
 
 
+def table(records: list[dict]) -> None:
+    """A line for each dtype, for an error in all elements and in one."""
+    print(f"| dtype, elements wrong | {' | '.join(JUDGES)} |\n|{'---|' * (len(JUDGES) + 1)}", flush=True)
+    for kind, one in dict.fromkeys((row["dtype"], row["one"]) for row in records):
+        rows = [each["found"] for each in records if (each["dtype"], each["one"]) == (kind, one)]
+        cells = []
+        for judge in JUDGES:
+            usable = [row[judge] for row in rows if row[judge] is not None]
+            middle = statistics.median_low(usable) if usable else None
+            never = usable.count(math.inf)
+            cells.append(f"{shown(middle, getattr(torch, kind))} ({len(usable)}/{len(rows)} usable, {never} never)")
+        print(f"| {kind}, {'one' if one else 'all'} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--programs", nargs="*", default=CHOSEN)
     parser.add_argument("--dtypes", nargs="*", default=("float32", "bfloat16", "float16"))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", nargs="*", type=Path)
     options = parser.parse_args()
+    if options.table:
+        table([json.loads(line) for file in options.table for line in file.read_text().splitlines()])
+        return
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
     from torch._inductor import config
 
     config.fallback_random = True
-    print(f"| dtype, elements wrong | {' | '.join(JUDGES)} |\n|{'---|' * (len(JUDGES) + 1)}", flush=True)
+    records = []
     for kind in options.dtypes:
-        dtype = getattr(torch, kind)
         for one in (False, True):
-            rows = [smallest(name, dtype, number, one) for name in options.programs for number in range(3)]
-            cells = []
-            for judge in JUDGES:
-                usable = [row[judge] for row in rows if row[judge] is not None]
-                middle = statistics.median_low(usable) if usable else None
-                never = usable.count(math.inf)
-                cells.append(f"{shown(middle, dtype)} ({len(usable)}/{len(rows)} usable, {never} never)")
-            print(f"| {kind}, {'one' if one else 'all'} | {' | '.join(cells)} |", flush=True)
+            for name in options.programs:
+                for number in range(3):
+                    found = smallest(name, getattr(torch, kind), number, one)
+                    records.append({"program": name, "layer": number, "dtype": kind, "one": one, "found": found})
+                    if options.out:
+                        with options.out.open("a") as file:
+                            file.write(json.dumps(records[-1]) + "\n")
+    table(records)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class _Runs(Reference):
         return found
 
     def more(self) -> bool:
-        """Draw three more, and 32 the next time: of those half with twice the noise, so that knife-edge decisions flip."""
+        """Draw three more; the next time 32, half of them with twice the noise, so that knife-edge decisions flip."""
         if not self.draws or self._stage == len(DRAWS) - 1:
             return False
         self._stage += 1

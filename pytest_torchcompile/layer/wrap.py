@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar
 
 from torch import nn
@@ -47,10 +47,12 @@ def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_ba
             written to.
 
     Raises:
+        TypeError: ``cfg`` is no CompileConfig, or ``logger`` no logger.
         ValueError: For a model or a config that cannot be used, such as a pattern that matches no module.
         CompileFailed: With ``cfg.fail_policy == "raise"``, where it does not compile or fails the healthcheck.
         Exception: What the model raises for the sample batch without torch.compile too, as it is.
     """
+    _refuse_mistaken(cfg, logger)
     if not cfg.enabled:
         return model
     _refuse_unusable(model, cfg)
@@ -69,6 +71,15 @@ def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_ba
         return _tried(model, made, sample_batch, attempt, began)  # type: ignore[no-any-return]
     attempt.log("deferred", "build", time.perf_counter() - began)
     return made.compiled  # type: ignore[no-any-return]
+
+
+def _refuse_mistaken(cfg: Any, logger: Any) -> None:
+    if not isinstance(cfg, CompileConfig):
+        hint = "; CompileConfig.from_dict makes one of a dict" if isinstance(cfg, Mapping) else ""
+        raise TypeError(f"maybe_compile: cfg is of type {type(cfg).__name__}; expected a CompileConfig{hint}")
+    if logger is not None and not callable(getattr(logger, "log", None)):
+        raise TypeError(f"maybe_compile: logger is of type {type(logger).__name__}; expected a logging.Logger or None "
+                        "(the sample batch is the argument after it)")
 
 
 class _Made:

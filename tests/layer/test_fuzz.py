@@ -96,6 +96,7 @@ LENGTHS = {"B": Dim(size=2), "S": Dim(min=2, max=16)}
 
 def serving(kind):
     """What a server does with each batch of a sequence: to its bucket, through the compiled model, and back."""
+    torch.manual_seed(0)
     stabilizer, model = kind(buckets=(8, 16)), Tokens()
 
     def attempt(sequence):
@@ -108,7 +109,7 @@ def serving(kind):
             if padded.shape[1] not in (8, 16):
                 return Finding("bucket", f"{padded.shape[1]} is no bucket", place), 1
             found, expected = stabilizer.unpad(compiled(padded), ids), model(ids)
-            if found.shape != expected.shape or not torch.allclose(found, expected):
+            if found.shape != expected.shape or not torch.allclose(found, expected, atol=1e-5):
                 return Finding("value", f"{tuple(found.shape)} for {tuple(expected.shape)}", place), 1
         return None, 1
 
@@ -121,5 +122,5 @@ def serving(kind):
 ])
 def test_faults_of_bucketing_are_found_at_their_edge(kind, shortest, seed):
     """One token over a bucket, one token too many taken off; and nothing of a stabilizer that is right."""
-    result = search(shape_sequences(LENGTHS), LENGTHS, serving(kind), Budget(examples=60), seed=seed)
+    result = search(shape_sequences(LENGTHS), LENGTHS, serving(kind), Budget(examples=60, seconds=900), seed=seed)
     assert (code(result.sequence) if result.finding else None) == (code(shortest) if shortest else None)

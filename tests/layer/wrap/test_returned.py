@@ -362,3 +362,14 @@ def test_lazy_parameters(attempts):
     model = nn.Sequential(nn.LazyLinear(3))
     assert maybe_compile(model, on(), sample_batch=X) is model
     assert "not initialised yet" in attempts("reason")[0]
+
+
+@pytest.mark.parametrize(("cfg", "logger", "text"), [
+    ({"enabled": True}, None, "cfg is of type dict; expected a CompileConfig; CompileConfig.from_dict makes one"),
+    (True, None, "cfg is of type bool; expected a CompileConfig$"),
+    (CompileConfig(), X, r"logger is of type Tensor; expected a logging.Logger or None \(the sample batch is"),
+])
+def test_arguments_in_the_wrong_places_are_refused(cfg, logger, text):
+    """Also where compiling is switched off: the mistake is the same."""
+    with pytest.raises(TypeError, match=text):
+        maybe_compile(Net(), cfg, logger)

@@ -77,7 +77,7 @@ def _refuse_mistaken(cfg: Any, logger: Any) -> None:
     if not isinstance(cfg, CompileConfig):
         hint = "; CompileConfig.from_dict makes one of a dict" if isinstance(cfg, Mapping) else ""
         raise TypeError(f"maybe_compile: cfg is of type {type(cfg).__name__}; expected a CompileConfig{hint}")
-    if logger is not None and not callable(getattr(logger, "log", None)):
+    if logger is not None and not callable(getattr(logger, "warning", None)):  # a tensor has a `log` too
         raise TypeError(f"maybe_compile: logger is of type {type(logger).__name__}; expected a logging.Logger or None "
                         "(the sample batch is the argument after it)")
 

@@ -106,6 +106,11 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.safe_fallback:CHECK",
         "where the model does not compile, maybe_compile gives one that runs as eager does",
     ),
+    "randomness": CheckEntry(
+        f"{_HERE}.randomness:CHECK",
+        "random numbers that compiled code draws itself have eager's distribution, and obey the seed",
+        on_request=True,
+    ),
     "kernels": CheckEntry(
         f"{_HERE}.kernels:CHECK",
         "Inductor fuses the model into few enough kernels",

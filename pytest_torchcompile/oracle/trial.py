@@ -37,7 +37,7 @@ from pytest_torchcompile.oracle.twins import twin
 from pytest_torchcompile.oracle.variation import vary
 from pytest_torchcompile.references import References
 
-__all__ = ["Compiled", "EagerRaised", "Trial", "same_random_draws"]
+__all__ = ["Compiled", "EagerRaised", "Trial", "own_random_draws", "same_random_draws"]
 
 _EAGER = "eager run"
 """What the ledger calls everything that isn't the compiled side's doing."""
@@ -307,7 +307,18 @@ def _relative(seen: dict[str, Any], root: Path | None) -> dict[str, Any]:
 @contextmanager
 def same_random_draws() -> Iterator[None]:
     """Have Inductor draw the random numbers that eager draws, so that dropout can be compared."""
+    with _fallback_random(True):
+        yield
+
+
+@contextmanager
+def own_random_draws() -> Iterator[None]:
+    """Have Inductor draw random numbers of its own, as it does unless it is told otherwise."""
+    with _fallback_random(False):
+        yield
+
+
+def _fallback_random(eager: bool) -> AbstractContextManager[None]:
     from torch._inductor import config
 
-    with config.patch(fallback_random=True):
-        yield
+    return config.patch(fallback_random=eager)  # type: ignore[no-any-return]

@@ -1,0 +1,62 @@
+"""randomness: what a model draws at random has eagerly and compiled the same distribution, and obeys the seed.
+
+The other checks have Inductor draw eager's own numbers, so that every value can be compared. In production it draws its
+own, by other code: here the model is compiled for that, and both are run with many seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile.checks.protocol import Check, unjudged
+from pytest_torchcompile.observation import Problem
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.runner import Run
+
+__all__ = ["CHECK"]
+
+SEEDS, FEW = 64, 4
+"""Seeds that each side is run with; fewer where eager draws nothing, so that a seed must not matter at all."""
+
+
+def measure(run: Run) -> dict[str, Any]:
+    """The leaves that are no draws of one distribution, and whether there was anything random."""
+    from pytest_torchcompile.instruments import observe
+    from pytest_torchcompile.oracle.calls import Side
+    from pytest_torchcompile.oracle.chances import Chances, chances, compare_chances
+    from pytest_torchcompile.oracle.limits import problem
+    from pytest_torchcompile.oracle.trial import own_random_draws
+
+    if run.compiled.error or run.side is None:
+        return {"raised": run.compiled.error.type if run.compiled.error else "nothing"}
+
+    def drawn(side: Side, seeds: int, first: int) -> Chances:
+        return chances(side.call, side.module, run.calls[0].batch, loss=run.loss, train=run.train, seeds=seeds,
+                       first=first)
+
+    eager = run.make(None)
+    expected, seeds = drawn(eager, FEW, run.seed), FEW
+    if expected.varies:
+        expected, seeds = drawn(eager, SEEDS, run.seed), SEEDS
+    with own_random_draws(), observe() as seen:
+        found = drawn(run.make(run.settings), seeds, run.seed + seeds)
+    leaves = compare_chances(expected, found)
+    return {"raised": None, "random": expected.varies, "seeds": seeds, "graphs": len(seen.graphs),
+            "compared": len(leaves), "wrong": [text for leaf in leaves if (text := problem(leaf))]}
+
+
+def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
+    """Problems of one section; takes no limits."""
+    if section["raised"]:
+        yield from unjudged(section)
+    elif not section["graphs"]:
+        yield Problem("no graph was compiled with random numbers of its own, so there is nothing to judge")
+    elif wrong := section["wrong"]:
+        yield Problem(wrong[0], "\n".join(wrong[1:]),
+                      "the compiled code draws its random numbers in another way than eager; "
+                      "`torch._inductor.config.fallback_random = True` has it draw eager's own")
+
+
+CHECK = Check("randomness", measure, judge)

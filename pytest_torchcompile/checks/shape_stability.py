@@ -2,7 +2,8 @@
 
 Two statements. Of every cell: after the first pass over its sizes no function is compiled again. And of a cell with a
 dim of buckets whose batch has token ids: ``ShapeStabilizer`` pads lengths between two buckets to the next one, and
-the compiled model runs them without compiling anything.
+the compiled model runs them without compiling anything: so many graphs do for all lengths up to the largest bucket, and
+the dim has none beyond it.
 """
 
 from __future__ import annotations
@@ -34,12 +35,16 @@ def measure(run: Run) -> dict[str, Any]:
         "sizes": len({tuple(call.sizes.values()) for call in run.calls}),
         "calls": sum(passed.call.label in later for passed in run.passed),
         "late": [each for each in run.compiled.seen["recompiles"] if each["during"] in later],
-        "between": [], "unpadded": "",
+        "between": [], "unpadded": "", "covered": [],
     }
     if run.compiled.error is None and run.side is not None:
         for name, dim in run.entry.dims.items():
             if dim.buckets and not found["unpadded"]:
                 _pad_and_run(run, run.side, name, dim, found)
+            if dim.buckets and not found["unpadded"]:
+                found["covered"].append({"dim": name, "least": min([*between(dim), *dim.buckets]),
+                                         "most": max(dim.buckets), "largest": dim.max or max(dim.buckets),
+                                         "graphs": len(run.compiled.seen["graphs"])})
     return found
 
 
@@ -103,6 +108,10 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         for late in section["late"]:
             yield _compiled(late, f"compiled again in {late['during']}, after all {section['sizes']} size(s) were met"
                             + allowed)
+    for each in section.get("covered", ()):  # older reports do not say
+        if each["largest"] > each["most"]:
+            yield Problem(f"{each['dim']}={each['most'] + 1} to {each['largest']} fit no bucket: the largest is "
+                          f"{each['most']}", hint=f"add a bucket of {each['largest']}, or lower the dim's max")
     for each in section["between"]:
         what = f"{each['dim']}={each['length']}, padded to {each['bucket']}"
         if each["error"]:

@@ -221,12 +221,19 @@ def test_buckets(told):
     def padded(each):
         each["observation"]["sections"]["shape_stability"] = {"between": [
             {"dim": "S", "length": 17, "bucket": 32, "graphs": 1, "compiles": [], "error": None},
-            {"dim": "S", "length": 31, "bucket": 32, "graphs": 1, "compiles": [compiled("0/1")], "error": None}, 7]}
+            {"dim": "S", "length": 31, "bucket": 32, "graphs": 1, "compiles": [compiled("0/1")], "error": None}, 7],
+            "covered": [{"dim": "S", "least": 2, "most": 32, "largest": 32, "graphs": 2}, 7]}
+        each["checks"]["shape_stability"] = {"verdict": verdict, "problems": []}
 
+    verdict = "pass"
     axes = {"model": ["scorer"], "backend": ["inductor"]}
     text = told(changed(axes, scorer_inductor=padded))["Sizes and buckets"]
     assert "lengths padded to their bucket (S=17 to 32) run what is compiled already (`scorer-inductor`)." in text
     assert "lengths padded to their bucket (S=31 to 32) do not: see the gotchas (`scorer-inductor`)." in text
+    said = "- `scorer`: 2 graph(s) do for every S from 2 to 32, padded to its bucket (`scorer-inductor`)."
+    assert said in text
+    verdict = "fail"
+    assert said not in told(changed(axes, scorer_inductor=padded))["Sizes and buckets"]
 
 
 # what it does not tell, and the command

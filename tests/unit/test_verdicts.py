@@ -222,6 +222,7 @@ def test_a_fallback_that_is_wrong_in_every_way():
 
 
 STABLE = {"raised": None, "sizes": 2, "calls": 4, "late": [], "between": [], "unpadded": ""}
+COVERED = {"dim": "S", "least": 2, "most": 32, "largest": 32, "graphs": 2}
 PADDED = {"dim": "S", "length": 5, "bucket": 8, "graphs": 1, "compiles": [], "error": None}
 LATE = {"function": "forward", "file": "m.py", "line": 3, "compile_id": "0/1", "kind": "recompile", "cause": "shape",
         "reason": "size mismatch", "what": "x.size(0)", "expected": "4", "actual": "8", "during": "call 1, again"}
@@ -233,6 +234,7 @@ FIRST = LATE | {"kind": "first", "cause": "", "reason": ""}
     ({"calls": 0}, "nothing to judge: no size was run a second time", ""),
     ({"late": [LATE]}, "forward is compiled again in call 1, again, after all 2 size(s) were met",
      "m.py:3  shape: size mismatch"),
+    ({"covered": [COVERED | {"largest": 40}]}, "S=33 to 40 fit no bucket: the largest is 32", ""),
     ({"between": [PADDED, PADDED | {"error": "RuntimeError in forward: no", "graphs": 0}]},
      "S=5, padded to 8: the compiled model raised RuntimeError in forward: no", ""),
     ({"between": [PADDED | {"graphs": 0}]}, "S=5, padded to 8: nothing of it ran compiled", ""),
@@ -244,7 +246,7 @@ FIRST = LATE | {"kind": "first", "cause": "", "reason": ""}
 def test_the_shapes_of_a_cell(changes, message, evidence):
     """Nothing may be compiled once every size was met, between two buckets neither."""
     judge_it = load("shape_stability").judge
-    assert not list(judge_it(STABLE | {"between": [PADDED]}, {}))
+    assert not list(judge_it(STABLE | {"between": [PADDED], "covered": [COVERED]}, {}))
     (problem,) = judge_it(STABLE | changes, {})
     assert (problem.message, problem.evidence) == (message, evidence)
     assert ("mark_dynamic" in problem.hint) is ("shape: size" in evidence)

@@ -82,10 +82,25 @@ def shapes(by_model: Mapping[str, Sequence[Setting]]) -> list[str]:
             for value, cells in by_value.items():
                 rows.append((code(model), code(value), *_recompiles(cells), evidence(c.id for c in cells)))
             notes += _note(model, by_value)
-        notes += _padded(model, [cell for setting in of for cell in setting.cells])
+        cells = [cell for setting in of for cell in setting.cells]
+        notes += [*_covered(model, cells), *_padded(model, cells)]
     if not rows:
         return ["The report has no model with more than one value of `dynamic` and more than one size.", "", *notes, ""]
     return [*table(("model", "dynamic", "sizes", "recompiles", "compiles in", "cells"), rows), *notes, ""]
+
+
+def _covered(model: str, cells: Sequence[Facts]) -> Iterator[str]:
+    """So many graphs for all lengths up to the largest bucket (check ``shape_stability``, where it passed)."""
+    found: dict[str, list[str]] = {}
+    for cell in cells:
+        passed = any(each.check == "shape_stability" and each.verdict == "pass" for each in cell.verdicts)
+        covered = cell.section("shape_stability").get("covered") if passed else None
+        for each in filter(lambda one: isinstance(one, dict), covered if isinstance(covered, list) else ()):
+            told = (f"{each.get('graphs')} graph(s) do for every {each.get('dim')} from {each.get('least')} to "
+                    f"{each.get('most')}, padded to its bucket")
+            found.setdefault(told, []).append(cell.id)
+    for told, ids in found.items():
+        yield f"- {code(model)}: {prose(told)} {evidence(ids)}."
 
 
 def _padded(model: str, cells: Sequence[Facts]) -> Iterator[str]:

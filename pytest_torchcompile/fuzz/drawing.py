@@ -13,7 +13,7 @@ from pytest_torchcompile.fuzz.sizes import free, ordered, telling
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["shape_sequences"]
+__all__ = ["shape_sequences", "sweep"]
 
 Where = Callable[..., bool]
 
@@ -60,6 +60,24 @@ def shape_sequences(
     return sequences()
 
 
+def sweep(
+    dims: Dims, max_calls: int = 6, *, others: Iterable[int] = (), where: Where | None = None,
+) -> list[Sequence]:
+    """Sequences that between them have every telling size of every dim, in the order of the sizes.
+
+    Hypothesis varies what it has drawn before, so that of few sequences whole sizes can be missing. Arguments as for
+    :func:`shape_sequences`. Sizes that do not belong together are left out.
+    """
+    constants = {dim.size for dim in dims.values() if dim.size is not None} | set(others)
+    columns = {name: telling(dims[name], constants) for name in free(dims)}
+    made = []
+    for k in range(max(map(len, columns.values()), default=0)):
+        sizes = _together(dims, {name: column[k % len(column)] for name, column in columns.items()}, where)
+        if sizes is not None:
+            made.append(DrawnCall(tuple(sizes.items())))
+    return [tuple(made[k:k + max_calls]) for k in range(0, len(made), max_calls)]
+
+
 def _weighted(dim: Dim, others: set[int]) -> list[int]:
     """Every size once, and as many copies of the telling ones and of the ends."""
     order = ordered(dim)
@@ -70,10 +88,16 @@ def _weighted(dim: Dim, others: set[int]) -> list[int]:
 def _call(dims: Dims, sizes: dict[str, int], where: Where | None, training: bool | None) -> DrawnCall:
     from hypothesis import reject
 
-    try:
-        every = completed(dims, sizes)
-    except UsageError:  # an expression of these sizes is no size
-        reject()
-    if where is not None and not where(**every):
+    every = _together(dims, sizes, where)
+    if every is None:
         reject()
     return DrawnCall(tuple(every.items()), training)
+
+
+def _together(dims: Dims, sizes: dict[str, int], where: Where | None) -> dict[str, int] | None:
+    """All sizes of a call; None if they do not belong together, or an expression of them is no size."""
+    try:
+        every = completed(dims, sizes)
+    except UsageError:
+        return None
+    return every if where is None or where(**every) else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.dims import Dims
 from pytest_torchcompile.fuzz.calls import Sequence
-from pytest_torchcompile.fuzz.drawing import shape_sequences
+from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
 from pytest_torchcompile.fuzz.search import Budget, Finding, Result, search
 
 if TYPE_CHECKING:
@@ -31,17 +31,21 @@ def climb(attempts: Attempts, dims: Dims, budget: Budget, *, max_calls: int = 6,
     that it is made smaller. A program whose backend is CHEAP has one rung.
     """
     real = attempts.settings["backend"]
+    others = set(others)
     strategy = shape_sequences(dims, max_calls, flips=flips, others=others)
+    first = sweep(dims, max_calls, others=others)
     if real == CHEAP:
-        return [(CHEAP, search(strategy, dims, attempts, budget, seed=seed, database=database, key=key))]
+        return [(CHEAP, search(strategy, dims, attempts, budget, seed=seed, database=database, key=key,
+                               first=first))]
     half = replace(budget, examples=max(1, budget.examples // 2), drawing=budget.drawing / 2)
-    first = search(strategy, dims, _Confirmed(attempts.on(CHEAP), attempts), half, seed=seed)
-    rungs = [(CHEAP, first)]
-    if first.finding is None:
-        rest = replace(budget, seconds=max(0.0, budget.seconds - first.seconds),
-                       compiles=max(0, budget.compiles - first.compiles))
+    cheap = search(strategy, dims, _Confirmed(attempts.on(CHEAP), attempts), half, seed=seed, first=first)
+    rungs = [(CHEAP, cheap)]
+    if cheap.finding is None:
+        rest = replace(budget, seconds=max(0.0, budget.seconds - cheap.seconds),
+                       compiles=max(0, budget.compiles - cheap.compiles))
         other = seed + 1  # other sequences than those that held on the first rung
-        rungs.append((_name(real), search(strategy, dims, attempts, rest, seed=other, database=database, key=key)))
+        rungs.append((_name(real), search(strategy, dims, attempts, rest, seed=other, database=database, key=key,
+                                           first=first)))
     return rungs
 
 

@@ -1,10 +1,10 @@
-"""The search: kept sequences first, then drawn ones, within a budget; what fails is shrunk and kept."""
+"""The search: kept sequences first, then given and drawn ones, within a budget; what fails is shrunk and kept."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ class Budget:
     """How long a search goes on: until one of these is reached."""
 
     examples: int = 30
-    """Sequences drawn; those tried when shrinking are not counted."""
+    """Sequences given and drawn; those tried when shrinking are not counted."""
     seconds: float = 60.0
     """Wall seconds, shrinking included."""
     drawing: float = 0.5
@@ -52,7 +52,7 @@ class Result:
     """What a search came to."""
 
     examples: int = 0
-    """Sequences drawn and run."""
+    """Sequences given or drawn, and run."""
     tries: int = 0
     """All sequences that were run: drawn, kept from earlier runs, and tried when shrinking."""
     calls: int = 0
@@ -74,13 +74,14 @@ Try = Callable[[Sequence], tuple["Finding | None", int]]
 
 
 def search(strategy: SearchStrategy[Sequence], dims: Dims, attempt: Try, budget: Budget, *, seed: int = 0,
-           database: ExampleDatabase | None = None, key: str = "") -> Result:
+           database: ExampleDatabase | None = None, key: str = "", first: Iterable[Sequence] = ()) -> Result:
     """Look for a sequence that ``attempt`` finds fault with, and shrink it.
 
-    The same seed draws the same sequences. Failing sequences are kept in
-    Hypothesis' ``database`` under ``key``; kept ones are tried first, and dropped when they no longer fail.
+    ``first`` are sequences to begin with (:func:`~pytest_torchcompile.fuzz.drawing.sweep`). The same seed draws the
+    same sequences. Failing sequences are kept in Hypothesis' ``database`` under ``key``; kept ones are tried first,
+    and dropped when they no longer fail.
     """
-    return _Search(strategy, dims, attempt, budget, seed, database, f"torchcompile:{key}".encode()).run()
+    return _Search(strategy, dims, attempt, budget, seed, database, f"torchcompile:{key}".encode(), first).run()
 
 
 class _Ended(Exception):
@@ -96,6 +97,7 @@ class _Search:
     seed: int
     database: ExampleDatabase | None
     key: bytes
+    first: Iterable[Sequence]
     result: Result = field(default_factory=Result)
     started: float = field(default_factory=time.monotonic)
     known: dict[Sequence, Finding | None] = field(default_factory=dict)
@@ -104,6 +106,8 @@ class _Search:
         result = self.result
         self._replay()
         if result.finding is None:
+            self._begin()
+        if result.finding is None and not result.spent and result.examples < self.budget.examples:
             self._draw()
         if result.finding is not None:
             self._shrink(result.finding)
@@ -144,19 +148,35 @@ class _Search:
         self.result.finding, self.result.drawn = found, sequence
         self.result.sequence = sequence[:found.at + 1]  # what came after cannot matter
 
+    @property
+    def _drawing(self) -> float:
+        """Seconds after which nothing new is tried."""
+        return self.budget.seconds * self.budget.drawing
+
+    def _begin(self) -> None:
+        result = self.result
+        for sequence in self.first:
+            result.spent = self._spent(self._drawing)
+            if result.spent or result.finding or result.examples >= self.budget.examples:
+                return
+            result.examples += sequence not in self.known
+            if found := self._try(sequence):
+                self._found(sequence, found)
+
     def _draw(self) -> None:
         import hypothesis
 
-        result, most = self.result, self.budget.seconds * self.budget.drawing
+        result = self.result
 
         @hypothesis.settings(
-            max_examples=self.budget.examples, phases=[hypothesis.Phase.generate], database=None, deadline=None,
+            max_examples=self.budget.examples - result.examples, phases=[hypothesis.Phase.generate],
+            database=None, deadline=None,
             print_blob=False, report_multiple_bugs=False, verbosity=hypothesis.Verbosity.quiet,
             suppress_health_check=list(hypothesis.HealthCheck),
         )
         @hypothesis.given(self.strategy)
         def body(sequence: Sequence) -> None:
-            result.spent = result.spent or self._spent(most)
+            result.spent = result.spent or self._spent(self._drawing)
             if not result.spent and not result.finding:
                 result.examples += sequence not in self.known
                 if found := self._try(sequence):

@@ -139,17 +139,18 @@ class Drawn:
     def run(self, args: tuple[Any, ...], fixtures: dict[str, Any]) -> None:
         """Search, and raise what the shortest failing sequence raises."""
         __tracebackhide__ = True
-        from pytest_torchcompile.fuzz.drawing import shape_sequences
+        from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
         from pytest_torchcompile.fuzz.search import search
 
         ledger, (options, limits) = fixtures.pop(WATCH), fixtures.pop(FUZZ)
         runs = _Runs(self, args, fixtures, ledger, limits)
         for example in self.examples:
             runs.once(example)
-        strategy = shape_sequences(self.dims, self.max_calls, flips=self.flips, where=self.where,
-                                   others=runs.parameter_sizes())
+        others = runs.parameter_sizes()
+        strategy = shape_sequences(self.dims, self.max_calls, flips=self.flips, where=self.where, others=others)
         found = search(strategy, self.dims, runs.attempt, options.budget(), seed=options.seed,
-                       database=options.database(), key=f"{self.test.__module__}:{self.test.__qualname__}")
+                       database=options.database(), key=f"{self.test.__module__}:{self.test.__qualname__}",
+                       first=sweep(self.dims, self.max_calls, where=self.where, others=others))
         if found.finding is None:
             return
         try:

@@ -14,7 +14,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.fuzz.attempts import Attempts
 from pytest_torchcompile.fuzz.calls import call, code
-from pytest_torchcompile.fuzz.drawing import shape_sequences
+from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
 from pytest_torchcompile.fuzz.ladder import climb
 from pytest_torchcompile.fuzz.search import Budget, Finding, search
 from pytest_torchcompile.oracle.calls import Side
@@ -122,5 +122,6 @@ def serving(kind):
 ])
 def test_faults_of_bucketing_are_found_at_their_edge(kind, shortest, seed):
     """One token over a bucket, one token too many taken off; and nothing of a stabilizer that is right."""
-    result = search(shape_sequences(LENGTHS), LENGTHS, serving(kind), Budget(examples=60, seconds=900), seed=seed)
+    result = search(shape_sequences(LENGTHS), LENGTHS, serving(kind), Budget(examples=20, seconds=900), seed=seed,
+                    first=sweep(LENGTHS))
     assert (code(result.sequence) if result.finding else None) == (code(shortest) if shortest else None)

@@ -10,7 +10,7 @@ from hypothesis.database import InMemoryExampleDatabase
 from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.calls import call, code, from_plain, plain
-from pytest_torchcompile.fuzz.drawing import shape_sequences
+from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
 from pytest_torchcompile.fuzz.search import Budget, Finding, search
 from pytest_torchcompile.fuzz.shapes import compile_shapes, dim
 from pytest_torchcompile.fuzz.shrinking import minimal
@@ -179,6 +179,29 @@ def test_the_budget_ends_the_search(budget, spent):
     result = search(shape_sequences(B), B, lambda s: (None, 1), budget)
     assert result.spent == spent
     assert result.tries <= 7
+
+
+def test_a_sweep_has_every_telling_size():
+    """Each once, with sizes that belong together, however Hypothesis draws; it counts as so many examples."""
+    found = sweep(BS, max_calls=4, others=[40])
+    assert all(len(sequence) <= 4 for sequence in found)
+    for name in ("B", "S"):
+        swept = {size for sequence in found for size in sizes(sequence, name)}
+        assert swept == set(telling(BS[name], {40, 16}))
+    assert all(dict(each.sizes)["T"] == dict(each.sizes)["S"] + 1 for sequence in found for each in sequence)
+    even = sweep(B, where=lambda B: B % 2 == 0)
+    assert {size for sequence in even for size in sizes(sequence)} == {s for s in telling(B["B"]) if s % 2 == 0}
+    runs = []
+    result = search(shape_sequences(B), B, lambda s: (runs.append(s), (None, 1))[1], Budget(examples=5), first=sweep(B))
+    assert runs[:3] == sweep(B)
+    assert result.examples == len(runs) <= 5
+    runs.clear()
+    assert search(shape_sequences(B), B, lambda s: (runs.append(s), (None, 1))[1], Budget(examples=2),
+                  first=sweep(B)).examples == 2
+    assert runs == sweep(B)[:2]
+    result = search(shape_sequences(B), B, lambda s: first(s, lambda seen: seen[-1] == 33), Budget(examples=5),
+                    first=sweep(B))
+    assert sizes(result.sequence) == [33]
 
 
 def test_the_budget_ends_the_shrinking():

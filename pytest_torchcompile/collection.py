@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_torchcompile.checks import CHECKS
+from pytest_torchcompile.checks import applies
 from pytest_torchcompile.errors import ReportError, UsageError
 from pytest_torchcompile.execution import CellResult, Execution
 from pytest_torchcompile.matrix import Matrix, PlannedCell, load_matrix
@@ -108,7 +108,7 @@ class CellNode(pytest.Collector):
     def applicable(self) -> list[str]:
         """The checks that the run asks for and that have something to judge in the cell's phase."""
         wanted = self.parent.session_of.settings.checks or self.parent.matrix.checks
-        return [name for name in wanted if self.planned.cell.phase in CHECKS[name].phases]
+        return [name for name in wanted if applies(name, self.planned.cell.axes)]
 
     def collect(self) -> Iterator[CheckItem]:
         """One item for each check."""

@@ -9,13 +9,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pytest_torchcompile import leases
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.leases import Leases
 from pytest_torchcompile.matrix import Matrix, PlannedCell
 from pytest_torchcompile.observation import Failure, Job, Judgement, Observation
 from pytest_torchcompile.ranks import Outcome, Rank
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.verdicts import apply_xfail, judge
+from pytest_torchcompile.zygote import gpu_device_files
 
-__all__ = ["CellResult", "Execution"]
+__all__ = ["CellResult", "Execution", "gpus_of"]
+
+TIMED = "benchmark"
+"""The check whose cell has its GPU alone."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,9 @@ class Execution:
     workers: int = 1
     """pytest processes that run cells at the same time."""
     _rank: Rank | None = None
+    _rank_gpus: tuple[str, ...] = ()
+    """What the rank process sees of the GPUs; () where no cell of it needed any yet."""
+    _leases: Leases | None = None
     _done: dict[str, CellResult] = field(default_factory=dict)
 
     def result(self, planned: PlannedCell, selected: Sequence[str], applicable: Sequence[str]) -> CellResult:
@@ -60,7 +70,7 @@ class Execution:
         if planned.outcome == "skip":
             observation, seconds = Observation(planned.cell.id, failure=Failure("skip", planned.reason)), 0.0
         else:
-            outcome = self._execute(self._job(planned, selected))
+            outcome = self._on_gpus(planned.cell, self._job(planned, selected))
             observation, seconds = _observation(planned.cell.id, outcome), outcome.seconds
         judgements = judge(observation, selected, planned.limits)
         judgements = apply_xfail(judgements, planned, complete=set(selected) >= set(applicable))
@@ -89,6 +99,22 @@ class Execution:
         targets = {t for m in self.matrix.models.values() for t in (m.factory, m.inputs, m.loss) if t}
         return tuple(sorted({target.partition(":")[0] for target in targets}))
 
+    def _on_gpus(self, cell: Cell, job: Job) -> Outcome:
+        """Run the cell while it holds the GPUs that it needs; without a lease where there are none to share."""
+        count = gpus_of(cell)
+        if self._leases is None:
+            self._leases = leases.here(leases.visible_gpus(gpu_device_files()), self.settings.workers_per_gpu)
+        if not count or not self._leases.gpus or self.folder is None:
+            return self._execute(job)
+        if count > len(self._leases.gpus):
+            failure = Failure("skip", f"it needs {count} GPUs, and this machine has {len(self._leases.gpus)} to use")
+            return Outcome("done", Observation(cell.id, failure=failure).to_dict())
+        with self._leases.held(count, alone=TIMED in job.checks) as gpus:
+            if self._rank is not None and self._rank_gpus not in ((), gpus):
+                self._rank.close()  # CUDA reads once what a process may see
+            self._rank_gpus = gpus
+            return self._execute(job)
+
     def _execute(self, job: Job) -> Outcome:
         if self.folder is None:
             from pytest_torchcompile.ranks import execute
@@ -98,10 +124,17 @@ class Execution:
                 return Outcome("done", execute({"do": "cell", "job": job, "path": []})["value"])
         if self._rank is None:
             self._rank = Rank(self.folder)
-        outcome = self._rank.run({"do": "cell", "job": job, "path": sys.path}, self.settings.timeout)
+        outcome = self._rank.run({"do": "cell", "job": job, "path": sys.path, "gpus": self._rank_gpus},
+                                 self.settings.timeout)
         if self.settings.isolation == "cell":
             self._rank.close()
         return outcome
+
+
+def gpus_of(cell: Cell, ranks: int = 1) -> int:
+    """How many GPUs a cell needs: one for each rank, and as many as make its device's number one of them."""
+    kind, _, number = cell.device.partition(":")
+    return max(ranks, int(number or 0) + 1) if kind == "cuda" else 0
 
 
 def _omp_threads() -> int:

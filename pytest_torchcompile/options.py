@@ -37,6 +37,8 @@ OPTIONS = (
     Option("baseline", "Print at the end what differs from an earlier report", "", "REPORT"),
     Option("timeout", "Seconds that one cell may take before its process is stopped", "300", "SECONDS"),
     Option("isolation", "'rank': processes are reused between cells; 'cell': a fresh one for each", "rank", "WHAT"),
+    Option("workers-per-gpu", "Cells that may run on one GPU at a time, if its memory is enough for so many; a cell "
+           "that is timed (check benchmark) has it alone", "1", "N"),
     Option("selftest", "Run no tests, but planted faults, and say which our checks catch on this torch; WORDS: only "
            "those of these kinds, or with these words in their names, separated by commas", "", "WORDS", optional=True),
     Option("fuzz-examples", "Sequences of shapes that are drawn for each fuzzed cell or test", "30", "N"),

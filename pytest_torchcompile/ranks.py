@@ -240,10 +240,14 @@ def _redirect(log: Path) -> None:
 
 
 def execute(job: dict[str, Any]) -> dict[str, Any]:
-    """Do one job in this process: ``{"do": "cell", "job": Job, "path": [...]}`` or ``{"do": "environment"}``.
+    """Do one job in this process: ``{"do": "cell", "job": Job, "path": [...], "gpus": [...]}``, or
+    ``{"do": "environment"}``.
 
-    ``path`` is pytest's ``sys.path``: a model must be importable here whenever it is there.
+    ``path`` is pytest's ``sys.path``: a model must be importable here whenever it is there. ``gpus`` are those that
+    this process may use from now on; CUDA looks when it is first used.
     """
+    if gpus := job.get("gpus"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     sys.path += [entry for entry in job.get("path", ()) if entry not in sys.path]
     set_environment()
     from pytest_torchcompile import runner

@@ -22,6 +22,7 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks.training_steps import STEPS
 from pytest_torchcompile.environment import environment
 from pytest_torchcompile.errors import Unavailable, UsageError
+from pytest_torchcompile.instruments import gpu
 from pytest_torchcompile.instruments.state import isolated
 from pytest_torchcompile.instruments.warmup import compile_threads
 from pytest_torchcompile.models import ModelEntry
@@ -109,7 +110,22 @@ def run_cell(job: Job) -> tuple[dict[str, Any], bool]:
         seen.failure = Failure("internal", "torch's state could not be put back after the cell",
                                "clean-up", traceback.format_exc())
         poisoned = True
+    if why := gpu.spoilt():
+        # Whatever else it looks like is what came of this: eager, the reference and every check after it fail too.
+        seen.failure = Failure("crash", f"the GPU can't be used any more by the process that ran the cell: {why}",
+                               "on the GPU", _before(seen))
+        poisoned = True
+    else:
+        gpu.release()
     return seen.to_dict(), poisoned
+
+
+def _before(seen: Observation) -> str:
+    """What the cell itself had said when the GPU failed."""
+    error = seen.sections.get("compiles", {}).get("error")
+    raised = f"the compiled run raised {error['type']} in {error['phase']}\n{error['traceback']}" if error else ""
+    failed = f"{seen.failure.message}\n{seen.failure.evidence}".strip() if seen.failure else ""
+    return raised or failed
 
 
 def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
@@ -131,6 +147,8 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     except EagerRaised as why:
         return _eager_raised(why, Path(job.root))
     except Exception as why:
+        if gpu.out_of_memory(why):
+            return Failure("crash", f"the GPU has no memory left: {why}", "on the GPU", traceback.format_exc())
         return Failure("internal", f"{type(why).__name__}: {why}", "", traceback.format_exc())
     return None
 

@@ -27,6 +27,8 @@ class Settings:
     inprocess: bool
     baseline: str = ""
     """An earlier report to compare with."""
+    workers_per_gpu: int = 1
+    """Cells that may run on one GPU at a time."""
     fuzz: FuzzOptions = field(default_factory=FuzzOptions)
 
     @classmethod
@@ -45,6 +47,7 @@ class Settings:
             inprocess=given["inprocess"] in (True, "true", "1", "yes", "on"),
             fuzz=FuzzOptions.read(given["fuzz-examples"], given["fuzz-seconds"], given["fuzz-seed"]),
             baseline=given["baseline"],
+            workers_per_gpu=_workers(given["workers-per-gpu"]),
         )
 
 
@@ -72,6 +75,12 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise UsageError(f"--compile-timeout: {text!r} is not a number of seconds above 0, for example 300")
     return seconds
+
+
+def _workers(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise UsageError(f"--compile-workers-per-gpu: {text!r} is not a whole number from 1 on, for example 4")
+    return int(text)
 
 
 def _isolation(text: str) -> str:

@@ -6,11 +6,12 @@ the group ``torch_dynamo_backends`` or ``module:attribute`` serves as well.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["BACKENDS", "ENTRY_POINTS", "NOT_ALONE", "Backend", "installed"]
+__all__ = ["BACKENDS", "ENTRY_POINTS", "NOT_ALONE", "Backend", "installed", "promised"]
 
 ENTRY_POINTS: Final = "torch_dynamo_backends"
 """The entry-point group that torch looks backends up in (torch/_dynamo/backends/registry.py, torch 2.13)."""
@@ -26,17 +27,21 @@ class Backend:
     """Does ``torch.compile(mode=...)`` change what it does?"""
     kernels: bool = False
     """Does it generate kernels, so that there is something to count and to time?"""
+    graphs: tuple[str, ...] = ()
+    """The modes in which it promises to run CUDA graphs on a GPU."""
 
 
 # From torch/_dynamo/backends/*.py, torch 2.13; tests/layer/test_backends_table.py compares with the torch
 # that is installed.
 _RECORDS: Final = (
-    Backend("inductor", "Inductor: Triton kernels on GPUs, C++ kernels on CPUs", modes=True, kernels=True),
+    Backend("inductor", "Inductor: Triton kernels on GPUs, C++ kernels on CPUs", modes=True, kernels=True,
+            graphs=("reduce-overhead", "max-autotune")),
     Backend("aot_eager", "Dynamo and AOTAutograd, then torch's own operators"),
     Backend("aot_eager_decomp_partition", "aot_eager with Inductor's decompositions and partitioner"),
     Backend("eager", "Dynamo alone: the captured graph is run as it is"),
     Backend("toolkit", "aot_eager, made of pytest_torchcompile.backends.toolkit: whole graphs, open to passes"),
-    Backend("cudagraphs", "AOTAutograd, then CUDA graphs of torch's own operators"),
+    Backend("cudagraphs", "AOTAutograd, then CUDA graphs of torch's own operators",
+            graphs=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")),
     Backend("aot_eager_default_partitioner", "aot_eager with the default partitioner"),
     Backend("aot_eager_decomp_partition_crossref", "... with fake tensors checked against real ones"),
     Backend("aot_ts", "AOTAutograd, then TorchScript"),
@@ -62,6 +67,14 @@ NOT_ALONE: Final = (
     "invoke_subgraph",
 )
 """Names that torch registers for its own use: they need arguments or graphs that no cell can give them."""
+
+
+def promised(settings: Mapping[str, Any]) -> bool:
+    """Do the keyword arguments of ``torch.compile`` promise CUDA graphs on a GPU?"""
+    backend, mode = settings.get("backend") or "inductor", settings.get("mode") or "default"
+    record = BACKENDS.get(backend) if isinstance(backend, str) else None
+    asked = (settings.get("options") or {}).get("triton.cudagraphs")
+    return record is not None and (mode in record.graphs or (record.modes and bool(asked)))
 
 
 @cache

@@ -5,15 +5,18 @@ To add a check: a file in this folder with its ``measure`` and ``judge``, and it
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from pytest_torchcompile.backends import promised
 
 if TYPE_CHECKING:
     from pytest_torchcompile.checks.protocol import Check
 
-__all__ = ["CHECKS", "LIMITS", "CheckEntry", "Limit", "load"]
+__all__ = ["CHECKS", "LIMITS", "CheckEntry", "Limit", "applies", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +45,19 @@ class CheckEntry:
     limits: tuple[Limit, ...] = ()
     phases: tuple[str, ...] = ("training", "inference")
     """The phases in which it has something to judge; cells of other phases have no such item."""
+    graphs: bool = False
+    """It has something to judge only where CUDA graphs are promised: on a GPU, by the mode or the backend."""
     on_request: bool = False
     """It takes long, so it runs only where a matrix or ``--compile-checks`` names it."""
+
+
+def applies(name: str, axes: Mapping[str, Any]) -> bool:
+    """Whether a check has something to judge in the cell with these axes."""
+    entry = CHECKS[name]
+    if axes.get("phase") not in entry.phases:
+        return False
+    on_gpu = str(axes.get("device")).partition(":")[0] == "cuda"
+    return not entry.graphs or (on_gpu and promised(axes))
 
 
 @cache
@@ -97,6 +111,12 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.shape_stability:CHECK",
         "once all sizes were met nothing is compiled again, also for lengths that are padded to a bucket",
         (Limit("late_recompiles", "max", None, "recompiles after the first pass over the sizes; by default none"),),
+    ),
+    "cudagraphs": CheckEntry(
+        f"{_HERE}.cudagraphs:CHECK",
+        "each compiled graph of a warm step replays a CUDA graph, where the mode or the backend promises them",
+        (Limit("uncaptured", "max", 0, "compiled graphs of a step, or parts of them, that may run outside of CUDA graphs"),),
+        graphs=True,
     ),
     "smoketest": CheckEntry(
         f"{_HERE}.smoketest:CHECK",

@@ -82,7 +82,7 @@ def _marked() -> Iterator[None]:
 
     from pytest_torchcompile.instruments.watch import watch
 
-    before, watch.marker = watch.marker, lambda: torch.autograd.profiler.record_function(_OURS)
+    before, watch.marker = watch.marker, lambda _: torch.autograd.profiler.record_function(_OURS)
     try:
         yield
     finally:

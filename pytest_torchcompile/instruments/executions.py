@@ -80,7 +80,7 @@ def _counted(value: Callable[..., Any], counter: _Counter) -> Callable[..., Any]
         counter.count()
         if watch.marker is None:
             return inner(*args, **kwargs)
-        with watch.marker():
+        with watch.marker(counter.compile_id):
             return inner(*args, **kwargs)
 
     return torch._dynamo.disable(run, reason="do not trace Dynamo-compiled graph")  # type: ignore[no-any-return, no-untyped-call]

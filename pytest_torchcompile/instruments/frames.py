@@ -68,7 +68,7 @@ def _decisions(watch: Watch) -> Iterator[None]:
             return known
         watch.thread.attempts.append(attempt)
         try:
-            with watch.marker() if watch.marker else contextlib.nullcontext():
+            with watch.marker("") if watch.marker else contextlib.nullcontext():
                 result = original(self, frame, *args, **kwargs)
         except BaseException as error:
             watch.thread.attempts.pop()

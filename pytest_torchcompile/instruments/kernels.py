@@ -18,7 +18,7 @@ from typing import Any, Final
 from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.instruments.records import Text
 
-__all__ = ["Kernel", "Kernels", "kernels", "provenance", "read"]
+__all__ = ["Kernel", "Kernels", "kernels", "outside_of_partitions", "provenance", "read"]
 
 _DEFINED: Final = re.compile(r"^(\w+)\s*=\s*async_compile\.(\w+)\(", re.M)
 _FUSED: Final = re.compile(r"^(?:cpp|triton)_(?:[a-z]{3}_)?fused_(.*?)_?\d*$")
@@ -101,6 +101,20 @@ def read(code: str, compile_id: str = "", operators: frozenset[str] = frozenset(
         Kernel(name, language.partition("_")[0], sources.get(name) or _fused(name, operators), calls=generated[name])
         for name, language in defined.items()
     ), dict(library), dict(fallbacks))  # fmt: skip
+
+
+def outside_of_partitions(code: str) -> list[str]:
+    """Kernels, library calls, fallbacks and copies that a partitioned module makes outside of its partitions.
+
+    Those are not part of a CUDA graph. Empty for a module that is not partitioned.
+    """
+    if "self.partitions[" not in code:
+        return []
+    defined = dict(_DEFINED.findall(code))
+    calls = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef) and node.name == "call")
+    names = (ast.unparse(n.func) for call in calls for n in ast.walk(call) if isinstance(n, ast.Call))
+    return [name for name in names if name.partition(".")[0] in defined or name.endswith(".copy_")
+            or name.startswith(("extern_kernels.", "torch.ops.", "aten."))]
 
 
 def _called(code: str) -> Iterator[str]:

@@ -136,6 +136,8 @@ class CudagraphSkip(Record):
     """Of the user's line that torch names; empty where it names none."""
     line: int = 0
     during: str = ""
+    part: bool = False
+    """There is a CUDA graph, but it holds only a part of the compiled graph."""
 
 
 @dataclass

@@ -70,8 +70,9 @@ class Watch:
         self.functions = Functions()
         self.awaited: list[Awaited] = []
         """What is waited for to run compiled; looking costs time in each call, so nothing is that has run."""
-        self.marker: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
-        """Opened around each graph that runs and each compile, for an instrument that needs the borders."""
+        self.marker: Callable[[str], contextlib.AbstractContextManager[Any]] | None = None
+        """Opened around each graph that runs, with its compile id, and, with an empty one, around each compile: for an
+        instrument that needs the borders."""
         self.on_purpose = 0
         """Blocks in which everything runs eagerly on purpose (:func:`eager_on_purpose`)."""
         self.lock = threading.RLock()

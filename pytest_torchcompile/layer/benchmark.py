@@ -14,6 +14,7 @@ import torch
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.instruments import Ledger, launches, memory, observe
 from pytest_torchcompile.instruments.kernels import kernels
+from pytest_torchcompile.instruments.replays import step_begins
 from pytest_torchcompile.layer.behind import compiled_part, whole
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.descent import adapted
@@ -256,8 +257,7 @@ class Runner:
 
     def step(self, batch: Batch) -> None:
         """One step; gradients are dropped after it."""
-        if batch.tensors() and batch.tensors()[0].is_cuda:
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        step_begins()
         with torch.set_grad_enabled(self.loss is not None):
             output = self.call(*batch.args, **batch.kwargs)
             if self.loss is not None:

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.checks import compiles
+from pytest_torchcompile.checks.aliasing import NOT_HELD
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.instruments.state import isolated
 from pytest_torchcompile.layer.config import CompileConfig
@@ -120,7 +121,7 @@ def compare(
         found = located(trial) if locate else None
     leaves = (*trial.leaves, *trial.trained)
     return Comparison((*_proof(trial), *findings(leaves)), leaves, explained(found) if found else "",
-                      (*trial.notes, *_eager_parts(trial), *notes(leaves)))
+                      (*trial.notes, *_eager_parts(trial), *notes(leaves), *((NOT_HELD,) if trial.replayed else ())))
 
 
 def assert_equivalent(model: Callable[..., Any], calls: list[Any], config: CompileConfig, **options: Any) -> None:

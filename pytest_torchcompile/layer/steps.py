@@ -13,6 +13,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.instruments import Ledger, observe
 from pytest_torchcompile.instruments.records import SILENT
+from pytest_torchcompile.instruments.replays import step_begins
 from pytest_torchcompile.instruments.watch import eager_on_purpose
 from pytest_torchcompile.layer.behind import Whole, original
 from pytest_torchcompile.layer.chance import compare_means, drew
@@ -184,8 +185,7 @@ class Steps:
             return self.model(*args, **kwargs)
 
     def _compiled(self, *args: Any, **kwargs: Any) -> Any:
-        if self.cuda:
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        step_begins()
         graphs = self.ledgers[-1].graphs
         before = sum(graph.runs for graph in graphs)
         try:

@@ -13,6 +13,7 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.instruments import Ledger, observe
+from pytest_torchcompile.instruments.replays import step_begins
 from pytest_torchcompile.layer.behind import whole
 from pytest_torchcompile.layer.preserve import preserved
 
@@ -149,8 +150,7 @@ def _collisions(length: int, batch: Batch) -> Iterator[str]:
 
 def _run(model: Callable[..., Any], batch: Batch) -> tuple[float, Ledger]:
     private = batch.clone()
-    if any(tensor.is_cuda for tensor in private.tensors()):
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+    step_begins()
     with observe() as seen:
         start = time.perf_counter()
         model(*private.args, **private.kwargs)

@@ -13,6 +13,7 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import TorchcompileError
+from pytest_torchcompile.instruments.replays import step_begins
 from pytest_torchcompile.oracle.aliasing import alias_pairs
 from pytest_torchcompile.oracle.losses import default_loss, left_out, loss_of
 from pytest_torchcompile.oracle.noise import Wide
@@ -127,6 +128,7 @@ class _Run:
     def through(self, call: Callable[..., Any], batch: Batch) -> Fault | None:
         phase = "forward"
         try:
+            step_begins()
             output = call(*batch.args, **batch.kwargs)
             self.keep(output)
             phase = "loss"

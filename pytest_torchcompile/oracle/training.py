@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.instruments.replays import step_begins
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.losses import loss_of
 from pytest_torchcompile.oracle.paths import leaves_of
@@ -33,10 +34,13 @@ class Training(torch.nn.Module):
     Its parameters and buffers have the names that they have in the model.
     """
 
-    def __init__(self, model: torch.nn.Module, call: Callable[..., Any] | None, loss: Any, rate: float) -> None:
-        """``call`` runs the model; None: the model itself (of a copy: its own)."""
+    def __init__(self, model: torch.nn.Module, call: Callable[..., Any] | None, loss: Any, rate: float,
+                 copied: bool = False) -> None:
+        """``call`` runs the model; None: the model itself (of a copy: its own). ``copied``: gradients are copied before
+        the next step, which may write to their memory (CUDA graphs); else what it does to them is seen.
+        """
         super().__init__()
-        self.model, self.loss, self.rate = model, loss, rate
+        self.model, self.loss, self.rate, self.copied = model, loss, rate, copied
         self.__dict__["call"] = call
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -53,6 +57,7 @@ class Training(torch.nn.Module):
 
     def _step(self, batch: Batch) -> dict[str, Any]:
         call = self.__dict__["call"]
+        step_begins()
         output = (self.model if call is None else call)(*batch.args, **batch.kwargs)
         found = {f"output{path}": leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
                  for path, leaf in leaves_of(output)[0]}
@@ -63,7 +68,7 @@ class Training(torch.nn.Module):
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if parameter.grad is not None:
-                    found[f"gradient of {name}"] = parameter.grad
+                    found[f"gradient of {name}"] = parameter.grad.clone() if self.copied else parameter.grad
                     parameter.add_(parameter.grad, alpha=-self.rate)
                     parameter.grad = None
         return found

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 
+from pytest_torchcompile.backends import promised
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.instruments import Ledger, coverage, observe
 from pytest_torchcompile.instruments.records import Text
+from pytest_torchcompile.instruments.replays import step_begins
 from pytest_torchcompile.instruments.state import State
 from pytest_torchcompile.instruments.watch import eager_on_purpose
 from pytest_torchcompile.oracle.calls import Call, Loss, Make, Passed, Side, passes_over
@@ -133,6 +135,10 @@ class Trial:
         self.rate = 0.0
         """Learning rate of the training; 0: there is nothing to train."""
         self._changes: list[str] = []
+        tensors = (tensor for call in self.calls for tensor in call.batch.tensors())
+        self.replayed = promised(settings) and any(tensor.is_cuda for tensor in tensors)
+        """Do CUDA graphs run? Each call then writes to the memory of the one before, as torch documents: what is kept
+        of a call is a copy, and outputs that somebody holds are not looked at again."""
 
     def run(self) -> None:
         """Run everything on both sides and compare. Raises EagerRaised; see ``may_raise``."""
@@ -189,7 +195,7 @@ class Trial:
                 with self.phase("compare"), seen.during(_EAGER):
                     compared = compare(mine, found, lambda call=call: self._reference(call))  # type: ignore[misc]
                     self.leaves += [(call.label, leaf) for leaf in compared]
-                    if before is not None:
+                    if before is not None and not self.replayed:
                         self.leaves += [(before.label, leaf) for leaf in later(kept, held, call.label)]
                 before = call
 
@@ -245,7 +251,7 @@ class Trial:
 
         def train(side: Side, mode: AbstractContextManager[Any] | None) -> Recording:
             side.restore()
-            training = Training(side.module, side.call, self.loss, self.rate)
+            training = Training(side.module, side.call, self.loss, self.rate, copied=self.replayed)
             return record(training, training, batch, loss=no_loss, seed=self.seed, mode=mode)
 
         with self.phase("training"):
@@ -279,7 +285,12 @@ class Trial:
         def forward(side: Side) -> Callable[[], object]:
             side.restore()
             batch = call.batch.clone()
-            return lambda: side.call(*batch.args, **batch.kwargs)
+
+            def run() -> object:
+                step_begins()
+                return side.call(*batch.args, **batch.kwargs)
+
+            return run
 
         torch.manual_seed(self.seed + call.index)
         try:

@@ -1,0 +1,49 @@
+"""Is the GPU still usable from this process? After an illegal access or a failed device assertion it is not."""
+
+from __future__ import annotations
+
+__all__ = ["out_of_memory", "release", "spoilt"]
+
+
+def spoilt() -> str:
+    """Why nothing more can run on this process' GPUs, in CUDA's words; empty if all is well, or none is in use.
+
+    Such errors are sticky: CUDA repeats them at every later call of the process, whatever it is. So the process waits
+    for everything that it has started, and then allocates and computes something of its own.
+    """
+    import torch
+
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return ""
+    try:
+        torch.cuda.synchronize()
+        if int(torch.ones(2, device="cuda").sum().item()) != 2:
+            return "the GPU adds 1 and 1 wrongly"
+    except Exception as error:
+        if out_of_memory(error):
+            return ""  # what the cell has left is collected with it; the memory itself works
+        return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return ""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that the GPU has no memory left, which is no sticky error."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError)
+
+
+def release() -> None:
+    """Give back cached memory of the GPUs in use, so that the next cell, or another process, can have it."""
+    import gc
+
+    import torch
+
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.memory_allocated() > _MUCH:
+            gc.collect()  # half a second
+        torch.cuda.empty_cache()
+
+
+_MUCH = 1 << 30
+"""Bytes that something of the cell still holds, likely in a cycle."""

@@ -1,0 +1,171 @@
+"""Leases: which cells hold which GPUs of this host, whatever the number of workers and of pytest runs.
+
+File locks, all or nothing under one mutex, so that nobody holds one GPU while waiting for another (no deadlock), and
+in strict order of tickets, so that a cell that wants all GPUs is not overtaken for ever (no starving). The kernel drops
+the locks of a process that is gone. A cell that shares a GPU holds its file's lock together with others and one slot of
+it alone; one that wants the GPU to itself holds the file's lock alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pytest_torchcompile.errors import TorchcompileError
+
+__all__ = ["Leases", "here", "visible_gpus"]
+
+POLL_SECONDS: Final = 0.02
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_gpus(device_files: Sequence[str]) -> tuple[str, ...]:
+    """Names of the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them: its list, or all by number.
+
+    ``device_files`` are those of the machine's GPUs: no driver is asked, which would initialise it.
+    """
+    given = os.environ.get(VISIBLE)
+    if given is None:
+        return tuple(str(number) for number in range(len(device_files)))
+    names = [name.strip() for name in given.split(",")]
+    end = next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))  # CUDA stops there too
+    return tuple(names[:end])
+
+
+def here(gpus: Sequence[str], sharing: int) -> Leases:
+    """The leases of this host and user: a folder that every pytest run of theirs shares."""
+    return Leases(Path(tempfile.gettempdir()) / f"pytest-torchcompile-gpus-{os.getuid()}", tuple(gpus), sharing)
+
+
+@dataclass
+class Leases:
+    """GPUs, handed out by file locks below ``folder`` (a local disk: NFS may not lock)."""
+
+    folder: Path
+    gpus: tuple[str, ...]
+    sharing: int = 1
+    """How many may hold one GPU at a time."""
+    _last: tuple[str, ...] = field(default=(), repr=False)
+    """What was held before: taken again where it is free, since a process there is warm."""
+
+    @contextlib.contextmanager
+    def held(self, count: int, *, alone: bool = False, timeout: float = 3600.0) -> Iterator[tuple[str, ...]]:
+        """Hold ``count`` different GPUs while the block runs; ``alone``: shared with nobody. 0 holds nothing.
+
+        Raises:
+            ValueError: more than there are: whoever asks should have said so when planning.
+            TorchcompileError: after ``timeout`` seconds of waiting, with who stands before.
+        """
+        if count > len(self.gpus):
+            raise ValueError(f"{count} GPUs wanted, {len(self.gpus)} here")
+        if count == 0:
+            yield ()
+            return
+        taken = self._wait(count, alone or self.sharing == 1, timeout)
+        self._last = tuple(sorted(taken, key=self.gpus.index))
+        try:
+            yield self._last
+        finally:
+            _close(taken)
+
+    def _wait(self, count: int, alone: bool, timeout: float) -> dict[str, list[int]]:
+        (self.folder / "queue").mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + timeout
+        name, ticket = self._ticket()
+        try:
+            while True:
+                with self._mutex():
+                    head = self._head()
+                    if head == name and (taken := self._take(count, alone)) is not None:
+                        return taken
+                if time.monotonic() > deadline:
+                    raise TorchcompileError(f"no {count} GPU(s) of {', '.join(self.gpus)} in {timeout:g} s; "
+                                            f"{'others hold them' if head == name else f'ticket {head} is first'} "
+                                            f"(locks in {self.folder})")
+                time.sleep(POLL_SECONDS)
+        finally:
+            (self.folder / "queue" / name).unlink(missing_ok=True)
+            os.close(ticket)
+
+    def _take(self, count: int, alone: bool) -> dict[str, list[int]] | None:
+        """Locks of so many GPUs, the ones held last first; None, and nothing held, if there are not enough."""
+        taken: dict[str, list[int]] = {}
+        for gpu in sorted(self.gpus, key=lambda gpu: gpu not in self._last):
+            if (locks := self._lock_one(gpu, alone)) is not None:
+                taken[gpu] = locks
+            if len(taken) == count:
+                return taken
+        _close(taken)
+        return None
+
+    def _lock_one(self, gpu: str, alone: bool) -> list[int] | None:
+        name = f"gpu-{gpu.replace('/', '_')}"
+        whole = _open(self.folder / name)
+        if not _try(whole, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
+            os.close(whole)
+            return None
+        for slot in range(0 if alone else self.sharing):
+            part = _open(self.folder / f"{name}.{slot}")
+            if _try(part, fcntl.LOCK_EX):
+                return [whole, part]
+            os.close(part)
+        if alone:
+            return [whole]
+        os.close(whole)
+        return None
+
+    @contextlib.contextmanager
+    def _mutex(self) -> Iterator[None]:
+        lock = _open(self.folder / "mutex")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _ticket(self) -> tuple[str, int]:
+        """A new ticket at the end of the queue, locked as long as this process lives."""
+        with self._mutex():
+            counter = self.folder / "counter"
+            number = int(counter.read_text() or 0) + 1 if counter.exists() else 1
+            counter.write_text(str(number))
+            name = f"{number:012d}"
+            ticket = _open(self.folder / "queue" / name)
+            _try(ticket, fcntl.LOCK_EX)
+        return name, ticket
+
+    def _head(self) -> str:
+        """The first ticket whose owner lives; the tickets of dead ones are thrown away."""
+        for name in sorted(os.listdir(self.folder / "queue")):
+            ticket = _open(self.folder / "queue" / name)
+            dead = _try(ticket, fcntl.LOCK_EX)
+            os.close(ticket)
+            if not dead:
+                return name
+            (self.folder / "queue" / name).unlink(missing_ok=True)
+        return ""
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _try(lock: int, how: int) -> bool:
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _close(taken: dict[str, list[int]]) -> None:
+    for locks in taken.values():
+        for lock in locks:
+            os.close(lock)

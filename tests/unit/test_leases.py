@@ -1,0 +1,137 @@
+"""GPU leases, with tokens in place of GPUs: never two owners, nobody starves, the dead hold nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_torchcompile.errors import TorchcompileError
+from pytest_torchcompile.leases import Leases, visible_gpus
+
+WORKER = """
+import json, os, random, sys, time
+from pathlib import Path
+from pytest_torchcompile.leases import Leases
+folder, name, sharing, turns = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+draw = random.Random(int(name))
+leases = Leases(folder, tuple("0123"), sharing)
+with open(folder / f"log{name}", "w") as log:
+    for turn in range(turns):
+        count, alone = draw.choice([1, 1, 2, 4]), draw.random() < 0.3
+        asked = time.monotonic()
+        with leases.held(count, alone=alone) as gpus:
+            start = time.monotonic()
+            if name == "0" and turn == 3:
+                print("holding", flush=True)
+                time.sleep(60)                      # it is killed here
+            time.sleep(draw.random() * 0.01)
+            log.write(json.dumps([asked, start, time.monotonic(), gpus, alone or sharing == 1, count]) + chr(10))
+            log.flush()
+"""
+
+
+def workers(folder: Path, sharing: int, turns: int = 12) -> list[subprocess.Popen[str]]:
+    """Eight processes that want one, two or four of four GPUs, again and again."""
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    return [subprocess.Popen([sys.executable, "-c", WORKER, str(folder), str(name), str(sharing), str(turns)],
+                             stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path})
+            for name in range(8)]
+
+
+@pytest.mark.parametrize("sharing", [1, 3])
+def test_eight_processes_four_gpus_and_a_holder_that_is_killed(tmp_path, sharing):
+    """Nobody holds what another holds alone, no GPU has more holders than allowed, and all others finish."""
+    started = workers(tmp_path, sharing)
+    first = started[0].stdout
+    assert first is not None
+    assert first.readline() == "holding\n"
+    os.kill(started[0].pid, signal.SIGKILL)
+    assert [process.wait(60) for process in started] == [-signal.SIGKILL, *[0] * 7]
+    for process in started:
+        process.stdout and process.stdout.close()
+    held = [json.loads(line) for name in range(8) for line in (tmp_path / f"log{name}").read_text().splitlines()]
+    assert len(held) == 7 * 12 + 3
+    assert {len(gpus) for _, _, _, gpus, _, count in held if len(gpus) == count} == {1, 2, 4}
+    for number, (_, start, end, gpus, alone, _) in enumerate(held):
+        for gpu in gpus:
+            same = [other for k, other in enumerate(held) if k != number and gpu in other[3]
+                    and other[1] < end and start < other[2]]
+            if alone:
+                assert not same, f"{gpu} was held alone and by another"
+            assert len([other for other in same if other[1] <= start]) < sharing
+    assert not list((tmp_path / "queue").iterdir())
+
+
+def test_whoever_wants_all_is_not_overtaken(tmp_path):
+    """Strict order: while the ticket for four waits, nobody behind it gets a free one."""
+    one, four, late = (Leases(tmp_path, tuple("0123")) for _ in range(3))
+    with one.held(1):
+        (tmp_path / "queue").mkdir(exist_ok=True)
+        _, ticket = four._ticket()
+        with pytest.raises(TorchcompileError, match=r"no 1 GPU\(s\) of 0, 1, 2, 3 in 0.1 s; ticket 0+2 is first"), \
+                late.held(1, timeout=0.1):
+            pass
+        os.close(ticket)  # its owner is gone: it stands in nobody's way
+        with late.held(1, timeout=5) as gpus:
+            assert gpus == ("1",)
+
+
+def test_runs_that_share_and_runs_that_do_not_respect_each_other(tmp_path):
+    """Two pytest runs on one host, with another number of cells per GPU each."""
+    shares, owns = Leases(tmp_path, ("0",), 2), Leases(tmp_path, ("0",), 1)
+    with shares.held(1), shares.held(1):
+        for leases in (shares, owns):
+            with pytest.raises(TorchcompileError, match="others hold them"), leases.held(1, timeout=0.05):
+                pass
+    with owns.held(1), pytest.raises(TorchcompileError, match="others hold them"), shares.held(1, timeout=0.05):
+        pass
+    with shares.held(1), pytest.raises(TorchcompileError), shares.held(1, alone=True, timeout=0.05):
+        pass
+
+
+def test_the_gpu_held_last_is_taken_again(tmp_path):
+    """A process there is warm."""
+    mine, others = Leases(tmp_path, tuple("012")), Leases(tmp_path, tuple("012"))
+    with others.held(2), mine.held(1) as first:
+        assert first == ("2",)
+    with mine.held(1) as again:
+        assert again == ("2",)
+    with mine.held(2) as more:
+        assert more == ("0", "2")
+
+
+def test_more_than_there_are(tmp_path):
+    """A mistake of the plan, and no reason to wait for ever; none is none."""
+    leases = Leases(tmp_path, ("0",))
+    with pytest.raises(ValueError, match="2 GPUs wanted, 1 here"), leases.held(2):
+        pass
+    with leases.held(0) as gpus:
+        assert gpus == ()
+
+
+def test_an_uncontended_lease_does_not_sleep(tmp_path, monkeypatch):
+    """It must not show in a run of small cells."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it slept"))
+    leases = Leases(tmp_path, ("0",), 4)
+    for _ in range(3):
+        with leases.held(1) as gpus:
+            assert gpus == ("0",)
+
+
+@pytest.mark.parametrize(("given", "gpus"), [
+    (None, ("0", "1", "2")), ("1,0", ("1", "0")), ("", ()), ("-1", ()), ("2,-1,0", ("2",)),
+    ("GPU-8a, GPU-9b", ("GPU-8a", "GPU-9b")),
+])
+def test_visible_gpus(monkeypatch, given, gpus):
+    """As CUDA reads the variable."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert visible_gpus(["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2"]) == gpus

@@ -91,6 +91,7 @@ class Execution:
             # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
             threads=_omp_threads() or min(cores, 4),
             compile_threads=max(1, cores // self.workers),
+            autotune_choices=self.matrix.autotune_choices,
         )
 
     @property

@@ -33,7 +33,10 @@ KEYS: Final = {
     "rules": "what is excluded, skipped, known to fail, and which limits hold",
     "strategy": "full, pairwise, {pairwise: {strength: 3}} or {sample: {n: 200, seed: 1}}",
     "checks": "the checks of every cell; default: all",
+    "autotune_choices": "candidates that autotuning may try for each kernel; 0: all of torch's",
 }
+AUTOTUNE_CHOICES: Final = 8
+"""Enough to choose from, and few enough for a run of many cells."""
 _RANKS: Final = {"run": 0, "xfail": 1, "skip": 2}
 MARKS: Final = ("pyproject.toml", "pytest.ini", "tox.ini", "setup.cfg", ".git")
 
@@ -57,6 +60,8 @@ class Matrix:
     """Cells that only the strategy left out."""
     notes: tuple[str, ...] = ()
     """What the reader of a report should know: expired rules."""
+    autotune_choices: int = AUTOTUNE_CHOICES
+    """Candidates that autotuning may try for each kernel; 0: as many as torch wants."""
 
 
 def load_matrix(path: str | Path, root: str | Path | None = None, *, shown: str | None = None,
@@ -86,6 +91,7 @@ def load_matrix(path: str | Path, root: str | Path | None = None, *, shown: str 
         strategy=sections.strategy,
         left_out=len(expansion.planned) - len(chosen),
         notes=tuple(notes),
+        autotune_choices=sections.autotune_choices,
     )
 
 
@@ -118,6 +124,7 @@ class _Sections:
     checks: tuple[str, ...]
     rules: list[tuple[Rule, yaml.Node]]
     strategy: Strategy
+    autotune_choices: int
 
 
 def _read(reader: Reader, node: yaml.Node, targets: Targets) -> _Sections:
@@ -132,7 +139,9 @@ def _read(reader: Reader, node: yaml.Node, targets: Targets) -> _Sections:
     consistent = not reader.problems  # else a rule that names what is misspelt above would be blamed as well
     checks = read_checks(reader, found.get("checks"))
     rules = read_rules(reader, found.get("rules"), axes if consistent else None, checks)
-    return _Sections(models, axes, checks, rules, read_strategy(reader, found.get("strategy")))
+    choices = reader.integer(found["autotune_choices"], "autotune_choices") if "autotune_choices" in found else None
+    return _Sections(models, axes, checks, rules, read_strategy(reader, found.get("strategy")),
+                     AUTOTUNE_CHOICES if choices is None else choices)
 
 
 def _expand(reader: Reader, node: yaml.Node, sections: _Sections,

@@ -37,6 +37,7 @@ def matrix_schema() -> Schema:
         "rules": {"type": "array", "items": {"oneOf": [_rule(verb) for verb in rules.VERBS]}},
         "strategy": _strategy(),
         "checks": _some({"enum": list(CHECKS)}),
+        "autotune_choices": _SIZE,
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

@@ -48,6 +48,8 @@ class Job:
     """Threads that torch computes with; 0: torch's own choice."""
     compile_threads: int = 1
     """Threads that Inductor compiles with."""
+    autotune_choices: int = 0
+    """Candidates that autotuning may try for each kernel; 0: as many as torch wants."""
 
 
 @dataclass(frozen=True)

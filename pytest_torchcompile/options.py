@@ -41,6 +41,7 @@ OPTIONS = (
            "that is timed (check benchmark) has it alone", "1", "N"),
     Option("selftest", "Run no tests, but planted faults, and say which our checks catch on this torch; WORDS: only "
            "those of these kinds, or with these words in their names, separated by commas", "", "WORDS", optional=True),
+    Option("selftest-device", "Where the planted faults run, for example cuda", "cpu", "DEVICE"),
     Option("fuzz-examples", "Sequences of shapes that are drawn for each fuzzed cell or test", "30", "N"),
     Option("fuzz-seconds", "Seconds that fuzzing one cell or test may take, shrinking included", "60", "SECONDS"),
     Option("fuzz-seed", "Seed of the drawn sequences; 'random': another one each run, printed", "0", "SEED"),

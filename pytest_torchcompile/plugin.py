@@ -65,7 +65,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     from pytest_torchcompile.faults.selftest import selftest
 
     try:
-        return selftest(_setting(config, _BY_NAME["selftest"]), partial(print, flush=True))
+        return selftest(_setting(config, _BY_NAME["selftest"]), partial(print, flush=True),
+                        _setting(config, _BY_NAME["selftest-device"]))
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
 

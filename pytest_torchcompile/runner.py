@@ -23,6 +23,7 @@ from pytest_torchcompile.checks.training_steps import STEPS
 from pytest_torchcompile.environment import environment
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.instruments import gpu
+from pytest_torchcompile.instruments.autotune import autotuning
 from pytest_torchcompile.instruments.state import isolated
 from pytest_torchcompile.instruments.warmup import compile_threads
 from pytest_torchcompile.models import ModelEntry
@@ -35,7 +36,10 @@ from pytest_torchcompile.references import References
 from pytest_torchcompile.wrappers.protocol import Wrapper
 from pytest_torchcompile.wrappers.protocol import load as load_wrapper
 
-__all__ = ["Run", "environment", "run_cell"]
+__all__ = ["TUNING", "Run", "environment", "run_cell"]
+
+TUNING = "autotuning, in these"
+"""What of the other phases' seconds autotuning took."""
 
 _REFERENCES = References()
 _LOCATED = {"compiles", "equivalence", "gradients", "training_steps", "aliasing"}
@@ -104,8 +108,10 @@ def run_cell(job: Job) -> tuple[dict[str, Any], bool]:
     subject.import_all(job.modules, Path(job.root))
     poisoned = False
     try:
-        with isolated(seen.leaks), same_random_draws():
+        with isolated(seen.leaks), same_random_draws(), autotuning(job.autotune_choices) as tuned:
             seen.failure = _observe_cell(job, cell, seen)
+        if tuned.seconds:
+            seen.seconds[TUNING] = tuned.seconds
     except Exception:
         seen.failure = Failure("internal", "torch's state could not be put back after the cell",
                                "clean-up", traceback.format_exc())

@@ -115,7 +115,8 @@ CHECKS: Final[dict[str, CheckEntry]] = {
     "cudagraphs": CheckEntry(
         f"{_HERE}.cudagraphs:CHECK",
         "each compiled graph of a warm step replays a CUDA graph, where the mode or the backend promises them",
-        (Limit("uncaptured", "max", 0, "compiled graphs of a step, or parts of them, that may run outside of CUDA graphs"),),
+        (Limit("uncaptured", "max", 0,
+               "compiled graphs of a step, or parts of them, that may do without CUDA graphs"),),
         graphs=True,
     ),
     "smoketest": CheckEntry(
@@ -134,7 +135,8 @@ CHECKS: Final[dict[str, CheckEntry]] = {
     "kernels": CheckEntry(
         f"{_HERE}.kernels:CHECK",
         "Inductor fuses the model into few enough kernels",
-        (Limit("kernels", "max", None, "kernels that Inductor generated; by default they are only recorded"),),
+        (Limit("kernels", "max", None, "kernels that Inductor generated; by default they are only recorded"),
+         Limit("launches", "max", None, "kernels that a GPU runs in a compiled step; by default only recorded")),
         on_request=True,
     ),
     "benchmark": CheckEntry(

@@ -44,6 +44,7 @@ def measure(run: Run) -> dict[str, Any]:
         "speedup_spread": (1 / ratio.low - 1 / ratio.high) / SIGMAS,
         "interval": [1 / ratio.high, 1 / ratio.low],
         "memory_mib": found.compiled.peak_bytes / MIB,
+        "memory_delta_mib": (found.compiled.peak_bytes - found.eager.peak_bytes) / MIB,
         "late_compiles": found.late_compiles,
         "sides": {"eager": asdict(found.eager), "compiled": asdict(found.compiled)},
         "text": _steady(str(found)),

@@ -25,14 +25,37 @@ def measure(run: Run) -> dict[str, Any]:
 
     error = run.compiled.error
     return {"raised": error.type if error else None,
-            "graphs": [found.to_dict() for found in kernels(run.texts, operators())]}
+            "graphs": [found.to_dict() for found in kernels(run.texts, operators())],
+            "launches": None if error else _launches(run)}
+
+
+def _launches(run: Run) -> dict[str, Any] | None:
+    """What the GPU ran in one warm step of the first size, eagerly and compiled, loss included; None without a GPU."""
+    from pytest_torchcompile.instruments import launches
+    from pytest_torchcompile.layer.benchmark import Runner
+    from pytest_torchcompile.oracle.losses import default_loss
+
+    batch = run.calls[0].batch
+    if run.side is None or not any(tensor.is_cuda for tensor in batch.tensors()):
+        return None
+    loss = (run.loss or default_loss) if run.train else None
+    found = {}
+    for name, side in (("eager", run.make(None)), ("compiled", run.side)):
+        side.restore()
+        steps = Runner(side.call, side.module, loss)
+        steps.step(batch.clone())
+        found[name] = launches.measure(lambda steps=steps: steps.step(batch.clone())).to_dict()  # type: ignore[misc]
+        side.restore()
+    return {"call": run.calls[0].label, **found}
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
-    """Problems of one section; ``limits`` may hold ``kernels``, the most that may be generated."""
+    """Problems of one section; ``limits`` may hold ``kernels``, the most that may be generated, and ``launches``."""
     if section["raised"]:
         yield from unjudged(section)
         return
+    if (most := limits.get("launches")) is not None:
+        yield from _too_many(section.get("launches"), most)
     most, count = limits.get("kernels"), sum(len(graph["generated"]) for graph in section["graphs"])
     if most is None:
         return
@@ -47,6 +70,20 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
                       "\n".join(lines[:SHOWN] + more),
                       "what keeps operators apart is a graph break, a mutation or a library call between them; "
                       "`TORCH_LOGS=fusion` tells why two were not fused")
+
+
+def _too_many(launches: Mapping[str, Any] | None, most: float) -> Iterator[Problem]:
+    if launches is None:
+        yield Problem(f"no GPU ran anything, so the limit of {most:g} launches says nothing",
+                      hint="give the rule `when: {device: cuda}`")
+    elif not (count := launches["compiled"]["kernels"]):
+        yield Problem(f"the profiler saw no kernel in {launches['call']}, so a limit of {most:g} says nothing")
+    elif count > most:
+        names = sorted(launches["compiled"]["by_name"].items(), key=lambda pair: -pair[1])
+        yield Problem(f"kernels that the GPU runs in a compiled step ({launches['call']}): {count}, at most {most:g} "
+                      f"allowed; eagerly {launches['eager']['kernels']}",
+                      "\n".join(f"{times} x {name}" for name, times in names[:SHOWN]),
+                      "`TORCH_LOGS=fusion` tells why two kernels were not fused")
 
 
 CHECK = Check("kernels", measure, judge)

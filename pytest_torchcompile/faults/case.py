@@ -36,6 +36,7 @@ class Program:
     dtype: torch.dtype = torch.float32
     training: bool = True
     """``model.train()`` or ``model.eval()``; gradients are computed either way."""
+    device: str = "cpu"
 
     def __str__(self) -> str:
         sizes = "; ".join(", ".join(f"{name}={size}" for name, size in sizes.items()) for sizes in self.sizes)
@@ -46,12 +47,12 @@ class Program:
     def build(self, seed: int = 0) -> torch.nn.Module:
         """The model with parameters drawn from ``seed``."""
         torch.manual_seed(seed)
-        return self.model().to(self.dtype).train(self.training)
+        return self.model().to(self.device, self.dtype).train(self.training)
 
     def calls(self, seed: int = 0) -> list[Batch]:
         """One batch for each entry of ``sizes``, drawn from ``seed``."""
         torch.manual_seed(seed + 1)
-        return [Batch.of(self.inputs(**sizes)).to(dtype=self.dtype) for sizes in self.sizes]
+        return [Batch.of(self.inputs(**sizes)).to(device=self.device, dtype=self.dtype) for sizes in self.sizes]
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ GRADIENTS: Final = (
     Case("another mask in the backward", "dropout draws again", DROPPING, "gradient",
          backward("native_dropout_backward", lambda g, mask, scale: g * mask.roll(1, 0) * scale), "a.weight"),
     Case("duplicates lost in the backward", "a token that occurs twice learns once", TOKENS, "gradient",
-         backward("embedding_dense_backward", lambda g, ids, n, *_: torch.zeros(n, g.shape[-1]).index_copy(
+         backward("embedding_dense_backward", lambda g, ids, n, *_: g.new_zeros(n, g.shape[-1]).index_copy(
              0, ids.reshape(-1), g.reshape(-1, g.shape[-1]))), "table.weight", alone=True),
     Case("stale gradient", "that of the first batch", TWO_BATCHES, "gradient", lambda: _kept_from_before(False)),
     Case("gradient of two calls", "that of the first batch is added to every later one", TWO_BATCHES, "gradient",

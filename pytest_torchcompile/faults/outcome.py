@@ -71,7 +71,7 @@ class Outcome:
 def run(case: Case) -> Outcome:
     """Run one case through the check that is there for it."""
     start = time.perf_counter()
-    if case.inductor and compiler() is None:
+    if case.inductor and case.program.device == "cpu" and compiler() is None:
         return Outcome(case, "unavailable", (), "no C++ compiler found; install g++ or clang")
     reports: list[Report] = []
     try:
@@ -129,7 +129,7 @@ def _by_memory(case: Case) -> tuple[list[Report], float]:
             model.zero_grad()
             compiled(*batch.clone().args).square().mean().backward()
 
-        growth = memory.growth(step)
+        growth = memory.growth(step, case.program.device)
     return ([Report("memory", "each step", f"leaves {growth / 2**20:.1f} MiB behind")] if growth > _LEAK else []), 0.0
 
 
@@ -144,7 +144,7 @@ def _by_cell(case: Case) -> tuple[list[Report], float]:
     dims = {name: Dim(buckets=tuple(sizes[name] for sizes in program.sizes)) for name in program.sizes[0]}
     entry = ModelEntry("program", _reference(program.model), _reference(program.inputs), dims=dims)
     dynamic = next(name for name, value in DYNAMIC.items() if value is case.dynamic)
-    cell = Cell(model="program", backend=case.backend(), dynamic=dynamic)
+    cell = Cell(model="program", backend=case.backend(), dynamic=dynamic, device=program.device)
     path = list(sys.path)
     try:
         seen, _ = run_cell(Job(cell.to_dict(), entry.to_dict(), str(Path.cwd()), (case.check,)))

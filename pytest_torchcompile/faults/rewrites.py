@@ -76,7 +76,7 @@ def _broadcast(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _one_by_one(a: Tensor, b: Tensor) -> Tensor:
-    total = torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype)
+    total = a.new_zeros(a.shape[0], b.shape[1])
     for k in range(a.shape[1]):
         total = torch.addcmul(total, a[:, k, None], b[None, k])
     return total
@@ -133,7 +133,7 @@ def _by_blocks(x: Tensor, dim: int) -> Tensor:
 
 
 def _by_product(x: Tensor, dim: int) -> Tensor:
-    return x @ torch.ones(x.shape[dim], dtype=x.dtype)
+    return x @ x.new_ones(x.shape[dim])
 
 
 def _scan_by_blocks(x: Tensor, dim: int) -> Tensor:
@@ -208,7 +208,7 @@ def _unfolded(x: Tensor, w: Tensor, b: Any, *_: Any) -> Tensor:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, is_causal: bool = False, **__: Any) -> Tensor:
-    future = torch.ones(q.shape[-2], q.shape[-2]).triu(1) > 0
+    future = torch.ones(q.shape[-2], q.shape[-2], device=q.device).triu(1) > 0
     scale = math.pow(q.shape[-1], -0.25)
     scores = (q * scale) @ (k * scale).transpose(-2, -1)
     return scores.masked_fill(future, float("-inf")).softmax(-1) @ v

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 
 import torch
 
@@ -27,17 +28,20 @@ _STEP = 40
 """After so many cases it says how far it is."""
 
 
-def selftest(words: str, say: Callable[[str], object]) -> int:
-    """Run the cases that ``words`` selects (see :func:`selected`), say what came of them, return the exit code.
+def selftest(words: str, say: Callable[[str], object], device: str = "cpu") -> int:
+    """Run the cases that ``words`` selects (see :func:`selected`) on a device, say what came of them, return the exit
+    code.
 
     0: every fault was caught and nothing correct was reported; 1: one was missed, or a false alarm came.
+    Raises :class:`UsageError` for a device that is not here.
     """
     cases = selected(words)
+    refuse_missing(device)
     workers = min(4, os.cpu_count() or 1, len(cases))
-    say(f"{len(cases)} cases on torch {torch.__version__}, in {workers} process(es)")
+    say(f"{len(cases)} cases on torch {torch.__version__}, on {device}, in {workers} process(es)")
     start = time.perf_counter()
     outcomes = []
-    for outcome in _run_all(cases, workers):
+    for outcome in _run_all(cases, workers, device):
         outcomes.append(outcome)
         if not outcome.ok:
             say(str(outcome))
@@ -72,12 +76,22 @@ def _kind(case: Case) -> str:
     return case.kind or ("control" if case.control else "correct")
 
 
-def _run_all(cases: Sequence[Case], workers: int) -> Iterator[Outcome]:
+def refuse_missing(device: str) -> None:
+    """Raises :class:`UsageError` for a device that this machine, or torch, does not have."""
+    try:
+        torch.ones(1, device=device)
+    except Exception as error:  # each device has its own way to say no
+        text = " ".join(str(error).split())
+        raise UsageError(f"--compile-selftest-device: torch {torch.__version__} can't use {device!r} here: "
+                         f"{text[:200]}") from error
+
+
+def _run_all(cases: Sequence[Case], workers: int, device: str) -> Iterator[Outcome]:
     """In order, each as soon as it is there. Cases go to the processes as their places in CASES."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, or it tells of each start and stop
     spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_quiet) as pool:
-        found = pool.map(_run, [CASES.index(case) for case in cases])
+        found = pool.map(_run, [(CASES.index(case), device) for case in cases])
         for case in cases:
             yield Outcome(case, *next(found))
 
@@ -89,6 +103,7 @@ def _quiet() -> None:
     logging.disable(logging.WARNING)
 
 
-def _run(place: int) -> tuple[str, tuple[Report, ...], str, float]:
-    outcome = run(CASES[place])
+def _run(what: tuple[int, str]) -> tuple[str, tuple[Report, ...], str, float]:
+    case, device = CASES[what[0]], what[1]
+    outcome = run(replace(case, program=replace(case.program, device=device)))
     return outcome.verdict, outcome.reports, outcome.text, outcome.seconds

@@ -93,7 +93,7 @@ def element(index: int, factor: float) -> Change:
 
     def change(tensor: Tensor) -> Tensor:
         place = index % tensor.numel()
-        mask = (torch.arange(tensor.numel()) == place).view(tensor.shape)
+        mask = (torch.arange(tensor.numel(), device=tensor.device) == place).view(tensor.shape)
         return torch.where(mask, tensor * factor, tensor)
 
     return change

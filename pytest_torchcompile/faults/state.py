@@ -96,7 +96,7 @@ STATE: Final = (
     Case("generator seeded", "every call leaves it in the same state", DROPPING, "rng", after(_seeded),
          "generator", alone=True),
     Case("fewer random numbers", "a mask without draws", DROPPING, "rng", traced(
-        "dropout", lambda x, p, *_: x * (torch.arange(x.numel()).view(x.shape) % 2) * 2), "generator"),
+        "dropout", lambda x, p, *_: x * (torch.arange(x.numel(), device=x.device).view(x.shape) % 2) * 2), "generator"),
     Case("view is a copy", "an output no longer shares the input's memory", VIEWS, "alias",
          traced("getitem", lambda x, i: x[i].clone(), nth=0), "part", alone=True),
     Case("copy is a view", "an output shares the input's memory", VIEWS, "alias",

@@ -60,10 +60,15 @@ def _naive_softmax(scores: Tensor, dim: int) -> Tensor:
 
 def _half_sums(x: Tensor, dim: int) -> Tensor:
     """Twenty sums of 15 numbers, added in bfloat16 one by one."""
-    total = torch.zeros(x.shape[0], dtype=torch.bfloat16)
+    total = x.new_zeros(x.shape[0], dtype=torch.bfloat16)
     for part in torch.split(x, 15, dim):
         total = total + part.sum(dim).to(torch.bfloat16)
     return total.to(x.dtype)
+
+
+def _last_row(scores: Tensor, mask: Tensor, value: float) -> Tensor:
+    place = torch.arange(6, device=scores.device)
+    return scores.masked_fill(mask | (place == 5).view(6, 1) & (place < 5), value)
 
 
 def _same_mask(x: Tensor, p: float, *_: Any) -> Tensor:
@@ -111,8 +116,7 @@ VALUES: Final = (
     Case("masked region", "attention sees one token of the future", ATTENTION, "value",
          traced("triu", lambda ones, diagonal: ones.triu(diagonal + 1))),
     Case("mask of the last row", "the last token attends to itself alone", ATTENTION, "value",
-         traced("masked_fill", lambda s, m, v: s.masked_fill(m | (torch.arange(6) == 5).view(6, 1)
-                                                             & (torch.arange(6) < 5), v))),
+         traced("masked_fill", _last_row)),
     Case("NaN for large inputs", "softmax without taking the maximum off", LARGE, "value",
          traced("softmax", _naive_softmax)),
     Case("overflow of a large sum", "float16 sum before the division of a mean",

@@ -109,7 +109,7 @@ def test_the_table_counts_by_kind():
 ])
 def test_the_exit_code(monkeypatch, verdicts, code, last):
     """1 for a miss, a false alarm, or a record that plants nothing; each is named."""
-    monkeypatch.setattr(selftest, "_run_all", lambda cases, workers: iter(made(*verdicts)))
+    monkeypatch.setattr(selftest, "_run_all", lambda cases, workers, device: iter(made(*verdicts)))
     said = []
     assert selftest.selftest("", said.append) == code
     assert said[-1].startswith(last)

@@ -82,3 +82,11 @@ def test_a_zygote_that_cannot_start_is_told(tmp_path):
 def test_how_a_process_ended(status, text):
     """The wait status in words."""
     assert _how_it_ended(status) == text
+
+
+def test_a_process_is_told_its_gpus_before_it_uses_cuda(monkeypatch):
+    """By the variable that CUDA reads when it is first used."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
+    monkeypatch.setattr("pytest_torchcompile.runner.environment", lambda: dict(os.environ))
+    done = ranks.execute({"do": "environment", "gpus": ("3", "5")})
+    assert done["value"]["CUDA_VISIBLE_DEVICES"] == "3,5"

@@ -1,0 +1,113 @@
+"""Which GPUs a cell runs on: leases around its run, told to its process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from pytest_torchcompile import execution
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.execution import Execution, gpus_of
+from pytest_torchcompile.leases import Leases
+from pytest_torchcompile.observation import Job, Observation
+from pytest_torchcompile.ranks import Outcome
+from pytest_torchcompile.settings import Settings
+
+SETTINGS = Settings.read(lambda option: option.default if option.metavar else False)
+
+
+class FakeRank:
+    """Keeps what it was asked, and whether it was ended."""
+
+    log: ClassVar[list] = []
+
+    def __init__(self, folder):
+        self.log.append("start")
+
+    def run(self, job, timeout):
+        self.log.append(job["gpus"])
+        return Outcome("done", Observation("c").to_dict())
+
+    def close(self):
+        self.log.append("close")
+
+
+@pytest.fixture
+def on(monkeypatch, tmp_path):
+    """Runs cells of a host with so many GPUs, of which others may hold some."""
+    monkeypatch.setattr(execution, "Rank", FakeRank)
+    monkeypatch.setattr(FakeRank, "log", [])
+    monkeypatch.setattr(execution.leases, "here", lambda gpus, sharing: Leases(tmp_path, gpus, sharing))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def make(count, **settings):
+        monkeypatch.setattr(execution, "gpu_device_files", lambda: ["/dev/nvidia"] * count)
+        mine = Execution(None, replace(SETTINGS, **settings), folder=Path("."))
+
+        def run(device, checks=()):
+            cell = Cell(model="m", device=device)
+            return mine._on_gpus(cell, Job(cell.to_dict(), {}, ".", checks))
+
+        return run
+
+    return make
+
+
+@pytest.mark.parametrize(("device", "ranks_of", "count"), [
+    ("cpu", 1, 0), ("cpu", 4, 0), ("cuda", 1, 1), ("cuda", 4, 4), ("cuda:2", 1, 3), ("cuda:0", 2, 2), ("xpu", 1, 0)])
+def test_how_many_a_cell_needs(device, ranks_of, count):
+    """One a rank, and the device's own number among them."""
+    assert gpus_of(Cell(model="m", device=device), ranks_of) == count
+
+
+def test_a_process_keeps_the_gpus_that_it_saw_first(on, tmp_path):
+    """A cell on other GPUs needs another process; CPU cells and cells of the same GPUs do not."""
+    run = on(2)
+    run("cpu"), run("cuda")
+    with Leases(tmp_path, ("0", "1")).held(1) as elsewhere:
+        assert elsewhere == ("0",)
+        run("cuda")
+    run("cuda"), run("cpu")
+    assert FakeRank.log == ["start", (), ("0",), "close", ("1",), ("1",), ("1",)]
+
+
+def test_a_timed_cell_has_its_gpu_alone(on, tmp_path):
+    """Though others may share it."""
+    seen = []
+    on(1, workers_per_gpu=3)  # sets the fakes
+    shares = Leases(tmp_path, ("0",), 3)
+
+    def run(job, timeout):
+        try:
+            with shares.held(1, timeout=0.05):
+                seen.append("shared")
+        except Exception:
+            seen.append("alone")
+        return Outcome("done", Observation("c").to_dict())
+
+    FakeRank.run, before = (lambda self, job, timeout: run(job, timeout)), FakeRank.run
+    try:
+        cells = on(1, workers_per_gpu=3)
+        cells("cuda"), cells("cuda", ("compiles", "benchmark"))
+    finally:
+        FakeRank.run = before
+    assert seen == ["shared", "alone"]
+
+
+def test_more_than_there_are_is_a_skip(on):
+    """No lease is waited for that can't come."""
+    found = Observation.from_dict(on(2)("cuda:3").value).failure
+    assert (found.kind, found.message) == ("skip", "it needs 4 GPUs, and this machine has 2 to use")
+    assert FakeRank.log == []
+
+
+def test_without_gpus_nothing_is_leased(on, tmp_path):
+    """The rank itself says that the device is not here."""
+    on(0)("cuda")
+    assert FakeRank.log == ["start", ()]
+    assert not (tmp_path / "queue").exists()
+
+

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from pytest_torchcompile import zygote
+from pytest_torchcompile import ranks, zygote
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.ranks import Rank, Zygote, _how_it_ended
 

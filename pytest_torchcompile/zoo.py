@@ -23,6 +23,7 @@ __all__ = [
     "image_batch",
     "lm_loss",
     "mini_gpt",
+    "mini_gpt_aligned",
     "moe_lite",
     "padded_batch",
     "tiny_head",
@@ -87,13 +88,13 @@ class Block(nn.Module):
 class MiniGPT(nn.Module):
     """A decoder: token ids (B, S) -> logits (B, S, vocabulary)."""
 
-    def __init__(self, width: int, heads: int, layers: int) -> None:
+    def __init__(self, width: int, heads: int, layers: int, vocabulary: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, width)
+        self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(LONGEST, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
@@ -104,7 +105,12 @@ class MiniGPT(nn.Module):
 
 def mini_gpt(width: int = 64, heads: int = 4, layers: int = 2) -> nn.Module:
     """A GPT of two blocks: embeddings, causal attention, and a loss over the next token (:func:`lm_loss`)."""
-    return MiniGPT(width, heads, layers)
+    return MiniGPT(width, heads, layers, VOCABULARY)
+
+
+def mini_gpt_aligned(width: int = 64, heads: int = 4, layers: int = 2) -> nn.Module:
+    """The same with a vocabulary padded to a multiple of 8, as one does for tensor cores."""
+    return MiniGPT(width, heads, layers, -(-VOCABULARY // 8) * 8)
 
 
 def lm_loss(logits: Tensor, ids: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.oracle.bits import same_bits
+from pytest_torchcompile.oracle.estimate import nearby
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.judging import continuous, discrete
 from pytest_torchcompile.oracle.leaf import Leaf
@@ -143,6 +144,7 @@ def _against(reference: Reference, leaf: Leaf, mine: Any, found: Any, limits: Li
     if isinstance(mine, (float, complex)):
         dtype = torch.float64 if isinstance(mine, float) else torch.complex128
         mine, found = (torch.tensor(v, dtype=dtype) for v in (mine, found))
+    mine, found = nearby(mine), nearby(found)
     leaf = replace(leaf, numel=mine.numel(), dtype=_name(mine.dtype))
     if mine.is_floating_point() or mine.is_complex():
         return continuous(leaf, mine, found.to(mine.dtype), reference, limits)

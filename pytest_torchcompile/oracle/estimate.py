@@ -11,11 +11,13 @@ import torch
 from pytest_torchcompile.oracle.levels import Levels, sample
 from pytest_torchcompile.oracle.projections import Noise, Projections
 
-__all__ = ["Estimate", "as_real", "finite", "pieces"]
+__all__ = ["Estimate", "as_real", "finite", "nearby", "pieces"]
 
 _PIECES = {"cpu": 1 << 17}
 """Elements looked at in one go: what bounds the memory of a comparison; on a CPU what its cache holds."""
 _PIECE = 1 << 22
+_SMALL = 1 << 14
+"""Elements up to which a tensor of a GPU is looked at on the CPU."""
 _FINE = 1 << 20
 """Leaves with fewer elements have their spread kept in float64."""
 _NEAR = 0.9
@@ -138,10 +140,19 @@ class Estimate:
 
 
 def _number(value: Any) -> Any:
-    """A Python float or complex number as a tensor, complex tensors as real ones."""
+    """A Python float or complex number as a tensor, complex tensors as real ones, small ones at hand."""
     if isinstance(value, (float, complex)):
         value = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.complex128)
-    return as_real(value) if isinstance(value, torch.Tensor) else value
+    return as_real(nearby(value)) if isinstance(value, torch.Tensor) else value
+
+
+def nearby(tensor: torch.Tensor) -> torch.Tensor:
+    """A small tensor of a GPU on the CPU, any other as it is.
+
+    A comparison is a few dozen operators and as many questions; each is a launch and a wait there, some 30 microseconds
+    for what a CPU does in two.
+    """
+    return tensor.cpu() if tensor.is_cuda and tensor.numel() <= _SMALL else tensor
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:

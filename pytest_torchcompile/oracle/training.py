@@ -71,6 +71,9 @@ class Training(torch.nn.Module):
                     found[f"gradient of {name}"] = parameter.grad.clone() if self.copied else parameter.grad
                     parameter.add_(parameter.grad, alpha=-self.rate)
                     parameter.grad = None
+        for tensor in batch.tensors() if self.copied else ():
+            if tensor.is_leaf and tensor.grad is not None:
+                tensor.grad = tensor.grad.clone()
         return found
 
 

@@ -61,7 +61,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    about = "Matrices and reports of pytest-torchcompile; only `gates` runs models and imports torch."
+    about = "Matrices and reports of pytest-torchcompile; only `gates` runs models, and it and `doctor` import torch."
     parser = _Parser(prog="pytest-torchcompile", description=about, allow_abbrev=False)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
@@ -145,6 +145,33 @@ def _totals(matrix: Matrix, planned: Sequence[PlannedCell]) -> Iterator[str]:
 
 def _counts(words: Iterable[str]) -> str:
     return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())
+
+
+# doctor: what can this machine run?
+
+
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("matrix", nargs="?", metavar="MATRIX",
+                        help="the file; default: matrix/default.yaml here, else the one that is shipped")
+
+
+def _doctor(given: argparse.Namespace) -> int:
+    from pytest_torchcompile.doctor import cells, machine
+    from pytest_torchcompile.matrix import default_path, load_matrix
+    from pytest_torchcompile.zygote import set_environment
+
+    path = default_path() if given.matrix is None else Path(given.matrix)
+    matrix = load_matrix(path)
+    set_environment()
+    from pytest_torchcompile.environment import environment
+
+    for line in machine(environment()):
+        print(line)
+    can, why_not = cells(matrix)
+    print(f"{path}: {can} of {len(matrix.cells)} cells can run here")
+    for why, count in why_not.most_common():
+        print(f"  {count} cannot: {why}")
+    return 0 if can else 1
 
 
 # schema: the forms that editors and other tools check against
@@ -262,6 +289,8 @@ def _refuse_missing(device: str) -> None:
 
 COMMANDS: Final[dict[str, Command]] = {
     "cells": Command("Print the cells of a matrix, without running any.", _cells_arguments, _cells),
+    "doctor": Command("Say what this machine can run of a matrix, and why not the rest; exit code 1 if nothing.",
+                      _doctor_arguments, _doctor),
     "gate": Command("Judge reports: 0 pass, 1 fail, 2 unusable reports, 3 nothing to judge.", _gate_arguments, _gate),
     "html": Command("Write a page of reports: heat map, findings, each cell's ledger.", _html_arguments, _html),
     "playbook": Command("Write down what reports say about compiling these models.", _playbook_arguments, _playbook),

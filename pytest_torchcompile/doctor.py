@@ -1,0 +1,73 @@
+"""doctor: what of a matrix this machine can run, and why not the rest. Nothing is compiled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile import leases
+from pytest_torchcompile.errors import Unavailable, UsageError
+from pytest_torchcompile.execution import gpus_of
+from pytest_torchcompile.zygote import gpu_device_files
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.matrix import Matrix, PlannedCell
+
+__all__ = ["cells", "machine"]
+
+
+def machine(about: dict[str, Any]) -> Iterator[str]:
+    """Lines about the machine, from :func:`~pytest_torchcompile.environment.environment`."""
+    yield (f"torch {about['torch']}, triton {about['triton'] or 'none'}, Python {about['python']}, "
+           f"{about['cores']} cores ({about['cpu']})")
+    yield (f"C++ compiler: {about['compiler']}" if about["compiler"] else
+           "no C++ compiler, which Inductor needs on a CPU: install g++ or clang")
+    gpus = [device for device in about["devices"] if device != "cpu"]
+    files = gpu_device_files()
+    if gpus:
+        usable = ", ".join(leases.visible_gpus(files)) or "all, without leases"
+        yield f"CUDA {about['cuda']}, driver {about['driver'] or 'unknown'}: {', '.join(gpus)} (leased: {usable})"
+    elif about["cuda"] is None:
+        yield "no GPU: this build of torch has no CUDA" + (f", and the machine has {', '.join(files)}" if files else "")
+    else:
+        yield f"no GPU: torch is built for CUDA {about['cuda']}, and " + (
+            f"can't use {', '.join(files)}" if files else "the machine shows none")
+
+
+def cells(matrix: Matrix) -> tuple[int, Counter[str]]:
+    """How many of the planned cells can run here, and how many cannot, by reason.
+
+    Each model is made once on each device and in each dtype, but not run.
+    Raises :class:`UsageError` for a mistake in the matrix or in a factory.
+    """
+    known: dict[Any, str] = {}
+    why_not: Counter[str] = Counter()
+    for planned in matrix.cells:
+        cell = planned.cell
+        key = (cell.model, cell.device, cell.dtype, cell.user, cell.backend)
+        if planned.outcome == "skip":
+            why_not[f"a rule skips it: {planned.reason}"] += 1
+            continue
+        if key not in known:
+            known[key] = _missing(matrix, planned)
+        if known[key]:
+            why_not[known[key]] += 1
+    return len(matrix.cells) - sum(why_not.values()), why_not
+
+
+def _missing(matrix: Matrix, planned: PlannedCell) -> str:
+    from pytest_torchcompile import subject
+
+    cell, entry = planned.cell, matrix.models[planned.cell.model]
+    gpus = leases.visible_gpus(gpu_device_files())
+    if gpus and gpus_of(cell) > len(gpus):
+        return f"it needs {gpus_of(cell)} GPUs, and this machine has {len(gpus)} to use"
+    try:
+        subject.settings(cell, matrix.root, entry.where)
+        subject.build(entry, cell, matrix.root, 0)
+    except Unavailable as why:
+        return str(why)
+    except MemoryError as why:
+        raise UsageError(f"{entry.where}: the model does not fit into memory: {why}") from why
+    return ""

@@ -1,0 +1,33 @@
+"""doctor: the machine in words, from plain data."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_torchcompile import doctor
+
+ABOUT = {"torch": "2.13.0", "triton": None, "python": "3.11", "cores": 2, "cpu": "x86_64 AVX2", "compiler": "g++ 13",
+         "cuda": None, "driver": None, "devices": ["cpu"]}
+
+
+@pytest.mark.parametrize(("about", "files", "last"), [
+    ({}, [], "no GPU: this build of torch has no CUDA"),
+    ({}, ["/dev/nvidia0"], "no GPU: this build of torch has no CUDA, and the machine has /dev/nvidia0"),
+    ({"cuda": "13.0"}, [], "no GPU: torch is built for CUDA 13.0, and the machine shows none"),
+    ({"cuda": "13.0"}, ["/dev/nvidia0"], "no GPU: torch is built for CUDA 13.0, and can't use /dev/nvidia0"),
+    ({"cuda": "13.0", "driver": "580.1", "devices": ["cpu", "NVIDIA H200"]}, ["/dev/nvidia0"],
+     "CUDA 13.0, driver 580.1: NVIDIA H200 (leased: 0)"),
+])
+def test_gpus(monkeypatch, about, files, last):
+    """What is missing is said: the GPU, the driver's device, or torch's build."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(doctor, "gpu_device_files", lambda: files)
+    lines = list(doctor.machine(ABOUT | about))
+    assert lines[0] == "torch 2.13.0, triton none, Python 3.11, 2 cores (x86_64 AVX2)"
+    assert lines[1:] == ["C++ compiler: g++ 13", last]
+
+
+def test_no_compiler():
+    """What to do about it."""
+    assert list(doctor.machine(ABOUT | {"compiler": None}))[1] == (
+        "no C++ compiler, which Inductor needs on a CPU: install g++ or clang")

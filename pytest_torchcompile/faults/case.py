@@ -37,6 +37,8 @@ class Program:
     training: bool = True
     """``model.train()`` or ``model.eval()``; gradients are computed either way."""
     device: str = "cpu"
+    cpu_only: str = ""
+    """Why it is not run elsewhere."""
 
     def __str__(self) -> str:
         sizes = "; ".join(", ".join(f"{name}={size}" for name, size in sizes.items()) for sizes in self.sizes)

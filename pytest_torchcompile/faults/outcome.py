@@ -73,6 +73,8 @@ def run(case: Case) -> Outcome:
     start = time.perf_counter()
     if case.inductor and case.program.device == "cpu" and compiler() is None:
         return Outcome(case, "unavailable", (), "no C++ compiler found; install g++ or clang")
+    if case.program.cpu_only and case.program.device != "cpu":
+        return Outcome(case, "unavailable", (), case.program.cpu_only)
     reports: list[Report] = []
     try:
         reports, noise = _CHECKS.get(case.check, _by_cell)(case)

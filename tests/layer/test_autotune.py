@@ -82,6 +82,7 @@ def test_torch_has_what_is_wrapped():
     assert coordinate_descent_tuner.CoordescTuner.call_func
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's advice on TF32
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_product_is_tuned_among_few(tmp_path, monkeypatch):
     """Two candidates, timed; from the second process on none, as torch keeps what it has measured."""

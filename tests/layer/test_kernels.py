@@ -135,6 +135,7 @@ def test_launches_are_unavailable_without_a_gpu():
         launches.measure(lambda: None)
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch's own
 @needs_gpu
 def test_launches_and_memory_on_a_gpu():
     """Fewer kernels compiled than eager; one CUDA graph replay in reduce-overhead; torch's own count of bytes."""
@@ -169,6 +170,7 @@ def test_a_skipped_cuda_graph_has_its_reason():
         ("mutated inputs (1 instances)", "n.py", 5, "call 1"), ("cpu device (y)", "", 0, "call 1")]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch's own
 @needs_gpu
 def test_a_real_skipped_cuda_graph_has_its_reason():
     """An input that the graph writes to: torch finds out at the first run."""

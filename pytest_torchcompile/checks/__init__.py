@@ -115,8 +115,8 @@ CHECKS: Final[dict[str, CheckEntry]] = {
     "cudagraphs": CheckEntry(
         f"{_HERE}.cudagraphs:CHECK",
         "each compiled graph of a warm step replays a CUDA graph, where the mode or the backend promises them",
-        (Limit("uncaptured", "max", 0,
-               "compiled graphs of a step, or parts of them, that may do without CUDA graphs"),),
+        (Limit("uncaptured", "max", None,
+               "compiled graphs of a step, or parts of them, that may do without CUDA graphs; by default none"),),
         graphs=True,
     ),
     "smoketest": CheckEntry(

@@ -13,7 +13,7 @@ from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.oracle.calls import Call
+    from pytest_torchcompile.oracle.calls import Call, Side
     from pytest_torchcompile.runner import Run
 
 __all__ = ["CHECK"]
@@ -28,18 +28,17 @@ def measure(run: Run) -> dict[str, Any]:
         "steps": [],
     }
     if run.compiled.error is None and run.side is not None:
-        found["steps"] = [_step(run, call) for call in run.calls]
+        found["steps"] = [_step(run, run.side, call) for call in run.calls]
     return found
 
 
-def _step(run: Run, call: Call) -> dict[str, Any]:
+def _step(run: Run, side: Side, call: Call) -> dict[str, Any]:
     import torch
 
     from pytest_torchcompile.instruments.replays import backwards, counted, step_begins
     from pytest_torchcompile.oracle.losses import loss_of
 
-    side, batch = run.side, call.batch.clone()
-    assert side is not None
+    batch = call.batch.clone()
     side.restore()
     with counted() as seen, torch.set_grad_enabled(run.train):
         step_begins()

@@ -41,7 +41,7 @@ def measure(call: Callable[[], object]) -> Launches:
     if not torch.cuda.is_available():
         raise Unavailable("launches per call are counted on a CUDA GPU; torch sees none here")
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as found:
         call()
         torch.cuda.synchronize()
     events = list(found.events() or ())

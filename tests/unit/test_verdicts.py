@@ -67,6 +67,7 @@ EMPTY = {
     "shape_stability": {"calls": 0, "late": [], "between": []},
     "smoketest": {"ok": False, "reason": "nothing was compiled", "phase": "forward"},
     "safe_fallback": {"error": "", "met": [False, False]},
+    "cudagraphs": {"steps": [], "skips": []},
     "kernels": {"graphs": []},
     "benchmark": {"verdict": "nothing was compiled", "text": ""},
     "fuzz": {"rungs": [{"tries": 0}], "finding": None},

@@ -51,7 +51,8 @@ def main() -> None:
         naive = {"NAIVE_CELLS": str(plan), "NAIVE_MATRIX": args.matrix}
         pytest = [sys.executable, "-m", "pytest", "-q", "-n", args.workers, "-p", "no:cacheprovider", "--tb=no"]
         file = [*pytest, "-W", "default", "-r", "N", "benchmarks/naive/test_naive.py"]
-        ours = [*pytest, f"--compile-matrix={args.matrix}", f"--compile-workers-per-gpu={args.workers}", *(f"{args.matrix}::{cell['id']}" for cell in cells)]
+        ours = [*pytest, f"--compile-matrix={args.matrix}", f"--compile-workers-per-gpu={args.workers}",
+                *(f"{args.matrix}::{cell['id']}" for cell in cells)]
         variants: dict[str, tuple[list[str], dict[str, str]]] = {
             "ours": (ours, {}),
             "one-a-check": (file, naive),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Final
@@ -273,7 +274,8 @@ REWRITES: Final = (
     Case("softmax online", "rescaled block by block", ATTENTION, backend=_traced(softmax=_online_softmax)),
     Case("mask of -1e4", "instead of minus infinity, which is the same after exp", ATTENTION,
          backend=_traced(masked_fill=lambda x, m, v: x.masked_fill(m, -1e4), softmax=_softmax)),
-    Case("attention in parts", "the scale on both sides, products and softmax", FUSED,
+    Case("attention in parts", "the scale on both sides, products and softmax",
+         dataclasses.replace(FUSED, cpu_only="on a GPU it equals eager, bit by bit (torch 2.11)"),
          backend=_traced(scaled_dot_product_attention=_attention)),
     Case("layer norm by its formula", "division by the root", NORMS, backend=_traced(layer_norm=_layer_norm)),
     Case("layer norm in one pass", "folded into one multiply-add", NORMS,
@@ -294,7 +296,8 @@ REWRITES: Final = (
         {"B": 16, "width": 64},)), backend=_inductor, inductor=True),
     Case("Inductor, norms", "layer norm and root mean square", NORMS, backend=_inductor, inductor=True),
     Case("Inductor, attention", "masked softmax in bfloat16", Program(
-        p.Attention, p.sequences, ({"B": 2},), dtype=torch.bfloat16), backend=_inductor, inductor=True),
+        p.Attention, p.sequences, ({"B": 2},), dtype=torch.bfloat16, cpu_only="on a GPU Inductor pads the strides of "
+        "the output, which is no false alarm (torch 2.11)"), backend=_inductor, inductor=True),
     Case("Inductor, convolution", "with batch norm and pooling in channels_last", CONVOLUTION, backend=_inductor,
          inductor=True),
     Case("Inductor, sums", "of 300 numbers in float16", Program(

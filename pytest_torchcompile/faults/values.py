@@ -138,7 +138,7 @@ VALUES: Final = (
     Case("wrong in bfloat16 only", "5 % off where the dtype is bfloat16", HALF, "value",
          output(lambda y: y * 1.05 if y.dtype is torch.bfloat16 else y)),
     Case("one element in bfloat16", "output[0] is the next number of bfloat16", HALF, "value",
-         output(lambda y: torch.where(torch.arange(y.numel()).view(y.shape) == 0, _next(y), y)),
+         output(lambda y: torch.where(torch.arange(y.numel(), device=y.device).view(y.shape) == 0, _next(y), y)),
          below="eager's own rounding moves elements by as much"),
     Case("train flag ignored", "batch norm as in evaluation", CONVOLUTION, "value",
          traced("batch_norm", lambda x, mean, var, w, b, *_: F.batch_norm(x, mean, var, w, b))),
@@ -165,7 +165,8 @@ VALUES: Final = (
     Case("division towards zero", "floor(-7 / 3) becomes -2", INTEGERS, "value", where="floor", backend=
          traced("div", lambda n, by, rounding_mode: n.div(by, rounding_mode="trunc")), alone=True),
     Case("another index", "one row's argmax is one off", INTEGERS, "value", where="best", backend=
-         traced("argmax", lambda x, dim: (x.argmax(dim) + (torch.arange(x.shape[0]) == 3)) % 6), alone=True),
+         traced("argmax", lambda x, dim: (x.argmax(dim) + (torch.arange(x.shape[0], device=x.device) == 3)) % 6),
+         alone=True),
     Case("less or equal", "< becomes <=", INTEGERS, "value", traced("lt", lambda a, b: a <= b), where="less",
          alone=True),
     Case("a sum that wraps", "64-bit numbers added in 32 bits", INTEGERS, "value", where="sum", backend=

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from pytest_torchcompile.checks import load
 from pytest_torchcompile.instruments.kernels import kernels, read
 from pytest_torchcompile.instruments.records import Text
 
@@ -118,3 +119,21 @@ def test_lines_belong_to_the_code_recorded_before_them():
 def test_a_module_without_kernels(code):
     """An identity graph calls nothing."""
     assert read(code).launches == 0
+
+
+LAUNCHED = {"kernels": 3, "graphs": 0, "host_launches": 3, "by_name": {"triton_poi_fused_add_0": 2, "gemm": 1}}
+
+
+@pytest.mark.parametrize(("compiled", "most", "message"), [
+    (LAUNCHED, 3, ""),
+    (LAUNCHED, 2, "kernels that the GPU runs in a compiled step (call 1): 3, at most 2 allowed; eagerly 5"),
+    (LAUNCHED | {"kernels": 0}, 2, "the profiler saw no kernel in call 1, so a limit of 2 says nothing"),
+    (None, 2, "no GPU ran anything, so the limit of 2 launches says nothing"),
+])
+def test_the_limit_of_launches(compiled, most, message):
+    """Kernels that ran on a GPU, with their names; a limit that nothing was measured for is a problem itself."""
+    launches = compiled and {"call": "call 1", "eager": LAUNCHED | {"kernels": 5}, "compiled": compiled}
+    found = list(load("kernels").judge({"raised": None, "graphs": [], "launches": launches}, {"launches": most}))
+    assert [problem.message for problem in found] == ([message] if message else [])
+    if "at most" in message:
+        assert found[0].evidence == "2 x triton_poi_fused_add_0\n1 x gemm"

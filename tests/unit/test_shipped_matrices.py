@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchcompile.checks import CHECKS
+from pytest_torchcompile.cell import DYNAMIC, MODES
+from pytest_torchcompile.checks import CHECKS, applies
 from pytest_torchcompile.dims import bindings
 from pytest_torchcompile.matrix import load_matrix
 
@@ -75,3 +76,29 @@ def test_lower_limits_are_only_where_a_rule_says_why():
     for planned in shipped("default").cells:
         usual = {"coverage": 1.0, "steps": 3, "graph_breaks": 0}
         assert (planned.limits == usual) == (planned.cell.wrapper != "regional" and planned.cell.model != "moe_lite")
+
+
+def test_gpu_has_what_only_a_gpu_has():
+    """One GPU, more than 100 cells: every mode and dtype, both phases, CUDA graphs by mode and by backend."""
+    matrix = shipped("gpu")
+    cells = [planned.cell for planned in matrix.cells]
+    assert len(cells) >= 100
+    assert {cell.device for cell in cells} == {"cuda"}
+    assert {cell.mode for cell in cells} == set(MODES)
+    assert {cell.dynamic for cell in cells} == set(DYNAMIC)
+    assert {cell.backend for cell in cells} == {"inductor", "aot_eager", "cudagraphs"}
+    assert {cell.dtype for cell in cells} == {"float32", "bfloat16", "float16"}
+    assert {cell.phase for cell in cells} == {"training", "inference"}
+    assert {cell.wrapper for cell in cells} == {"none", "autocast", "checkpoint", "regional"}
+    assert {cell.model for cell in cells} >= {"triton_op", "moe_lite"}
+    held = [cell for cell in cells if "cudagraphs" in matrix.checks and applies("cudagraphs", cell.axes)]
+    assert len(held) > 40
+    assert {cell.backend for cell in held} == {"inductor", "cudagraphs"}
+    assert 0 < matrix.autotune_choices < 10
+
+
+def test_gpu_expects_to_fail_only_what_an_issue_is_open_for():
+    """With a reason, and the issue's number."""
+    expected = [planned for planned in shipped("gpu").cells if planned.outcome != "run"]
+    assert {planned.outcome for planned in expected} == {"xfail"}
+    assert all(planned.issue and planned.reason for planned in expected)

@@ -108,7 +108,8 @@ class CellNode(pytest.Collector):
     def applicable(self) -> list[str]:
         """The checks that the run asks for and that have something to judge in the cell's phase."""
         wanted = self.parent.session_of.settings.checks or self.parent.matrix.checks
-        return [name for name in wanted if self.planned.cell.phase in CHECKS[name].phases]
+        cell = self.planned.cell
+        return [name for name in wanted if CHECKS[name].applies(cell.phase, cell.wrapper)]
 
     def collect(self) -> Iterator[CheckItem]:
         """One item for each check."""

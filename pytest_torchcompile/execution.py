@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pytest_torchcompile.blame import gathered
+from pytest_torchcompile.group import Group
 from pytest_torchcompile.matrix import Matrix, PlannedCell
 from pytest_torchcompile.observation import Failure, Job, Judgement, Observation
-from pytest_torchcompile.ranks import Outcome, Rank
+from pytest_torchcompile.ranks import Outcome
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.verdicts import apply_xfail, judge
+from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["CellResult", "Execution"]
 
@@ -38,7 +41,7 @@ class Execution:
     """The zygote's folder; None runs cells in this process."""
     workers: int = 1
     """pytest processes that run cells at the same time."""
-    _rank: Rank | None = None
+    _group: Group | None = None
     _done: dict[str, CellResult] = field(default_factory=dict)
 
     def result(self, planned: PlannedCell, selected: Sequence[str], applicable: Sequence[str]) -> CellResult:
@@ -52,16 +55,17 @@ class Execution:
         return self._done[key]
 
     def close(self) -> None:
-        """End the rank process, whatever it is doing."""
-        if self._rank is not None:
-            self._rank.close()
+        """End the rank processes, whatever they are doing."""
+        if self._group is not None:
+            self._group.close()
 
     def _run(self, planned: PlannedCell, selected: Sequence[str], applicable: Sequence[str]) -> CellResult:
         if planned.outcome == "skip":
             observation, seconds = Observation(planned.cell.id, failure=Failure("skip", planned.reason)), 0.0
         else:
-            outcome = self._execute(self._job(planned, selected))
-            observation, seconds = _observation(planned.cell.id, outcome), outcome.seconds
+            outcomes = self._execute(self._job(planned, selected))
+            observation = gathered(planned.cell.id, outcomes)
+            seconds = max(outcome.seconds for outcome in outcomes)
         judgements = judge(observation, selected, planned.limits)
         judgements = apply_xfail(judgements, planned, complete=set(selected) >= set(applicable))
         return CellResult(judgements, observation, seconds)
@@ -79,7 +83,7 @@ class Execution:
             modules=self.matrix_modules,
             fuzz=replace(self.settings.fuzz, root=str(self.matrix.root)).to_dict(),
             # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
-            threads=_omp_threads() or min(cores, 4),
+            threads=_omp_threads() or max(1, min(cores, 4) // Wrapping.read(planned.cell.wrapper).ranks),
             compile_threads=max(1, cores // self.workers),
         )
 
@@ -89,28 +93,28 @@ class Execution:
         targets = {t for m in self.matrix.models.values() for t in (m.factory, m.inputs, m.loss) if t}
         return tuple(sorted({target.partition(":")[0] for target in targets}))
 
-    def _execute(self, job: Job) -> Outcome:
+    def _execute(self, job: Job) -> list[Outcome]:
+        ranks = Wrapping.read(job.cell["wrapper"]).ranks
         if self.folder is None:
+            if ranks > 1:
+                why = f"wrapper {job.cell['wrapper']!r} needs {ranks} rank processes; --compile-inprocess has none"
+                return [Outcome("skip", message=why)]
             from pytest_torchcompile.ranks import execute
 
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # as in a rank process: pytest's filters are for the user's tests
-                return Outcome("done", execute({"do": "cell", "job": job, "path": []})["value"])
-        if self._rank is None:
-            self._rank = Rank(self.folder)
-        outcome = self._rank.run({"do": "cell", "job": job, "path": sys.path}, self.settings.timeout)
+                return [Outcome("done", execute({"do": "cell", "job": job, "path": []})["value"])]
+        if self._group is None:
+            self._group = Group(self.folder)
+        # What a rank finds out alone, while the others are at something else, ends in a collective that nobody joins.
+        job = replace(job, locate=0.0) if ranks > 1 else job
+        outcomes = self._group.run(job, ranks, sys.path, self.settings.timeout)
         if self.settings.isolation == "cell":
-            self._rank.close()
-        return outcome
+            self._group.close()
+        return outcomes
 
 
 def _omp_threads() -> int:
     """The user's OMP_NUM_THREADS (of the outer level, where it is a list), or 0."""
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(given) if given.isdigit() else 0
-
-
-def _observation(cell: str, outcome: Outcome) -> Observation:
-    if outcome.status == "done":
-        return Observation.from_dict(outcome.value)
-    return Observation(cell, failure=Failure(outcome.status, outcome.message, evidence=outcome.evidence))

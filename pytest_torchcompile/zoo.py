@@ -10,6 +10,7 @@ because each kernel that Inductor writes costs most of a second of g++.
 from __future__ import annotations
 
 import importlib.util
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -87,6 +88,8 @@ class Block(nn.Module):
 class MiniGPT(nn.Module):
     """A decoder: token ids (B, S) -> logits (B, S, vocabulary)."""
 
+    tp_plan: ClassVar = {"blocks.*.widen": "colwise", "blocks.*.narrow": "rowwise"}
+
     def __init__(self, width: int, heads: int, layers: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, width)
@@ -150,6 +153,8 @@ def conv_net(channels: int = 8) -> nn.Module:
 # -------------------------------------------------------------------------------------------------- encoder
 class Encoder(nn.Module):
     """A text classifier: token ids and attention mask, both (B, S) -> (B, 5)."""
+
+    tp_plan: ClassVar = MiniGPT.tp_plan
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -10,6 +10,8 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Literal
 
+from pytest_torchcompile.wrappers.wrapping import Wrapping
+
 if TYPE_CHECKING:
     from pytest_torchcompile.checks.protocol import Check
 
@@ -41,9 +43,21 @@ class CheckEntry:
     help: str
     limits: tuple[Limit, ...] = ()
     phases: tuple[str, ...] = ("training", "inference")
-    """The phases in which it has something to judge; cells of other phases have no such item."""
+    """The phases in which it has something to judge."""
     on_request: bool = False
     """It takes long, so it runs only where a matrix or ``--compile-checks`` names it."""
+    ranks: Literal["any", "one", "several"] = "any"
+    """Has it something to judge in cells of one rank, of several, or of any number?"""
+
+    def applies(self, phase: object, wrapper: object) -> bool:
+        """Whether a cell with these values of the axes has something to judge; others have no such item."""
+        if phase not in self.phases:
+            return False
+        try:
+            several = Wrapping.read(str(wrapper)).ranks > 1
+        except ValueError:  # a report may hold a wrapper that this version does not know
+            return True
+        return self.ranks in ("any", "several" if several else "one")
 
 
 @cache
@@ -101,10 +115,17 @@ CHECKS: Final[dict[str, CheckEntry]] = {
     "smoketest": CheckEntry(
         f"{_HERE}.smoketest:CHECK",
         "CompileSmoketest says True of the compiled model",
+        ranks="one",
     ),
     "safe_fallback": CheckEntry(
         f"{_HERE}.safe_fallback:CHECK",
         "where the model does not compile, maybe_compile gives one that runs as eager does",
+        ranks="one",
+    ),
+    "rank_divergence": CheckEntry(
+        f"{_HERE}.rank_divergence:CHECK",
+        "every rank compiles the same, in the same calls",
+        ranks="several",
     ),
     "randomness": CheckEntry(
         f"{_HERE}.randomness:CHECK",
@@ -124,6 +145,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
          Limit("memory_mib", "max", None, "peak memory of a compiled step, in MiB; by default it is only recorded",
                whole=False)),
         on_request=True,
+        ranks="one",
     ),
     "fuzz": CheckEntry(
         f"{_HERE}.fuzz:CHECK",
@@ -131,6 +153,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         (_GRAPH_BREAKS,
          Limit("fuzz_recompiles", "max", None, "recompiles in a drawn sequence; by default what its sizes explain")),
         on_request=True,
+        ranks="one",
     ),
 }
 LIMITS: Final[dict[str, Limit]] = {limit.name: limit for check in CHECKS.values() for limit in check.limits}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.losses import loss_of
 from pytest_torchcompile.oracle.paths import leaves_of
 from pytest_torchcompile.oracle.recording import Recording
+from pytest_torchcompile.oracle.replicas import average, losses_of_others
 
 __all__ = ["Training", "no_loss", "rate", "renamed", "steps_of"]
 
@@ -49,17 +50,24 @@ class Training(torch.nn.Module):
 
     def forward(self, **batches: Any) -> dict[str, dict[str, Any]]:
         """Train on one batch after another."""
-        return {step: self._step(Batch.of(value)) for step, value in batches.items()}
+        also: dict[str, list[Batch]] = {step: [] for step in batches if _REPLICA not in step}
+        for name, value in batches.items():
+            if _REPLICA in name:
+                also[name.partition(_REPLICA)[0]].append(Batch.of(value))
+        return {step: self._step(Batch.of(batches[step]), others) for step, others in also.items()}
 
-    def _step(self, batch: Batch) -> dict[str, Any]:
-        call = self.__dict__["call"]
-        output = (self.model if call is None else call)(*batch.args, **batch.kwargs)
+    def _step(self, batch: Batch, also: Sequence[Batch]) -> dict[str, Any]:
+        call = self.__dict__["call"] or self.model
+        others = losses_of_others(call, self.model, also, lambda out, each: loss_of(self.loss, out, each.value))
+        output = call(*batch.args, **batch.kwargs)
         found = {f"output{path}": leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
                  for path, leaf in leaves_of(output)[0]}
         loss = loss_of(self.loss, output, batch.value)
         if loss is not None and loss.requires_grad:
             found["loss"] = loss.detach().clone()
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward([loss, *others])
+        if also:
+            average((p for _, p in self.named_parameters()), 1 + len(also))
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if parameter.grad is not None:
@@ -69,9 +77,18 @@ class Training(torch.nn.Module):
         return found
 
 
-def steps_of(batches: Iterable[Batch]) -> Batch:
-    """What :class:`Training` is called with: copies of the batches, the first for the first step."""
-    values: Mapping[str, Any] = {f"step {i + 1}": batch.clone().value for i, batch in enumerate(batches)}
+_REPLICA = ", replica "
+
+
+def steps_of(batches: Iterable[Sequence[Batch]]) -> Batch:
+    """What :class:`Training` is called with: copies of the batches, the first for the first step.
+
+    Of each step the first batch is the own one; others are those of other replicas.
+    """
+    values: Mapping[str, Any] = {
+        f"step {i + 1}" + (f"{_REPLICA}{k + 1}" if k else ""): batch.clone().value
+        for i, replicas in enumerate(batches) for k, batch in enumerate(replicas)
+    }
     return Batch.of(values)
 
 

@@ -166,7 +166,8 @@ def _planned(planned: PlannedCell, matrix: Matrix) -> dict[str, Any]:
         "planned": {
             "outcome": planned.outcome, "reason": planned.reason, "issue": planned.issue, "until": planned.until,
             "expected": list(planned.checks), "limits": planned.limits, "rule": planned.rule,
-            "checks": [name for name in matrix.checks if planned.cell.phase in CHECKS[name].phases],
+            "checks": [name for name in matrix.checks
+                       if CHECKS[name].applies(planned.cell.phase, planned.cell.wrapper)],
         },
     }
 

@@ -57,7 +57,7 @@ class Training(torch.nn.Module):
         return {step: self._step(Batch.of(batches[step]), others) for step, others in also.items()}
 
     def _step(self, batch: Batch, also: Sequence[Batch]) -> dict[str, Any]:
-        call = self.__dict__["call"] or self.model
+        call = self.model if self.__dict__["call"] is None else self.__dict__["call"]
         others = losses_of_others(call, self.model, also, lambda out, each: loss_of(self.loss, out, each.value))
         output = call(*batch.args, **batch.kwargs)
         found = {f"output{path}": leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf

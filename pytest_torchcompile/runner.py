@@ -98,7 +98,8 @@ class Run(Trial):
     def _side(self, settings: dict[str, Any] | None) -> Side:
         model = self._another()
         mesh = () if self._mesh is None else (self._mesh,)
-        return Side(self.wrapper.wrap(model, settings, self.cell, *mesh), model, settle=self.wrapper.settle)
+        call = self.wrapper.wrap(model, settings, self.cell, *mesh)
+        return Side(call, model, settle=self.wrapper.settle, whole=self.wrapper.whole)
 
     def _one_process(self) -> Side:
         model = self._another()

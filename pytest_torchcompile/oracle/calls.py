@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,7 +75,8 @@ class Side:
     """A model that runs calls, eagerly or compiled, each from the state in which it was given."""
 
     def __init__(self, call: Callable[..., Any], module: torch.nn.Module, *, alone: bool = False,
-                 settle: Callable[[torch.nn.Module], None] | None = None) -> None:
+                 settle: Callable[[torch.nn.Module], None] | None = None,
+                 whole: Callable[[Callable[..., Any]], AbstractContextManager[Any]] | None = None) -> None:
         """Take what is run.
 
         Args:
@@ -82,9 +84,11 @@ class Side:
             module: Has the state.
             alone: It is one process, which runs the batches of all replicas.
             settle: Called with the module before its state is put back.
+            whole: As for ``record``; given the call.
         """
         self.call, self.module, self.alone = call, module, alone
         self._settle = settle
+        self.whole: Callable[[], AbstractContextManager[Any]] = nullcontext if whole is None else partial(whole, call)
         self._start, self._held = StateSnapshot(module), Held()
 
     def restore(self) -> None:
@@ -98,10 +102,12 @@ class Side:
         """Run a call, and say too what became of the outputs of the call before (:class:`Held`)."""
         self.restore()
         if call.other is not None:
-            vary(self.module, call.other)
+            with self.whole():
+                vary(self.module, call.other)
         call.switch(self.module)
         found = record(self._held.holding(self.call), self.module, call.batch, loss=loss, train=call.trains(train),
-                       seed=seed + call.index, mode=mode, also=call.also if self.alone else ())
+                       seed=seed + call.index, mode=mode, also=call.also if self.alone else (),
+                       whole=self.whole)
         return found, self._held.after(found)
 
 

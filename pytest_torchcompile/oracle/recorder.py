@@ -36,6 +36,7 @@ def record(
     rest: bool = True,
     sparing: bool = False,
     also: Sequence[Batch] = (),
+    whole: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Recording:
     """Run ``call(*args, **kwargs)``, the loss and the backward pass, and keep what they did.
 
@@ -49,6 +50,8 @@ def record(
             unless ``rest`` is False.
         also: Batches of other replicas (:mod:`~pytest_torchcompile.oracle.replicas`): run first, and the gradients of
             parameters are the means over all of them. Everything else is of ``batch`` alone.
+        whole: Entered where parameters and gradients are read: inside of it the ranks of a model that is spread over
+            several have all of them.
         train: Whether to run backward; ``False`` runs under ``torch.no_grad()``. ``module.training`` is
             not touched.
         seed: Given to every random generator (torch's of all devices, Python's, NumPy's if it is loaded).
@@ -62,10 +65,10 @@ def record(
     Raises:
         UsageError: the loss returned something that is no tensor of one element.
     """
-    seen = _Run(loss, train, seed, mode, sparing=sparing, also=also).recording(call, module, batch)
+    seen = _Run(loss, train, seed, mode, sparing=sparing, also=also, whole=whole).recording(call, module, batch)
     if not rest or not seen.left_out or seen.error:
         return seen
-    through = _Run(loss, train, seed, mode, seen.left_out, sparing, also).recording(call, module, batch)
+    through = _Run(loss, train, seed, mode, seen.left_out, sparing, also, whole).recording(call, module, batch)
     gradients, properties = dict(seen.gradients), dict(seen.properties)
     for name, gradient in through.gradients.items():
         named = f"{name} by outputs that the loss leaves out"
@@ -85,10 +88,12 @@ class _Run:
         only: tuple[str, ...] = (),
         sparing: bool = False,
         also: Sequence[Batch] = (),
+        whole: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         """``only``: the names of outputs whose ``default_loss`` stands in for the loss."""
         self.sparing = sparing
         self.loss_function, self.train, self.seed, self.mode, self.only = loss, train, seed, mode, only
+        self.whole = whole
         self.also = [each.clone() for each in also] if train else []
         self.outputs: dict[str, Item] = {}
         self.structure = ""
@@ -106,11 +111,12 @@ class _Run:
         private = batch.clone()
         if module is not None:
             module.zero_grad(set_to_none=True)
-        watch = Watch(module, batch, private, self.sparing)
+        with self.whole():
+            watch = Watch(module, batch, private, self.sparing)
         seed_everything(self.seed)
         with torch.set_grad_enabled(self.train), self.mode or nullcontext():
             error = self.through(call, module, private)
-        with torch.no_grad():
+        with torch.no_grad(), self.whole():
             shared = self.aliases(watch)
             tables = watch.mutated(), watch.held(), watch.gradients() if self.backward else {}
             mutated, buffers, gradients = ({n: item.value for n, item in table.items()} for table in tables)

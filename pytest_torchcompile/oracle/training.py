@@ -10,6 +10,7 @@ import ast
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.losses import loss_of
 from pytest_torchcompile.oracle.paths import leaves_of
-from pytest_torchcompile.oracle.recording import Recording
+from pytest_torchcompile.oracle.recording import Recording, kept
 from pytest_torchcompile.oracle.replicas import average, losses_of_others
 
 __all__ = ["Training", "no_loss", "rate", "renamed", "steps_of"]
@@ -34,10 +35,11 @@ class Training(torch.nn.Module):
     Its parameters and buffers have the names that they have in the model.
     """
 
-    def __init__(self, model: torch.nn.Module, call: Callable[..., Any] | None, loss: Any, rate: float) -> None:
-        """``call`` runs the model; None: the model itself (of a copy: its own)."""
+    def __init__(self, model: torch.nn.Module, call: Callable[..., Any] | None, loss: Any, rate: float,
+                 whole: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
+        """``call`` runs the model; None: the model itself (of a copy: its own). ``whole``: as for ``record``."""
         super().__init__()
-        self.model, self.loss, self.rate = model, loss, rate
+        self.model, self.loss, self.rate, self.whole = model, loss, rate, whole
         self.__dict__["call"] = call
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -69,9 +71,12 @@ class Training(torch.nn.Module):
         if also:
             average((p for _, p in self.named_parameters()), 1 + len(also))
         with torch.no_grad():
-            for name, parameter in self.named_parameters():
+            with self.whole():
+                for name, parameter in self.named_parameters():
+                    if parameter.grad is not None:
+                        found[f"gradient of {name}"] = kept(parameter.grad)
+            for _, parameter in self.named_parameters():
                 if parameter.grad is not None:
-                    found[f"gradient of {name}"] = parameter.grad
                     parameter.add_(parameter.grad, alpha=-self.rate)
                     parameter.grad = None
         return found

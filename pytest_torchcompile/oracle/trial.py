@@ -272,8 +272,9 @@ class Trial:
 
         def train(side: Side, mode: AbstractContextManager[Any] | None) -> Recording:
             side.restore()
-            training = Training(side.module, side.call, self.loss, self.rate)
-            return record(training, training, whole if side.alone else batch, loss=no_loss, seed=self.seed, mode=mode)
+            training = Training(side.module, side.call, self.loss, self.rate, side.whole)
+            return record(training, training, whole if side.alone else batch, loss=no_loss, seed=self.seed, mode=mode,
+                          whole=side.whole)
 
         with self.phase("training"):
             with seen.during(_EAGER), eager_on_purpose():

@@ -34,6 +34,10 @@ WRAPPERS: Final[dict[str, WrapperEntry]] = {
     "regional": WrapperEntry(f"{_HERE}.regional:REGIONAL"),
     "ddp": WrapperEntry(f"{_HERE}.ddp:DDP", 2, ("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
     "fsdp2": WrapperEntry(f"{_HERE}.fsdp2:FSDP2", 2, ("inner_blocks", "compile_then_wrap", "wrap_then_compile")),
+    "ddp+checkpoint": WrapperEntry(f"{_HERE}.ddp_checkpoint:DDP_CHECKPOINT", 2,
+                                   ("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
+    "fsdp1": WrapperEntry(f"{_HERE}.fsdp1:FSDP1", 2, ("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
+    "fsdp2+tp": WrapperEntry(f"{_HERE}.fsdp2_tp:FSDP2_TP", 4, ("inner_blocks", "wrap_then_compile")),
     "tp": WrapperEntry(f"{_HERE}.tp:TP", 2, ("wrap_then_compile", "inner_blocks")),
 }
 """Name in a matrix to what is known of it."""

@@ -48,9 +48,9 @@ class Wrapper:
     ranks wide."""
     settle: Callable[[nn.Module], None] | None = None
     """Called before the model's state is put back: undoes what a forward without a backward leaves."""
-    whole: Callable[[nn.Module], AbstractContextManager[Any]] | None = None
-    """Inside of it the model's parameters and their gradients are those of one process. Needed only where they are
-    neither whole nor ``DTensor``\\ s."""
+    whole: Callable[[Callable[..., Any]], AbstractContextManager[Any]] | None = None
+    """Given what ``wrap`` returned: inside of it the model's parameters and their gradients are those of one process.
+    Needed only where they are neither whole nor of the class ``DTensor``."""
     alike: bool = True
     """Does every rank run the same program?"""
 

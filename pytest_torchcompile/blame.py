@@ -19,8 +19,9 @@ _TAKEN_ALONG: Final = (
     "NCCL communicator was aborted", "remote process has failed", "Application timeout caused pair closure",
 )
 """What gloo and NCCL say when the other side is gone."""
-_IN_A_COLLECTIVE: Final = ("distributed_c10d.py", "_functional_collectives.py", "c10d_logger.py")
-"""Files in the stack of a rank that waits for others."""
+_IN_A_COLLECTIVE: Final = ("distributed_c10d.py", "_functional_collectives.py", "c10d_logger.py",
+                           "torch/autograd/graph.py")
+"""Where a rank is that waits for others; the last one calls backward, in which DDP and FSDP reduce gradients."""
 
 
 def gathered(cell: str, outcomes: Sequence[Outcome]) -> Observation:
@@ -40,11 +41,9 @@ def gathered(cell: str, outcomes: Sequence[Outcome]) -> Observation:
     seen.ranks = [{key: value for key, value in rank.to_dict().items() if key in _KEPT} for rank in ranks[1:]]
     if failures:
         seen.failure = _told(failures, guilty, ranks)
-    if "rank_divergence" in seen.sections:
-        seen.sections["rank_divergence"] = {
-            "ranks": [rank.sections.get("rank_divergence") for rank in ranks],
-            "alike": seen.sections["rank_divergence"]["alike"],
-        }
+    compiled = [rank.sections.get("rank_divergence") for rank in ranks]
+    if measured := [section for section in compiled if section]:
+        seen.sections["rank_divergence"] = {"ranks": compiled, "alike": measured[0]["alike"]}
     return seen
 
 
@@ -74,8 +73,14 @@ def _order(outcome: Outcome, rank: Observation) -> tuple[int, bool, float]:
     if (failure and failure.kind == "aborted") or any(known in text for known in _TAKEN_ALONG):
         return 2, False, outcome.seconds
     if failure and failure.kind == "timeout":
-        return 1, any(file in failure.evidence for file in _IN_A_COLLECTIVE), outcome.seconds
+        return 1, _waits(failure.evidence), 0.0
     return 0, False, rank.failed_at or outcome.seconds
+
+
+def _waits(stacks: str) -> bool:
+    """Whether the innermost frames of the main thread, whose stack comes last, are those of a collective."""
+    frames = [line for line in stacks.partition("Current thread")[2].splitlines() if line.startswith("  File ")]
+    return any(file in frame for frame in frames[:4] for file in _IN_A_COLLECTIVE)
 
 
 def _taken_along(rank: Observation, guilty: int) -> Observation:
@@ -96,9 +101,8 @@ def _told(failures: Mapping[int, Failure], guilty: int | None, ranks: Sequence[O
     alike = {f.message for f in failures.values()} == {failure.message} and len(failures) == len(ranks)
     if alike and failure.kind in ("skip", "usage", "user"):
         return failure
-    who = "every rank" if alike else f"rank {r}"
     evidence = [f"rank {r}:\n{failure.evidence}"] if failure.evidence else []
     for other, rank in enumerate(ranks):
         if other != r and rank.failure is not None:
             evidence.append(f"rank {other}: {rank.failure.message}\n{rank.failure.evidence}".rstrip())
-    return Failure(failure.kind, f"{who}: {failure.message}", failure.phase, "\n".join(evidence))
+    return Failure(failure.kind, f"rank {r}: {failure.message}", failure.phase, "\n".join(evidence))

@@ -75,8 +75,10 @@ def _collect(ranks: list[Rank], waiting: dict[Connection, int], timeout: float) 
         for ready in wait(list(waiting), left):
             r = waiting.pop(ready)  # type: ignore[call-overload]
             outcomes[r] = ranks[r].finish()
-            if first is None and failed(outcomes[r]):
-                first, deadline = r, min(deadline, time.monotonic() + GRACE)
+            if failed(outcomes[r]):
+                ranks[r].close()  # its connections too, so that who waits for it notices
+                if first is None:
+                    first, deadline = r, min(deadline, time.monotonic() + GRACE)
     late = sorted(waiting.values())
     for r in late:
         ranks[r].ask_for_stacks()

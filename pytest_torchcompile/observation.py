@@ -62,7 +62,7 @@ class Failure:
 
     kind: str
     """``skip`` (this machine cannot), ``usage`` (the matrix is wrong), ``user`` (eager fails too),
-    ``crash``, ``timeout``, ``internal``."""
+    ``crash``, ``timeout``, ``internal``, ``aborted`` (of a rank: another one had failed before)."""
     message: str
     phase: str = ""
     evidence: str = ""

@@ -26,7 +26,8 @@ _HINTS = {
 
 def judge(observation: Observation, names: Iterable[str], limits: Mapping[str, float]) -> dict[str, Judgement]:
     """What each of the named checks says of the observation."""
-    if failure := observation.failure:
+    failure = observation.failure
+    if failure and failure.kind != "aborted":
         return dict.fromkeys(names, _failed(failure))
     return {name: _judge(observation, name, limits) for name in names}
 
@@ -50,8 +51,8 @@ def _sections(observation: Observation, name: str) -> list[Mapping[str, Any] | N
     """The sections of each rank that the check judges; None for a rank that another one took along."""
     if CHECKS[name].ranks == "several":
         return [observation.sections]  # they hold those of all ranks
-    others = [None if rank["failure"] else rank["sections"] for rank in observation.ranks]
-    return [observation.sections, *others]
+    ranks = [(observation.failure, observation.sections), *((r["failure"], r["sections"]) for r in observation.ranks)]
+    return [None if failure else sections for failure, sections in ranks]
 
 
 def _of_ranks(found: Mapping[int, tuple[Problem, ...]], ranks: int) -> tuple[Problem, ...]:

@@ -259,7 +259,7 @@ class Trial:
             if call.other is not None:
                 vary(model, call.other)
             return reference(model, call.batch, loss=self.loss, train=call.trains(self.train),
-                             seed=self.seed + call.index, tape=self._tapes[key], unit=self.unit)
+                             seed=self.seed + call.index, tape=self._tapes[key], unit=self.unit, also=call.also)
 
         with self.phase("reference"):
             return self._references.get((*self._key, *key), make)

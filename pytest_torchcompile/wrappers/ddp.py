@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,9 @@ def wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> 
         inner = torch.compile(model, **settings)
     elif settings is not None and order == "inner_blocks":
         compile_blocks(model, settings, cell)
-    wrapped: Any = DistributedDataParallel(inner, process_group=mesh.get_group(), broadcast_buffers=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 has another name for it, which 2.8 lacks
+        wrapped: Any = DistributedDataParallel(inner, process_group=mesh.get_group(), broadcast_buffers=False)
     if settings is not None and order == "wrap_then_compile":
         wrapped = torch.compile(wrapped, **settings)
     return wrapped  # type: ignore[no-any-return]

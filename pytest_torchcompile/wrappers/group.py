@@ -118,9 +118,18 @@ def forget_shardings() -> bool:
 
 
 def collectives() -> dict[str, int]:
-    """How many collectives this rank has started in each process group, by the number of the group's ranks.
+    """How many collectives this rank has begun in each of its process groups, by what the mesh calls it.
 
-    ``torch.distributed.distributed_c10d._world.pg_map`` and ``ProcessGroup._get_sequence_number_for_group``: torch 2.8 to
-    2.13. Empty where torch does not tell.
+    ``torch.distributed.distributed_c10d._world.pg_group_ranks`` and ``ProcessGroup._get_sequence_number_for_group``: torch
+    2.8 to 2.13. Empty where torch does not tell.
     """
-    return {}
+    from torch.distributed import distributed_c10d
+
+    found: dict[str, int] = {}
+    try:
+        for group, ranks in distributed_c10d._world.pg_group_ranks.items():
+            name = f"{getattr(group, 'group_desc', '') or 'group'} of {len(ranks)}"
+            found[name] = found.get(name, 0) + int(group._get_sequence_number_for_group())
+    except (AttributeError, RuntimeError):
+        return {}
+    return found

@@ -99,7 +99,8 @@ class Run(Trial):
         model = self._another()
         mesh = () if self._mesh is None else (self._mesh,)
         call = self.wrapper.wrap(model, settings, self.cell, *mesh)
-        return Side(call, model, settle=self.wrapper.settle, whole=self.wrapper.whole)
+        return Side(call, model, settle=self.wrapper.settle, whole=self.wrapper.whole,
+                    owned=self.wrapper.owned)
 
     def _one_process(self) -> Side:
         model = self._another()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -76,7 +76,8 @@ class Side:
 
     def __init__(self, call: Callable[..., Any], module: torch.nn.Module, *, alone: bool = False,
                  settle: Callable[[torch.nn.Module], None] | None = None,
-                 whole: Callable[[Callable[..., Any]], AbstractContextManager[Any]] | None = None) -> None:
+                 whole: Callable[[Callable[..., Any]], AbstractContextManager[Any]] | None = None,
+                 owned: Callable[[Callable[..., Any]], Iterable[torch.nn.Parameter]] | None = None) -> None:
         """Take what is run.
 
         Args:
@@ -85,9 +86,14 @@ class Side:
             alone: It is one process, which runs the batches of all replicas.
             settle: Called with the module before its state is put back.
             whole: As for ``record``; given the call.
+            owned: Given the call, the parameters whose gradients it computes; None: all.
         """
         self.call, self.module, self.alone = call, module, alone
         self._settle = settle
+        mine = {id(p) for p in (module.parameters() if owned is None else owned(call))} if module is not None else set()
+        self.others = frozenset() if module is None else frozenset(
+            name for name, p in module.named_parameters() if id(p) not in mine)
+        """Names of the parameters that are another rank's."""
         self.whole: Callable[[], AbstractContextManager[Any]] = nullcontext if whole is None else partial(whole, call)
         self._start, self._held = StateSnapshot(module), Held()
 

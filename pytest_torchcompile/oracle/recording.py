@@ -124,6 +124,16 @@ class Recording:
         """:meth:`items` without the properties."""
         yield from ((name, kind, item.value) for name, kind, item in self.items())
 
+    def without(self, parameters: frozenset[str]) -> Recording:
+        """What is left if nothing is said of some parameters: no gradient, and not what the call wrote to them."""
+        if not parameters:
+            return self
+        gradients = {name: None if name.removeprefix("gradient of ") in parameters else value
+                     for name, value in self.gradients.items()}
+        mutated = {name: value for name, value in self.mutated.items()
+                   if name.removesuffix(" after the call") not in parameters}
+        return replace(self, gradients=gradients, mutated=mutated)
+
     @property
     def all_zero(self) -> bool:
         """Whether every number that was returned is zero, NaN or infinite: such a call proves nothing."""

@@ -36,10 +36,21 @@ class Training(torch.nn.Module):
     """
 
     def __init__(self, model: torch.nn.Module, call: Callable[..., Any] | None, loss: Any, rate: float,
-                 whole: Callable[[], AbstractContextManager[Any]] = nullcontext) -> None:
-        """``call`` runs the model; None: the model itself (of a copy: its own). ``whole``: as for ``record``."""
+                 whole: Callable[[], AbstractContextManager[Any]] = nullcontext,
+                 silent: frozenset[str] = frozenset()) -> None:
+        """Take a model and how it is trained.
+
+        Args:
+            model: Has the parameters.
+            call: Runs the model; None: the model itself (of a copy: its own).
+            loss: As for ``record``.
+            rate: Learning rate.
+            whole: As for ``record``.
+            silent: Parameters whose gradients are not told.
+        """
         super().__init__()
         self.model, self.loss, self.rate, self.whole = model, loss, rate, whole
+        self.silent = silent
         self.__dict__["call"] = call
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -73,7 +84,7 @@ class Training(torch.nn.Module):
         with torch.no_grad():
             with self.whole():
                 for name, parameter in self.named_parameters():
-                    if parameter.grad is not None:
+                    if parameter.grad is not None and name not in self.silent:
                         found[f"gradient of {name}"] = kept(parameter.grad)
             for _, parameter in self.named_parameters():
                 if parameter.grad is not None:

@@ -195,7 +195,7 @@ class Trial:
                     self.rate = rate((self._alone or eager).module, one or mine)
                 with self.phase("compare"), seen.during(_EAGER):
                     if one is not None:
-                        self.leaves += self._beside_one_process(call.label, one, mine, lambda c=call: self._reference(c))  # type: ignore[misc]
+                        self.leaves += self._beside_one_process(call.label, one.without(eager.others), mine, lambda c=call: self._reference(c))  # type: ignore[misc]
                     compared = compare(mine, found, lambda call=call: self._reference(call))  # type: ignore[misc]
                     self.leaves += [(call.label, leaf) for leaf in compared]
                     if before is not None:
@@ -270,15 +270,18 @@ class Trial:
         batch, whole = steps_of([(c.batch,) for c in chosen]), steps_of([(c.batch, *c.also) for c in chosen])
         label = f"{self.steps} training steps"
 
-        def train(side: Side, mode: AbstractContextManager[Any] | None) -> Recording:
+        def train(side: Side, mode: AbstractContextManager[Any] | None,
+                  others: frozenset[str] = frozenset()) -> Recording:
             side.restore()
-            training = Training(side.module, side.call, self.loss, self.rate, side.whole)
+            training = Training(side.module, side.call, self.loss, self.rate, side.whole, others)
             return record(training, training, whole if side.alone else batch, loss=no_loss, seed=self.seed, mode=mode,
                           whole=side.whole)
 
         with self.phase("training"):
             with seen.during(_EAGER), eager_on_purpose():
-                one = None if self._alone is None else train(self._alone, self._tape(label))
+                one = None
+                if self._alone is not None:
+                    one = train(self._alone, self._tape(label), eager.others).without(eager.others)
                 mine = train(eager, self._tape(label))
             if mine.error or (one and one.error):
                 return

@@ -38,6 +38,7 @@ WRAPPERS: Final[dict[str, WrapperEntry]] = {
                                    ("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
     "fsdp1": WrapperEntry(f"{_HERE}.fsdp1:FSDP1", 2, ("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
     "fsdp2+tp": WrapperEntry(f"{_HERE}.fsdp2_tp:FSDP2_TP", 4, ("inner_blocks", "wrap_then_compile")),
+    "pp": WrapperEntry(f"{_HERE}.pp:PP", 2, ("wrap_then_compile", "inner_blocks")),
     "tp": WrapperEntry(f"{_HERE}.tp:TP", 2, ("wrap_then_compile", "inner_blocks")),
 }
 """Name in a matrix to what is known of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,6 +53,8 @@ class Wrapper:
     Needed only where they are neither whole nor of the class ``DTensor``."""
     alike: bool = True
     """Does every rank run the same program?"""
+    owned: Callable[[Callable[..., Any]], Iterable[nn.Parameter]] | None = None
+    """Given what ``wrap`` returned: the parameters whose gradients this rank computes. None: all of them."""
 
     def shape(self, ranks: int) -> tuple[int, ...]:
         """Sizes of the mesh' dimensions."""

@@ -4,7 +4,8 @@ Which ones and how is the model's to say, by an attribute ``tp_plan``::
 
     tp_plan = {"blocks.*.widen": "colwise", "blocks.*.narrow": "rowwise"}
 
-``colwise`` splits a layer's outputs, ``rowwise`` its inputs, and the ranks' results are added up.
+``colwise`` splits a layer's outputs and ``rowwise`` the inputs of the layer that they go to, whose results are added up;
+``colwise_gather`` splits a layer's outputs and puts them together again.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> 
 
 def split(model: nn.Module, cell: Cell, mesh: Any) -> None:
     """Split the layers that the model's ``tp_plan`` names. Raises :class:`UsageError` for a plan that does not fit."""
+    from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     plan = getattr(model, "tp_plan", None)
@@ -45,7 +47,10 @@ def split(model: nn.Module, cell: Cell, mesh: Any) -> None:
             f"wrapper {cell.wrapper!r} splits the layers that the model's attribute tp_plan names, and model "
             f"{cell.model!r} has none; give it one, such as\n"
             '    tp_plan = {"blocks.*.widen": "colwise", "blocks.*.narrow": "rowwise"}')
-    styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+    styles: dict[str, Callable[[], Any]] = {
+        "colwise": ColwiseParallel, "rowwise": RowwiseParallel,
+        "colwise_gather": lambda: ColwiseParallel(output_layouts=Replicate()),
+    }
     names = [name for name, _ in model.named_modules() if name]
     for pattern, style in plan.items():
         if style not in styles:

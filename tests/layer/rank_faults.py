@@ -122,4 +122,13 @@ dies = _at_the_third_call(lambda: os.kill(os.getpid(), signal.SIGKILL))
 faults = _at_the_third_call(lambda: os.kill(os.getpid(), signal.SIGSEGV))
 leaves = _at_the_third_call(lambda: os._exit(3))
 hogs = _at_the_third_call(_hog)
-hangs = _at_the_third_call(lambda: time.sleep(1000))
+
+
+def _hang():
+    if mark := os.environ.get("CHAOS_HANGS"):
+        with open(mark, "w"):
+            pass
+    time.sleep(1000)
+
+
+hangs = _at_the_third_call(_hang)

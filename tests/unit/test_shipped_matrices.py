@@ -23,10 +23,11 @@ def test_default_is_the_main_job():
     """More than 100 cells and 500 items, all of them to be run, with every model of the zoo."""
     matrix = shipped("default")
     items = [(planned.cell.id, check) for planned in matrix.cells for check in matrix.checks
-             if planned.cell.phase in CHECKS[check].phases]
+             if CHECKS[check].applies(planned.cell.phase, planned.cell.wrapper)]
     assert len(matrix.cells) > 100
     assert len(items) > 500
-    assert {planned.outcome for planned in matrix.cells} == {"run"}
+    assert {planned.cell.id: planned.outcome for planned in matrix.cells if planned.outcome != "run"} == {
+        "mini_gpt-aot_eager-default-auto-tp": "xfail"}
     assert set(matrix.models) == {"tiny_head", "mini_gpt", "conv_net", "encoder", "moe_lite", "triton_op"}
 
 

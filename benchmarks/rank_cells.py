@@ -1,7 +1,8 @@
 """What several ranks cost: ``python benchmarks/rank_cells.py``.
 
 A cell of two ranks in warm rank processes, beside the same cell in two processes that are started for it (spawn: a
-new interpreter that imports torch) and in two forks of a process that has imported torch (``--compile-isolation=cell``).
+new interpreter that imports torch), and in two forks of a process that has imported torch
+(``--compile-isolation=cell``).
 Overhead is the wall time of a cell less the time that its ranks spend on building, compiling and running it (the
 slowest rank's phases). Variants take turns, medians.
 
@@ -85,8 +86,8 @@ def main() -> None:
     cells = parser.parse_args().cells
     zygote = Zygote()
     warm, fresh = Group(zygote.folder), Group(zygote.folder)
-    variants = {"warm ranks": lambda: grouped(warm, fresh=False), "forks for each cell": lambda: grouped(fresh, fresh=True),
-                "spawn for each cell": spawned}
+    variants = {"warm ranks": lambda: grouped(warm, fresh=False),
+                "forks for each cell": lambda: grouped(fresh, fresh=True), "spawn for each cell": spawned}
     try:
         for run in variants.values():
             run()  # the first of each also waits for the zygote

@@ -86,10 +86,10 @@ def _waits(stacks: str) -> bool:
 def _taken_along(rank: Observation, guilty: int) -> Observation:
     """The rank's observation; a failure that only follows from the guilty one's is called ``aborted``."""
     failure, error = rank.failure, _error(rank)
-    if failure and failure.kind in ("crash", "internal", "user") or (not failure and error):
+    if (failure and failure.kind in ("crash", "internal", "user")) or (not failure and error):
         text = failure.message if failure else f"{error.get('type')}: {error.get('text')}"
         evidence = failure.evidence if failure else str(error.get("traceback", ""))
-        if failure and failure.kind == "crash" or any(known in f"{text} {evidence}" for known in _TAKEN_ALONG):
+        if (failure and failure.kind == "crash") or any(known in f"{text} {evidence}" for known in _TAKEN_ALONG):
             rank.failure = Failure("aborted", f"after rank {guilty} had failed: {text}", evidence=evidence)
     return rank
 

@@ -97,7 +97,7 @@ class Rank:
         return self.give_up(f"no result after {timeout:g} s")
 
     def begin(self, job: dict[str, Any]) -> Connection:
-        """Hand the rank a job. What is returned is ready (``multiprocessing.connection.wait``) once there is an outcome."""
+        """Hand the rank a job; what is returned is ready, as ``connection.wait`` means it, once it has an outcome."""
         if self._connection is not None and self._connection.poll(0):
             self.close()  # it died between two cells (a rank says nothing unasked): not the next cell's fault
         connection = self._connection or self._start()

@@ -90,9 +90,8 @@ class Side:
         """
         self.call, self.module, self.alone = call, module, alone
         self._settle = settle
-        mine = {id(p) for p in (module.parameters() if owned is None else owned(call))} if module is not None else set()
-        self.others = frozenset() if module is None else frozenset(
-            name for name, p in module.named_parameters() if id(p) not in mine)
+        mine = None if owned is None else {id(parameter) for parameter in owned(call)}
+        self.others = frozenset(() if mine is None else (n for n, p in module.named_parameters() if id(p) not in mine))
         """Names of the parameters that are another rank's."""
         self.whole: Callable[[], AbstractContextManager[Any]] = nullcontext if whole is None else partial(whole, call)
         self._start, self._held = StateSnapshot(module), Held()

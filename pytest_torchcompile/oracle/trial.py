@@ -195,7 +195,9 @@ class Trial:
                     self.rate = rate((self._alone or eager).module, one or mine)
                 with self.phase("compare"), seen.during(_EAGER):
                     if one is not None:
-                        self.leaves += self._beside_one_process(call.label, one.without(eager.others), mine, lambda c=call: self._reference(c))  # type: ignore[misc]
+                        self.leaves += self._beside_one_process(
+                            call.label, one.without(eager.others), mine,
+                            lambda c=call: self._reference(c))  # type: ignore[misc]
                     compared = compare(mine, found, lambda call=call: self._reference(call))  # type: ignore[misc]
                     self.leaves += [(call.label, leaf) for leaf in compared]
                     if before is not None:

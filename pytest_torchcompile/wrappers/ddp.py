@@ -20,7 +20,7 @@ __all__ = ["DDP", "wrap"]
 def wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> Callable[..., Any]:
     """Wrap the model in the order that the cell asks for.
 
-    Buffers are not broadcast: each replica's statistics are those of its own batches, as one process would compute them.
+    Buffers are not broadcast: each replica's statistics are those of its own batches, as one process computes them.
     """
     from torch.nn.parallel import DistributedDataParallel
 

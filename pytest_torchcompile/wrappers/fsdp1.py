@@ -34,7 +34,7 @@ def _wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) ->
         model, process_group=mesh.get_group(), use_orig_params=True,
         device_id=device if device.type == "cpu" else torch.cuda.current_device())
     if settings is not None and order == "wrap_then_compile":
-        return torch.compile(wrapped, **settings)  # type: ignore[no-any-return]
+        return torch.compile(wrapped, **settings)
     return wrapped  # type: ignore[no-any-return]
 
 

@@ -1,5 +1,5 @@
-"""fsdp2: ``fully_shard`` of each repeated block and of the model. Every rank keeps a part of each parameter, gathers the
-whole for a block's call, and gets its part of the averaged gradients.
+"""fsdp2: ``fully_shard`` of each repeated block and of the model. Every rank keeps a part of each parameter, gathers
+the whole for a block's call, and gets its part of the averaged gradients.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["FSDP2", "gather_back", "wrap"]
 def wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> Callable[..., Any]:
     """Shard the model over the mesh, compiled in the order that the cell asks for.
 
-    ``wrap_then_compile`` and ``compile_then_wrap`` compile the whole model; FSDP's hooks around it are not compiled, and
-    neither is, in torch up to 2.13, what of the model is outside of the blocks.
+    ``wrap_then_compile`` and ``compile_then_wrap`` compile the whole model; FSDP's hooks around it are not compiled,
+    and neither is, in torch up to 2.13, what of the model is outside of the blocks.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -36,7 +36,7 @@ def wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> 
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     if settings is not None and order == "wrap_then_compile":
-        return torch.compile(model, **settings)  # type: ignore[no-any-return]
+        return torch.compile(model, **settings)
     return model
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +43,7 @@ def joined(job: Job, cell: Cell, wrapper: Wrapper, where: str) -> Iterator[Any]:
     with _own_caches(job, cell):
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo", rank=job.rank, world_size=job.world,
-            store=dist.FileStore(job.rendezvous, job.world),
+            store=dist.FileStore(job.rendezvous, job.world),  # type: ignore[attr-defined]
             timeout=datetime.timedelta(seconds=job.timeout + _LONGER),
             device_id=device if device.type == "cuda" else None,
         )
@@ -65,8 +64,8 @@ def _device(job: Job, cell: Cell, where: str) -> torch.device:
     if device.type == "cpu":
         if not torch.distributed.is_gloo_available():
             raise Unavailable(f"wrapper {cell.wrapper!r} on cpu needs gloo, which this torch is built without")
-        if sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here; a host name need not resolve
+        if Path("/sys/class/net/lo").exists():  # all ranks are on this machine, whose name need not resolve
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return device
     if device.index is not None:
         raise UsageError(f"{where}: wrapper {cell.wrapper!r} takes one GPU for each rank, and device {cell.device!r} "
@@ -105,8 +104,8 @@ def _own_caches(job: Job, cell: Cell) -> Iterator[None]:
 def forget_shardings() -> bool:
     """Drop DTensor's cache of sharding decisions, which name the groups that are gone; False if torch has no way to.
 
-    ``torch.distributed.tensor.debug._clear_sharding_prop_cache``: torch 2.8 to 2.13. Where it is missing a process can't
-    be used for another cell.
+    ``torch.distributed.tensor.debug._clear_sharding_prop_cache``: torch 2.8 to 2.13. Where it is missing a process
+    can't be used for another cell.
     """
     from torch.distributed.tensor import debug
 
@@ -120,8 +119,8 @@ def forget_shardings() -> bool:
 def collectives() -> dict[str, int]:
     """How many collectives this rank has begun in each of its process groups, by what the mesh calls it.
 
-    ``torch.distributed.distributed_c10d._world.pg_group_ranks`` and ``ProcessGroup._get_sequence_number_for_group``: torch
-    2.8 to 2.13. Empty where torch does not tell.
+    ``torch.distributed.distributed_c10d._world.pg_group_ranks``, ``ProcessGroup._get_sequence_number_for_group``:
+    torch 2.8 to 2.13. Empty where torch does not tell.
     """
     from torch.distributed import distributed_c10d
 
@@ -129,7 +128,7 @@ def collectives() -> dict[str, int]:
     try:
         for group, ranks in distributed_c10d._world.pg_group_ranks.items():
             name = f"{getattr(group, 'group_desc', '') or 'group'} of {len(ranks)}"
-            found[name] = found.get(name, 0) + int(group._get_sequence_number_for_group())
+            found[name] = found.get(name, 0) + int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
     except (AttributeError, RuntimeError):
         return {}
     return found

@@ -9,6 +9,7 @@ the pipeline, and its backward is a step of the schedule with the loss ``sum(out
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -47,7 +48,7 @@ class _Pipeline:
     def __init__(self, stage: nn.Module, mesh: Any) -> None:
         self.stage, self.mesh = stage, mesh
         self.last = mesh.size() - 1
-        self.ready: dict[Any, Any] = {}
+        self.ready: dict[Any, tuple[Any, Any]] = {}
         """Two schedules for each shape of the inputs: one for forwards, and one for steps."""
 
     @property
@@ -122,4 +123,4 @@ def _microbatches(rows: int) -> int:
     return next((count for count in range(2, rows + 1) if rows % count == 0), 1)
 
 
-PP = Wrapper("pp", _wrap, ranks=2, axes=("stage",), alike=False, owned=lambda call: call.owned)
+PP = Wrapper("pp", _wrap, ranks=2, axes=("stage",), alike=False, owned=operator.attrgetter("owned"))

@@ -43,9 +43,9 @@ class Wrapper:
     partial: bool = False
     """Does part of the model stay eager on purpose?"""
     axes: tuple[str, ...] = ("data",)
-    """Dimensions of the mesh. Along ``data`` each rank is a replica with a batch of its own, and gradients of parameters
-    are averages over all of them; along others the ranks work on one batch together. Of two dimensions the last is 2
-    ranks wide."""
+    """Dimensions of the mesh. Along ``data`` each rank is a replica with a batch of its own, and gradients of
+    parameters are averages over all of them; along others the ranks work on one batch together. Of two dimensions the
+    last is 2 ranks wide."""
     settle: Callable[[nn.Module], None] | None = None
     """Called before the model's state is put back: undoes what a forward without a backward leaves."""
     whole: Callable[[Callable[..., Any]], AbstractContextManager[Any]] | None = None
@@ -78,6 +78,6 @@ def load(name: str, root: Path, where: str) -> Wrapper:
         return Wrapper(wrapping.name, found, ranks=wrapping.ranks)
     if wrapping.ranks % found.ranks or (found.ranks == 1) != (wrapping.ranks == 1):
         plain = name.partition("*")[0]
-        raise UsageError(f"{where}: wrapper {wrapping.name!r} is made for {found.ranks} rank(s) and the matrix gives it "
-                         f"{wrapping.ranks}; write {plain}{f'*{found.ranks}' if found.ranks > 1 else ''}")
+        raise UsageError(f"{where}: wrapper {wrapping.name!r} is made for {found.ranks} rank(s), and the matrix gives "
+                         f"it {wrapping.ranks}; write {plain}{f'*{found.ranks}' if found.ranks > 1 else ''}")
     return replace(found, ranks=wrapping.ranks)

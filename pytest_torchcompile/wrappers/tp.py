@@ -4,8 +4,8 @@ Which ones and how is the model's to say, by an attribute ``tp_plan``::
 
     tp_plan = {"blocks.*.widen": "colwise", "blocks.*.narrow": "rowwise"}
 
-``colwise`` splits a layer's outputs and ``rowwise`` the inputs of the layer that they go to, whose results are added up;
-``colwise_gather`` splits a layer's outputs and puts them together again.
+``colwise`` splits a layer's outputs, and ``rowwise`` the inputs of the layer that they go to, whose results are added
+up. ``colwise_gather`` splits a layer's outputs and puts them together again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> 
     if Wrapping.read(cell.wrapper).order == "inner_blocks":
         compile_blocks(model, settings, cell)
         return model
-    return torch.compile(model, **settings)  # type: ignore[no-any-return]
+    return torch.compile(model, **settings)
 
 
 def split(model: nn.Module, cell: Cell, mesh: Any) -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
-import torch.distributed as dist
 from pytest_torchcompile.wrappers.protocol import Wrapper
 
 
 class Net(nn.Module):
     """Two layers. (B, 8) -> (B, 4)."""
 
-    tp_plan = {"up": "colwise", "down": "rowwise"}
+    tp_plan: ClassVar = {"up": "colwise", "down": "rowwise"}
 
     def __init__(self):
         super().__init__()

@@ -67,7 +67,7 @@ def _device(job: Job, cell: Cell, where: str) -> torch.device:
         if Path("/sys/class/net/lo").exists():  # all ranks are on this machine, whose name need not resolve
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return device
-    if device.index is not None:
+    if ":" in cell.device:
         raise UsageError(f"{where}: wrapper {cell.wrapper!r} takes one GPU for each rank, and device {cell.device!r} "
                          "names one; write device: cuda")
     if not torch.cuda.is_available():

@@ -27,6 +27,7 @@ from pytest_torchcompile.report.terminal import failure_text, header, summary
 from pytest_torchcompile.selection import refuse_unknown
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.shards import shard
+from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["CellNode", "CheckFailure", "CheckItem", "MatrixFile", "MatrixSession", "start"]
 
@@ -121,7 +122,9 @@ class CellNode(pytest.Collector):
         return self.parent.session_of.execution.result(self.planned, self.selected, self.applicable())
 
     def reproducible(self) -> dict[str, str]:
-        """The checks that a file without the matrix would fail as well, and what each says."""
+        """The checks that a file without the matrix would fail as well, and what each says; in one process, that is."""
+        if Wrapping.read(self.planned.cell.wrapper).ranks > 1:
+            return {}
         result = self.result()
         return {name: judgement.problems[0].message for name, judgement in result.judgements.items()
                 if reproducible(name, judgement, result.observation)}

@@ -40,7 +40,7 @@ _SHOWN = ("during", "function", "file", "line", "compile_id", "kind", "cause", "
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
     """Problems of the sections of all ranks, which :func:`~pytest_torchcompile.blame.gathered` puts together."""
-    ranks = section["ranks"]
+    ranks = section.get("ranks", [])
     if missing := [r for r, rank in enumerate(ranks) if rank is None]:
         yield Problem(f"nothing to judge: rank {', '.join(map(str, missing))} has recorded nothing",
                       hint="see the check `compiles` of this cell")
@@ -49,8 +49,10 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         if problem := next(iter(unjudged(rank)), None):
             yield Problem(f"rank {r}: {problem.message}", hint=problem.hint)
             return
-    if len(ranks) < 2:
-        yield Problem("nothing to judge: the cell ran on one rank")
+    if len(ranks) < 2 or not any(rank["graphs"] for rank in ranks):
+        yield Problem("nothing to judge: "
+                      + ("no rank has compiled a graph" if ranks[1:] else "the observation is not of several ranks"),
+                      hint="see the check `compiles` of this cell")
         return
     yield from _compiles(ranks, section["alike"])
     if section["alike"]:

@@ -12,6 +12,8 @@ from pytest_torchcompile.matrix import load_matrix
 
 FOLDER = Path(__file__).parents[2] / "matrix"
 ON_ANY_MACHINE = ("default", "smoke")
+FSDP = ("regional", "fsdp1", "fsdp2", "fsdp2+tp", "pp", "ddp@wrap_then_compile")
+"""Wrappers that run a part of the model, or operators of their own, eagerly."""
 
 
 def shipped(name):
@@ -72,7 +74,10 @@ def test_fuzz_draws_its_sizes():
 
 
 def test_lower_limits_are_only_where_a_rule_says_why():
-    """Full coverage and no graph break, but for regional cells and the model whose routing depends on data."""
+    """Full coverage and no graph break, but for regional cells, the model whose routing depends on data, and ranks."""
     for planned in shipped("default").cells:
         usual = {"coverage": 1.0, "steps": 3, "graph_breaks": 0}
-        assert (planned.limits == usual) == (planned.cell.wrapper != "regional" and planned.cell.model != "moe_lite")
+        whole = planned.cell.wrapper not in FSDP and planned.cell.model != "moe_lite"
+        if (planned.cell.model, planned.cell.wrapper) == ("tiny_head", "tp"):
+            whole = False
+        assert (planned.limits == usual) == whole, planned.cell.id

@@ -71,10 +71,10 @@ def _order(outcome: Outcome, rank: Observation) -> tuple[int, bool, float]:
     failure, error = rank.failure, _error(rank)
     text = f"{failure.message} {failure.evidence}" if failure else f"{error.get('text', '')}"
     if (failure and failure.kind == "aborted") or any(known in text for known in _TAKEN_ALONG):
-        return 2, False, outcome.seconds
+        return 2, False, outcome.at
     if failure and failure.kind == "timeout":
         return 1, _waits(failure.evidence), 0.0
-    return 0, False, rank.failed_at or outcome.seconds
+    return 0, False, outcome.at if rank.failed_at is None else rank.failed_at
 
 
 def _waits(stacks: str) -> bool:

@@ -71,6 +71,7 @@ class Execution:
         return CellResult(judgements, observation, seconds)
 
     def _job(self, planned: PlannedCell, selected: Sequence[str]) -> Job:
+        ranks = Wrapping.read(planned.cell.wrapper).ranks
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return Job(
             cell=planned.cell.to_dict(),
@@ -83,8 +84,8 @@ class Execution:
             modules=self.matrix_modules,
             fuzz=replace(self.settings.fuzz, root=str(self.matrix.root)).to_dict(),
             # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
-            threads=_omp_threads() or max(1, min(cores, 4) // Wrapping.read(planned.cell.wrapper).ranks),
-            compile_threads=max(1, cores // self.workers),
+            threads=_omp_threads() or max(1, min(cores, 4) // ranks),
+            compile_threads=max(1, cores // self.workers // ranks),
         )
 
     @property

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class Outcome:
     message: str = ""
     evidence: str = ""
     seconds: float = 0.0
+    at: float = field(default_factory=time.monotonic)
+    """``time.monotonic()`` when it was noticed."""
 
 
 class Zygote:
@@ -190,7 +192,7 @@ class Rank:
         return Outcome("timeout", message=message, evidence=evidence, seconds=self._seconds)
 
     def _crashed(self) -> Outcome:
-        seconds = self._seconds
+        seconds, at = self._seconds, time.monotonic()
         status_file = self.folder / f"{self.pid}.status"
         deadline = time.monotonic() + 5
         while not status_file.exists() and time.monotonic() < deadline:
@@ -198,7 +200,7 @@ class Rank:
         message = _how_it_ended(int(status_file.read_text())) if status_file.exists() else "the process is gone"
         evidence = "\n".join(filter(None, (_stacks(self.folder / f"{self.pid}.stacks"), self.log)))
         self.close()
-        return Outcome("crash", message=message, evidence=evidence, seconds=seconds)
+        return Outcome("crash", message=message, evidence=evidence, seconds=seconds, at=at)
 
     def _recycle(self, answer: dict[str, Any]) -> None:
         self._first_rss = self._first_rss or answer["rss"]

@@ -55,9 +55,9 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
                       hint="see the check `compiles` of this cell")
         return
     yield from _compiles(ranks, section["alike"])
-    if section["alike"]:
+    if section["alike"]:  # stages of a pipeline send and receive different numbers of times
         yield from _counts(ranks)
-    yield from _collectives(ranks)
+        yield from _collectives(ranks)
 
 
 def _compiles(ranks: list[Mapping[str, Any]], alike: bool) -> Iterator[Problem]:

@@ -71,7 +71,7 @@ class _Pipeline:
 
         key = tuple((a.shape, a.dtype) for a in args)
         if key not in self.ready:
-            first, second = (PipelineStage(self.stage, self.mesh.get_local_rank(), self.mesh.size(), args[0].device,
+            first, second = (PipelineStage(_Entered(self.stage), self.mesh.get_local_rank(), self.mesh.size(), args[0].device,
                                            group=self.mesh.get_group()) for _ in range(2))
             count = _microbatches(args[0].shape[0])
             through = ScheduleGPipe(first, count)
@@ -94,6 +94,20 @@ class _Pipeline:
         output = output.detach().contiguous()
         dist.broadcast(output, source, self.mesh.get_group())
         return output
+
+
+class _Entered(nn.Module):
+    """A stage that is always given an input with a gradient: a forward of the pipeline hands on some without, a step
+    some with, and the stage would be compiled for each."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if x.is_floating_point() and torch.is_grad_enabled() and not x.requires_grad:
+            x = x.detach().requires_grad_()
+        return self.stage(x)
 
 
 class _Step(torch.autograd.Function):

@@ -131,6 +131,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.randomness:CHECK",
         "random numbers that compiled code draws itself have eager's distribution, and obey the seed",
         on_request=True,
+        ranks="one",
     ),
     "kernels": CheckEntry(
         f"{_HERE}.kernels:CHECK",

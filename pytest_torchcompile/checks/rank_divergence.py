@@ -61,12 +61,15 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
 
 
 def _compiles(ranks: list[Mapping[str, Any]], alike: bool) -> Iterator[Problem]:
-    """The first call in which some rank compiled otherwise than rank 0; of unlike programs recompiles only."""
+    """The first call in which some rank compiled otherwise than rank 0.
+
+    Of ranks that run unlike programs it is only asked whether all or none compile again.
+    """
     calls = list(dict.fromkeys(each["during"] for rank in ranks for each in rank["compiles"]))
     for call in calls:
         here = [[each for each in rank["compiles"] if each["during"] == call
                  and (alike or each["kind"] == "recompile")] for rank in ranks]
-        keys = [Counter(_what(each) for each in found) if alike else len(found) for found in here]
+        keys = [Counter(_what(each) for each in found) if alike else bool(found) for found in here]
         other = next((r for r, key in enumerate(keys) if key != keys[0]), None)
         if other is None:
             continue

@@ -71,8 +71,9 @@ class _Pipeline:
 
         key = tuple((a.shape, a.dtype) for a in args)
         if key not in self.ready:
-            first, second = (PipelineStage(_Entered(self.stage), self.mesh.get_local_rank(), self.mesh.size(), args[0].device,
-                                           group=self.mesh.get_group()) for _ in range(2))
+            first, second = (
+                PipelineStage(_Entered(self.stage), self.mesh.get_local_rank(), self.mesh.size(), args[0].device,
+                              group=self.mesh.get_group()) for _ in range(2))
             count = _microbatches(args[0].shape[0])
             through = ScheduleGPipe(first, count)
             step = ScheduleGPipe(second, count, loss_fn=_weighted, scale_grads=False)

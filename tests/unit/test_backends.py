@@ -43,8 +43,8 @@ def test_targets_are_there(request):
 def test_checks():
     """The order of the report, and the limits that a matrix may set."""
     assert list(CHECKS) == ["compiles", "equivalence", "gradients", "training_steps", "aliasing", "graph_breaks",
-                            "recompiles", "shape_stability", "smoketest", "safe_fallback", "rank_divergence", "kernels",
-                            "benchmark", "fuzz"]
+                            "recompiles", "shape_stability", "smoketest", "safe_fallback", "rank_divergence",
+                            "randomness", "kernels", "benchmark", "fuzz"]
     assert {name: (limit.kind, limit.default) for name, limit in LIMITS.items()} == {
         "coverage": ("min", 1.0), "steps": ("min", 3), "graph_breaks": ("max", 0), "recompiles": ("max", None),
         "late_recompiles": ("max", None), "kernels": ("max", None), "speedup": ("min", None),

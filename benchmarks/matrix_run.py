@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from pytest_torchcompile.wrappers.wrapping import Wrapping
+
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent
 
@@ -43,7 +45,8 @@ def main() -> None:
     found = subprocess.run([sys.executable, "-m", "pytest_torchcompile", "cells", "--json", args.matrix],
                            capture_output=True, text=True, cwd=REPOSITORY, check=True)
     cells = [cell for cell in json.loads(found.stdout) if cell["outcome"] == "run" and
-             cell["axes"]["model"] != "triton_op"][:: args.cells]
+             cell["axes"]["model"] != "triton_op"
+             and Wrapping.read(cell["axes"]["wrapper"]).ranks == 1][:: args.cells]
     results: dict[tuple[str, str], tuple[float, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "cells.json"

@@ -17,6 +17,7 @@ from pytest_torchcompile.errors import nearest
 from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.targets import Targets
 from pytest_torchcompile.wrappers import WRAPPERS
+from pytest_torchcompile.wrappers.wrapping import Wrapping
 from pytest_torchcompile.yamlnodes import kind
 from pytest_torchcompile.yamlreader import MISSING, Missing, Reader
 
@@ -134,14 +135,18 @@ class _Values:
 
     def _code(self, axis: str, text: str) -> str | None:
         """A backend or wrapper: a name that is known, or ``module:attribute``."""
+        if axis == "wrapper":
+            try:
+                text = Wrapping.read(text).name
+            except ValueError as why:
+                return str(why)
+            if text in WRAPPERS:
+                return None
         if ":" in text:
             mistake = self.targets.mistake(text)
             return f"{axis}: {mistake}" if mistake else None
         if text in NOT_ALONE:
             return f"backend {text!r} is for torch's own use: it needs arguments that no cell gives"
-        table = set(BACKENDS if axis == "backend" else WRAPPERS)
-        if axis == "backend" and text not in table:
-            table |= installed()
-        if text in table:
+        if text in (table := {*BACKENDS, *installed()}):
             return None
         return f"{text!r} is not a {axis}, nor module:attribute; {nearest(text, table)}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_torchcompile.checks import applies
+from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.errors import ReportError, UsageError
 from pytest_torchcompile.execution import CellResult, Execution
 from pytest_torchcompile.matrix import Matrix, PlannedCell, load_matrix
@@ -27,6 +27,7 @@ from pytest_torchcompile.report.terminal import failure_text, header, summary
 from pytest_torchcompile.selection import refuse_unknown
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.shards import shard
+from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["CellNode", "CheckFailure", "CheckItem", "MatrixFile", "MatrixSession", "start"]
 
@@ -108,7 +109,7 @@ class CellNode(pytest.Collector):
     def applicable(self) -> list[str]:
         """The checks that the run asks for and that have something to judge in the cell's phase."""
         wanted = self.parent.session_of.settings.checks or self.parent.matrix.checks
-        return [name for name in wanted if applies(name, self.planned.cell.axes)]
+        return [name for name in wanted if CHECKS[name].applies(self.planned.cell.axes)]
 
     def collect(self) -> Iterator[CheckItem]:
         """One item for each check."""
@@ -120,7 +121,9 @@ class CellNode(pytest.Collector):
         return self.parent.session_of.execution.result(self.planned, self.selected, self.applicable())
 
     def reproducible(self) -> dict[str, str]:
-        """The checks that a file without the matrix would fail as well, and what each says."""
+        """The checks that a file without the matrix would fail as well, and what each says; in one process, that is."""
+        if Wrapping.read(self.planned.cell.wrapper).ranks > 1:
+            return {}
         result = self.result()
         return {name: judgement.problems[0].message for name, judgement in result.judgements.items()
                 if reproducible(name, judgement, result.observation)}

@@ -10,13 +10,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pytest_torchcompile import leases
+from pytest_torchcompile.blame import gathered
 from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.group import Group
 from pytest_torchcompile.leases import Leases
 from pytest_torchcompile.matrix import Matrix, PlannedCell
 from pytest_torchcompile.observation import Failure, Job, Judgement, Observation
-from pytest_torchcompile.ranks import Outcome, Rank
+from pytest_torchcompile.ranks import Outcome
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.verdicts import apply_xfail, judge
+from pytest_torchcompile.wrappers.wrapping import Wrapping
 from pytest_torchcompile.zygote import gpu_device_files
 
 __all__ = ["CellResult", "Execution", "gpus_of"]
@@ -45,9 +48,7 @@ class Execution:
     """The zygote's folder; None runs cells in this process."""
     workers: int = 1
     """pytest processes that run cells at the same time."""
-    _rank: Rank | None = None
-    _rank_gpus: tuple[str, ...] = ()
-    """What the rank process sees of the GPUs; () where no cell of it needed any yet."""
+    _group: Group | None = None
     _leases: Leases | None = None
     _done: dict[str, CellResult] = field(default_factory=dict)
 
@@ -62,21 +63,23 @@ class Execution:
         return self._done[key]
 
     def close(self) -> None:
-        """End the rank process, whatever it is doing."""
-        if self._rank is not None:
-            self._rank.close()
+        """End the rank processes, whatever they are doing."""
+        if self._group is not None:
+            self._group.close()
 
     def _run(self, planned: PlannedCell, selected: Sequence[str], applicable: Sequence[str]) -> CellResult:
         if planned.outcome == "skip":
             observation, seconds = Observation(planned.cell.id, failure=Failure("skip", planned.reason)), 0.0
         else:
-            outcome = self._on_gpus(planned.cell, self._job(planned, selected))
-            observation, seconds = _observation(planned.cell.id, outcome), outcome.seconds
+            outcomes = self._on_gpus(planned.cell, self._job(planned, selected))
+            observation = gathered(planned.cell.id, outcomes)
+            seconds = max(outcome.seconds for outcome in outcomes)
         judgements = judge(observation, selected, planned.limits)
         judgements = apply_xfail(judgements, planned, complete=set(selected) >= set(applicable))
         return CellResult(judgements, observation, seconds)
 
     def _job(self, planned: PlannedCell, selected: Sequence[str]) -> Job:
+        ranks = Wrapping.read(planned.cell.wrapper).ranks
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return Job(
             cell=planned.cell.to_dict(),
@@ -89,8 +92,8 @@ class Execution:
             modules=self.matrix_modules,
             fuzz=replace(self.settings.fuzz, root=str(self.matrix.root)).to_dict(),
             # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
-            threads=_omp_threads() or min(cores, 4),
-            compile_threads=max(1, cores // self.workers),
+            threads=_omp_threads() or max(1, min(cores, 4) // ranks),
+            compile_threads=max(1, cores // self.workers // ranks),
             autotune_choices=self.matrix.autotune_choices,
         )
 
@@ -100,36 +103,38 @@ class Execution:
         targets = {t for m in self.matrix.models.values() for t in (m.factory, m.inputs, m.loss) if t}
         return tuple(sorted({target.partition(":")[0] for target in targets}))
 
-    def _on_gpus(self, cell: Cell, job: Job) -> Outcome:
+    def _on_gpus(self, cell: Cell, job: Job) -> list[Outcome]:
         """Run the cell while it holds the GPUs that it needs; without a lease where there are none to share."""
-        count = gpus_of(cell)
+        ranks = Wrapping.read(cell.wrapper).ranks
+        count = gpus_of(cell, ranks)
         if self._leases is None:
             self._leases = leases.here(leases.visible_gpus(gpu_device_files()), self.settings.workers_per_gpu)
         if not count or not self._leases.gpus or self.folder is None:
-            return self._execute(job)
+            return self._execute(job, ranks)
         if count > len(self._leases.gpus):
-            failure = Failure("skip", f"it needs {count} GPUs, and this machine has {len(self._leases.gpus)} to use")
-            return Outcome("done", Observation(cell.id, failure=failure).to_dict())
-        with self._leases.held(count, alone=TIMED in job.checks) as gpus:
-            if self._rank is not None and self._rank_gpus not in ((), gpus):
-                self._rank.close()  # CUDA reads once what a process may see
-            self._rank_gpus = gpus
-            return self._execute(job)
+            why = f"it needs {count} GPUs, and this machine has {len(self._leases.gpus)} to use"
+            return [Outcome("skip", message=why)]
+        with self._leases.held(count, alone=ranks > 1 or TIMED in job.checks) as gpus:
+            return self._execute(job, ranks, gpus)
 
-    def _execute(self, job: Job) -> Outcome:
+    def _execute(self, job: Job, ranks: int, gpus: tuple[str, ...] = ()) -> list[Outcome]:
         if self.folder is None:
+            if ranks > 1:
+                why = f"wrapper {job.cell['wrapper']!r} needs {ranks} rank processes; --compile-inprocess has none"
+                return [Outcome("skip", message=why)]
             from pytest_torchcompile.ranks import execute
 
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # as in a rank process: pytest's filters are for the user's tests
-                return Outcome("done", execute({"do": "cell", "job": job, "path": []})["value"])
-        if self._rank is None:
-            self._rank = Rank(self.folder)
-        outcome = self._rank.run({"do": "cell", "job": job, "path": sys.path, "gpus": self._rank_gpus},
-                                 self.settings.timeout)
+                return [Outcome("done", execute({"do": "cell", "job": job, "path": []})["value"])]
+        if self._group is None:
+            self._group = Group(self.folder)
+        # What a rank finds out alone, while the others are at something else, ends in a collective that nobody joins.
+        job = replace(job, locate=0.0) if ranks > 1 else job
+        outcomes = self._group.run(job, ranks, sys.path, self.settings.timeout, gpus)
         if self.settings.isolation == "cell":
-            self._rank.close()
-        return outcome
+            self._group.close()
+        return outcomes
 
 
 def gpus_of(cell: Cell, ranks: int = 1) -> int:
@@ -142,9 +147,3 @@ def _omp_threads() -> int:
     """The user's OMP_NUM_THREADS (of the outer level, where it is a list), or 0."""
     given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return int(given) if given.isdigit() else 0
-
-
-def _observation(cell: str, outcome: Outcome) -> Observation:
-    if outcome.status == "done":
-        return Observation.from_dict(outcome.value)
-    return Observation(cell, failure=Failure(outcome.status, outcome.message, evidence=outcome.evidence))

@@ -6,6 +6,7 @@ only the reader can tell.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from pytest_torchcompile.backends import BACKENDS, installed
 from pytest_torchcompile.cell import AXES
 from pytest_torchcompile.checks import CHECKS, LIMITS, Limit
 from pytest_torchcompile.wrappers import WRAPPERS
+from pytest_torchcompile.wrappers.wrapping import ORDERS
 from pytest_torchcompile.yamlreader import DAY
 
 __all__ = ["matrix_schema"]
@@ -77,13 +79,19 @@ def _values() -> dict[str, Schema]:
     """The values of each axis that is known here."""
     known: dict[str, Schema] = {
         "backend": {"anyOf": [{"enum": sorted({*BACKENDS, *installed()})}, _TARGET]},
-        "wrapper": {"anyOf": [{"enum": list(WRAPPERS)}, _TARGET]},
+        "wrapper": {"anyOf": [{"enum": list(WRAPPERS)}, {"type": "string", "pattern": _wrapping()}]},
         "device": {"type": "string", "pattern": f"^{DEVICE}$"},
     }
     for name, axis in AXES.items():
         if axis.values is not None:
             known[name] = {"enum": list(axis.values)}
     return known
+
+
+def _wrapping() -> str:
+    """A name or target, its compile order and its number of ranks (:mod:`pytest_torchcompile.wrappers.wrapping`)."""
+    names = "|".join([*map(re.escape, WRAPPERS), _TARGET["pattern"].strip("^$")])
+    return rf"^({names})(@({'|'.join(ORDERS)}))?(\*[1-9]\d*)?$"
 
 
 def _axes() -> Schema:

@@ -50,6 +50,12 @@ class Job:
     """Threads that Inductor compiles with."""
     autotune_choices: int = 0
     """Candidates that autotuning may try for each kernel; 0: as many as torch wants."""
+    rank: int = 0
+    world: int = 1
+    rendezvous: str = ""
+    """File in which the ranks of a cell find each other."""
+    timeout: float = 600.0
+    """Seconds after which the other side ends the cell."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Failure:
 
     kind: str
     """``skip`` (this machine cannot), ``usage`` (the matrix is wrong), ``user`` (eager fails too),
-    ``crash``, ``timeout``, ``internal``."""
+    ``crash``, ``timeout``, ``internal``, ``aborted`` (of a rank: another one had failed before)."""
     message: str
     phase: str = ""
     evidence: str = ""
@@ -79,10 +85,19 @@ class Observation:
     """Torch state that the cell changed and left changed; it was restored."""
     environment: dict[str, Any] = field(default_factory=dict)
     """torch, device, compiler, ... of the process that ran the cell."""
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    """What the ranks after rank 0 recorded: ``sections``, ``failure``, ``seconds`` and ``leaks`` of each; rank 0's are
+    the cell's own."""
+
+    failed_at: float | None = None
+    """``time.monotonic()`` of the first failure, by which the ranks of a cell are put in order. In no report."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`from_dict` takes."""
-        return asdict(self)
+        data = asdict(self)
+        if self.failed_at is None:
+            del data["failed_at"]
+        return data
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Observation:

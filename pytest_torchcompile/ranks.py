@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class Outcome:
     message: str = ""
     evidence: str = ""
     seconds: float = 0.0
+    at: float = field(default_factory=time.monotonic)
+    """``time.monotonic()`` when it was noticed."""
 
 
 class Zygote:
@@ -84,27 +86,54 @@ class Rank:
         self.pid = 0
         self._connection: Connection | None = None
         self._first_rss = 0
+        self._log, self._offset, self._began = folder, 0, 0.0
 
     def run(self, job: dict[str, Any], timeout: float) -> Outcome:
         """Have the rank do a job: a plain dict with the key ``do``, see :func:`execute`.
 
         ``timeout`` is in seconds; when it passes, the process' stacks are taken and it is killed.
         """
+        connection = self.begin(job)
+        if connection.poll(timeout):
+            return self.finish()
+        return self.give_up(f"no result after {timeout:g} s")
+
+    def begin(self, job: dict[str, Any]) -> Connection:
+        """Hand the rank a job; what is returned is ready, as ``connection.wait`` means it, once it has an outcome."""
         if self._connection is not None and self._connection.poll(0):
             self.close()  # it died between two cells (a rank says nothing unasked): not the next cell's fault
         connection = self._connection or self._start()
-        log = self.folder / f"{self.pid}.log"
-        offset = log.stat().st_size
-        start = time.monotonic()
-        try:
+        self._log = self.folder / f"{self.pid}.log"
+        self._offset = self._log.stat().st_size
+        self._began = time.monotonic()
+        with contextlib.suppress(OSError):  # it has died: finish() says how
             connection.send(job)
-            if not connection.poll(timeout):
-                return self._timed_out(timeout, log, offset)
-            answer = json.loads(connection.recv())
+        return connection
+
+    def finish(self) -> Outcome:
+        """The outcome of a job whose connection is ready."""
+        try:
+            if self._connection is None:
+                raise EOFError
+            answer = json.loads(self._connection.recv())
         except (EOFError, OSError):
-            return self._crashed(time.monotonic() - start, log, offset)
+            return self._crashed()
         self._recycle(answer)
-        return Outcome("done", answer["value"], seconds=time.monotonic() - start)
+        return Outcome("done", answer["value"], seconds=self._seconds)
+
+    def give_up(self, message: str) -> Outcome:
+        """Take the stacks of a rank that has no outcome, and kill it."""
+        self.ask_for_stacks()
+        return self.killed(message)
+
+    @property
+    def log(self) -> str:
+        """What the last job wrote to stdout and stderr, the last lines of it."""
+        return _tail(self._log, self._offset)
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
 
     def close(self) -> None:
         """End the process, whatever it is doing."""
@@ -145,28 +174,33 @@ class Rank:
             + (f"; it said:\n{log}" if log else " and said nothing")
         )
 
-    def _timed_out(self, timeout: float, log: Path, offset: int) -> Outcome:
-        stacks = self.folder / f"{self.pid}.stacks"
+    def ask_for_stacks(self) -> None:
+        """Have the process write where its threads are."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
-            for _ in range(20):  # faulthandler writes from a signal handler, also while C code runs
-                time.sleep(0.05)
-                if stacks.stat().st_size:
-                    break
-            time.sleep(0.05)
-        evidence = "\n".join(filter(None, (_stacks(stacks), _tail(log, offset))))
-        self.close()
-        return Outcome("timeout", message=f"no result after {timeout:g} s", evidence=evidence, seconds=timeout)
 
-    def _crashed(self, seconds: float, log: Path, offset: int) -> Outcome:
+    def killed(self, message: str) -> Outcome:
+        """Kill the process once its stacks are there; a ``timeout`` with them."""
+        stacks = self.folder / f"{self.pid}.stacks"
+        for _ in range(20):  # faulthandler writes from a signal handler, also while C code runs
+            if stacks.stat().st_size:
+                break
+            time.sleep(0.05)
+        time.sleep(0.05)
+        evidence = "\n".join(filter(None, (_stacks(stacks), self.log)))
+        self.close()
+        return Outcome("timeout", message=message, evidence=evidence, seconds=self._seconds)
+
+    def _crashed(self) -> Outcome:
+        seconds, at = self._seconds, time.monotonic()
         status_file = self.folder / f"{self.pid}.status"
         deadline = time.monotonic() + 5
         while not status_file.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         message = _how_it_ended(int(status_file.read_text())) if status_file.exists() else "the process is gone"
-        evidence = "\n".join(filter(None, (_stacks(self.folder / f"{self.pid}.stacks"), _tail(log, offset))))
+        evidence = "\n".join(filter(None, (_stacks(self.folder / f"{self.pid}.stacks"), self.log)))
         self.close()
-        return Outcome("crash", message=message, evidence=evidence, seconds=seconds)
+        return Outcome("crash", message=message, evidence=evidence, seconds=seconds, at=at)
 
     def _recycle(self, answer: dict[str, Any]) -> None:
         self._first_rss = self._first_rss or answer["rss"]

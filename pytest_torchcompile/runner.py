@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ from pytest_torchcompile.oracle.localisation import located
 from pytest_torchcompile.oracle.trial import EagerRaised, Trial, same_random_draws
 from pytest_torchcompile.oracle.units import unit_of
 from pytest_torchcompile.references import References
+from pytest_torchcompile.wrappers.group import forget_shardings, joined
 from pytest_torchcompile.wrappers.protocol import Wrapper
 from pytest_torchcompile.wrappers.protocol import load as load_wrapper
 
@@ -41,6 +43,8 @@ __all__ = ["TUNING", "Run", "environment", "run_cell"]
 TUNING = "autotuning, in these"
 """What of the other phases' seconds autotuning took."""
 
+_APART = 104_729
+"""Between the seeds of two replicas' batches: more than a cell has sizes."""
 _REFERENCES = References()
 _LOCATED = {"compiles", "equivalence", "gradients", "training_steps", "aliasing"}
 """Sections that say which stage of the compiler brings a difference in."""
@@ -49,27 +53,48 @@ _LOCATED = {"compiles", "equivalence", "gradients", "training_steps", "aliasing"
 class Run(Trial):
     """One cell being run: what a check's ``measure`` may ask for. Everything is measured once."""
 
-    def __init__(self, job: Job, cell: Cell) -> None:
-        self.cell, self.job = cell, job
+    def __init__(self, job: Job, cell: Cell, wrapper: Wrapper, mesh: Any = None) -> None:
+        self.cell, self.job, self.wrapper, self._mesh = cell, job, wrapper, mesh
         self.entry = ModelEntry.from_dict(job.entry)
         root = self._home = Path(job.root)
-        self.wrapper: Wrapper = load_wrapper(cell.wrapper, root, self.entry.where)
         settings = subject.settings(cell, root, self.entry.where)
         steps = int(job.limits.get("steps", STEPS)) if "training_steps" in job.checks else 1
         # Built several times, not copied: a forward that was patched onto a module stays bound to the original.
         # This first one is never run.
         self._first = subject.build(self.entry, cell, root, job.seed)
         super().__init__(
-            self._side, self._first, settings,
-            [Call(i, batch, sizes) for i, (sizes, batch)
-             in enumerate(subject.batches(self.entry, cell, root, job.seed))],
+            self._side, self._first, settings, self._calls(),
             loss=subject.loss(self.entry, root), train=cell.phase == "training", seed=job.seed, root=root,
             unit=unit_of(getattr(torch, self.wrapper.unit)) if self.wrapper.unit else None,
             # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
             references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
-                                         cell.wrapper, job.seed),
+                                         cell.wrapper, job.seed, self.replica),
             covered=True, steps=steps, keep_texts="kernels" in job.checks,
+            alone=None if mesh is None else self._one_process,
         )
+
+    def _calls(self) -> list[Call]:
+        """The cell's calls. Each replica draws batches of its own, so that one that ignores the others is found out."""
+        drawn = [subject.batches(self.entry, self.cell, self._home, self.job.seed + _APART * replica)
+                 for replica in range(self.replicas)]
+        own = drawn.pop(self.replica)
+        others = list(zip(*drawn, strict=True)) or [()] * len(own)
+        return [Call(i, batch, sizes, also=tuple(other for _, other in others[i]))
+                for i, (sizes, batch) in enumerate(own)]
+
+    @property
+    def replicas(self) -> int:
+        """How many ranks or groups of ranks have a batch of their own."""
+        return int(self._mesh["data"].size()) if "data" in self._dimensions else 1
+
+    @property
+    def replica(self) -> int:
+        """Which of them this rank belongs to."""
+        return int(self._mesh.get_local_rank("data")) if "data" in self._dimensions else 0
+
+    @property
+    def _dimensions(self) -> tuple[str, ...]:
+        return () if self._mesh is None else self._mesh.mesh_dim_names
 
     def batch(self, sizes: Mapping[str, int], seed: int) -> Batch:
         """Another batch for the cell's model."""
@@ -77,7 +102,14 @@ class Run(Trial):
 
     def _side(self, settings: dict[str, Any] | None) -> Side:
         model = self._another()
-        return Side(self.wrapper.wrap(model, settings, self.cell), model)
+        mesh = () if self._mesh is None else (self._mesh,)
+        call = self.wrapper.wrap(model, settings, self.cell, *mesh)
+        return Side(call, model, settle=self.wrapper.settle, whole=self.wrapper.whole,
+                    owned=self.wrapper.owned)
+
+    def _one_process(self) -> Side:
+        model = self._another()
+        return Side(model, model, alone=True)
 
     def _another(self) -> torch.nn.Module:
         """The model once more, with the parameters and buffers of the first."""
@@ -110,6 +142,8 @@ def run_cell(job: Job) -> tuple[dict[str, Any], bool]:
     try:
         with isolated(seen.leaks), same_random_draws(), autotuning(job.autotune_choices) as tuned:
             seen.failure = _observe_cell(job, cell, seen)
+            if seen.failure is not None:
+                seen.failed_at = time.monotonic()
         if tuned.seconds:
             seen.seconds[TUNING] = tuned.seconds
     except Exception:
@@ -123,6 +157,8 @@ def run_cell(job: Job) -> tuple[dict[str, Any], bool]:
         poisoned = True
     else:
         gpu.release()
+    if job.world > 1:
+        poisoned = poisoned or seen.failure is not None or not forget_shardings()
     return seen.to_dict(), poisoned
 
 
@@ -136,16 +172,10 @@ def _before(seen: Observation) -> str:
 
 def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     try:
-        run = Run(job, cell)
-        run.run()
-        seen.seconds = run.seconds
-        seen.leaks += run.leaks
-        # That compiled code ran is asked of every verdict. In the order of CHECKS: the last drops what was compiled.
-        for name in [name for name in checks.CHECKS if name == "compiles" or name in job.checks]:
-            seen.sections[name] = checks.load(name).measure(run)
-        if sum(run.seconds.values()) <= job.locate and (found := located(run)):
-            for name in _LOCATED & seen.sections.keys():
-                seen.sections[name]["located"] = found
+        where = ModelEntry.from_dict(job.entry).where
+        wrapper = load_wrapper(cell.wrapper, Path(job.root), where)
+        with joined(job, cell, wrapper, where) as mesh:
+            _observe_run(Run(job, cell, wrapper, mesh), seen)
     except Unavailable as why:
         return Failure("skip", str(why))
     except UsageError as why:
@@ -157,6 +187,19 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
             return Failure("crash", f"the GPU has no memory left: {why}", "on the GPU", traceback.format_exc())
         return Failure("internal", f"{type(why).__name__}: {why}", "", traceback.format_exc())
     return None
+
+
+def _observe_run(run: Run, seen: Observation) -> None:
+    run.run()
+    seen.failed_at = run.compiled.error.at if run.compiled.error else None
+    seen.seconds = run.seconds
+    seen.leaks += run.leaks
+    # That compiled code ran is asked of every verdict. In the order of CHECKS: the last drops what was compiled.
+    for name in [name for name in checks.CHECKS if name == "compiles" or name in run.job.checks]:
+        seen.sections[name] = checks.load(name).measure(run)
+    if sum(run.seconds.values()) <= run.job.locate and (found := located(run)):
+        for name in _LOCATED & seen.sections.keys():
+            seen.sections[name]["located"] = found
 
 
 _TORCH = str(Path(torch.__file__).parent)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile import checks
+from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.observation import Failure, Judgement, Observation, Problem
 
 if TYPE_CHECKING:
@@ -24,26 +26,61 @@ _HINTS = {
 
 def judge(observation: Observation, names: Iterable[str], limits: Mapping[str, float]) -> dict[str, Judgement]:
     """What each of the named checks says of the observation."""
-    if failure := observation.failure:
+    failure = observation.failure
+    if failure and failure.kind != "aborted":
         return dict.fromkeys(names, _failed(failure))
-    vacuous = tuple(_vacuous(observation))
-    return {name: _judge(observation, name, limits, vacuous) for name in names}
+    return {name: _judge(observation, name, limits) for name in names}
 
 
-def _judge(observation: Observation, name: str, limits: Mapping[str, float],
-           vacuous: tuple[Problem, ...]) -> Judgement:
-    section = observation.sections.get(name)
-    if section is None:
-        return Judgement("error", (Problem(f"the observation has no section {name!r}: it was not measured"),))
-    problems = tuple(checks.load(name).judge(section, limits)) or vacuous
+def _judge(observation: Observation, name: str, limits: Mapping[str, float]) -> Judgement:
+    found: dict[int, tuple[Problem, ...]] = {}
+    for rank, sections in enumerate(_sections(observation, name)):
+        if sections is None:
+            continue
+        if (section := sections.get(name)) is None:
+            return Judgement("error", (Problem(f"the observation has no section {name!r}: it was not measured"),))
+        if problems := tuple(checks.load(name).judge(section, limits)) or _vacuous(sections):
+            found[rank] = problems
+    if not found and any(sections is None for sections in _sections(observation, name)):
+        return Judgement("error", (Problem("a rank was ended with the others, and no rank says why"),))
+    problems = _of_ranks(found, len(observation.ranks) + 1)
     return Judgement("fail" if problems else "pass", problems)
 
 
-def _vacuous(observation: Observation) -> Iterator[Problem]:
-    """No check passes a cell in which no compiled code ran, whichever checks were asked for."""
-    compiles = observation.sections.get("compiles", {})
-    if not any(graph["runs"] for graph in compiles.get("graphs", ())):
-        yield Problem("nothing to judge: no compiled code ran", hint="see the check `compiles` of this cell")
+def _sections(observation: Observation, name: str) -> list[Mapping[str, Any] | None]:
+    """The sections of each rank that the check judges; None for a rank that another one took along."""
+    if CHECKS[name].ranks == "several":
+        return [observation.sections]  # they hold those of all ranks
+    ranks = [(observation.failure, observation.sections), *((r["failure"], r["sections"]) for r in observation.ranks)]
+    return [None if failure else sections for failure, sections in ranks]
+
+
+def _of_ranks(found: Mapping[int, tuple[Problem, ...]], ranks: int) -> tuple[Problem, ...]:
+    """The problems of all ranks, each with the ranks that have it; one that several have is told once."""
+    if ranks == 1:
+        return found.get(0, ())
+    whose: dict[tuple[str, str, int], list[int]] = {}
+    first: dict[tuple[str, str, int], Problem] = {}
+    for rank, problems in found.items():
+        for problem in problems:
+            key = (problem.message, problem.file, problem.line)
+            whose.setdefault(key, []).append(rank)
+            first.setdefault(key, problem)
+    return tuple(replace(problem, message=f"{_who(whose[key], ranks)}: {problem.message}")
+                 for key, problem in first.items())
+
+
+def _who(some: list[int], ranks: int) -> str:
+    if len(some) == ranks:
+        return "every rank"
+    return f"rank{'s' if some[1:] else ''} {', '.join(map(str, some))}"
+
+
+def _vacuous(sections: Mapping[str, Any]) -> tuple[Problem, ...]:
+    """No check passes a rank in which no compiled code ran, whichever checks were asked for."""
+    if any(graph["runs"] for graph in sections.get("compiles", {}).get("graphs", ())):
+        return ()
+    return (Problem("nothing to judge: no compiled code ran", hint="see the check `compiles` of this cell"),)
 
 
 def _failed(failure: Failure) -> Judgement:

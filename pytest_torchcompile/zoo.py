@@ -10,6 +10,7 @@ because each kernel that Inductor writes costs most of a second of g++.
 from __future__ import annotations
 
 import importlib.util
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -39,6 +40,8 @@ LONGEST = 128
 # ------------------------------------------------------------------------------------------------ tiny_head
 class TinyHead(nn.Module):
     """A classifier's last layer: a product and a softmax over many classes. (B, hidden) -> (B, classes)."""
+
+    tp_plan: ClassVar = {"linear": "colwise_gather"}
 
     def __init__(self, hidden: int, classes: int) -> None:
         super().__init__()
@@ -88,6 +91,8 @@ class Block(nn.Module):
 class MiniGPT(nn.Module):
     """A decoder: token ids (B, S) -> logits (B, S, vocabulary)."""
 
+    tp_plan: ClassVar = {"blocks.*.widen": "colwise", "blocks.*.narrow": "rowwise"}
+
     def __init__(self, width: int, heads: int, layers: int, vocabulary: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
@@ -101,6 +106,31 @@ class MiniGPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+    def stage(self, index: int, count: int) -> nn.Module:
+        """Part ``index`` of ``count`` of a pipeline: an equal share of the blocks, and what is before or after them."""
+        return GPTStage(self, index, count)
+
+
+class GPTStage(nn.Module):
+    """A part of a :class:`MiniGPT`: the first takes token ids, each other what the one before it gave."""
+
+    def __init__(self, model: MiniGPT, index: int, count: int) -> None:
+        super().__init__()
+        self.first, self.last = index == 0, index == count - 1
+        share = len(model.blocks) / count
+        self.blocks = nn.ModuleList(model.blocks[round(share * index):round(share * (index + 1))])
+        if self.first:
+            self.tokens, self.positions = model.tokens, model.positions
+        if self.last:
+            self.norm, self.head = model.norm, model.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first:
+            x = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x)) if self.last else x
 
 
 def mini_gpt(width: int = 64, heads: int = 4, layers: int = 2) -> nn.Module:
@@ -156,6 +186,8 @@ def conv_net(channels: int = 8) -> nn.Module:
 # -------------------------------------------------------------------------------------------------- encoder
 class Encoder(nn.Module):
     """A text classifier: token ids and attention mask, both (B, S) -> (B, 5)."""
+
+    tp_plan: ClassVar = MiniGPT.tp_plan
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

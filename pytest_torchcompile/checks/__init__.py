@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_torchcompile.backends import promised
+from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 if TYPE_CHECKING:
     from pytest_torchcompile.checks.protocol import Check
@@ -44,20 +45,25 @@ class CheckEntry:
     help: str
     limits: tuple[Limit, ...] = ()
     phases: tuple[str, ...] = ("training", "inference")
-    """The phases in which it has something to judge; cells of other phases have no such item."""
+    """The phases in which it has something to judge."""
     graphs: bool = False
     """It has something to judge only where CUDA graphs are promised: on a GPU, by the mode or the backend."""
     on_request: bool = False
     """It takes long, so it runs only where a matrix or ``--compile-checks`` names it."""
+    ranks: Literal["any", "one", "several"] = "any"
+    """Has it something to judge in cells of one rank, of several, or of any number?"""
 
-
-def applies(name: str, axes: Mapping[str, Any]) -> bool:
-    """Whether a check has something to judge in the cell with these axes."""
-    entry = CHECKS[name]
-    if axes.get("phase") not in entry.phases:
-        return False
-    on_gpu = str(axes.get("device")).partition(":")[0] == "cuda"
-    return not entry.graphs or (on_gpu and promised(axes))
+    def applies(self, axes: Mapping[str, Any]) -> bool:
+        """Whether a cell with these values of the axes has something to judge; others have no such item."""
+        if axes.get("phase") not in self.phases:
+            return False
+        if self.graphs and not (str(axes.get("device")).partition(":")[0] == "cuda" and promised(axes)):
+            return False
+        try:
+            several = Wrapping.read(str(axes.get("wrapper"))).ranks > 1
+        except ValueError:  # a report may hold a wrapper that this version does not know
+            return True
+        return self.ranks in ("any", "several" if several else "one")
 
 
 @cache
@@ -122,15 +128,23 @@ CHECKS: Final[dict[str, CheckEntry]] = {
     "smoketest": CheckEntry(
         f"{_HERE}.smoketest:CHECK",
         "CompileSmoketest says True of the compiled model",
+        ranks="one",
     ),
     "safe_fallback": CheckEntry(
         f"{_HERE}.safe_fallback:CHECK",
         "where the model does not compile, maybe_compile gives one that runs as eager does",
+        ranks="one",
+    ),
+    "rank_divergence": CheckEntry(
+        f"{_HERE}.rank_divergence:CHECK",
+        "every rank compiles the same, in the same calls",
+        ranks="several",
     ),
     "randomness": CheckEntry(
         f"{_HERE}.randomness:CHECK",
         "random numbers that compiled code draws itself have eager's distribution, and obey the seed",
         on_request=True,
+        ranks="one",
     ),
     "kernels": CheckEntry(
         f"{_HERE}.kernels:CHECK",
@@ -146,6 +160,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
          Limit("memory_mib", "max", None, "peak memory of a compiled step, in MiB; by default it is only recorded",
                whole=False)),
         on_request=True,
+        ranks="one",
     ),
     "fuzz": CheckEntry(
         f"{_HERE}.fuzz:CHECK",
@@ -153,6 +168,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         (_GRAPH_BREAKS,
          Limit("fuzz_recompiles", "max", None, "recompiles in a drawn sequence; by default what its sizes explain")),
         on_request=True,
+        ranks="one",
     ),
 }
 LIMITS: Final[dict[str, Limit]] = {limit.name: limit for check in CHECKS.values() for limit in check.limits}

@@ -72,12 +72,15 @@ def assert_calls(matrix: str | os.PathLike[str], cell: str, calls: Iterable[Draw
     from pytest_torchcompile.instruments.state import isolated
     from pytest_torchcompile.oracle.trial import same_random_draws
     from pytest_torchcompile.runner import Run
+    from pytest_torchcompile.wrappers.protocol import load
 
     read, planned = _planned(matrix, cell)
     job = Job(planned.cell.to_dict(), read.models[planned.cell.model].to_dict(), str(read.root), ("fuzz",),
               planned.limits)
+    entry = read.models[planned.cell.model]
     with isolated([]), same_random_draws():
-        found, _ = attempts_of(Run(job, planned.cell))(tuple(calls))
+        run = Run(job, planned.cell, load(planned.cell.wrapper, read.root, entry.where))
+        found, _ = attempts_of(run)(tuple(calls))
     if found is not None:
         raise AssertionError(f"{cell}: {found.kind}: {found.message}\n{found.evidence}".rstrip())
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,8 @@ class Call:
     suffix: str = ""
     training: bool | None = None
     """Switches the model to training, with a backward pass, or to evaluation, without; None: as the trial says."""
+    also: tuple[Batch, ...] = ()
+    """The batches of the other replicas, which one process runs along (:mod:`~pytest_torchcompile.oracle.replicas`)."""
 
     @property
     def label(self) -> str:
@@ -63,21 +66,40 @@ def passes_over(calls: Sequence[Call], seed: int | None) -> Iterator[list[Call]]
     if seed is None:
         yield [replace(call, suffix=", once more") for call in calls]
     else:
-        yield [replace(call, batch=varied(call.batch, seed), other=seed, suffix=", with other values")
-               for call in calls]
+        yield [replace(call, batch=varied(call.batch, seed), also=tuple(varied(batch, seed) for batch in call.also),
+                       other=seed, suffix=", with other values") for call in calls]
     yield [replace(call, suffix=", again") for call in calls]
 
 
 class Side:
     """A model that runs calls, eagerly or compiled, each from the state in which it was given."""
 
-    def __init__(self, call: Callable[..., Any], module: torch.nn.Module) -> None:
-        """``call`` is the module itself or whatever runs it; ``module`` has the state."""
-        self.call, self.module = call, module
+    def __init__(self, call: Callable[..., Any], module: torch.nn.Module, *, alone: bool = False,
+                 settle: Callable[[torch.nn.Module], None] | None = None,
+                 whole: Callable[[Callable[..., Any]], AbstractContextManager[Any]] | None = None,
+                 owned: Callable[[Callable[..., Any]], Iterable[torch.nn.Parameter]] | None = None) -> None:
+        """Take what is run.
+
+        Args:
+            call: The module itself or whatever runs it.
+            module: Has the state.
+            alone: It is one process, which runs the batches of all replicas.
+            settle: Called with the module before its state is put back.
+            whole: As for ``record``; given the call.
+            owned: Given the call, the parameters whose gradients it computes; None: all.
+        """
+        self.call, self.module, self.alone = call, module, alone
+        self._settle = settle
+        mine = None if owned is None else {id(parameter) for parameter in owned(call)}
+        self.others = frozenset(() if mine is None else (n for n, p in module.named_parameters() if id(p) not in mine))
+        """Names of the parameters that are another rank's."""
+        self.whole: Callable[[], AbstractContextManager[Any]] = nullcontext if whole is None else partial(whole, call)
         self._start, self._held = StateSnapshot(module), Held()
 
     def restore(self) -> None:
         """Go back to the first state."""
+        if self._settle is not None:
+            self._settle(self.module)
         self._start.restore()
 
     def run(self, call: Call, loss: Loss | None, train: bool, seed: int,
@@ -85,10 +107,12 @@ class Side:
         """Run a call, and say too what became of the outputs of the call before (:class:`Held`)."""
         self.restore()
         if call.other is not None:
-            vary(self.module, call.other)
+            with self.whole():
+                vary(self.module, call.other)
         call.switch(self.module)
         found = record(self._held.holding(self.call), self.module, call.batch, loss=loss, train=call.trains(train),
-                       seed=seed + call.index, mode=mode)
+                       seed=seed + call.index, mode=mode, also=call.also if self.alone else (),
+                       whole=self.whole)
         return found, self._held.after(found)
 
 

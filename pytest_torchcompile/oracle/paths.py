@@ -58,7 +58,9 @@ def _leaves(value: Any, above: tuple[int, ...]) -> tuple[list[tuple[str, Any]], 
 
 def opened(leaf: Any) -> list[tuple[str, Any]] | None:
     """The attributes of an object that may hold tensors; ``None`` for all others."""
-    if isinstance(leaf, _CLOSED) or type(leaf).__module__.partition(".")[0] in STANDARD:
+    home = type(leaf).__module__
+    # FSDP's book-keeping holds gathered parameters whose memory was given back: reading one ends the process.
+    if isinstance(leaf, _CLOSED) or home.partition(".")[0] in STANDARD or home.startswith("torch.distributed."):
         return None
     if is_dataclass(leaf):
         return [(field.name, getattr(leaf, field.name, None)) for field in fields(leaf)]

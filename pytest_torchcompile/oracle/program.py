@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,6 +33,8 @@ class Program:
     train: bool
     seed: int
     tape: Tape | None
+    also: tuple[Batch, ...] = ()
+    """Batches of other replicas; as for ``record``."""
     _widest: dict[torch.dtype, torch.nn.Module] = field(default_factory=dict)
     """The module widened once; its copies share the parameters until a run writes to one."""
 
@@ -46,7 +48,8 @@ class Program:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Parameters, buffers and inputs."""
-        return [*self.module.parameters(), *self.module.buffers(), *self.batch.tensors()]
+        batches = [tensor for batch in (self.batch, *self.also) for tensor in batch.tensors()]
+        return [*self.module.parameters(), *self.module.buffers(), *batches]
 
     @property
     def unit(self) -> float:
@@ -64,13 +67,14 @@ class Program:
     def copied(self) -> Program:
         """A copy whose module and batch nobody else holds; raises what ``copy.deepcopy`` raises."""
         module = twin(self.module)
-        return replace(self, module=module, batch=self.batch.clone(), _widest={})
+        return replace(self, module=module, batch=self.batch.clone(), also=tuple(b.clone() for b in self.also),
+                       _widest={})
 
     def eager(self) -> Recording:
         """Run the module as it is, and put its state back."""
         before = StateSnapshot(self.module)
         try:
-            return self._record(self.module, self.batch, None, sparing=False)
+            return self._record(self.module, self.batch, self.also, None, sparing=False)
         finally:
             before.restore()
 
@@ -84,29 +88,31 @@ class Program:
         if dtype not in self._widest:
             self._widest.clear()
             self._widest[dtype] = _widened(twin(self.module), dtype)
-        base, batch = self._widest[dtype], self.batch.to(dtype=dtype)
+        base, batch, also = self._widest[dtype], self.batch.to(dtype=dtype), [b.to(dtype=dtype) for b in self.also]
         versions = {id(p): p._version for p in base.parameters()}
         module = twin(base, {id(p): p for p in base.parameters()} if disturb is None else None)
         if disturb is not None:
             with torch.no_grad():
-                for tensor in (*module.parameters(), *module.buffers(), *batch.tensors()):
+                inputs = [tensor for each in (batch, *also) for tensor in each.tensors()]
+                for tensor in (*module.parameters(), *module.buffers(), *inputs):
                     if tensor.is_floating_point() or tensor.is_complex():
                         disturb(tensor)
         with _written_out(dtype):
-            seen = self._record(module, batch, mode, sparing=True)
+            seen = self._record(module, batch, also, mode, sparing=True)
         module.zero_grad()
         if any(p._version != versions[id(p)] for p in base.parameters()):
             self._widest.clear()
         return seen
 
     def _record(
-        self, module: torch.nn.Module, batch: Batch, mode: AbstractContextManager[Any] | None, sparing: bool
+        self, module: torch.nn.Module, batch: Batch, also: Sequence[Batch], mode: AbstractContextManager[Any] | None,
+        sparing: bool
     ) -> Recording:
         named = module.module if isinstance(module, _Called) else module
         with warnings.catch_warnings(), eager_on_purpose():
             warnings.simplefilter("ignore")  # the eager run has said them already
             return record(module, named, batch, loss=self.loss, train=self.train, seed=self.seed, mode=mode,
-                          sparing=sparing)
+                          sparing=sparing, also=also)
 
 
 class _Function(torch.nn.Module):

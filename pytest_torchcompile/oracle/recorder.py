@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -19,6 +19,7 @@ from pytest_torchcompile.oracle.losses import default_loss, left_out, loss_of
 from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.paths import leaves_of
 from pytest_torchcompile.oracle.recording import Fault, Item, Recording, kept
+from pytest_torchcompile.oracle.replicas import average, losses_of_others
 from pytest_torchcompile.oracle.watch import Watch
 
 __all__ = ["record", "seed_everything"]
@@ -35,6 +36,8 @@ def record(
     mode: AbstractContextManager[Any] | None = None,
     rest: bool = True,
     sparing: bool = False,
+    also: Sequence[Batch] = (),
+    whole: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Recording:
     """Run ``call(*args, **kwargs)``, the loss and the backward pass, and keep what they did.
 
@@ -46,6 +49,10 @@ def record(
         loss: ``loss(output, batch.value)``, a tensor of one element; ``None`` is ``default_loss``. Where it takes
             no gradient of some outputs, the call is run once more for a backward pass through those alone,
             unless ``rest`` is False.
+        also: Batches of other replicas (:mod:`~pytest_torchcompile.oracle.replicas`): run first, and the gradients of
+            parameters are the means over all of them. Everything else is of ``batch`` alone.
+        whole: Entered where parameters and gradients are read: inside of it the ranks of a model that is spread over
+            several have all of them.
         train: Whether to run backward; ``False`` runs under ``torch.no_grad()``. ``module.training`` is
             not touched.
         seed: Given to every random generator (torch's of all devices, Python's, NumPy's if it is loaded).
@@ -59,10 +66,10 @@ def record(
     Raises:
         UsageError: the loss returned something that is no tensor of one element.
     """
-    seen = _Run(loss, train, seed, mode, sparing=sparing).recording(call, module, batch)
+    seen = _Run(loss, train, seed, mode, sparing=sparing, also=also, whole=whole).recording(call, module, batch)
     if not rest or not seen.left_out or seen.error:
         return seen
-    through = _Run(loss, train, seed, mode, only=seen.left_out, sparing=sparing).recording(call, module, batch)
+    through = _Run(loss, train, seed, mode, seen.left_out, sparing, also, whole).recording(call, module, batch)
     gradients, properties = dict(seen.gradients), dict(seen.properties)
     for name, gradient in through.gradients.items():
         named = f"{name} by outputs that the loss leaves out"
@@ -81,10 +88,14 @@ class _Run:
         mode: AbstractContextManager[Any] | None,
         only: tuple[str, ...] = (),
         sparing: bool = False,
+        also: Sequence[Batch] = (),
+        whole: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         """``only``: the names of outputs whose ``default_loss`` stands in for the loss."""
         self.sparing = sparing
         self.loss_function, self.train, self.seed, self.mode, self.only = loss, train, seed, mode, only
+        self.whole = whole
+        self.also = [each.clone() for each in also] if train else []
         self.outputs: dict[str, Item] = {}
         self.structure = ""
         self.live: list[tuple[str, torch.Tensor]] = []
@@ -101,11 +112,12 @@ class _Run:
         private = batch.clone()
         if module is not None:
             module.zero_grad(set_to_none=True)
-        watch = Watch(module, batch, private, self.sparing)
+        with self.whole():
+            watch = Watch(module, batch, private, self.sparing)
         seed_everything(self.seed)
         with torch.set_grad_enabled(self.train), self.mode or nullcontext():
-            error = self.through(call, private)
-        with torch.no_grad():
+            error = self.through(call, module, private)
+        with torch.no_grad(), self.whole():
             shared = self.aliases(watch)
             tables = watch.mutated(), watch.held(), watch.gradients() if self.backward else {}
             mutated, buffers, gradients = ({n: item.value for n, item in table.items()} for table in tables)
@@ -125,9 +137,10 @@ class _Run:
                 error=error,
             )
 
-    def through(self, call: Callable[..., Any], batch: Batch) -> Fault | None:
+    def through(self, call: Callable[..., Any], module: torch.nn.Module | None, batch: Batch) -> Fault | None:
         phase = "forward"
         try:
+            others = [] if module is None else losses_of_others(call, module, self.also, self.loss_of)
             step_begins()
             output = call(*batch.args, **batch.kwargs)
             self.keep(output)
@@ -138,7 +151,9 @@ class _Run:
                 if self.loss_function is not None and not self.only:
                     self.left_out = left_out(self.loss, self.live)
                 phase = "backward"
-                self.loss.backward()  # type: ignore[no-untyped-call]
+                torch.autograd.backward([self.loss, *others])
+                if self.also and module is not None:
+                    average(module.parameters(), 1 + len(self.also))
         except TorchcompileError:
             raise
         except Exception as error:
@@ -148,7 +163,7 @@ class _Run:
     def loss_of(self, output: Any, batch: Batch) -> torch.Tensor | None:
         if self.loss_function is not None and not self.only:
             return loss_of(self.loss_function, output, batch.value)
-        chosen = [leaf for name, leaf in self.live if name in self.only] if self.only else output
+        chosen = [leaf for name, leaf in _live(output) if name in self.only] if self.only else output
         with self.mode.finely() if isinstance(self.mode, Wide) else nullcontext():
             return default_loss(chosen)
 
@@ -161,7 +176,11 @@ class _Run:
         # before backward: a replayed CUDA graph may reuse the memory of an output
         leaves, self.structure = leaves_of(output)
         self.outputs = {f"output{path}": Item.of(leaf) for path, leaf in leaves}
-        self.live = [(f"output{path}", leaf) for path, leaf in leaves if isinstance(leaf, torch.Tensor)]
+        self.live = _live(output)
+
+
+def _live(output: Any) -> list[tuple[str, torch.Tensor]]:
+    return [(f"output{path}", leaf) for path, leaf in leaves_of(output)[0] if isinstance(leaf, torch.Tensor)]
 
 
 def _modules(module: torch.nn.Module | None) -> list[tuple[str, torch.nn.Module]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ import torch
 
 from pytest_torchcompile.oracle.aliasing import visible_strides
 from pytest_torchcompile.oracle.layouts import dense, layout_of
+from pytest_torchcompile.oracle.whole import whole
 
 __all__ = ["Fault", "Item", "Recording", "kept", "speaks"]
 
@@ -30,6 +32,8 @@ class Fault:
     """Names of the classes between its own and ``Exception``, and those of the exceptions that it was raised from."""
     exception: BaseException | None = field(default=None, repr=False, compare=False)
     """The exception itself, for whoever wants to raise it again."""
+    at: float = field(default_factory=time.monotonic, compare=False)
+    """``time.monotonic()`` when it was seen."""
 
     @classmethod
     def of(cls, error: BaseException, phase: str) -> Fault:
@@ -120,6 +124,16 @@ class Recording:
         """:meth:`items` without the properties."""
         yield from ((name, kind, item.value) for name, kind, item in self.items())
 
+    def without(self, parameters: frozenset[str]) -> Recording:
+        """What is left if nothing is said of some parameters: no gradient, and not what the call wrote to them."""
+        if not parameters:
+            return self
+        gradients = {name: None if name.removeprefix("gradient of ") in parameters else value
+                     for name, value in self.gradients.items()}
+        mutated = {name: value for name, value in self.mutated.items()
+                   if name.removesuffix(" after the call") not in parameters}
+        return replace(self, gradients=gradients, mutated=mutated)
+
     @property
     def all_zero(self) -> bool:
         """Whether every number that was returned is zero, NaN or infinite: such a call proves nothing."""
@@ -141,9 +155,7 @@ def kept(tensor: torch.Tensor) -> torch.Tensor:
 
     Gathering (``DTensor.full_tensor``) is collective: every rank must record the same call.
     """
-    plain = tensor.detach()
-    whole = getattr(plain, "full_tensor", None)
-    return dense(whole() if callable(whole) else plain).clone()
+    return dense(whole(tensor)).clone()
 
 
 _OURS = os.path.dirname(os.path.dirname(__file__))

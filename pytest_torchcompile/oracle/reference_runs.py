@@ -33,6 +33,7 @@ def reference(
     tape: Tape | None = None,
     unit: float | None = None,
     call: Callable[..., Any] | None = None,
+    also: tuple[Batch, ...] = (),
 ) -> Reference:
     """Run copies of ``module`` in float64, once exactly and once with rounding noise; more when there is a suspicion.
 
@@ -46,8 +47,9 @@ def reference(
         unit: The unit roundoff to assume in every operator; ``None``: the one that the tape has seen each round
             by, else that of the narrowest floating dtype among parameters, buffers and inputs.
         call: What runs ``module``, where that is not the module itself: a function that calls it.
+        also: Batches of other replicas; as for ``record``.
     """
-    program = Program.of(module, batch, call, loss=loss, train=train, seed=seed, tape=tape)
+    program = Program.of(module, batch, call, loss=loss, train=train, seed=seed, tape=tape, also=also)
     try:
         program = program.copied()
     except Exception as error:

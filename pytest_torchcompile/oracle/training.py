@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +21,8 @@ from pytest_torchcompile.instruments.replays import step_begins
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.losses import loss_of
 from pytest_torchcompile.oracle.paths import leaves_of
-from pytest_torchcompile.oracle.recording import Recording
+from pytest_torchcompile.oracle.recording import Recording, kept
+from pytest_torchcompile.oracle.replicas import average, losses_of_others
 
 __all__ = ["Training", "no_loss", "rate", "renamed", "steps_of"]
 
@@ -35,12 +37,23 @@ class Training(torch.nn.Module):
     """
 
     def __init__(self, model: torch.nn.Module, call: Callable[..., Any] | None, loss: Any, rate: float,
-                 copied: bool = False) -> None:
-        """``call`` runs the model; None: the model itself (of a copy: its own). ``copied``: gradients are copied before
-        the next step, which may write to their memory (CUDA graphs); else what it does to them is seen.
+                 copied: bool = False, whole: Callable[[], AbstractContextManager[Any]] = nullcontext,
+                 silent: frozenset[str] = frozenset()) -> None:
+        """Take a model and how it is trained.
+
+        Args:
+            model: Has the parameters.
+            call: Runs the model; None: the model itself (of a copy: its own).
+            loss: As for ``record``.
+            rate: Learning rate.
+            copied: Gradients of inputs are copied before the next step, which may write to their memory (CUDA graphs);
+                else what it does to them is seen.
+            whole: As for ``record``.
+            silent: Parameters whose gradients are not told.
         """
         super().__init__()
-        self.model, self.loss, self.rate, self.copied = model, loss, rate, copied
+        self.model, self.loss, self.rate, self.copied, self.whole = model, loss, rate, copied, whole
+        self.silent = silent
         self.__dict__["call"] = call
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -53,22 +66,32 @@ class Training(torch.nn.Module):
 
     def forward(self, **batches: Any) -> dict[str, dict[str, Any]]:
         """Train on one batch after another."""
-        return {step: self._step(Batch.of(value)) for step, value in batches.items()}
+        also: dict[str, list[Batch]] = {step: [] for step in batches if _REPLICA not in step}
+        for name, value in batches.items():
+            if _REPLICA in name:
+                also[name.partition(_REPLICA)[0]].append(Batch.of(value))
+        return {step: self._step(Batch.of(batches[step]), others) for step, others in also.items()}
 
-    def _step(self, batch: Batch) -> dict[str, Any]:
-        call = self.__dict__["call"]
+    def _step(self, batch: Batch, also: Sequence[Batch]) -> dict[str, Any]:
+        call = self.model if self.__dict__["call"] is None else self.__dict__["call"]
+        others = losses_of_others(call, self.model, also, lambda out, each: loss_of(self.loss, out, each.value))
         step_begins()
-        output = (self.model if call is None else call)(*batch.args, **batch.kwargs)
+        output = call(*batch.args, **batch.kwargs)
         found = {f"output{path}": leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
                  for path, leaf in leaves_of(output)[0]}
         loss = loss_of(self.loss, output, batch.value)
         if loss is not None and loss.requires_grad:
             found["loss"] = loss.detach().clone()
-            loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward([loss, *others])
+        if also:
+            average((p for _, p in self.named_parameters()), 1 + len(also))
         with torch.no_grad():
-            for name, parameter in self.named_parameters():
+            with self.whole():
+                for name, parameter in self.named_parameters():
+                    if parameter.grad is not None and name not in self.silent:
+                        found[f"gradient of {name}"] = kept(parameter.grad)
+            for _, parameter in self.named_parameters():
                 if parameter.grad is not None:
-                    found[f"gradient of {name}"] = parameter.grad.clone() if self.copied else parameter.grad
                     parameter.add_(parameter.grad, alpha=-self.rate)
                     parameter.grad = None
         for tensor in batch.tensors() if self.copied else ():
@@ -77,9 +100,18 @@ class Training(torch.nn.Module):
         return found
 
 
-def steps_of(batches: Iterable[Batch]) -> Batch:
-    """What :class:`Training` is called with: copies of the batches, the first for the first step."""
-    values: Mapping[str, Any] = {f"step {i + 1}": batch.clone().value for i, batch in enumerate(batches)}
+_REPLICA = ", replica "
+
+
+def steps_of(batches: Iterable[Sequence[Batch]]) -> Batch:
+    """What :class:`Training` is called with: copies of the batches, the first for the first step.
+
+    Of each step the first batch is the own one; others are those of other replicas.
+    """
+    values: Mapping[str, Any] = {
+        f"step {i + 1}" + (f"{_REPLICA}{k + 1}" if k else ""): batch.clone().value
+        for i, replicas in enumerate(batches) for k, batch in enumerate(replicas)
+    }
     return Batch.of(values)
 
 

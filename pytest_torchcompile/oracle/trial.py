@@ -41,6 +41,8 @@ from pytest_torchcompile.references import References
 
 __all__ = ["Compiled", "EagerRaised", "Trial", "own_random_draws", "same_random_draws"]
 
+_LAYOUT = frozenset({"stride", "alias", "requires_grad", "rng"})
+"""Kinds of leaves in which a part of a model may differ from the whole."""
 _EAGER = "eager run"
 """What the ledger calls everything that isn't the compiled side's doing."""
 
@@ -91,6 +93,7 @@ class Trial:
         varied: bool = True,
         passes: int = 3,
         keep_texts: bool = False,
+        alone: Callable[[], Side] | None = None,
     ) -> None:
         """Take what is run, and how.
 
@@ -112,11 +115,14 @@ class Trial:
             varied: Give the second pass other values; not for a model that can't be copied.
             passes: How many of the three passes over the calls are made.
             keep_texts: Keep what each stage of the compiler has written.
+            alone: Makes the model as one process runs it, where ``make`` makes parts of it that run on several ranks:
+                the eager side is held against that too, and ``pristine`` is the model as one process has it.
         """
         self.make, self.pristine, self.settings, self.calls = make, pristine, settings, list(calls)
         self.loss, self.train, self.steps, self.seed, self.unit = loss, train, steps, seed, unit
         self.root, self.covered, self.may_raise, self.varied = root, covered, may_raise, varied
-        self.passes, self.keep_texts = passes, keep_texts
+        self.passes, self.keep_texts, self._make_alone = passes, keep_texts, alone
+        self._alone: Side | None = None
         self.texts: list[Text] = []
         """Graphs and generated code, where they are kept."""
         self.seconds: dict[str, float] = {}
@@ -145,6 +151,7 @@ class Trial:
         with self.phase("build"):
             # None serves the other: a model may count its calls or keep tensors in Python.
             eager, compiled = self.make(None), self.make(dict(self.settings))
+            self._alone = None if self._make_alone is None else self._make_alone()
         self.side = compiled
         with observe(root=self.root, keep_texts=self.keep_texts) as seen:
             self._run_calls(eager, compiled, seen)
@@ -160,7 +167,7 @@ class Trial:
         return Trial(
             self.make, self.pristine, settings, self.calls, loss=self.loss, train=self.train, steps=self.steps,
             seed=self.seed, unit=self.unit, root=self.root, references=self._references, key=self._key,
-            may_raise=self.may_raise, varied=self.varied, passes=self.passes,
+            may_raise=self.may_raise, varied=self.varied, passes=self.passes, alone=self._make_alone,
         )
 
     @contextmanager
@@ -177,7 +184,7 @@ class Trial:
         planned_passes = passes_over(self.calls, self.seed if self.varied else None)
         for number, calls in enumerate(islice(planned_passes, self.passes)):
             for planned in calls:
-                call, mine, kept = self._eagerly(eager, planned, seen)
+                call, mine, kept, one = self._eagerly(eager, planned, seen)
                 runs = sum(graph.runs for graph in seen.graphs)
                 settings = State()
                 with self.phase("steady" if number else "compiled"), seen.during(call.label):
@@ -191,26 +198,47 @@ class Trial:
                     found.all_zero, mine.all_zero, sum(speaks(g) for g in mine.gradients.values() if g is not None),
                 ))
                 if self.steps > 1 and not self.rate:
-                    self.rate = rate(eager.module, mine)
+                    self.rate = rate((self._alone or eager).module, one or mine)
                 with self.phase("compare"), seen.during(_EAGER):
+                    if one is not None:
+                        self.leaves += self._beside_one_process(
+                            call.label, one.without(eager.others), mine,
+                            lambda c=call: self._reference(c))  # type: ignore[misc]
                     compared = compare(mine, found, lambda call=call: self._reference(call))  # type: ignore[misc]
                     self.leaves += [(call.label, leaf) for leaf in compared]
                     if before is not None and not self.replayed:
                         self.leaves += [(before.label, leaf) for leaf in later(kept, held, call.label)]
                 before = call
 
-    def _eagerly(self, side: Side, call: Call, seen: Ledger) -> tuple[Call, Recording, dict[str, str]]:
+    def _eagerly(self, side: Side, call: Call,
+                 seen: Ledger) -> tuple[Call, Recording, dict[str, str], Recording | None]:
+        """Run a call eagerly, and also by one process if there are several."""
         settings = State()
+        first = self._alone or side
         with self.phase("eager"), seen.during(_EAGER), eager_on_purpose():
-            mine, kept = side.run(call, self.loss, self.train, self.seed, self._tape((call.index, call.other)))
+            mine, kept = first.run(call, self.loss, self.train, self.seed, self._tape((call.index, call.other)))
             if mine.error and call.other is not None and not self.passed[call.index].raised:
                 # The model does not take the other values.
                 call = replace(self.calls[call.index], suffix=call.suffix)
+                mine, kept = first.run(call, self.loss, self.train, self.seed)
+            if mine.error and not self.may_raise:
+                raise EagerRaised(call.label, mine.error)
+            one = None
+            if first is not side:
+                one = mine
                 mine, kept = side.run(call, self.loss, self.train, self.seed)
         self._changes = settings.restore()
         if mine.error and not self.may_raise:
             raise EagerRaised(call.label, mine.error)
-        return call, mine, kept
+        return call, mine, kept, one
+
+    @staticmethod
+    def _beside_one_process(label: str, one: Recording, ranks: Recording,
+                            expected: Callable[[], Reference]) -> Iterator[tuple[str, Leaf]]:
+        """Hold what the ranks computed eagerly against what one process computes: values, no layouts of memory."""
+        for leaf in compare(one, ranks, expected):
+            if leaf.kind not in _LAYOUT:
+                yield f"{label}, the ranks' eager run beside one process", leaf
 
     def _settings_left(self, call: Call, changes: list[str]) -> None:
         """Compare what the two sides have left changed of torch's settings."""
@@ -239,25 +267,31 @@ class Trial:
             if call.other is not None:
                 vary(model, call.other)
             return reference(model, call.batch, loss=self.loss, train=call.trains(self.train),
-                             seed=self.seed + call.index, tape=self._tapes[key], unit=self.unit)
+                             seed=self.seed + call.index, tape=self._tapes[key], unit=self.unit, also=call.also)
 
         with self.phase("reference"):
             return self._references.get((*self._key, *key), make)
 
     def _run_training(self, eager: Side, compiled: Side, seen: Ledger) -> None:
         calls = [passed.call for passed in self.passed[:len(self.calls)] if not passed.raised]
-        batch = steps_of([calls[i % len(calls)].batch for i in range(self.steps)])
+        chosen = [calls[i % len(calls)] for i in range(self.steps)]
+        batch, whole = steps_of([(c.batch,) for c in chosen]), steps_of([(c.batch, *c.also) for c in chosen])
         label = f"{self.steps} training steps"
 
-        def train(side: Side, mode: AbstractContextManager[Any] | None) -> Recording:
+        def train(side: Side, mode: AbstractContextManager[Any] | None,
+                  others: frozenset[str] = frozenset()) -> Recording:
             side.restore()
-            training = Training(side.module, side.call, self.loss, self.rate, copied=self.replayed)
-            return record(training, training, batch, loss=no_loss, seed=self.seed, mode=mode)
+            training = Training(side.module, side.call, self.loss, self.rate, self.replayed, side.whole, others)
+            return record(training, training, whole if side.alone else batch, loss=no_loss, seed=self.seed, mode=mode,
+                          whole=side.whole)
 
         with self.phase("training"):
             with seen.during(_EAGER), eager_on_purpose():
+                one = None
+                if self._alone is not None:
+                    one = train(self._alone, self._tape(label), eager.others).without(eager.others)
                 mine = train(eager, self._tape(label))
-            if mine.error:
+            if mine.error or (one and one.error):
                 return
             with seen.during(label):
                 found = train(compiled, None)
@@ -265,8 +299,13 @@ class Trial:
                 self.compiled.error = replace(found.error, phase=f"{found.error.phase}, in {label}")
                 return
         with self.phase("compare"), seen.during(_EAGER):
-            leaves = compare(mine, found, lambda: self._training_reference(batch, label))
-            self.trained = [(label, leaf) for leaf in renamed(leaves, self.steps)]
+            def expected() -> Reference:
+                return self._training_reference(whole, label)
+
+            if one is not None:
+                beside = list(self._beside_one_process(label, one, mine, expected))
+                self.trained = [(told, new) for told, leaf in beside for new in renamed([leaf], self.steps)]
+            self.trained += [(label, leaf) for leaf in renamed(compare(mine, found, expected), self.steps)]
 
     def _training_reference(self, batch: Batch, label: str) -> Reference:
         training = Training(self.pristine, None, self.loss, self.rate)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle.whole import put, whole
 
 __all__ = ["rolled", "varied", "vary"]
 
@@ -72,7 +73,8 @@ def _shrink(tensors: Iterable[torch.Tensor], seed: int, filled: set[int]) -> Non
                 generator = torch.Generator(tensor.device).manual_seed(seed + 7919 * index)
                 dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
                 share = torch.rand(tensor.shape, generator=generator, device=tensor.device).to(dtype)
-                if id(tensor) in filled and not bool(tensor.any()):
-                    tensor.add_((share - 0.5) * _SHARE)
+                value = whole(tensor)
+                if id(tensor) in filled and not bool(value.any()):
+                    put(tensor, value + (share - 0.5) * _SHARE)
                 else:
-                    tensor.mul_(1 - share * _SHARE)
+                    put(tensor, value * (1 - share * _SHARE))

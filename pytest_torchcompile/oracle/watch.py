@@ -12,6 +12,7 @@ from pytest_torchcompile.oracle.attributes import attribute_tensors
 from pytest_torchcompile.oracle.bits import fingerprint, same_bits
 from pytest_torchcompile.oracle.paths import tensors_of
 from pytest_torchcompile.oracle.recording import Item
+from pytest_torchcompile.oracle.whole import spread, whole
 
 __all__ = ["Watch"]
 
@@ -104,6 +105,8 @@ def _alike(old: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _memory(parameter: torch.Tensor) -> torch.Tensor | str:
+    if spread(parameter):
+        return whole(parameter).clone()  # all of it on every rank: whether it has changed is asked by all or none
     plain = parameter.layout is torch.strided and parameter.numel() <= _EXACT and type(parameter.data) is torch.Tensor
     return parameter.detach().clone() if plain else fingerprint(parameter)
 
@@ -111,4 +114,4 @@ def _memory(parameter: torch.Tensor) -> torch.Tensor | str:
 def _changed(parameter: torch.Tensor, memory: torch.Tensor | str) -> bool:
     if isinstance(memory, str):
         return fingerprint(parameter) != memory
-    return not same_bits(memory, parameter.detach())
+    return not same_bits(memory, whole(parameter))

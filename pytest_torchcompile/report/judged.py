@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pytest_torchcompile.cell import AXES, Cell
-from pytest_torchcompile.checks import CHECKS, LIMITS, applies
+from pytest_torchcompile.checks import CHECKS, LIMITS
 from pytest_torchcompile.expansion import PlannedCell
 from pytest_torchcompile.observation import Judgement, Observation, worst
 from pytest_torchcompile.report.evidence import evidence
@@ -123,7 +123,7 @@ def _plan(cell: Mapping[str, Any], matrix: Mapping[str, Any]) -> Iterator[str]:
     if len(known) < len(AXES) or Cell(**known, user=user).id != cell["id"]:
         yield "its id is not that of its axes"
     if cell["planned"] is not None:
-        wanted = [name for name in matrix["checks"] if name in CHECKS and applies(name, axes)]
+        wanted = [name for name in matrix["checks"] if name in CHECKS and CHECKS[name].applies(axes)]
         if cell["planned"]["checks"] != wanted:
             yield "the checks planned for it are not those of the matrix"
         if extra := [name for name in checks if name not in wanted]:

@@ -46,14 +46,21 @@ _ENVIRONMENT: Final = {"type": "object", "properties": {
 }}
 """Of the process that ran the cells; empty where none ran."""
 ENVIRONMENT_KEYS: Final = tuple(_ENVIRONMENT["properties"])
+_FAILURE: Final = _object({"kind": _TEXT, "message": _TEXT, "phase": _TEXT, "evidence": _TEXT})
 _OBSERVATION: Final = _object({
     "cell": _TEXT,
     "sections": _map({"type": "object"}),
-    "failure": _maybe(_object({"kind": _TEXT, "message": _TEXT, "phase": _TEXT, "evidence": _TEXT})),
+    "failure": _maybe(_FAILURE),
     "seconds": _map(_NUMBER),
     "leaks": _list(_TEXT),
     "environment": _ENVIRONMENT,
-}, optional=("environment",))
+    "ranks": _list(_object({
+        "sections": _map({"type": "object"}),
+        "failure": _maybe(_FAILURE),
+        "seconds": _map(_NUMBER),
+        "leaks": _list(_TEXT),
+    })),
+}, optional=("environment", "ranks"))
 _PLANNED: Final = _object({
     "outcome": {"enum": ["run", "skip", "xfail"]},
     "reason": _TEXT,

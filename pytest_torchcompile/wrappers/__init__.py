@@ -1,19 +1,44 @@
 """WRAPPERS: how a model is wrapped or made parallel before it is compiled.
 
 To add one: a file in this folder, and its line here. A wrapper of your own needs no line: name it
-``module:attribute`` in the matrix.
+``module:attribute`` in the matrix, with ``*2`` behind it if it runs on two ranks.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["WRAPPERS"]
+__all__ = ["WRAPPERS", "WrapperEntry"]
 
-WRAPPERS: Final[dict[str, str]] = {
-    "none": "pytest_torchcompile.wrappers.none:NONE",
-    "autocast": "pytest_torchcompile.wrappers.autocast:AUTOCAST",
-    "checkpoint": "pytest_torchcompile.wrappers.checkpoint:CHECKPOINT",
-    "regional": "pytest_torchcompile.wrappers.regional:REGIONAL",
+
+@dataclass(frozen=True, slots=True)
+class WrapperEntry:
+    """What is known of a wrapper without torch."""
+
+    target: str
+    """Where it is; loaded in the rank process that needs it."""
+    ranks: int = 1
+    """Processes that a cell has, where the matrix does not say more; of more ranks there must be a multiple of this."""
+    orders: tuple[str, ...] = ()
+    """The compile orders that it has, the sensible one first: keys of
+    :data:`~pytest_torchcompile.wrappers.wrapping.ORDERS`."""
+
+
+_HERE: Final = "pytest_torchcompile.wrappers"
+
+WRAPPERS: Final[dict[str, WrapperEntry]] = {
+    "none": WrapperEntry(f"{_HERE}.none:NONE"),
+    "autocast": WrapperEntry(f"{_HERE}.autocast:AUTOCAST"),
+    "checkpoint": WrapperEntry(f"{_HERE}.checkpoint:CHECKPOINT"),
+    "regional": WrapperEntry(f"{_HERE}.regional:REGIONAL"),
+    "ddp": WrapperEntry(f"{_HERE}.ddp:DDP", 2, ("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
+    "fsdp2": WrapperEntry(f"{_HERE}.fsdp2:FSDP2", 2, ("inner_blocks", "compile_then_wrap", "wrap_then_compile")),
+    "ddp+checkpoint": WrapperEntry(f"{_HERE}.ddp_checkpoint:DDP_CHECKPOINT", 2,
+                                   ("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
+    "fsdp1": WrapperEntry(f"{_HERE}.fsdp1:FSDP1", 2, ("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
+    "fsdp2+tp": WrapperEntry(f"{_HERE}.fsdp2_tp:FSDP2_TP", 4, ("inner_blocks", "wrap_then_compile")),
+    "pp": WrapperEntry(f"{_HERE}.pp:PP", 2, ("wrap_then_compile", "inner_blocks")),
+    "tp": WrapperEntry(f"{_HERE}.tp:TP", 2, ("wrap_then_compile", "inner_blocks")),
 }
-"""Name in a matrix to where the wrapper is; loaded in the rank process that needs it."""
+"""Name in a matrix to what is known of it."""

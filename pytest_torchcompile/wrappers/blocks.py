@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import UsageError
 
-__all__ = ["repeated_blocks"]
+__all__ = ["compile_blocks", "repeated_blocks"]
 
 
 def repeated_blocks(model: nn.Module, cell: Cell) -> list[nn.Module]:
@@ -26,6 +27,12 @@ def repeated_blocks(model: nn.Module, cell: Cell) -> list[nn.Module]:
             "    reason: the model has no repeated blocks"
         )
     return blocks
+
+
+def compile_blocks(model: nn.Module, settings: dict[str, Any], cell: Cell) -> None:
+    """Compile each repeated block in place; blocks of one class share their compiled code."""
+    for block in repeated_blocks(model, cell):
+        block.compile(**settings)
 
 
 def _outermost(module: nn.Module) -> Iterator[nn.Module]:

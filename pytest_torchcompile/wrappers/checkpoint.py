@@ -16,13 +16,18 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.wrappers.blocks import repeated_blocks
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
 
-__all__ = ["CHECKPOINT"]
+__all__ = ["CHECKPOINT", "checkpoint_blocks"]
 
 
 def _wrap(model: nn.Module, settings: Settings | None, cell: Cell) -> Callable[..., Any]:
+    checkpoint_blocks(model, cell)
+    return model if settings is None else torch.compile(model, **settings)
+
+
+def checkpoint_blocks(model: nn.Module, cell: Cell) -> None:
+    """Have each repeated block recompute in backward what it computed in forward."""
     for block in repeated_blocks(model, cell):
         block.forward = _checkpointed(block.forward)
-    return model if settings is None else torch.compile(model, **settings)
 
 
 def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:

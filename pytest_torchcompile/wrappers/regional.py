@@ -11,16 +11,16 @@ from typing import Any
 from torch import nn
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.wrappers.blocks import repeated_blocks
+from pytest_torchcompile.wrappers.blocks import compile_blocks, repeated_blocks
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
 
 __all__ = ["REGIONAL"]
 
 
 def _wrap(model: nn.Module, settings: Settings | None, cell: Cell) -> Callable[..., Any]:
-    for block in repeated_blocks(model, cell):
-        if settings is not None:
-            block.compile(**settings)
+    repeated_blocks(model, cell)  # eager too: a model without any has no such cell
+    if settings is not None:
+        compile_blocks(model, settings, cell)
     return model
 
 

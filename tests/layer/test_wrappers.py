@@ -237,5 +237,5 @@ def test_an_unknown_wrapper():
     """The nearest known name, and what else would do."""
     with pytest.raises(UsageError) as raised:
         load("regionl", Path(), HERE)
-    assert str(raised.value).startswith(f"{HERE}: no wrapper 'regionl'; did you mean 'regional'? Known: ")
-    assert str(raised.value).endswith(", or one of your own as module:attribute")
+    text = f"{HERE}: 'regionl' is not a wrapper, nor module:attribute; did you mean 'regional'? "
+    assert str(raised.value).startswith(text)

@@ -36,15 +36,15 @@ def test_installed(monkeypatch):
 def test_targets_are_there(request):
     """What the tables name is in the source."""
     targets = Targets(request.config.rootpath)
-    named = [*WRAPPERS.values(), *(check.target for check in CHECKS.values())]
+    named = [entry.target for entry in (*WRAPPERS.values(), *CHECKS.values())]
     assert [mistake for target in named if (mistake := targets.mistake(target))] == []
 
 
 def test_checks():
     """The order of the report, and the limits that a matrix may set."""
     assert list(CHECKS) == ["compiles", "equivalence", "gradients", "training_steps", "aliasing", "graph_breaks",
-                            "recompiles", "shape_stability", "cudagraphs", "smoketest", "safe_fallback", "randomness",
-                            "kernels", "benchmark", "fuzz"]
+                            "recompiles", "shape_stability", "cudagraphs", "smoketest", "safe_fallback",
+                            "rank_divergence", "randomness", "kernels", "benchmark", "fuzz"]
     assert {name: (limit.kind, limit.default) for name, limit in LIMITS.items()} == {
         "coverage": ("min", 1.0), "steps": ("min", 3), "graph_breaks": ("max", 0), "recompiles": ("max", None),
         "late_recompiles": ("max", None), "uncaptured": ("max", None), "kernels": ("max", None),

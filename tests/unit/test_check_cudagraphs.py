@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile.backends import promised
-from pytest_torchcompile.checks import applies, load
+from pytest_torchcompile.checks import CHECKS, load
 
 FUNCTIONS = {"0/0": "Net.forward", "1/0": "torch_dynamo_resume_in_forward_at_7"}
 SKIP = {"reason": "mutated inputs (1 instances)", "file": "net.py", "line": 5, "during": "call 1", "part": False}
@@ -81,8 +81,8 @@ def test_nothing_ran():
 def test_what_promises_cuda_graphs(settings, promise):
     """Modes of Inductor and the backend; an item of the check is there only on a GPU."""
     assert promised(settings) == promise
-    axes = settings | {"phase": "training"}
-    assert applies("cudagraphs", axes | {"device": "cuda:1"}) == promise
-    assert not applies("cudagraphs", axes | {"device": "cpu"})
-    assert applies("compiles", axes | {"device": "cpu"})
-    assert not applies("gradients", axes | {"phase": "inference"})
+    axes = settings | {"phase": "training", "wrapper": "none"}
+    assert CHECKS["cudagraphs"].applies(axes | {"device": "cuda:1"}) == promise
+    assert not CHECKS["cudagraphs"].applies(axes | {"device": "cpu"})
+    assert CHECKS["compiles"].applies(axes | {"device": "cpu"})
+    assert not CHECKS["gradients"].applies(axes | {"phase": "inference"})

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from pytest_torchcompile import execution
+from pytest_torchcompile import execution, group
 from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.execution import Execution, gpus_of
 from pytest_torchcompile.leases import Leases
 from pytest_torchcompile.observation import Job, Observation
@@ -27,8 +29,13 @@ class FakeRank:
     def __init__(self, folder):
         self.log.append("start")
 
-    def run(self, job, timeout):
+    def begin(self, job):
         self.log.append(job["gpus"])
+        ready, other = Pipe()
+        other.close()
+        return ready
+
+    def finish(self):
         return Outcome("done", Observation("c").to_dict())
 
     def close(self):
@@ -38,7 +45,7 @@ class FakeRank:
 @pytest.fixture
 def on(monkeypatch, tmp_path):
     """Runs cells of a host with so many GPUs, of which others may hold some."""
-    monkeypatch.setattr(execution, "Rank", FakeRank)
+    monkeypatch.setattr(group, "Rank", FakeRank)
     monkeypatch.setattr(FakeRank, "log", [])
     monkeypatch.setattr(execution.leases, "here", lambda gpus, sharing: Leases(tmp_path, gpus, sharing))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -71,36 +78,33 @@ def test_a_process_keeps_the_gpus_that_it_saw_first(on, tmp_path):
         assert elsewhere == ("0",)
         run("cuda")
     run("cuda"), run("cpu")
-    assert FakeRank.log == ["start", (), ("0",), "close", ("1",), ("1",), ("1",)]
+    assert FakeRank.log == ["start", (), ("0",), "close", ("1",), ("1",), ()]
 
 
-def test_a_timed_cell_has_its_gpu_alone(on, tmp_path):
+def test_a_timed_cell_has_its_gpu_alone(on, tmp_path, monkeypatch):
     """Though others may share it."""
     seen = []
     on(1, workers_per_gpu=3)  # sets the fakes
     shares = Leases(tmp_path, ("0",), 3)
 
-    def run(job, timeout):
+    def finish(self):
         try:
             with shares.held(1, timeout=0.05):
                 seen.append("shared")
-        except Exception:
+        except TorchcompileError:
             seen.append("alone")
         return Outcome("done", Observation("c").to_dict())
 
-    FakeRank.run, before = (lambda self, job, timeout: run(job, timeout)), FakeRank.run
-    try:
-        cells = on(1, workers_per_gpu=3)
-        cells("cuda"), cells("cuda", ("compiles", "benchmark"))
-    finally:
-        FakeRank.run = before
+    monkeypatch.setattr(FakeRank, "finish", finish)
+    cells = on(1, workers_per_gpu=3)
+    cells("cuda"), cells("cuda", ("compiles", "benchmark"))
     assert seen == ["shared", "alone"]
 
 
 def test_more_than_there_are_is_a_skip(on):
     """No lease is waited for that can't come."""
-    found = Observation.from_dict(on(2)("cuda:3").value).failure
-    assert (found.kind, found.message) == ("skip", "it needs 4 GPUs, and this machine has 2 to use")
+    (found,) = on(2)("cuda:3")
+    assert (found.status, found.message) == ("skip", "it needs 4 GPUs, and this machine has 2 to use")
     assert FakeRank.log == []
 
 

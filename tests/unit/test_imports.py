@@ -25,7 +25,7 @@ TORCH_FREE_IN_THEM = {
     "wrappers", "gates", "oracle", "oracle/findings", "oracle/leaf", "oracle/limits", "oracle/notes", "oracle/stages",
     "instruments", "instruments/records", "instruments/causes", "instruments/ledger", "instruments/graph_breaks",
     "instruments/advice", "instruments/reasons", "instruments/explain", "instruments/sites",
-    "layer", "layer/config", "layer/environment",
+    "layer", "layer/config", "layer/environment", "wrappers/wrapping",
 }
 HEAVY = {"torch", "triton", "hypothesis", "pydantic", "numpy", "xdist"}
 AT_START = {"__init__", "exports", "plugin", "fixtures", "options", "errors"}

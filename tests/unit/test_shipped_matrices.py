@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from pytest_torchcompile.cell import DYNAMIC, MODES
-from pytest_torchcompile.checks import CHECKS, applies
+from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.dims import bindings
 from pytest_torchcompile.matrix import load_matrix
 
 FOLDER = Path(__file__).parents[2] / "matrix"
 ON_ANY_MACHINE = ("default", "smoke")
+FSDP = ("regional", "fsdp1", "fsdp2", "fsdp2+tp", "pp", "ddp@wrap_then_compile")
+"""Wrappers that run a part of the model, or operators of their own, eagerly."""
 
 
 def shipped(name):
@@ -24,10 +26,11 @@ def test_default_is_the_main_job():
     """More than 100 cells and 500 items, all of them to be run, with every model of the zoo."""
     matrix = shipped("default")
     items = [(planned.cell.id, check) for planned in matrix.cells for check in matrix.checks
-             if planned.cell.phase in CHECKS[check].phases]
+             if CHECKS[check].applies(planned.cell.axes)]
     assert len(matrix.cells) > 100
     assert len(items) > 500
-    assert {planned.outcome for planned in matrix.cells} == {"run"}
+    assert {planned.cell.id: planned.outcome for planned in matrix.cells if planned.outcome != "run"} == {
+        "mini_gpt-aot_eager-default-auto-tp": "xfail"}
     assert set(matrix.models) == {"tiny_head", "mini_gpt", "conv_net", "encoder", "moe_lite", "triton_op"}
 
 
@@ -72,10 +75,13 @@ def test_fuzz_draws_its_sizes():
 
 
 def test_lower_limits_are_only_where_a_rule_says_why():
-    """Full coverage and no graph break, but for regional cells and the model whose routing depends on data."""
+    """Full coverage and no graph break, but for regional cells, the model whose routing depends on data, and ranks."""
     for planned in shipped("default").cells:
         usual = {"coverage": 1.0, "steps": 3, "graph_breaks": 0}
-        assert (planned.limits == usual) == (planned.cell.wrapper != "regional" and planned.cell.model != "moe_lite")
+        whole = planned.cell.wrapper not in FSDP and planned.cell.model != "moe_lite"
+        if (planned.cell.model, planned.cell.wrapper) == ("tiny_head", "tp"):
+            whole = False
+        assert (planned.limits == usual) == whole, planned.cell.id
 
 
 def test_gpu_has_what_only_a_gpu_has():
@@ -91,7 +97,7 @@ def test_gpu_has_what_only_a_gpu_has():
     assert {cell.phase for cell in cells} == {"training", "inference"}
     assert {cell.wrapper for cell in cells} == {"none", "autocast", "checkpoint", "regional"}
     assert {cell.model for cell in cells} >= {"triton_op", "moe_lite"}
-    held = [cell for cell in cells if "cudagraphs" in matrix.checks and applies("cudagraphs", cell.axes)]
+    held = [cell for cell in cells if "cudagraphs" in matrix.checks and CHECKS["cudagraphs"].applies(cell.axes)]
     assert len(held) > 40
     assert {cell.backend for cell in held} == {"inductor", "cudagraphs"}
     assert 0 < matrix.autotune_choices < 10

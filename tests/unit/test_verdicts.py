@@ -261,3 +261,39 @@ def test_late_recompiles_can_be_allowed():
     problems = list(judge_it(STABLE | {"late": [LATE, LATE]}, {"late_recompiles": 1}))
     assert [problem.message for problem in problems] == [
         "forward is compiled again in call 1, again, after all 2 size(s) were met (2 times, 1 allowed)"] * 2
+
+
+def _rank(*compiles, **more):
+    """The section ``rank_divergence`` of one rank."""
+    return {"raised": None, "graphs": 1, "runs": 4, "graph_breaks": 0, "compiles": list(compiles),
+            "collectives": {"group of 2": 7}} | more
+
+
+def _compile(during="call 1", **more):
+    return {"during": during, "function": "Net.forward", "file": "m.py", "line": 3, "compile_id": "0/0",
+            "kind": "first", "cause": "", "reason": ""} | more
+
+
+AGAIN = {"kind": "recompile", "cause": "shape", "reason": "size mismatch", "compile_id": "0/1"}
+
+
+@pytest.mark.parametrize(("ranks", "alike", "text"), [
+    ([_rank(_compile()), _rank(_compile())], True, ""),
+    ([_rank(_compile()), _rank(_compile(), _compile("call 2", **AGAIN))], True,
+     "rank 1 compiled otherwise than rank 0 in call 2: 1 and 0 compile(s)"),
+    ([_rank(_compile()), _rank(_compile(compile_id="0/1"))], True, "rank 1 compiled otherwise than rank 0 in call 1"),
+    ([_rank(_compile()), _rank(_compile(), runs=5)], True,
+     "the ranks differ in their number of runs of compiled graphs: rank 0 has 4, rank 1 has 5"),
+    ([_rank(_compile()), _rank(_compile(), graphs=2)], True, "their number of graphs: rank 0 has 1, rank 1 has 2"),
+    ([_rank(_compile()), _rank(_compile(), collectives={"group of 2": 8})], True,
+     "different numbers of collectives: rank 0: 7 in group of 2; rank 1: 8 in group of 2"),
+    ([_rank(_compile()), _rank(_compile("call 2", function="Other.forward"), runs=9)], False, ""),
+    ([_rank(_compile()), _rank(_compile("call 2", **AGAIN))], False, "rank 1 compiled otherwise than rank 0 in call 2"),
+    ([_rank(_compile()), None], True, "nothing to judge: rank 1 has recorded nothing"),
+    ([_rank(graphs=0), _rank(graphs=0)], True, "nothing to judge: no rank has compiled a graph"),
+    ([_rank(_compile())], True, "nothing to judge: the observation is not of several ranks"),
+])  # fmt: skip
+def test_ranks_that_compile_otherwise(ranks, alike, text):
+    """Of ranks that run one program everything agrees; of stages of a pipeline all compile again, or none."""
+    found = [problem.message for problem in load("rank_divergence").judge({"ranks": ranks, "alike": alike}, {})]
+    assert any(text in message for message in found) if text else found == []

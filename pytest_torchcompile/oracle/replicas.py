@@ -1,0 +1,61 @@
+"""Replicas: what data-parallel ranks compute together, computed by one process.
+
+n replicas run one model from one state, each on a batch of its own. The gradient of a parameter is the mean of what
+the n losses give, whatever the loss is; an output, a buffer or the gradient of an input depends on the replica's own
+batch alone.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pytest_torchcompile.batch import Batch
+
+__all__ = ["average", "losses_of_others"]
+
+
+def losses_of_others(call: Callable[..., Any], module: torch.nn.Module, batches: Sequence[Batch],
+                     loss: Callable[[Any, Batch], torch.Tensor | None]) -> list[torch.Tensor]:
+    """Run the batches of the other replicas and return those losses that have a gradient.
+
+    The module's buffers and the random generators are afterwards as they were, and each batch meets them so.
+    """
+    found = []
+    for batch in batches:
+        with _lent(module):
+            value = loss(call(*batch.args, **batch.kwargs), batch)
+        if value is not None and value.requires_grad:
+            found.append(value)
+    return found
+
+
+def average(parameters: Iterable[torch.nn.Parameter], replicas: int) -> None:
+    """Turn the sum of the replicas' gradients into their mean."""
+    with torch.no_grad():
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(replicas)
+
+
+@contextmanager
+def _lent(module: torch.nn.Module) -> Iterator[None]:
+    """Let a call have copies of the buffers, and draw what the next call will draw again."""
+    kept = [(part, dict(part._buffers)) for part in module.modules()]
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    python = random.getstate()
+    with torch.no_grad():
+        for part, buffers in kept:
+            part._buffers.update({name: None if b is None else b.clone() for name, b in buffers.items()})
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python)
+        for part, buffers in kept:
+            part._buffers.clear()
+            part._buffers.update(buffers)

@@ -1,0 +1,134 @@
+"""The process group of a cell that runs on several ranks: made before it, taken apart after it.
+
+The one file of this folder that touches what torch keeps to itself.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.errors import Unavailable, UsageError
+from pytest_torchcompile.observation import Job
+from pytest_torchcompile.wrappers.protocol import Wrapper
+
+__all__ = ["collectives", "forget_shardings", "joined"]
+
+_LONGER = 120.0
+"""Seconds by which the collectives' own time-out is longer than the cell's: the side that waits ends a cell that hangs,
+and takes the stacks of every rank first."""
+
+
+@contextmanager
+def joined(job: Job, cell: Cell, wrapper: Wrapper, where: str) -> Iterator[Any]:
+    """Join the cell's process group; yield the ``DeviceMesh``, or None for a cell of one rank.
+
+    Raises :class:`Unavailable` where this machine can't have the group.
+    """
+    if wrapper.ranks == 1:
+        yield None
+        return
+    device = _device(job, cell, where)
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    with _own_caches(job, cell):
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo", rank=job.rank, world_size=job.world,
+            store=dist.FileStore(job.rendezvous, job.world),  # type: ignore[attr-defined]
+            timeout=datetime.timedelta(seconds=job.timeout + _LONGER),
+            device_id=device if device.type == "cuda" else None,
+        )
+        try:
+            yield init_device_mesh(device.type, wrapper.shape(job.world), mesh_dim_names=wrapper.axes)
+        finally:
+            dist.destroy_process_group()
+            forget_shardings()
+
+
+def _device(job: Job, cell: Cell, where: str) -> torch.device:
+    """The device of this rank; on CUDA it becomes the current one."""
+    device = torch.device(cell.device)
+    if not torch.distributed.is_available():
+        raise Unavailable(f"wrapper {cell.wrapper!r} needs torch.distributed, which this torch is built without")
+    if device.type not in ("cpu", "cuda"):
+        raise Unavailable(f"wrapper {cell.wrapper!r} runs on cpu and cuda, not on {device.type}")
+    if device.type == "cpu":
+        if not torch.distributed.is_gloo_available():
+            raise Unavailable(f"wrapper {cell.wrapper!r} on cpu needs gloo, which this torch is built without")
+        if Path("/sys/class/net/lo").exists():  # all ranks are on this machine, whose name need not resolve
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        return device
+    if ":" in cell.device:
+        raise UsageError(f"{where}: wrapper {cell.wrapper!r} takes one GPU for each rank, and device {cell.device!r} "
+                         "names one; write device: cuda")
+    if not torch.cuda.is_available():
+        raise Unavailable(f"device {cell.device!r} is not here: torch.cuda.is_available() is false")
+    if (count := torch.cuda.device_count()) < job.world:
+        raise Unavailable(f"wrapper {cell.wrapper!r} needs {job.world} GPUs, and this machine has {count}")
+    if not torch.distributed.is_nccl_available():
+        raise Unavailable(f"wrapper {cell.wrapper!r} on cuda needs NCCL, which this torch is built without")
+    torch.cuda.set_device(job.rank)
+    return torch.device("cuda", job.rank)
+
+
+@contextmanager
+def _own_caches(job: Job, cell: Cell) -> Iterator[None]:
+    """Compiled code in a folder of this wrapper, world and rank.
+
+    AOTAutograd's cache keeps names of process groups in what it stores but not in its key, so that a rank may be handed
+    code that calls another one's group (seen in torch 2.13: ``Could not resolve the process group``).
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    key = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(key)
+    wrapper = re.sub(r"[^\w.+-]", "_", cell.wrapper)
+    os.environ[key] = str(Path(cache_dir()) / "ranks" / wrapper / f"{job.rank}of{job.world}")
+    try:
+        yield
+    finally:
+        os.environ.pop(key)
+        if before is not None:
+            os.environ[key] = before
+
+
+def forget_shardings() -> bool:
+    """Drop DTensor's cache of sharding decisions, which name the groups that are gone; False if torch has no way to.
+
+    ``torch.distributed.tensor.debug._clear_sharding_prop_cache``: torch 2.8 to 2.13. Where it is missing a process
+    can't be used for another cell.
+    """
+    from torch.distributed.tensor import debug
+
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)
+    if clear is None:
+        return False
+    clear()
+    return True
+
+
+def collectives() -> dict[str, int]:
+    """How many collectives this rank has begun in each of its process groups, by what the mesh calls it.
+
+    ``torch.distributed.distributed_c10d._world.pg_group_ranks``, ``ProcessGroup._get_sequence_number_for_group``:
+    torch 2.8 to 2.13. Empty where torch does not tell.
+    """
+    from torch.distributed import distributed_c10d
+
+    found: dict[str, int] = {}
+    try:
+        for group, ranks in distributed_c10d._world.pg_group_ranks.items():
+            name = f"{getattr(group, 'group_desc', '') or 'group'} of {len(ranks)}"
+            found[name] = found.get(name, 0) + int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError):
+        return {}
+    return found

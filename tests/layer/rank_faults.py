@@ -1,0 +1,135 @@
+"""Wrappers of several ranks with a fault each, named by the tests as ``rank_faults:NAME*2``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pytest_torchcompile.wrappers.protocol import Wrapper
+
+
+class Net(nn.Module):
+    """Two layers. (B, 8) -> (B, 4)."""
+
+    tp_plan: ClassVar = {"up": "colwise", "down": "rowwise"}
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)))
+
+
+class Normed(nn.Module):
+    """Batch norm, whose statistics are each replica's own, and dropout. (B, 8) -> (B, 8)."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.norm, self.drop = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.25)
+
+    def forward(self, x):
+        return self.drop(self.norm(self.up(x)))
+
+
+def rows(B):
+    return torch.randn(B, 8, requires_grad=True)
+
+
+def compiled(model, settings):
+    return model if settings is None else torch.compile(model, **settings)
+
+
+def _ddp(model, **hooks):
+    return nn.parallel.DistributedDataParallel(model, broadcast_buffers=False, **hooks)
+
+
+def right(model, settings, cell, mesh):
+    return _ddp(compiled(model, settings))
+
+
+def forgets(model, settings, cell, mesh):
+    """No gradient leaves its rank."""
+    return compiled(model, settings)
+
+
+def forgets_compiled(model, settings, cell, mesh):
+    """Only the compiled model forgets."""
+    return _ddp(model) if settings is None else compiled(model, settings)
+
+
+def _sum(state, bucket):
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])
+
+
+def adds(model, settings, cell, mesh):
+    """Gradients are added up, not averaged."""
+    wrapped = _ddp(compiled(model, settings))
+    wrapped.register_comm_hook(None, _sum)
+    return wrapped
+
+
+def _half_of(model, settings, cell, mesh):
+    call = compiled(model, settings)
+    return lambda x: call(x) * (1 + 1e-3 * dist.get_rank())
+
+
+drifts = Wrapper("drifts", _half_of, ranks=2, axes=("tensor",))
+"""Ranks that work on one batch together, and one of them is off by a thousandth."""
+
+
+def diverges(model, settings, cell, mesh):
+    """Rank 1 compiles for every size anew."""
+    if settings is not None and dist.get_rank() == 1:
+        settings = settings | {"dynamic": False}
+    return _ddp(compiled(model, settings))
+
+
+def _at_the_third_call(act):
+    def wrap(model, settings, cell, mesh):
+        inner, calls = right(model, settings, cell, mesh), []
+
+        def call(x):
+            calls.append(0)
+            if settings is not None and len(calls) == 3 and dist.get_rank() == 1:
+                act()
+            return inner(x)
+
+        return call
+
+    return wrap
+
+
+def _raise():
+    raise ValueError("rank 1 has had enough")
+
+
+def _hog():
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    torch.ones(1 << 32).sum()
+
+
+raises = _at_the_third_call(_raise)
+dies = _at_the_third_call(lambda: os.kill(os.getpid(), signal.SIGKILL))
+faults = _at_the_third_call(lambda: os.kill(os.getpid(), signal.SIGSEGV))
+leaves = _at_the_third_call(lambda: os._exit(3))
+hogs = _at_the_third_call(_hog)
+
+
+def _hang():
+    if mark := os.environ.get("CHAOS_HANGS"):
+        with open(mark, "w"):
+            pass
+    time.sleep(1000)
+
+
+hangs = _at_the_third_call(_hang)

@@ -27,6 +27,7 @@ from pytest_torchcompile.report.terminal import failure_text, header, summary
 from pytest_torchcompile.selection import refuse_unknown
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.shards import shard
+from pytest_torchcompile.torchrun import Torchrun, own_file
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["CellNode", "CheckFailure", "CheckItem", "MatrixFile", "MatrixSession", "start"]
@@ -170,8 +171,9 @@ class MatrixSession:
         self.is_worker = given is not None
         self.zygote: Zygote | None = None
         self.baseline = _baseline(config, settings) if settings.baseline and not self.is_worker else None
-        self.execution = Execution(matrix, settings)
-        self.journal = Journal(matrix, self.planned, settings, config.rootpath / JOURNAL_FILE)
+        self.torchrun = _torchrun(config, settings)
+        self.execution = Execution(matrix, settings, torchrun=self.torchrun)
+        self.journal = Journal(matrix, self.planned, settings, own_file(config.rootpath, self.torchrun, JOURNAL_FILE))
         if given is not None:
             self.execution.workers = int(given["workercount"])
             self.execution.folder = Path(given[ZYGOTE]) if given[ZYGOTE] else None
@@ -252,17 +254,21 @@ class MatrixSession:
             self.journal.finish(int(session.exitstatus))
             self._keep_seconds()
             if not hasattr(self.config, "_json_report"):  # -p no:pytest_jsonreport: our block alone
-                self.journal.write(self.config.rootpath / REPORT_FILE)
+                self.journal.write(own_file(self.config.rootpath, self.torchrun, REPORT_FILE))
             else:
                 _save_whole(self.config)
         result = yield
         if not self.is_worker and not self.config.option.collectonly and self._unsaved():
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+        if self.torchrun and self.torchrun.rank and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+            # Rank 0 says so. Of a process that fails torchrun ends all others at once, and rank 0 may not be done.
+            session.exitstatus = pytest.ExitCode.OK
         return result
 
     def _unsaved(self) -> str:
         """Why there is no readable report file; pytest-json-report only prints that it could not save one."""
-        path = getattr(self.config.option, "json_report_file", None) or self.config.rootpath / REPORT_FILE
+        path = getattr(self.config.option, "json_report_file", None)
+        path = path or own_file(self.config.rootpath, self.torchrun, REPORT_FILE)
         try:
             json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -342,10 +348,10 @@ def start(config: pytest.Config, settings: Settings) -> None:
     matrix = load_matrix(path, shown=settings.matrix)
     refuse_unknown(config.getoption("markexpr"), (planned.cell.axes for planned in matrix.cells))
     _select(config, Path(matrix.path))
-    _report(config)
+    session = MatrixSession(config, settings, matrix)
+    _report(config, session.torchrun)
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         shutil.rmtree(config.rootpath / REPRODUCTIONS, ignore_errors=True)  # of an earlier run
-    session = MatrixSession(config, settings, matrix)
     config.stash[SESSION] = session
     config.pluginmanager.register(session, "compile-matrix")
 
@@ -367,7 +373,16 @@ def _select(config: pytest.Config, path: Path) -> None:
         config.args = [*config.args, str(path)]
 
 
-def _report(config: pytest.Config) -> None:
+def _torchrun(config: pytest.Config, settings: Settings) -> Torchrun | None:
+    """What torchrun has told this process, if it is to be one rank of each cell."""
+    if settings.ranks != "torchrun" or config.option.collectonly:
+        return None
+    if _distributed(config) or hasattr(config, "workerinput"):
+        raise UsageError("--compile-ranks torchrun: every node runs the cells in the same order; leave out -n")
+    return Torchrun.read(os.environ)
+
+
+def _report(config: pytest.Config, torchrun: Torchrun | None) -> None:
     """Switch pytest-json-report on, without what only makes the file large, unless it was asked for."""
     option = config.option
     if not hasattr(option, "json_report"):
@@ -376,6 +391,6 @@ def _report(config: pytest.Config) -> None:
         option.json_report = True
         option.json_report_omit = [*option.json_report_omit, "collectors", "keywords", "log"]
     if option.json_report_file == ".report.json":  # its default
-        option.json_report_file = str(config.rootpath / REPORT_FILE)
+        option.json_report_file = str(own_file(config.rootpath, torchrun, REPORT_FILE))
         if not hasattr(config, "workerinput") and not option.collectonly:
             Path(option.json_report_file).unlink(missing_ok=True)  # a killed run must not leave an earlier one's

@@ -18,6 +18,7 @@ from pytest_torchcompile.matrix import Matrix, PlannedCell
 from pytest_torchcompile.observation import Failure, Job, Judgement, Observation
 from pytest_torchcompile.ranks import Outcome
 from pytest_torchcompile.settings import Settings
+from pytest_torchcompile.torchrun import Nodes, Torchrun
 from pytest_torchcompile.verdicts import apply_xfail, judge
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 from pytest_torchcompile.zygote import gpu_device_files
@@ -48,7 +49,9 @@ class Execution:
     """The zygote's folder; None runs cells in this process."""
     workers: int = 1
     """pytest processes that run cells at the same time."""
-    _group: Group | None = None
+    torchrun: Torchrun | None = None
+    """Where torchrun has started this pytest for one rank of each cell."""
+    _group: Group | Nodes | None = None
     _leases: Leases | None = None
     _done: dict[str, CellResult] = field(default_factory=dict)
 
@@ -79,7 +82,7 @@ class Execution:
         return CellResult(judgements, observation, seconds)
 
     def _job(self, planned: PlannedCell, selected: Sequence[str]) -> Job:
-        ranks = Wrapping.read(planned.cell.wrapper).ranks
+        ranks = Wrapping.read(planned.cell.wrapper).processes
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return Job(
             cell=planned.cell.to_dict(),
@@ -105,11 +108,12 @@ class Execution:
 
     def _on_gpus(self, cell: Cell, job: Job) -> list[Outcome]:
         """Run the cell while it holds the GPUs that it needs; without a lease where there are none to share."""
-        ranks = Wrapping.read(cell.wrapper).ranks
+        ranks = Wrapping.read(cell.wrapper).processes
         count = gpus_of(cell, ranks)
         if self._leases is None:
             self._leases = leases.here(leases.visible_gpus(gpu_device_files()), self.settings.workers_per_gpu)
-        if not count or not self._leases.gpus or self.folder is None:
+        # torchrun's ranks have the GPUs that whoever started it gave them.
+        if not count or not self._leases.gpus or self.folder is None or self.torchrun is not None:
             return self._execute(job, ranks)
         if count > len(self._leases.gpus):
             why = f"it needs {count} GPUs, and this machine has {len(self._leases.gpus)} to use"
@@ -128,10 +132,11 @@ class Execution:
                 warnings.simplefilter("ignore")  # as in a rank process: pytest's filters are for the user's tests
                 return [Outcome("done", execute({"do": "cell", "job": job, "path": []})["value"])]
         if self._group is None:
-            self._group = Group(self.folder)
+            self._group = Group(self.folder) if self.torchrun is None else Nodes(self.folder, self.torchrun)
         # What a rank finds out alone, while the others are at something else, ends in a collective that nobody joins.
         job = replace(job, locate=0.0) if ranks > 1 else job
-        outcomes = self._group.run(job, ranks, sys.path, self.settings.timeout, gpus)
+        where = job, ranks, sys.path, self.settings.timeout
+        outcomes = self._group.run(*where) if isinstance(self._group, Nodes) else self._group.run(*where, gpus)
         if self.settings.isolation == "cell":
             self._group.close()
         return outcomes

@@ -89,9 +89,9 @@ def _values() -> dict[str, Schema]:
 
 
 def _wrapping() -> str:
-    """A name or target, its compile order and its number of ranks (:mod:`pytest_torchcompile.wrappers.wrapping`)."""
+    """A name or target, its compile order and its ranks (:mod:`pytest_torchcompile.wrappers.wrapping`)."""
     names = "|".join([*map(re.escape, WRAPPERS), _TARGET["pattern"].strip("^$")])
-    return rf"^({names})(@({'|'.join(ORDERS)}))?(\*[1-9]\d*)?$"
+    return rf"^({names})(@({'|'.join(ORDERS)}))?(\*(fake)?[1-9]\d*)?$"
 
 
 def _axes() -> Schema:

@@ -53,7 +53,9 @@ class Job:
     rank: int = 0
     world: int = 1
     rendezvous: str = ""
-    """File in which the ranks of a cell find each other."""
+    """Where the ranks of a cell find each other: a file, or ``tcp://HOST:PORT/PREFIX`` for torchrun's store."""
+    local_rank: int = -1
+    """Which of this host's ranks it is; -1: all ranks are here."""
     timeout: float = 600.0
     """Seconds after which the other side ends the cell."""
 

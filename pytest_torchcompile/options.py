@@ -39,6 +39,8 @@ OPTIONS = (
     Option("isolation", "'rank': processes are reused between cells; 'cell': a fresh one for each", "rank", "WHAT"),
     Option("workers-per-gpu", "Cells that may run on one GPU at a time, if its memory is enough for so many; a cell "
            "that is timed (check benchmark) has it alone", "1", "N"),
+    Option("ranks", "'here': the ranks of a cell are processes of this machine; 'torchrun': torchrun has started one "
+           "pytest for each, on any number of machines", "here", "WHERE"),
     Option("selftest", "Run no tests, but planted faults, and say which our checks catch on this torch; WORDS: only "
            "those of these kinds, or with these words in their names, separated by commas", "", "WORDS", optional=True),
     Option("selftest-device", "Where the planted faults run, for example cuda", "cpu", "DEVICE"),

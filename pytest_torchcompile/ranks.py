@@ -274,8 +274,8 @@ def _redirect(log: Path) -> None:
 
 
 def execute(job: dict[str, Any]) -> dict[str, Any]:
-    """Do one job in this process: ``{"do": "cell", "job": Job, "path": [...], "gpus": [...]}``, or
-    ``{"do": "environment"}``.
+    """Do one job in this process: ``{"do": "cell", "job": Job, "path": [...], "gpus": [...]}``,
+    ``{"do": "environment"}``, or ``{"do": "tell", ...}`` with the arguments of :func:`~pytest_torchcompile.store.tell`.
 
     ``path`` is pytest's ``sys.path``: a model must be importable here whenever it is there. ``gpus`` are those that
     this process may use from now on; CUDA looks when it is first used.
@@ -289,6 +289,10 @@ def execute(job: dict[str, Any]) -> dict[str, Any]:
     value: Any
     if job["do"] == "cell":
         value, poisoned = runner.run_cell(job["job"])
+    elif job["do"] == "tell":
+        from pytest_torchcompile.store import tell
+
+        value, poisoned = tell(job["meeting"], job["rank"], job["world"], job["mine"], job["patience"]), False
     else:
         value, poisoned = runner.environment(), False
     return {"value": value, "poisoned": poisoned, "rss": _rss()}

@@ -37,6 +37,7 @@ from pytest_torchcompile.references import References
 from pytest_torchcompile.wrappers.group import forget_shardings, joined
 from pytest_torchcompile.wrappers.protocol import Wrapper
 from pytest_torchcompile.wrappers.protocol import load as load_wrapper
+from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["TUNING", "Run", "environment", "run_cell"]
 
@@ -55,6 +56,7 @@ class Run(Trial):
 
     def __init__(self, job: Job, cell: Cell, wrapper: Wrapper, mesh: Any = None) -> None:
         self.cell, self.job, self.wrapper, self._mesh = cell, job, wrapper, mesh
+        self._fake = Wrapping.read(cell.wrapper).fake
         self.entry = ModelEntry.from_dict(job.entry)
         root = self._home = Path(job.root)
         settings = subject.settings(cell, root, self.entry.where)
@@ -70,7 +72,8 @@ class Run(Trial):
             references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
                                          cell.wrapper, job.seed, self.replica),
             covered=True, steps=steps, keep_texts="kernels" in job.checks,
-            alone=None if mesh is None else self._one_process,
+            alone=None if mesh is None or self._fake else self._one_process,
+            compared=not self._fake, varied=not self._fake,
         )
 
     def _calls(self) -> list[Call]:
@@ -85,7 +88,7 @@ class Run(Trial):
     @property
     def replicas(self) -> int:
         """How many ranks or groups of ranks have a batch of their own."""
-        return int(self._mesh["data"].size()) if "data" in self._dimensions else 1
+        return int(self._mesh["data"].size()) if "data" in self._dimensions and not self._fake else 1
 
     @property
     def replica(self) -> int:
@@ -157,7 +160,7 @@ def run_cell(job: Job) -> tuple[dict[str, Any], bool]:
         poisoned = True
     else:
         gpu.release()
-    if job.world > 1:
+    if Wrapping.read(cell.wrapper).ranks > 1:
         poisoned = poisoned or seen.failure is not None or not forget_shardings()
     return seen.to_dict(), poisoned
 
@@ -197,7 +200,7 @@ def _observe_run(run: Run, seen: Observation) -> None:
     # That compiled code ran is asked of every verdict. In the order of CHECKS: the last drops what was compiled.
     for name in [name for name in checks.CHECKS if name == "compiles" or name in run.job.checks]:
         seen.sections[name] = checks.load(name).measure(run)
-    if sum(run.seconds.values()) <= run.job.locate and (found := located(run)):
+    if run.compared and sum(run.seconds.values()) <= run.job.locate and (found := located(run)):
         for name in _LOCATED & seen.sections.keys():
             seen.sections[name]["located"] = found
 

@@ -10,9 +10,10 @@ from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.fuzz.options import FuzzOptions
 from pytest_torchcompile.options import OPTIONS, Option
 
-__all__ = ["ISOLATION", "Settings"]
+__all__ = ["ISOLATION", "RANKS", "Settings"]
 
 ISOLATION: Final = ("rank", "cell")
+RANKS: Final = ("here", "torchrun")
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Settings:
     timeout: float
     isolation: str
     inprocess: bool
+    ranks: str = "here"
+    """Where the ranks of a cell are: a word of :data:`RANKS`."""
     baseline: str = ""
     """An earlier report to compare with."""
     workers_per_gpu: int = 1
@@ -43,8 +46,9 @@ class Settings:
             checks=_checks(given["checks"]),
             shard=_shard(given["shard"]),
             timeout=_seconds(given["timeout"]),
-            isolation=_isolation(given["isolation"]),
-            inprocess=given["inprocess"] in (True, "true", "1", "yes", "on"),
+            isolation=_word("isolation", given["isolation"], ISOLATION, "a way to isolate cells"),
+            inprocess=(inprocess := given["inprocess"] in (True, "true", "1", "yes", "on")),
+            ranks=_ranks(given["ranks"], inprocess),
             fuzz=FuzzOptions.read(given["fuzz-examples"], given["fuzz-seconds"], given["fuzz-seed"]),
             baseline=given["baseline"],
             workers_per_gpu=_workers(given["workers-per-gpu"]),
@@ -83,7 +87,14 @@ def _workers(text: str) -> int:
     return int(text)
 
 
-def _isolation(text: str) -> str:
-    if text not in ISOLATION:
-        raise UsageError(f"--compile-isolation: {text!r} is not a way to isolate cells; {nearest(text, ISOLATION)}")
+def _word(option: str, text: str, words: tuple[str, ...], what: str) -> str:
+    if text not in words:
+        raise UsageError(f"--compile-{option}: {text!r} is not {what}; {nearest(text, words)}")
     return text
+
+
+def _ranks(text: str, inprocess: bool) -> str:
+    where = _word("ranks", text, RANKS, "a place for ranks")
+    if where == "torchrun" and inprocess:
+        raise UsageError("--compile-ranks torchrun runs a rank in a process of its own; leave out --compile-inprocess")
+    return where

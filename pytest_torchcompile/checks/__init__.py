@@ -52,6 +52,8 @@ class CheckEntry:
     """It takes long, so it runs only where a matrix or ``--compile-checks`` names it."""
     ranks: Literal["any", "one", "several"] = "any"
     """Has it something to judge in cells of one rank, of several, or of any number?"""
+    fake: bool = False
+    """Has it something to judge where the ranks are fake, so that no number means anything?"""
 
     def applies(self, axes: Mapping[str, Any]) -> bool:
         """Whether a cell with these values of the axes has something to judge; others have no such item."""
@@ -60,9 +62,12 @@ class CheckEntry:
         if self.graphs and not (str(axes.get("device")).partition(":")[0] == "cuda" and promised(axes)):
             return False
         try:
-            several = Wrapping.read(str(axes.get("wrapper"))).ranks > 1
+            wrapping = Wrapping.read(str(axes.get("wrapper")))
         except ValueError:  # a report may hold a wrapper that this version does not know
             return True
+        if wrapping.fake:
+            return self.fake
+        several = wrapping.ranks > 1
         return self.ranks in ("any", "several" if several else "one")
 
 
@@ -83,6 +88,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.compiles:CHECK",
         "compiled code really ran, for enough of the model",
         (Limit("coverage", "min", 1.0, "share of operator calls in compiled graphs", whole=False, most=1),),
+        fake=True,
     ),
     "equivalence": CheckEntry(
         f"{_HERE}.equivalence:CHECK",
@@ -107,11 +113,13 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.graph_breaks:CHECK",
         "the model is captured whole",
         (_GRAPH_BREAKS,),
+        fake=True,
     ),
     "recompiles": CheckEntry(
         f"{_HERE}.recompiles:CHECK",
         "new shapes and values do not compile again and again",
         (Limit("recompiles", "max", None, "recompiles in the cell's run; by default what its shapes need"),),
+        fake=True,
     ),
     "shape_stability": CheckEntry(
         f"{_HERE}.shape_stability:CHECK",

@@ -12,6 +12,7 @@ __all__ = ["RESULTS", "Attempt", "headline"]
 
 RESULTS: Final = {
     "compiled": (logging.INFO, "it runs compiled"),
+    "inner_blocks": (logging.WARNING, "it does not run compiled as a whole; its inner blocks do, each by itself"),
     "deferred": (logging.INFO, "it compiles in its first call"),
     "nothing_compiled": (logging.WARNING, "nothing of it was compiled, so it runs eagerly"),
     "recompile_limit": (logging.WARNING, "a function of it runs eagerly from now on where no compiled code fits"),

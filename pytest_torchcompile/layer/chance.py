@@ -53,7 +53,7 @@ def compare_means(
 ) -> Means:
     """Compare many runs ``eager(seed)`` with as many ``compiled(seed)``, each from one and the same state.
 
-    ``agreed`` makes one answer of those of all ranks.
+    ``agreed`` makes one answer of those of all ranks; it is asked in the same places on each.
     """
     random: frozenset[str] = frozenset()
     apart: dict[str, str] = {}
@@ -65,8 +65,8 @@ def compare_means(
         for seed in range(start, start + runs):
             # Seeds of its own for each: a backend that draws as eager does must not look more alike than chance has it.
             for into, seen in ((mine, eager(2 * seed)), (found, compiled(2 * seed + 1))):
-                if seen.error is not None:
-                    return Means(random, {}, start, str(seen.error))
+                if agreed(seen.error is not None):
+                    return Means(random, {}, start, str(seen.error or "it raises on another rank"))
                 _add(into, seen, only)
         random |= {name for name, moments in mine.items() if moments.squares > 0}
         apart = {name: line for name in random & mine.keys()

@@ -51,12 +51,14 @@ class Guard:
         """It runs eagerly for good."""
         self.trial = False
         """Failures are raised as torch raises them: somebody looks at them."""
+        self.waited_for = False
+        """In a trial, other ranks wait for this one in collectives: what fails is noted, and runs eagerly."""
         self.watchful = True
         """It is not known yet whether anything is compiled."""
         self.pending: Pending | None = None
         """Why a part of the call in progress runs eagerly."""
         self.failure: BaseException | None = None
-        """The last failure while :attr:`trial` was set."""
+        """A failure while :attr:`trial` was set."""
         self.refused: Exception | None = None
         """What the backend raised for the frame that is being compiled."""
         self.postponed = False
@@ -82,26 +84,31 @@ class Guard:
         :class:`CannotFallBack` where eager must not take over in the middle.
         """
         if self.trial:
-            self.failure = error
-            raise error
-        if why := self.outstanding.forbids(RAN[0] - running):
+            self.note(error)
+        elif why := self.outstanding.forbids(RAN[0] - running):
             self.refuse(error, f"{why}. Compile inside of the checkpointed function instead of around it, or give "
                                "maybe_compile a sample batch, so that failures are found before training", phase)
         if self.pending is None:
             self.pending = Pending(error, phase, threading.get_ident())
 
+    def note(self, error: BaseException) -> None:
+        """Remember a failure of the trial, and raise it unless other ranks wait."""
+        self.failure = self.failure or error
+        if not self.waited_for:
+            raise error
+
     def refuse(self, error: BaseException, why: str, phase: str = "call") -> None:
         """Raise :class:`CannotFallBack`."""
-        self._log("cannot_fall_back", phase, error, f"{headline(error)}; {why}")
+        if not self.trial:
+            self._log("cannot_fall_back", phase, error, f"{headline(error)}; {why}")
         raise CannotFallBack(f"{self.attempt.model}, compiled, failed ({headline(error)}), and to go on eagerly could "
                              f"give other results than eager gives: {why}.") from error
 
     def failed_backward(self, error: BaseException) -> None:
         """A compiled backward pass failed, and its graph is run eagerly instead: that is the end of compiled code."""
         if self.trial:
-            self.failure = error
-            raise error
-        if self.outstanding.count and self.attempt.config.fail_policy != "raise":
+            self.note(error)
+        elif self.outstanding.count and self.attempt.config.fail_policy != "raise":
             self._log("fallback_eager", "backward", error, f"{headline(error)}; its forward pass runs eagerly from the "
                       "first call on in which none is left to be recomputed by activation checkpointing")
             self.postponed = self.watchful = True
@@ -143,6 +150,8 @@ class Guard:
         return pending
 
     def _end(self, pending: Pending) -> None:
+        if self.trial:
+            return
         error = pending.error
         if self.attempt.config.fail_policy == "raise":
             self._log("raised", pending.phase, error)

@@ -124,8 +124,7 @@ class _Graph:
         began = self.error is None
         error = self.error or error
         if guard.trial:
-            guard.failure = error
-            raise error
+            guard.note(error)
         if began and before is not None:
             before.restore()
         elif began and not self._harmless(args):

@@ -16,8 +16,10 @@ from torch.nn.parameter import is_lazy
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.instruments import observe
 from pytest_torchcompile.layer.behind import whole
+from pytest_torchcompile.layer.failures import Failed
 from pytest_torchcompile.layer.preserve import preserved
-from pytest_torchcompile.layer.steps import Failed, Steps
+from pytest_torchcompile.layer.steps import Steps
+from pytest_torchcompile.layer.together import Elsewhere, Together
 
 __all__ = ["CompileSmoketest", "SmoketestResult"]
 
@@ -30,7 +32,8 @@ class SmoketestResult:
     reason: str
     """One line: what failed, or what was seen to work."""
     phase: str = ""
-    """Where it failed: ``forward``, ``loss``, ``backward``, ``step``, ``comparison``, or ``state`` (around the run)."""
+    """Where it failed: ``forward``, ``loss``, ``backward``, ``step``, ``comparison``, ``state`` (around the run), or
+    ``rank`` (on another rank)."""
     step: int = 0
     """In which step, from 1 on; 0: before the first."""
     seconds: float = 0.0
@@ -41,6 +44,8 @@ class SmoketestResult:
     """Compilations during the test: 0 for a model that was warm."""
     evidence: str = ""
     """The stack of what was raised, or the leaves that differ, one a line."""
+    ranks: tuple[int, ...] = ()
+    """The ranks on which it failed, if they are others than this one."""
     notes: tuple[str, ...] = ()
     """What does not fail the test and is worth knowing: graph breaks, parts that ran eagerly, how it was compared."""
     user_error: BaseException | None = field(default=None, repr=False)
@@ -66,6 +71,8 @@ class CompileSmoketest:
         self.steps = steps
         self.last_result: SmoketestResult | None = None
         """What the last :meth:`run` found; None before the first."""
+        self.noted: Callable[[], BaseException | None] | None = None
+        """Asked for what failed compiled and was run eagerly instead, by whoever handed out the compiled model."""
 
     def run(
         self,
@@ -81,6 +88,11 @@ class CompileSmoketest:
         and buffers must agree up to the rounding noise of this very program; where it draws random numbers, their means
         over many runs must. With neither an optimiser nor a loss, a model in evaluation mode, or one in which nothing
         requires a gradient, does a forward pass in the caller's grad mode.
+
+        Of a model that is spread over ranks (DDP, FSDP, tensor parallel) every rank must call this, and all get the
+        same answer: one that fails says why, the others which rank it was. A part that does not compile on one rank
+        runs eagerly there meanwhile, so that no rank is left waiting; what raises while it runs can't be helped so
+        unless the model is tried by ``maybe_compile``, and ends when the process group's time-out does.
 
         Nothing remains of the test but compiled code: parameters, buffers, gradients, the optimiser, training flags
         and all random states are afterwards what they were, whatever happened. It needs memory for two more copies of
@@ -100,23 +112,38 @@ class CompileSmoketest:
         """
         started = time.perf_counter()
         steps: Steps | None = None
+        step = 0
         try:
             module = whole(model, loss_fn, loose=_parameters(optimizer))
-            _refuse_lazy(module)
-            with _graded(optimizer is not None or loss_fn is not None), preserved(module, optimizer), observe():
-                steps = Steps(model, module, Batch.of(sample_batch), optimizer, loss_fn)
+            together = Together(module)
+            batch = together.agreed(lambda: _given(module, sample_batch))
+            with _graded(optimizer is not None or loss_fn is not None), preserved(module, optimizer), observe(), \
+                    self._waited_for(together):
+                steps = Steps(model, module, batch, optimizer, loss_fn, together)
+                steps.noted = self.noted or steps.noted
                 for number in range(1, self.steps + 1):
+                    step = number
                     steps.run(number)
                 steps.finish()
             result = SmoketestResult(True, _praise(self.steps, steps))
         except Failed as why:
             result = SmoketestResult(False, why.reason, why.phase, why.step, evidence=why.evidence,
                                      user_error=why.user_error)
+        except Elsewhere as why:
+            result = SmoketestResult(False, str(why), "rank", step, ranks=why.ranks)
         except Exception as error:
             text = f"the smoketest could not be run: {type(error).__name__}: {error}"
             result = SmoketestResult(False, text, "state", evidence=traceback.format_exc())
         self.last_result = replace(result, seconds=time.perf_counter() - started, **_seen(steps))
         return result.ok
+
+    def _waited_for(self, together: Together) -> AbstractContextManager[object]:
+        """Where other ranks wait, torch itself is asked to run eagerly what does not compile. The ledger sees it."""
+        if not together.spread or self.noted is not None:
+            return nullcontext()
+        import torch._dynamo
+
+        return torch._dynamo.config.patch(suppress_errors=True)  # type: ignore[no-any-return]
 
 
 def _parameters(optimizer: Any) -> tuple[torch.Tensor, ...]:
@@ -128,9 +155,10 @@ def _graded(training: bool) -> AbstractContextManager[object]:
     return torch.inference_mode(False) if training and torch.is_inference_mode_enabled() else nullcontext()
 
 
-def _refuse_lazy(module: nn.Module) -> None:
+def _given(module: nn.Module, sample_batch: Any) -> Batch:
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         raise Failed("it has parameters that are not initialised yet: call it once before it is compiled", "state")
+    return Batch.of(sample_batch)
 
 
 def _praise(count: int, steps: Steps) -> str:

@@ -16,8 +16,10 @@ from pytest_torchcompile.instruments.records import SILENT
 from pytest_torchcompile.instruments.replays import step_begins
 from pytest_torchcompile.instruments.watch import eager_on_purpose
 from pytest_torchcompile.layer.behind import Whole, original
-from pytest_torchcompile.layer.chance import compare_means, drew
+from pytest_torchcompile.layer.chance import Means, compare_means, drew
 from pytest_torchcompile.layer.descent import Descent, adapted
+from pytest_torchcompile.layer.disturbance import Disturbed, disturb, rounding_of
+from pytest_torchcompile.layer.failures import Failed, of_compiler, refuse_of_user, refuse_wrong
 from pytest_torchcompile.layer.preserve import Kept
 from pytest_torchcompile.layer.together import Together
 from pytest_torchcompile.oracle import Fault, Recording, Reference, Tape, compare, problem, record, reference
@@ -26,34 +28,30 @@ from pytest_torchcompile.oracle.held import Held, later
 from pytest_torchcompile.oracle.recording import speaks
 from pytest_torchcompile.oracle.variation import rolled, varied
 
-__all__ = ["Failed", "Steps"]
+__all__ = ["Steps"]
 
 _UNASKED = frozenset({"rng", "stride"})
 """What may differ in a smoketest: Inductor draws random numbers of its own, and lays memory out as it likes."""
 _VALUES = frozenset({"value", "gradient", "buffer", "mutation", "nondeterministic"})
 """What chance may explain."""
 _OTHER_SEED = 1000
-_ELSEWHERE = "the smoketest of another rank failed"
-
-
-class Failed(Exception):
-    """Why a smoketest ends."""
-
-    def __init__(
-        self, reason: str, phase: str, step: int = 0, evidence: str = "", user_error: BaseException | None = None
-    ) -> None:
-        super().__init__(reason)
-        self.reason, self.phase, self.step, self.evidence, self.user_error = reason, phase, step, evidence, user_error
 
 
 class Steps:
-    """The loop of a smoketest over one batch. ``module`` holds all that ``model`` and the optimiser work on."""
+    """The loop of a smoketest over one batch. ``module`` holds all that ``model`` and the optimiser work on.
+
+    Where the model is spread over ranks, each of them does the same calls in the same order, whatever it finds: what
+    may raise on one alone is done in :meth:`Together.agreed`, and each condition of a call is a vote.
+    """
 
     def __init__(
         self, model: Callable[..., Any], module: nn.Module, batch: Batch, optimizer: Any,
-        loss_fn: Callable[..., Any] | None,
+        loss_fn: Callable[..., Any] | None, together: Together,
     ) -> None:  # fmt: skip
         self.model, self.module, self.batch = model, module, batch
+        self.together = together
+        self.noted: Callable[[], BaseException | None] = lambda: None
+        """What failed compiled and was run eagerly instead, as other ranks were waiting."""
         self._now, self._varies = batch, True
         """The batch of this step, and whether the model takes other values than the user's."""
         self.loss = None if loss_fn is None else adapted(loss_fn)
@@ -63,7 +61,6 @@ class Steps:
         self.train = optimizer is not None or loss_fn is not None or asked
         self.optimizer, self.stepping = Descent(module) if optimizer is None else optimizer, optimizer is not None
         self.cuda = any(t.is_cuda for t in tensors)
-        self.together = Together(module)
         self.ledgers: list[Ledger] = []
         """One for each compiled step: the eager runs between them are none of their business."""
         self.notes: dict[str, None] = {}
@@ -80,21 +77,32 @@ class Steps:
         """Of each step with doubts: which leaves differ from what the same draws give in float64."""
 
     def run(self, step: int) -> None:
-        """One step. Raises :class:`Failed`."""
-        failed: Failed | None = None
-        try:
-            self._run(step)
-        except Failed as why:
-            failed = why
-        if self.together.any(failed is not None):
-            raise failed or Failed(_ELSEWHERE, "comparison", step)
+        """One step. Raises :class:`Failed`, or :class:`~.together.Elsewhere`."""
+        agreed = self.together.agreed
+        before = Kept(self.module)
+        eager, tape = self._eagerly(step, before)
+        kept = self._held[0].after(eager)
+        agreed(lambda: self._check_learns(eager, step))
+        before.restore()
+        gradients = _Gradients(self.module)
+        with observe() as seen:
+            self.ledgers.append(seen)
+            compiled = agreed(lambda: self._record(self._holding(1, self._compiled), step, gradients))
+        agreed(lambda: self._check_ran(compiled, seen, step))
+        self._check_equal(eager, compiled, tape, before, step)
+        agreed(lambda: self._check_held(kept, self._held[1].after(compiled), step))
+        agreed(lambda: self._check_finite(compiled, step))
+        found = compiled.gradients.values()
+        self._spoke = self._spoke or _says_something(compiled) or any(g is not None and speaks(g) for g in found)
+        if compiled.backward:
+            self.backward = True
+            agreed(lambda: self._step(gradients.found, eager, step))
 
     def finish(self) -> None:
-        """What can be told only after the last step. Raises :class:`Failed`."""
-        if not self._spoke:
-            raise Failed("every output and every gradient is zero or not finite: that they agree proves nothing",
-                         "comparison")
-        self._check_still()
+        """What can be told only after the last step. Raises as :meth:`run`."""
+        agreed = self.together.agreed
+        agreed(self._check_spoke)
+        agreed(self._check_still)
         if not self.together.any(bool(self._doubts)):
             return
         before, self._now = Kept(self.module), self.batch
@@ -110,38 +118,27 @@ class Steps:
         with observe() as seen:
             self.ledgers.append(seen)
             means = compare_means(eager, compiled, self.together.any)
+        agreed(lambda: self._check_means(means))
+        self.averaged = means.runs
+        self.notes[f"draws random numbers, or is not deterministic: compared by the means of {means.runs} runs"] = None
+
+    def _check_learns(self, eager: Recording, step: int) -> None:
+        if self.stepping and not eager.backward:
+            raise Failed("the loss does not depend on anything that requires a gradient, eagerly too", "loss", step)
+
+    def _check_means(self, means: Means) -> None:
         if means.error:
             raise Failed(means.error, "comparison")
         fixed = self._doubts.keys() - means.random  # they differ by an assumed scale, which may be off
         exact = {name: text for judge in self._exactly if fixed for name, text in judge().items() if name in fixed}
         wrong = [found[name] for name in self._doubts for found in (means.apart, exact) if name in found]
-        if self.together.any(bool(wrong)):
-            raise Failed(wrong[0] if wrong else _ELSEWHERE, "comparison", evidence="\n".join(wrong))
-        self.averaged = means.runs
-        self.notes[f"draws random numbers, or is not deterministic: compared by the means of {means.runs} runs"] = None
+        if wrong:
+            raise Failed(wrong[0], "comparison", evidence="\n".join(wrong))
 
-    def _run(self, step: int) -> None:
-        before = Kept(self.module)
-        eager, tape = self._eagerly(step, before)
-        kept = self._held[0].after(eager)
-        if self.stepping and not eager.backward:
-            raise Failed("the loss does not depend on anything that requires a gradient, eagerly too", "loss", step)
-        before.restore()
-        gradients = _Gradients(self.module)
-        with observe() as seen:
-            self.ledgers.append(seen)
-            compiled = self._record(self._holding(1, self._compiled), step, gradients)
-        if compiled.error is not None:
-            raise _of_compiler(compiled.error, step)
-        self._check_ran(seen, step)
-        self._check_equal(eager, compiled, tape, before, step)
-        self._check_held(kept, self._held[1].after(compiled), step)
-        self._check_finite(compiled, step)
-        found = compiled.gradients.values()
-        self._spoke = self._spoke or _says_something(compiled) or any(g is not None and speaks(g) for g in found)
-        if compiled.backward:
-            self.backward = True
-            self._step(gradients.found, eager, step)
+    def _check_spoke(self) -> None:
+        if not self._spoke:
+            raise Failed("every output and every gradient is zero or not finite: that they agree proves nothing",
+                         "comparison")
 
     # what is run
 
@@ -158,11 +155,10 @@ class Steps:
             before.restore()
         tape = Tape()
         eager = self._eager(step, tape)
-        if eager.error is not None:  # perhaps the model objects to the tape
+        if self.together.any(eager.error is not None):  # perhaps the model objects to the tape
             before.restore()
             eager = self._eager(step, None)
-        if eager.error is not None:
-            raise _of_user(eager.error, step)
+        self.together.agreed(lambda: refuse_of_user(eager.error, step))
         return eager, tape
 
     def _eager(self, seed: int, mode: Any) -> Recording:
@@ -179,6 +175,8 @@ class Steps:
                           rest=False)
         except UsageError as error:  # a loss that is no single number
             raise Failed(str(error), "loss", seed, user_error=error) from error
+        finally:
+            self.together.reshard()
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         with torch.set_grad_enabled(self.grad or self.train):  # record() without a backward pass switches it off
@@ -221,7 +219,11 @@ class Steps:
 
     # what came of it
 
-    def _check_ran(self, seen: Ledger, step: int) -> None:
+    def _check_ran(self, compiled: Recording, seen: Ledger, step: int) -> None:
+        if compiled.error is not None:
+            raise of_compiler(compiled.error, step)
+        if (error := self.noted()) is not None:
+            raise of_compiler(Fault.of(error, "compiled code"), step)
         frames = "\n".join(f"{f.function}  {f.file}:{f.line}  {f.kind}: {f.reason}" for f in seen.eager_frames)
         if seen.failures:
             raise Failed("it did not compile and ran eagerly instead", "forward", step,
@@ -242,6 +244,7 @@ class Steps:
             self.ledgers.append(seen)
             with torch.set_grad_enabled(self.grad or self.train):
                 self._compiled(*batch.args, **batch.kwargs)
+        self.together.reshard()
         if not self._ran:
             raise Failed("after the last step nothing ran compiled any more: it has fallen back to eager", "forward")
 
@@ -253,32 +256,25 @@ class Steps:
                 raise Failed(f"{name} is not finite, eagerly too", phase, step)
 
     def _check_equal(self, eager: Recording, compiled: Recording, tape: Tape, before: Kept, step: int) -> None:
-        batch = self._now
-
-        def expected() -> Reference:
-            return self._reference(eager, tape, before, step, batch)
-
+        expected = self._expected(eager, compiled, tape, before, step)
         random = drew(eager, step)
         # What was drawn decides more than rounding, so no float64 run is asked where other numbers were drawn.
         scale = (lambda: _assumed(eager, tape)) if random else expected
         doubts, wrong = self._differences(eager, compiled, scale, random)
-        if random and doubts and not any(name == "loss" or name.startswith("output") for name in doubts) \
-                and self._outputs_vary(eager, before, step):
+        alone = random and doubts and not any(name == "loss" or name.startswith("output") for name in doubts)
+        if self.together.any(bool(alone)) and self._outputs_vary(eager, before, step) and alone:
             # Outputs that depend on the draws agree: the same were drawn, so that chance excuses nothing else.
             doubts, wrong = self._differences(eager, compiled, expected, False)
         self._doubts = doubts | self._doubts
         if doubts:
             self._exactly.append(lambda: self._differences(eager, compiled, expected, True)[0])
-        if wrong:
-            raise Failed(wrong[0], "comparison", step, "\n".join(wrong))
+        self.together.agreed(lambda: refuse_wrong(wrong, step))
 
     def _check_held(self, eager: dict[str, str], compiled: dict[str, str], step: int) -> None:
         """Memory that is only shared is no fault yet: a constant may be handed out again and again."""
         changed = {name: what for name, what in compiled.items() if what == "changed"}
         both = {name: what for name, what in changed.items() if eager.get(name) == what}
-        wrong = [text for leaf in later(both, changed, f"step {step}") if (text := problem(leaf))]
-        if wrong:
-            raise Failed(wrong[0], "comparison", step, "\n".join(wrong))
+        refuse_wrong([text for leaf in later(both, changed, f"step {step}") if (text := problem(leaf))], step)
 
     def _differences(
         self, eager: Recording, compiled: Recording, expected: Callable[[], Reference], random: bool
@@ -296,9 +292,44 @@ class Steps:
                 wrong.append(text)
         return doubts, wrong
 
+    def _expected(
+        self, eager: Recording, compiled: Recording, tape: Tape, before: Kept, step: int
+    ) -> Callable[[], Reference]:
+        """What values that differ are measured against: made when it is asked for, but over ranks made for all."""
+        batch = self._now
+        if not self.together.spread:
+            return lambda: self._reference(eager, tape, before, step, batch)
+        found = _assumed(eager, tape)
+        apart = (leaf for leaf in compare(eager, compiled, found) if leaf.kind in _VALUES and not leaf.bitwise)
+        if self.together.any(any(True for _ in apart)):
+            found = drawn = self._disturbed(eager, tape, before, step)
+            if self.together.any(any(problem(leaf) for leaf in compare(eager, compiled, drawn))):
+                with self._as_before(before):
+                    drawn.further()
+        return lambda: found
+
+    def _disturbed(self, eager: Recording, tape: Tape, before: Kept, step: int) -> Disturbed:
+        batch = self._now
+        state = [*self.module.parameters(), *self.module.buffers()]
+        unit = rounding_of((*state, *batch.tensors()), tape.unit)
+
+        def run(seed: int, factor: float) -> Recording:
+            before.restore()
+            self._now = batch.clone()
+            if factor:
+                disturb((*state, *self._now.tensors()), seed, factor * unit)
+            try:
+                with eager_on_purpose():
+                    return self._record(self._call, step, None)
+            finally:
+                self._now = batch
+
+        with self._as_before(before):
+            return Disturbed(eager, run)
+
     def _reference(self, eager: Recording, tape: Tape, before: Kept, step: int, batch: Batch) -> Reference:
         assumed = _assumed(eager, tape)
-        if self.together.spread or isinstance(self.module, Whole):
+        if isinstance(self.module, Whole):
             return assumed
         model = original(self.model)
         direct = self.module is model or not any(True for _ in self.module.parameters())
@@ -345,23 +376,6 @@ class _Gradients:
 
     def __exit__(self, *exc: object) -> None:
         self.found = [(p, p.grad) for p in self.module.parameters() if p.grad is not None]
-
-
-def _of_user(fault: Fault, step: int) -> Failed:
-    if isinstance(fault.exception, torch.OutOfMemoryError):
-        return Failed("not enough memory for the test, which holds two more copies of the model", "state", step,
-                      fault.traceback)
-    return Failed(f"the model raises without torch.compile too: {_told(fault)}", fault.phase, step, fault.traceback,
-                  fault.exception)
-
-
-def _of_compiler(fault: Fault, step: int) -> Failed:
-    return Failed(f"compiled it raises, eagerly it does not: {_told(fault)}", fault.phase, step, fault.traceback)
-
-
-def _told(fault: Fault) -> str:
-    text = " ".join(fault.text.split())
-    return f"{fault.type} in {fault.phase}" + (f": {text[:300]}" if text else "")
 
 
 def _usable(seen: Recording) -> bool:

@@ -1,28 +1,109 @@
-"""Ranks of one model decide alike: what one of them sees, all act upon, or the others would wait for it for ever."""
+"""Ranks of one model decide alike: what one of them sees, all act upon, or the others would wait for it for ever.
+
+The calls of a model that is spread over ranks are collective. So whether one is made must never depend on what a single
+rank computed: each decision is a vote, by ``all_reduce`` over the model's own process groups, at the same place of
+the same program on every rank.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-__all__ = ["Together"]
+__all__ = ["Elsewhere", "Together"]
 
-_SPREAD = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+R = TypeVar("R")
+_WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
+"""Modules that keep the ranks they work with in ``process_group`` (torch 2.8 to 2.13)."""
+
+
+class Elsewhere(Exception):
+    """Nothing failed on this rank, but something did on others."""
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        several = len(ranks) > 1
+        super().__init__(f"it failed on rank{'s' * several} {', '.join(map(str, ranks))}, and all ranks do the same; "
+                         f"the log of {'those ranks says' if several else 'that rank says'} why")
+        self.ranks = ranks
 
 
 class Together:
     """Whether a model is spread over ranks, and their common answers."""
 
-    def __init__(self, module: nn.Module) -> None:
-        parts = {kind.__name__ for part in module.modules() for kind in type(part).__mro__}
-        self.spread = not parts.isdisjoint(_SPREAD) or any(hasattr(p, "device_mesh") for p in module.parameters())
-        """Its calls are collective: whether one is made must not depend on what a single rank computed."""
+    def __init__(self, model: Any) -> None:
+        self._sharded: list[Any] = [part for part in _modules(model) if _kinds(part) & {"FSDPModule"}]
+        self.reshard()
+        self._groups = list(dict.fromkeys(_groups(model))) if torch.distributed.is_available() else []
+        self.spread = bool(self._groups)
+        """Its calls are collective."""
+
+    def who(self, mine: bool) -> tuple[int, ...]:
+        """The ranks that say yes. Collective where the model is spread.
+
+        Each group takes the maximum in turn, so that of a mesh with several dimensions every rank hears of every other.
+        """
+        if not self.spread:
+            return (0,) if mine else ()
+        votes = torch.zeros(torch.distributed.get_world_size(), dtype=torch.int32, device=_device(self._groups[0]))
+        votes[torch.distributed.get_rank()] = int(mine)
+        for group in self._groups:
+            torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MAX, group)
+        return tuple(votes.nonzero().flatten().tolist())
 
     def any(self, mine: bool) -> bool:
-        """Whether any rank says so. Collective where the model is spread, for nothing else."""
-        if not self.spread or not torch.distributed.is_available() or not torch.distributed.is_initialized():
-            return mine
-        gpus = torch.distributed.get_backend() == "nccl"
-        votes = torch.tensor([int(mine)], device="cuda" if gpus else "cpu")
-        torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MAX)
-        return bool(votes.item())
+        """Whether any rank says so. Collective where the model is spread."""
+        return bool(self.who(mine))
+
+    def agreed(self, work: Callable[[], R]) -> R:
+        """What ``work()`` returns, unless it raises on any rank: its own exception here, :class:`Elsewhere` there.
+
+        Collective where the model is spread.
+        """
+        error = None
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+        ranks = self.who(error is not None)
+        if error is not None:
+            raise error
+        if ranks:
+            raise Elsewhere(ranks)
+        return result
+
+    def reshard(self) -> None:
+        """Free what FSDP2 has gathered: between a forward pass and the next its root keeps whole parameters, which no
+        snapshot of the model may mistake for its own. Not collective.
+        """
+        for part in self._sharded:
+            part.reshard()
+
+
+def _modules(model: Any) -> Iterator[nn.Module]:
+    yield from model.modules() if isinstance(model, nn.Module) else ()
+
+
+def _kinds(part: nn.Module) -> set[str]:
+    return {kind.__name__ for kind in type(part).__mro__}
+
+
+def _groups(model: Any) -> Iterator[Any]:
+    """The process groups that the calls of a model work with, in the same order on every rank."""
+    for part in _modules(model):
+        if _kinds(part) & _WRAPPERS:
+            yield part.process_group
+    for tensor in model.parameters() if isinstance(model, nn.Module) else ():
+        mesh = getattr(tensor, "device_mesh", None)
+        if mesh is not None:
+            yield from (mesh.get_group(dim) for dim in range(mesh.ndim))
+
+
+def _device(group: Any) -> torch.device:
+    """Where a vote of a group can be held: on the CPU, if it has a backend for that."""
+    kinds = [pair.partition(":")[0] for pair in torch.distributed.get_backend_config(group).split(",")]
+    if "cpu" in kinds:
+        return torch.device("cpu")
+    return torch.device(kinds[0], torch.get_device_module(kinds[0]).current_device())

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import functools
+import glob
 import logging
 import time
 import types
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from torch import nn
 
 from pytest_torchcompile.errors import CompileFailed
-from pytest_torchcompile.layer.attempts import Attempt
+from pytest_torchcompile.layer.attempts import Attempt, headline
+from pytest_torchcompile.layer.blocks import inner_blocks
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.dynamo import Compiled, backend_of, context, frame_of, sizes_seen
 from pytest_torchcompile.layer.fallback import Guard, guarded
 from pytest_torchcompile.layer.graphs import Backend
 from pytest_torchcompile.layer.selective import Selection
-from pytest_torchcompile.layer.smoketest import CompileSmoketest
+from pytest_torchcompile.layer.smoketest import CompileSmoketest, SmoketestResult
+from pytest_torchcompile.layer.together import Elsewhere, Together
 from pytest_torchcompile.layer.twin import is_twin, twin_of
 
 __all__ = ["maybe_compile"]
@@ -31,7 +35,9 @@ def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_ba
     """Return ``model`` compiled as ``cfg`` says, or ``model`` itself where it is disabled or does not work.
 
     With a sample batch and ``cfg.healthcheck`` the compiled model is tried first, by :class:`CompileSmoketest`, on
-    state that is put back exactly. Without, it compiles in its first call. If that fails, or a later call, or a
+    state that is put back exactly. A model that is spread over ranks (DDP, FSDP, tensor parallel) is compiled on all of
+    them or on none, so every rank must call this; where it can't be compiled whole, its inner blocks (what is in its
+    ``nn.ModuleList``) are tried. Without, it compiles in its first call. If that fails, or a later call, or a
     backward pass, the returned module runs eagerly for good, the state being as if the failed attempt had never been;
     see ``docs/adopting.md`` for what is guaranteed.
 
@@ -57,20 +63,22 @@ def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_ba
         return model
     _refuse_unusable(model, cfg)
     selection = Selection(model, cfg.allowlist, cfg.blocklist) if isinstance(model, nn.Module) else None
-    settings = cfg.settings()
     attempt = Attempt(model, cfg, logger)
-    began = time.perf_counter()
+    if cfg.healthcheck and sample_batch is not None:
+        return _Trial(model, attempt, sample_batch).run(selection)  # type: ignore[no-any-return]
+    settings, began = cfg.settings(), time.perf_counter()
     try:
         made = _make(model, attempt, settings, selection)
     except Exception as error:
-        return _failed(model, attempt, "build", began, error)  # type: ignore[no-any-return]
+        return _failed(model, attempt, began, _Failure("build", error))  # type: ignore[no-any-return]
     if made is None:
-        attempt.log("nothing_compiled", "build", 0.0, reason="torch.compile is switched off (TORCHDYNAMO_DISABLE)")
+        attempt.log("nothing_compiled", "build", 0.0, reason=_SWITCHED_OFF)
         return model
-    if cfg.healthcheck and sample_batch is not None:
-        return _tried(model, made, sample_batch, attempt, began)  # type: ignore[no-any-return]
     attempt.log("deferred", "build", time.perf_counter() - began)
     return made.compiled  # type: ignore[no-any-return]
+
+
+_SWITCHED_OFF: Final = "torch.compile is switched off (TORCHDYNAMO_DISABLE)"
 
 
 def _refuse_mistaken(cfg: Any, logger: Any) -> None:
@@ -87,6 +95,8 @@ class _Made:
 
     def __init__(self, compiled: Any, guard: Guard, entries: Compiled) -> None:
         self.compiled, self.guard, self.entries = compiled, guard, entries
+        self.praise = ""
+        """What the smoketest saw to work."""
 
 
 def _make(model: Any, attempt: Attempt, settings: dict[str, Any], selection: Selection | None) -> _Made | None:
@@ -116,36 +126,139 @@ def _unpickled(model: Any, cfg: CompileConfig, logger: Any, eager: bool) -> Any:
     return model if eager else maybe_compile(model, cfg, logger)
 
 
-def _tried(model: Any, made: _Made, sample_batch: Any, attempt: Attempt, began: float) -> Any:
-    """The compiled model if it passes the smoketest."""
-    guard, test = made.guard, CompileSmoketest(attempt.config.smoketest_steps)
-    guard.trial, guard.watchful = True, False
-    forget_sizes, passed = sizes_seen(), False
-    try:
-        passed = test.run(made.compiled, sample_batch)
-    finally:
-        guard.trial = False
-        if not passed:
-            guard.drop()
+class _Failure(NamedTuple):
+    """Why a model is not used compiled."""
+
+    phase: str
+    error: BaseException
+    reason: str = ""
+    final: bool = False
+    """There is no use in trying it in another way."""
+
+    @property
+    def text(self) -> str:
+        """The reason, or what the error says."""
+        return self.reason or headline(self.error)
+
+
+class _Trial:
+    """The healthcheck of one model. Where it is spread over ranks, each of them comes to the same end."""
+
+    def __init__(self, model: Any, attempt: Attempt, sample_batch: Any) -> None:
+        self.model, self.attempt, self.sample_batch = model, attempt, sample_batch
+        self.together = Together(model)
+        self.began = time.perf_counter()
+
+    def run(self, selection: Selection | None) -> Any:
+        """The compiled model if it passes, or the model with compiled blocks, or the model as it is."""
+        attempt = self.attempt
+        found = self._tried(attempt, selection)
+        if isinstance(found, _Failure) and (blocks := self._blocks(selection, found)) is not None:
+            inner = self._tried(Attempt(self.model, blocks.config, attempt.logger), blocks.selection)
+            if isinstance(inner, _Made):
+                self._log("inner_blocks", found.error, f"{found.text}. Compiled are {blocks.names}")
+                return inner.compiled
+            if inner is not None:
+                found = found._replace(reason=f"{found.text}. Nor do its inner blocks, each by itself: {inner.text}")
+        if isinstance(found, _Failure):
+            return _failed(self.model, attempt, self.began, found)
+        if found is None:
+            attempt.log("nothing_compiled", "build", 0.0, reason=_SWITCHED_OFF)
+            return self.model
+        self._log("compiled", None, found.praise)
+        return found.compiled
+
+    def _tried(self, attempt: Attempt, selection: Selection | None) -> _Made | _Failure | None:
+        """Compile and ask the smoketest; None: torch.compile is switched off, be it on one of the ranks."""
+        built: list[_Made | None] = []
+        try:
+            settings = self.together.agreed(attempt.config.settings)
+        except Elsewhere as other:
+            return _Failure("build", other, final=True)
+        try:
+            self.together.agreed(lambda: built.append(_make(self.model, attempt, settings, selection)))
+            off = self.together.any(built[0] is None)
+        except Exception as failure:
+            _drop(built)
+            return _Failure("build", failure)
+        made = built[0]
+        if off or made is None:
+            _drop(built)
+            return None
+        result = self._result(made)
+        if result.ok:
+            made.entries.keep()
+            made.praise = result.reason
+            return made
+        if final := self.together.any(result.user_error is not None):
+            self._refuse_of_user(result)
+        if result.phase == "rank":
+            return _Failure("healthcheck", Elsewhere(result.ranks), result.reason, final)
+        error = made.guard.failure or CompileFailed("\n".join(filter(None, (result.reason, result.evidence))))
+        return _Failure("healthcheck", error, f"{result.reason} (in {result.phase})", final)
+
+    def _result(self, made: _Made) -> SmoketestResult:
+        """What the smoketest says, which is no on every rank if it is on one; then nothing is left of the attempt."""
+        guard, test = made.guard, CompileSmoketest(self.attempt.config.smoketest_steps)
+        guard.trial, guard.watchful, guard.waited_for = True, False, self.together.spread
+        test.noted = lambda: guard.failure
+        forget_sizes, passed = sizes_seen(), False
+        try:
+            test.run(made.compiled, self.sample_batch)
+            result = test.last_result
+            passed = result is not None and result.ok
+            ranks = self.together.who(not passed)
+            if ranks and passed:
+                result, passed = SmoketestResult(False, str(Elsewhere(ranks)), "rank", ranks=ranks), False
+        finally:
+            guard.trial = guard.waited_for = False
+            if not passed:
+                _drop([made])
+                forget_sizes()
+        if result is None:
+            raise RuntimeError("the smoketest has no result")
+        return result
+
+    def _refuse_of_user(self, result: SmoketestResult) -> None:
+        if result.user_error is not None:
+            self._log("user_error", result.user_error, result.reason)
+            raise result.user_error
+
+    def _blocks(self, selection: Selection | None, whole: _Failure) -> _Blocks | None:
+        """The blocks to compile instead of a model that is spread over ranks; the same on each of them."""
+        cfg = self.attempt.config
+        if whole.final or cfg.fail_policy == "raise" or not self.together.spread or not (selection and selection.whole):
+            return None
+        names = tuple(inner_blocks(self.model).values())
+        narrow = replace(cfg, allowlist=tuple(map(glob.escape, names)))
+        try:
+            return _Blocks(names, narrow, Selection(self.model, narrow.allowlist, cfg.blocklist)) if names else None
+        except ValueError:  # all of them are in the blocklist
+            return None
+
+    def _log(self, result: str, error: BaseException | None, reason: str) -> None:
+        self.attempt.log(result, "healthcheck", time.perf_counter() - self.began, error, reason)
+
+
+class _Blocks:
+    """A model's inner blocks, chosen instead of all of it."""
+
+    def __init__(self, names: Sequence[str], config: CompileConfig, selection: Selection) -> None:
+        self.config, self.selection = config, selection
+        few = names if len(names) < 6 else (*names[:2], "...", names[-1])
+        self.names = f"{len(names)} blocks: {', '.join(few)}"
+
+
+def _drop(built: Sequence[_Made | None]) -> None:
+    for made in built:
+        if made is not None:
+            made.guard.drop()
             made.entries.drop()
-            forget_sizes()
-    result = test.last_result
-    seconds = time.perf_counter() - began
-    if result is None or passed:
-        made.entries.keep()
-        attempt.log("compiled", "healthcheck", seconds, reason=result.reason if result else "")
-        return made.compiled
-    if result.user_error is not None:
-        attempt.log("user_error", "healthcheck", seconds, result.user_error, result.reason)
-        raise result.user_error
-    error = guard.failure or CompileFailed("\n".join(filter(None, (result.reason, result.evidence))))
-    return _failed(model, attempt, "healthcheck", began, error, f"{result.reason} (in {result.phase})")
 
 
-def _failed(
-    model: Any, attempt: Attempt, phase: str, began: float, error: BaseException, reason: str = ""
-) -> Any:
+def _failed(model: Any, attempt: Attempt, began: float, failure: _Failure) -> Any:
     seconds = time.perf_counter() - began
+    phase, error, reason, _ = failure
     if attempt.config.fail_policy == "raise":
         attempt.log("raised", phase, seconds, error, reason)
         raise CompileFailed(f"{attempt.model} is not used compiled: {reason or error}") from error

@@ -24,6 +24,7 @@ class Reference:
     ``same-precision``  the model is float64 already: a run of it, noise of one unit in the last place
     ``float32``         half precision where float64 can't be had: the same in float32
     ``float64-inputs``  float64 without a look at the operators; noise by perturbed parameters and inputs
+    ``eager-draws``     a model spread over ranks: eager itself; noise by perturbed parameters and inputs
     ``eager-only``      nothing wider can be had: eager itself, and a scale made from its dtype
     ==================  ====================================================================================
     """

@@ -94,6 +94,7 @@ class Trial:
         passes: int = 3,
         keep_texts: bool = False,
         alone: Callable[[], Side] | None = None,
+        compared: bool = True,
     ) -> None:
         """Take what is run, and how.
 
@@ -117,11 +118,13 @@ class Trial:
             keep_texts: Keep what each stage of the compiler has written.
             alone: Makes the model as one process runs it, where ``make`` makes parts of it that run on several ranks:
                 the eager side is held against that too, and ``pristine`` is the model as one process has it.
+            compared: Compare what came of the calls; not where their numbers mean nothing.
         """
         self.make, self.pristine, self.settings, self.calls = make, pristine, settings, list(calls)
         self.loss, self.train, self.steps, self.seed, self.unit = loss, train, steps, seed, unit
         self.root, self.covered, self.may_raise, self.varied = root, covered, may_raise, varied
         self.passes, self.keep_texts, self._make_alone = passes, keep_texts, alone
+        self.compared = compared
         self._alone: Side | None = None
         self.texts: list[Text] = []
         """Graphs and generated code, where they are kept."""
@@ -168,6 +171,7 @@ class Trial:
             self.make, self.pristine, settings, self.calls, loss=self.loss, train=self.train, steps=self.steps,
             seed=self.seed, unit=self.unit, root=self.root, references=self._references, key=self._key,
             may_raise=self.may_raise, varied=self.varied, passes=self.passes, alone=self._make_alone,
+            compared=self.compared,
         )
 
     @contextmanager
@@ -193,6 +197,8 @@ class Trial:
                 if found.error and not mine.error:
                     self.compiled.error = found.error
                     return
+                if not self.compared:
+                    continue
                 self.passed.append(Passed(
                     call, mine.error is not None, sum(graph.runs for graph in seen.graphs) - runs,
                     found.all_zero, mine.all_zero, sum(speaks(g) for g in mine.gradients.values() if g is not None),

@@ -80,10 +80,12 @@ def facts(outcome: Outcome) -> str:
     counts = Counter(cell.status for cell in outcome.cells.values())
     told = ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v]) or "none"
     ran = sum(cell.compiled for cell in outcome.cells.values())
+    fake = ran - sum(cell.proven for cell in outcome.cells.values())
+    lane = f", {fake} of them in the fake lane" if fake else ""
     shards = f"; {len(outcome.merged.reports)} shards" if len(outcome.merged.reports) > 1 else ""
     commit = f"; commit {git['commit'][:12]}{' with changes' * git['changed']}" if (git := outcome.merged.git) else ""
     return f"{outcome.merged.matrix['path']} on torch {environment.get('torch', '(not told)')}, {devices}: " \
-           f"{len(outcome.cells)} cells: {told}; {ran} ran compiled code{shards}{commit}"
+           f"{len(outcome.cells)} cells: {told}; {ran} ran compiled code{lane}{shards}{commit}"
 
 
 def again(outcome: Outcome, finding: Finding) -> str:

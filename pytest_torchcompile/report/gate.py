@@ -21,6 +21,7 @@ from pytest_torchcompile.report.merging import VARYING, Merged, merge
 from pytest_torchcompile.report.policy import BASELINE, Policy
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.wholeness import expected, whole
+from pytest_torchcompile.wrappers.wrapping import wrapper_of
 
 __all__ = ["Outcome", "gate", "judged"]
 
@@ -82,7 +83,7 @@ def gate(reports: Sequence[Report], policy: Policy | None = None, baseline: Sequ
     failing = list(_failing(allowed, cells, worse))
     findings = [*failing, *demands(merged, cells, policy, allowed.excused), *findings, *differences, *allowed.findings,
                 *slack.findings(policy, cells, allowed.used), *_notes(merged, cells, allowed, policy)]
-    if not failing and not any(cell.compiled and cell.status in GOOD for cell in cells.values()):
+    if not failing and not any(cell.proven and cell.status in GOOD for cell in cells.values()):
         findings = [each for each in findings if each.kind not in _OF_WHAT_RAN] + [nothing(merged, cells)]
     findings.sort(key=lambda finding: _ORDER.index(finding.weight))
     return Outcome(tuple(findings), merged, cells, policy, allowed, worse)
@@ -128,9 +129,22 @@ def _differences(cells: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell]
         yield Finding("baseline", "note", f"{elsewhere}; times and sizes are not compared")
 
 
+def _fake_lane(cells: Mapping[str, JudgedCell]) -> Iterator[Finding]:
+    """A wrapper that holds among fake ranks only has computed nothing, whatever its checks say."""
+    shown = {wrapper_of(cell.axes.get("wrapper")) for cell in cells.values() if cell.proven and cell.status in GOOD}
+    alone: dict[str, list[str]] = {}
+    for name, cell in cells.items():
+        if cell.lane == "fake" and (wrapper := wrapper_of(cell.axes.get("wrapper"))) not in shown:
+            alone.setdefault(wrapper, []).append(name)
+    if alone:
+        text = f"{', '.join(alone)}: in the fake lane only, where no number is judged; no cell holds on real ranks"
+        yield Finding("lane", "note", text, tuple(name for names in alone.values() for name in names))
+
+
 def _notes(merged: Merged, cells: Mapping[str, JudgedCell], allowed: Allowed, policy: Policy) -> Iterator[Finding]:
     for note in merged.notes:
         yield Finding("environment", "note", f"the shards ran on machines that differ: {note}")
+    yield from _fake_lane(cells)
     if allowed.excused:
         reasons = first(dict.fromkeys(allowed.excused.values()))
         text = f"{len(allowed.excused)} cell(s) fail as {policy.path} allows: {reasons}"

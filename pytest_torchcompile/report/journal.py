@@ -22,6 +22,7 @@ from pytest_torchcompile.report.schema import SCHEMA_VERSION
 from pytest_torchcompile.report.seal import sealed
 from pytest_torchcompile.report.strictjson import dumps, plain
 from pytest_torchcompile.settings import Settings
+from pytest_torchcompile.wrappers.wrapping import lane_of
 
 __all__ = ["Journal", "replace"]
 
@@ -163,6 +164,7 @@ def _planned(planned: PlannedCell, matrix: Matrix) -> dict[str, Any]:
     return {
         "id": planned.cell.id,
         "axes": planned.cell.axes,
+        "lane": lane_of(planned.cell.wrapper),
         "planned": {
             "outcome": planned.outcome, "reason": planned.reason, "issue": planned.issue, "until": planned.until,
             "expected": list(planned.checks), "limits": planned.limits, "rule": planned.rule,

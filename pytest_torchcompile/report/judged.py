@@ -19,6 +19,7 @@ from pytest_torchcompile.report.evidence import evidence
 from pytest_torchcompile.report.metrics import Sections
 from pytest_torchcompile.report.policy import Policy
 from pytest_torchcompile.verdicts import apply_xfail, judge
+from pytest_torchcompile.wrappers.wrapping import lane_of
 
 __all__ = ["BAD", "GOOD", "JudgedCell", "judge_again"]
 
@@ -51,6 +52,16 @@ class JudgedCell:
     def status(self) -> str:
         """The worst of its verdicts."""
         return worst([check["verdict"] for check in self.verdicts.values()])
+
+    @property
+    def lane(self) -> str:
+        """A key of :data:`~pytest_torchcompile.wrappers.wrapping.LANES`, told by its axes."""
+        return lane_of(self.axes.get("wrapper"))
+
+    @property
+    def proven(self) -> bool:
+        """Did compiled code run on numbers that mean something? In the fake lane it does not."""
+        return self.compiled and self.lane != "fake"
 
     @property
     def bad(self) -> dict[str, dict[str, Any]]:
@@ -103,6 +114,8 @@ def _compiled(sections: Sections) -> bool:
 def _form(cell: Mapping[str, Any], matrix: Mapping[str, Any], ours: bool) -> Iterator[str]:
     """What can be told without judging; ids and the phases of checks may be other ones in another version."""
     observation, checks = cell["observation"], cell["checks"]
+    if ours and cell.get("lane", lane := lane_of(cell["axes"].get("wrapper"))) != lane:
+        yield f"it is said to be of the lane {cell['lane']}, and its axes say {lane}"
     if ours:
         yield from _plan(cell, matrix)
     if cell["status"] != worst([check["verdict"] for check in checks.values()]):

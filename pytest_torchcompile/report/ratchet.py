@@ -36,7 +36,7 @@ def steps(outcome: Outcome, text: str) -> list[Step]:
     Allowed failures that nothing needs any more or that cover fewer cells, counts that are lower than their limits,
     more cells that ran. Raises :class:`~pytest_torchcompile.errors.UsageError` for an entry that can't be taken out.
     """
-    policy, ran = outcome.policy, sum(cell.compiled for cell in outcome.cells.values())
+    policy, ran = outcome.policy, sum(cell.proven for cell in outcome.cells.values())
     numbers = list(counts(policy, outcome.cells, outcome.allowed.used))
     if policy.ran_at_least is not None and ran > policy.ran_at_least:
         numbers.append(Slack("ran_at_least", policy.ran_at_least, ran, policy.places["ran_at_least"]))

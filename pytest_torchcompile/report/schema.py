@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pytest_torchcompile.observation import VERDICTS
+from pytest_torchcompile.wrappers.wrapping import LANES
 
 __all__ = ["ENVIRONMENT_KEYS", "SCHEMA_VERSION", "block_schema", "line_schemas", "report_schema"]
 
@@ -74,6 +75,7 @@ _PLANNED: Final = _object({
 _CELL: Final = _object({
     "id": _TEXT,
     "axes": _map({"type": ["string", "number", "boolean", "null"]}),
+    "lane": {"enum": list(LANES)},
     "planned": _maybe(_PLANNED),
     "status": {"enum": list(VERDICTS)},
     "selected": {"type": "boolean"},
@@ -81,7 +83,7 @@ _CELL: Final = _object({
     "seconds": {"type": ["number", "null"]},
     "observation": _maybe(_OBSERVATION),
     "evidence_sha256": {"type": ["string", "null"]},
-})
+}, optional=("lane",))
 _MATRIX: Final = _object({
     "path": _TEXT,
     "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},

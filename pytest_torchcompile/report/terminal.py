@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pytest_torchcompile.observation import VERDICTS, Judgement
 from pytest_torchcompile.report.causes import Cause, causes
 from pytest_torchcompile.report.facts import Facts
+from pytest_torchcompile.wrappers.wrapping import lane_of
 from pytest_torchcompile.zygote import gpu_device_files
 
 if TYPE_CHECKING:
@@ -94,7 +95,9 @@ def summary(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
         for row in rows:
             yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip(), {}
     bad = [v for v in total if _COLOURS.get(v, "red") == "red"]
-    yield (f"{len(selected)} cells: {_counts(total) or 'none'}; {journal.compiled()} ran compiled code",
+    fake = sum(lane_of(p.cell.wrapper) == "fake" for p in selected)
+    lane = f"; {fake} in the fake lane, where no number is judged" if fake else ""
+    yield (f"{len(selected)} cells: {_counts(total) or 'none'}; {journal.compiled()} ran compiled code{lane}",
            {"red" if bad else "green": True})
     if selected and not journal.compiled():
         yield "no cell ran compiled code: this run proves nothing, and no gate will pass it", {"red": True}

@@ -23,6 +23,8 @@ class WrapperEntry:
     orders: tuple[str, ...] = ()
     """The compile orders that it has, the sensible one first: keys of
     :data:`~pytest_torchcompile.wrappers.wrapping.ORDERS`."""
+    fake: bool = False
+    """Does it run in torch's fake process group, as ``NAME*fake64``? DDP's reducer does not."""
 
 
 _HERE: Final = "pytest_torchcompile.wrappers"
@@ -33,12 +35,13 @@ WRAPPERS: Final[dict[str, WrapperEntry]] = {
     "checkpoint": WrapperEntry(f"{_HERE}.checkpoint:CHECKPOINT"),
     "regional": WrapperEntry(f"{_HERE}.regional:REGIONAL"),
     "ddp": WrapperEntry(f"{_HERE}.ddp:DDP", 2, ("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
-    "fsdp2": WrapperEntry(f"{_HERE}.fsdp2:FSDP2", 2, ("inner_blocks", "compile_then_wrap", "wrap_then_compile")),
+    "fsdp2": WrapperEntry(f"{_HERE}.fsdp2:FSDP2", 2, ("inner_blocks", "compile_then_wrap", "wrap_then_compile"),
+                          fake=True),
     "ddp+checkpoint": WrapperEntry(f"{_HERE}.ddp_checkpoint:DDP_CHECKPOINT", 2,
                                    ("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
     "fsdp1": WrapperEntry(f"{_HERE}.fsdp1:FSDP1", 2, ("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
-    "fsdp2+tp": WrapperEntry(f"{_HERE}.fsdp2_tp:FSDP2_TP", 4, ("inner_blocks", "wrap_then_compile")),
+    "fsdp2+tp": WrapperEntry(f"{_HERE}.fsdp2_tp:FSDP2_TP", 4, ("inner_blocks", "wrap_then_compile"), fake=True),
     "pp": WrapperEntry(f"{_HERE}.pp:PP", 2, ("wrap_then_compile", "inner_blocks")),
-    "tp": WrapperEntry(f"{_HERE}.tp:TP", 2, ("wrap_then_compile", "inner_blocks")),
+    "tp": WrapperEntry(f"{_HERE}.tp:TP", 2, ("wrap_then_compile", "inner_blocks"), fake=True),
 }
 """Name in a matrix to what is known of it."""

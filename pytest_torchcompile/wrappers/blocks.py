@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.layer.blocks import inner_blocks
 
 __all__ = ["compile_blocks", "repeated_blocks"]
 
@@ -18,7 +18,7 @@ def repeated_blocks(model: nn.Module, cell: Cell) -> list[nn.Module]:
 
     Raises :class:`UsageError` with the rule to paste if the model has none.
     """
-    blocks = list(dict.fromkeys(_outermost(model)))
+    blocks = list(inner_blocks(model))
     if not blocks:
         raise UsageError(
             f"wrapper {cell.wrapper!r} works on the children of an nn.ModuleList, and model {cell.model!r} "
@@ -33,11 +33,3 @@ def compile_blocks(model: nn.Module, settings: dict[str, Any], cell: Cell) -> No
     """Compile each repeated block in place; blocks of one class share their compiled code."""
     for block in repeated_blocks(model, cell):
         block.compile(**settings)
-
-
-def _outermost(module: nn.Module) -> Iterator[nn.Module]:
-    if isinstance(module, nn.ModuleList):
-        yield from module
-        return
-    for child in module.children():
-        yield from _outermost(child)

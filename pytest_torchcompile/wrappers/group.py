@@ -19,6 +19,7 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.wrappers.protocol import Wrapper
+from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["collectives", "forget_shardings", "joined"]
 
@@ -36,19 +37,52 @@ def joined(job: Job, cell: Cell, wrapper: Wrapper, where: str) -> Iterator[Any]:
     if wrapper.ranks == 1:
         yield None
         return
+    if Wrapping.read(cell.wrapper).fake:
+        with _faked(cell, wrapper) as mesh:
+            yield mesh
+        return
     device = _device(job, cell, where)
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    with _own_caches(job, cell):
+    from pytest_torchcompile.store import rendezvous
+
+    with _own_caches(cell, f"{job.rank}of{job.world}"):
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo", rank=job.rank, world_size=job.world,
-            store=dist.FileStore(job.rendezvous, job.world),  # type: ignore[attr-defined]
+            store=rendezvous(job),
             timeout=datetime.timedelta(seconds=job.timeout + _LONGER),
             device_id=device if device.type == "cuda" else None,
         )
         try:
             yield init_device_mesh(device.type, wrapper.shape(job.world), mesh_dim_names=wrapper.axes)
+        finally:
+            dist.destroy_process_group()
+            forget_shardings()
+
+
+@contextmanager
+def _faked(cell: Cell, wrapper: Wrapper) -> Iterator[Any]:
+    """The mesh of rank 0 in a group that this process is alone in: each collective is said to be done, and none is.
+
+    ``torch.testing._internal.distributed.fake_pg.FakeStore``, whose import makes the backend ``fake`` known: torch
+    2.8 to 2.13.
+    """
+    if not torch.distributed.is_available():
+        raise Unavailable(f"wrapper {cell.wrapper!r} needs torch.distributed, which this torch is built without")
+    try:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+    except ImportError as why:
+        raise Unavailable(f"wrapper {cell.wrapper!r} needs torch's fake process group, and torch {torch.__version__} "
+                          f"has none: {why}") from None
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    with _own_caches(cell, "fake"):
+        dist.init_process_group("fake", rank=0, world_size=wrapper.ranks, store=FakeStore())
+        try:
+            shape = wrapper.shape(wrapper.ranks)
+            yield init_device_mesh(torch.device(cell.device).type, shape, mesh_dim_names=wrapper.axes)
         finally:
             dist.destroy_process_group()
             forget_shardings()
@@ -64,7 +98,7 @@ def _device(job: Job, cell: Cell, where: str) -> torch.device:
     if device.type == "cpu":
         if not torch.distributed.is_gloo_available():
             raise Unavailable(f"wrapper {cell.wrapper!r} on cpu needs gloo, which this torch is built without")
-        if Path("/sys/class/net/lo").exists():  # all ranks are on this machine, whose name need not resolve
+        if job.local_rank < 0 and Path("/sys/class/net/lo").exists():  # all ranks are here: the name need not resolve
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return device
     if ":" in cell.device:
@@ -72,16 +106,17 @@ def _device(job: Job, cell: Cell, where: str) -> torch.device:
                          "names one; write device: cuda")
     if not torch.cuda.is_available():
         raise Unavailable(f"device {cell.device!r} is not here: torch.cuda.is_available() is false")
-    if (count := torch.cuda.device_count()) < job.world:
-        raise Unavailable(f"wrapper {cell.wrapper!r} needs {job.world} GPUs, and this machine has {count}")
+    mine, wanted = (job.rank, job.world) if job.local_rank < 0 else (job.local_rank, job.local_rank + 1)
+    if (count := torch.cuda.device_count()) < wanted:
+        raise Unavailable(f"wrapper {cell.wrapper!r} needs {wanted} GPUs, and this machine has {count}")
     if not torch.distributed.is_nccl_available():
         raise Unavailable(f"wrapper {cell.wrapper!r} on cuda needs NCCL, which this torch is built without")
-    torch.cuda.set_device(job.rank)
-    return torch.device("cuda", job.rank)
+    torch.cuda.set_device(mine)
+    return torch.device("cuda", mine)
 
 
 @contextmanager
-def _own_caches(job: Job, cell: Cell) -> Iterator[None]:
+def _own_caches(cell: Cell, rank: str) -> Iterator[None]:
     """Compiled code in a folder of this wrapper, world and rank.
 
     AOTAutograd's cache keeps names of process groups in what it stores but not in its key, so that a rank may be handed
@@ -92,7 +127,7 @@ def _own_caches(job: Job, cell: Cell) -> Iterator[None]:
     key = "TORCHINDUCTOR_CACHE_DIR"
     before = os.environ.get(key)
     wrapper = re.sub(r"[^\w.+-]", "_", cell.wrapper)
-    os.environ[key] = str(Path(cache_dir()) / "ranks" / wrapper / f"{job.rank}of{job.world}")
+    os.environ[key] = str(Path(cache_dir()) / "ranks" / wrapper / rank)
     try:
         yield
     finally:

@@ -4,8 +4,11 @@
     NAME@ORDER           ddp@wrap_then_compile
     NAME*RANKS           ddp*4
     NAME@ORDER*RANKS     mypkg.parallel:wrap@inner_blocks*4
+    NAME*fakeRANKS       fsdp2*fake64
 
-``NAME`` is a key of :data:`~pytest_torchcompile.wrappers.WRAPPERS`, or ``module:attribute``.
+``fake`` ranks are one process in torch's fake process group, whose collectives do nothing: it compiles as rank 0 of so
+many would, and its numbers mean nothing. ``NAME`` is a key of :data:`~pytest_torchcompile.wrappers.WRAPPERS`, or
+``module:attribute``.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Final
 from pytest_torchcompile.errors import nearest
 from pytest_torchcompile.wrappers import WRAPPERS
 
-__all__ = ["ORDERS", "Wrapping"]
+__all__ = ["LANES", "ORDERS", "Wrapping", "lane_of", "wrapper_of"]
 
 ORDERS: Final[dict[str, str]] = {
     "compile_then_wrap": "the model is compiled whole, and what came of it is wrapped",
@@ -24,6 +27,15 @@ ORDERS: Final[dict[str, str]] = {
     "inner_blocks": "each repeated block is compiled by itself, and the model wrapped around them",
 }
 """Compile order to what it means."""
+
+
+LANES: Final[dict[str, str]] = {
+    "single": "one process",
+    "ranks": "a process for each rank, in a real process group",
+    "fake": "one process in a fake process group: what compiles is judged, and no number",
+}
+"""Lane of a cell to what it runs in."""
+_FAKE: Final = "fake"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +46,18 @@ class Wrapping:
     order: str = ""
     """A key of :data:`ORDERS`; empty: there is one way only, or it is the wrapper's to choose."""
     ranks: int = 1
+    fake: bool = False
+    """All ranks but the first are only said to be there."""
+
+    @property
+    def processes(self) -> int:
+        """How many it runs in."""
+        return 1 if self.fake else self.ranks
+
+    @property
+    def lane(self) -> str:
+        """A key of :data:`LANES`."""
+        return _FAKE if self.fake else "ranks" if self.ranks > 1 else "single"
 
     @classmethod
     def read(cls, value: str) -> Wrapping:
@@ -50,8 +74,28 @@ class Wrapping:
         if at:
             _check_order(name, order, ORDERS if entry is None else entry.orders)
         least = 1 if entry is None else entry.ranks
+        fake = star != "" and ranks.startswith(_FAKE)
+        if fake and entry is not None and not entry.fake:
+            raise ValueError(f"wrapper {name!r} has no fake lane, found *{ranks}; {_faked()}")
         return cls(name, order if at else (entry.orders[0] if entry and entry.orders else ""),
-                   _ranks(value, ranks, least, several=entry is None) if star else least)
+                   _ranks(value, ranks.removeprefix(_FAKE), least, several=entry is None) if star else least, fake)
+
+
+def lane_of(value: object) -> str:
+    """The lane of a cell with this value of the axis; ``single`` for one that this version cannot read."""
+    try:
+        return Wrapping.read(str(value)).lane
+    except ValueError:
+        return "single"
+
+
+def wrapper_of(value: object) -> str:
+    """The wrapper that a value of the axis names, without its order and ranks."""
+    return str(value).partition("*")[0].partition("@")[0]
+
+
+def _faked() -> str:
+    return f"it is for {', '.join(name for name, entry in WRAPPERS.items() if entry.fake)} and wrappers of your own"
 
 
 def _check_order(name: str, order: str, known: object) -> None:

@@ -17,7 +17,7 @@ MODULES = {p.relative_to(PACKAGE).with_suffix("").as_posix().replace("/__init__"
            for p in sorted(PACKAGE.rglob("*.py"))}
 USES_PYTEST = {"plugin", "fixtures", "fixture_model", "collection"}
 NEEDS_TORCH = {
-    "batch", "environment", "runner", "subject", "zoo", "triton_op",
+    "batch", "environment", "runner", "store", "subject", "zoo", "triton_op",
     "instruments", "oracle", "wrappers", "layer", "gates", "faults", "backends/toolkit", "fuzz/attempts",
 }
 """Modules and folders that may import torch at their top."""

@@ -10,6 +10,7 @@ from pytest_torchcompile.cell import DYNAMIC, MODES
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.dims import bindings
 from pytest_torchcompile.matrix import load_matrix
+from pytest_torchcompile.wrappers.wrapping import Wrapping, lane_of
 
 FOLDER = Path(__file__).parents[2] / "matrix"
 ON_ANY_MACHINE = ("default", "smoke")
@@ -108,3 +109,12 @@ def test_gpu_expects_to_fail_only_what_an_issue_is_open_for():
     expected = [planned for planned in shipped("gpu").cells if planned.outcome != "run"]
     assert {planned.outcome for planned in expected} == {"xfail"}
     assert all(planned.issue and planned.reason for planned in expected)
+
+
+def test_the_fake_lane_is_fake():
+    """Every cell compiles in one process for many ranks, and no check is named that needs numbers."""
+    matrix = shipped("fake")
+    assert {lane_of(planned.cell.wrapper) for planned in matrix.cells} == {"fake"}
+    assert {Wrapping.read(planned.cell.wrapper).ranks for planned in matrix.cells} == {8, 64}
+    assert all(CHECKS[name].fake for name in matrix.checks)
+    assert {planned.outcome for planned in matrix.cells} == {"run", "xfail"}

@@ -34,7 +34,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_there_are_workflows():
     """One for CPU, one for GPU runners."""
-    assert [file.stem for file in FILES] == ["github-cpu", "github-gpu"]
+    assert [file.stem for file in FILES] == ["github-cpu", "github-gpu", "github-shards"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -45,7 +45,9 @@ def test_options_exist(file):
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     for job in content["jobs"].values():
         shards = job.get("strategy", {}).get("matrix", {}).get("shard", [])
-        assert set(re.findall(r"matrix\.shard \}\}/(\d+)", str(job))) == ({str(len(shards))} if shards else set())
+        total = {str(len(shards)), "${{ strategy.job-total }}"} if shards else set()
+        assert set(re.findall(r"matrix\.shard \}\}/(\d+|\$\{\{.*?\}\})", str(job))) <= total
+        assert not shards or "--compile-shard=${{ matrix.shard }}/" in str(job)
 
 
 @pytest.fixture

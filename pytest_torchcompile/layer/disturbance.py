@@ -1,0 +1,77 @@
+"""The rounding noise of a model that is spread over ranks, measured by running it as it is.
+
+Such a model can't be copied and widened to float64, as a reference is otherwise made. But it can be run again with each
+parameter, buffer and input changed by about one rounding: every operator behind rounds anew, and what that does to
+the results is their noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from pytest_torchcompile.oracle import Recording, Reference
+from pytest_torchcompile.oracle.units import narrowest_unit, unit_of
+
+__all__ = ["Disturbed", "disturb", "rounding_of"]
+
+DRAWS = 4
+FURTHER_DRAWS = 32
+"""As many as a reference in float64 has (:mod:`pytest_torchcompile.oracle.reference_runs`)."""
+
+
+class Disturbed(Reference):
+    """Eager itself, and noise drawn by disturbed eager runs.
+
+    ``run(seed, factor)`` makes one, with ``factor`` times the noise of one rounding; with 0 it is the plain run again.
+    It is collective, so draws are made when all ranks ask for them, not when a comparison does.
+    """
+
+    def __init__(self, eager: Recording, run: Callable[[int, float], Recording]) -> None:
+        super().__init__(eager)
+        self.kind, self.why = "eager-draws", "the model is spread over ranks"
+        self._run = run
+        self._twin = run(0, 0.0)
+        self._draw(DRAWS, 1)
+
+    def further(self) -> None:
+        """Draw more, half of it with twice the noise, so that decisions on a knife's edge are seen to flip."""
+        self._draw(FURTHER_DRAWS, 2)
+
+    def twin(self) -> Recording:
+        """A second eager run from the same state and seed."""
+        return self._twin
+
+    def _draw(self, count: int, most: int) -> None:
+        for number in range(count):
+            factor = 1.0 + number % most
+            drawn = self._run(self.draws + number + 1, factor)
+            if drawn.error is None:
+                found = {name: value for name, _, value in drawn.values()}
+                for name, estimate in self.estimates.items():
+                    estimate.add(found.get(name), plain=factor == 1)
+        self.draws += count
+
+
+def rounding_of(tensors: Iterable[torch.Tensor], seen: float | None) -> float:
+    """The unit roundoff that a program works with: the coarsest of its tensors' dtypes and of what was ``seen``."""
+    return max((u for u in (narrowest_unit(tensors), seen) if u), default=unit_of(torch.get_default_dtype()))
+
+
+@torch.no_grad()
+def disturb(tensors: Iterable[torch.Tensor], seed: int, unit: float) -> None:
+    """Multiply each element by a factor within ``2 * unit`` of 1, in place; one unit would be rounded away.
+
+    What is replicated on several ranks stays equal on them: the factors depend on the seed, a tensor's number and its
+    shape. Of a distributed tensor the local part is changed.
+    """
+    for number, tensor in enumerate(tensors):
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        plain = local.layout is torch.strided and local.dtype.itemsize > 1
+        if not plain or not (local.is_floating_point() or local.is_complex()):
+            continue
+        generator = torch.Generator(local.device).manual_seed(seed + 7919 * number)
+        dtype = local.dtype.to_real() if local.is_complex() else local.dtype
+        factor = torch.rand(local.shape, generator=generator, device=local.device, dtype=dtype)
+        local.mul_(factor.mul_(4).sub_(2).mul_(unit).add_(1))

@@ -1,0 +1,49 @@
+"""Why a smoketest ends: what is raised, and the words for it."""
+
+from __future__ import annotations
+
+import torch
+
+from pytest_torchcompile.oracle import Fault
+
+__all__ = ["Failed", "of_compiler", "refuse_of_user", "refuse_wrong"]
+
+
+class Failed(Exception):
+    """Why a smoketest ends."""
+
+    def __init__(
+        self, reason: str, phase: str, step: int = 0, evidence: str = "", user_error: BaseException | None = None
+    ) -> None:
+        super().__init__(reason)
+        self.reason, self.phase, self.step, self.evidence, self.user_error = reason, phase, step, evidence, user_error
+
+
+def refuse_wrong(wrong: list[str], step: int) -> None:
+    """Raise :class:`Failed` for leaves that differ, one line each."""
+    if wrong:
+        raise Failed(wrong[0], "comparison", step, "\n".join(wrong))
+
+
+def refuse_of_user(fault: Fault | None, step: int) -> None:
+    """Raise :class:`Failed` for what eager raised."""
+    if fault is not None:
+        raise _of_user(fault, step)
+
+
+def _of_user(fault: Fault, step: int) -> Failed:
+    if isinstance(fault.exception, torch.OutOfMemoryError):
+        return Failed("not enough memory for the test, which holds two more copies of the model", "state", step,
+                      fault.traceback)
+    return Failed(f"the model raises without torch.compile too: {_told(fault)}", fault.phase, step, fault.traceback,
+                  fault.exception)
+
+
+def of_compiler(fault: Fault, step: int) -> Failed:
+    """What a compiled run raised, and eager did not."""
+    return Failed(f"compiled it raises, eagerly it does not: {_told(fault)}", fault.phase, step, fault.traceback)
+
+
+def _told(fault: Fault) -> str:
+    text = " ".join(fault.text.split())
+    return f"{fault.type} in {fault.phase}" + (f": {text[:300]}" if text else "")

@@ -1,0 +1,56 @@
+"""The store in which ranks meet: a file for those of one host, torchrun's for those of several."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+import zlib
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from pytest_torchcompile.observation import Job
+
+__all__ = ["rendezvous", "tell"]
+
+_PIECE: Final = 1 << 20
+"""Bytes of one value: the store takes no more than a few MiB."""
+
+
+def rendezvous(job: Job) -> Any:
+    """The store of a cell's process group."""
+    if not job.rendezvous.startswith("tcp://"):
+        return dist.FileStore(job.rendezvous, job.world)  # type: ignore[attr-defined]
+    return _agents(f"{job.rendezvous}/group", job.timeout)
+
+
+def tell(meeting: str, rank: int, world: int, mine: str, patience: float) -> list[str | None]:
+    """Tell all ranks a text, and hear theirs; None of one that has said nothing after ``patience`` seconds."""
+    store, deadline = _agents(meeting, patience), time.monotonic() + patience
+    data = zlib.compress(mine.encode())
+    pieces = [data[i : i + _PIECE] for i in range(0, len(data), _PIECE)]
+    for number, piece in enumerate(pieces):
+        store.set(f"{rank}/{number}", piece)
+    store.set(f"{rank}", str(len(pieces)))
+    heard: list[str | None] = []
+    for other in range(world):
+        left = max(deadline - time.monotonic(), 0.001)
+        try:
+            store.wait([f"{other}"], datetime.timedelta(seconds=left))
+        except dist.DistError:
+            heard.append(None)
+            continue
+        told = b"".join(store.get(f"{other}/{number}") for number in range(int(store.get(f"{other}"))))
+        heard.append(zlib.decompress(told).decode())
+    return heard
+
+
+def _agents(meeting: str, seconds: float) -> Any:
+    """The store of torchrun's agent, and in it the keys of ``tcp://HOST:PORT/PREFIX``."""
+    found = re.fullmatch(r"tcp://(.+?):(\d+)/(.*)", meeting, re.DOTALL)
+    if found is None:
+        raise ValueError(f"{meeting!r} is no meeting place; expected tcp://HOST:PORT/PREFIX")
+    store = dist.TCPStore(found[1], int(found[2]), is_master=False,  # type: ignore[attr-defined]
+                          timeout=datetime.timedelta(seconds=seconds))
+    return dist.PrefixStore(found[3], store)  # type: ignore[attr-defined]

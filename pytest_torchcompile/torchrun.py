@@ -1,0 +1,115 @@
+"""Ranks over several nodes: torchrun starts one pytest for each rank, and every pytest runs its own rank of each cell.
+
+    torchrun --nnodes 2 --nproc-per-node 1 ... -m pytest --compile-matrix --compile-ranks torchrun
+
+All of them collect the same cells in the same order. Of a cell each runs one rank, in a rank process of its own. All
+meet in the store of torchrun's agent: the ranks in the cell's process group, then every pytest to tell the others what
+came of its rank. So all judge the same outcomes; the one of rank 0 reports. No torch, no pytest on this side.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.group import failed
+from pytest_torchcompile.observation import Job
+from pytest_torchcompile.ranks import START_SECONDS, Outcome, Rank
+
+__all__ = ["Nodes", "Torchrun", "own_file"]
+
+_VARIABLES: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID",
+                     "TORCHELASTIC_RESTART_COUNT")  # fmt: skip
+"""What torchrun tells each process that it starts (torch/distributed/elastic/agent/server/local_elastic_agent.py, torch
+2.8 to 2.13)."""
+
+
+@dataclass(frozen=True)
+class Torchrun:
+    """What torchrun has told this process."""
+
+    rank: int
+    world: int
+    local_rank: int
+    meeting: str
+    """``tcp://HOST:PORT/RUN``: the agent's store, and the prefix of this run's keys in it."""
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> Torchrun:
+        """Read the variables that torchrun sets. Raises :class:`UsageError` where it has not started this process."""
+        missing = [name for name in _VARIABLES if not environment.get(name)]
+        if missing or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            found = f"{', '.join(missing)} not set" if missing else "its agent keeps no store"
+            raise UsageError(
+                f"--compile-ranks torchrun: this pytest was not started by torchrun ({found}); expected for example "
+                "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT -m pytest "
+                "--compile-matrix --compile-ranks torchrun")
+        given = {name: environment[name] for name in _VARIABLES}
+        run = f"{given['TORCHELASTIC_RUN_ID']}/{given['TORCHELASTIC_RESTART_COUNT']}"
+        return cls(int(given["RANK"]), int(given["WORLD_SIZE"]), int(given["LOCAL_RANK"]),
+                   f"tcp://{given['MASTER_ADDR']}:{given['MASTER_PORT']}/{run}")
+
+
+def own_file(root: Path, torchrun: Torchrun | None, file: str) -> Path:
+    """Where a file of a run lies; those of the ranks after 0 lie apart, since nodes may share a disk."""
+    path = root / file
+    return path.parent / f"rank{torchrun.rank}" / path.name if torchrun and torchrun.rank else path
+
+
+class Nodes:
+    """This node's rank of each cell, and a process that speaks with the other nodes'."""
+
+    def __init__(self, folder: Path, torchrun: Torchrun) -> None:
+        """``folder`` is the zygote's."""
+        self.torchrun = torchrun
+        self._rank, self._messenger = Rank(folder), Rank(folder)
+
+    def run(self, job: Job, world: int, path: list[str], timeout: float) -> list[Outcome]:
+        """Run a cell, of which every other node runs its ranks; one outcome for each rank, the same on all nodes.
+
+        A cell that has not as many ranks as torchrun has started is skipped. ``path`` and ``timeout`` as for
+        :meth:`~pytest_torchcompile.group.Group.run`.
+        """
+        here = self.torchrun
+        if world != here.world:
+            return [Outcome("skip", message=f"it has {world} rank(s), and torchrun has started {here.world}")]
+        meeting = f"{here.meeting}/{job.cell['model']}/{_key(job)}"
+        job = replace(job, rank=here.rank, world=world, rendezvous=meeting, timeout=timeout, local_rank=here.local_rank)
+        mine = self._rank.run({"do": "cell", "job": job, "path": path}, timeout)
+        if failed(mine):
+            self._rank.close()  # its connections too, so that who waits for it notices
+        # Another node may have begun later by as long as a first process takes to start.
+        patience = timeout + START_SECONDS
+        told = self._messenger.run({"do": "tell", "meeting": f"{meeting}/outcomes", "rank": here.rank, "world": world,
+                                    "mine": json.dumps(asdict(mine)), "patience": patience}, patience + START_SECONDS)
+        outcomes = _outcomes(told, here, mine)
+        if any(failed(outcome) for outcome in outcomes):
+            self._rank.close()
+        return outcomes
+
+    def close(self) -> None:
+        """End the processes, whatever they are doing."""
+        self._rank.close()
+        self._messenger.close()
+
+
+def _key(job: Job) -> str:
+    """What tells the cell from the run's others, the same on every node."""
+    return json.dumps(job.cell, sort_keys=True)
+
+
+def _outcomes(told: Outcome, here: Torchrun, mine: Outcome) -> list[Outcome]:
+    """The outcome of every rank; one that was not heard of has crashed, as far as anybody can tell."""
+    if told.status != "done":
+        lost = f"this node could not speak with the others: {told.message}"
+        heard: list[Any] = [None] * here.world
+    else:
+        lost, heard = "its pytest was not heard of: see that node's log", told.value
+    outcomes = [Outcome("crash", message=lost, evidence=told.evidence) if each is None else Outcome(**json.loads(each))
+                for each in heard]
+    outcomes[here.rank] = mine
+    return outcomes

@@ -1,0 +1,164 @@
+"""maybe_compile over ranks: all of them run compiled or none does, no rank waits for another, nothing is changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+two_ranks = pytest.importorskip("two_ranks") if torch.distributed.is_available() else None
+pytestmark = pytest.mark.skipif(two_ranks is None, reason="this torch is built without torch.distributed")
+KINDS = ["ddp", "fsdp2", "fsdp1", "tp"]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """Two warm processes."""
+    pair = two_ranks.Ranks(2, tmp_path_factory.mktemp("ranks"))
+    yield pair
+    pair.stop()
+
+
+def results(found):
+    return [[record["result"] for record in each["records"]] for each in found]
+
+
+def reason(each):
+    return each["records"][0]["reason"]
+
+
+def all_fell_back(found, *why):
+    """Both ranks run eagerly, each has logged it once, nothing of either has changed, and both can go on."""
+    assert results(found) == [["fallback_eager"], ["fallback_eager"]]
+    for each, words in zip(found, why, strict=True):
+        assert words in reason(each)
+        assert not each["compiled"]
+        assert each["untouched"]
+        assert each["in place"] == []
+        assert each["apart"] == 0
+
+
+OTHER = "it failed on rank 1, and all ranks do the same; the log of that rank says why"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_healthy(ranks, kind):
+    """What works is compiled on both."""
+    found = ranks.run("spread_models:compiled", kind=kind, backend="healthy", steps=2)
+    assert results(found) == [["compiled"], ["compiled"]]
+    for each in found:
+        assert "2 step(s) of forward, loss, backward and step ran compiled" in reason(each)
+        assert each["compiled"]
+        assert each["untouched"]
+        assert each["apart"] < 1e-5
+
+
+def test_dropout(ranks):
+    """Means of many runs are compared, as many on each rank."""
+    found = ranks.run("spread_models:compiled", kind="ddp", backend="healthy", model={"dropout": 0.5})
+    assert results(found) == [["compiled"], ["compiled"]]
+
+
+def test_serving_what_is_gathered_already(ranks):
+    """FSDP2's root keeps whole parameters after a forward pass; they are not taken for the model's own."""
+    found = ranks.run("spread_models:compiled", kind="fsdp2", backend="healthy", serving=True)
+    assert results(found) == [["compiled"], ["compiled"]]
+    assert all(each["apart"] < 1e-5 for each in found)
+
+
+def test_noise_is_measured(ranks):
+    """Two layers cancel most digits: what is left agrees with eager by the noise of this program only."""
+    found = ranks.run("spread_models:compiled", kind="ddp", backend="wide", model={"lost": 1e3})
+    assert results(found) == [["compiled"], ["compiled"]], [reason(each) for each in found]
+    assert all(each["apart"] > 1e-4 for each in found)  # else nothing had to be excused
+
+
+@pytest.mark.parametrize(("kind", "backend"), [
+    *((kind, "no_backward") for kind in KINDS), *((kind, "refuses") for kind in KINDS), ("ddp", "raises_when_run"),
+    ("tp", "raises_when_run")])
+def test_a_failure_on_one_rank(ranks, kind, backend):
+    """Compiling, running, or the backward pass fails on rank 1, while rank 0 may be in a collective."""
+    found = ranks.run("spread_models:compiled", kind=kind, backend=backend, on=[1])
+    all_fell_back(found, OTHER, "planted")
+
+
+@pytest.mark.parametrize(("kind", "backend"), [
+    ("ddp", "adds"), ("tp", "adds"), ("fsdp1", "doubled_gradients"), ("fsdp2", "doubled_gradients")])
+def test_a_wrong_result_on_one_rank(ranks, kind, backend):
+    """Results that are wrong on one rank, be they averaged with those of the others afterwards."""
+    found = ranks.run("spread_models:compiled", kind=kind, backend=backend, on=[1])
+    all_fell_back(found, "", "(in comparison)")
+
+
+def test_noise_excuses_no_fault(ranks):
+    """A fault that is larger than the noise is seen."""
+    found = ranks.run("spread_models:compiled", kind="ddp", backend="adds", on=[1], model={"lost": 10.0})
+    all_fell_back(found, "", "(in comparison)")
+
+
+@pytest.mark.parametrize("on", [[0, 1], [1]], ids=["everywhere", "on rank 1"])
+@pytest.mark.parametrize("kind", ["ddp", "tp"])
+def test_inner_blocks(ranks, kind, on):
+    """The whole does not compile on some rank, its blocks do: they are compiled on all ranks, as the log says."""
+    found = ranks.run("spread_models:compiled", kind=kind, backend="refuses_the_whole", on=on)
+    assert results(found) == [["inner_blocks"], ["inner_blocks"]]
+    name = "module.blocks" if kind == "ddp" else "blocks"
+    for rank, each in enumerate(found):
+        assert ("planted" if rank in on else OTHER) in reason(each)
+        assert f"Compiled are 2 blocks: {name}.0, {name}.1" in reason(each)
+        assert each["in place"] == [f"{name}.0", f"{name}.1"]
+        assert each["untouched"]
+        assert each["apart"] < 1e-5
+
+
+def test_blocks_that_do_not_compile_either(ranks):
+    """Both attempts are in the one record."""
+    found = ranks.run("spread_models:compiled", kind="ddp", backend="refuses", on=[1])
+    assert all("Nor do its inner blocks, each by itself" in reason(each) for each in found)
+
+
+def test_raise(ranks):
+    """Who wants failures raised gets them on every rank, without another attempt."""
+    found = ranks.run("spread_models:compiled", kind="ddp", backend="refuses_the_whole", on=[1], fail_policy="raise")
+    assert results(found) == [["raised"], ["raised"]]
+    assert [each["error"].partition(":")[0] for each in found] == ["CompileFailed", "CompileFailed"]
+
+
+def test_a_backend_that_one_rank_does_not_know(ranks):
+    """A mistake in the config is raised where it is; the others fall back."""
+    found = ranks.run("spread_models:compiled", kind="ddp", backend="unknown", on=[1])
+    assert results(found) == [["fallback_eager"], []]
+    assert "cannot be looked up" in found[1]["error"]
+
+
+def test_switched_off_on_one_rank(ranks):
+    """torch.compile that does nothing on one rank is used on none."""
+    found = ranks.run("spread_models:switched_off")
+    assert results(found) == [["nothing_compiled"], ["nothing_compiled"]]
+    assert not any(each["compiled"] for each in found)
+
+
+def test_an_error_of_the_users_on_one_rank(ranks):
+    """It is raised there; the other rank falls back and does not wait."""
+    found = ranks.run("spread_models:user_error")
+    assert results(found) == [["fallback_eager"], ["user_error"]]
+    assert [each["error"] for each in found] == ["", "the model's own objection"]
+
+
+@pytest.mark.parametrize("backend", ["refuses", "adds"])
+def test_the_smoketest_alone(ranks, backend):
+    """CompileSmoketest of a model that torch.compile has compiled says no on both ranks."""
+    found = ranks.run("spread_models:smoketested", backend=backend, on=[1])
+    assert [each["ok"] for each in found] == [False, False]
+    assert all(each["untouched"] for each in found)
+    assert "rank" not in found[1]["phase"]
+
+
+def test_a_mesh_of_two_dimensions(tmp_path_factory):
+    """Each rank hears of each other, also of one with which it shares no group."""
+    four = two_ranks.Ranks(4, tmp_path_factory.mktemp("four"))
+    try:
+        for voter in (0, 3):
+            found = four.run("spread_models:voters", voter=voter)
+            assert found == [{"spread": True, "who": (voter,), "nobody": ()}] * 4
+    finally:
+        four.stop()

@@ -1,0 +1,235 @@
+"""Models spread over ranks, and what each rank finds when it gives them to the layer. Run by ``two_ranks``."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+import torch.distributed as dist
+from functorch.compile import make_boxed_func, nop
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from pytest_torchcompile import CompileConfig, CompileSmoketest, maybe_compile
+from pytest_torchcompile.layer.together import Together
+
+logging.getLogger("torch").setLevel("ERROR")
+
+
+class Block(nn.Module):
+    def __init__(self, width, dropout):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.dropout = dropout
+
+    def forward(self, x):
+        hidden = nn.functional.gelu(self.up(self.norm(x)))
+        return x + self.down(nn.functional.dropout(hidden, self.dropout, self.training))
+
+
+class Net(nn.Module):
+    """Two blocks. ``lost``: a factor that its last two layers cancel, and with it so many of the results' digits."""
+
+    def __init__(self, width=16, dropout=0.0, lost=0.0):
+        super().__init__()
+        self.first, self.last, self.less = nn.Linear(8, width), nn.Linear(width, 4), nn.Linear(width, 4)
+        with torch.no_grad():
+            self.last.weight += lost
+            self.less.weight += lost
+        self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x) - self.less(x)
+
+
+def spread(kind, **given):
+    torch.manual_seed(0)
+    model = Net(**given)
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "fsdp2":
+        for part in (*model.blocks, model):
+            fully_shard(part)
+        return model
+    if kind == "fsdp1":
+        return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks:
+        parallelize_module(block, mesh, plan)
+    return model
+
+
+# planted faults: backends
+
+
+def refuses(graph, inputs):
+    raise RuntimeError("planted: this backend compiles nothing")
+
+
+def refuses_the_whole(graph, inputs):
+    """Compiles no graph with the head in it, that is with more than a block."""
+    if sum(node.target is nn.functional.linear or node.op == "call_module" for node in graph.graph.nodes) > 2:
+        raise RuntimeError("planted: this graph is too large")
+    return aot_autograd(fw_compiler=nop)(graph, inputs)
+
+
+def raises_when_run(graph, inputs):
+    def run(*args):
+        raise RuntimeError("planted: it raises when it runs")
+
+    return run
+
+
+def adds(graph, inputs):
+    """Results that are wrong by a thousandth."""
+    return lambda *args: [out + 1e-3 if isinstance(out, torch.Tensor) and out.requires_grad else out
+                          for out in graph(*args)]
+
+
+def wide(graph, inputs):
+    """Right, and rounded otherwise than eager: it computes in float64."""
+    def run(*args):
+        found = graph(*(a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args))
+        return [out.float() if isinstance(out, torch.Tensor) and out.dtype == torch.float64 else out for out in found]
+
+    return run
+
+
+def _no_backward(graph, inputs):
+    raise RuntimeError("planted: no backward graph")
+
+
+def _doubled(graph, inputs):
+    return make_boxed_func(lambda *args: [2 * g if isinstance(g, torch.Tensor) else g for g in graph(*args)])
+
+
+PLANTED = {
+    "refuses": refuses, "refuses_the_whole": refuses_the_whole, "raises_when_run": raises_when_run, "adds": adds,
+    "wide": wide, "no_backward": aot_autograd(fw_compiler=nop, bw_compiler=_no_backward),
+    "doubled_gradients": aot_autograd(fw_compiler=nop, bw_compiler=_doubled),
+    "unknown": "no_such_module:backend", "healthy": "aot_eager",
+}  # fmt: skip
+
+
+# what a rank does
+
+
+class Log(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append({key: record.torchcompile[key] for key in ("result", "phase", "reason")})
+
+
+def state(model):
+    """All that an attempt must leave as it was."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return {
+        "values": [(t.to_local() if hasattr(t, "to_local") else t).detach().clone() for t in tensors],
+        "which": [id(t) for t in tensors], "gradients": [t.grad is None for t in tensors],
+        "random": torch.get_rng_state(), "training": [part.training for part in model.modules()],
+        "classes": [type(part) for part in model.modules()],
+        "in place": [part._compiled_call_impl for part in model.modules()],
+    }  # fmt: skip
+
+
+def same(one, other):
+    return [key for key in one if not all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        for a, b in zip(*(s[key] if isinstance(s[key], list) else [s[key]] for s in (one, other)), strict=True))] == []
+
+
+def batch(kind, rank):
+    """Data parallel ranks have batches of their own; tensor parallel ones the same."""
+    return torch.randn(6, 8, generator=torch.Generator().manual_seed(1 if kind == "tp" else rank))
+
+
+def compiled(rank, kind, backend, on=(0, 1), model=None, serving=False, steps=1, **config):
+    """Give a model to maybe_compile, with ``backend`` on the ranks ``on``, a healthy one elsewhere; train a step."""
+    log, logger = Log(), logging.Logger(f"rank{rank}", "INFO")
+    logger.addHandler(log)
+    net, x = spread(kind, **(model or {})), batch(kind, rank)
+    if serving:
+        net.eval().requires_grad_(False)
+        net(x)
+    before = state(net) if not serving else None
+    backend = PLANTED[backend if rank in on else "healthy"]
+    cfg = CompileConfig(enabled=True, backend=backend, smoketest_steps=steps, **config)
+    error = ""
+    try:
+        found = maybe_compile(net, cfg, logger, x)
+    except Exception as raised:
+        found, error = net, f"{type(raised).__name__}: {raised}"
+    same_state = serving or same({**before, "in place": []}, {**state(net), "in place": []})
+    in_place = [name for name, part in net.named_modules() if part._compiled_call_impl is not None]
+    assert Together(net).any(True)  # votes of one place of the program meet
+    expected, got = net(x), found(x)
+    if not serving:
+        got.square().mean().backward()
+    dist.barrier()
+    return {"compiled": found is not net, "records": log.records, "untouched": same_state, "in place": in_place,
+            "error": error, "apart": float((expected - got).abs().max())}
+
+
+def smoketested(rank, backend, on):
+    """CompileSmoketest alone, of what torch.compile has compiled."""
+    net = spread("ddp")
+    before = state(net)
+    test = CompileSmoketest(steps=1)
+    ok = test.run(torch.compile(net, backend=PLANTED[backend if rank in on else "healthy"]), batch("ddp", rank))
+    return {"ok": ok, "phase": test.last_result.phase, "reason": test.last_result.reason,
+            "untouched": same(before, state(net))}
+
+
+def switched_off(rank):
+    """torch.compile does nothing on rank 1."""
+    os.environ["TORCHDYNAMO_DISABLE"] = str(rank)
+    try:
+        return compiled(rank, "ddp", "healthy")
+    finally:
+        del os.environ["TORCHDYNAMO_DISABLE"]
+
+
+def user_error(rank):
+    """The model itself objects to the batch of rank 1, which serves: no other rank waits for it."""
+    net = spread("ddp").eval().requires_grad_(False)
+    net.module.first.register_forward_pre_hook(_objects if rank == 1 else _agrees)
+    log, logger = Log(), logging.Logger(f"rank{rank}", "INFO")
+    logger.addHandler(log)
+    try:
+        maybe_compile(net, CompileConfig(enabled=True, backend="aot_eager"), logger, batch("ddp", rank))
+    except ValueError as error:
+        return {"records": log.records, "error": str(error)}
+    return {"records": log.records, "error": ""}
+
+
+def _objects(module, args):
+    raise ValueError("the model's own objection")
+
+
+def _agrees(module, args):
+    return None
+
+
+def voters(rank, voter):
+    """Who voted yes, on a mesh of two dimensions."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(0)
+    net = Net()
+    for block in net.blocks:
+        parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    for part in (*net.blocks, net):
+        fully_shard(part, mesh=mesh["dp"])
+    together = Together(net)
+    return {"spread": together.spread, "who": together.who(rank == voter), "nobody": together.who(False)}

@@ -118,7 +118,7 @@ class Execution:
         if count > len(self._leases.gpus):
             why = f"it needs {count} GPUs, and this machine has {len(self._leases.gpus)} to use"
             return [Outcome("skip", message=why)]
-        with self._leases.held(count, alone=ranks > 1 or TIMED in job.checks) as gpus:
+        with self._leases.held(count, alone=TIMED in job.checks) as gpus:
             return self._execute(job, ranks, gpus)
 
     def _execute(self, job: Job, ranks: int, gpus: tuple[str, ...] = ()) -> list[Outcome]:

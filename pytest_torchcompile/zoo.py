@@ -20,6 +20,7 @@ from pytest_torchcompile.errors import Unavailable
 
 __all__ = [
     "conv_net",
+    "conv_net_aligned",
     "encoder",
     "image_batch",
     "lm_loss",
@@ -162,14 +163,14 @@ class ConvBlock(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """An image classifier with state (batch norm) and randomness (dropout). (B, 3, H, W) -> (B, 10)."""
+    """An image classifier with state (batch norm) and randomness (dropout). (B, 3, H, W) -> (B, classes)."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, channels, 3, stride=2, padding=1)
         self.blocks = nn.ModuleList(ConvBlock(channels) for _ in range(2))
         self.dropout = nn.Dropout(0.1)
-        self.head = nn.Linear(channels, 10)
+        self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.stem(x))
@@ -180,7 +181,12 @@ class ConvNet(nn.Module):
 
 def conv_net(channels: int = 8) -> nn.Module:
     """Convolutions with batch norm, whose buffers a compiled forward must update, and dropout."""
-    return ConvNet(channels)
+    return ConvNet(channels, classes=10)
+
+
+def conv_net_aligned(channels: int = 8) -> nn.Module:
+    """:func:`conv_net` with 16 classes, a multiple of 8, so that Inductor does not pad its last product on a GPU."""
+    return ConvNet(channels, classes=16)
 
 
 # -------------------------------------------------------------------------------------------------- encoder

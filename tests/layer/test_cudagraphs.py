@@ -11,7 +11,7 @@ from torch import nn
 
 from pytest_torchcompile import CompileConfig, compare
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.checks import applies, load
+from pytest_torchcompile.checks import CHECKS, load
 from pytest_torchcompile.instruments import gpu, observe
 from pytest_torchcompile.instruments.cudagraphs import partitioned
 from pytest_torchcompile.instruments.kernels import outside_of_partitions
@@ -179,7 +179,7 @@ def cell_of(model, **axes):
 
     made = ModelEntry("m", f"test_cudagraphs:{model}", "test_cudagraphs:rows", dims={"B": Dim(choices=(4, 6))})
     names = [name for name in ("compiles", "equivalence", "gradients", "training_steps", "aliasing", "cudagraphs")
-             if applies(name, cell)]
+             if CHECKS[name].applies(cell)]
     seen, poisoned = run_cell(Job(cell, made.to_dict(), str(Path(__file__).parent), tuple(names)))
     assert seen["failure"] is None, seen["failure"]
     assert not poisoned

@@ -19,7 +19,7 @@ from pytest_torchcompile.report.evidence import evidence
 from pytest_torchcompile.report.metrics import Sections
 from pytest_torchcompile.report.policy import Policy
 from pytest_torchcompile.verdicts import apply_xfail, judge
-from pytest_torchcompile.wrappers.wrapping import lane_of
+from pytest_torchcompile.wrappers.wrapping import lane_of, processes_of
 
 __all__ = ["BAD", "GOOD", "JudgedCell", "judge_again"]
 
@@ -45,6 +45,8 @@ class JudgedCell:
     """Checks that the matrix wants and the report lacks."""
     contradictions: list[str] = field(default_factory=list)
     """Where the report's claims do not follow from its evidence."""
+    claimed: str = ""
+    """The lane that the report says it is of; older reports don't."""
     changed: list[str] = field(default_factory=list)
     """Checks whose verdict is another one under the policy, or on this day."""
 
@@ -55,8 +57,10 @@ class JudgedCell:
 
     @property
     def lane(self) -> str:
-        """A key of :data:`~pytest_torchcompile.wrappers.wrapping.LANES`, told by its axes."""
-        return lane_of(self.axes.get("wrapper"))
+        """A key of :data:`~pytest_torchcompile.wrappers.wrapping.LANES`, told by its axes. Of a wrapper that this
+        version can't read only the report knows: it is fake where that says so."""
+        lane = lane_of(self.axes.get("wrapper"))
+        return self.claimed if lane == "single" and self.claimed == "fake" else lane
 
     @property
     def proven(self) -> bool:
@@ -85,7 +89,8 @@ def judge_again(cell: Mapping[str, Any], matrix: Mapping[str, Any], policy: Poli
     """
     observation = cell["observation"]
     sections = observation["sections"] if observation else {}
-    judged = JudgedCell(cell["id"], cell["axes"], dict(cell["checks"]), sections, cell["seconds"], _compiled(sections))
+    judged = JudgedCell(cell["id"], cell["axes"], dict(cell["checks"]), sections, cell["seconds"], _compiled(sections),
+                        claimed=cell.get("lane", ""))
     if not cell["selected"]:
         if cell["checks"]:
             judged.contradictions.append("has verdicts, though it says that it was not selected")
@@ -127,6 +132,9 @@ def _form(cell: Mapping[str, Any], matrix: Mapping[str, Any], ours: bool) -> Ite
             yield "has verdicts without an observation"
     elif observation["cell"] != cell["id"]:
         yield f"its observation is that of {observation['cell']}"
+    elif not observation["failure"] and (told := 1 + len(observation.get("ranks", ()))) != (
+            wanted := processes_of(cell["axes"].get("wrapper"), told)):
+        yield f"it holds what {told} rank(s) recorded, and its axes say {wanted}"
 
 
 def _plan(cell: Mapping[str, Any], matrix: Mapping[str, Any]) -> Iterator[str]:

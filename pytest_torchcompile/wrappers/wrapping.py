@@ -19,7 +19,7 @@ from typing import Final
 from pytest_torchcompile.errors import nearest
 from pytest_torchcompile.wrappers import WRAPPERS
 
-__all__ = ["LANES", "ORDERS", "Wrapping", "lane_of", "wrapper_of"]
+__all__ = ["LANES", "ORDERS", "Wrapping", "lane_of", "processes_of", "wrapper_of"]
 
 ORDERS: Final[dict[str, str]] = {
     "compile_then_wrap": "the model is compiled whole, and what came of it is wrapped",
@@ -87,6 +87,14 @@ def lane_of(value: object) -> str:
         return Wrapping.read(str(value)).lane
     except ValueError:
         return "single"
+
+
+def processes_of(value: object, unknown: int) -> int:
+    """In how many processes a cell with this value of the axis runs; ``unknown`` for one that can't be read here."""
+    try:
+        return Wrapping.read(str(value)).processes
+    except ValueError:
+        return unknown
 
 
 def wrapper_of(value: object) -> str:

@@ -20,6 +20,7 @@ from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.report.record import Record
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
 from pytest_torchcompile.verdicts import apply_xfail, judge
+from pytest_torchcompile.wrappers.wrapping import processes_of
 
 CHECKS = ["compiles", "graph_breaks", "recompiles"]
 LIMITS = {"coverage": 1.0, "graph_breaks": 0}
@@ -68,13 +69,16 @@ class Run:
         return list(self.cells)
 
     def _observation(self, name: str) -> Observation:
-        return Observation(name, {
+        sections: dict[str, dict[str, Any]] = {
             "compiles": {"compiles": [compiled()], "graphs": [{"runs": 4}], "eager_frames": [], "lost": [],
                          "error": None, "coverage": [dict(CALL)],
                          "all_zero": [False], "eager_all_zero": [False], "seconds": 1.0},
             "graph_breaks": {"raised": None, "graphs": 1, "graph_breaks": []},
             "recompiles": {"raised": None, "graphs": 1, "recompiles": [], "sizes": 1, "special": 0, "dynamic": "auto"},
-        }, seconds={"compiled": 1.0})
+        }
+        other = {"sections": json.loads(json.dumps(sections)), "failure": None, "seconds": {}, "leaks": []}
+        return Observation(name, sections, seconds={"compiled": 1.0},
+                           ranks=[other] * (processes_of(self.cells[name].wrapper, 1) - 1))
 
     def plan(self, cell: str, outcome: str, **more: Any) -> None:
         """What the matrix says of the cell."""

@@ -96,3 +96,31 @@ def test_a_lane_that_is_claimed():
     found = gate(reports, today=TODAY)
     assert found.code == 2
     assert "it is said to be of the lane ranks, and its axes say fake" in sentence(found)
+
+
+def test_a_rank_that_is_not_told_of():
+    """What a rank recorded can't be left out of a report: a cell on two ranks has two of them."""
+    run = Run(wrapper=["none", "tp"])
+    assert gate(run.reports(), today=TODAY).code == 0
+    for name in run.cells:
+        run.observations[name].ranks = []
+    found = gate(run.reports(), today=TODAY)
+    assert found.code == 2
+    assert "it holds what 1 rank(s) recorded, and its axes say 2" in sentence(found)
+
+
+def test_a_skipped_cell_of_several_ranks():
+    """Nobody recorded anything there."""
+    run = Run(wrapper=["none", "tp"])
+    run.skips(run.ids[1])
+    assert not [each for each in gate(run.reports(), today=TODAY).findings if each.kind == "contradiction"]
+
+
+def test_a_fake_lane_of_another_version():
+    """A wrapper that this version does not know is fake where its report says so."""
+    run = Run(plugin="99.0", wrapper=["tp*fake8"])
+    reports = run.reports()
+    for cell in reports[0].cells:
+        cell["lane"], cell["axes"]["wrapper"] = "fake", "newer*fake8"
+    found = gate(reports, today=TODAY)
+    assert not [cell.id for cell in found.cells.values() if cell.proven]

@@ -7,6 +7,7 @@ in a segmentation fault). Such a peer was only taken along: what it says must no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from pytest_torchcompile.observation import Failure, Observation
@@ -31,8 +32,12 @@ def gathered(cell: str, outcomes: Sequence[Outcome]) -> Observation:
         ranks[0].failed_at = None
         return ranks[0]
     if (guilty := _guilty(outcomes, ranks)) is not None:
+        skipped = ranks[guilty].failure is not None and ranks[guilty].failure.kind == "skip"
         for r, rank in enumerate(ranks):
-            if r != guilty:
+            if r != guilty and not skipped and rank.failure and rank.failure.kind == "skip":
+                # A rank that skips later hides no failure: else the cell would be a skip.
+                rank.failure = replace(rank.failure, kind="aborted", message=f"skipped: {rank.failure.message}")
+            elif r != guilty:
                 ranks[r] = _taken_along(rank, guilty)
     for rank in ranks:
         rank.failed_at = None

@@ -60,6 +60,9 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     if not any(step["graphs"] for step in steps):
         yield Problem("nothing to judge: no compiled graph ran in any step", hint="see the check `compiles`")
         return
+    if idle := [step["call"] for step in steps if not step["graphs"]]:
+        yield Problem(f"no compiled graph ran at {', '.join(idle)}, so there is no CUDA graph to replay",
+                      hint="see the check `compiles`")
     skips = section["skips"]
     evidence = "\n".join(f"{skip['reason']}" + (f"  {skip['file']}:{skip['line']}" if skip["file"] else "")
                          for skip in skips) or "torch gave no reason"

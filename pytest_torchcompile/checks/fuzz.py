@@ -46,8 +46,10 @@ def measure(run: Run) -> dict[str, Any]:
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
     """Problems of one section. The limits were applied when sequences were run: other limits need another run."""
-    if not sum(rung["tries"] for rung in section["rungs"]):
-        yield Problem("no sequence was run: the time for fuzzing was over before the first",
+    last = next(reversed(section["rungs"]), {"tries": 0})  # with the cell's own backend, unless a cheap one found it
+    if not last["tries"]:
+        how = f" with the backend {last['backend']}" if section["rungs"][1:] else ""
+        yield Problem(f"no sequence was run{how}: the time for fuzzing was over before the first",
                       hint="give more: --compile-fuzz-seconds")
     elif found := section["finding"]:
         drawn = f"\nfound as {section['drawn']}" if section["drawn"] != section["code"] else ""

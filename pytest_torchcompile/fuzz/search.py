@@ -9,9 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.dims import Dims
+from pytest_torchcompile.dims import Dims, completed
+from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.calls import Sequence, from_plain, plain
 from pytest_torchcompile.fuzz.shrinking import minimal
+from pytest_torchcompile.fuzz.sizes import free
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
@@ -142,7 +144,18 @@ class _Search:
 
     def _possible(self, sequence: Sequence) -> bool:
         """Do the dims still have these sizes? They may have changed since the sequence was kept."""
-        return all([name for name, _ in each.sizes] == list(self.dims) for each in sequence)
+        return all([name for name, _ in each.sizes] == list(self.dims) and self._had(dict(each.sizes))
+                   for each in sequence)
+
+    def _had(self, sizes: dict[str, int]) -> bool:
+        chosen = free(self.dims)
+        if not all(sizes[name] in self.dims[name].listed or (not self.dims[name].listed
+                   and self.dims[name].allows(sizes[name])) for name in chosen):
+            return False
+        try:
+            return completed(self.dims, {name: sizes[name] for name in chosen}) == sizes
+        except UsageError:
+            return False
 
     def _found(self, sequence: Sequence, found: Finding) -> None:
         self.result.finding, self.result.drawn = found, sequence

@@ -100,6 +100,16 @@ def test_a_skip_of_all_ranks_is_the_cells():
     assert (verdict, seen.failure.message) == ("skip", "no GPU")
 
 
+def test_a_skip_of_one_rank_hides_no_failure():
+    """The cell is no skip where another rank had failed by itself before; what comes after a skip comes of it."""
+    skip = done(kind="skip", message="no GPU", at=6.0)
+    assert told(done("broken", at=5.0), skip)[1] == "fail"
+    assert told(skip, done("broken", at=5.0))[1] == "fail"
+    assert told(done(kind="user", message="eager fails", at=5.0), skip)[1] == "error"
+    assert told(skip, Outcome("aborted", message="was ended after rank 0 had failed"))[1] == "skip"
+    assert told(skip, done(CLOSED, at=7.0))[1] == "skip"
+
+
 def test_ranks_ended_with_nobody_to_blame_are_no_pass():
     """An observation whose every rank was taken along proves nothing."""
     seen = gathered("cell", [Outcome("aborted", message="x"), Outcome("aborted", message="y")])

@@ -247,3 +247,16 @@ def test_code_and_data_of_a_sequence():
     assert code(sequence) == "[call(B=2, S=8), call(B=3, S=8, training=False)]"
     assert tuple(eval(code(sequence), {"call": call})) == sequence
     assert from_plain(plain(sequence)) == sequence
+
+
+@pytest.mark.parametrize("dims", [
+    {"B": Dim(min=1, max=32)}, {"B": Dim(min=4, max=50, multiple_of=4)}, {"B": Dim(choices=(2, 4))}, {"B": Dim(size=8)},
+])
+def test_a_kept_sequence_of_sizes_that_the_dims_no_longer_have(dims):
+    """It is dropped, not run: the dims say what the model takes."""
+    database = InMemoryExampleDatabase()
+    holds = FAULTS["more than 50"][0]
+    search(shape_sequences(B), B, lambda s: first(s, holds), Budget(2000), database=database, key="cell")
+    result = search(shape_sequences(dims), dims, lambda s: first(s, holds), Budget(20), database=database, key="cell")
+    assert result.finding is None
+    assert not list(database.fetch(b"torchcompile:cell"))

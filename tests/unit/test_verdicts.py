@@ -92,6 +92,23 @@ def test_no_check_passes_a_run_that_saw_nothing(name):
     assert list(load(name).judge(nothing, {"kernels": 1}))  # which are only recorded without a limit
 
 
+@pytest.mark.parametrize(("name", "section"), [
+    # the first rung has used up the budget: nothing was run with the cell's own backend
+    ("fuzz", {"rungs": [{"backend": "eager", "tries": 9}, {"backend": "inductor", "tries": 0}], "finding": None}),
+    ("fuzz", {"rungs": [], "finding": None}),
+    # both sides raised, or gave nothing that can be compared
+    ("randomness", {"raised": None, "random": False, "seeds": 4, "graphs": 1, "compared": 1, "wrong": []}),
+    # one size replays, and of the other nothing ran compiled
+    ("cudagraphs", {"raised": None, "functions": {}, "skips": [], "steps": [
+        {"call": "call 1", "graphs": [{"compile_id": "0/0", "replays": 1}], "elsewhere": 0, "backwards": 0,
+         "without": []},
+        {"call": "call 2", "graphs": [], "elsewhere": 0, "backwards": 0, "without": []}]}),
+])
+def test_no_check_passes_what_it_saw_in_part(name, section):
+    """Where the part that counts was not run, nothing is good."""
+    assert list(load(name).judge(section, {}))
+
+
 @pytest.mark.parametrize(("dynamic", "sizes", "allowed"), [
     ("static", 3, 2), ("static", 1, 0), ("auto", 3, 1), ("auto", 1, 0), ("dynamic", 3, 0),
 ])  # fmt: skip

@@ -57,6 +57,8 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         yield Problem(wrong[0], "\n".join(wrong[1:]),
                       "the compiled code draws its random numbers in another way than eager; "
                       "`torch._inductor.config.fallback_random = True` has it draw eager's own")
+    elif section["compared"] < 2:  # the first is about the seeds
+        yield Problem("nothing to judge: with the seeds of this check both sides raised, or gave no number to compare")
 
 
 CHECK = Check("randomness", measure, judge)

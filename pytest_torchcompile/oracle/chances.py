@@ -33,6 +33,8 @@ class Chances:
 
     samples: dict[str, list[list[float]]] = field(default_factory=dict)
     """By leaf and call: its share of zeros, mean, root mean square and a projection on fixed signs."""
+    discrete: set[str] = field(default_factory=set)
+    """Leaves of whole numbers or booleans."""
     repeats: bool = True
     """Whether the first seed gave the same values again."""
     varies: bool = False
@@ -70,8 +72,10 @@ def chances(
             return found
         else:
             found.varies = found.varies or not _alike(beginning, seen)
-        for name, value in _floats(seen):
+        for name, value in _numbers(seen):
             found.samples.setdefault(name, []).append(_measures(value))
+            if not (value.is_floating_point() or value.is_complex()):
+                found.discrete.add(name)
     return found
 
 
@@ -79,7 +83,8 @@ def compare_chances(eager: Chances, compiled: Chances) -> list[Leaf]:
     """One leaf of kind ``rng`` for every measure of every leaf, and one for the seeds.
 
     ``peak`` is the difference of the two means in standard errors (Welch); where eager does not vary at all, compiled
-    may be off by a thousandth.
+    may be off by a thousandth. Of whole numbers that eager does not draw it is only asked whether they vary: a tie that
+    rounding decides may fall to the other side.
     """
     if eager.error or compiled.error:
         same = bool(eager.error) == bool(compiled.error)
@@ -88,6 +93,10 @@ def compare_chances(eager: Chances, compiled: Chances) -> list[Leaf]:
     leaves = [_seeds(eager, compiled)]
     for name, samples in eager.samples.items():
         others = compiled.samples.get(name, [])
+        if name in eager.discrete and others and not _vary(samples):
+            text = "varies with the seed, compiled only" if _vary(others) else ""
+            leaves.append(Leaf(name, "rng", len(others), bitwise=not text, message=text))
+            continue
         for i, measure in enumerate(_MEASURES):
             mine, found = [sample[i] for sample in samples], [sample[i] for sample in others]
             leaves.append(_measured(f"{measure} of {name}", mine, found))
@@ -118,6 +127,10 @@ def _measured(name: str, mine: list[float], found: list[float]) -> Leaf:
     return Leaf(name, "rng", len(found), bitwise=not text, peak=distance, eager=a, compiled=b, message=text)
 
 
+def _vary(samples: list[list[float]]) -> bool:
+    return any(sample != samples[0] for sample in samples)
+
+
 def _mean(values: list[float]) -> tuple[float, float]:
     """Mean, and the squared standard error of it."""
     mean = sum(values) / len(values)
@@ -135,12 +148,13 @@ def _measures(value: torch.Tensor) -> list[float]:
     ]
 
 
-def _floats(seen: Recording) -> Iterator[tuple[str, torch.Tensor]]:
+def _numbers(seen: Recording) -> Iterator[tuple[str, torch.Tensor]]:
+    """Whole ones too: a sampler returns nothing else."""
     for name, _, value in seen.values():
-        if isinstance(value, torch.Tensor) and value.numel() and (value.is_floating_point() or value.is_complex()):
+        if isinstance(value, torch.Tensor) and value.numel():
             yield name, value
 
 
 def _alike(one: Recording, other: Recording) -> bool:
-    again = dict(_floats(other))
-    return all(name in again and torch.equal(value, again[name]) for name, value in _floats(one))
+    again = dict(_numbers(other))
+    return all(name in again and torch.equal(value, again[name]) for name, value in _numbers(one))

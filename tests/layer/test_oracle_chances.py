@@ -91,3 +91,50 @@ def test_an_error_on_one_side_is_told():
 
     (leaf,) = compare_chances(*pair(refuses))
     assert "eager ran, compiled ValueError in forward: planted" in problem(leaf)
+
+
+class Picks(nn.Module):
+    """Draws whole numbers, as a sampler of tokens does; the tests spoil how."""
+
+    def __init__(self, pick):
+        super().__init__()
+        self.pick = pick
+
+    def forward(self, x):
+        """A number for each row."""
+        return self.pick(x)
+
+
+def picked(pick):
+    """Names of what differs from a right sampler; whether there was anything random."""
+    batch = Batch.of(torch.zeros(64, 4))
+    right, other = Picks(lambda x: torch.multinomial(x.softmax(-1), 1)), Picks(pick)
+    eager = chances(right, right, batch, train=False, seeds=48)
+    compiled = chances(other, other, batch, train=False, seeds=48, first=1000)
+    return eager.varies, [leaf.name for leaf in compare_chances(eager, compiled) if problem(leaf)]
+
+
+@pytest.mark.parametrize(("pick", "name"), [
+    (lambda x: x.argmax(-1, keepdim=True), "seeds"),
+    (lambda x: torch.multinomial((x + torch.arange(4.0)).softmax(-1), 1), "mean of output"),
+])
+def test_whole_numbers_that_are_drawn_are_compared(pick, name):
+    """A model may return nothing but tokens."""
+    varies, names = picked(pick)
+    assert varies
+    assert name in names
+
+
+def test_whole_numbers_of_the_same_kind_are_right():
+    """Drawn in another way."""
+    assert picked(lambda x: (-torch.rand_like(x).log()).argmin(-1, keepdim=True)) == (True, [])
+
+
+def test_whole_numbers_that_nobody_draws():
+    """Which side of a tie they are on is another check's: here they must only not depend on the seed."""
+    batch = Batch.of(torch.zeros(64, 4))
+    one, two = Picks(lambda x: x.argmax(-1)), Picks(lambda x: x.argmax(-1) + 1)
+    eager, compiled = (chances(m, m, batch, train=False, seeds=4) for m in (one, two))
+    leaves = compare_chances(eager, compiled)
+    assert len(leaves) > 1
+    assert not [leaf.name for leaf in leaves if problem(leaf)]

@@ -32,7 +32,8 @@ def gathered(cell: str, outcomes: Sequence[Outcome]) -> Observation:
         ranks[0].failed_at = None
         return ranks[0]
     if (guilty := _guilty(outcomes, ranks)) is not None:
-        skipped = ranks[guilty].failure is not None and ranks[guilty].failure.kind == "skip"
+        first = ranks[guilty].failure
+        skipped = first is not None and first.kind == "skip"
         for r, rank in enumerate(ranks):
             if r != guilty and not skipped and rank.failure and rank.failure.kind == "skip":
                 # A rank that skips later hides no failure: else the cell would be a skip.

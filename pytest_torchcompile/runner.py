@@ -31,6 +31,7 @@ from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Failure, Job, Observation
 from pytest_torchcompile.oracle.calls import Call, Side
 from pytest_torchcompile.oracle.localisation import located
+from pytest_torchcompile.oracle.replicas import alike
 from pytest_torchcompile.oracle.trial import EagerRaised, Trial, same_random_draws
 from pytest_torchcompile.oracle.units import unit_of
 from pytest_torchcompile.references import References
@@ -80,6 +81,11 @@ class Run(Trial):
         """The cell's calls. Each replica draws batches of its own, so that one that ignores the others is found out."""
         drawn = [subject.batches(self.entry, self.cell, self._home, self.job.seed + _APART * replica)
                  for replica in range(self.replicas)]
+        first, *rest = ([batch for _, batch in calls] for calls in drawn)
+        if self.cell.phase == "training" and rest and all(alike(first, other) for other in rest):
+            raise UsageError(f"{self.entry.where}: inputs {self.entry.inputs!r} gives all {self.replicas} replicas the "
+                             "same batch, so nobody could tell whether gradients are averaged; have it draw from "
+                             "torch's own generator, which is seeded for each replica")
         own = drawn.pop(self.replica)
         others = list(zip(*drawn, strict=True)) or [()] * len(own)
         return [Call(i, batch, sizes, also=tuple(other for _, other in others[i]))

@@ -15,8 +15,18 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle.bits import same_bits
 
-__all__ = ["average", "losses_of_others"]
+__all__ = ["alike", "average", "losses_of_others"]
+
+
+def alike(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
+    """Whether two replicas have the same tensors in every call: the mean of their gradients is then each one's own."""
+    def values(batches: Sequence[Batch]) -> list[torch.Tensor]:
+        return [tensor.detach() for batch in batches for tensor in batch.tensors()]
+
+    mine, found = values(one), values(other)
+    return len(mine) == len(found) and all(same_bits(a, b) for a, b in zip(mine, found, strict=True))
 
 
 def losses_of_others(call: Callable[..., Any], module: torch.nn.Module, batches: Sequence[Batch],

@@ -123,3 +123,17 @@ def test_what_cannot_be_says_so(ranks, wrapper, device, kind, text):
     failure = cell["observation"]["failure"]
     assert failure["kind"] == kind
     assert text in failure["message"]
+
+
+def test_replicas_that_have_the_same_batch(ranks):
+    """Gradients that nobody averages would be right: it is refused, where ranks are replicas and train."""
+    repo = ranks("rank_faults:right*2")
+    with (repo.path / "rank_faults.py").open("a") as file:
+        file.write("\n\ndef fixed(B):\n    return torch.randn(B, 8, generator=torch.Generator().manual_seed(B))\n")
+    matrix = repo.path / "matrix/default.yaml"
+    matrix.write_text(matrix.read_text().replace("rank_faults:rows", "rank_faults:fixed"))
+    assert repo.run("--compile-timeout=60").ret == 1
+    (cell,) = repo.block()["cells"]
+    assert cell["status"] == "error"
+    assert ("inputs 'rank_faults:fixed' gives all 2 replicas the same batch, so nobody could tell whether gradients "
+            "are averaged; have it draw") in cell["checks"]["gradients"]["problems"][0]["message"]

@@ -124,3 +124,17 @@ def test_a_fake_lane_of_another_version():
         cell["lane"], cell["axes"]["wrapper"] = "fake", "newer*fake8"
     found = gate(reports, today=TODAY)
     assert not [cell.id for cell in found.cells.values() if cell.proven]
+
+
+def test_fake_cells_fill_no_pass_rate():
+    """Cells that can't fail by a number don't make up for those that did."""
+    fakes = [f"tp*fake{ranks}" for ranks in range(2, 40, 2)]
+    run = Run(wrapper=["none", "tp", *fakes])
+    run.breaks(run.ids[0])
+    found = gate(run.reports(), Policy(pass_rates=(RATE,)), today=TODAY)
+    assert found.code == 1
+    (rate,) = (each for each in found.findings if each.kind == "pass_rate" and each.weight == "fail")
+    assert rate.text == "50.0% of the 2 cells are good, 90.0% wanted"
+    run = Run(wrapper=["none", "tp", *fakes])
+    run.breaks(run.ids[2])
+    assert gate(run.reports(), Policy(pass_rates=(RATE,)), today=TODAY).code == 0

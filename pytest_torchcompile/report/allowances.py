@@ -124,12 +124,15 @@ def _pass_rates(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy) -
 
 
 def _groups(rate: PassRate, ran: Sequence[JudgedCell]) -> Iterator[tuple[str, list[JudgedCell]]]:
-    if not rate.axis:
-        yield from [("", list(ran))] if ran else ()
-        return
-    groups: dict[Any, list[JudgedCell]] = {}
-    for cell in ran:
-        if rate.axis in cell.axes and (rate.only is None or rate.only.matches(cell.axes)):
-            groups.setdefault(same(cell.axes[rate.axis]), []).append(cell)
-    for (_, value), group in groups.items():
-        yield f" with {rate.axis} = {value}", group
+    """Cells of the fake lane, which can't fail by a number, are counted by themselves."""
+    for lane in (False, True):
+        here, where = [cell for cell in ran if (cell.lane == "fake") is lane], " of the fake lane" if lane else ""
+        if not rate.axis:
+            yield from [(where, here)] if here else ()
+            continue
+        groups: dict[Any, list[JudgedCell]] = {}
+        for cell in here:
+            if rate.axis in cell.axes and (rate.only is None or rate.only.matches(cell.axes)):
+                groups.setdefault(same(cell.axes[rate.axis]), []).append(cell)
+        for (_, value), group in groups.items():
+            yield f"{where} with {rate.axis} = {value}", group

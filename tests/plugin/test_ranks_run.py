@@ -132,7 +132,7 @@ def test_replicas_that_have_the_same_batch(ranks):
         file.write("\n\ndef fixed(B):\n    return torch.randn(B, 8, generator=torch.Generator().manual_seed(B))\n")
     matrix = repo.path / "matrix/default.yaml"
     matrix.write_text(matrix.read_text().replace("rank_faults:rows", "rank_faults:fixed"))
-    assert repo.run("--compile-timeout=60").ret == 1
+    assert repo.run("--compile-timeout=60").ret == pytest.ExitCode.USAGE_ERROR
     (cell,) = repo.block()["cells"]
     assert cell["status"] == "error"
     assert ("inputs 'rank_faults:fixed' gives all 2 replicas the same batch, so nobody could tell whether gradients "

@@ -6,12 +6,13 @@ import datetime
 import re
 
 import pytest
+import yaml
 from unit.runs import Run
 
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.report.announcement import facts, sentence
 from pytest_torchcompile.report.gate import gate
-from pytest_torchcompile.report.policy import Policy
+from pytest_torchcompile.report.policy import PassRate, Policy
 from pytest_torchcompile.wrappers.wrapping import LANES, Wrapping, lane_of, wrapper_of
 
 TODAY = datetime.date(2026, 11, 21)
@@ -129,12 +130,13 @@ def test_a_fake_lane_of_another_version():
 def test_fake_cells_fill_no_pass_rate():
     """Cells that can't fail by a number don't make up for those that did."""
     fakes = [f"tp*fake{ranks}" for ranks in range(2, 40, 2)]
+    policy = Policy(pass_rates=(PassRate(0.9, yaml.compose("0.9")),))
     run = Run(wrapper=["none", "tp", *fakes])
     run.breaks(run.ids[0])
-    found = gate(run.reports(), Policy(pass_rates=(RATE,)), today=TODAY)
+    found = gate(run.reports(), policy, today=TODAY)
     assert found.code == 1
     (rate,) = (each for each in found.findings if each.kind == "pass_rate" and each.weight == "fail")
     assert rate.text == "50.0% of the 2 cells are good, 90.0% wanted"
     run = Run(wrapper=["none", "tp", *fakes])
     run.breaks(run.ids[2])
-    assert gate(run.reports(), Policy(pass_rates=(RATE,)), today=TODAY).code == 0
+    assert gate(run.reports(), policy, today=TODAY).code == 0

@@ -151,6 +151,9 @@ class Drawn:
         found = search(strategy, self.dims, runs.attempt, options.budget(), seed=options.seed,
                        database=options.database(), key=f"{self.test.__module__}:{self.test.__qualname__}",
                        first=sweep(self.dims, self.max_calls, where=self.where, others=others))
+        if not found.tries and not self.examples:
+            raise AssertionError(f"compile_shapes: no sequence was run: the {found.spent or 'examples'} ran out before "
+                                 "the first; give more: --compile-fuzz-seconds")
         if found.finding is None:
             return
         try:

@@ -165,3 +165,19 @@ def test_bad_options(tests, option):
     """A bad value of an option is one line that names it."""
     result = tests("@compile_shapes(B=dim(1, 8))\ndef test_it(sizes): pass", option)
     lines(result, f"UsageError: {option.partition('=')[0]}: '{option.partition('=')[2]}' is n")
+
+
+def test_no_time_for_a_single_sequence_is_no_pass(tests):
+    """Nothing was tested, unless examples of one's own were."""
+    result = tests("""
+@compile_shapes(S=dim(1, 64))
+def test_sizes(sizes):
+    pass
+
+@compile_shapes(S=dim(1, 64), examples=[[call(S=3)]])
+def test_example(sizes):
+    pass
+""", "--compile-fuzz-seconds=1e-9")
+    result.assert_outcomes(passed=1, failed=1)
+    lines(result, "compile_shapes: no sequence was run: the seconds ran out before the first; give more: "
+                  "--compile-fuzz-seconds")

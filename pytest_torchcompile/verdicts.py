@@ -18,6 +18,7 @@ __all__ = ["apply_xfail", "judge"]
 _OF_FAILURE = {"skip": "skip", "crash": "crash", "timeout": "timeout"}
 _HINTS = {
     "crash": "run the cell in pytest's own process under a debugger: --compile-inprocess",
+    "crash of ranks": "TORCH_LOGS=+dynamo TORCH_LOGS_OUT=torch.log in the environment tells how far each rank came",
     "timeout": "raise --compile-timeout if the cell is just slow",
     "user": "mend the model or its inputs first: eager must work",
     "internal": "this is a mistake of pytest-torchcompile: please report it with the evidence",
@@ -28,22 +29,23 @@ def judge(observation: Observation, names: Iterable[str], limits: Mapping[str, f
     """What each of the named checks says of the observation."""
     failure = observation.failure
     if failure and failure.kind != "aborted":
-        return dict.fromkeys(names, _failed(failure))
+        return dict.fromkeys(names, _failed(failure, several=bool(observation.ranks)))
     return {name: _judge(observation, name, limits) for name in names}
 
 
 def _judge(observation: Observation, name: str, limits: Mapping[str, float]) -> Judgement:
     found: dict[int, tuple[Problem, ...]] = {}
-    for rank, sections in enumerate(_sections(observation, name)):
+    judged = _sections(observation, name)
+    for rank, sections in enumerate(judged):
         if sections is None:
             continue
         if (section := sections.get(name)) is None:
             return Judgement("error", (Problem(f"the observation has no section {name!r}: it was not measured"),))
         if problems := tuple(checks.load(name).judge(section, limits)) or _vacuous(sections):
             found[rank] = problems
-    if not found and any(sections is None for sections in _sections(observation, name)):
+    if not found and any(sections is None for sections in judged):
         return Judgement("error", (Problem("a rank was ended with the others, and no rank says why"),))
-    problems = _of_ranks(found, len(observation.ranks) + 1)
+    problems = _of_ranks(found, len(judged))
     return Judgement("fail" if problems else "pass", problems)
 
 
@@ -83,11 +85,12 @@ def _vacuous(sections: Mapping[str, Any]) -> tuple[Problem, ...]:
     return (Problem("nothing to judge: no compiled code ran", hint="see the check `compiles` of this cell"),)
 
 
-def _failed(failure: Failure) -> Judgement:
+def _failed(failure: Failure, several: bool) -> Judgement:
     verdict = _OF_FAILURE.get(failure.kind, "error")
     if verdict == "skip":
         return Judgement("skip", note=failure.message)
-    return Judgement(verdict, (Problem(failure.message, failure.evidence, _HINTS.get(failure.kind, "")),))
+    kind = "crash of ranks" if several and failure.kind == "crash" else failure.kind
+    return Judgement(verdict, (Problem(failure.message, failure.evidence, _HINTS.get(kind, "")),))
 
 
 def apply_xfail(judgements: Mapping[str, Judgement], planned: PlannedCell,

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from pytest_torchcompile.instruments.records import Compile, EagerFrame, Graph, GraphBreak
 from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.wrappers.wrapping import lane_of
 
 __all__ = ["Compared", "Facts", "Generated", "Kernel", "Problem", "Verdict", "number", "objects", "read", "words"]
 
@@ -85,6 +86,11 @@ class Facts:
         self.status: str = words(cell.get("status"))
         self.observation = mapping(cell.get("observation"))
         self.sections = {str(k): mapping(v) for k, v in mapping(self.observation.get("sections")).items()}
+
+    @property
+    def lane(self) -> str:
+        """A key of :data:`~pytest_torchcompile.wrappers.wrapping.LANES`: what the cell ran in."""
+        return lane_of(self.axes.get("wrapper", "none"))
 
     @cached_property
     def verdicts(self) -> list[Verdict]:

@@ -95,6 +95,16 @@ def test_stages_of_the_compiler_are_no_setting(told):
     assert "| `scorer` | not told | only stages of the compiler were tried; `aot_eager`, `eager` hold" in text
 
 
+def test_the_fake_lane_is_no_setting(told):
+    """Of rank 0 of 8 pretended ranks no number was judged: nobody is advised to use what holds there alone."""
+    axes = {"model": ["scorer"], "backend": ["inductor"], "wrapper": ["tp*fake8"]}
+    assert "| `scorer` | not told | only the fake lane was tried, in which no number is judged (`scorer-inductor-tp" \
+           in told(sample_report(axes))["What to use"]
+    text = told(sample_report(axes | {"wrapper": ["tp*fake8", "tp"]}))["What to use"]
+    assert "| `scorer` | `backend=inductor, wrapper=tp` | every check holds in 1 cell" in text
+    assert "fake" not in text
+
+
 # gotchas
 
 
@@ -107,6 +117,15 @@ def test_gotcha(told):
     assert "  TORCH_LOGS=graph_breaks pytest --compile-inprocess -s --compile-matrix=matrix/default.yaml " \
            "'matrix/default.yaml::moe_lite-inductor-auto'" in text
     assert "so look at" not in text  # a graph break is Dynamo's, whatever the backend
+
+
+def test_several_ranks_are_seen_in_a_file(told):
+    """--compile-inprocess skips cells of several ranks; torch's log of all ranks goes to a file."""
+    axes = {"model": ["scorer"], "backend": ["inductor"], "wrapper": ["ddp"]}
+    text = told(changed(axes, scorer_inductor_ddp=fails("rank_divergence", problem("rank 1: other"))))["Gotchas"]
+    assert "  TORCH_LOGS=graph_breaks,recompiles TORCH_LOGS_OUT=torch.log pytest " \
+           "--compile-matrix=matrix/default.yaml 'matrix/default.yaml::scorer-inductor-ddp'" in text
+    assert "--compile-inprocess" not in text
 
 
 def test_the_stage_that_differs(told):

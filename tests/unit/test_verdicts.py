@@ -314,3 +314,26 @@ def test_ranks_that_compile_otherwise(ranks, alike, text):
     """Of ranks that run one program everything agrees; of stages of a pipeline all compile again, or none."""
     found = [problem.message for problem in load("rank_divergence").judge({"ranks": ranks, "alike": alike}, {})]
     assert any(text in message for message in found) if text else found == []
+
+
+def _two_ranks(**more):
+    """An observation of two ranks, the second of which compiled once more."""
+    sections = {"compiles": section(), "graph_breaks": {"raised": None, "graphs": 1, "graph_breaks": []},
+                "rank_divergence": {"alike": True, "ranks": [_rank(_compile()), _rank(_compile(), graphs=2)]}}
+    return Observation("c", sections, ranks=[{"failure": None, "sections": sections}], **more)
+
+
+def test_what_ranks_differ_in_is_no_single_rank_s():
+    """The check that compares ranks names them itself; its problems are not said to be those of rank 0."""
+    (problem,) = judge(_two_ranks(), ["rank_divergence"], {})["rank_divergence"].problems
+    assert problem.message.startswith("the ranks differ in their number of graphs: rank 0 has 1, rank 1 has 2")
+
+
+@pytest.mark.parametrize(("several", "hint"), [(False, "--compile-inprocess"), (True, "TORCH_LOGS_OUT=torch.log")])
+def test_a_hint_that_can_be_followed(several, hint):
+    """Cells of several ranks do not run in pytest's own process, so after a crash nobody is sent there."""
+    failure = Failure("crash", "rank 1: the process ended by SIGSEGV")
+    seen = _two_ranks(failure=failure) if several else Observation("c", failure=failure)
+    (problem,) = judge(seen, ["compiles"], {})["compiles"].problems
+    assert hint in problem.hint
+    assert ("--compile-inprocess" in problem.hint) is not several

@@ -47,6 +47,11 @@ class Setting:
         return record is not None and not record.kernels and record.name != "cudagraphs"
 
     @property
+    def fake(self) -> bool:
+        """Whether it was compiled in the fake lane, which says nothing of any number."""
+        return any(cell.lane == "fake" for cell in self.cells)
+
+    @property
     def ids(self) -> list[str]:
         """Of its cells."""
         return [cell.id for cell in self.cells]
@@ -89,7 +94,7 @@ def settings(cells: Iterable[Facts]) -> dict[str, list[Setting]]:
 
 def best(of: Sequence[Setting]) -> Setting | None:
     """The setting that the report speaks for, by :data:`RULE`; None where none holds."""
-    good = [setting for setting in of if setting.holds and not setting.stage]
+    good = [setting for setting in of if setting.holds and not setting.stage and not setting.fake]
     most = max((len(setting.cells) for setting in good), default=0)
     return min((s for s in good if len(s.cells) == most), key=_cost, default=None)
 
@@ -111,7 +116,7 @@ def choices(by_model: dict[str, list[Setting]]) -> list[str]:
 
 
 def _row(of: Sequence[Setting]) -> tuple[str, str, str]:
-    real = [setting for setting in of if not setting.stage]
+    real = [setting for setting in of if not setting.stage and not setting.fake]
     bad = [setting for setting in real if not setting.holds]
     told = ", ".join(map(str, bad[:4])) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "") or "-"
     chosen = best(of)
@@ -121,6 +126,9 @@ def _row(of: Sequence[Setting]) -> tuple[str, str, str]:
         return str(chosen), f"{'; '.join(_reasons(chosen))} {evidence(chosen.ids)}{also}", told
     if real:
         return "no compiling yet", f"none of {count(len(real), 'setting')} holds: see the gotchas", told
+    if all(setting.fake for setting in of):
+        return "not told", f"only the fake lane was tried, in which no number is judged " \
+                           f"{evidence(c for s in of for c in s.ids)}", told
     holds = [setting for setting in of if setting.holds]
     names = ", ".join(sorted({code(setting.values[0]) for setting in holds}))
     why = f"only stages of the compiler were tried; {names} hold {evidence(c for s in holds for c in s.ids)}" if holds \

@@ -26,6 +26,7 @@ KNOBS: Final[dict[str, str]] = {
     "gradients": "aot_joint_graph,output_code",
     "training_steps": "aot_joint_graph,output_code",
     "aliasing": "aot_graphs,output_code",
+    "rank_divergence": "graph_breaks,recompiles",
     "crash": "+dynamo,aot_graphs,output_code",
     "timeout": "+dynamo,output_code",
 }
@@ -59,8 +60,11 @@ def _gotcha(number: int, cause: Cause, at: Mapping[str, Facts], matrix: str) -> 
     channels = KNOBS.get(check if cause.verdict in ("fail", "xfail", "xpass") else cause.verdict)
     if channels:
         yield "- To see it:"
-        command = f"TORCH_LOGS={channels} pytest --compile-inprocess -s --compile-matrix={matrix} " \
-                  f"'{matrix}::{cause.cells[0]}'"
+        cell = cause.cells[0]
+        # Ranks have processes of their own, whose output nobody sees: what torch logs goes to a file.
+        how = f"TORCH_LOGS={channels} TORCH_LOGS_OUT=torch.log pytest" if at[cell].lane == "ranks" else \
+              f"TORCH_LOGS={channels} pytest --compile-inprocess -s"
+        command = f"{how} --compile-matrix={matrix} '{matrix}::{cell}'"
         yield from ("  " + line if line else line for line in block(command))
     else:
         yield ""

@@ -92,6 +92,12 @@ class Facts:
         """A key of :data:`~pytest_torchcompile.wrappers.wrapping.LANES`: what the cell ran in."""
         return lane_of(self.axes.get("wrapper", "none"))
 
+    @property
+    def ranks(self) -> list[Facts]:
+        """What the ranks after the first recorded, each as a cell that has been told nothing else."""
+        found = self.observation.get("ranks")
+        return [Facts({"id": self.id, "observation": rank}) for rank in found] if isinstance(found, list) else []
+
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """What each check says, in the order of the report."""

@@ -310,3 +310,25 @@ def test_the_table_of_a_benchmark_is_shown():
 
     assert "<pre>faster: 2 &lt; 3" in shown({"text": "faster: 2 < 3"})
     assert "side by side" not in shown({"text": 3})
+
+
+def test_ranks():
+    """Of several ranks the page says whose ledger stands open, and has those of the others folded."""
+    one = cell({"model": "scorer", "backend": "inductor", "wrapper": "ddp"})
+    other = cell({"model": "moe_lite", "backend": "inductor"})["observation"]
+    one["observation"]["ranks"] = [{"sections": other["sections"], "failure": None}, None]
+    page = article(Facts(one), "pytest")
+    assert "below them is what rank 0 recorded" in page
+    head, _, folded = page.partition("<details><summary>rank 1</summary>")
+    assert "<h3>Compiles</h3>" in head
+    assert "Graph breaks" not in head
+    assert "Graph breaks (1)" in folded
+    assert "<h3>Compiles</h3>" in folded
+    assert "rank 2" not in page  # it recorded nothing
+
+
+@pytest.mark.parametrize(("wrapper", "said"), [("tp*fake8", True), ("tp", False), ("none", False)])
+def test_the_fake_lane_is_named(wrapper, said):
+    """A green cell of the fake lane says at its top that no number was judged."""
+    page = article(Facts(cell({"model": "scorer", "backend": "inductor", "wrapper": wrapper})), "pytest")
+    assert ("Fake lane: one process compiled as rank 0 of so many would. No number is judged." in page) is said

@@ -16,6 +16,10 @@ __all__ = ["article"]
 
 _SHOWN: Final = frozenset({"compiles", "graph_breaks", "recompiles", "kernels", "benchmark"})
 """Sections that an article has a table for, as it has for those that compare; others are shown as they are."""
+_LANES: Final = {
+    "ranks": "Several ranks: the checks judge all; below them is what rank 0 recorded, unless another is named.",
+    "fake": "Fake lane: one process compiled as rank 0 of so many would. No number is judged.",
+}
 
 
 def article(facts: Facts, again: str, source: str = "", before: Child = None) -> Html:
@@ -26,18 +30,32 @@ def article(facts: Facts, again: str, source: str = "", before: Child = None) ->
     :param before: what the baseline says of the cell.
     """
     parts = [_checks(facts, source), tag("p", "again ", tag("code", again), class_="again"),
-             graph_breaks(facts, source), compiles(facts, source), eager_frames(facts, source), numerics(facts),
-             kernels(facts, source), timing(facts), benchmark(facts), _others(facts)]
+             *_ledger(facts, source), *_ranks(facts, source), numerics(facts), kernels(facts, source), timing(facts),
+             benchmark(facts), _others(facts)]
     axes = (join(tag("span", f"{name} ", tag("b", value)), " ") for name, value in facts.axes.items())
     leaks = f"Changed torch's settings, which were put back: {'; '.join(facts.leaks)}"
     return tag(
         "article",
         tag("header", tag("h2", badge(facts.status), " ", tag("bdi", facts.id)), tag("p", *axes, class_="axes"),
-            before, tag("p", cut(leaks)) if facts.leaks else None),
+            tag("p", _LANES[facts.lane], class_="quiet") if facts.lane in _LANES else None, before,
+            tag("p", cut(leaks)) if facts.leaks else None),
         *(part for part in parts if part),
         tag("p", tag("a", "close", href="#overview"), class_="close"),
         id=anchor(facts.id), class_="cell", tabindex=-1, aria_label=f"{facts.id}: {facts.status}",
     )  # fmt: skip
+
+
+def _ledger(facts: Facts, source: str) -> Iterator[Html | None]:
+    yield graph_breaks(facts, source)
+    yield compiles(facts, source)
+    yield eager_frames(facts, source)
+
+
+def _ranks(facts: Facts, source: str) -> Iterator[Html]:
+    """The ledgers of the other ranks, folded."""
+    for number, rank in enumerate(facts.ranks, 1):
+        if found := [part for part in _ledger(rank, source) if part]:
+            yield tag("details", tag("summary", f"rank {number}"), *found)
 
 
 def _checks(facts: Facts, source: str) -> Html:

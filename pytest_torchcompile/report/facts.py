@@ -92,11 +92,16 @@ class Facts:
         """A key of :data:`~pytest_torchcompile.wrappers.wrapping.LANES`: what the cell ran in."""
         return lane_of(self.axes.get("wrapper", "none"))
 
-    @property
-    def ranks(self) -> list[Facts]:
+    @cached_property
+    def others(self) -> list[Facts]:
         """What the ranks after the first recorded, each as a cell that has been told nothing else."""
         found = self.observation.get("ranks")
         return [Facts({"id": self.id, "observation": rank}) for rank in found] if isinstance(found, list) else []
+
+    @property
+    def ranks(self) -> list[Mapping[str, Mapping[str, Any]]]:
+        """The sections of each rank."""
+        return [self.sections, *(rank.sections for rank in self.others)]
 
     @cached_property
     def verdicts(self) -> list[Verdict]:

@@ -38,6 +38,7 @@ class JudgedCell:
     verdicts: dict[str, dict[str, Any]]
     """Check to ``verdict``, ``problems`` and perhaps ``note``, as in the report; the gate adds limits of its policy."""
     sections: Sections
+    """What its run recorded; of several ranks, the first did."""
     seconds: float | None
     compiled: bool
     """Did compiled code run?"""
@@ -47,6 +48,8 @@ class JudgedCell:
     """Where the report's claims do not follow from its evidence."""
     claimed: str = ""
     """The lane that the report says it is of; older reports don't."""
+    others: tuple[Sections, ...] = ()
+    """What the ranks after the first recorded."""
     changed: list[str] = field(default_factory=list)
     """Checks whose verdict is another one under the policy, or on this day."""
 
@@ -54,6 +57,11 @@ class JudgedCell:
     def status(self) -> str:
         """The worst of its verdicts."""
         return worst([check["verdict"] for check in self.verdicts.values()])
+
+    @property
+    def ranks(self) -> tuple[Sections, ...]:
+        """What each rank recorded."""
+        return self.sections, *self.others
 
     @property
     def lane(self) -> str:
@@ -90,7 +98,7 @@ def judge_again(cell: Mapping[str, Any], matrix: Mapping[str, Any], policy: Poli
     observation = cell["observation"]
     sections = observation["sections"] if observation else {}
     judged = JudgedCell(cell["id"], cell["axes"], dict(cell["checks"]), sections, cell["seconds"], _compiled(sections),
-                        claimed=cell.get("lane", ""))
+                        claimed=cell.get("lane", ""), others=_others(observation))
     if not cell["selected"]:
         if cell["checks"]:
             judged.contradictions.append("has verdicts, though it says that it was not selected")
@@ -107,6 +115,12 @@ def judge_again(cell: Mapping[str, Any], matrix: Mapping[str, Any], policy: Poli
         except Exception as error:  # a section may hold anything that is JSON, and checks are made for sound ones
             judged.contradictions.append(f"its observation can't be judged: {type(error).__name__}: {error}")
     return judged
+
+
+def _others(observation: Mapping[str, Any] | None) -> tuple[Sections, ...]:
+    ranks = (observation or {}).get("ranks", [])
+    found = (rank.get("sections") for rank in ranks if isinstance(rank, dict))
+    return tuple(sections for sections in found if isinstance(sections, dict))
 
 
 def _compiled(sections: Sections) -> bool:

@@ -11,7 +11,7 @@ from pytest_torchcompile.report.judged import JudgedCell
 from pytest_torchcompile.report.metrics import METRICS, Sections
 from pytest_torchcompile.report.policy import RATIOS, LimitRule, Policy, bounds, owners
 
-__all__ = ["apply_limits", "caches", "value"]
+__all__ = ["apply_limits", "caches", "value", "worst"]
 
 _COMPILING: Final = "compile_seconds"
 
@@ -51,6 +51,12 @@ def value(sections: Sections, name: str) -> float | None:
         return None
 
 
+def worst(ranks: Iterable[Sections], name: str) -> float | None:
+    """The metric of the rank that is worst in it; None if no rank measured it."""
+    found = [number for sections in ranks if (number := value(sections, name)) is not None]
+    return (min if METRICS[name].kind == "min" else max)(found, default=None)
+
+
 def caches(sections: Sections) -> frozenset[str]:
     """What the compile caches answered (``hit``, ``miss``, ...): compile times with and without hits are two things."""
     try:
@@ -64,7 +70,7 @@ def _found(cell: JudgedCell, name: str, baseline: Mapping[str, JudgedCell] | Non
            elsewhere: str) -> tuple[float | None, str]:
     """The number that the limit bounds, or why there is none."""
     metric = RATIOS.get(name, name)
-    found = value(cell.sections, metric)
+    found = worst(cell.ranks, metric)
     if found is None:
         return None, f"no check of this matrix measures {metric}"
     if name not in RATIOS:
@@ -74,7 +80,7 @@ def _found(cell: JudgedCell, name: str, baseline: Mapping[str, JudgedCell] | Non
     if elsewhere:
         return None, elsewhere
     before = baseline.get(cell.id)
-    then = value(before.sections, metric) if before is not None else None
+    then = worst(before.ranks, metric) if before is not None else None
     if before is None or then is None:
         return None, "the baseline does not have them"
     if metric == _COMPILING and caches(before.sections) != caches(cell.sections):

@@ -11,7 +11,7 @@ import yaml
 from pytest_torchcompile.report.allowances import untold
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.judged import JudgedCell
-from pytest_torchcompile.report.limits import value
+from pytest_torchcompile.report.limits import worst
 from pytest_torchcompile.report.metrics import METRICS
 from pytest_torchcompile.report.policy import LimitRule, Policy
 
@@ -57,7 +57,7 @@ def _largest(policy: Policy, rule: LimitRule, name: str, cells: Mapping[str, Jud
            if name in (limits := policy.limits_of(cell.axes)) and limits[name][1] is rule]
     if not all(cell.compiled for cell in own):
         return None
-    numbers = (value(cell.sections, name) for cell in own)
+    numbers = (worst(cell.ranks, name) for cell in own)
     return max((int(number) for number in numbers if number is not None), default=None)
 
 

@@ -159,3 +159,21 @@ def test_what_was_not_judged_may_still_be_needed(tmp_path, kind):
     assert f"whether {path}:6 is still needed can't be told: {skipped[0]}" in said
     assert "improved" not in said
     assert update(outcome, path) == []
+
+
+@pytest.mark.parametrize(("name", "found"), [("graph_breaks", 1), ("graphs", 3)])
+def test_the_worst_rank_counts(name, found, tmp_path):
+    """A limit holds for every rank, so it is not too high because it is for the first."""
+    run = Run(wrapper=["ddp"])
+    (cell,) = run.ids
+    run.plan(cell, "run", limits={"coverage": 1.0, "graph_breaks": 1})
+    other = Run(wrapper=["ddp"])
+    other.breaks(cell)
+    other.section(cell, "compiles")["graphs"] = [{"runs": 4}] * 3
+    run.observations[cell].ranks = [{"sections": other.observations[cell].sections, "failure": None}]
+    path = tmp_path / "p.yaml"
+    for limit, code in ((found, 0), (found - 1, 1)):
+        path.write_text(f"version: 1\nratchet: true\ngates: [shape_stability]\nlimits:\n  - {name}: {limit}\n")
+        outcome = judged(run, path)
+        assert not [finding for finding in outcome.findings if finding.kind == "improved"]
+        assert any(finding.kind == name for finding in outcome.findings) is bool(code), outcome.findings

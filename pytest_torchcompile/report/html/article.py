@@ -53,7 +53,7 @@ def _ledger(facts: Facts, source: str) -> Iterator[Html | None]:
 
 def _ranks(facts: Facts, source: str) -> Iterator[Html]:
     """The ledgers of the other ranks, folded."""
-    for number, rank in enumerate(facts.ranks, 1):
+    for number, rank in enumerate(facts.others, 1):
         if found := [part for part in _ledger(rank, source) if part]:
             yield tag("details", tag("summary", f"rank {number}"), *found)
 

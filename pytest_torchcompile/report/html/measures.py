@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from pytest_torchcompile.report.facts import Facts, number
-from pytest_torchcompile.report.limits import value
+from pytest_torchcompile.report.limits import worst
 from pytest_torchcompile.report.metrics import METRICS
 
 __all__ = ["measured"]
@@ -23,7 +23,7 @@ def _noise(facts: Facts) -> float | None:
 
 
 def _metric(name: str, facts: Facts) -> float | None:
-    return number(value(facts.sections, name))
+    return number(worst(facts.ranks, name))
 
 
 _OURS: Final[dict[str, Measure]] = {

@@ -9,7 +9,7 @@ from typing import Final
 
 from pytest_torchcompile.backends import BACKENDS
 from pytest_torchcompile.report.facts import Facts
-from pytest_torchcompile.report.limits import value
+from pytest_torchcompile.report.limits import worst
 from pytest_torchcompile.report.markdown import code
 from pytest_torchcompile.report.playbook.prose import count, evidence, table
 from pytest_torchcompile.report.seconds import seconds
@@ -67,7 +67,7 @@ class Setting:
 
     def _numbers(self, metric: str) -> Iterator[float]:
         for cell in self.cells:
-            if (found := value(cell.sections, metric)) is not None:
+            if (found := worst(cell.ranks, metric)) is not None:
                 yield found
 
     def __str__(self) -> str:

@@ -251,6 +251,8 @@ class MatrixSession:
                 session.exitstatus = pytest.ExitCode.USAGE_ERROR
             elif session.exitstatus == pytest.ExitCode.OK and self.journal.not_run():
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            elif not self.planned and self.settings.shard[1] > 1 and session.exitstatus == 5:
+                session.exitstatus = pytest.ExitCode.OK  # no tests (5), but as planned: more shards than cells
             self.journal.finish(int(session.exitstatus))
             self._keep_seconds()
             if not hasattr(self.config, "_json_report"):  # -p no:pytest_jsonreport: our block alone

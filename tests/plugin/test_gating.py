@@ -55,6 +55,14 @@ def test_two_shards_and_a_planted_regression(repo, capsys):
     assert "models.py:" in first
 
 
+def test_more_shards_than_cells(repo):
+    """A shard without cells is as planned: its machine succeeds, and leaves a report for the gate."""
+    repo.matrix(SMOKE)
+    assert repo.run("-p", "no:xdist", "--compile-shard=3/3").ret == 0
+    assert read_report(str(repo.path / ".compile-matrix/report.json")).block["cells"] == []
+    assert repo.run("-p", "no:xdist", "-k", "nothing").ret == 5
+
+
 def test_the_diff_beside_a_baseline(repo):
     """`--compile-baseline` prints it at the end; a mistake in its name costs no run."""
     repo.matrix(SMOKE)

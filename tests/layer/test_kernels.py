@@ -62,7 +62,6 @@ def test_kernels_of_a_training_step_cold_and_on_a_cache_hit():
         assert [(k.language, set(k.ops), k.calls) for k in forward.generated] == [
             ("cpp", {"add", "native_layer_norm", "relu"}, 1)]  # fmt: skip
         assert backward.library == {"mm": 1}  # the gradient of the weight; the input needs none
-    assert cold.compiles[0].seconds_in["kernels"] > warm.compiles[0].seconds_in.get("kernels", 0)
 
 
 @pytest.mark.skipif(not HAS_LINES, reason="torch 2.8 does not note the lines of kernels")

@@ -152,8 +152,8 @@ def test_after(model, recompile_counter):
 def test_models_that_cannot_be_compiled(tests):
     """What the fixture `model` returned or the wrapper asks is told in a line, as an error of the test."""
     result = tests("""
-from pytest_torchcompile.wrappers.protocol import Wrapper
-many = Wrapper("many", lambda *a: None, ranks=2)
+# The lines below are named in what is expected.
+
 
 @pytest.mark.parametrize("model", [None])
 def test_none(compiled_model): pass
@@ -171,7 +171,7 @@ def test_function(compiled_model): pass
 @pytest.mark.compile_modes(wrapper="regional", backend="eager")
 def test_blocks(compiled_model): pass
 
-@pytest.mark.compile_modes(wrapper="test_it:many", backend="eager")
+@pytest.mark.compile_modes(wrapper="ddp", backend="eager")
 def test_ranks(compiled_model): pass
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_machine(no_compiler, compiled_model): pass
           "test_it.py:10: the fixture `model` returned the class Net; return an instance of it, Net()",
           "test_it.py:16: the wrapper 'autocast' needs a torch.nn.Module; the fixture `model` returned <built-in*sin*",
           "test_it.py:20: wrapper 'regional' works on the children of an nn.ModuleList, and model 'model' has none",
-          "test_it.py:23: wrapper 'test_it:many' needs 2 processes, and a test has one; put it into a matrix",
+          "test_it.py:23: wrapper 'ddp' needs 2 processes, and a test has one; put it into a matrix",
           "SKIPPED [[]1[]]*: no C++ compiler found; install g++ or clang")
     assert "During handling" not in result.stdout.str()
     assert "with a rule" not in result.stdout.str()

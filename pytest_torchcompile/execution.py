@@ -110,10 +110,12 @@ class Execution:
         """Run the cell while it holds the GPUs that it needs; without a lease where there are none to share."""
         ranks = Wrapping.read(cell.wrapper).processes
         count = gpus_of(cell, ranks)
+        # torchrun's ranks have the GPUs that whoever started it gave them.
+        if not count or self.folder is None or self.torchrun is not None:
+            return self._execute(job, ranks)
         if self._leases is None:
             self._leases = leases.here(leases.visible_gpus(gpu_device_files()), self.settings.workers_per_gpu)
-        # torchrun's ranks have the GPUs that whoever started it gave them.
-        if not count or not self._leases.gpus or self.folder is None or self.torchrun is not None:
+        if not self._leases.gpus:
             return self._execute(job, ranks)
         if count > len(self._leases.gpus):
             why = f"it needs {count} GPUs, and this machine has {len(self._leases.gpus)} to use"

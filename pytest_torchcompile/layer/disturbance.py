@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable
 import torch
 
 from pytest_torchcompile.oracle import Recording, Reference
+from pytest_torchcompile.oracle.reference_runs import DRAWS
 from pytest_torchcompile.oracle.units import narrowest_unit, unit_of
 
 __all__ = ["Disturbed", "disturb", "rounding_of"]
 
-DRAWS = 4
-FURTHER_DRAWS = 32
-"""As many as a reference in float64 has (:mod:`pytest_torchcompile.oracle.reference_runs`)."""
+_, FEW, ALL = DRAWS
+"""Draws at first and after a suspicion: a run with one draw alone would need a vote of all ranks for more."""
 
 
 class Disturbed(Reference):
@@ -33,11 +33,11 @@ class Disturbed(Reference):
         self.kind, self.why = "eager-draws", "the model is spread over ranks"
         self._run = run
         self._twin = run(0, 0.0)
-        self._draw(DRAWS, 1)
+        self._draw(FEW, 1)
 
     def further(self) -> None:
         """Draw more, half of it with twice the noise, so that decisions on a knife's edge are seen to flip."""
-        self._draw(FURTHER_DRAWS, 2)
+        self._draw(ALL - FEW, 2)
 
     def twin(self) -> Recording:
         """A second eager run from the same state and seed."""

@@ -139,15 +139,19 @@ def _own_caches(cell: Cell, rank: str) -> Iterator[None]:
 def forget_shardings() -> bool:
     """Drop DTensor's cache of sharding decisions, which name the groups that are gone; False if torch has no way to.
 
-    ``torch.distributed.tensor.debug._clear_sharding_prop_cache``: torch 2.8 to 2.13. Where it is missing a process
-    can't be used for another cell.
+    What ``torch.distributed.tensor.debug._clear_sharding_prop_cache`` does, whose module can't be imported without
+    NumPy: torch 2.8 to 2.13, there also the cache of the dispatch in C++. Where the first is missing a
+    process can't be used for another cell.
     """
-    from torch.distributed.tensor import debug
+    from torch.distributed.tensor import DTensor
 
-    clear = getattr(debug, "_clear_sharding_prop_cache", None)
+    dispatcher: Any = getattr(DTensor, "_op_dispatcher", None)
+    propagate = getattr(getattr(dispatcher, "sharding_propagator", None), "propagate_op_sharding", None)
+    clear = getattr(propagate, "cache_clear", None)
     if clear is None:
         return False
     clear()
+    getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()
     return True
 
 

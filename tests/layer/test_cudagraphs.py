@@ -100,17 +100,23 @@ def test_a_partitioned_graph_says_what_it_does_without():
 
 @pytest.mark.parametrize("copied", [True, False])
 def test_gradients_of_a_step_are_copied_before_the_next(copied):
-    """Gradients that all come in the same memory, as CUDA graphs do: kept as they are, the first is overwritten."""
-    model, memory = nn.Linear(3, 1, bias=False), torch.zeros(1, 3)
+    """Inputs' gradients that all come in the same memory, as CUDA graphs do: as they are, the next overwrites them."""
+    memory = torch.zeros(2, 3)
 
-    def reuse(weight):
-        memory.copy_(weight.grad)
-        weight.grad = memory
+    def reuse(x):
+        memory.copy_(x.grad)
+        x.grad = memory
 
-    model.weight.register_post_accumulate_grad_hook(reuse)
-    training = Training(model, None, lambda out, value: out.sum(), 0.1, copied=copied)
-    found = training(**steps_of([Batch.of(torch.ones(2, 3)), Batch.of(torch.full((2, 3), 5.0))]).kwargs)
-    assert found["step 1"]["gradient of weight"].tolist() == [[2.0 if copied else 10.0] * 3]
+    def square(x):
+        x.register_post_accumulate_grad_hook(reuse)
+        return x.square()
+
+    training = Training(nn.Linear(3, 1), square, lambda out, value: out.sum(), 0.0, copied=copied)
+    one, five = (torch.full((2, 3), value, requires_grad=True) for value in (1.0, 5.0))
+    steps = steps_of([[Batch.of(one)], [Batch.of(five)]]).kwargs
+    training(**steps)
+    assert steps["step 2"].grad.tolist() == [[10.0] * 3] * 2
+    assert steps["step 1"].grad.tolist() == [[2.0 if copied else 10.0] * 3] * 2
 
 
 def test_a_gpu_that_fails_is_told_in_its_words(monkeypatch):

@@ -193,14 +193,16 @@ def test_a_rank_that_dies_between_cells_blames_nobody(repo):
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(item, nextitem):
-        session = item.config.pluginmanager.get_plugin("compile-matrix")
-        rank = session.execution._rank
-        if nextitem is not None and nextitem.parent is not item.parent and rank is not None:
-            os.kill(rank.pid, signal.SIGKILL)
+        group = item.config.pluginmanager.get_plugin("compile-matrix").execution._group
+        if nextitem is not None and nextitem.parent is not item.parent and group is not None:
+            os.kill(group.ranks[0].pid, signal.SIGKILL)
             time.sleep(0.3)
+            print("killed between two cells")
     """)
     repo.matrix(ONE % (4, "eager, aot_eager", ""))
-    repo.run().assert_outcomes(passed=2 * ALL)
+    result = repo.run("-s")
+    result.assert_outcomes(passed=2 * ALL)
+    assert str(result.stdout).count("killed between two cells") == 1
 
 
 def test_an_earlier_report_does_not_survive(repo):

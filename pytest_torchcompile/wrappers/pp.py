@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.instruments.watch import eager_on_purpose
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
 from pytest_torchcompile.wrappers.wrapping import Wrapping
@@ -31,6 +32,8 @@ def _wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) ->
     if not callable(cut):
         raise UsageError(f"wrapper {cell.wrapper!r} cuts a model by its method stage(index, count), and model "
                          f"{cell.model!r} has none; see pytest_torchcompile.zoo.MiniGPT for one")
+    if find_spec("numpy") is None:  # stages tell each other their shapes as objects, which torch turns into arrays
+        raise Unavailable("wrapper pp needs NumPy, with which torch.distributed sends objects; pip install numpy")
     stage = cut(mesh.get_local_rank(), mesh.size())
     if settings is not None and Wrapping.read(cell.wrapper).order == "inner_blocks":
         for part in stage.modules():

@@ -11,9 +11,9 @@ from torch import nn
 
 from pytest_torchcompile import zoo
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.instruments import observe
-from pytest_torchcompile.wrappers import WRAPPERS
+from pytest_torchcompile.wrappers import WRAPPERS, pp
 from pytest_torchcompile.wrappers.blocks import repeated_blocks
 from pytest_torchcompile.wrappers.protocol import Wrapper, load
 
@@ -239,3 +239,10 @@ def test_an_unknown_wrapper():
         load("regionl", Path(), HERE)
     text = f"{HERE}: 'regionl' is not a wrapper, nor module:attribute; did you mean 'regional'? "
     assert str(raised.value).startswith(text)
+
+
+def test_a_pipeline_without_numpy_is_a_skip(monkeypatch):
+    """Its stages tell each other their shapes as objects, and torch sends those with NumPy."""
+    monkeypatch.setattr(pp, "find_spec", lambda name: None)
+    with pytest.raises(Unavailable, match=r"wrapper pp needs NumPy, with which torch.distributed sends objects; pip"):
+        pp.PP.wrap(zoo.MiniGPT(8, 2, 2, 16), None, cell("pp"), None)

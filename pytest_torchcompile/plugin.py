@@ -45,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(fixtures, "torchcompile-fixtures")
     _fix_seed(config)
     if config.getoption("compile_matrix") is None:
+        if any(_setting(config, _BY_NAME[name]) != _BY_NAME[name].default for name in _FUZZ):
+            fuzz_options(config)  # a bad value is told now, not by the first test that is fuzzed
         return
     _give_back_what_is_no_matrix(config)
     from pytest_torchcompile.collection import start
@@ -91,8 +93,7 @@ def fuzz_options(config: pytest.Config) -> FuzzOptions:
     from pytest_torchcompile.errors import UsageError
     from pytest_torchcompile.fuzz.options import FuzzOptions
 
-    names = ("fuzz-examples", "fuzz-seconds", "fuzz-seed")
-    examples, seconds, seed = (str(_setting(config, _BY_NAME[name])) for name in names)
+    examples, seconds, seed = (str(_setting(config, _BY_NAME[name])) for name in _FUZZ)
     try:
         return FuzzOptions.read(examples, seconds, seed, config.rootpath)
     except UsageError as error:
@@ -100,6 +101,7 @@ def fuzz_options(config: pytest.Config) -> FuzzOptions:
 
 
 _BY_NAME = {option.name: option for option in OPTIONS}
+_FUZZ = ("fuzz-examples", "fuzz-seconds", "fuzz-seed")
 
 
 def _fix_seed(config: pytest.Config) -> None:

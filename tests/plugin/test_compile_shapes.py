@@ -139,32 +139,40 @@ def test_skips(sizes):
     lines(result, "larger than 5")
 
 
-@pytest.mark.parametrize(("test", "message"), [
-    ("@compile_shapes(B=dim(1, 8))\ndef test_it(): pass",
-     "compile_shapes: test_it takes neither `batches` nor `sizes`"),
-    ("@compile_shapes(B=dim(1, 8))\ndef test_it(batches): pass",
-     "compile_shapes: test_it takes `batches`, and nothing makes them: give inputs="),
-    ("@compile_shapes(B=dim())\ndef test_it(sizes): pass",
-     "compile_shapes: dim 'B': has no size; expected buckets, choices or max"),
-    ("@compile_shapes(B=dim(1, 8), S='Q + 1')\ndef test_it(sizes): pass",
-     "compile_shapes: dim 'S': 'Q + 1' uses 'Q', which is not a dim"),
-    ("@compile_shapes(B=1.5)\ndef test_it(sizes): pass",
-     "compile_shapes: B=1.5; expected dim(1, 8), a number, or an expression like 'S + 1'"),
-])
-def test_mistakes(tests, test, message):
-    """A mistake in the decorator is told when the file is collected."""
-    result = tests(test)
-    result.assert_outcomes(errors=1)
-    lines(result, message.replace("[", "[[]"))
+MISTAKES = {
+    "@compile_shapes(B=dim(1, 8))\ndef test_it(): pass":
+        "compile_shapes: test_it takes neither `batches` nor `sizes`",
+    "@compile_shapes(B=dim(1, 8))\ndef test_it(batches): pass":
+        "compile_shapes: test_it takes `batches`, and nothing makes them: give inputs=",
+    "@compile_shapes(B=dim())\ndef test_it(sizes): pass":
+        "compile_shapes: dim 'B': has no size; expected buckets, choices or max",
+    "@compile_shapes(B=dim(1, 8), S='Q + 1')\ndef test_it(sizes): pass":
+        "compile_shapes: dim 'S': 'Q + 1' uses 'Q', which is not a dim",
+    "@compile_shapes(B=1.5)\ndef test_it(sizes): pass":
+        "compile_shapes: B=1.5; expected dim(1, 8), a number, or an expression like 'S + 1'",
+}
+
+
+def test_mistakes(tests, repo):
+    """A mistake in the decorator is told when the file is collected, which others survive."""
+    for i, test in enumerate(MISTAKES):
+        repo.file(f"test_mistake_{i}.py", HEAD + test)
+    result = tests("@compile_shapes(B=dim(1, 8))\ndef test_it(sizes): pass", "--continue-on-collection-errors",
+                   "--compile-fuzz-examples=1")
+    result.assert_outcomes(errors=len(MISTAKES), passed=1)
+    for i, message in enumerate(MISTAKES.values()):
+        lines(result, f"ERROR collecting test_mistake_{i}.py", message.replace("[", "[[]"))
 
 
 @pytest.mark.parametrize("option", [
     "--compile-fuzz-examples=none", "--compile-fuzz-seconds=0", "--compile-fuzz-seed=x",
 ])
-def test_bad_options(tests, option):
-    """A bad value of an option is one line that names it."""
-    result = tests("@compile_shapes(B=dim(1, 8))\ndef test_it(sizes): pass", option)
-    lines(result, f"UsageError: {option.partition('=')[0]}: '{option.partition('=')[2]}' is n")
+def test_bad_options(repo, option):
+    """A bad value of an option is one line that names it, before anything is collected."""
+    repo.file("test_it.py", "raise SystemError('collected')")
+    result = repo.run(option, option="")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines([f"*ERROR: {option.partition('=')[0]}: '{option.partition('=')[2]}' is n*"])
 
 
 def test_no_time_for_a_single_sequence_is_no_pass(tests):

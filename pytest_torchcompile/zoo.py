@@ -22,12 +22,14 @@ __all__ = [
     "conv_net",
     "conv_net_aligned",
     "encoder",
+    "feed_forward",
     "image_batch",
     "lm_loss",
     "mini_gpt",
     "mini_gpt_aligned",
     "moe_lite",
     "padded_batch",
+    "residual_outside",
     "tiny_head",
     "token_batch",
     "triton_op",
@@ -251,6 +253,56 @@ class MoELite(nn.Module):
 def moe_lite(width: int = 32) -> nn.Module:
     """Experts with data-dependent routing: three real graph breaks, and sizes that data decide."""
     return MoELite(width)
+
+
+# --------------------------------------------------------------------------------------------- feed_forward
+class FeedForward(nn.Module):
+    """A norm and two linear layers, with or without the residual. (tokens, width) -> (tokens, width)."""
+
+    def __init__(self, width: int, residual: bool) -> None:
+        super().__init__()
+        self.residual = residual
+        self.norm = nn.LayerNorm(width)
+        self.widen, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.narrow(F.gelu(self.widen(self.norm(x))))
+        return x + out if self.residual else out
+
+
+class FeedForwards(nn.Module):
+    """What of a transformer is not attention, between two projections. (tokens, width) -> (tokens, width).
+
+    Under tensor parallel a rank has its part of the tokens wherever no layer is split: sequence parallel.
+    """
+
+    tp_plan: ClassVar = {
+        "first.0": "colwise", "first.1": "rowwise_sequence",
+        "blocks.*.norm": "sequence", "blocks.*.widen": "colwise_sequence", "blocks.*.narrow": "rowwise_sequence",
+        "last.0": "colwise_sequence", "last.1": "rowwise",
+    }
+
+    def __init__(self, width: int, layers: int, inside: bool) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
+        self.blocks = nn.ModuleList(FeedForward(width, residual=inside) for _ in range(layers))
+        self.last = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x) if block.residual else x + block(x)
+        return self.last(x)
+
+
+def feed_forward(width: int = 64, layers: int = 1) -> nn.Module:
+    """A transformer without attention, for sequence parallel: between split layers the ranks share the tokens."""
+    return FeedForwards(width, layers, inside=True)
+
+
+def residual_outside(width: int = 64, layers: int = 1) -> nn.Module:
+    """The same function as :func:`feed_forward`, with each residual added outside of its block."""
+    return FeedForwards(width, layers, inside=False)
 
 
 # ------------------------------------------------------------------------------------------------ triton_op

@@ -22,6 +22,8 @@ SIZES = {
     "mini_gpt": (zoo.mini_gpt, lambda k: zoo.token_batch(B=3, S=(8, 12)[k])),
     "conv_net": (zoo.conv_net, lambda k: zoo.image_batch(B=(4, 6)[k])),
     "encoder": (zoo.encoder, lambda k: zoo.padded_batch(B=4, S=(8, 12)[k])),
+    "feed_forward": (zoo.feed_forward, lambda k: zoo.vector_batch(B=(8, 12)[k])),
+    "residual_outside": (zoo.residual_outside, lambda k: zoo.vector_batch(B=(8, 12)[k])),
     "moe_lite": (zoo.moe_lite, lambda k: zoo.vector_batch(B=(24, 40)[k], hidden=32)),
 }
 CAPTURED = [name for name in SIZES if name != "moe_lite"]
@@ -198,6 +200,13 @@ def test_encoder_ignores_padding():
     torch.testing.assert_close(model(torch.where(mask.bool(), ids, 7), mask), before)
     torch.testing.assert_close(before[-1], model.head.bias)
     assert not torch.allclose(model(torch.where(mask.bool(), 7, ids), mask)[:3], before[:3])
+
+
+def test_where_the_residual_is_added_makes_no_difference():
+    """Inside of the blocks or outside: one function, with the same parameters."""
+    (inside, batch), (outside, _) = made("feed_forward"), made("residual_outside")
+    assert equal(run(inside, batch), run(outside, batch))
+    assert inside.blocks[0](batch.args[0]).sub(outside.blocks[0](batch.args[0])).allclose(batch.args[0], atol=1e-6)
 
 
 def test_factories_take_user_axes():

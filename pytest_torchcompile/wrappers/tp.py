@@ -4,9 +4,25 @@ Which ones and how is the model's to say, by an attribute ``tp_plan``::
 
     tp_plan = {"blocks.*.widen": "colwise", "blocks.*.narrow": "rowwise"}
 
-The styles (:data:`STYLES`) are those of ``torch.distributed.tensor.parallel``. Those of sequence parallel leave each rank
-a part of the sequence between the layers, which is a tensor's dimension before the last: rows of (rows, width), and S of
-(B, S, width).
+Its styles are those of ``torch.distributed.tensor.parallel``:
+
+``colwise``
+    splits a layer's outputs.
+``rowwise``
+    splits the inputs of the layer that they go to, whose results are added up.
+``colwise_gather``
+    splits a layer's outputs and puts them together again.
+
+and those of sequence parallel, where each rank has a part of the sequence between the layers that are split:
+
+``rowwise_sequence``
+    ``rowwise``, and each rank keeps its part of the sequence of what was added up.
+``colwise_sequence``
+    ``colwise`` for a layer whose input is such a part: the whole is gathered first.
+``sequence``
+    for a layer between those two, such as a norm, which is whole on each rank and works on a part.
+
+The sequence is the dimension before the last: rows of (rows, width), S of (B, S, width). The ranks must divide it.
 """
 
 from __future__ import annotations
@@ -24,17 +40,8 @@ from pytest_torchcompile.wrappers.blocks import compile_blocks
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
-__all__ = ["STYLES", "TP", "split", "wrap"]
+__all__ = ["TP", "split", "wrap"]
 
-STYLES: Final[dict[str, str]] = {
-    "colwise": "splits a layer's outputs",
-    "rowwise": "splits the inputs of the layer that they go to, whose results are added up",
-    "colwise_gather": "splits a layer's outputs and puts them together again",
-    "colwise_sequence": "colwise for a layer whose input is a part of the sequence: the parts are gathered first",
-    "rowwise_sequence": "rowwise whose results are added up and scattered: each rank keeps its part of the sequence",
-    "sequence": "a layer between those two, such as a norm, whole on each rank, that works on a part of the sequence",
-}
-"""Style of a ``tp_plan`` to what it does."""
 _SEQUENCE: Final = -2
 
 
@@ -59,32 +66,32 @@ def split(model: nn.Module, cell: Cell, mesh: Any) -> None:
             f"wrapper {cell.wrapper!r} splits the layers that the model's attribute tp_plan names, and model "
             f"{cell.model!r} has none; give it one, such as\n"
             '    tp_plan = {"blocks.*.widen": "colwise", "blocks.*.narrow": "rowwise"}')
+    styles = _styles()
     names = [name for name, _ in model.named_modules() if name]
     for pattern, style in plan.items():
-        if style not in STYLES:
+        if not isinstance(style, str) or style not in styles:
             raise UsageError(f"model {cell.model!r}: tp_plan[{pattern!r}] is {style!r}, which is no style; "
-                             f"{nearest(str(style), STYLES)}")
+                             f"{nearest(str(style), styles)}")
         chosen = [name for name in names if fnmatchcase(name, pattern)]
         if not chosen:
             raise UsageError(f"model {cell.model!r}: tp_plan names {pattern!r}, and no module is called so; "
                              f"{nearest(pattern, names)}")
-        parallelize_module(model, mesh, {name: _style(style) for name in chosen})
+        parallelize_module(model, mesh, {name: styles[style]() for name in chosen})
 
 
-def _style(name: str) -> Any:
-    """A ``ParallelStyle`` of torch, for one layer."""
+def _styles() -> dict[str, Callable[[], Any]]:
+    """Style to what makes it; a ``ParallelStyle`` is of one layer."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
-    made: dict[str, Callable[[], Any]] = {
+    return {
         "colwise": ColwiseParallel,
         "rowwise": RowwiseParallel,
         "colwise_gather": lambda: ColwiseParallel(output_layouts=Replicate()),
-        "colwise_sequence": lambda: ColwiseParallel(input_layouts=Shard(_SEQUENCE)),
         "rowwise_sequence": lambda: RowwiseParallel(output_layouts=Shard(_SEQUENCE)),
+        "colwise_sequence": lambda: ColwiseParallel(input_layouts=Shard(_SEQUENCE)),
         "sequence": lambda: SequenceParallel(sequence_dim=_SEQUENCE),
     }
-    return made[name]()
 
 
 TP = Wrapper("tp", wrap, ranks=2, axes=("tensor",))

@@ -72,6 +72,12 @@ def test_what_is_right_passes(group, wrapper, model):
     assert one["collectives"] == other["collectives"] != {}
 
 
+def test_each_rank_keeps_its_own_compiled_code(group):
+    """AOTAutograd's cache does not tell process groups apart: ranks that share a folder get each other's code."""
+    seen, judged = run(group, "rank_faults:alone*2", backend="eager")
+    assert failing(judged) == {}, seen.failure
+
+
 @pytest.mark.parametrize("fault", ["forgets", "adds"])
 def test_wrong_gradients_are_found(group, fault):
     """A wrapper that is wrong without torch.compile too is found by what one process computes."""

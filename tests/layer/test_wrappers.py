@@ -13,7 +13,7 @@ from pytest_torchcompile import zoo
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.instruments import observe
-from pytest_torchcompile.wrappers import WRAPPERS, pp
+from pytest_torchcompile.wrappers import WRAPPERS, pp, tp
 from pytest_torchcompile.wrappers.blocks import repeated_blocks
 from pytest_torchcompile.wrappers.protocol import Wrapper, load
 
@@ -246,3 +246,28 @@ def test_a_pipeline_without_numpy_is_a_skip(monkeypatch):
     monkeypatch.setattr(pp, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"wrapper pp needs NumPy, with which torch.distributed sends objects; pip"):
         pp.PP.wrap(zoo.MiniGPT(8, 2, 2, 16), None, cell("pp"), None)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without torch.distributed")
+@pytest.mark.parametrize(("plan", "text"), [
+    ({"blocks.*.linear": "colwise_sequense"},
+     "tp_plan['blocks.*.linear'] is 'colwise_sequense', which is no style; did you mean 'colwise_sequence'? Known: "
+     "colwise, colwise_gather, colwise_sequence, rowwise, rowwise_sequence, sequence"),
+    ({"stem": ["rowwise"]}, "tp_plan['stem'] is ['rowwise'], which is no style; did you mean 'rowwise'? Known: "),
+    ({"blocks.0.liner": "colwise"},
+     "tp_plan names 'blocks.0.liner', and no module is called so; did you mean 'blocks.0.linear'? Known: "),
+])
+def test_a_plan_that_does_not_fit(plan, text):
+    """What was found, where in the plan, the nearest known name, and all of them."""
+    module = model()
+    module.tp_plan = plan
+    with pytest.raises(UsageError) as raised:
+        tp.split(module, cell("tp"), None)
+    assert str(raised.value).startswith(f"model 'deep': {text}")
+
+
+def test_the_readme_names_every_style():
+    """A style that nobody knows of is none."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    for style in tp._styles():
+        assert f"`{style}`" in readme or f'"{style}"' in readme, style

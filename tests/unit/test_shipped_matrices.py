@@ -34,8 +34,8 @@ def test_default_is_the_main_job():
         "mini_gpt-aot_eager-default-auto-tp": "xfail",
         "feed_forward-aot_eager-default-auto-tp_inner_blocks": "xfail",
         "residual_outside-aot_eager-default-auto-tp_inner_blocks": "xfail"}
-    assert set(matrix.models) == {"tiny_head", "mini_gpt", "conv_net", "encoder", "moe_lite", "triton_op", "feed_forward",
-                                  "residual_outside"}
+    assert set(matrix.models) == {"tiny_head", "mini_gpt", "conv_net", "encoder", "moe_lite", "triton_op",
+                                  "feed_forward", "residual_outside"}
 
 
 @pytest.mark.parametrize("name", ["default", "fake", "multi_gpu", "gpu"])

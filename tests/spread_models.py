@@ -15,8 +15,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from pytest_torchcompile import CompileConfig, CompileSmoketest, maybe_compile
+from pytest_torchcompile import CompileConfig, CompileSmoketest, maybe_compile, zoo
+from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.layer.together import Together
+from pytest_torchcompile.wrappers.tp import split
 
 logging.getLogger("torch").setLevel("ERROR")
 
@@ -52,6 +54,10 @@ class Net(nn.Module):
 
 def spread(kind, **given):
     torch.manual_seed(0)
+    if kind == "sequence":
+        model = zoo.residual_outside(8)
+        split(model, Cell(model="residual_outside", wrapper="tp"), init_device_mesh("cpu", (dist.get_world_size(),)))
+        return model
     model = Net(**given)
     if kind == "ddp":
         return DistributedDataParallel(model)
@@ -152,7 +158,7 @@ def same(one, other):
 
 def batch(kind, rank):
     """Data parallel ranks have batches of their own; tensor parallel ones the same."""
-    return torch.randn(6, 8, generator=torch.Generator().manual_seed(1 if kind == "tp" else rank))
+    return torch.randn(6, 8, generator=torch.Generator().manual_seed(1 if kind in ("tp", "sequence") else rank))
 
 
 def compiled(rank, kind, backend, on=(0, 1), model=None, serving=False, steps=1, **config):

@@ -33,7 +33,7 @@ def measure(run: Run) -> dict[str, Any]:
     return {
         "seed": options.seed,
         "rungs": [{"backend": backend, "examples": each.examples, "tries": each.tries, "calls": each.calls,
-                   "compiles": each.compiles, "seconds": each.seconds, "spent": each.spent}
+                   "refused": each.refused, "compiles": each.compiles, "seconds": each.seconds, "spent": each.spent}
                   for backend, each in rungs],
         "finding": asdict(result.finding) if result.finding else None,
         "sequence": plain(result.sequence),
@@ -49,8 +49,12 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     last = next(reversed(section["rungs"]), {"tries": 0})  # with the cell's own backend, unless a cheap one found it
     if not last["tries"]:
         how = f" with the backend {last['backend']}" if section["rungs"][1:] else ""
-        yield Problem(f"no sequence was run{how}: the time for fuzzing was over before the first",
-                      hint="give more: --compile-fuzz-seconds")
+        if refused := last.get("refused", 0):  # older reports count what was refused among the tries
+            yield Problem(f"nothing was compared{how}: eager refuses all {refused} call(s) that were drawn",
+                          hint="narrow the model's dims to the sizes that it takes")
+        else:
+            yield Problem(f"no sequence was run{how}: the time for fuzzing was over before the first",
+                          hint="give more: --compile-fuzz-seconds")
     elif found := section["finding"]:
         drawn = f"\nfound as {section['drawn']}" if section["drawn"] != section["code"] else ""
         kept = "\nkept from an earlier run in .hypothesis" if section["kept"] else ""

@@ -14,7 +14,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.checks.recompiles import function_of
 from pytest_torchcompile.fuzz.calls import Sequence
 from pytest_torchcompile.fuzz.explained import graphs
-from pytest_torchcompile.fuzz.search import Finding
+from pytest_torchcompile.fuzz.search import Examined, Finding
 from pytest_torchcompile.instruments.records import SILENT
 from pytest_torchcompile.instruments.state import forget_compiled
 from pytest_torchcompile.oracle.calls import Call, Make
@@ -42,8 +42,8 @@ class Attempts:
     limits: Mapping[str, float] = field(default_factory=dict)
     """``fuzz_recompiles`` and ``graph_breaks``, for each sequence; see :meth:`_over`."""
 
-    def __call__(self, sequence: Sequence) -> tuple[Finding | None, int]:
-        """Run the sequence; returns the first thing that is wrong, and how many graphs were compiled.
+    def __call__(self, sequence: Sequence) -> Examined:
+        """Run the sequence; the finding is the first thing that is wrong.
 
         A call that eager refuses has to be refused by compiled code too, and is no fault. Raises
         :class:`~pytest_torchcompile.errors.UsageError` if the inputs cannot be made.
@@ -54,7 +54,9 @@ class Attempts:
         trial = Trial(self.make, self.pristine, self.settings, calls, loss=self.loss, train=self.train, seed=self.seed,
                       unit=self.unit, root=self.root, may_raise=True, passes=1)
         trial.run()
-        return min(self._findings(trial), key=lambda found: found.at, default=None), len(trial.compiled.seen["graphs"])
+        found = min(self._findings(trial), key=lambda found: found.at, default=None)
+        refused = sum(passed.raised for passed in trial.passed)
+        return Examined(found, len(trial.compiled.seen["graphs"]), len(trial.passed) - refused, refused)
 
     def on(self, backend: Any) -> Attempts:
         """The same with another backend; modes and options, which belong to the first, are left out."""
@@ -62,7 +64,7 @@ class Attempts:
         return Attempts(**{**self.__dict__, "settings": kept | {"backend": backend}})
 
     def _findings(self, trial: Trial) -> Iterator[Finding]:
-        seen = trial.compiled.seen
+        seen = _of_what_ran(trial)
         compiled = len(seen["graphs"])
         place = {call.label: call.index for call in trial.calls}
         if error := trial.compiled.error:
@@ -79,15 +81,15 @@ class Attempts:
                 at = place.get(frame.get("during", ""), len(trial.calls) - 1)
                 yield Finding("eager", f"{frame['function']} silently ran eagerly: {frame['kind']}", at,
                               f"{frame['file']}:{frame['line']}: {frame['reason']}", compiled)
-        yield from self._over(trial, place, compiled)
+        yield from self._over(trial, seen, place, compiled)
 
-    def _over(self, trial: Trial, place: Mapping[str, int], compiled: int) -> Iterator[Finding]:
+    def _over(self, trial: Trial, seen: Mapping[str, Any], place: Mapping[str, int],
+              compiled: int) -> Iterator[Finding]:
         """Graph breaks and recompiles beyond the limits.
 
         By default no break, and no more graphs of one function than torch's own rules make of the sizes so far. A limit
         ``fuzz_recompiles`` counts the recompiles of the whole sequence.
         """
-        seen = trial.compiled.seen
         breaks = seen["graph_breaks"]
         if len(breaks) > (most := self.limits.get("graph_breaks", 0)):
             over = breaks[int(most)]
@@ -120,6 +122,14 @@ class Attempts:
             made[mode] = next(counts[mode])
             allowed.append(sum(made.values()) - 1)
         return allowed
+
+
+def _of_what_ran(trial: Trial) -> dict[str, Any]:
+    """What the ledger saw, without calls that eager refuses: where the model raises, Dynamo breaks the graph."""
+    refused = {passed.call.label for passed in trial.passed if passed.raised}
+    return {name: [each for each in found if each.get("during") not in refused]
+            if name in ("graph_breaks", "recompiles", "eager_frames") else found
+            for name, found in trial.compiled.seen.items()}
 
 
 def _most_of_one(recompiles: list[Mapping[str, Any]]) -> int:

@@ -80,7 +80,7 @@ def assert_calls(matrix: str | os.PathLike[str], cell: str, calls: Iterable[Draw
     entry = read.models[planned.cell.model]
     with isolated([]), same_random_draws():
         run = Run(job, planned.cell, load(planned.cell.wrapper, read.root, entry.where))
-        found, _ = attempts_of(run)(tuple(calls))
+        found = attempts_of(run)(tuple(calls)).finding
     if found is not None:
         raise AssertionError(f"{cell}: {found.kind}: {found.message}\n{found.evidence}".rstrip())
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile.dims import Dims
 from pytest_torchcompile.fuzz.calls import Sequence
 from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
-from pytest_torchcompile.fuzz.search import Budget, Finding, Result, search
+from pytest_torchcompile.fuzz.search import Budget, Examined, Result, search
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
@@ -56,12 +56,12 @@ class _Confirmed:
     cheap: Attempts
     real: Attempts
 
-    def __call__(self, sequence: Sequence) -> tuple[Finding | None, int]:
-        found, compiles = self.cheap(sequence)
-        if found is None:
-            return None, compiles
-        confirmed, more = self.real(sequence)
-        return confirmed, compiles + more
+    def __call__(self, sequence: Sequence) -> Examined:
+        cheap = self.cheap(sequence)
+        if cheap.finding is None:
+            return cheap
+        real = self.real(sequence)
+        return replace(real, compiles=cheap.compiles + real.compiles)
 
 
 def _name(backend: Any) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["Budget", "Finding", "Result", "search"]
+__all__ = ["Budget", "Examined", "Finding", "Result", "search"]
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,36 @@ class Finding:
     compiles: int = 0
 
 
+@dataclass(frozen=True)
+class Examined:
+    """What became of one sequence."""
+
+    finding: Finding | None
+    compiles: int
+    """Graphs compiled."""
+    calls: int
+    """Calls that ran eagerly and compiled, and were compared."""
+    refused: int = 0
+    """Calls that eager refuses, and so does compiled code."""
+
+    @property
+    def counts(self) -> bool:
+        """Does it say anything? Where every call was refused nothing was compared."""
+        return self.calls > 0 or self.finding is not None
+
+
 @dataclass
 class Result:
-    """What a search came to."""
+    """What a search came to. A sequence of which eager refuses every call is not counted as one."""
 
     examples: int = 0
-    """Sequences given or drawn, and run."""
+    """Sequences given or drawn, and compared."""
     tries: int = 0
-    """All sequences that were run: drawn, kept from earlier runs, and tried when shrinking."""
+    """All sequences that were compared: drawn, kept from earlier runs, and tried when shrinking."""
     calls: int = 0
+    """Calls of them that ran on both sides."""
+    refused: int = 0
+    """Calls that eager refused, of any sequence."""
     compiles: int = 0
     seconds: float = 0.0
     finding: Finding | None = None
@@ -71,8 +92,8 @@ class Result:
     """Was it found by a sequence kept from an earlier run?"""
 
 
-Try = Callable[[Sequence], tuple["Finding | None", int]]
-"""Run a sequence from a fresh compiler state; returns what it shows and how many graphs were compiled."""
+Try = Callable[[Sequence], Examined]
+"""Run a sequence from a fresh compiler state."""
 
 
 def search(strategy: SearchStrategy[Sequence], dims: Dims, attempt: Try, budget: Budget, *, seed: int = 0,
@@ -103,13 +124,15 @@ class _Search:
     result: Result = field(default_factory=Result)
     started: float = field(default_factory=time.monotonic)
     known: dict[Sequence, Finding | None] = field(default_factory=dict)
+    given: int = 0
+    """Sequences given or drawn, refused ones too: what the budget is about."""
 
     def run(self) -> Result:
         result = self.result
         self._replay()
         if result.finding is None:
             self._begin()
-        if result.finding is None and not result.spent and result.examples < self.budget.examples:
+        if result.finding is None and not result.spent and self.given < self.budget.examples:
             self._draw()
         if result.finding is not None:
             self._shrink(result.finding)
@@ -119,12 +142,22 @@ class _Search:
 
     def _try(self, sequence: Sequence) -> Finding | None:
         if sequence not in self.known:
-            found, compiles = self.attempt(sequence)
-            self.result.tries += 1
-            self.result.calls += len(sequence) if found is None else found.at + 1
-            self.result.compiles += compiles
-            self.known[sequence] = found
+            examined = self.attempt(sequence)
+            self.result.tries += examined.counts
+            self.result.calls += examined.calls
+            self.result.refused += examined.refused
+            self.result.compiles += examined.compiles
+            self.known[sequence] = examined.finding
         return self.known[sequence]
+
+    def _example(self, sequence: Sequence) -> None:
+        """Try a sequence that was given or drawn; one that is known already is not counted again."""
+        self.given += sequence not in self.known
+        before = self.result.tries
+        found = self._try(sequence)
+        self.result.examples += self.result.tries - before
+        if found:
+            self._found(sequence, found)
 
     def _spent(self, seconds: float) -> str:
         if time.monotonic() - self.started >= seconds:
@@ -170,11 +203,9 @@ class _Search:
         result = self.result
         for sequence in self.first:
             result.spent = self._spent(self._drawing)
-            if result.spent or result.finding or result.examples >= self.budget.examples:
+            if result.spent or result.finding or self.given >= self.budget.examples:
                 return
-            result.examples += sequence not in self.known
-            if found := self._try(sequence):
-                self._found(sequence, found)
+            self._example(sequence)
 
     def _draw(self) -> None:
         import hypothesis
@@ -182,7 +213,7 @@ class _Search:
         result = self.result
 
         @hypothesis.settings(
-            max_examples=self.budget.examples - result.examples, phases=[hypothesis.Phase.generate],
+            max_examples=self.budget.examples - self.given, phases=[hypothesis.Phase.generate],
             database=None, deadline=None,
             print_blob=False, report_multiple_bugs=False, verbosity=hypothesis.Verbosity.quiet,
             suppress_health_check=list(hypothesis.HealthCheck),
@@ -191,9 +222,7 @@ class _Search:
         def body(sequence: Sequence) -> None:
             result.spent = result.spent or self._spent(self._drawing)
             if not result.spent and not result.finding:
-                result.examples += sequence not in self.known
-                if found := self._try(sequence):
-                    self._found(sequence, found)
+                self._example(sequence)
             if result.spent or result.finding:
                 raise _Ended
 

@@ -14,7 +14,7 @@ from pytest_torchcompile.fuzz.calls import DrawnCall, Sequence, code
 from pytest_torchcompile.fuzz.options import FuzzOptions
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.fuzz.search import Finding, Result
+    from pytest_torchcompile.fuzz.search import Examined, Result
     from pytest_torchcompile.instruments import Ledger
     from pytest_torchcompile.markers import Limits
 
@@ -211,10 +211,11 @@ class _Runs:
             if problems := judge(self.limits, self.ledger, True):
                 raise AssertionError("compile_limits: " + "\n\n".join(problems))
 
-    def attempt(self, sequence: Sequence) -> tuple[Finding | None, int]:
+    def attempt(self, sequence: Sequence) -> Examined:
         """Run the test over a sequence, for the search."""
-        from pytest_torchcompile.fuzz.search import Finding
+        from pytest_torchcompile.fuzz.search import Examined, Finding
 
+        found: Finding | None = None
         try:
             self.once(sequence)
         except BaseException as error:
@@ -222,8 +223,8 @@ class _Runs:
             if not isinstance(error, Exception) and type(error).__name__ != "Failed":
                 raise
             # Which call it was is not known: the test may run all of them before it asserts.
-            return Finding(type(error).__name__, str(error), len(sequence) - 1), len(self.ledger.graphs)
-        return None, len(self.ledger.graphs)
+            found = Finding(type(error).__name__, str(error), len(sequence) - 1)
+        return Examined(found, len(self.ledger.graphs), len(sequence))
 
 
 def _note(found: Result, options: FuzzOptions) -> str:

@@ -26,6 +26,22 @@ class GuardsOnEight(Net):
         return y * 2 if x.shape[0] % 8 == 0 else y
 
 
+class RaisesForOdd(Net):
+    """Says itself which sizes it does not take."""
+
+    def forward(self, x):
+        if x.shape[0] % 2:
+            raise ValueError("pairs only")
+        return super().forward(x)
+
+
+class RefusesOdd(Net):
+    """Takes pairs of rows; what it is made of raises for odd sizes."""
+
+    def forward(self, x):
+        return super().forward(x.view(x.shape[0] // 2, 2, -1))
+
+
 class BreaksAbove100(Net):
     def forward(self, x):
         if x.shape[0] > 100:

@@ -16,7 +16,7 @@ from pytest_torchcompile.fuzz.attempts import Attempts
 from pytest_torchcompile.fuzz.calls import call, code
 from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
 from pytest_torchcompile.fuzz.ladder import climb
-from pytest_torchcompile.fuzz.search import Budget, Finding, search
+from pytest_torchcompile.fuzz.search import Budget, Examined, Finding, search
 from pytest_torchcompile.oracle.calls import Side
 from pytest_torchcompile.oracle.trial import same_random_draws
 from tests.layer.fuzz_faults import (
@@ -24,6 +24,8 @@ from tests.layer.fuzz_faults import (
     GuardsOnEight,
     Net,
     OverflowsByOne,
+    RaisesForOdd,
+    RefusesOdd,
     ThirdCall,
     Tokens,
     UnpadsOneTooMany,
@@ -86,7 +88,7 @@ def test_a_known_fault_is_found_and_shrunk_to_its_minimum(name, seed):
     backend_, result = climb(program, dims, Budget(examples=200, seconds=900), seed=seed)[-1]
     assert result.finding, (backend_, result)
     assert (result.finding.kind, code(result.sequence)) == (kind, code(shortest))
-    again, _ = program(result.sequence)
+    again = program(result.sequence).finding
     assert again
     assert (again.kind, again.message) == (kind, result.finding.message)
 
@@ -107,11 +109,12 @@ def serving(kind):
             ids = torch.arange(sizes["B"] * sizes["S"]).reshape(sizes["B"], -1) % 32
             padded = stabilizer.bucket_batch(ids)
             if padded.shape[1] not in (8, 16):
-                return Finding("bucket", f"{padded.shape[1]} is no bucket", place), 1
+                return Examined(Finding("bucket", f"{padded.shape[1]} is no bucket", place), 1, place)
             found, expected = stabilizer.unpad(compiled(padded), ids), model(ids)
             if found.shape != expected.shape or not torch.allclose(found, expected, atol=1e-5):
-                return Finding("value", f"{tuple(found.shape)} for {tuple(expected.shape)}", place), 1
-        return None, 1
+                found = Finding("value", f"{tuple(found.shape)} for {tuple(expected.shape)}", place)
+                return Examined(found, 1, place + 1)
+        return Examined(None, 1, len(sequence))
 
     return attempt
 
@@ -125,3 +128,16 @@ def test_faults_of_bucketing_are_found_at_their_edge(kind, shortest, seed):
     result = search(shape_sequences(LENGTHS), LENGTHS, serving(kind), Budget(examples=20, seconds=900), seed=seed,
                     first=sweep(LENGTHS))
     assert (code(result.sequence) if result.finding else None) == (code(shortest) if shortest else None)
+
+
+@pytest.mark.parametrize("model", [RefusesOdd, RaisesForOdd])
+def test_calls_that_eager_refuses_are_told_from_those_that_were_compared(model):
+    """Of a sequence half of whose sizes the model refuses the other half counts, and of a whole refused one nothing.
+
+    The graph break at a `raise` of the model's own is no fault of such a call.
+    """
+    program = attempts(model(), "eager")
+    mixed = program((call(B=2), call(B=3), call(B=4), call(B=5), call(B=5)))
+    assert (mixed.finding, mixed.calls, mixed.refused, mixed.counts) == (None, 2, 3, True)
+    refused = program((call(B=3), call(B=5)))
+    assert (refused.finding, refused.calls, refused.refused, refused.counts) == (None, 0, 2, False)

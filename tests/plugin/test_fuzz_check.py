@@ -52,3 +52,24 @@ def test_a_limit_of_fuzz_needs_the_check(repo):
     result = repo.run()
     assert result.ret == 4
     result.stderr.fnmatch_lines(["*limit 'fuzz_recompiles' has no effect: checks leaves out 'fuzz'*"])
+
+
+PICKY = """
+class Even(Net):
+    def forward(self, x):
+        if x.shape[0] % 2:
+            raise ValueError("pairs only")
+        return super().forward(x)
+"""
+
+
+def test_what_eager_refuses_is_counted_apart(repo):
+    """The report's numbers of sequences and calls are of those that ran on both sides."""
+    repo.models(PICKY)
+    picky = MATRIX.replace("models:Eight", "models:Even").replace("max: 64", "max: 66")  # a cell runs the middle size
+    repo.matrix(picky + "rules:\n  - limits: {fuzz_recompiles: 60}\n")
+    repo.run("--compile-fuzz-examples=8", "--compile-fuzz-seconds=250").assert_outcomes(passed=1)
+    (rung,) = repo.block()["cells"][0]["observation"]["sections"]["fuzz"]["rungs"]
+    assert 0 < rung["examples"] == rung["tries"] <= 8
+    assert rung["calls"] > 0
+    assert rung["refused"] > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,12 +13,14 @@ from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.calls import call, code, from_plain, plain
 from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
-from pytest_torchcompile.fuzz.search import Budget, Finding, search
+from pytest_torchcompile.fuzz.search import Budget, Examined, Finding, search
 from pytest_torchcompile.fuzz.shapes import compile_shapes, dim
 from pytest_torchcompile.fuzz.shrinking import minimal
 from pytest_torchcompile.fuzz.sizes import ordered, telling
 
 B = {"B": Dim(min=1, max=64)}
+HOLDS = Examined(None, 1, 1)
+"""What an attempt says of a sequence without a fault."""
 BS = {"B": Dim(min=1, max=8), "S": Dim(min=1, max=512, multiple_of=8), "T": Dim(expression="S + 1"), "H": Dim(size=16)}
 
 
@@ -27,7 +31,7 @@ def sizes(sequence, name="B"):
 def first(sequence, holds):
     """A fault that shows at the first call for which ``holds(sizes so far)``."""
     at = next((k for k in range(len(sequence)) if holds(sizes(sequence)[:k + 1])), None)
-    return (None if at is None else Finding("wrong", "it is wrong", at)), 1
+    return Examined(None if at is None else Finding("wrong", "it is wrong", at), 1, len(sequence))
 
 
 FAULTS = {
@@ -56,16 +60,39 @@ def test_each_fault_is_found_and_shrunk_to_its_minimum(name, seed):
 
 def test_no_fault_no_finding():
     """A search that finds nothing runs as many sequences as asked."""
-    result = search(shape_sequences(B), B, lambda s: (None, 1), Budget(examples=50))
+    result = search(shape_sequences(B), B, lambda s: HOLDS, Budget(examples=50))
     assert result.finding is None
     assert 40 <= result.examples <= 50  # Hypothesis may draw one twice
+
+
+def test_what_eager_refuses_is_not_counted():
+    """Sequences count if a call of theirs was compared; refused ones use up the budget, and are found in no number."""
+    drawn = []
+
+    def attempt(sequence):
+        drawn.append(sequence)
+        taken = sum(size % 2 == 0 for size in sizes(sequence))
+        return Examined(None, taken, taken, len(sequence) - taken)
+
+    result = search(shape_sequences(B), B, attempt, Budget(examples=40), first=sweep(B, max_calls=1))
+    compared = [sequence for sequence in drawn if any(size % 2 == 0 for size in sizes(sequence))]
+    assert 0 < len(compared) < len(drawn) <= 40
+    assert (result.examples, result.tries) == (len(compared), len(compared))
+    assert result.calls == sum(size % 2 == 0 for sequence in drawn for size in sizes(sequence))
+    assert result.refused == sum(size % 2 for sequence in drawn for size in sizes(sequence)) > 0
+    nothing = search(shape_sequences(B), B, lambda s: Examined(None, 0, 0, len(s)), Budget(examples=9), first=sweep(B))
+    assert (nothing.examples, nothing.tries, nothing.calls, nothing.finding) == (0, 0, 0, None)
+    assert nothing.refused > 0
+    wrongly = search(shape_sequences(B), B, lambda s: Examined(Finding("error", "eager alone raises", 0), 0, 0, len(s)),
+                     Budget(examples=9))
+    assert wrongly.tries > 0, "a fault that shows in a refused call is no silence"
 
 
 def test_the_same_seed_draws_the_same_sequences():
     """A run can be repeated; another seed draws others."""
     def drawn(seed):
         seen = []
-        search(shape_sequences(BS), BS, lambda s: (seen.append(s), (None, 1))[1], Budget(examples=20), seed=seed)
+        search(shape_sequences(BS), BS, lambda s: (seen.append(s), HOLDS)[1], Budget(examples=20), seed=seed)
         return seen
 
     assert drawn(1) == drawn(1) != drawn(2)
@@ -87,7 +114,7 @@ def test_drawn_sizes_keep_to_the_dims(sequence):
 
 def seen_in(strategy, holds, most=1000):
     found = []
-    search(strategy, BS, lambda s: (found.append(s) if holds(s) else None, (None, 1))[1], Budget(examples=most))
+    search(strategy, BS, lambda s: (found.append(s) if holds(s) else None, HOLDS)[1], Budget(examples=most))
     return len(found)
 
 
@@ -127,7 +154,8 @@ def test_simplest_sizes_come_first():
 def test_a_relation_without_a_size_is_not_drawn():
     """T = S - 8 has no size below 8, so such S are left out, and shrinking leaves them out too."""
     dims = {"S": Dim(min=1, max=20), "T": Dim(expression="S - 8")}
-    result = search(shape_sequences(dims), dims, lambda s: (Finding("wrong", "", 0), 1), Budget(examples=200))
+    wrong = Examined(Finding("wrong", "", 0), 1, 1)
+    result = search(shape_sequences(dims), dims, lambda s: wrong, Budget(examples=200))
     assert sizes(result.sequence, "S") == [8]
 
 
@@ -141,7 +169,7 @@ def test_dims_without_freedom_still_give_sequences():
     """With constant sizes only the number of calls is drawn."""
     dims = {"H": Dim(size=16)}
     result = search(shape_sequences(dims), dims,
-                    lambda s: (Finding("wrong", "", 2) if len(s) > 2 else None, 1), Budget(examples=50))
+                    lambda s: Examined(Finding("wrong", "", 2) if len(s) > 2 else None, 1, len(s)), Budget(examples=50))
     assert sizes(result.sequence, "H") == [16, 16, 16]
 
 
@@ -156,7 +184,7 @@ def test_a_failing_sequence_is_kept_and_tried_first():
     run(lambda s: first(s, holds))
     again = run(lambda s: first(s, holds))
     assert (again.kept, again.examples, sizes(again.sequence)) == (True, 0, [51])
-    mended = run(lambda s: (None, 100))
+    mended = run(lambda s: Examined(None, 100, 1))
     assert mended.finding is None
     assert not list(database.fetch(b"torchcompile:cell"))
 
@@ -166,7 +194,7 @@ def test_a_kept_sequence_that_cannot_be_read_is_dropped(value):
     """The database may hold what an older version or another matrix wrote."""
     database = InMemoryExampleDatabase()
     database.save(b"torchcompile:cell", value)
-    result = search(shape_sequences(B), B, lambda s: (None, 1), Budget(examples=3), database=database, key="cell")
+    result = search(shape_sequences(B), B, lambda s: HOLDS, Budget(examples=3), database=database, key="cell")
     assert result.finding is None
     assert not list(database.fetch(b"torchcompile:cell"))
 
@@ -176,7 +204,7 @@ def test_a_kept_sequence_that_cannot_be_read_is_dropped(value):
 ])
 def test_the_budget_ends_the_search(budget, spent):
     """Time and compiles end it, not only the number of examples, and the result says which."""
-    result = search(shape_sequences(B), B, lambda s: (None, 1), budget)
+    result = search(shape_sequences(B), B, lambda s: HOLDS, budget)
     assert result.spent == spent
     assert result.tries <= 7
 
@@ -192,11 +220,11 @@ def test_a_sweep_has_every_telling_size():
     even = sweep(B, where=lambda B: B % 2 == 0)
     assert {size for sequence in even for size in sizes(sequence)} == {s for s in telling(B["B"]) if s % 2 == 0}
     runs = []
-    result = search(shape_sequences(B), B, lambda s: (runs.append(s), (None, 1))[1], Budget(examples=5), first=sweep(B))
+    result = search(shape_sequences(B), B, lambda s: (runs.append(s), HOLDS)[1], Budget(examples=5), first=sweep(B))
     assert runs[:3] == sweep(B)
     assert result.examples == len(runs) <= 5
     runs.clear()
-    assert search(shape_sequences(B), B, lambda s: (runs.append(s), (None, 1))[1], Budget(examples=2),
+    assert search(shape_sequences(B), B, lambda s: (runs.append(s), HOLDS)[1], Budget(examples=2),
                   first=sweep(B)).examples == 2
     assert runs == sweep(B)[:2]
     result = search(shape_sequences(B), B, lambda s: first(s, lambda seen: seen[-1] == 33), Budget(examples=5),
@@ -210,7 +238,7 @@ def test_the_budget_ends_the_shrinking():
 
     def attempt(sequence):
         runs.append(sequence)
-        return first(sequence, FAULTS["more than 50"][0])[0], 10
+        return replace(first(sequence, FAULTS["more than 50"][0]), compiles=10)
 
     result = search(shape_sequences(B), B, attempt, Budget(2000, 60, compiles=200), seed=3)
     assert result.spent == "compiles"
@@ -235,7 +263,7 @@ def test_shrinking_keeps_to_the_kind_of_fault():
     def attempt(sequence):
         last = sizes(sequence)[-1]
         kind = "crash" if last > 40 else "recompile" if last > 20 else ""
-        return (Finding(kind, "", len(sequence) - 1) if kind else None), 1
+        return Examined(Finding(kind, "", len(sequence) - 1) if kind else None, 1, len(sequence))
 
     kinds = {search(shape_sequences(B, 1), B, attempt, Budget(200), seed=s).finding.kind for s in range(20)}
     assert kinds == {"crash", "recompile"}

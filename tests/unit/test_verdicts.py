@@ -92,10 +92,23 @@ def test_no_check_passes_a_run_that_saw_nothing(name):
     assert list(load(name).judge(nothing, {"kernels": 1}))  # which are only recorded without a limit
 
 
+def test_fuzz_tells_want_of_time_from_sizes_that_eager_refuses():
+    """Either way nothing was compared, and what to do is another thing."""
+    rungs = [{"backend": "eager", "tries": 4, "refused": 2}, {"backend": "inductor", "tries": 0, "refused": 7}]
+    (refused,) = load("fuzz").judge({"rungs": rungs, "finding": None}, {})
+    assert refused.message == ("nothing was compared with the backend inductor: eager refuses all 7 call(s) that were "
+                               "drawn")
+    assert refused.hint == "narrow the model's dims to the sizes that it takes"
+    (late,) = load("fuzz").judge({"rungs": [{"tries": 0, "refused": 0}], "finding": None}, {})
+    assert late.message == "no sequence was run: the time for fuzzing was over before the first"
+
+
 @pytest.mark.parametrize(("name", "section"), [
     # the first rung has used up the budget: nothing was run with the cell's own backend
     ("fuzz", {"rungs": [{"backend": "eager", "tries": 9}, {"backend": "inductor", "tries": 0}], "finding": None}),
     ("fuzz", {"rungs": [], "finding": None}),
+    # every drawn call was refused by eager
+    ("fuzz", {"rungs": [{"backend": "eager", "tries": 0, "refused": 9}], "finding": None}),
     # both sides raised, or gave nothing that can be compared
     ("randomness", {"raised": None, "random": False, "seeds": 4, "graphs": 1, "compared": 1, "wrong": []}),
     # one size replays, and of the other nothing ran compiled

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.wrappers.blocks import compile_blocks
+from pytest_torchcompile.wrappers.order import in_order
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
-from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["FSDP1"]
 
@@ -24,18 +23,10 @@ def _wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) ->
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    order = Wrapping.read(cell.wrapper).order
-    if settings is not None and order == "compile_then_wrap":
-        model.compile(**settings)
-    elif settings is not None and order == "inner_blocks":
-        compile_blocks(model, settings, cell)
     device = torch.device(cell.device)
-    wrapped: Any = FullyShardedDataParallel(
+    return in_order(model, settings, cell, lambda: FullyShardedDataParallel(
         model, process_group=mesh.get_group(), use_orig_params=True,
-        device_id=device if device.type == "cpu" else torch.cuda.current_device())
-    if settings is not None and order == "wrap_then_compile":
-        return torch.compile(wrapped, **settings)
-    return wrapped  # type: ignore[no-any-return]
+        device_id=device if device.type == "cpu" else torch.cuda.current_device()))
 
 
 def _whole(call: Any) -> AbstractContextManager[Any]:

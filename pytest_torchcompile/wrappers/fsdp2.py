@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.wrappers.blocks import compile_blocks, repeated_blocks
+from pytest_torchcompile.wrappers.blocks import repeated_blocks
+from pytest_torchcompile.wrappers.order import in_order
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
-from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["FSDP2", "gather_back", "wrap"]
 
@@ -26,18 +25,13 @@ def wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> 
     """
     from torch.distributed.fsdp import fully_shard
 
-    order = Wrapping.read(cell.wrapper).order
-    blocks = repeated_blocks(model, cell)
-    if settings is not None and order == "inner_blocks":
-        compile_blocks(model, settings, cell)
-    elif settings is not None and order == "compile_then_wrap":
-        model.compile(**settings)
-    for block in blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    if settings is not None and order == "wrap_then_compile":
-        return torch.compile(model, **settings)
-    return model
+    def sharded() -> nn.Module:
+        for block in repeated_blocks(model, cell):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+
+    return in_order(model, settings, cell, sharded)
 
 
 def gather_back(model: nn.Module) -> None:

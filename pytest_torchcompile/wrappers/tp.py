@@ -31,14 +31,12 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-import torch
 from torch import nn
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import UsageError, nearest
-from pytest_torchcompile.wrappers.blocks import compile_blocks
+from pytest_torchcompile.wrappers.order import in_order
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
-from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["TP", "split", "wrap"]
 
@@ -47,17 +45,14 @@ _SEQUENCE: Final = -2
 
 def wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> Callable[..., Any]:
     """Split the model's layers over the mesh, then compile the whole, or each repeated block."""
-    split(model, cell, mesh)
-    if settings is None:
-        return model
-    if Wrapping.read(cell.wrapper).order == "inner_blocks":
-        compile_blocks(model, settings, cell)
-        return model
-    return torch.compile(model, **settings)
+    return in_order(model, settings, cell, lambda: split(model, cell, mesh))
 
 
-def split(model: nn.Module, cell: Cell, mesh: Any) -> None:
-    """Split the layers that the model's ``tp_plan`` names. Raises :class:`UsageError` for a plan that does not fit."""
+def split(model: nn.Module, cell: Cell, mesh: Any) -> nn.Module:
+    """Split the layers that the model's ``tp_plan`` names, and return it.
+
+    Raises :class:`UsageError` for a plan that does not fit.
+    """
     from torch.distributed.tensor.parallel import parallelize_module
 
     plan = getattr(model, "tp_plan", None)
@@ -77,6 +72,7 @@ def split(model: nn.Module, cell: Cell, mesh: Any) -> None:
             raise UsageError(f"model {cell.model!r}: tp_plan names {pattern!r}, and no module is called so; "
                              f"{nearest(pattern, names)}")
         parallelize_module(model, mesh, {name: styles[style]() for name in chosen})
+    return model
 
 
 def _styles() -> dict[str, Callable[[], Any]]:

@@ -15,6 +15,7 @@ from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.instruments import observe
 from pytest_torchcompile.wrappers import WRAPPERS, pp, tp
 from pytest_torchcompile.wrappers.blocks import repeated_blocks
+from pytest_torchcompile.wrappers.order import in_order
 from pytest_torchcompile.wrappers.protocol import Wrapper, load
 
 # Torch's own: when Dynamo is first imported, and Dynamo looking at `.grad` of an input that is no leaf.
@@ -211,6 +212,29 @@ def test_every_wrapper_of_the_table_loads():
     for name in WRAPPERS:
         assert isinstance(load(name, Path(), HERE), Wrapper)
         assert load(name, Path(), HERE).name == name
+
+
+@pytest.mark.parametrize(("order", "before", "after"), [
+    ("compile_then_wrap", ["whole"], False),
+    ("inner_blocks", ["block", "block"], False),
+    ("wrap_then_compile", [], True),
+])
+def test_what_is_compiled_when_a_model_is_wrapped(order, before, after):
+    """Each order compiles what it says, before the wrapping or what comes of it; an eager twin nothing."""
+    for settings in (SETTINGS, None):
+        module, seen = model(), []
+
+        def wrapping(module=module, seen=seen):
+            named = {"whole": [module], "block": repeated_blocks(module, cell())}
+            seen += [name for name, parts in named.items() for part in parts if part._compiled_call_impl is not None]
+            return nn.Sequential(module)
+
+        wrapped = in_order(module, settings, cell(f"ddp@{order}"), wrapping)
+        assert seen == (before if settings else [])
+        assert (type(wrapped).__name__ == "OptimizedModule") is (after and settings is not None)
+        with observe() as ledger:
+            wrapped(torch.randn(5, 4))
+        assert bool(ledger.graphs) is (settings is not None)
 
 
 def test_a_wrapper_of_the_users_own(tmp_path):

@@ -39,12 +39,14 @@ def measure(run: Run) -> dict[str, Any]:
     }
     if run.compiled.error is None and run.side is not None:
         for name, dim in run.entry.dims.items():
-            if dim.buckets and not found["unpadded"]:
-                _pad_and_run(run, run.side, name, dim, found)
-            if dim.buckets and not found["unpadded"]:
-                found["covered"].append({"dim": name, "least": min([*between(dim), *dim.buckets]),
-                                         "most": max(dim.buckets), "largest": dim.max or max(dim.buckets),
-                                         "graphs": len(run.compiled.seen["graphs"])})
+            if not dim.buckets:
+                continue
+            _pad_and_run(run, run.side, name, dim, found)
+            if found["unpadded"]:
+                break
+            found["covered"].append({"dim": name, "least": min([*between(dim), *dim.buckets]),
+                                     "most": max(dim.buckets), "largest": dim.max or max(dim.buckets),
+                                     "graphs": len(run.compiled.seen["graphs"])})
     return found
 
 

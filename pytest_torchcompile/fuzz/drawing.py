@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile.dims import Dim, Dims, completed, mistakes
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.calls import DrawnCall, Sequence
-from pytest_torchcompile.fuzz.sizes import free, ordered, telling
+from pytest_torchcompile.fuzz.sizes import constants, free, ordered, telling
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -35,8 +35,8 @@ def shape_sequences(
     for name, text in mistakes(dims):
         raise UsageError(f"dim {name!r}: {text}")
     names = free(dims)
-    constants = {dim.size for dim in dims.values() if dim.size is not None} | set(others)
-    pools = {name: st.sampled_from(_weighted(dims[name], constants)) for name in names}
+    others = constants(dims) | set(others)
+    pools = {name: st.sampled_from(_weighted(dims[name], others)) for name in names}
     shared = sorted(set.intersection(*(set(ordered(dims[name])) for name in names))) if len(names) > 1 else []
     ways = ["new", "one", "back", *(["equal"] if shared else [])] if names else ["back"]
 
@@ -68,8 +68,8 @@ def sweep(
     Hypothesis varies what it has drawn before, so that of few sequences whole sizes can be missing. Arguments as for
     :func:`shape_sequences`. Sizes that do not belong together are left out.
     """
-    constants = {dim.size for dim in dims.values() if dim.size is not None} | set(others)
-    columns = {name: telling(dims[name], constants) for name in free(dims)}
+    others = constants(dims) | set(others)
+    columns = {name: telling(dims[name], others) for name in free(dims)}
     made = []
     for k in range(max(map(len, columns.values()), default=0)):
         sizes = _together(dims, {name: column[k % len(column)] for name, column in columns.items()}, where)
@@ -78,7 +78,7 @@ def sweep(
     return [tuple(made[k:k + max_calls]) for k in range(0, len(made), max_calls)]
 
 
-def _weighted(dim: Dim, others: set[int]) -> list[int]:
+def _weighted(dim: Dim, others: Iterable[int]) -> list[int]:
     """Every size once, and as many copies of the telling ones and of the ends."""
     order = ordered(dim)
     ends = [size for size in order if size in {0, 1, 2, 3, min(order), max(order), *dim.listed}]

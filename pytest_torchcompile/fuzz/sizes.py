@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from pytest_torchcompile.dims import Dim, Dims
 
-__all__ = ["WIDEST", "candidates", "free", "ordered", "telling"]
+__all__ = ["WIDEST", "candidates", "constants", "free", "ordered", "telling"]
 
 WIDEST = 4096
 """So many sizes of a dim are listed; of a wider one only the telling sizes and a grid between them are drawn."""
@@ -15,6 +15,11 @@ WIDEST = 4096
 def free(dims: Dims) -> list[str]:
     """The dims that have more than one size; the others are numbers or expressions."""
     return [name for name, dim in dims.items() if dim.size is None and dim.expression is None]
+
+
+def constants(dims: Dims) -> set[int]:
+    """The sizes of the dims that have one only."""
+    return {dim.size for dim in dims.values() if dim.size is not None}
 
 
 def ordered(dim: Dim) -> list[int]:

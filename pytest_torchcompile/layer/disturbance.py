@@ -13,9 +13,8 @@ import torch
 
 from pytest_torchcompile.oracle import Recording, Reference
 from pytest_torchcompile.oracle.reference_runs import DRAWS
-from pytest_torchcompile.oracle.units import narrowest_unit, unit_of
 
-__all__ = ["Disturbed", "disturb", "rounding_of"]
+__all__ = ["Disturbed", "disturb"]
 
 _, FEW, ALL = DRAWS
 """Draws at first and after a suspicion: a run with one draw alone would need a vote of all ranks for more."""
@@ -52,11 +51,6 @@ class Disturbed(Reference):
                 for name, estimate in self.estimates.items():
                     estimate.add(found.get(name), plain=factor == 1)
         self.draws += count
-
-
-def rounding_of(tensors: Iterable[torch.Tensor], seen: float | None) -> float:
-    """The unit roundoff that a program works with: the coarsest of its tensors' dtypes and of what was ``seen``."""
-    return max((u for u in (narrowest_unit(tensors), seen) if u), default=unit_of(torch.get_default_dtype()))
 
 
 @torch.no_grad()

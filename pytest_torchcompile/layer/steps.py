@@ -18,7 +18,7 @@ from pytest_torchcompile.instruments.watch import eager_on_purpose
 from pytest_torchcompile.layer.behind import Whole, original
 from pytest_torchcompile.layer.chance import Means, compare_means, drew
 from pytest_torchcompile.layer.descent import Descent, adapted
-from pytest_torchcompile.layer.disturbance import Disturbed, disturb, rounding_of
+from pytest_torchcompile.layer.disturbance import Disturbed, disturb
 from pytest_torchcompile.layer.failures import Failed, of_compiler, refuse_of_user, refuse_wrong
 from pytest_torchcompile.layer.preserve import Kept
 from pytest_torchcompile.layer.together import Together
@@ -26,6 +26,7 @@ from pytest_torchcompile.oracle import Fault, Recording, Reference, Tape, compar
 from pytest_torchcompile.oracle.bits import same_bits
 from pytest_torchcompile.oracle.held import Held, later
 from pytest_torchcompile.oracle.recording import speaks
+from pytest_torchcompile.oracle.units import program_unit
 from pytest_torchcompile.oracle.variation import rolled, varied
 
 __all__ = ["Steps"]
@@ -311,7 +312,7 @@ class Steps:
     def _disturbed(self, eager: Recording, tape: Tape, before: Kept, step: int) -> Disturbed:
         batch = self._now
         state = [*self.module.parameters(), *self.module.buffers()]
-        unit = rounding_of((*state, *batch.tensors()), tape.unit)
+        unit = program_unit((*state, *batch.tensors()), tape.unit)
 
         def run(seed: int, factor: float) -> Recording:
             before.restore()

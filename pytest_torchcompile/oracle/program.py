@@ -18,7 +18,7 @@ from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.state import StateSnapshot
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.twins import twin
-from pytest_torchcompile.oracle.units import narrowest_unit, unit_of, widened
+from pytest_torchcompile.oracle.units import program_unit, widened
 
 __all__ = ["Program"]
 
@@ -54,8 +54,7 @@ class Program:
     @property
     def unit(self) -> float:
         """The unit roundoff of the narrowest floating dtype among the tensors and what the tape has seen."""
-        units = [narrowest_unit(self.tensors), None if self.tape is None else self.tape.unit]
-        return max((u for u in units if u is not None), default=unit_of(torch.get_default_dtype()))
+        return program_unit(self.tensors, None if self.tape is None else self.tape.unit)
 
     @property
     def nbytes(self) -> int:

@@ -30,7 +30,7 @@ def test_in_a_model_repository(repo):
     result = repo.run("-k", "aot_eager", option="")
     result.assert_outcomes(passed=3, failed=1, deselected=2)
     fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    (failure,) = (body.splitlines() for language, body in fenced if not language)
+    (failure,) = (body.removesuffix("...\n").splitlines() for language, body in fenced if not language)
     assert len(failure) == 3
     # torch 2.8 has no number for the break
     result.stdout.fnmatch_lines([f"E *{line.partition('  [gb')[0].strip()}*" for line in failure])
@@ -47,10 +47,13 @@ def test_without_pytest(example):
 
 
 def test_fuzzing(repo):
-    """The fuzzed test of README fails as README says, at the number that the branch reads."""
+    """The fuzzed test of README fails as README says, at the number that the branch reads, whatever that number is."""
     shown = {**files(README), **files(section("Fuzzing shapes"))}
     for name in ("models.py", "conftest.py", "test_shapes.py"):
         repo.file(name, shown[name])
     result = repo.run("test_shapes.py", "--compile-fuzz-examples=10", "--compile-fuzz-seconds=250", option="")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["E *shortest failing sequence of shapes: [[]call(B=2), call(B=2), call(B=*)]"])
+    shown = re.findall(r"^```\n(E .*?)^```", section("Fuzzing shapes"), flags=re.MULTILINE | re.DOTALL)[0].splitlines()
+    assert len(shown) == 5
+    lines = [re.sub(r"\d+\.\d{3,}|(?<=call\(B=)3", "*", line).replace("[", "[[]") for line in shown if line != "..."]
+    result.stdout.fnmatch_lines(lines)

@@ -12,7 +12,7 @@ from pytest_torchcompile.exports import on_first_use
 if TYPE_CHECKING:
     from pytest_torchcompile.cell import Cell
     from pytest_torchcompile.errors import CannotFallBack, CompileFailed
-    from pytest_torchcompile.fixtures import RanEagerlyWarning, StateLeakWarning, WarmUpLostWarning
+    from pytest_torchcompile.fixtures import FuzzCutShortWarning, RanEagerlyWarning, StateLeakWarning, WarmUpLostWarning
     from pytest_torchcompile.fuzz.calls import call
     from pytest_torchcompile.fuzz.drawing import shape_sequences
     from pytest_torchcompile.fuzz.emitted import assert_calls, cell_sequences
@@ -35,6 +35,7 @@ __all__ = [
     "CompileConfig",
     "CompileFailed",
     "CompileSmoketest",
+    "FuzzCutShortWarning",
     "Ledger",
     "Matrix",
     "RanEagerlyWarning",
@@ -66,6 +67,7 @@ _EXPORTS = {
     "CompileConfig": "layer.config",
     "CompileFailed": "errors",
     "CompileSmoketest": "layer.smoketest",
+    "FuzzCutShortWarning": "fixtures",
     "Ledger": "instruments",
     "Matrix": "matrix",
     "RanEagerlyWarning": "fixtures",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.instruments.watch import Awaited
     from pytest_torchcompile.markers import Combination, Limits
 
-__all__ = ["RanEagerlyWarning", "StateLeakWarning", "WarmUpLostWarning"]
+__all__ = ["FuzzCutShortWarning", "RanEagerlyWarning", "StateLeakWarning", "WarmUpLostWarning"]
 
 _NAMES = ("compile_modes", "compile_limits", "shape_buckets")
 _USERS = {"compile_modes": "compile_config", "shape_buckets": "shape_buckets"}
@@ -42,6 +42,10 @@ class StateLeakWarning(UserWarning):
 
 class RanEagerlyWarning(UserWarning):
     """A test that passed ran eagerly what it meant to run compiled, without a word of torch's."""
+
+
+class FuzzCutShortWarning(UserWarning):
+    """A fuzzed test passed over fewer sequences than it was to be run over."""
 
 
 class WarmUpLostWarning(UserWarning):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,7 @@ class Drawn:
     def run(self, args: tuple[Any, ...], fixtures: dict[str, Any]) -> None:
         """Search, and raise what the shortest failing sequence raises."""
         __tracebackhide__ = True
+        from pytest_torchcompile.fixtures import FuzzCutShortWarning
         from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
         from pytest_torchcompile.fuzz.search import search
 
@@ -155,6 +157,12 @@ class Drawn:
             raise AssertionError(f"compile_shapes: no sequence was run: the {found.spent or 'examples'} ran out before "
                                  "the first; give more: --compile-fuzz-seconds")
         if found.finding is None:
+            if found.spent:
+                place = inspect.unwrap(self.test).__code__
+                more = "; give more: --compile-fuzz-seconds" if found.spent == "seconds" else ""
+                text = (f"{self.test.__qualname__}: {found.examples} of {options.examples} sequences were run, then "
+                        f"the {found.spent} ran out{more}")
+                warnings.warn_explicit(text, FuzzCutShortWarning, place.co_filename, place.co_firstlineno)
             return
         try:
             runs.once(found.sequence)

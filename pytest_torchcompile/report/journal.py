@@ -113,6 +113,15 @@ class Journal:
         """Torch state that the cell changed and left changed."""
         return list(self._now().observations.get(cell, {}).get("leaks", ()))
 
+    def cut_short(self) -> dict[str, tuple[int, str]]:
+        """Cells whose fuzzing was ended by its budget: the sequences compared until then, and what had run out."""
+        found: dict[str, tuple[int, str]] = {}
+        for cell, observation in self._now().observations.items():
+            section = observation["sections"].get("fuzz", {})
+            if section.get("rungs") and section["rungs"][-1]["spent"] and not section["finding"]:
+                found[cell] = section["rungs"][-1]["examples"], section["rungs"][-1]["spent"]
+        return found
+
     def selected(self, cell: str) -> bool:
         """Whether this run was to judge the cell, not deselected by ``-k``, ``-m`` or a node id."""
         return cell in self._expected

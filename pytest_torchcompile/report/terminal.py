@@ -104,6 +104,11 @@ def summary(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
     for cell in (p.cell.id for p in selected):
         if leaks := journal.leaks(cell):
             yield f"{cell} changed torch's settings, which were put back: {'; '.join(leaks)}", {"yellow": True}
+    if short := journal.cut_short():
+        cell, (count, spent) = min(short.items(), key=lambda each: each[1])
+        more = "; give more: --compile-fuzz-seconds" if spent == "seconds" else ""
+        yield (f"fuzz: {len(short)} cell(s) were not fuzzed to the end: of {cell} {count} sequence(s) were compared, "
+               f"then the {spent} ran out{more}", {"yellow": True})
     if bad:
         yield from _causes(journal)
     if missing := journal.not_run():

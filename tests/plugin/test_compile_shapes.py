@@ -175,8 +175,8 @@ def test_bad_options(repo, option):
     result.stderr.fnmatch_lines([f"*ERROR: {option.partition('=')[0]}: '{option.partition('=')[2]}' is n*"])
 
 
-def test_no_time_for_a_single_sequence_is_no_pass(tests):
-    """Nothing was tested, unless examples of one's own were."""
+def test_too_little_time(tests):
+    """Nothing was tested, unless examples of one's own were; a test that passed over fewer sequences says so."""
     result = tests("""
 @compile_shapes(S=dim(1, 64))
 def test_sizes(sizes):
@@ -186,6 +186,7 @@ def test_sizes(sizes):
 def test_example(sizes):
     pass
 """, "--compile-fuzz-seconds=1e-9")
-    result.assert_outcomes(passed=1, failed=1)
+    result.assert_outcomes(passed=1, failed=1, warnings=1)
     lines(result, "compile_shapes: no sequence was run: the seconds ran out before the first; give more: "
-                  "--compile-fuzz-seconds")
+                  "--compile-fuzz-seconds",
+          "test_it.py:*: FuzzCutShortWarning: test_example: 0 of 30 sequences were run, then the seconds ran out; *")

@@ -90,6 +90,21 @@ def test_summary(journal, matrix):
     ]
 
 
+@pytest.mark.parametrize(("spent", "told"), [
+    ("seconds", ["the seconds ran out; give more: --compile-fuzz-seconds"]), ("compiles", ["the compiles ran out"]),
+    ("", [])])
+def test_fuzzing_that_was_cut_short_is_told(journal, matrix, spent, told):
+    """A cell that passed over few sequences is not as good as one that passed over all."""
+    for number, planned in enumerate(matrix.cells):
+        event = verdict(planned.cell.id)
+        rungs = [{"spent": "", "examples": 30}, {"spent": spent, "examples": 3 + number}]
+        event["observation"]["sections"]["fuzz"] = {"rungs": rungs, "finding": None}
+        journal.add(event)
+    lines = [text for text, _ in summary(journal) if text.startswith("fuzz")]
+    assert lines == [f"fuzz: 4 cell(s) were not fuzzed to the end: of {matrix.cells[0].cell.id} 3 sequence(s) were "
+                     f"compared, then {text}" for text in told]
+
+
 def test_a_run_that_compiled_nothing_is_told(journal, matrix):
     """A run in which every cell was skipped is no green one."""
     for planned in matrix.cells:

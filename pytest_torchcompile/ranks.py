@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,6 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from pytest_torchcompile import flight
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.zygote import die_with_parent, set_environment
 
@@ -87,6 +89,8 @@ class Rank:
         self._connection: Connection | None = None
         self._first_rss = 0
         self._log, self._offset, self._began = folder, 0, 0.0
+        self._asked = False
+        """Whether the flight recorder was asked for."""
 
     def run(self, job: dict[str, Any], timeout: float) -> Outcome:
         """Have the rank do a job: a plain dict with the key ``do``, see :func:`execute`.
@@ -107,7 +111,7 @@ class Rank:
         self._offset = self._log.stat().st_size
         self._began = time.monotonic()
         with contextlib.suppress(OSError):  # it has died: finish() says how
-            connection.send(job)
+            connection.send({**job, "flight": self._flight})
         return connection
 
     def finish(self) -> Outcome:
@@ -130,6 +134,11 @@ class Rank:
     def log(self) -> str:
         """What the last job wrote to stdout and stderr, the last lines of it."""
         return _tail(self._log, self._offset)
+
+    @property
+    def _flight(self) -> Path:
+        """Where the process tells what its flight recorder holds."""
+        return self.folder / f"{self.pid}.flight"
 
     @property
     def _seconds(self) -> float:
@@ -175,9 +184,10 @@ class Rank:
         )
 
     def ask_for_stacks(self) -> None:
-        """Have the process write where its threads are."""
+        """Have the process write where its threads are and, if it is one of several, its last collectives."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
+        self._asked = flight.ask(self._flight)
 
     def killed(self, message: str) -> Outcome:
         """Kill the process once its stacks are there; a ``timeout`` with them."""
@@ -187,7 +197,8 @@ class Rank:
                 break
             time.sleep(0.05)
         time.sleep(0.05)
-        evidence = "\n".join(filter(None, (_stacks(stacks), self.log)))
+        recorded = flight.told(self._flight) if self._asked else ""
+        evidence = "\n".join(filter(None, (_stacks(stacks), recorded, self.log)))
         self.close()
         return Outcome("timeout", message=message, evidence=evidence, seconds=self._seconds)
 
@@ -234,9 +245,11 @@ def _tail(path: Path, offset: int) -> str:
 def _stacks(path: Path) -> str:
     """What faulthandler wrote: the innermost frames come first, so the head is kept; our own are left out."""
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        text = path.read_text(errors="replace")
     except OSError:
         return ""
+    threads = re.split(r"^(?=Thread 0x|Current thread 0x)", text, flags=re.MULTILINE)
+    lines = "".join(thread for thread in threads if flight.__file__ not in thread).splitlines()
     ours = f'File "{Path(__file__).parent}{os.sep}'
     kept = [line for line in lines if ours not in line and 'File "<string>"' not in line
             and not line.startswith("Extension modules:")]
@@ -278,7 +291,8 @@ def execute(job: dict[str, Any]) -> dict[str, Any]:
     ``{"do": "environment"}``, or ``{"do": "tell", ...}`` with the arguments of :func:`~pytest_torchcompile.store.tell`.
 
     ``path`` is pytest's ``sys.path``: a model must be importable here whenever it is there. ``gpus`` are those that
-    this process may use from now on; CUDA looks when it is first used.
+    this process may use from now on; CUDA looks when it is first used. ``flight`` is where a rank of several tells what
+    its flight recorder holds.
     """
     if gpus := job.get("gpus"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
@@ -288,7 +302,9 @@ def execute(job: dict[str, Any]) -> dict[str, Any]:
 
     value: Any
     if job["do"] == "cell":
-        value, poisoned = runner.run_cell(job["job"])
+        several = job["job"].world > 1
+        with flight.answering(job["flight"]) if several else contextlib.nullcontext():
+            value, poisoned = runner.run_cell(job["job"])
     elif job["do"] == "tell":
         from pytest_torchcompile.store import tell
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -146,8 +147,18 @@ def test_a_rank_that_hangs_is_told_by_its_stack(group):
     seen, judged = run(group, "rank_faults:hangs*2", timeout=8.0, backend="eager")
     assert (seen.failure.kind, seen.failure.message) == ("timeout", "rank 1: no result after 8 s")
     first, _, second = seen.failure.evidence.partition("rank 0: ")
-    assert "rank_faults.py" in first
+    assert re.search(r"rank_faults.py., line \d+ in _hang$", first, re.MULTILINE)
     assert "torch/autograd/graph.py" in second
+    for evidence in (first, second):
+        assert "flight.py" not in evidence
+        assert "threading.py" not in evidence
+    # Rank 0 waits in a collective that rank 1 has not begun.
+    mine, its = (re.findall(r"^  #(\d+) (gloo:\w+) in default_pg, \[\d+\] \w+: (\w+)$", each, re.MULTILINE)
+                 for each in (first, second))
+    assert len(mine) == len(its) == 10
+    assert {state for _, _, state in mine} == {state for _, _, state in its[:-1]} == {"ended"}
+    assert mine[1:] == its[:-1]
+    assert its[-1] == (str(int(mine[-1][0]) + 1), "gloo:all_reduce", "scheduled")
     assert {judgement.verdict for judgement in judged.values()} == {"timeout"}
 
 

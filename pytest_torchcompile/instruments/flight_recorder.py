@@ -1,0 +1,73 @@
+"""The flight recorder: torch's own list of the collectives that a process has begun, NCCL's and gloo's.
+
+An entry is a collective: its number within its process group, by which ranks are compared, sizes, dtype, and how far it
+has come. ``started`` is known of NCCL's only with ``TORCH_NCCL_ENABLE_TIMING=1``; else they stay ``scheduled`` until
+they are ``completed``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+__all__ = ["enable", "tail"]
+
+LAST: Final = 10
+"""Entries that are told."""
+_SIZES: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""Variables for the entries that are kept; torch 2.8 to 2.13 read both and warn of the second."""
+
+
+def enable() -> None:
+    """Have torch keep entries, to be called before the process makes its first process group.
+
+    torch 2.13 keeps some anyway, torch 2.8 none. What the user has set stays.
+    """
+    if not any(name in os.environ for name in _SIZES):
+        os.environ[_SIZES[0]] = "2000"
+
+
+def tail(since: int) -> str:
+    """The last collectives that this process has begun at ``since`` (``time.time_ns()``) or later, a line each."""
+    dumps = _dumps()
+    if not dumps:
+        return f"flight recorder: torch {torch.__version__} has none that can be read here"
+    entries = [entry for dump in dumps for entry in dump.get("entries", ()) if entry["time_created_ns"] >= since]
+    # Two recorders, or one by two names.
+    told = list(dict.fromkeys(_line(entry) for entry in sorted(entries, key=lambda entry: entry["time_created_ns"])))
+    if not told:
+        given = ", ".join(f"{name}={os.environ[name]}" for name in _SIZES if name in os.environ)
+        return f"flight recorder: no collective was begun, or none recorded ({given})"
+    return "\n".join([f"flight recorder, the last {len(told[-LAST:])} of {len(told)} collectives:", *told[-LAST:]])
+
+
+def _dumps() -> list[dict[str, Any]]:
+    """What NCCL's recorder holds and what that of the other backends does; [] where torch has no function for it.
+
+    ``torch._C._distributed_c10d._dump_nccl_trace_json`` (builds with NCCL) and ``._dump_fr_trace_json`` (every build),
+    both ``(includeCollectives, onlyActive) -> bytes``: torch 2.8 to 2.13. They read different recorders: gloo's entries
+    are in the second alone, NCCL's in the first.
+    """
+    c10d = getattr(torch._C, "_distributed_c10d", None)
+    found = [getattr(c10d, name, None) for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json")]
+    return [json.loads(dump(True, False)) for dump in found if dump is not None]
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    """``  #3 gloo:all_reduce in default_pg, [3, 4] Float: scheduled``."""
+    number = f"p2p #{entry['p2p_seq_id']}" if entry["is_p2p"] else f"#{entry['collective_seq_id']}"
+    name, described = entry["process_group"]
+    sizes = ", ".join(f"{size} {dtype}" for size, dtype in zip(entry["input_sizes"], entry["input_dtypes"],
+                                                               strict=False))
+    return f"  {number} {entry['profiling_name']} in {described or name}, {sizes or 'no tensor'}: {_state(entry)}"
+
+
+def _state(entry: Mapping[str, Any]) -> str:
+    """How far it has come; what is retired ended, and only of NCCL is it known whether it had completed."""
+    if not entry.get("retired") or entry["state"] == "completed":
+        return str(entry["state"])
+    return "given up" if entry["profiling_name"].startswith("nccl") else "ended"

@@ -41,11 +41,8 @@ def compile_model(request: pytest.FixtureRequest, model: Any, how: Combination) 
     path = list(sys.path)
     try:
         with quiet():
-            wrapper = load(how.wrapper, Path(request.config.rootpath), where)
+            wrapper = load(how.wrapper, Path(request.config.rootpath), where, alone=True)
             settings = subject.settings(cell, Path(request.config.rootpath), where)
-            if wrapper.ranks > 1:
-                raise UsageError(f"{where}: wrapper {how.wrapper!r} needs {wrapper.ranks} processes, and a test has "
-                                 "one; put it into a matrix")
             if not isinstance(how.backend, str):
                 settings["backend"] = how.backend
             if how.fullgraph:

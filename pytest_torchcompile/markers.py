@@ -140,6 +140,8 @@ def _check(name: str, value: Any) -> None:
                          + (", or the backend itself" if name == "backend" else ""))
     if own and re.fullmatch(r"[\w.]+:[\w.]+", value):
         return
+    if name == "wrapper" and "*" in value:
+        raise UsageError(f"wrapper {value!r} asks for several ranks, and a test has one process; put it into a matrix")
     if name == "backend" and value in NOT_ALONE:
         raise UsageError(f"backend {value!r} needs arguments that only torch gives it; name another")
     known: Iterable[str] = {"mode": MODES, "dynamic": DYNAMIC, "backend": BACKENDS, "wrapper": WRAPPERS}[name]

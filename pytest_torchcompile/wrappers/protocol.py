@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -20,7 +22,8 @@ __all__ = ["Settings", "Wrap", "Wrapper", "load"]
 Settings = dict[str, Any]
 """The keyword arguments of ``torch.compile``."""
 Wrap = Callable[..., Callable[..., Any]]
-"""``wrap(model, settings, cell)``, and for several ranks ``wrap(model, settings, cell, mesh)``."""
+"""``wrap(model, settings, cell)``, and for several ranks ``wrap(model, settings, cell, mesh)``. One of the user's own
+that has a parameter ``order`` is told the order that the matrix asks for, if it asks for one."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,13 @@ class Wrapper:
         return (ranks,) if len(self.axes) == 1 else (ranks // 2, 2)
 
 
-def load(name: str, root: Path, where: str) -> Wrapper:
+def load(name: str, root: Path, where: str, alone: bool = False) -> Wrapper:
     """Return the wrapper that a value of the axis names (:class:`~.wrapping.Wrapping`).
 
     The attribute of a ``module:attribute`` is a :class:`Wrapper`, or a function to be its ``wrap``; a function's ranks
-    are replicas.
-    Raises :class:`UsageError`, starting with ``where``, if there is none, or if it is made for other ranks.
+    are replicas. ``alone``: there is one process.
+    Raises :class:`UsageError`, starting with ``where``, if there is none, if it is made for other ranks, or if it can't
+    be called as a wrapper is.
     """
     try:
         wrapping = Wrapping.read(name)
@@ -75,9 +79,43 @@ def load(name: str, root: Path, where: str) -> Wrapper:
     entry = WRAPPERS.get(wrapping.name)
     found = resolve(wrapping.name if entry is None else entry.target, root, where, Wrapper)
     if not isinstance(found, Wrapper):
-        return Wrapper(wrapping.name, found, ranks=wrapping.ranks)
+        found = Wrapper(wrapping.name, found, ranks=wrapping.ranks)
+    if alone and found.ranks > 1:
+        raise UsageError(f"{where}: wrapper {name!r} needs {found.ranks} processes, and a test has one; put it into a "
+                         "matrix")
     if wrapping.ranks % found.ranks or (found.ranks == 1) != (wrapping.ranks == 1):
         plain = name.partition("*")[0]
         raise UsageError(f"{where}: wrapper {wrapping.name!r} is made for {found.ranks} rank(s), and the matrix gives "
                          f"it {wrapping.ranks}; write {plain}{f'*{found.ranks}' if found.ranks > 1 else ''}")
-    return replace(found, ranks=wrapping.ranks)
+    found = replace(found, ranks=wrapping.ranks)
+    return found if entry is not None else _of_the_user(found, wrapping, where, alone)
+
+
+def _of_the_user(wrapper: Wrapper, wrapping: Wrapping, where: str, alone: bool) -> Wrapper:
+    """The wrapper as it will be called: with what every wrapper is given, and the order if one is asked for."""
+    given = ("model", "settings", "cell", "mesh") if wrapper.ranks > 1 else ("model", "settings", "cell")
+    try:
+        signature = inspect.signature(wrapper.wrap)
+    except (TypeError, ValueError):
+        return wrapper  # written in C: the call itself will tell
+    named = f"{where}: wrapper {wrapping.name!r}"
+    if wrapping.order and "order" not in signature.parameters:
+        raise UsageError(f"{named} is asked for the order {wrapping.order!r} and has no parameter `order` to be told "
+                         f"it by; give it one, or take @{wrapping.order} off{_place(wrapper.wrap)}")
+    order = {"order": wrapping.order} if wrapping.order else {}
+    try:
+        signature.bind(*given, **order)
+    except TypeError as why:
+        several = "" if "mesh" not in signature.parameters or wrapper.ranks > 1 else (
+            "; a mesh is for several ranks, and " + ("a test has one process: put it into a matrix" if alone else
+                                                     f"those are asked for by {wrapping.name}*2"))
+        expected = ", ".join([*given, *(f"{key}={value!r}" for key, value in order.items())])
+        raise UsageError(f"{named} is called as wrap({expected}), and has the parameters {signature}: "
+                         f"{why}{_place(wrapper.wrap)}{several}") from None
+    return replace(wrapper, wrap=functools.partial(wrapper.wrap, **order)) if order else wrapper
+
+
+def _place(function: Callable[..., Any]) -> str:
+    """`` (parallel.py:12)``, or nothing for what was not written as a function."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""

@@ -67,6 +67,9 @@ class Wrapping:
         is there is not asked here.
         """
         text, star, ranks = value.partition("*")
+        if "@" in ranks:
+            number, _, order = ranks.partition("@")
+            raise ValueError(f"{value!r}: the order comes before the ranks; write {text}@{order}*{number}")
         name, at, order = text.partition("@")
         entry = WRAPPERS.get(name)
         if entry is None and ":" not in name:

@@ -257,6 +257,80 @@ def test_a_wrapper_of_the_users_own(tmp_path):
         sys.modules.pop("my_wraps", None)
 
 
+OWN = """
+import functools
+from pytest_torchcompile.wrappers.protocol import Wrapper
+
+def three(model, settings, cell): return "three"
+
+def four(model, settings, cell, mesh): return "four"
+
+def ordered(model, settings, cell, mesh, order="whole"): return order
+
+def nothing(): pass
+
+@functools.wraps(nothing)
+def disguised(*args): return "disguised"
+
+class Called:
+    def __call__(self, model): pass
+
+called = Called()
+SEVERAL = Wrapper("several", four, ranks=2)
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Loads a wrapper of a module that has right and wrong ones."""
+    (tmp_path / "own_wraps.py").write_text(OWN)
+    path = sys.path[:]
+    yield lambda value, **how: load(f"own_wraps:{value}", tmp_path, HERE, **how)
+    sys.path[:] = path
+    sys.modules.pop("own_wraps", None)
+
+
+@pytest.mark.parametrize(("value", "given", "result"), [
+    ("three", 3, "three"), ("four*2", 4, "four"), ("SEVERAL*2", 4, "four"), ("ordered*2", 4, "whole"),
+    ("ordered@inner_blocks*2", 4, "inner_blocks"), ("four*fake8", 4, "four"),
+])
+def test_how_a_wrapper_of_the_users_own_is_called(own, value, given, result):
+    """With a mesh where there are several ranks, real or not; with the order if it has a parameter for it."""
+    assert own(value).wrap(*range(given)) == result
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    ("three*2", "'own_wraps:three' is called as wrap(model, settings, cell, mesh), and has the parameters "
+                "(model, settings, cell): too many positional arguments (own_wraps.py:5)"),
+    ("four", "'own_wraps:four' is called as wrap(model, settings, cell), and has the parameters (model, settings, "
+             "cell, mesh): missing a required argument: 'mesh' (own_wraps.py:7); a mesh is for several ranks, and those are "
+             "asked for by own_wraps:four*2"),
+    ("disguised*2", "has the parameters (): too many positional arguments (own_wraps.py:11)"),
+    ("called", "has the parameters (model): too many positional arguments"),
+    ("four@inner_blocks*2", "'own_wraps:four' is asked for the order 'inner_blocks' and has no parameter `order` to be "
+                            "told it by; give it one, or take @inner_blocks off (own_wraps.py:7)"),
+    ("SEVERAL@inner_blocks*2", "is asked for the order 'inner_blocks' and has no parameter `order`"),
+    ("SEVERAL", "'own_wraps:SEVERAL' is made for 2 rank(s), and the matrix gives it 1; write own_wraps:SEVERAL*2"),
+])
+def test_a_wrapper_of_the_users_own_that_cannot_be_called_so(own, value, text):
+    """What it is called with, what it takes, and where it is written."""
+    with pytest.raises(UsageError) as raised:
+        own(value)
+    assert str(raised.value).startswith(f"{HERE}: wrapper 'own_wraps:")
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    ("SEVERAL", "wrapper 'own_wraps:SEVERAL' needs 2 processes, and a test has one; put it into a matrix"),
+    ("four", "a mesh is for several ranks, and a test has one process: put it into a matrix"),
+])
+def test_in_a_test_there_is_one_process(own, value, text):
+    """What a matrix would be told to write can't be written in a marker."""
+    with pytest.raises(UsageError) as raised:
+        own(value, alone=True)
+    assert str(raised.value).endswith(text)
+
+
 def test_an_unknown_wrapper():
     """The nearest known name, and what else would do."""
     with pytest.raises(UsageError) as raised:

@@ -37,6 +37,8 @@ def test_values_are_read(value, expected):
     ("ddp@inner_block", "wrapper 'ddp': 'inner_block' is not a compile order; did you mean 'inner_blocks'?"),
     ("tp@compile_then_wrap", "wrapper 'tp' has no compile order 'compile_then_wrap'; it has wrap_then_compile, inner_"),
     ("none@inner_blocks", "wrapper 'none' has no compile order 'inner_blocks'; it has one way only"),
+    ("ddp*2@inner_blocks", "'ddp*2@inner_blocks': the order comes before the ranks; write ddp@inner_blocks*2"),
+    ("fsdp2*fake8@inner_blocks", "the order comes before the ranks; write fsdp2@inner_blocks*fake8"),
     ("ddp*two", "wrapper 'ddp*two': 'two' is not a number of ranks; expected for example ddp*2"),
     ("ddp*0", "'0' is not a number of ranks"),
     ("ddp*3", "wrapper 'ddp' needs a multiple of 2 ranks, found *3"),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, TypeVar
 
 from pytest_torchcompile.report.finding import first
 from pytest_torchcompile.report.judged import JudgedCell
@@ -13,6 +13,7 @@ from pytest_torchcompile.report.slower import Change, Pairs, slower
 
 __all__ = ["Change", "another_machine", "changes"]
 
+_Key = TypeVar("_Key", bound=tuple[Any, ...])
 _MACHINE: Final = ("cpu", "cores", "devices")
 
 
@@ -44,23 +45,34 @@ def _failures(both: Pairs) -> Iterator[Change]:
                      tuple(cells))
 
 
-def _records(cell: JudgedCell, section: str) -> list[Mapping[str, Any]]:
-    found = cell.sections.get(section, {}).get(section)
-    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+def _measured(cell: JudgedCell, section: str) -> bool:
+    return any(section in sections for sections in cell.ranks)
+
+
+def _records(cell: JudgedCell, section: str) -> list[list[Mapping[str, Any]]]:
+    """Of each rank."""
+    found = (sections.get(section, {}).get(section) for sections in cell.ranks)
+    return [[each for each in one if isinstance(each, dict)] if isinstance(one, list) else [] for one in found]
+
+
+def _together(ranks: Iterable[Iterable[_Key]]) -> Counter[_Key]:
+    """What ranks have alike counts once: each as often as on the rank that has most of it."""
+    found: Counter[_Key] = Counter()
+    for one in ranks:
+        found |= Counter(one)
+    return found
 
 
 def _breaks(both: Pairs) -> Iterator[Change]:
     """By the user's line; one that only moved, within its file and with the same reason, is not new."""
     places: dict[tuple[str, int, str], list[str]] = {}
     for cell, (now, then) in both.items():
-        if "graph_breaks" not in then.sections:
+        if not _measured(then, "graph_breaks"):
             continue
-        old = [_place(each) for each in _records(then, "graph_breaks")]
-        new = [place for place in map(_place, _records(now, "graph_breaks")) if place not in old]
-        moved = Counter((file, reason) for file, line, reason in old)
-        moved.subtract((file, reason) for file, line, reason in map(_place, _records(now, "graph_breaks"))
-                       if (file, line, reason) in old)
-        for file, line, reason in new:
+        old, found = (_together(map(_place, rank) for rank in _records(each, "graph_breaks")) for each in (then, now))
+        moved = Counter((file, reason) for file, line, reason in old.elements())
+        moved.subtract((file, reason) for file, line, reason in found.elements() if (file, line, reason) in old)
+        for file, line, reason in (place for place in found.elements() if place not in old):
             if moved[file, reason] > 0:
                 moved[file, reason] -= 1
             else:
@@ -78,13 +90,13 @@ def _place(found: Mapping[str, Any]) -> tuple[str, int, str]:
 def _recompiles(both: Pairs) -> Iterator[Change]:
     places: dict[tuple[str, int, str, str], list[str]] = {}
     for cell, (now, then) in both.items():
-        if "recompiles" not in then.sections:
+        if not _measured(then, "recompiles"):
             continue
-        new, old = _records(now, "recompiles"), _records(then, "recompiles")
-        if len(new) > len(old):
-            more = Counter(map(_guard, new)) - Counter(map(_guard, old))
-            for key in more or Counter(map(_guard, new)):
-                lines = [each.get("line", 0) for each in new if _guard(each) == key]
+        ranks, before = _records(now, "recompiles"), _records(then, "recompiles")
+        if max(map(len, ranks)) > max(map(len, before)):
+            new, old = (_together(map(_guard, rank) for rank in each) for each in (ranks, before))
+            for key in new - old or new:
+                lines = [each.get("line", 0) for rank in ranks for each in rank if _guard(each) == key]
                 places.setdefault((key[0], lines[0] if isinstance(lines[0], int) else 0, *key[1:]), []).append(cell)
     for (file, line, function, cause), cells in places.items():
         text = f"new recompile of {function} ({file}:{line}) in {len(cells)} cell(s), cause: {cause}"

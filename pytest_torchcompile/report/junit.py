@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from pytest_torchcompile.report.announcement import WORDS, sentence
 from pytest_torchcompile.report.gate import Outcome
 from pytest_torchcompile.report.judged import JudgedCell
-from pytest_torchcompile.report.limits import value
+from pytest_torchcompile.report.limits import worst
 from pytest_torchcompile.report.metrics import METRICS
 
 __all__ = ["junit", "refused"]
@@ -48,7 +48,7 @@ def _cell(suite: ElementTree.Element, cell: JudgedCell, outcome: Outcome) -> Non
     case = ElementTree.SubElement(suite, "testcase", classname=_clean(matrix), name=_clean(cell.id),
                                   time=f"{cell.seconds or 0:.3f}")
     properties = ElementTree.SubElement(case, "properties")
-    found = {name: value(cell.sections, name) for name in METRICS}
+    found = {name: worst(cell.ranks, name) for name in METRICS}
     for name, shown in (*cell.axes.items(), *((name, n) for name, n in found.items() if n is not None)):
         ElementTree.SubElement(properties, "property", name=_clean(str(name)), value=_clean(str(shown)))
     failing = outcome.allowed.failing.get(cell.id)

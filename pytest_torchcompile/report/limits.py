@@ -57,10 +57,10 @@ def worst(ranks: Iterable[Sections], name: str) -> float | None:
     return (min if METRICS[name].kind == "min" else max)(found, default=None)
 
 
-def caches(sections: Sections) -> frozenset[str]:
+def caches(ranks: Iterable[Sections]) -> frozenset[str]:
     """What the compile caches answered (``hit``, ``miss``, ...): compile times with and without hits are two things."""
     try:
-        return frozenset(answer.rpartition(" ")[2] for each in sections["compiles"]["compiles"]
+        return frozenset(answer.rpartition(" ")[2] for sections in ranks for each in sections["compiles"]["compiles"]
                          for answer in each.get("caches", ()))
     except (KeyError, TypeError, AttributeError):
         return frozenset()
@@ -83,7 +83,7 @@ def _found(cell: JudgedCell, name: str, baseline: Mapping[str, JudgedCell] | Non
     then = worst(before.ranks, metric) if before is not None else None
     if before is None or then is None:
         return None, "the baseline does not have them"
-    if metric == _COMPILING and caches(before.sections) != caches(cell.sections):
+    if metric == _COMPILING and caches(before.ranks) != caches(cell.ranks):
         return None, "the compile caches answered otherwise in the baseline"
     return (found / then if then else (1.0 if found == then else float("inf"))), ""
 

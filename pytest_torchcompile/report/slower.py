@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pytest_torchcompile.report.judged import JudgedCell
-from pytest_torchcompile.report.limits import caches, value
+from pytest_torchcompile.report.limits import caches, worst
 from pytest_torchcompile.report.metrics import METRICS, spread
 
 __all__ = ["Change", "Pairs", "slower"]
@@ -47,19 +47,24 @@ def slower(both: Pairs, name: str) -> Iterator[Change]:
     factor = 1 if METRICS[name].kind == "max" else -1
     singles: dict[str, float] = {}
     for cell, (now, then) in both.items():
-        new, old = value(now.sections, name), value(then.sections, name)
+        new, old = worst(now.ranks, name), worst(then.ranks, name)
         if not new or not old or min(new, old) <= 0:
             continue
-        spreads = [spread(each.sections, name) for each in (now, then)]
+        spreads = [_spread(each, name) for each in (now, then)]
         if None not in spreads:
             sigma = math.hypot(*(each or 0.0 for each in spreads))
             if factor * (new - old) > SIGMAS * sigma and factor * math.log(new / old) > math.log(1.02):
                 text = f"{_was(cell, name, old, new)}, more than {SIGMAS:g} times the spread of {sigma:.2g}"
                 yield Change("slower", text, (cell,))
-        elif name != "compile_seconds" or caches(now.sections) == caches(then.sections):
+        elif name != "compile_seconds" or caches(now.ranks) == caches(then.ranks):
             singles[cell] = factor * math.log(new / old)
     if len(singles) >= FEWEST:
         yield from _outliers(singles, both, name)
+
+
+def _spread(cell: JudgedCell, name: str) -> float | None:
+    """The largest of its ranks'."""
+    return max((sigma for sections in cell.ranks if (sigma := spread(sections, name)) is not None), default=None)
 
 
 def _outliers(ratios: Mapping[str, float], both: Pairs, name: str) -> Iterator[Change]:
@@ -70,7 +75,7 @@ def _outliers(ratios: Mapping[str, float], both: Pairs, name: str) -> Iterator[C
         text = f"{METRICS[name].help}: {_times(shift)} worse than in the baseline, the median of {len(ratios)} cells"
         yield Change("slower", text, tuple(ratios), sure=False)
     for cell, ratio in ratios.items():
-        new, old = (value(each.sections, name) or 0.0 for each in both[cell])
+        new, old = (worst(each.ranks, name) or 0.0 for each in both[cell])
         little = name == "compile_seconds" and abs(new - old) < LEAST_SECONDS
         if ratio - shift > max(SIGMAS * sigma, math.log(LEAST_RATIO)) and not little:
             text = f"{_was(cell, name, old, new)}, {_times(ratio - shift)} as much as the other cells'"

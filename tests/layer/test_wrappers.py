@@ -303,8 +303,8 @@ def test_how_a_wrapper_of_the_users_own_is_called(own, value, given, result):
     ("three*2", "'own_wraps:three' is called as wrap(model, settings, cell, mesh), and has the parameters "
                 "(model, settings, cell): too many positional arguments (own_wraps.py:5)"),
     ("four", "'own_wraps:four' is called as wrap(model, settings, cell), and has the parameters (model, settings, "
-             "cell, mesh): missing a required argument: 'mesh' (own_wraps.py:7); a mesh is for several ranks, and those are "
-             "asked for by own_wraps:four*2"),
+             "cell, mesh): missing a required argument: 'mesh' (own_wraps.py:7); a mesh is for several ranks, and "
+             "those are asked for by own_wraps:four*2"),
     ("disguised*2", "has the parameters (): too many positional arguments (own_wraps.py:11)"),
     ("called", "has the parameters (model): too many positional arguments"),
     ("four@inner_blocks*2", "'own_wraps:four' is asked for the order 'inner_blocks' and has no parameter `order` to be "

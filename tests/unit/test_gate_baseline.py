@@ -82,6 +82,59 @@ def test_new_recompiles(now, before):
     assert "new recompile of Net.forward (models.py:9) in 1 cell(s), cause: value" in sentence(found)
 
 
+@pytest.fixture
+def ranks():
+    """A function that makes a run of one cell of two ranks, of which rank 1 recorded other things than rank 0."""
+    def made(*acts):
+        run, other = Run(wrapper=["ddp"]), Run(wrapper=["ddp"])
+        (cell,) = run.ids
+        for act in acts:
+            act(other, cell)
+        run.observations[cell].ranks = [{"sections": other.observations[cell].sections, "failure": None}]
+        return run
+
+    return made
+
+
+@pytest.mark.parametrize(("act", "text"), [
+    (lambda run, cell: run.breaks(cell, {"line": 30}), "new graph break at models.py:30 in 1 cell(s): Tensor.item()"),
+    (lambda run, cell: run.recompiles(cell, 1),
+     "new recompile of Net.forward (models.py:9) in 1 cell(s), cause: value"),
+])
+def test_the_other_ranks_are_compared_too(ranks, act, text):
+    """What rank 1 has alone is new, unless it had it."""
+    found = outcome(ranks(act), ranks())
+    assert text in told(found)
+    assert text not in told(outcome(ranks(act), ranks(act)))
+    assert text not in told(outcome(ranks(), ranks(act)))
+
+
+def test_what_two_ranks_have_is_told_once(ranks):
+    """A line that breaks on both is one, also where it moved."""
+    def at(line):
+        run = ranks(lambda other, cell: other.breaks(cell, {"line": line}))
+        run.breaks(run.ids[0], {"line": line})
+        return run
+
+    assert len([each for each in outcome(at(30), ranks()).findings if "new graph break" in each.text]) == 1
+    assert "new graph break" not in told(outcome(at(32), at(30)))
+
+
+def test_compile_times_are_those_of_the_slowest_rank():
+    """Rank 1 compiles ten times as long as it did, in one cell of many."""
+    def run(slowest):
+        made = Run(model=[f"m{n}" for n in range(8)], wrapper=["ddp"])
+        other = Run(model=[f"m{n}" for n in range(8)], wrapper=["ddp"])
+        for number, cell in enumerate(made.ids):
+            other.section(cell, "compiles")["compiles"] = [compiled(slowest if number == 3 else 2.0)]
+            made.observations[cell].ranks = [{"sections": other.observations[cell].sections, "failure": None}]
+        return made
+
+    found = [each.text for each in outcome(run(20.0), run(2.0)).findings if "compiles of the cell" in each.text]
+    assert len(found) == 1
+    assert "was 2 s and is 20 s" in found[0]
+
+
 def test_cells_that_are_gone(before):
     """From the matrix, or only from what ran; a cell that was skipped then is no loss."""
     now = Run(model=["net"], backend=["inductor", "eager"])

@@ -14,6 +14,8 @@ _REST = re.compile(r"\d.*", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w:.])\d[\d.,]*(?:e[+-]?\d+)?\b")
 """A number that is no part of a name, of a version or of a place (``file:line``)."""
 _STEP = re.compile(r"^step \d+: ")
+_RANKS = re.compile(r"^(?:every rank|ranks? \d+(?:, \d+)*): ")
+"""Which of a cell's ranks have a problem (:mod:`pytest_torchcompile.verdicts`): of one thing, wherever it is, one cause."""
 _LEAVES = frozenset({"equivalence", "gradients", "training_steps", "aliasing"})
 """Checks whose problems begin with the name of an output, a gradient, ..."""
 _EMPTY = "nothing to judge"
@@ -61,12 +63,14 @@ def causes(cells: Iterable[Facts], verdicts: Iterable[str] = ("fail", "error", "
 
 def _follows(verdict: Verdict, problem: Problem, broken: bool) -> bool:
     """Is it only what comes of another problem of the same cell?"""
-    uncovered = verdict.check == "compiles" and _UNCOVERED in problem.message
-    return problem.message.startswith(_EMPTY) or (broken and uncovered)
+    message = _RANKS.sub("", problem.message)
+    uncovered = verdict.check == "compiles" and _UNCOVERED in message
+    return message.startswith(_EMPTY) or (broken and uncovered)
 
 
 def _kind(verdict: Verdict, message: str, facts: Facts) -> str:
     """What a problem says, without what differs from cell to cell; a crash is one for all checks of a cell."""
+    message = _RANKS.sub("", message)
     if verdict.verdict != "fail" or message.startswith(_RAISED):
         return _NUMBER.sub("#", message)
     model = f"{facts.axes.get('model')}: {verdict.check}: "

@@ -226,6 +226,23 @@ def test_an_exception_of_a_backend_is_one_cause_whatever_the_model():
     assert [c.cells for c in found] == [["a-1", "b-1"]]
 
 
+def test_what_several_ranks_have_is_one_cause():
+    """Whichever of them have it, in which cell; what follows from it on one of them is none."""
+    found = causes([
+        failing("a", ("compiles", "fail", problem("every rank: the compiled run raised ValueError in forward: no")),
+                ("recompiles", "fail", problem("ranks 0, 1: nothing to judge: it raised"))),
+        failing("b", ("compiles", "fail", problem("rank 1: the compiled run raised ValueError in forward: no"))),
+        failing("c", ("graph_breaks", "fail", problem("rank 0: graph break (1 place(s), 0 allowed): print"),
+                      problem("ranks 1, 2, 3: graph break (2 place(s), 0 allowed): print"))),
+        failing("d", ("graph_breaks", "fail", problem("every rank: graph break (1 place(s), 0 allowed): print")),
+                ("compiles", "fail", problem("every rank: 80% of the model's operator calls ran inside compiled graphs"))),
+        failing("e", ("equivalence", "fail", problem("rank 0: output: error is 9 times the noise"),
+                      problem("every rank: loss: error is 3 times the noise"))),
+    ])
+    assert [(c.checks, c.cells) for c in found] == [
+        (["compiles"], ["a", "b"]), (["graph_breaks"], ["c", "d"]), (["equivalence"], ["e"])]
+
+
 def test_a_crash_is_one_cause_for_all_checks():
     """Each check of a crashed cell carries the crash; what there was nothing to judge of is no cause beside another."""
     crash = problem("process 4711 died")

@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"(?<![\w:.])\d[\d.,]*(?:e[+-]?\d+)?\b")
 """A number that is no part of a name, of a version or of a place (``file:line``)."""
 _STEP = re.compile(r"^step \d+: ")
 _RANKS = re.compile(r"^(?:every rank|ranks? \d+(?:, \d+)*): ")
-"""Which of a cell's ranks have a problem (:mod:`pytest_torchcompile.verdicts`): of one thing, wherever it is, one cause."""
+"""Which ranks of a cell have a problem (:mod:`pytest_torchcompile.verdicts`)."""
 _LEAVES = frozenset({"equivalence", "gradients", "training_steps", "aliasing"})
 """Checks whose problems begin with the name of an output, a gradient, ..."""
 _EMPTY = "nothing to judge"

@@ -235,7 +235,8 @@ def test_what_several_ranks_have_is_one_cause():
         failing("c", ("graph_breaks", "fail", problem("rank 0: graph break (1 place(s), 0 allowed): print"),
                       problem("ranks 1, 2, 3: graph break (2 place(s), 0 allowed): print"))),
         failing("d", ("graph_breaks", "fail", problem("every rank: graph break (1 place(s), 0 allowed): print")),
-                ("compiles", "fail", problem("every rank: 80% of the model's operator calls ran inside compiled graphs"))),
+                ("compiles", "fail",
+                 problem("every rank: 80% of the model's operator calls ran inside compiled graphs"))),
         failing("e", ("equivalence", "fail", problem("rank 0: output: error is 9 times the noise"),
                       problem("every rank: loss: error is 3 times the noise"))),
     ])

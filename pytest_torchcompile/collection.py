@@ -24,7 +24,7 @@ from pytest_torchcompile.report.reproduction import file_name, reproducible, rep
 from pytest_torchcompile.report.seal import sealed
 from pytest_torchcompile.report.strictjson import dumps
 from pytest_torchcompile.report.terminal import failure_text, header, summary
-from pytest_torchcompile.selection import refuse_unknown
+from pytest_torchcompile.selection import refuse_idle, refuse_unknown
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.shards import shard
 from pytest_torchcompile.torchrun import Torchrun, own_file
@@ -349,6 +349,8 @@ def start(config: pytest.Config, settings: Settings) -> None:
                     config.invocation_params.dir / path)
     matrix = load_matrix(path, shown=settings.matrix)
     refuse_unknown(config.getoption("markexpr"), (planned.cell.axes for planned in matrix.cells))
+    refuse_idle(settings.checks or matrix.checks, [planned.cell.axes for planned in matrix.cells],
+                "--compile-checks" if settings.checks else f"{settings.matrix}: checks")
     _select(config, Path(matrix.path))
     session = MatrixSession(config, settings, matrix)
     _report(config, session.torchrun)

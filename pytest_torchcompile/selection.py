@@ -1,15 +1,21 @@
-"""``-m "compile_cell(backend='eager')"``: does it speak of axes and values that the matrix has? No pytest, no torch."""
+"""Selections of which nothing would be left, and nobody told why. No pytest, no torch.
+
+``-m "compile_cell(backend='eager')"``: does it speak of axes and values that the matrix has?
+``--compile-checks=NAMES``: has any of them something to judge in it?
+"""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.errors import UsageError, nearest
 
-__all__ = ["refuse_unknown"]
+__all__ = ["refuse_idle", "refuse_unknown"]
 
 _ARGUMENT: Final = r"(\w+)\s*=\s*('[^']*'|\"[^\"]*\"|[\w.+-]+)"
 _MARKER: Final = re.compile(rf"\bcompile_cell\s*\(\s*((?:{_ARGUMENT}\s*,?\s*)*)\)")
@@ -37,6 +43,20 @@ def refuse_unknown(expression: str, cells: Iterable[Mapping[str, Any]]) -> None:
             same = next((found for found in known[axis] if str(found) == str(value)), None)
             told = nearest(str(value), map(str, known[axis])) if same is None else f"write {axis}={same!r}"
             raise UsageError(f"-m: no cell of the matrix has {axis}={value!r}; {told}")
+
+
+def refuse_idle(names: Iterable[str], cells: Sequence[Mapping[str, Any]], given: str) -> None:
+    """Raise :class:`UsageError` if none of the checks has anything to judge in any cell: no test would be collected.
+
+    :param given: where the checks are named.
+    """
+    idle = {name: Counter(CHECKS[name].idle(cell) for cell in cells) for name in names}
+    if any("" in why for why in idle.values()):
+        return
+    for name, why in idle.items():
+        for text, count in why.most_common(1):
+            raise UsageError(f"{given}: {name} has nothing to judge in any cell of the matrix: {text}"
+                             + (f" ({count} of {len(cells)} cells)" if count < len(cells) else ""))
 
 
 def _named(expression: str) -> Iterator[tuple[str, Any]]:

@@ -57,18 +57,23 @@ class CheckEntry:
 
     def applies(self, axes: Mapping[str, Any]) -> bool:
         """Whether a cell with these values of the axes has something to judge; others have no such item."""
+        return not self.idle(axes)
+
+    def idle(self, axes: Mapping[str, Any]) -> str:
+        """Why there is nothing to judge in a cell with these values of the axes; empty if there is."""
         if axes.get("phase") not in self.phases:
-            return False
+            return f"it judges phase {' and '.join(self.phases)}, not {axes.get('phase')}"
         if self.graphs and not (str(axes.get("device")).partition(":")[0] == "cuda" and promised(axes)):
-            return False
+            return "no CUDA graphs are promised, by a mode or a backend on device cuda"
         try:
             wrapping = Wrapping.read(str(axes.get("wrapper")))
         except ValueError:  # a report may hold a wrapper that this version does not know
-            return True
+            return ""
         if wrapping.fake:
-            return self.fake
-        several = wrapping.ranks > 1
-        return self.ranks in ("any", "several" if several else "one")
+            return "" if self.fake else "in the fake lane no number means anything"
+        if self.ranks == ("one" if wrapping.ranks > 1 else "several"):
+            return f"it judges cells of {self.ranks} rank{'s' * (self.ranks == 'several')} only"
+        return ""
 
 
 @cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchcompile.backends import BACKENDS
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECK"]
 
+INDUCTORS = ("inductor", "aot_eager_decomp_partition", "aot_eager_decomp_partition_crossref")
+"""Backends that Inductor's setting about random numbers holds for: its decompositions obey it too."""
 SEEDS, FEW = 64, 4
 """Seeds that each side is run with; fewer where eager draws nothing, so that a seed must not matter at all."""
 
@@ -43,8 +46,8 @@ def measure(run: Run) -> dict[str, Any]:
     with own_random_draws(), observe() as seen:
         found = drawn(run.make(run.settings), seeds, run.seed + seeds)
     leaves = compare_chances(expected, found)
-    return {"raised": None, "random": expected.varies, "seeds": seeds, "graphs": len(seen.graphs),
-            "compared": len(leaves), "wrong": [text for leaf in leaves if (text := problem(leaf))]}
+    return {"raised": None, "backend": run.cell.backend, "graphs": len(seen.graphs), "random": expected.varies,
+            "seeds": seeds, "compared": len(leaves), "wrong": [text for leaf in leaves if (text := problem(leaf))]}
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
@@ -54,11 +57,21 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     elif not section["graphs"]:
         yield Problem("no graph was compiled with random numbers of its own, so there is nothing to judge")
     elif wrong := section["wrong"]:
-        yield Problem(wrong[0], "\n".join(wrong[1:]),
-                      "the compiled code draws its random numbers in another way than eager; "
-                      "`torch._inductor.config.fallback_random = True` has it draw eager's own")
+        yield Problem(wrong[0], "\n".join(wrong[1:]), _hint(section.get("backend", "inductor")))
     elif section["compared"] < 2:  # the first is about the seeds
         yield Problem("nothing to judge: with the seeds of this check both sides raised, or gave no number to compare")
+
+
+def _hint(backend: str) -> str:
+    """``backend``: a name or ``module:attribute``."""
+    setting = "`torch._inductor.config.fallback_random = True` has it draw eager's own"
+    if backend in INDUCTORS:
+        advice = setting
+    elif backend in BACKENDS and not BACKENDS[backend].kernels:
+        advice = "this backend runs torch's own operators, so look at what changes the graph before it"
+    else:
+        advice = f"look at what the backend {backend!r} makes of them; where it goes on to Inductor, {setting}"
+    return f"the compiled code draws its random numbers in another way than eager; {advice}"
 
 
 CHECK = Check("randomness", measure, judge)

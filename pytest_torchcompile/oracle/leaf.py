@@ -55,6 +55,8 @@ class Leaf:
     draws: int = 0
     """How many noise draws the scale was made from, eager's own rounding among them."""
     message: str = ""
+    ranks: bool = False
+    """Is it eager on both sides: ``eager`` of one process, and ``compiled`` of the ranks beside it?"""
 
     @property
     def decided(self) -> bool:

@@ -9,6 +9,7 @@ from pytest_torchcompile.oracle.leaf import Leaf, Scalar
 
 __all__ = ["Limits", "note", "problem"]
 
+_SIDES = " (uncompiled on both sides: what is called eager is one process, and compiled the ranks)"
 _OF_NOISE = 4.0
 """So many times the limits for a leaf that is nothing but noise: how far total cancellation carries it is least known.
 The gradient of a bias before a batch norm reaches rms 4.4 in float32, leaves that mean something 1.3."""
@@ -44,7 +45,7 @@ def problem(leaf: Leaf, limits: Limits | None = None) -> str | None:
     """Say in one line what is wrong with this leaf, or ``None``."""
     limits = limits or Limits()
     if leaf.message:
-        return f"{leaf.name}: {leaf.message}{_values(leaf)}"
+        return f"{leaf.name}: {leaf.message}{_values(leaf)}{_SIDES if leaf.ranks else ''}"
     if leaf.bitwise:
         return None
     if leaf.rms is None or leaf.bias is None or leaf.peak is None:
@@ -85,7 +86,8 @@ def _values(leaf: Leaf) -> str:
     where = f" at {list(leaf.index)}" if leaf.index else ""
     share = f"; {leaf.wrong:.2%} of {leaf.numel} elements wrong" if leaf.wrong and leaf.numel > 1 else ""
     values = (leaf.eager, leaf.compiled, leaf.expected)
-    found = "eager {}, compiled {}, expected {}".format(*map(_number, values))
+    mine, found = ("one process", "ranks") if leaf.ranks else ("eager", "compiled")
+    found = "{} {}, {} {}, expected {}".format(mine, _number(values[0]), found, *map(_number, values[1:]))
     return f"{where}: {found}{share} (measured from {leaf.against}, {leaf.dtype or 'no dtype'})"
 
 

@@ -244,7 +244,7 @@ class Trial:
         """Hold what the ranks computed eagerly against what one process computes: values, no layouts of memory."""
         for leaf in compare(one, ranks, expected):
             if leaf.kind not in _LAYOUT:
-                yield f"{label}, the ranks' eager run beside one process", leaf
+                yield f"{label}, the ranks' eager run beside one process", replace(leaf, ranks=True)
 
     def _settings_left(self, call: Call, changes: list[str]) -> None:
         """Compare what the two sides have left changed of torch's settings."""

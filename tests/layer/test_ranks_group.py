@@ -88,7 +88,9 @@ def test_wrong_gradients_are_found(group, fault):
     told = [problem.message for problem in judged["gradients"].problems]
     assert any(text.startswith("rank 0: gradient of down.") for text in told)
     assert any(text.startswith("rank 1: gradient of down.") for text in told)
-    assert "the ranks' eager run beside one process" in judged["gradients"].problems[0].evidence
+    problem = judged["gradients"].problems[0]
+    assert "the ranks' eager run beside one process" in problem.evidence
+    assert re.search(r": one process \S+, ranks \S+, expected \S+", problem.message)
 
 
 def test_a_fault_of_the_compiled_side_alone_is_found(group):
@@ -96,6 +98,7 @@ def test_a_fault_of_the_compiled_side_alone_is_found(group):
     _, judged = run(group, "rank_faults:forgets_compiled*2")
     assert set(failing(judged)) == {"gradients", "training_steps"}
     assert "beside one process" not in judged["gradients"].problems[0].evidence
+    assert re.search(r": eager \S+, compiled \S+, expected \S+", judged["gradients"].problems[0].message)
 
 
 def test_a_rank_that_drifts_is_named(group):

@@ -30,6 +30,17 @@ def test_what_is_decided_has_no_note():
     assert all(leaf.decided for leaf in (EXACT, NEAR, WRONG))
 
 
+def test_ranks_beside_one_process_are_called_so():
+    """Both sides ran eagerly, so neither is called compiled."""
+    far = replace(NEAR, rms=9.0, index=(1,), eager=1.0, compiled=2.0, expected=1.5, ranks=True)
+    assert problem(far) == ("output: error is 9 times the rounding noise (limit 5.5) at [1]: one process 1, ranks 2, "
+                            "expected 1.5 (measured from float64, no dtype)")
+    assert "eager 1, compiled 2, expected 1.5" in problem(replace(far, ranks=False))
+    assert problem(replace(WRONG, ranks=True)).endswith(
+        "b compiled (uncompiled on both sides: what is called eager is one process, and compiled the ranks)")
+    assert Leaf.from_dict(far.to_dict()) == far
+
+
 def test_a_comparison_of_nothing_but_noise_is_vacuous():
     """One value that could have failed is enough; properties are none."""
     structure = Leaf("output structure", "structure", bitwise=True)

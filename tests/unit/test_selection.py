@@ -1,4 +1,4 @@
-"""Axes and values that ``-m "compile_cell(...)"`` names: those of the matrix, or a usage error."""
+"""What ``-m`` and ``--compile-checks`` name: what the matrix has a use for, or a usage error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.selection import refuse_unknown
+from pytest_torchcompile.selection import refuse_idle, refuse_unknown
 
 CELLS = [{"model": "net", "backend": "eager", "hidden": 8, "bias": True}, {"model": "net", "backend": "inductor"}]
 
@@ -34,3 +34,34 @@ def test_what_it_does_not_have(expression, text):
     """One line with the nearest name; a number is no text, as for pytest."""
     with pytest.raises(UsageError, match=re.escape(text)):
         refuse_unknown(expression, CELLS)
+
+
+NOTHING = " has nothing to judge in any cell of the matrix: "
+
+
+def cells(*wrappers, **more):
+    return [{"phase": "training", "device": "cpu", "backend": "inductor", "wrapper": each} | more for each in wrappers]
+
+
+@pytest.mark.parametrize(("checks", "given", "text"), [
+    (["randomness"], cells("tp*fake8"), f"randomness{NOTHING}in the fake lane no number means anything"),
+    (["gradients"], cells("none", phase="inference"),
+     f"gradients{NOTHING}it judges phase training, not inference"),
+    (["rank_divergence"], cells("none"), "it judges cells of several ranks only"),
+    (["smoketest", "fuzz"], cells("ddp", "ddp*4", "tp*fake8"),
+     f"smoketest{NOTHING}it judges cells of one rank only (2 of 3 cells)"),
+    (["cudagraphs"], cells("none"), "no CUDA graphs are promised, by a mode or a backend on device cuda"),
+])
+def test_checks_without_anything_to_judge(checks, given, text):
+    """No test would be collected; the first of them says why."""
+    with pytest.raises(UsageError) as raised:
+        refuse_idle(checks, given, "--compile-checks")
+    assert str(raised.value).startswith(f"--compile-checks: {checks[0]} has nothing to judge")
+    assert str(raised.value).endswith(text)
+
+
+def test_one_check_with_something_to_judge_will_do():
+    """In one cell; a matrix without cells is no business of the checks."""
+    refuse_idle(["smoketest", "compiles"], cells("tp*fake8"), "--compile-checks")
+    refuse_idle(["randomness"], cells("tp*fake8", "none"), "--compile-checks")
+    refuse_idle(["randomness"], [], "--compile-checks")

@@ -122,6 +122,20 @@ def test_no_check_passes_what_it_saw_in_part(name, section):
     assert list(load(name).judge(section, {}))
 
 
+@pytest.mark.parametrize(("backend", "advice"), [
+    ("inductor", "; `torch._inductor.config.fallback_random = True` has it draw eager's own"),
+    ("aot_eager", "; this backend runs torch's own operators, so look at what changes the graph before it"),
+    ("m:mine", "; look at what the backend 'm:mine' makes of them; where it goes on to Inductor, `torch._inductor."
+               "config.fallback_random = True` has it draw eager's own"),
+])
+def test_advice_about_random_numbers_is_for_the_backend(backend, advice):
+    """Inductor's setting is no use to others."""
+    section = {"raised": None, "backend": backend, "random": True, "seeds": 64, "graphs": 1, "compared": 3,
+               "wrong": ["mean of output: is 3, expected 2"]}
+    (found,) = load("randomness").judge(section, {})
+    assert found.hint == f"the compiled code draws its random numbers in another way than eager{advice}"
+
+
 @pytest.mark.parametrize(("dynamic", "sizes", "allowed"), [
     ("static", 3, 2), ("static", 1, 0), ("auto", 3, 1), ("auto", 1, 0), ("dynamic", 3, 0),
 ])  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
 from functorch.compile import make_boxed_func, nop
@@ -110,6 +111,15 @@ def wide(graph, inputs):
     return run
 
 
+def redraws(graph, inputs):
+    """Right, with other random numbers than eager's."""
+    def run(*args):
+        torch.rand(3)
+        return graph(*args)
+
+    return run
+
+
 def _no_backward(graph, inputs):
     raise RuntimeError("planted: no backward graph")
 
@@ -120,7 +130,7 @@ def _doubled(graph, inputs):
 
 PLANTED = {
     "refuses": refuses, "refuses_the_whole": refuses_the_whole, "raises_when_run": raises_when_run, "adds": adds,
-    "wide": wide, "no_backward": aot_autograd(fw_compiler=nop, bw_compiler=_no_backward),
+    "wide": wide, "redraws": redraws, "no_backward": aot_autograd(fw_compiler=nop, bw_compiler=_no_backward),
     "doubled_gradients": aot_autograd(fw_compiler=nop, bw_compiler=_doubled),
     "unknown": "no_such_module:backend", "healthy": "aot_eager",
 }  # fmt: skip
@@ -239,3 +249,23 @@ def voters(rank, voter):
         fully_shard(part, mesh=mesh["dp"])
     together = Together(net)
     return {"spread": together.spread, "who": together.who(rank == voter), "nobody": together.who(False)}
+
+
+# faults of our own between the calls of the model, on one rank
+
+
+PLACES = {
+    "before": "smoketest.preserved", "snapshot": "steps.Kept", "compared": "steps.compare",
+    "disturbed": "steps.disturb", "means": "chance._add",
+}  # fmt: skip
+
+
+def interrupted(rank, place, kind="ddp", **given):
+    """maybe_compile, with something of its own that raises on rank 1."""
+    def short(*args, **kwargs):
+        raise MemoryError(f"planted: no memory ({place})")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(f"pytest_torchcompile.layer.{PLACES[place]}", short)
+        return compiled(rank, kind, steps=2, **given)

@@ -65,9 +65,9 @@ def compare_means(
         for seed in range(start, start + runs):
             # Seeds of its own for each: a backend that draws as eager does must not look more alike than chance has it.
             for into, seen in ((mine, eager(2 * seed)), (found, compiled(2 * seed + 1))):
-                if agreed(seen.error is not None):
-                    return Means(random, {}, start, str(seen.error or "it raises on another rank"))
-                _add(into, seen, only)
+                error = seen.error or _refused(into, seen, only)
+                if agreed(error is not None):
+                    return Means(random, {}, start, str(error or "it raises on another rank"))
         random |= {name for name, moments in mine.items() if moments.squares > 0}
         apart = {name: line for name in random & mine.keys()
                  if (line := _differs(name, mine[name], found.get(name), limit))}
@@ -76,6 +76,15 @@ def compare_means(
             break
         only = apart
     return Means(random, apart, start - 1)
+
+
+def _refused(into: dict[str, _Moments], seen: Recording, only: Collection[str] | None) -> Exception | None:
+    """Add a run, and return what that raises: other ranks are told as they are of a run that raises."""
+    try:
+        _add(into, seen, only)
+    except Exception as error:
+        return error
+    return None
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -116,10 +116,14 @@ class CompileSmoketest:
         try:
             module = whole(model, loss_fn, loose=_parameters(optimizer))
             together = Together(module)
-            batch = together.agreed(lambda: _given(module, sample_batch))
-            with _graded(optimizer is not None or loss_fn is not None), preserved(module, optimizer), observe(), \
-                    self._waited_for(together):
-                steps = Steps(model, module, batch, optimizer, loss_fn, together)
+            agreed = together.agreed
+            batch = agreed(lambda: _given(module, sample_batch))
+            with ExitStack() as around:
+                around.enter_context(_graded(optimizer is not None or loss_fn is not None))
+                agreed(lambda: around.enter_context(preserved(module, optimizer)))
+                around.enter_context(observe())
+                around.enter_context(self._waited_for(together))
+                steps = agreed(lambda: Steps(model, module, batch, optimizer, loss_fn, together))
                 steps.noted = self.noted or steps.noted
                 for number in range(1, self.steps + 1):
                     step = number

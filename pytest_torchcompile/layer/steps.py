@@ -20,12 +20,13 @@ from pytest_torchcompile.layer.chance import Means, compare_means, drew
 from pytest_torchcompile.layer.descent import Descent, adapted
 from pytest_torchcompile.layer.disturbance import Disturbed, disturb
 from pytest_torchcompile.layer.failures import Failed, of_compiler, refuse_of_user, refuse_wrong
+from pytest_torchcompile.layer.numbers import finite, said, usable
 from pytest_torchcompile.layer.preserve import Kept
 from pytest_torchcompile.layer.together import Together
 from pytest_torchcompile.oracle import Fault, Recording, Reference, Tape, compare, problem, record, reference
 from pytest_torchcompile.oracle.bits import same_bits
 from pytest_torchcompile.oracle.held import Held, later
-from pytest_torchcompile.oracle.recording import speaks
+from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.units import program_unit
 from pytest_torchcompile.oracle.variation import rolled, varied
 
@@ -42,7 +43,8 @@ class Steps:
     """The loop of a smoketest over one batch. ``module`` holds all that ``model`` and the optimiser work on.
 
     Where the model is spread over ranks, each of them does the same calls in the same order, whatever it finds: what
-    may raise on one alone is done in :meth:`Together.agreed`, and each condition of a call is a vote.
+    may raise on one alone is done in :meth:`Together.agreed`, and each condition of a call is a vote. That goes for our
+    own work between the calls too: memory may be short on one rank, an object of the model's that can't be read.
     """
 
     def __init__(
@@ -80,11 +82,11 @@ class Steps:
     def run(self, step: int) -> None:
         """One step. Raises :class:`Failed`, or :class:`~.together.Elsewhere`."""
         agreed = self.together.agreed
-        before = Kept(self.module)
+        before = agreed(lambda: Kept(self.module))
         eager, tape = self._eagerly(step, before)
-        kept = self._held[0].after(eager)
+        kept = agreed(lambda: self._held[0].after(eager))
         agreed(lambda: self._check_learns(eager, step))
-        before.restore()
+        agreed(before.restore)
         gradients = _Gradients(self.module)
         with observe() as seen:
             self.ledgers.append(seen)
@@ -92,9 +94,8 @@ class Steps:
         agreed(lambda: self._check_ran(compiled, seen, step))
         self._check_equal(eager, compiled, tape, before, step)
         agreed(lambda: self._check_held(kept, self._held[1].after(compiled), step))
-        agreed(lambda: self._check_finite(compiled, step))
-        found = compiled.gradients.values()
-        self._spoke = self._spoke or _says_something(compiled) or any(g is not None and speaks(g) for g in found)
+        agreed(lambda: self._checkfinite(compiled, step))
+        self._spoke = agreed(lambda: self._spoke or said(compiled))
         if compiled.backward:
             self.backward = True
             agreed(lambda: self._step(gradients.found, eager, step))
@@ -106,14 +107,14 @@ class Steps:
         agreed(self._check_still)
         if not self.together.any(bool(self._doubts)):
             return
-        before, self._now = Kept(self.module), self.batch
+        before, self._now = agreed(lambda: Kept(self.module)), self.batch
 
         def eager(seed: int) -> Recording:
-            before.restore()
+            agreed(before.restore)
             return self._eager(seed, None)
 
         def compiled(seed: int) -> Recording:
-            before.restore()
+            agreed(before.restore)
             return self._record(self._compiled, seed, None)
 
         with observe() as seen:
@@ -147,19 +148,20 @@ class Steps:
         """Eager's step. From the second on with other values, if the model takes them: else a result that is only
         kept from the step before could not be told from a right one.
         """
+        agreed = self.together.agreed
         if step > 1 and self._varies:
-            self._now, tape = varied(rolled(self.batch), step), Tape()
-            eager = self._eager(step, tape)
-            if not self.together.any(eager.error is not None or not _usable(eager)):
+            self._now, tape = agreed(lambda: varied(rolled(self.batch), step)), Tape()
+            eager = agreed(lambda: self._eager(step, tape))
+            if not self.together.any(agreed(lambda: eager.error is not None or not usable(eager))):
                 return eager, tape
             self._now, self._varies = self.batch, False
-            before.restore()
+            agreed(before.restore)
         tape = Tape()
-        eager = self._eager(step, tape)
+        eager = agreed(lambda: self._eager(step, tape))
         if self.together.any(eager.error is not None):  # perhaps the model objects to the tape
-            before.restore()
-            eager = self._eager(step, None)
-        self.together.agreed(lambda: refuse_of_user(eager.error, step))
+            agreed(before.restore)
+            eager = agreed(lambda: self._eager(step, None))
+        agreed(lambda: refuse_of_user(eager.error, step))
         return eager, tape
 
     def _eager(self, seed: int, mode: Any) -> Recording:
@@ -208,7 +210,7 @@ class Steps:
             raise Failed(f"the optimiser raises {type(error).__name__} for the compiled gradients, for those of eager "
                          f"it does not: {error}", "step", step) from error
         for name, parameter in self.module.named_parameters():
-            if parameter.requires_grad and not _finite(parameter):
+            if parameter.requires_grad and not finite(parameter):
                 raise Failed(f"parameter {name} is not finite after the optimiser's step", "step", step)
         self.optimizer.zero_grad()
 
@@ -240,7 +242,7 @@ class Steps:
 
     def _check_still(self) -> None:
         """A model that falls back to eager by itself hides why: a backward pass that failed, a graph that raised."""
-        batch = self.batch.clone()
+        batch = self.together.agreed(self.batch.clone)
         with observe() as seen:
             self.ledgers.append(seen)
             with torch.set_grad_enabled(self.grad or self.train):
@@ -249,27 +251,31 @@ class Steps:
         if not self._ran:
             raise Failed("after the last step nothing ran compiled any more: it has fallen back to eager", "forward")
 
-    def _check_finite(self, seen: Recording, step: int) -> None:
+    def _checkfinite(self, seen: Recording, step: int) -> None:
         """What agrees with eager can still be no number."""
         found = [("the loss", "loss", seen.loss)] if self.train else []
         for name, phase, tensor in [*found, *((n, "backward", g) for n, g in seen.gradients.items())]:
-            if tensor is not None and not _finite(tensor):
+            if tensor is not None and not finite(tensor):
                 raise Failed(f"{name} is not finite, eagerly too", phase, step)
 
     def _check_equal(self, eager: Recording, compiled: Recording, tape: Tape, before: Kept, step: int) -> None:
+        agreed = self.together.agreed
         expected = self._expected(eager, compiled, tape, before, step)
-        random = drew(eager, step)
+        random = agreed(lambda: drew(eager, step))
         # What was drawn decides more than rounding, so no float64 run is asked where other numbers were drawn.
         scale = (lambda: _assumed(eager, tape)) if random else expected
-        doubts, wrong = self._differences(eager, compiled, scale, random)
+        doubts, wrong = agreed(lambda: self._differences(eager, compiled, scale, random))
         alone = random and doubts and not any(name == "loss" or name.startswith("output") for name in doubts)
-        if self.together.any(bool(alone)) and self._outputs_vary(eager, before, step) and alone:
-            # Outputs that depend on the draws agree: the same were drawn, so that chance excuses nothing else.
-            doubts, wrong = self._differences(eager, compiled, expected, False)
+        if self.together.any(bool(alone)):
+            vary = agreed(lambda: self._outputs_vary(eager, before, step))
+            if self.together.any(bool(vary and alone)):
+                # Outputs that depend on the draws agree: the same were drawn, so that chance excuses nothing else.
+                again = agreed(lambda: self._differences(eager, compiled, expected, False))
+                doubts, wrong = again if vary and alone else (doubts, wrong)
         self._doubts = doubts | self._doubts
         if doubts:
             self._exactly.append(lambda: self._differences(eager, compiled, expected, True)[0])
-        self.together.agreed(lambda: refuse_wrong(wrong, step))
+        agreed(lambda: refuse_wrong(wrong, step))
 
     def _check_held(self, eager: dict[str, str], compiled: dict[str, str], step: int) -> None:
         """Memory that is only shared is no fault yet: a constant may be handed out again and again."""
@@ -300,26 +306,36 @@ class Steps:
         batch = self._now
         if not self.together.spread:
             return lambda: self._reference(eager, tape, before, step, batch)
+        any_, agreed = self.together.any, self.together.agreed
         found = _assumed(eager, tape)
-        apart = (leaf for leaf in compare(eager, compiled, found) if leaf.kind in _VALUES and not leaf.bitwise)
-        if self.together.any(any(True for _ in apart)):
-            found = drawn = self._disturbed(eager, tape, before, step)
-            if self.together.any(any(problem(leaf) for leaf in compare(eager, compiled, drawn))):
-                with self._as_before(before):
-                    drawn.further()
+
+        def leaves(scale: Reference) -> list[Leaf]:
+            return agreed(lambda: compare(eager, compiled, scale))
+
+        if any_(any(leaf.kind in _VALUES and not leaf.bitwise for leaf in leaves(found))):
+            found = drawn = agreed(lambda: self._disturbed(eager, tape, before, step))
+            if any_(any(problem(leaf) for leaf in leaves(drawn))):
+                agreed(lambda: self._further(drawn, before))
         return lambda: found
+
+    def _further(self, drawn: Disturbed, before: Kept) -> None:
+        with self._as_before(before):
+            drawn.further()
 
     def _disturbed(self, eager: Recording, tape: Tape, before: Kept, step: int) -> Disturbed:
         batch = self._now
         state = [*self.module.parameters(), *self.module.buffers()]
         unit = program_unit((*state, *batch.tensors()), tape.unit)
 
-        def run(seed: int, factor: float) -> Recording:
+        def begin(seed: int, factor: float) -> None:
             before.restore()
             self._now = batch.clone()
             if factor:
                 disturb((*state, *self._now.tensors()), seed, factor * unit)
+
+        def run(seed: int, factor: float) -> Recording:
             try:
+                self.together.agreed(lambda: begin(seed, factor))
                 with eager_on_purpose():
                     return self._record(self._call, step, None)
             finally:
@@ -350,8 +366,8 @@ class Steps:
 
     @contextmanager
     def _as_before(self, before: Kept) -> Iterator[None]:
-        after = Kept(self.module)
-        before.restore()
+        after = self.together.agreed(lambda: Kept(self.module))
+        self.together.agreed(before.restore)
         try:
             yield
         finally:
@@ -377,24 +393,3 @@ class _Gradients:
 
     def __exit__(self, *exc: object) -> None:
         self.found = [(p, p.grad) for p in self.module.parameters() if p.grad is not None]
-
-
-def _usable(seen: Recording) -> bool:
-    """Whether loss and gradients are numbers."""
-    found = [seen.loss, *seen.gradients.values()]
-    return all(tensor is None or _finite(tensor) for tensor in found)
-
-
-def _finite(tensor: torch.Tensor) -> bool:
-    plain = tensor.detach()
-    return bool((plain.to_dense() if plain.layout is not torch.strided else plain).isfinite().all())
-
-
-def _says_something(seen: Recording) -> bool:
-    """A zero among whole numbers, or False, is an answer like any other; floating zeros may just be memory."""
-    values = [item.value for item in seen.outputs.values()]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    if not tensors:
-        return any(values)
-    whole = (t for t in tensors if not (t.is_floating_point() or t.is_complex()))
-    return not seen.all_zero or any(tensor.numel() for tensor in whole)

@@ -126,9 +126,20 @@ def _record(cell: PlannedCell | Excluded) -> dict[str, Any]:
 def _table(planned: Sequence[PlannedCell]) -> Iterator[str]:
     width = max((len(each.cell.id) for each in planned), default=0)
     for each in planned:
-        details = "; ".join(filter(None, (each.issue, each.until and f"until {each.until}", *each.checks)))
-        why = f"{each.reason} ({details})" if details else each.reason
+        found = (each.issue, each.until and f"until {each.until}", *each.checks, _needs(each))
+        details = "; ".join(filter(None, found))
+        why = f"{each.reason} ({details})".lstrip() if details else each.reason
         yield f"{each.cell.id:{width}}  {each.outcome:5}  {why}".rstrip()
+
+
+def _needs(planned: PlannedCell) -> str:
+    """What a cell needs more of than most do."""
+    from pytest_torchcompile.execution import gpus_of
+    from pytest_torchcompile.wrappers.wrapping import Wrapping
+
+    ranks = Wrapping.read(planned.cell.wrapper).processes
+    gpus = gpus_of(planned.cell, ranks)
+    return f"needs {gpus} GPUs" if gpus > 1 else f"needs {ranks} processes" if ranks > 1 else ""
 
 
 def _totals(matrix: Matrix, planned: Sequence[PlannedCell]) -> Iterator[str]:
@@ -139,8 +150,24 @@ def _totals(matrix: Matrix, planned: Sequence[PlannedCell]) -> Iterator[str]:
     excluded = Counter((each.rule, each.reason) for each in matrix.excluded)
     for rule, reason in sorted(excluded, key=lambda each: int(each[0].rpartition(":")[2])):
         yield f"{excluded[rule, reason]} excluded by {rule}: {reason}"
-    for note in matrix.notes:
+    for note in (*matrix.notes, *_too_many(planned)):
         yield f"note: {note}"
+
+
+_FEW: Final = 8
+"""Processes of a cell that are nothing to speak of, on any machine."""
+
+
+def _too_many(planned: Sequence[PlannedCell]) -> Iterator[str]:
+    """Ranks on the CPU share the cores of the machine, however many: such cells run, and take their time."""
+    from pytest_torchcompile.wrappers.wrapping import Wrapping
+
+    cores = os.cpu_count() or 1
+    found = [ranks for each in planned if not each.cell.device.startswith("cuda") and each.outcome != "skip"
+             and (ranks := Wrapping.read(each.cell.wrapper).processes) > max(cores, _FEW)]
+    if found:
+        yield (f"{len(found)} cell(s) run up to {max(found)} processes at once, each with torch in it, and this "
+               f"machine has {cores} cores")
 
 
 def _counts(words: Iterable[str]) -> str:

@@ -44,6 +44,29 @@ gpt-eager-default-auto-none          run
 """
 
 
+def test_cells_say_what_they_need(here, capsys, monkeypatch):
+    """What a larger machine would run is planned; the fake lane needs one process, a single GPU is not worth a word."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    here.file.write_text(MATRIX.partition("axes:")[0] + """axes:
+  backend: [eager]
+  device: [cpu, cuda]
+  wrapper: [none, ddp*4, ddp*200, tp*fake64]
+rules:
+- {skip: {wrapper: ddp*4, device: cuda}, reason: no such machine}
+""")
+    assert main(["cells"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = {line.split()[0].removeprefix("gpt-eager-default-auto-"): line.split(None, 1)[1] for line in lines[:8]}
+    assert said == {
+        "none": "run", "none-cuda": "run", "tp_fake64": "run", "tp_fake64-cuda": "run",
+        "ddp_4": "run    (needs 4 processes)", "ddp_4-cuda": "skip   no such machine (needs 4 GPUs)",
+        "ddp_200": "run    (needs 200 processes)", "ddp_200-cuda": "run    (needs 200 GPUs)",
+    }
+    assert lines[8:] == [
+        "8 cells: 7 run, 1 skip",
+        "note: 1 cell(s) run up to 200 processes at once, each with torch in it, and this machine has 2 cores"]
+
+
 def test_cells_of_a_strategy(here, capsys):
     """What a strategy leaves out, and expired rules, are said."""
     here.file.write_text(MATRIX.replace("2999", "1999") + "strategy: {sample: {n: 1}}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile import doctor
+from pytest_torchcompile.matrix import load_matrix
 
 ABOUT = {"torch": "2.13.0", "triton": None, "python": "3.11", "cores": 2, "cpu": "x86_64 AVX2", "compiler": "g++ 13",
          "cuda": None, "driver": None, "devices": ["cpu"]}
@@ -25,6 +26,22 @@ def test_gpus(monkeypatch, about, files, last):
     lines = list(doctor.machine(ABOUT | about))
     assert lines[0] == "torch 2.13.0, triton none, Python 3.11, 2 cores (x86_64 AVX2)"
     assert lines[1:] == ["C++ compiler: g++ 13", last]
+
+
+def test_a_cell_of_several_ranks_needs_a_gpu_for_each(monkeypatch, tmp_path):
+    """The machine has GPUs, and too few for some cells; the fake lane needs one."""
+    monkeypatch.setattr(doctor.leases, "visible_gpus", lambda files: ("0", "1"))
+    monkeypatch.setattr("pytest_torchcompile.subject.build", lambda *given: None)
+    path = tmp_path / "m.yaml"
+    path.write_text("""
+version: 1
+models: {net: {factory: "pytest_torchcompile.zoo:tiny_head", inputs: "pytest_torchcompile.zoo:vector_batch",
+               dims: {B: 4}}}
+axes: {backend: [eager], device: [cuda], wrapper: [none, ddp, ddp*4, fsdp2+tp, tp*fake8]}
+""")
+    can, why_not = doctor.cells(load_matrix(path))
+    assert can == 3
+    assert why_not == {"it needs 4 GPUs, and this machine has 2 to use": 2}
 
 
 def test_no_compiler():

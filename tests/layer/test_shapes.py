@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_torchcompile import BucketConfig, ShapeStabilizer, observe
@@ -360,7 +360,6 @@ def equal(one, other):
     return one == other
 
 
-@settings(deadline=None)
 @given(batch=batches(), sizes=st.sets(st.integers(1, 40), min_size=1), side=st.sampled_from(["left", "right"]),
        value=st.integers(0, 9))
 def test_unpad_undoes_pad(batch, sizes, side, value):

@@ -12,7 +12,7 @@ import numpy
 import pytest
 import torch
 from functorch.compile import make_boxed_func, nop
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -816,7 +816,7 @@ def test_what_has_changed_is_named():
 FAULTS = ["eager", "aot_eager", drawing(), *(broken for broken, *_ in BROKEN.values())]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 @given(fault=st.sampled_from(FAULTS), kind=st.sampled_from(["SGD", "Adam", "LBFGS"]), used=st.booleans(),
        accumulated=st.booleans(), evaluate=st.booleans(), steps=st.integers(1, 3))
 def test_nothing_is_left_of_it(fault, kind, used, accumulated, evaluate, steps):

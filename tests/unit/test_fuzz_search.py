@@ -247,7 +247,7 @@ def test_the_budget_ends_the_shrinking():
         assert sizes(result.sequence)[-1] > 50
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 5), st.integers(2, 64), st.data())
 def test_the_result_is_minimal(length, least, data):
     """With a call dropped or one size lower, the sequence no longer fails."""

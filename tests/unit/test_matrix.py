@@ -11,7 +11,7 @@ import sys
 import time
 
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from pytest_torchcompile.cell import AXES, DEFAULTS
@@ -263,7 +263,6 @@ def _matches(cell, select):
     )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(files())
 def test_expansion_equals_brute_force(project, case):
     """The cells are the product less what is excluded; each rule does what it says, or is refused."""

@@ -6,7 +6,7 @@ import copy
 import json
 import re
 
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from pytest_torchcompile.errors import MatrixError
@@ -49,7 +49,7 @@ VALUES = st.recursive(
     extend=lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3))
 SIGNS = st.text("[]{}:,-&*!|>'\"%@`#?\n\t ", max_size=6)
 MARK = re.compile(r"m\.yaml:[1-9][0-9]*:[1-9][0-9]*: [^\n]+")
-quiet = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
+quiet = settings(max_examples=200)
 
 
 def attempt(project, text):

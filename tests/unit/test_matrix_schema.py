@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from pytest_torchcompile.errors import MatrixError
 from pytest_torchcompile.matrix_schema import matrix_schema
@@ -92,7 +92,7 @@ def test_what_the_schema_cannot_see(case):
     assert errors(yaml.load(text, _Plain)) == []
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(files())
 def test_accepts_what_the_reader_accepts(project, case):
     """Whatever expands is fine with the schema."""

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -171,7 +171,7 @@ def agrees(names, backend, dynamic=False, sizes=(3, 5)):
 def test_state_after_a_failed_attempt_is_bitwise_what_it_was(attempts):
     """At compile, at run, in backward; in the first graph or a later one, which may be that of the second shape."""
 
-    @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=200)
     @given(names=NAMES, fault=FAULTS, number=st.integers(1, 3), dynamic=st.sampled_from([False, False, False, None]))
     def check(names, fault, number, dynamic):
         agrees(names, fault(number), dynamic)
@@ -188,7 +188,7 @@ def test_that_test_can_fail(attempts, monkeypatch):
         agrees(["counter"], run_error(1))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25)
 @given(names=NAMES, fault=FAULTS)
 def test_state_after_a_failed_healthcheck_is_bitwise_what_it_was(names, fault):
     torch.compiler.reset()

@@ -94,7 +94,7 @@ class Steps:
         agreed(lambda: self._check_ran(compiled, seen, step))
         self._check_equal(eager, compiled, tape, before, step)
         agreed(lambda: self._check_held(kept, self._held[1].after(compiled), step))
-        agreed(lambda: self._checkfinite(compiled, step))
+        agreed(lambda: self._check_finite(compiled, step))
         self._spoke = agreed(lambda: self._spoke or said(compiled))
         if compiled.backward:
             self.backward = True
@@ -251,7 +251,7 @@ class Steps:
         if not self._ran:
             raise Failed("after the last step nothing ran compiled any more: it has fallen back to eager", "forward")
 
-    def _checkfinite(self, seen: Recording, step: int) -> None:
+    def _check_finite(self, seen: Recording, step: int) -> None:
         """What agrees with eager can still be no number."""
         found = [("the loss", "loss", seen.loss)] if self.train else []
         for name, phase, tensor in [*found, *((n, "backward", g) for n, g in seen.gradients.items())]:

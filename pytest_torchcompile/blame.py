@@ -73,13 +73,17 @@ def _guilty(outcomes: Sequence[Outcome], ranks: Sequence[Observation]) -> int | 
 
 
 def _order(outcome: Outcome, rank: Observation) -> tuple[int, bool, float]:
-    """Own failures by time, then hangs (one outside of a collective first), then those that were taken along."""
+    """Own failures by time, then skips (which must hide none), hangs (one outside of a collective first), and those
+    that were taken along.
+    """
     failure, error = rank.failure, _error(rank)
     text = f"{failure.message} {failure.evidence}" if failure else f"{error.get('text', '')}"
     if (failure and failure.kind == "aborted") or any(known in text for known in _TAKEN_ALONG):
-        return 2, False, outcome.at
+        return 3, False, outcome.at
     if failure and failure.kind == "timeout":
-        return 1, _waits(failure.evidence), 0.0
+        return 2, _waits(failure.evidence), 0.0
+    if failure and failure.kind == "skip":
+        return 1, False, outcome.at
     return 0, False, outcome.at if rank.failed_at is None else rank.failed_at
 
 

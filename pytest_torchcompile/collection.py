@@ -389,8 +389,8 @@ def _torchrun(config: pytest.Config, settings: Settings) -> Torchrun | None:
 def _report(config: pytest.Config, torchrun: Torchrun | None) -> None:
     """Switch pytest-json-report on, without what only makes the file large, unless it was asked for."""
     option = config.option
-    if not hasattr(option, "json_report"):
-        return
+    if not hasattr(option, "json_report") or (option.collectonly and not option.json_report):
+        return  # what only lists tests leaves the report of the run before
     if not option.json_report:
         option.json_report = True
         option.json_report_omit = [*option.json_report_omit, "collectors", "keywords", "log"]

@@ -113,6 +113,9 @@ class Run(Trial):
         model = self._another()
         mesh = () if self._mesh is None else (self._mesh,)
         call = self.wrapper.wrap(model, settings, self.cell, *mesh)
+        if not callable(call):
+            raise UsageError(f"{self.entry.where}: wrapper {self.cell.wrapper!r} returned {call!r}; expected what is "
+                             "called in place of the model")
         return Side(call, model, settle=self.wrapper.settle, whole=self.wrapper.whole,
                     owned=self.wrapper.owned)
 

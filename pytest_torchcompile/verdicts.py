@@ -41,7 +41,7 @@ def _judge(observation: Observation, name: str, limits: Mapping[str, float]) -> 
             continue
         if (section := sections.get(name)) is None:
             return Judgement("error", (Problem(f"the observation has no section {name!r}: it was not measured"),))
-        if problems := tuple(checks.load(name).judge(section, limits)) or _vacuous(sections):
+        if problems := tuple(checks.load(name).judge(section, limits)) or _vacuous(name, sections):
             found[rank] = problems
     if not found and any(sections is None for sections in judged):
         return Judgement("error", (Problem("a rank was ended with the others, and no rank says why"),))
@@ -78,11 +78,15 @@ def _who(some: list[int], ranks: int) -> str:
     return f"rank{'s' if some[1:] else ''} {', '.join(map(str, some))}"
 
 
-def _vacuous(sections: Mapping[str, Any]) -> tuple[Problem, ...]:
-    """No check passes a rank in which no compiled code ran, whichever checks were asked for."""
-    if any(graph["runs"] for graph in sections.get("compiles", {}).get("graphs", ())):
-        return ()
-    return (Problem("nothing to judge: no compiled code ran", hint="see the check `compiles` of this cell"),)
+def _vacuous(name: str, sections: Mapping[str, Any]) -> tuple[Problem, ...]:
+    """No check passes a rank in which no compiled code ran, whichever checks were asked for; nor equality of zeros."""
+    compiles = sections.get("compiles", {})
+    if not any(graph["runs"] for graph in compiles.get("graphs", ())):
+        return (Problem("nothing to judge: no compiled code ran", hint="see the check `compiles` of this cell"),)
+    if name == "equivalence" and (zero := compiles.get("all_zero")) and all(zero):
+        return (Problem("nothing to judge: every output is zero, NaN or infinite, whose equality proves nothing",
+                        hint="give the model inputs and weights that reach its outputs"),)
+    return ()
 
 
 def _failed(failure: Failure, several: bool) -> Judgement:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CHECK"]
 
+_MUTE = "nothing but zeros, NaN or rounding noise"
+
 
 def measure(run: Run) -> dict[str, Any]:
     """What the search came to on each rung of the backend ladder, and the shortest failing sequence.
@@ -33,7 +35,8 @@ def measure(run: Run) -> dict[str, Any]:
     return {
         "seed": options.seed,
         "rungs": [{"backend": backend, "examples": each.examples, "tries": each.tries, "calls": each.calls,
-                   "refused": each.refused, "compiles": each.compiles, "seconds": each.seconds, "spent": each.spent}
+                   "refused": each.refused, "mute": each.mute, "compiles": each.compiles, "seconds": each.seconds,
+                   "spent": each.spent}
                   for backend, each in rungs],
         "finding": asdict(result.finding) if result.finding else None,
         "sequence": plain(result.sequence),
@@ -50,8 +53,12 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     if not last["tries"]:
         how = f" with the backend {last['backend']}" if section["rungs"][1:] else ""
         if refused := last.get("refused", 0):  # older reports count what was refused among the tries
-            yield Problem(f"nothing was compared{how}: eager refuses all {refused} call(s) that were drawn",
+            also = f", or gives {_MUTE}: {mute}" if (mute := last.get("mute", 0)) else ""
+            yield Problem(f"nothing was compared{how}: eager refuses all {refused} call(s) that were drawn{also}",
                           hint="narrow the model's dims to the sizes that it takes")
+        elif mute := last.get("mute", 0):
+            yield Problem(f"nothing is proved{how}: in all {mute} call(s) that were drawn the model gives {_MUTE}",
+                          hint="give it inputs and weights that reach its outputs")
         else:
             yield Problem(f"no sequence was run{how}: the time for fuzzing was over before the first",
                           hint="give more: --compile-fuzz-seconds")

@@ -35,7 +35,7 @@ def measure(run: Run) -> dict[str, Any]:
     }
 
 
-_SHOWN = ("during", "function", "file", "line", "compile_id", "kind", "cause", "reason")
+_SHOWN = ("during", "function", "file", "line", "compile_id", "kind", "cause", "reason", "ops")
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
@@ -85,12 +85,14 @@ def _compiles(ranks: list[Mapping[str, Any]], alike: bool) -> Iterator[Problem]:
 
 
 def _what(each: Mapping[str, Any]) -> tuple[Any, ...]:
-    return each["function"], each["line"], each["compile_id"], each["kind"], each["cause"]
+    # Dynamo's operators, which older reports lack: what DTensor makes of them may differ, where sizes divide unevenly.
+    return each["function"], each["line"], each["compile_id"], each["kind"], each["cause"], each.get("ops")
 
 
 def _line(each: Mapping[str, Any]) -> str:
     why = f": {each['cause']}, {each['reason']}" if each.get("reason") else ""
-    return f"{each['function']} {each['file']}:{each['line']}  {each['compile_id']} {each['kind']}{why}"
+    size = f" of {each['ops']} operators" if each.get("ops") is not None else ""
+    return f"{each['function']} {each['file']}:{each['line']}  {each['compile_id']} {each['kind']}{size}{why}"
 
 
 _COUNTED = {"graphs": "graphs", "runs": "runs of compiled graphs", "graph_breaks": "graph breaks"}

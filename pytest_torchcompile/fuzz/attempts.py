@@ -11,14 +11,16 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.checks.compiles import SILENT
 from pytest_torchcompile.checks.recompiles import function_of
 from pytest_torchcompile.fuzz.calls import Sequence
 from pytest_torchcompile.fuzz.explained import graphs
 from pytest_torchcompile.fuzz.search import Examined, Finding
-from pytest_torchcompile.instruments.records import SILENT
 from pytest_torchcompile.instruments.state import forget_compiled
-from pytest_torchcompile.oracle.calls import Call, Make
+from pytest_torchcompile.oracle.calls import Call, Make, Passed
 from pytest_torchcompile.oracle.findings import findings
+from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.notes import vacuous
 from pytest_torchcompile.oracle.trial import Trial
 
 __all__ = ["Attempts"]
@@ -56,7 +58,8 @@ class Attempts:
         trial.run()
         found = min(self._findings(trial), key=lambda found: found.at, default=None)
         refused = sum(passed.raised for passed in trial.passed)
-        return Examined(found, len(trial.compiled.seen["graphs"]), len(trial.passed) - refused, refused)
+        mute = sum(_mute(trial, passed) for passed in trial.passed if not passed.raised)
+        return Examined(found, len(trial.compiled.seen["graphs"]), len(trial.passed) - refused - mute, refused, mute)
 
     def on(self, backend: Any) -> Attempts:
         """The same with another backend; modes and options, which belong to the first, are left out."""
@@ -71,7 +74,7 @@ class Attempts:
             yield Finding("error", f"the compiled call raised {error}; eager did not", len(trial.passed),
                           f"{error.text}\n{error.traceback}".strip(), compiled)
         for call in trial.calls:
-            for found in findings([pair for pair in trial.leaves if pair[0] == call.label]):
+            for found in findings(_of(trial, call)):
                 yield Finding(found.kind, found.message, call.index, found.evidence, compiled)
         for passed in trial.passed:
             if not passed.graphs and not passed.raised:
@@ -122,6 +125,15 @@ class Attempts:
             made[mode] = next(counts[mode])
             allowed.append(sum(made.values()) - 1)
         return allowed
+
+
+def _mute(trial: Trial, passed: Passed) -> bool:
+    """Whether a call's equality proves nothing."""
+    return (passed.zero and not passed.gradients) or bool(vacuous(_of(trial, passed.call)))
+
+
+def _of(trial: Trial, call: Call) -> list[tuple[str, Leaf]]:
+    return [pair for pair in trial.leaves if pair[0] == call.label]
 
 
 def _of_what_ran(trial: Trial) -> dict[str, Any]:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FuzzOptions"]
 
+_DIGITS = 18
+"""So long may a seed be; Python turns no text of thousands of digits into a number."""
+
 
 @dataclass(frozen=True)
 class FuzzOptions:
@@ -34,7 +37,7 @@ class FuzzOptions:
 
         Raises :class:`~pytest_torchcompile.errors.UsageError`, naming the option.
         """
-        if not seed.isdecimal():
+        if not seed.isdecimal() or len(seed) > _DIGITS:
             raise UsageError(f"--compile-fuzz-seed: {seed!r} is no seed; expected a whole number, or random")
         return cls(
             int(_number("examples", examples, "a number of sequences above 0, for example 30", whole=True)),
@@ -63,7 +66,7 @@ class FuzzOptions:
 def _number(name: str, text: str, expected: str, whole: bool = False) -> float:
     try:
         found = float(int(text) if whole else text)
-    except ValueError:
+    except (ValueError, OverflowError):
         found = 0.0
     if not 0 < found < float("inf"):
         raise UsageError(f"--compile-fuzz-{name}: {text!r} is not {expected}")

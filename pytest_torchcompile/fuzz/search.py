@@ -60,10 +60,12 @@ class Examined:
     """Calls that ran eagerly and compiled, and were compared."""
     refused: int = 0
     """Calls that eager refuses, and so does compiled code."""
+    mute: int = 0
+    """Calls whose equality proves nothing: all zeros, or nothing but rounding noise."""
 
     @property
     def counts(self) -> bool:
-        """Does it say anything? Where every call was refused nothing was compared."""
+        """Does it say anything? Where every call was refused or mute nothing was compared."""
         return self.calls > 0 or self.finding is not None
 
 
@@ -79,6 +81,8 @@ class Result:
     """Calls of them that ran on both sides."""
     refused: int = 0
     """Calls that eager refused, of any sequence."""
+    mute: int = 0
+    """Calls whose equality proves nothing."""
     compiles: int = 0
     seconds: float = 0.0
     finding: Finding | None = None
@@ -146,6 +150,7 @@ class _Search:
             self.result.tries += examined.counts
             self.result.calls += examined.calls
             self.result.refused += examined.refused
+            self.result.mute += examined.mute
             self.result.compiles += examined.compiles
             self.known[sequence] = examined.finding
         return self.known[sequence]

@@ -52,7 +52,9 @@ def _gates(merged: Merged, cells: Mapping[str, JudgedCell], policy: Policy,
             if name in strict:
                 continue  # every cell that has it is excused
             yield Finding("gate", "fail", f"the gate {name} was not run",
-                          hint=f"add {name} to the key checks of {merged.matrix['path']}")
+                          hint="no cell of this run can: those of several ranks and of the fake lane have no such "
+                               f"check; add a cell with wrapper: none to {merged.matrix['path']}" if name in own else
+                               f"add {name} to the key checks of {merged.matrix['path']}")
         elif (verdict := stated[name]["verdict"]) != "pass":
             behind = [cell.id for cell in cells.values()
                       if cell.verdicts.get(name, {}).get("verdict") in (*BAD, "xfail", "not_run")]

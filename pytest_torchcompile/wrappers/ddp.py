@@ -22,12 +22,12 @@ def wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> 
     """
     from torch.nn.parallel import DistributedDataParallel
 
-    def wrapped() -> Any:
+    def wrapped(inner: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch 2.13 has another name for it, which 2.8 lacks
-            return DistributedDataParallel(model, process_group=mesh.get_group(), broadcast_buffers=False)
+            return DistributedDataParallel(inner, process_group=mesh.get_group(), broadcast_buffers=False)
 
-    return in_order(model, settings, cell, wrapped)
+    return in_order(model, settings, cell, wrapped, in_place=False)
 
 
 DDP = Wrapper("ddp", wrap, ranks=2)

@@ -24,8 +24,8 @@ def _wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) ->
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     device = torch.device(cell.device)
-    return in_order(model, settings, cell, lambda: FullyShardedDataParallel(
-        model, process_group=mesh.get_group(), use_orig_params=True,
+    return in_order(model, settings, cell, lambda inner: FullyShardedDataParallel(
+        inner, process_group=mesh.get_group(), use_orig_params=True,
         device_id=device if device.type == "cpu" else torch.cuda.current_device()))
 
 

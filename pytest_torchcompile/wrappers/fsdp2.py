@@ -25,11 +25,11 @@ def wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> 
     """
     from torch.distributed.fsdp import fully_shard
 
-    def sharded() -> nn.Module:
-        for block in repeated_blocks(model, cell):
+    def sharded(inner: nn.Module) -> nn.Module:
+        for block in repeated_blocks(inner, cell):
             fully_shard(block, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        return model
+        fully_shard(inner, mesh=mesh)
+        return inner
 
     return in_order(model, settings, cell, sharded)
 

@@ -45,7 +45,7 @@ _SEQUENCE: Final = -2
 
 def wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> Callable[..., Any]:
     """Split the model's layers over the mesh, then compile the whole, or each repeated block."""
-    return in_order(model, settings, cell, lambda: split(model, cell, mesh))
+    return in_order(model, settings, cell, lambda inner: split(inner, cell, mesh))
 
 
 def split(model: nn.Module, cell: Cell, mesh: Any) -> nn.Module:
@@ -62,7 +62,8 @@ def split(model: nn.Module, cell: Cell, mesh: Any) -> nn.Module:
             f"{cell.model!r} has none; give it one, such as\n"
             '    tp_plan = {"blocks.*.widen": "colwise", "blocks.*.narrow": "rowwise"}')
     styles = _styles()
-    names = [name for name, _ in model.named_modules() if name]
+    parts = {name: part for name, part in model.named_modules() if name}
+    names, taken = list(parts), dict[str, str]()
     for pattern, style in plan.items():
         if not isinstance(style, str) or style not in styles:
             raise UsageError(f"model {cell.model!r}: tp_plan[{pattern!r}] is {style!r}, which is no style; "
@@ -71,7 +72,17 @@ def split(model: nn.Module, cell: Cell, mesh: Any) -> nn.Module:
         if not chosen:
             raise UsageError(f"model {cell.model!r}: tp_plan names {pattern!r}, and no module is called so; "
                              f"{nearest(pattern, names)}")
-        parallelize_module(model, mesh, {name: styles[style]() for name in chosen})
+        for name in chosen:
+            if name in taken:
+                raise UsageError(f"model {cell.model!r}: tp_plan names {name} twice, by {taken[name]!r} and by "
+                                 f"{pattern!r}; a layer has one style")
+            taken[name] = pattern
+            if isinstance(parts[name], (nn.Linear, nn.Embedding)) is (style == "sequence"):
+                wanted = "for a layer that is whole on each rank, such as a norm" if style == "sequence" else \
+                    "for an nn.Linear or an nn.Embedding"
+                raise UsageError(f"model {cell.model!r}: tp_plan[{pattern!r}] is {style!r}, {wanted}; {name} is a "
+                                 f"{type(parts[name]).__name__}")
+    parallelize_module(model, mesh, {name: styles[plan[pattern]]() for name, pattern in taken.items()})
     return model
 
 

@@ -21,6 +21,7 @@ from pytest_torchcompile.oracle.calls import Side
 from pytest_torchcompile.oracle.trial import same_random_draws
 from tests.layer.fuzz_faults import (
     BreaksAbove100,
+    Cancels,
     GuardsOnEight,
     Net,
     OverflowsByOne,
@@ -29,10 +30,12 @@ from tests.layer.fuzz_faults import (
     ThirdCall,
     Tokens,
     UnpadsOneTooMany,
+    Zeros,
     equal_dims,
     odd_above_16,
     smaller_than_before,
     spoiled,
+    tripled,
 )
 
 SEEDS = range(int(os.environ.get("FUZZ_SEEDS", "1")))
@@ -141,3 +144,12 @@ def test_calls_that_eager_refuses_are_told_from_those_that_were_compared(model):
     assert (mixed.finding, mixed.calls, mixed.refused, mixed.counts) == (None, 2, 3, True)
     refused = program((call(B=3), call(B=5)))
     assert (refused.finding, refused.calls, refused.refused, refused.counts) == (None, 0, 2, False)
+
+
+@pytest.mark.parametrize("model", [Cancels, Zeros])
+def test_calls_that_prove_nothing_are_not_counted(model):
+    """Outputs of nothing but rounding noise, or zeros: a compiler that triples them is not found, nor passed."""
+    program = attempts(model(), tripled)
+    nothing = program((call(B=3), call(B=5)))
+    assert (nothing.finding, nothing.calls, nothing.mute, nothing.counts) == (None, 0, 2, False)
+    assert attempts(Net(), tripled)((call(B=3),)).finding.kind == "value"

@@ -224,10 +224,11 @@ def test_what_is_compiled_when_a_model_is_wrapped(order, before, after):
     for settings in (SETTINGS, None):
         module, seen = model(), []
 
-        def wrapping(module=module, seen=seen):
+        def wrapping(inner, module=module, seen=seen):
+            assert inner is module
             named = {"whole": [module], "block": repeated_blocks(module, cell())}
             seen += [name for name, parts in named.items() for part in parts if part._compiled_call_impl is not None]
-            return nn.Sequential(module)
+            return nn.Sequential(inner)
 
         wrapped = in_order(module, settings, cell(f"ddp@{order}"), wrapping)
         assert seen == (before if settings else [])
@@ -235,6 +236,17 @@ def test_what_is_compiled_when_a_model_is_wrapped(order, before, after):
         with observe() as ledger:
             wrapped(torch.randn(5, 4))
         assert bool(ledger.graphs) is (settings is not None)
+
+
+@pytest.mark.parametrize("order", ["compile_then_wrap", "wrap_then_compile"])
+def test_a_module_of_torchs_own_class_is_compiled(order):
+    """Torch compiles an nn.Sequential by torch.compile() only; in place it skips it."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    wrapped = in_order(module, SETTINGS, cell(f"ddp@{order}"), lambda inner: lambda x: 2 * inner(x)
+                       if order == "compile_then_wrap" else nn.Sequential(inner), in_place=False)
+    with observe() as ledger:
+        wrapped(torch.randn(5, 4))
+    assert any(graph.runs for graph in ledger.graphs)
 
 
 def test_a_wrapper_of_the_users_own(tmp_path):
@@ -354,6 +366,11 @@ def test_a_pipeline_without_numpy_is_a_skip(monkeypatch):
     ({"stem": ["rowwise"]}, "tp_plan['stem'] is ['rowwise'], which is no style; did you mean 'rowwise'? Known: "),
     ({"blocks.0.liner": "colwise"},
      "tp_plan names 'blocks.0.liner', and no module is called so; did you mean 'blocks.0.linear'? Known: "),
+    ({"stem": "colwise", "st*": "rowwise"}, "tp_plan names stem twice, by 'stem' and by 'st*'; a layer has one style"),
+    ({"blocks": "colwise"},
+     "tp_plan['blocks'] is 'colwise', for an nn.Linear or an nn.Embedding; blocks is a ModuleList"),
+    ({"stem": "sequence"},
+     "tp_plan['stem'] is 'sequence', for a layer that is whole on each rank, such as a norm; stem is a Linear"),
 ])
 def test_a_plan_that_does_not_fit(plan, text):
     """What was found, where in the plan, the nearest known name, and all of them."""

@@ -223,6 +223,9 @@ def test_selection(repo):
     statuses = {cell["id"]: (cell["status"], cell["selected"]) for cell in repo.block()["cells"]}
     assert statuses.pop("net-eager-default-auto-none-hidden=8") == ("pass", True)
     assert set(statuses.values()) == {("not_run", False)}
+    before = repo.block()
+    repo.run("--co", "-q")
+    assert repo.block() == before, "what only lists tests leaves the report"
     result = repo.run("--compile-checks=compiles,recompiles", "-k", "aot_eager and dynamic and 16")
     result.assert_outcomes(passed=2, deselected=14)
 

@@ -101,13 +101,22 @@ def test_a_skip_of_all_ranks_is_the_cells():
 
 
 def test_a_skip_of_one_rank_hides_no_failure():
-    """The cell is no skip where another rank had failed by itself before; what comes after a skip comes of it."""
+    """The cell is no skip where another rank had failed by itself; what a skip takes along comes of it."""
     skip = done(kind="skip", message="no GPU", at=6.0)
     assert told(done("broken", at=5.0), skip)[1] == "fail"
     assert told(skip, done("broken", at=5.0))[1] == "fail"
     assert told(done(kind="user", message="eager fails", at=5.0), skip)[1] == "error"
     assert told(skip, Outcome("aborted", message="was ended after rank 0 had failed"))[1] == "skip"
     assert told(skip, done(CLOSED, at=7.0))[1] == "skip"
+
+
+def test_a_skip_that_comes_first_hides_no_failure_either():
+    """Another rank that failed by itself is to blame, whenever it did."""
+    skip = done(kind="skip", message="no GPU", at=4.0)
+    assert told(skip, done("broken", at=5.0))[1] == "fail"
+    seen, verdict, _ = told(skip, done(kind="user", message="eager fails", at=5.0))
+    assert (verdict, seen.failure.message) == ("error", "rank 1: eager fails")
+    assert told(skip, Outcome("timeout", message="no result after 5 s", evidence=ASLEEP))[1] == "skip"
 
 
 def test_ranks_ended_with_nobody_to_blame_are_no_pass():

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
+import pytest_torchcompile
 from pytest_torchcompile import doctor
 from pytest_torchcompile.matrix import load_matrix
 
@@ -31,7 +35,9 @@ def test_gpus(monkeypatch, about, files, last):
 def test_a_cell_of_several_ranks_needs_a_gpu_for_each(monkeypatch, tmp_path):
     """The machine has GPUs, and too few for some cells; the fake lane needs one."""
     monkeypatch.setattr(doctor.leases, "visible_gpus", lambda files: ("0", "1"))
-    monkeypatch.setattr("pytest_torchcompile.subject.build", lambda *given: None)
+    built = SimpleNamespace(settings=lambda *given: {}, build=lambda *given: None)
+    monkeypatch.setitem(sys.modules, "pytest_torchcompile.subject", built)  # the real one needs torch
+    monkeypatch.setattr(pytest_torchcompile, "subject", built, raising=False)
     path = tmp_path / "m.yaml"
     path.write_text("""
 version: 1

@@ -227,6 +227,15 @@ def test_gates_that_the_policy_requires(run):
     assert "try    add smoketest to the key checks of matrix/smoke.yaml" in told(found)
 
 
+def test_a_gate_that_no_cell_of_the_run_can_have():
+    """To name it in the matrix again would not help."""
+    (report,) = Run(wrapper=["ddp"]).reports()
+    report.block["matrix"]["checks"].append("smoketest")
+    (finding,) = [each for each in gate([report]).findings if each.kind == "gate"]
+    assert finding.hint == ("no cell of this run can: those of several ranks and of the fake lane have no such check; "
+                            "add a cell with wrapper: none to matrix/smoke.yaml")
+
+
 @pytest.mark.parametrize(("verdict", "code"), [("pass", 0), ("fail", 1), ("skip", 1), ("not_run", 1), ("xfail", 1)])
 def test_gates_that_a_report_states(run, verdict, code):
     """They must pass, asked for or not."""

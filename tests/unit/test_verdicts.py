@@ -99,6 +99,11 @@ def test_fuzz_tells_want_of_time_from_sizes_that_eager_refuses():
     assert refused.message == ("nothing was compared with the backend inductor: eager refuses all 7 call(s) that were "
                                "drawn")
     assert refused.hint == "narrow the model's dims to the sizes that it takes"
+    (both,) = load("fuzz").judge({"rungs": [{"tries": 0, "refused": 7, "mute": 2}], "finding": None}, {})
+    assert both.message.endswith("all 7 call(s) that were drawn, or gives nothing but zeros, NaN or rounding noise: 2")
+    (mute,) = load("fuzz").judge({"rungs": [{"tries": 0, "refused": 0, "mute": 3}], "finding": None}, {})
+    assert mute.message == ("nothing is proved: in all 3 call(s) that were drawn the model gives nothing but zeros, "
+                            "NaN or rounding noise")
     (late,) = load("fuzz").judge({"rungs": [{"tries": 0, "refused": 0}], "finding": None}, {})
     assert late.message == "no sequence was run: the time for fuzzing was over before the first"
 
@@ -326,6 +331,8 @@ AGAIN = {"kind": "recompile", "cause": "shape", "reason": "size mismatch", "comp
     ([_rank(_compile()), _rank(_compile(), _compile("call 2", **AGAIN))], True,
      "rank 1 compiled otherwise than rank 0 in call 2: 1 and 0 compile(s)"),
     ([_rank(_compile()), _rank(_compile(compile_id="0/1"))], True, "rank 1 compiled otherwise than rank 0 in call 1"),
+    ([_rank(_compile(ops=11)), _rank(_compile(ops=12))], True, "rank 1 compiled otherwise than rank 0 in call 1"),
+    ([_rank(_compile(ops=11)), _rank(_compile(ops=12))], False, ""),
     ([_rank(_compile()), _rank(_compile(), runs=5)], True,
      "the ranks differ in their number of runs of compiled graphs: rank 0 has 4, rank 1 has 5"),
     ([_rank(_compile()), _rank(_compile(), graphs=2)], True, "their number of graphs: rank 0 has 1, rank 1 has 2"),

@@ -11,8 +11,12 @@ from torch import nn
 
 from pytest_torchcompile import zoo
 from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.instruments import observe
+from pytest_torchcompile.models import ModelEntry
+from pytest_torchcompile.observation import Job
+from pytest_torchcompile.runner import run_cell
 from pytest_torchcompile.wrappers import WRAPPERS, pp, tp
 from pytest_torchcompile.wrappers.blocks import repeated_blocks
 from pytest_torchcompile.wrappers.order import in_order
@@ -349,6 +353,20 @@ def test_an_unknown_wrapper():
         load("regionl", Path(), HERE)
     text = f"{HERE}: 'regionl' is not a wrapper, nor module:attribute; did you mean 'regional'? "
     assert str(raised.value).startswith(text)
+
+
+def test_a_wrapper_that_returns_nothing(tmp_path, monkeypatch):
+    """It is told of the wrapper, and not as a model that can't be called."""
+    (tmp_path / "returns_nothing.py").write_text(
+        "import torch\n"
+        "def net(): return torch.nn.Linear(4, 2)\ndef rows(B): return torch.randn(B, 4)\n"
+        "def wrap(model, settings, cell): model.compile(**settings or {})\n")
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    entry = ModelEntry("net", "returns_nothing:net", "returns_nothing:rows", dims={"B": Dim(size=3)}, where=HERE)
+    how = cell("returns_nothing:wrap", model="net")
+    seen, _ = run_cell(Job(how.axes | {"user": {}}, entry.to_dict(), str(tmp_path), ("compiles",)))
+    assert (seen["failure"]["kind"], seen["failure"]["message"]) == (
+        "usage", f"{HERE}: wrapper 'returns_nothing:wrap' returned None; expected what is called in place of the model")
 
 
 def test_a_pipeline_without_numpy_is_a_skip(monkeypatch):

@@ -45,6 +45,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(fixtures, "torchcompile-fixtures")
     _fix_seed(config)
     if config.getoption("compile_matrix") is None:
+        for option in (_BY_NAME[name] for name in _OF_CELLS):
+            if config.getoption(option.ini):
+                raise pytest.UsageError(f"{option.flag} is about the cells of a matrix, and none is asked for; add "
+                                        "--compile-matrix, or take it off")
         if any(_setting(config, _BY_NAME[name]) != _BY_NAME[name].default for name in _FUZZ):
             fuzz_options(config)  # a bad value is told now, not by the first test that is fuzzed
         return
@@ -101,6 +105,7 @@ def fuzz_options(config: pytest.Config) -> FuzzOptions:
 
 
 _BY_NAME = {option.name: option for option in OPTIONS}
+_OF_CELLS = ("checks", "shard", "baseline")
 _FUZZ = ("fuzz-examples", "fuzz-seconds", "fuzz-seed")
 
 

@@ -121,3 +121,13 @@ def test_no_compiler(repo, monkeypatch):
     result.assert_outcomes(skipped=len(applying))
     result.stdout.fnmatch_lines(["no cell ran compiled code: *", "SKIPPED*no C++ compiler found; install g++ or clang"])
     assert {c["status"] for c in repo.block()["cells"]} == {"skip"}
+
+
+@pytest.mark.parametrize("option", ["--compile-shard=1/2", "--compile-checks=compiles", "--compile-baseline=last.json"])
+def test_an_option_of_cells_without_a_matrix(repo, option):
+    """A shard of nothing would be all tests of the repository, on every machine."""
+    repo.file("test_it.py", "def test_it(): pass\n")
+    result = repo.run(option, option="")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines([f"ERROR: {option.partition('=')[0]} is about the cells of a matrix, and none is asked "
+                                 "for; add --compile-matrix, or take it off"])

@@ -138,7 +138,7 @@ def _needs(planned: PlannedCell) -> str:
     from pytest_torchcompile.wrappers.wrapping import Wrapping
 
     ranks = Wrapping.read(planned.cell.wrapper).processes
-    gpus = gpus_of(planned.cell, ranks)
+    gpus = gpus_of(planned.cell)
     return f"needs {gpus} GPUs" if gpus > 1 else f"needs {ranks} processes" if ranks > 1 else ""
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile import leases
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.execution import gpus_of
-from pytest_torchcompile.wrappers.wrapping import Wrapping
 from pytest_torchcompile.zygote import gpu_device_files
 
 if TYPE_CHECKING:
@@ -46,25 +45,23 @@ def cells(matrix: Matrix) -> tuple[int, Counter[str]]:
     why_not: Counter[str] = Counter()
     for planned in matrix.cells:
         cell = planned.cell
-        ranks = Wrapping.read(cell.wrapper).processes
-        key = (cell.model, cell.device, cell.dtype, cell.user, cell.backend, ranks)
+        key = (cell.model, cell.device, cell.dtype, cell.user, cell.backend, gpus_of(cell))
         if planned.outcome == "skip":
             why_not[f"a rule skips it: {planned.reason}"] += 1
             continue
         if key not in known:
-            known[key] = _missing(matrix, planned, gpus_of(cell, ranks))
+            known[key] = _missing(matrix, planned)
         if known[key]:
             why_not[known[key]] += 1
     return len(matrix.cells) - sum(why_not.values()), why_not
 
 
-def _missing(matrix: Matrix, planned: PlannedCell, needed: int) -> str:
-    """``needed``: GPUs."""
+def _missing(matrix: Matrix, planned: PlannedCell) -> str:
     from pytest_torchcompile import subject
 
     cell, entry = planned.cell, matrix.models[planned.cell.model]
     gpus = leases.visible_gpus(gpu_device_files())
-    if gpus and needed > len(gpus):
+    if gpus and (needed := gpus_of(cell)) > len(gpus):
         return f"it needs {needed} GPUs, and this machine has {len(gpus)} to use"
     try:
         subject.settings(cell, matrix.root, entry.where)

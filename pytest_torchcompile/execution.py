@@ -109,7 +109,7 @@ class Execution:
     def _on_gpus(self, cell: Cell, job: Job) -> list[Outcome]:
         """Run the cell while it holds the GPUs that it needs; without a lease where there are none to share."""
         ranks = Wrapping.read(cell.wrapper).processes
-        count = gpus_of(cell, ranks)
+        count = gpus_of(cell)
         # torchrun's ranks have the GPUs that whoever started it gave them.
         if not count or self.folder is None or self.torchrun is not None:
             return self._execute(job, ranks)
@@ -144,10 +144,10 @@ class Execution:
         return outcomes
 
 
-def gpus_of(cell: Cell, ranks: int = 1) -> int:
+def gpus_of(cell: Cell) -> int:
     """How many GPUs a cell needs: one for each rank, and as many as make its device's number one of them."""
     kind, _, number = cell.device.partition(":")
-    return max(ranks, int(number or 0) + 1) if kind == "cuda" else 0
+    return max(Wrapping.read(cell.wrapper).processes, int(number or 0) + 1) if kind == "cuda" else 0
 
 
 def _omp_threads() -> int:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from pytest_torchcompile.fuzz.search import Budget
 
-__all__ = ["FuzzOptions"]
+__all__ = ["FuzzOptions", "ran_out"]
 
 _DIGITS = 18
 """So long may a seed be; Python turns no text of thousands of digits into a number."""
@@ -61,6 +61,11 @@ class FuzzOptions:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for the job of a rank process."""
         return asdict(self)
+
+
+def ran_out(spent: str) -> str:
+    """What is told of a search that the part ``spent`` of its budget ended."""
+    return f"then the {spent} ran out" + ("; give more: --compile-fuzz-seconds" if spent == "seconds" else "")
 
 
 def _number(name: str, text: str, expected: str, whole: bool = False) -> float:

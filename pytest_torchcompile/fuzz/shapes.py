@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile.dims import Dim, Dims, mistakes
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.calls import DrawnCall, Sequence, code
-from pytest_torchcompile.fuzz.options import FuzzOptions
+from pytest_torchcompile.fuzz.options import FuzzOptions, ran_out
 
 if TYPE_CHECKING:
     from pytest_torchcompile.fuzz.search import Examined, Result
@@ -159,9 +159,8 @@ class Drawn:
         if found.finding is None:
             if found.spent:
                 place = inspect.unwrap(self.test).__code__
-                more = "; give more: --compile-fuzz-seconds" if found.spent == "seconds" else ""
-                text = (f"{self.test.__qualname__}: {found.examples} of {options.examples} sequences were run, then "
-                        f"the {found.spent} ran out{more}")
+                text = (f"{self.test.__qualname__}: {found.examples} of {options.examples} sequences were run, "
+                        f"{ran_out(found.spent)}")
                 warnings.warn_explicit(text, FuzzCutShortWarning, place.co_filename, place.co_firstlineno)
             return
         try:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from pytest_torchcompile.fuzz.options import ran_out
 from pytest_torchcompile.observation import VERDICTS, Judgement
 from pytest_torchcompile.report.causes import Cause, causes
 from pytest_torchcompile.report.facts import Facts
@@ -106,9 +107,8 @@ def summary(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
             yield f"{cell} changed torch's settings, which were put back: {'; '.join(leaks)}", {"yellow": True}
     if short := journal.cut_short():
         cell, (count, spent) = min(short.items(), key=lambda each: each[1])
-        more = "; give more: --compile-fuzz-seconds" if spent == "seconds" else ""
         yield (f"fuzz: {len(short)} cell(s) were not fuzzed to the end: of {cell} {count} sequence(s) were compared, "
-               f"then the {spent} ran out{more}", {"yellow": True})
+               f"{ran_out(spent)}", {"yellow": True})
     if bad:
         yield from _causes(journal)
     if missing := journal.not_run():

@@ -67,7 +67,8 @@ def on(monkeypatch, tmp_path):
     ("cpu", 1, 0), ("cpu", 4, 0), ("cuda", 1, 1), ("cuda", 4, 4), ("cuda:2", 1, 3), ("cuda:0", 2, 2), ("xpu", 1, 0)])
 def test_how_many_a_cell_needs(device, ranks_of, count):
     """One a rank, and the device's own number among them."""
-    assert gpus_of(Cell(model="m", device=device), ranks_of) == count
+    wrapper = "none" if ranks_of == 1 else f"ddp*{ranks_of}"
+    assert gpus_of(Cell(model="m", device=device, wrapper=wrapper)) == count
 
 
 def test_a_process_keeps_the_gpus_that_it_saw_first(on, tmp_path):

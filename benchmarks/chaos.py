@@ -4,7 +4,8 @@ Each run is a pytest of its own with three cells of two ranks; in the middle one
 pytest itself. Counted are the cells that do not pass (there should be that one), the processes that are left two
 seconds after pytest has ended, found by a variable in their environment, and the seconds of the cell that was hit.
 
-    --runs N     how many runs (default 30); disasters take turns
+    --runs N         how many runs (default 30); disasters take turns
+    --device DEVICE  cpu (over gloo, the default) or cuda (over NCCL; needs two GPUs)
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ version: 1
 models:
   net: {{factory: "rank_faults:Net", inputs: "rank_faults:rows", dims: {{B: {{choices: [4, 6]}}}}}}
 axes:
+  device: [{device}]
   backend: [eager]
   wrapper: [ddp, "rank_faults:{fault}*2", "rank_faults:right*2"]
 rules:
@@ -54,14 +56,14 @@ def processes(mark: str) -> list[int]:
     return found
 
 
-def one(disaster: str) -> dict[str, Any]:
+def one(disaster: str, device: str) -> dict[str, Any]:
     """Run pytest once and tell what came of it."""
     fault = disaster if disaster in ("dies", "hangs", "raises", "hogs", "faults") else "hangs"
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))
     mark = uuid.uuid4().hex
     shutil.copy(FAULTS, folder)
     (folder / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
-    (folder / "matrix.yaml").write_text(MATRIX.format(fault=fault))
+    (folder / "matrix.yaml").write_text(MATRIX.format(fault=fault, device=device))
     environment = os.environ | {MARK: mark, "PYTEST_TORCHCOMPILE_WARM": "0", "CHAOS_HANGS": str(folder / "hangs")}
     command = [sys.executable, "-m", "pytest", "-q", "--compile-matrix=matrix.yaml", "--compile-timeout=20", "--tb=no"]
     process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL,
@@ -89,10 +91,11 @@ def main() -> None:
     """Run, print a line for each run and the sums; exit code 1 if something was left over."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=30)
-    runs = parser.parse_args().runs
-    told = []
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    args = parser.parse_args()
+    runs, told = args.runs, []
     for k in range(runs):
-        told.append(one(DISASTERS[k % len(DISASTERS)]))
+        told.append(one(DISASTERS[k % len(DISASTERS)], args.device))
         print(json.dumps(told[-1]), flush=True)
     orphans = sum(run["orphans"] for run in told)
     # After Ctrl-C and kill -9 the cells behind the one that was hit are not run.

@@ -6,7 +6,8 @@ new interpreter that imports torch), and in two forks of a process that has impo
 Overhead is the wall time of a cell less the time that its ranks spend on building, compiling and running it (the
 slowest rank's phases). Variants take turns, medians.
 
-    --cells N    cells of each variant (default 9)
+    --cells N        cells of each variant (default 9)
+    --device DEVICE  cpu (over gloo, the default) or cuda (over NCCL; needs two GPUs)
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ ROOT = Path(__file__).parent.parent / "tests" / "layer"
 CHECKS = ("compiles", "equivalence", "gradients", "rank_divergence")
 
 
-def job() -> Job:
+def job(device: str) -> Job:
     """A small model under DDP, compiled by the backend eager, so that what is measured is not the compiler."""
-    cell = Cell(model="net", backend="eager", wrapper="ddp")
+    cell = Cell(model="net", backend="eager", wrapper="ddp", device=device)
     entry = ModelEntry("net", "rank_faults:Net", "rank_faults:rows", dims={"B": Dim(choices=(4, 6))}, where="here:1:1")
     return Job(cell=cell.to_dict(), entry=entry.to_dict(), root=str(ROOT), checks=CHECKS, threads=1)
 
 
-def _spawned(rank: int, store: str, answers: Any) -> None:
+def _spawned(rank: int, device: str, store: str, answers: Any) -> None:
     from dataclasses import replace
 
     from pytest_torchcompile.zygote import set_environment
@@ -47,17 +48,18 @@ def _spawned(rank: int, store: str, answers: Any) -> None:
     set_environment()
     from pytest_torchcompile import runner
 
-    seen, _ = runner.run_cell(replace(job(), rank=rank, world=2, rendezvous=store))
+    seen, _ = runner.run_cell(replace(job(device), rank=rank, world=2, rendezvous=store))
     answers.put((seen["failure"], sum(seen["seconds"].values())))
 
 
-def spawned() -> tuple[float, float]:
+def spawned(device: str) -> tuple[float, float]:
     """Wall seconds and the slowest rank's own seconds of a cell in two new interpreters."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        ranks = [context.Process(target=_spawned, args=(r, os.path.join(folder, "store"), answers)) for r in range(2)]
+        ranks = [context.Process(target=_spawned, args=(r, device, os.path.join(folder, "store"), answers))
+                 for r in range(2)]
         for rank in ranks:
             rank.start()
         own = [answers.get(timeout=180) for _ in ranks]
@@ -68,10 +70,10 @@ def spawned() -> tuple[float, float]:
     return wall, max(seconds for _, seconds in own)
 
 
-def grouped(group: Group, fresh: bool) -> tuple[float, float]:
+def grouped(group: Group, device: str, fresh: bool) -> tuple[float, float]:
     """The same in forks of the zygote: kept from cell to cell, or new ones for each."""
     start = time.perf_counter()
-    outcomes = group.run(job(), 2, sys.path, 180)
+    outcomes = group.run(job(device), 2, sys.path, 180)
     if fresh:
         group.close()
     wall = time.perf_counter() - start
@@ -83,17 +85,19 @@ def main() -> None:
     """Print a line for each variant and the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", type=int, default=9)
-    cells = parser.parse_args().cells
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    args = parser.parse_args()
     zygote = Zygote()
     warm, fresh = Group(zygote.folder), Group(zygote.folder)
-    variants = {"warm ranks": lambda: grouped(warm, fresh=False),
-                "forks for each cell": lambda: grouped(fresh, fresh=True), "spawn for each cell": spawned}
+    variants = {"warm ranks": lambda: grouped(warm, args.device, fresh=False),
+                "forks for each cell": lambda: grouped(fresh, args.device, fresh=True),
+                "spawn for each cell": lambda: spawned(args.device)}
     try:
         for run in variants.values():
             run()  # the first of each also waits for the zygote
         walls: dict[str, list[float]] = {name: [] for name in variants}
         overheads: dict[str, list[float]] = {name: [] for name in variants}
-        for _ in range(cells):
+        for _ in range(args.cells):
             for name, run in variants.items():
                 wall, own = run()
                 walls[name].append(wall)

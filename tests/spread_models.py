@@ -53,13 +53,19 @@ class Net(nn.Module):
         return self.last(x) - self.less(x)
 
 
+def device():
+    """Where the ranks compute."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
 def spread(kind, **given):
     torch.manual_seed(0)
     if kind == "sequence":
-        model = zoo.residual_outside(8)
-        split(model, Cell(model="residual_outside", wrapper="tp"), init_device_mesh("cpu", (dist.get_world_size(),)))
+        model = zoo.residual_outside(8).to(device())
+        mesh = init_device_mesh(device().type, (dist.get_world_size(),))
+        split(model, Cell(model="residual_outside", wrapper="tp"), mesh)
         return model
-    model = Net(**given)
+    model = Net(**given).to(device())
     if kind == "ddp":
         return DistributedDataParallel(model)
     if kind == "fsdp2":
@@ -67,9 +73,9 @@ def spread(kind, **given):
             fully_shard(part)
         return model
     if kind == "fsdp1":
-        return FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+        return FullyShardedDataParallel(model, use_orig_params=True, device_id=device())
     plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(device().type, (dist.get_world_size(),))
     for block in model.blocks:
         parallelize_module(block, mesh, plan)
     return model
@@ -154,7 +160,7 @@ def state(model):
     return {
         "values": [(t.to_local() if hasattr(t, "to_local") else t).detach().clone() for t in tensors],
         "which": [id(t) for t in tensors], "gradients": [t.grad is None for t in tensors],
-        "random": torch.get_rng_state(), "training": [part.training for part in model.modules()],
+        "random": torch.cat([torch.get_rng_state(), *torch.cuda.get_rng_state_all()]), "training": [part.training for part in model.modules()],
         "classes": [type(part) for part in model.modules()],
         "in place": [part._compiled_call_impl for part in model.modules()],
     }  # fmt: skip
@@ -168,7 +174,8 @@ def same(one, other):
 
 def batch(kind, rank):
     """Data parallel ranks have batches of their own; tensor parallel ones the same."""
-    return torch.randn(6, 8, generator=torch.Generator().manual_seed(1 if kind in ("tp", "sequence") else rank))
+    seed = 1 if kind in ("tp", "sequence") else rank
+    return torch.randn(6, 8, generator=torch.Generator().manual_seed(seed)).to(device())
 
 
 def compiled(rank, kind, backend, on=(0, 1), model=None, serving=False, steps=1, **config):
@@ -240,9 +247,9 @@ def _agrees(module, args):
 
 def voters(rank, voter):
     """Who voted yes, on a mesh of two dimensions."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(device().type, (2, 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(0)
-    net = Net()
+    net = Net().to(device())
     for block in net.blocks:
         parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     for part in (*net.blocks, net):

@@ -25,10 +25,10 @@ COLLECTIVE = 60.0
 
 
 class Ranks:
-    """``world`` processes; :meth:`run` does the same thing in each."""
+    """``world`` processes; :meth:`run` does the same thing in each. On ``cuda`` each has a GPU of its own."""
 
-    def __init__(self, world: int, folder: Path) -> None:
-        self.world, self.folder, self.count = world, folder, 0
+    def __init__(self, world: int, folder: Path, device: str = "cpu") -> None:
+        self.world, self.folder, self.count, self.device = world, folder, 0, device
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp", "two_ranks"])
         self.processes, self.pipes = [], []
@@ -62,7 +62,8 @@ class Ranks:
     def start(self) -> None:
         for rank in range(self.world):
             mine, its = self.context.Pipe()
-            process = self.context.Process(target=serve, args=(rank, self.world, its, str(self.folder)), daemon=True)
+            given = rank, self.world, its, str(self.folder), self.device
+            process = self.context.Process(target=serve, args=given, daemon=True)
             process.start()
             its.close()
             self.processes.append(process)
@@ -83,7 +84,7 @@ class Ranks:
         return (self.folder / f"rank{rank}.stack").read_text()
 
 
-def serve(rank: int, world: int, pipe: object, folder: str) -> None:
+def serve(rank: int, world: int, pipe: object, folder: str, device: str) -> None:
     """What a rank's process does until it is ended."""
     stack = open(f"{folder}/rank{rank}.stack", "w")  # noqa: SIM115 - it is open for as long as the process lives
     faulthandler.enable(stack, all_threads=True)
@@ -92,14 +93,18 @@ def serve(rank: int, world: int, pipe: object, folder: str) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     while True:
         try:
             function, store, given = pipe.recv()
         except EOFError:  # whoever asked is gone
             os._exit(0)
         try:
-            dist.init_process_group("gloo", rank=rank, world_size=world, store=dist.FileStore(store, world),
-                                    timeout=datetime.timedelta(seconds=COLLECTIVE))
+            dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=rank, world_size=world,
+                                    store=dist.FileStore(store, world),
+                                    timeout=datetime.timedelta(seconds=COLLECTIVE),
+                                    device_id=torch.device("cuda", rank) if device == "cuda" else None)
             module, name = function.split(":")
             found = ("ok", getattr(importlib.import_module(module), name)(rank, **given))
         except BaseException:

@@ -123,8 +123,10 @@ def _raise():
 
 
 def _hog():
-    """Wants more than there is; what little the rest of the cell needs is left (Linux)."""
-    import resource
+    """Wants more than there is, of the GPU's memory where it has one; what little the rest of the cell needs is left."""
+    if dist.get_backend() == "nccl":
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    import resource  # Linux
 
     with open("/proc/self/statm") as told:
         used = int(told.read().split()[0]) * resource.getpagesize()

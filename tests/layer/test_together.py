@@ -10,10 +10,17 @@ pytestmark = pytest.mark.skipif(two_ranks is None, reason="this torch is built w
 KINDS = ["ddp", "fsdp2", "fsdp1", "tp"]
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def devices(count):
+    """The CPU, and as many GPUs."""
+    here = torch.cuda.device_count()
+    few = pytest.mark.skipif(here < count, reason=f"needs {count} CUDA GPUs, and this machine has {here}")
+    return ["cpu", pytest.param("cuda", marks=few)]
+
+
+@pytest.fixture(scope="module", params=devices(2))
+def ranks(request, tmp_path_factory):
     """Two warm processes."""
-    pair = two_ranks.Ranks(2, tmp_path_factory.mktemp("ranks"))
+    pair = two_ranks.Ranks(2, tmp_path_factory.mktemp("ranks"), request.param)
     yield pair
     pair.stop()
 
@@ -176,9 +183,10 @@ def test_what_fails_between_the_votes(ranks, place, given):
     all_fell_back(found, told, f"planted: no memory ({place})")
 
 
-def test_a_mesh_of_two_dimensions(tmp_path_factory):
+@pytest.mark.parametrize("device", devices(4))
+def test_a_mesh_of_two_dimensions(tmp_path_factory, device):
     """Each rank hears of each other, also of one with which it shares no group."""
-    four = two_ranks.Ranks(4, tmp_path_factory.mktemp("four"))
+    four = two_ranks.Ranks(4, tmp_path_factory.mktemp("four"), device)
     try:
         for voter in (0, 3):
             found = four.run("spread_models:voters", voter=voter)

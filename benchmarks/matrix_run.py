@@ -3,7 +3,8 @@
 Each variant runs in processes of its own with ``-n WORKERS``, cold (an empty Inductor cache) and then warm (the cache
 that the cold run left). Wall and CPU seconds, the compiler's processes included, and the ratios to ours.
 
-    --cells K    take every K-th cell of the matrix, for a quicker look (default 1: all)
+    --cells K      take every K-th cell of the matrix, for a quicker look (default 1: all)
+    --modes M,...  take the cells of these modes alone
 """
 
 from __future__ import annotations
@@ -34,19 +35,26 @@ def run(command: list[str], environment: dict[str, str]) -> tuple[float, float, 
     return wall, cpu, last
 
 
+def comparable(outcome: str, axes: dict[str, str]) -> bool:
+    """Whether a plain test can run the cell too: on one rank, and Triton's kernels on a GPU alone."""
+    return outcome in ("run", "xfail") and Wrapping.read(axes["wrapper"]).ranks == 1 and (
+        axes["model"] != "triton_op" or axes["device"].startswith("cuda"))
+
+
 def main() -> None:
     """Print a line for each run and the ratios."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--matrix", default="matrix/default.yaml")
     parser.add_argument("--cells", type=int, default=1)
     parser.add_argument("--workers", default="2")
+    parser.add_argument("--modes", default="")
     parser.add_argument("--variants", default="ours,one-a-check,one-a-cell")
     args = parser.parse_args()
     found = subprocess.run([sys.executable, "-m", "pytest_torchcompile", "cells", "--json", args.matrix],
                            capture_output=True, text=True, cwd=REPOSITORY, check=True)
-    cells = [cell for cell in json.loads(found.stdout) if cell["outcome"] == "run" and
-             cell["axes"]["model"] != "triton_op"
-             and Wrapping.read(cell["axes"]["wrapper"]).ranks == 1][:: args.cells]
+    modes = args.modes.split(",") if args.modes else ()
+    cells = [cell for cell in json.loads(found.stdout) if comparable(cell["outcome"], cell["axes"])
+             and (not modes or cell["axes"]["mode"] in modes)][:: args.cells]
     results: dict[tuple[str, str], tuple[float, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "cells.json"

@@ -160,7 +160,8 @@ def state(model):
     return {
         "values": [(t.to_local() if hasattr(t, "to_local") else t).detach().clone() for t in tensors],
         "which": [id(t) for t in tensors], "gradients": [t.grad is None for t in tensors],
-        "random": torch.cat([torch.get_rng_state(), *torch.cuda.get_rng_state_all()]), "training": [part.training for part in model.modules()],
+        "random": torch.cat([torch.get_rng_state(), *torch.cuda.get_rng_state_all()]),
+        "training": [part.training for part in model.modules()],
         "classes": [type(part) for part in model.modules()],
         "in place": [part._compiled_call_impl for part in model.modules()],
     }  # fmt: skip

@@ -38,10 +38,13 @@ def compiled_and_eager(cell: Cell):
             batch = batch.clone()
             model.zero_grad(set_to_none=True)
             torch.manual_seed(0)
-            out = call(*batch.args, **batch.kwargs)
-            loss(out, batch.value).backward()
+            torch.compiler.cudagraph_mark_step_begin()
+            with torch.set_grad_enabled(model.training):
+                out = call(*batch.args, **batch.kwargs)
+            if model.training:
+                loss(out, batch.value).backward()
             grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-            outs.append((out.detach(), grads))
+            outs.append((out.detach().clone(), grads))
         results.append(outs)
     return results
 

@@ -123,7 +123,7 @@ def _raise():
 
 
 def _hog():
-    """Wants more than there is, of the GPU's memory where it has one; what little the rest of the cell needs is left."""
+    """Wants more than there is, on a GPU of its memory; what little the rest of the cell needs is left."""
     if dist.get_backend() == "nccl":
         torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
     import resource  # Linux

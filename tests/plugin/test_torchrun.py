@@ -32,6 +32,7 @@ version: 1
 models:
   net: {factory: "models:net", inputs: "models:batch", dims: {B: 4}}
 axes:
+  device: [DEVICE]
   backend: [aot_eager, "models:refuses_on_rank_1", "models:dies_on_rank_1"]
   dynamic: [static]
   wrapper: [none, ddp, "ddp*4"]
@@ -45,11 +46,11 @@ LIMIT = 240
 
 
 def nodes(repo, *options):
-    """Run the matrix on two nodes; their exit codes and what they wrote."""
+    """Run the matrix on two nodes, each with the GPU of its number; their exit codes and what they wrote."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     started = []
     for node in range(2):
         command = [
@@ -59,7 +60,8 @@ def nodes(repo, *options):
             "-m", "pytest", "-p", "no:cacheprovider", "--compile-matrix", "--compile-ranks", "torchrun", *options,
         ]  # fmt: skip
         with (repo.path / f"node{node}.log").open("wb") as log:
-            started.append(subprocess.Popen(command, cwd=repo.path, env=environment, stdout=log, stderr=log,
+            own = environment | {"CUDA_VISIBLE_DEVICES": str(node)}
+            started.append(subprocess.Popen(command, cwd=repo.path, env=own, stdout=log, stderr=log,
                                             start_new_session=True))
     try:
         codes = [each.wait(LIMIT) for each in started]
@@ -70,13 +72,15 @@ def nodes(repo, *options):
     return codes, [(repo.path / f"node{node}.log").read_text() for node in range(2)]
 
 
-def test_two_nodes(repo):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason="needs 2 CUDA GPUs"))])
+def test_two_nodes(repo, device):
     """A healthy cell passes on both ranks, what fails or dies on node 1 is its cell's verdict; rank 0 reports."""
     repo.models(MODELS)
-    repo.matrix(MATRIX)
+    repo.matrix(MATRIX.replace("DEVICE", device))
     codes, logs = nodes(repo)
     assert codes[0] == 1, logs
-    cells = {cell["id"]: cell for cell in repo.block()["cells"]}
+    cells = {cell["id"].removesuffix(f"-{device}"): cell for cell in repo.block()["cells"]}
     told = "\n".join(logs)
     assert {name: cell["status"] for name, cell in cells.items()} == {
         "net-aot_eager-default-static-none": "skip",
@@ -90,14 +94,15 @@ def test_two_nodes(repo):
     assert all(any(graph["runs"] for graph in rank["sections"]["compiles"]["graphs"]) for rank in (healthy, other))
     note = cells["net-aot_eager-default-static-ddp_4"]["checks"]["compiles"]["note"]
     assert note == "it has 4 rank(s), and torchrun has started 2"
-    problem = repo.problems("net-models_refuses_on_rank_1-default-static-ddp", "compiles")[0]
+    problem = cells["net-models_refuses_on_rank_1-default-static-ddp"]["checks"]["compiles"]["problems"][0]
     assert problem["message"].startswith("rank 1: the compiled run raised")
     assert "planted" in problem["message"]
-    problem = repo.problems("net-models_dies_on_rank_1-default-static-ddp", "compiles")[0]
+    problem = cells["net-models_dies_on_rank_1-default-static-ddp"]["checks"]["compiles"]["problems"][0]
     assert "rank 1" in problem["message"]
     assert "exit code 7" in problem["message"] + problem["evidence"], problem
     # what the other node saw lies beside, and agrees
-    theirs = {cell["id"]: cell["status"] for cell in repo.block(".compile-matrix/rank1/report.json")["cells"]}
+    theirs = {cell["id"].removesuffix(f"-{device}"): cell["status"]
+              for cell in repo.block(".compile-matrix/rank1/report.json")["cells"]}
     assert theirs == {name: cell["status"] for name, cell in cells.items()}
 
 

@@ -28,6 +28,8 @@ FAULTS = Path(__file__).parent.parent / "tests" / "layer" / "rank_faults.py"
 DISASTERS = ("dies", "hangs", "raises", "hogs", "interrupted", "faults", "pytest killed")
 """Functions of that file; ``interrupted`` is Ctrl-C and ``pytest killed`` kill -9 while rank 1 hangs."""
 MARK = "CHAOS_RUN"
+LIMITS = {"cpu": 20, "cuda": 40}
+"""Seconds after which a cell that hangs is ended; a rank's first seconds on a GPU are its start."""
 MATRIX = """
 version: 1
 models:
@@ -65,7 +67,8 @@ def one(disaster: str, device: str) -> dict[str, Any]:
     (folder / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
     (folder / "matrix.yaml").write_text(MATRIX.format(fault=fault, device=device))
     environment = os.environ | {MARK: mark, "PYTEST_TORCHCOMPILE_WARM": "0", "CHAOS_HANGS": str(folder / "hangs")}
-    command = [sys.executable, "-m", "pytest", "-q", "--compile-matrix=matrix.yaml", "--compile-timeout=20", "--tb=no"]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "--compile-matrix=matrix.yaml",
+               f"--compile-timeout={LIMITS[device]}"]
     process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL,
                                stderr=subprocess.DEVNULL, start_new_session=True)
     if disaster in ("interrupted", "pytest killed"):

@@ -35,7 +35,7 @@ from pytest_torchcompile.oracle.replicas import alike
 from pytest_torchcompile.oracle.trial import EagerRaised, Trial, same_random_draws
 from pytest_torchcompile.oracle.units import unit_of
 from pytest_torchcompile.references import References
-from pytest_torchcompile.wrappers.group import forget_shardings, joined
+from pytest_torchcompile.wrappers.group import forget_shardings, joined, left_behind
 from pytest_torchcompile.wrappers.protocol import Wrapper
 from pytest_torchcompile.wrappers.protocol import load as load_wrapper
 from pytest_torchcompile.wrappers.wrapping import Wrapping
@@ -162,15 +162,16 @@ def run_cell(job: Job) -> tuple[dict[str, Any], bool]:
         seen.failure = Failure("internal", "torch's state could not be put back after the cell",
                                "clean-up", traceback.format_exc())
         poisoned = True
-    if why := gpu.spoilt():
+    left = left_behind()
+    if why := gpu.spoilt(wait=not left):
         # Whatever else it looks like is what came of this: eager, the reference and every check after it fail too.
         seen.failure = Failure("crash", f"the GPU can't be used any more by the process that ran the cell: {why}",
                                "on the GPU", _before(seen))
         poisoned = True
-    else:
+    elif not left:
         gpu.release()
     if Wrapping.read(cell.wrapper).ranks > 1:
-        poisoned = poisoned or seen.failure is not None or not forget_shardings()
+        poisoned = poisoned or seen.failure is not None or left or not forget_shardings()
     return seen.to_dict(), poisoned
 
 
@@ -186,7 +187,7 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     try:
         where = ModelEntry.from_dict(job.entry).where
         wrapper = load_wrapper(cell.wrapper, Path(job.root), where)
-        with joined(job, cell, wrapper, where) as mesh:
+        with joined(job, cell, wrapper, where, lambda: seen.failed_at is not None) as mesh:
             _observe_run(Run(job, cell, wrapper, mesh), seen)
     except Unavailable as why:
         return Failure("skip", str(why))

@@ -12,10 +12,11 @@ import torch.distributed as dist
 
 from pytest_torchcompile.observation import Job
 
-__all__ = ["rendezvous", "tell"]
+__all__ = ["all_well", "rendezvous", "tell"]
 
 _PIECE: Final = 1 << 20
 """Bytes of one value: the store takes no more than a few MiB."""
+_POLL_SECONDS: Final = 0.01
 
 
 def rendezvous(job: Job) -> Any:
@@ -23,6 +24,20 @@ def rendezvous(job: Job) -> Any:
     if not job.rendezvous.startswith("tcp://"):
         return dist.FileStore(job.rendezvous, job.world)  # type: ignore[attr-defined]
     return _agents(f"{job.rendezvous}/group", job.timeout)
+
+
+def all_well(store: Any, job: Job, well: bool) -> bool:
+    """Whether the cell went well on every rank. Waits for all that have not said so, until one has said otherwise.
+
+    A rank that is gone never says anything; the side that waits for the cell then ends the others too.
+    """
+    store.set(f"well/{job.rank}", str(int(well)))
+    while well:
+        told = [store.get(key) for rank in range(job.world) if store.check([key := f"well/{rank}"])]
+        if b"0" in told or len(told) == job.world:
+            return b"0" not in told
+        time.sleep(_POLL_SECONDS)
+    return False
 
 
 def tell(meeting: str, rank: int, world: int, mine: str, patience: float) -> list[str | None]:

@@ -120,7 +120,7 @@ def wide(graph, inputs):
 def redraws(graph, inputs):
     """Right, with other random numbers than eager's."""
     def run(*args):
-        torch.rand(3)
+        torch.rand(3, device=device())
         return graph(*args)
 
     return run

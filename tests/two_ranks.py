@@ -103,8 +103,7 @@ def serve(rank: int, world: int, pipe: object, folder: str, device: str) -> None
         try:
             dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=rank, world_size=world,
                                     store=dist.FileStore(store, world),
-                                    timeout=datetime.timedelta(seconds=COLLECTIVE),
-                                    device_id=torch.device("cuda", rank) if device == "cuda" else None)
+                                    timeout=datetime.timedelta(seconds=COLLECTIVE))
             module, name = function.split(":")
             found = ("ok", getattr(importlib.import_module(module), name)(rank, **given))
         except BaseException:

@@ -67,7 +67,12 @@ def _line(entry: Mapping[str, Any]) -> str:
 
 
 def _state(entry: Mapping[str, Any]) -> str:
-    """How far it has come; what is retired ended, and only of NCCL is it known whether it had completed."""
-    if not entry.get("retired") or entry["state"] == "completed":
-        return str(entry["state"])
-    return "given up" if entry["profiling_name"].startswith("nccl") else "ended"
+    """How far it has come; what is retired ended, and only of NCCL is it known whether it had completed.
+
+    NCCL calls a collective completed, too, whose CUDA events have not been recorded yet: one that waits for its
+    communicator, which takes all ranks of the group. It is retired a moment after it has completed.
+    """
+    nccl, retired, state = entry["profiling_name"].startswith("nccl"), entry.get("retired"), str(entry["state"])
+    if state == "completed":
+        return state if retired or not nccl else "completed, or not begun"
+    return state if not retired else "given up" if nccl else "ended"

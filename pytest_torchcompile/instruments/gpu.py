@@ -5,17 +5,21 @@ from __future__ import annotations
 __all__ = ["out_of_memory", "release", "spoilt"]
 
 
-def spoilt() -> str:
+def spoilt(*, wait: bool = True) -> str:
     """Why nothing more can run on this process' GPUs, in CUDA's words; empty if all is well, or none is in use.
 
     Such errors are sticky: CUDA repeats them at every later call of the process, whatever it is. So the process waits
-    for everything that it has started, and then allocates and computes something of its own.
+    for everything that it has started, and then allocates and computes something of its own. Without ``wait`` it only
+    asks: a collective that another rank never joins would never end.
     """
     import torch
 
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return ""
     try:
+        if not wait:
+            torch.cuda.current_stream().query()
+            return ""
         torch.cuda.synchronize()
         if int(torch.ones(2, device="cuda").sum().item()) != 2:
             return "the GPU adds 1 and 1 wrongly"

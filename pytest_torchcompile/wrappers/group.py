@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from pytest_torchcompile.observation import Job
 from pytest_torchcompile.wrappers.protocol import Wrapper
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
-__all__ = ["collectives", "forget_shardings", "joined"]
+__all__ = ["collectives", "forget_shardings", "joined", "left_behind"]
 
 _LONGER = 120.0
 """Seconds by which the collectives' own time-out is longer than the cell's: the side that waits ends a cell that hangs,
@@ -29,10 +29,11 @@ and takes the stacks of every rank first."""
 
 
 @contextmanager
-def joined(job: Job, cell: Cell, wrapper: Wrapper, where: str) -> Iterator[Any]:
+def joined(job: Job, cell: Cell, wrapper: Wrapper, where: str, failed: Callable[[], bool]) -> Iterator[Any]:
     """Join the cell's process group; yield the ``DeviceMesh``, or None for a cell of one rank.
 
-    Raises :class:`Unavailable` where this machine can't have the group.
+    ``failed`` tells at the end whether the cell has failed on this rank, as does an exception in the block. Raises
+    :class:`Unavailable` where this machine can't have the group.
     """
     if wrapper.ranks == 1:
         yield None
@@ -45,20 +46,31 @@ def joined(job: Job, cell: Cell, wrapper: Wrapper, where: str) -> Iterator[Any]:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from pytest_torchcompile.store import rendezvous
+    from pytest_torchcompile.store import all_well, rendezvous
 
     with _own_caches(cell, f"{job.rank}of{job.world}"):
+        store = rendezvous(job)
+        # Without device_id: with it torch 2.11 splits the groups of a mesh from this one, which ends a process that
+        # has had a group before with a segmentation fault (pytorch/pytorch#192109).
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo", rank=job.rank, world_size=job.world,
-            store=rendezvous(job),
+            "nccl" if device.type == "cuda" else "gloo", rank=job.rank, world_size=job.world, store=store,
             timeout=datetime.timedelta(seconds=job.timeout + _LONGER),
-            device_id=device if device.type == "cuda" else None,
         )
+        well = False
         try:
             yield init_device_mesh(device.type, wrapper.shape(job.world), mesh_dim_names=wrapper.axes)
+            well = not failed()
         finally:
-            dist.destroy_process_group()
-            forget_shardings()
+            # NCCL's communicators end together: who ends its own waits for ranks that may be waiting for it. After a
+            # failure the group is left to end with the processes, so that each rank can say what it has seen.
+            if device.type == "cpu" or all_well(store, job, well):
+                dist.destroy_process_group()
+                forget_shardings()
+
+
+def left_behind() -> bool:
+    """Whether a cell has left its process group, which nothing can be done about but to end the process."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 @contextmanager

@@ -62,6 +62,12 @@ def test_an_entry_is_a_line(recorders):
     ]
 
 
+def test_what_waits_for_its_communicator_is_not_called_completed(recorders):
+    """NCCL says completed of it, as its events have not been recorded; so it does of what was retired since."""
+    recorders(**{NCCL: [entry(1, state="completed", retired=True), entry(2, state="completed")]})
+    assert [line.rpartition(": ")[2] for line in tail(0).splitlines()[1:]] == ["completed", "completed, or not begun"]
+
+
 def test_both_recorders_are_read_and_nothing_twice(recorders):
     """gloo's entries are in one alone; a torch that gives the same entries by both names tells them once."""
     recorders(**{NCCL: [entry(1), entry(3)],

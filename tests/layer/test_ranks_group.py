@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.group import Group
 from pytest_torchcompile.observation import Job, Observation
 from pytest_torchcompile.ranks import Zygote
+from pytest_torchcompile.store import all_well
 from pytest_torchcompile.verdicts import judge
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
@@ -181,3 +183,18 @@ def test_checks_know_which_cells_they_judge():
     assert not CHECKS["smoketest"].applies({"phase": "training", "wrapper": "ddp"})
     assert CHECKS["gradients"].applies({"phase": "training", "wrapper": "ddp"})
     assert not CHECKS["gradients"].applies({"phase": "inference", "wrapper": "ddp"})
+
+
+@pytest.mark.parametrize(("told", "answers"), [
+    ((True, True, True), [True, True, True]), ((True, False, True), [False, False, False]),
+    ((None, False, True), [False, False])])  # fmt: skip
+def test_a_group_ends_where_all_went_well(tmp_path, told, answers):
+    """Every rank hears the same; one that never says anything is not waited for once another has failed."""
+    import torch.distributed as dist
+
+    def ends(rank):
+        job = Job(cell={}, entry={}, root="", checks=(), rank=rank, world=3)
+        return all_well(dist.FileStore(str(tmp_path / "store"), 3), job, told[rank])
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(ends, [rank for rank in range(3) if told[rank] is not None])) == answers

@@ -75,8 +75,8 @@ class _Pipeline:
         key = tuple((a.shape, a.dtype) for a in args)
         if key not in self.ready:
             first, second = (
-                PipelineStage(_Entered(self.stage), self.mesh.get_local_rank(), self.mesh.size(), args[0].device,
-                              group=self.mesh.get_group()) for _ in range(2))
+                PipelineStage(_Entered(self.stage, received=self.mesh.get_local_rank() > 0), self.mesh.get_local_rank(),
+                              self.mesh.size(), args[0].device, group=self.mesh.get_group()) for _ in range(2))
             count = _microbatches(args[0].shape[0])
             through = ScheduleGPipe(first, count)
             step = ScheduleGPipe(second, count, loss_fn=_weighted, scale_grads=False)
@@ -102,15 +102,19 @@ class _Pipeline:
 
 class _Entered(nn.Module):
     """A stage that is always given an input with a gradient: a forward of the pipeline hands on some without, a step
-    some with, and the stage would be compiled for each."""
+    some with, and the stage would be compiled for each.
 
-    def __init__(self, stage: nn.Module) -> None:
+    What was ``received`` is a buffer of torch's own, off which it reads the gradient for the stage before, so it is this
+    tensor that wants one: a buffer that was made for a forward does not (torch 2.11). Other inputs are the user's.
+    """
+
+    def __init__(self, stage: nn.Module, *, received: bool) -> None:
         super().__init__()
-        self.stage = stage
+        self.stage, self.received = stage, received
 
     def forward(self, x: torch.Tensor) -> Any:
         if x.is_floating_point() and torch.is_grad_enabled() and not x.requires_grad:
-            x = x.detach().requires_grad_()
+            x = (x if self.received else x.detach()).requires_grad_()
         return self.stage(x)
 
 

@@ -404,3 +404,11 @@ def test_the_readme_names_every_style():
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     for style in tp._styles():
         assert f"`{style}`" in readme or f'"{style}"' in readme, style
+
+
+@pytest.mark.parametrize("received", [True, False])
+def test_pp_gives_the_buffer_its_gradient(received):
+    """What a stage has received is where torch reads the gradient for the stage before; the user's input is let be."""
+    buffer = torch.ones(2, 3)
+    pp._Entered(nn.Linear(3, 1), received=received)(buffer).sum().backward()
+    assert (buffer.grad is not None) == buffer.requires_grad == received

@@ -19,7 +19,7 @@ from typing import Any
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.ranks import Outcome, Rank
 
-__all__ = ["Group", "failed"]
+__all__ = ["GRACE", "Group", "ended_after", "failed"]
 
 GRACE = 3.0
 """Seconds that the other ranks have once one has failed."""
@@ -72,6 +72,11 @@ def failed(outcome: Outcome) -> bool:
     return bool(seen["failure"] or (seen["sections"].get("compiles") or {}).get("error"))
 
 
+def ended_after(first: int, outcome: Outcome) -> Outcome:
+    """The outcome of a rank that had none yet, some seconds after the rank ``first`` had failed."""
+    return replace(outcome, status="aborted", message=f"was ended after rank {first} had failed")
+
+
 def _collect(ranks: list[Rank], waiting: dict[Connection, int], timeout: float) -> list[Outcome]:
     """Wait for all; once one has failed, no longer than the grace."""
     outcomes: dict[int, Outcome] = {}
@@ -91,6 +96,6 @@ def _collect(ranks: list[Rank], waiting: dict[Connection, int], timeout: float) 
     for r in late:
         outcome = ranks[r].killed(f"no result after {timeout:g} s")
         if first is not None:
-            outcome = replace(outcome, status="aborted", message=f"was ended after rank {first} had failed")
+            outcome = ended_after(first, outcome)
         outcomes[r] = outcome
     return [outcomes[r] for r in range(len(ranks))]

@@ -288,7 +288,8 @@ def _redirect(log: Path) -> None:
 
 def execute(job: dict[str, Any]) -> dict[str, Any]:
     """Do one job in this process: ``{"do": "cell", "job": Job, "path": [...], "gpus": [...]}``,
-    ``{"do": "environment"}``, or ``{"do": "tell", ...}`` with the arguments of :func:`~pytest_torchcompile.store.tell`.
+    ``{"do": "environment"}``, or ``{"do": "tell", ...}`` and ``{"do": "watch", ...}`` with the arguments of
+    :func:`~pytest_torchcompile.store.tell` and :func:`~pytest_torchcompile.store.failed_elsewhere`.
 
     ``path`` is pytest's ``sys.path``: a model must be importable here whenever it is there. ``gpus`` are those that
     this process may use from now on; CUDA looks when it is first used. ``flight`` is where a rank of several tells what
@@ -309,6 +310,10 @@ def execute(job: dict[str, Any]) -> dict[str, Any]:
         from pytest_torchcompile.store import tell
 
         value, poisoned = tell(job["meeting"], job["rank"], job["world"], job["mine"], job["patience"]), False
+    elif job["do"] == "watch":
+        from pytest_torchcompile.store import failed_elsewhere
+
+        value, poisoned = failed_elsewhere(job["meeting"], job["rank"], job["world"], job["patience"]), False
     else:
         value, poisoned = runner.environment(), False
     return {"value": value, "poisoned": poisoned, "rss": _rss()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import time
 import zlib
@@ -10,9 +11,11 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
+from pytest_torchcompile.group import failed
 from pytest_torchcompile.observation import Job
+from pytest_torchcompile.ranks import Outcome
 
-__all__ = ["all_well", "rendezvous", "tell"]
+__all__ = ["all_well", "failed_elsewhere", "rendezvous", "tell"]
 
 _PIECE: Final = 1 << 20
 """Bytes of one value: the store takes no more than a few MiB."""
@@ -56,9 +59,31 @@ def tell(meeting: str, rank: int, world: int, mine: str, patience: float) -> lis
         except dist.DistError:
             heard.append(None)
             continue
-        told = b"".join(store.get(f"{other}/{number}") for number in range(int(store.get(f"{other}"))))
-        heard.append(zlib.decompress(told).decode())
+        heard.append(_told(store, other))
     return heard
+
+
+def failed_elsewhere(meeting: str, rank: int, world: int, patience: float) -> int | None:
+    """The first other rank that has told of a failure; None once this one has told its own, or after ``patience``.
+
+    A rank whose peer is gone does not always notice: over NCCL it waits for it until its time-out.
+    """
+    store, deadline = _agents(meeting, patience), time.monotonic() + patience
+    well: set[int] = set()
+    while not store.check([f"{rank}"]) and time.monotonic() < deadline:
+        for other in set(range(world)) - well - {rank}:
+            if store.check([f"{other}"]):
+                if failed(Outcome(**json.loads(_told(store, other)))):
+                    return other
+                well.add(other)
+        time.sleep(_POLL_SECONDS)
+    return None
+
+
+def _told(store: Any, rank: int) -> str:
+    """What a rank has told, which its key says is there."""
+    pieces = (store.get(f"{rank}/{number}") for number in range(int(store.get(f"{rank}"))))
+    return zlib.decompress(b"".join(pieces)).decode()
 
 
 def _agents(meeting: str, seconds: float) -> Any:

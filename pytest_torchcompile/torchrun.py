@@ -10,13 +10,15 @@ came of its rank. So all judge the same outcomes; the one of rank 0 reports. No 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.group import failed
+from pytest_torchcompile.group import GRACE, ended_after, failed
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.ranks import START_SECONDS, Outcome, Rank
 
@@ -61,12 +63,13 @@ def own_file(root: Path, torchrun: Torchrun | None, file: str) -> Path:
 
 
 class Nodes:
-    """This node's rank of each cell, and a process that speaks with the other nodes'."""
+    """This node's rank of each cell, and two processes that speak with the other nodes': one tells what came of this
+    rank, and one listens meanwhile for a rank that has failed, for which this one might wait until its time-out."""
 
     def __init__(self, folder: Path, torchrun: Torchrun) -> None:
         """``folder`` is the zygote's."""
         self.torchrun = torchrun
-        self._rank, self._messenger = Rank(folder), Rank(folder)
+        self._rank, self._messenger, self._watcher = Rank(folder), Rank(folder), Rank(folder)
 
     def run(self, job: Job, world: int, path: list[str], timeout: float) -> list[Outcome]:
         """Run a cell, of which every other node runs its ranks; one outcome for each rank, the same on all nodes.
@@ -79,22 +82,37 @@ class Nodes:
             return [Outcome("skip", message=f"it has {world} rank(s), and torchrun has started {here.world}")]
         meeting = f"{here.meeting}/{job.cell['model']}/{_key(job)}"
         job = replace(job, rank=here.rank, world=world, rendezvous=meeting, timeout=timeout, local_rank=here.local_rank)
-        mine = self._rank.run({"do": "cell", "job": job, "path": path}, timeout)
-        if failed(mine):
-            self._rank.close()  # its connections too, so that who waits for it notices
         # Another node may have begun later by as long as a first process takes to start.
         patience = timeout + START_SECONDS
-        told = self._messenger.run({"do": "tell", "meeting": f"{meeting}/outcomes", "rank": here.rank, "world": world,
-                                    "mine": json.dumps(asdict(mine)), "patience": patience}, patience + START_SECONDS)
+        common = {"meeting": f"{meeting}/outcomes", "rank": here.rank, "world": world, "patience": patience}
+        watching = self._watcher.begin({"do": "watch", **common})
+        mine, heard = self._run_own({"do": "cell", "job": job, "path": path}, watching, timeout)
+        if failed(mine):
+            self._rank.close()  # its connections too, so that who waits for it notices
+        told = self._messenger.run({"do": "tell", **common, "mine": json.dumps(asdict(mine))}, patience + START_SECONDS)
+        if not heard:
+            self._watcher.finish()  # it has now heard of this rank
         outcomes = _outcomes(told, here, mine)
         if any(failed(outcome) for outcome in outcomes):
             self._rank.close()
         return outcomes
 
+    def _run_own(self, job: dict[str, Any], watching: Connection, timeout: float) -> tuple[Outcome, bool]:
+        """This node's outcome, once another rank has failed what there is after the grace; and whether one has."""
+        connection, deadline = self._rank.begin(job), time.monotonic() + timeout
+        ready = wait([connection, watching], timeout)
+        heard = watching in ready
+        other = self._watcher.finish().value if heard else None  # None too if the watcher itself has died
+        left = max(0.0, deadline - time.monotonic())
+        if connection in ready or connection.poll(left if other is None else min(left, GRACE)):
+            return self._rank.finish(), heard
+        late = self._rank.give_up(f"no result after {timeout:g} s")
+        return late if other is None else ended_after(other, late), heard
+
     def close(self) -> None:
         """End the processes, whatever they are doing."""
-        self._rank.close()
-        self._messenger.close()
+        for process in (self._rank, self._messenger, self._watcher):
+            process.close()
 
 
 def _key(job: Job) -> str:

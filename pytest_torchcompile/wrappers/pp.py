@@ -104,8 +104,8 @@ class _Entered(nn.Module):
     """A stage that is always given an input with a gradient: a forward of the pipeline hands on some without, a step
     some with, and the stage would be compiled for each.
 
-    What was ``received`` is a buffer of torch's own, off which it reads the gradient for the stage before, so it is this
-    tensor that wants one: a buffer that was made for a forward does not (torch 2.11). Other inputs are the user's.
+    What was ``received`` is a buffer of torch's own, off which it reads the gradient for the stage before, so it is
+    this tensor that wants one: a buffer that was made for a forward does not (torch 2.11). Other inputs are the user's.
     """
 
     def __init__(self, stage: nn.Module, *, received: bool) -> None:

@@ -22,6 +22,11 @@ def refuses_on_rank_1(graph, inputs):
         raise RuntimeError("planted: rank 1 compiles nothing")
     return lookup_backend("aot_eager")(graph, inputs)
 
+def refuses_while_rank_0_sleeps(graph, inputs):
+    if os.environ["RANK"] == "0":
+        __import__("time").sleep(1000)
+    raise RuntimeError("planted: rank 1 compiles nothing")
+
 def dies_on_rank_1(graph, inputs):
     if os.environ["RANK"] == "1":
         os._exit(7)
@@ -33,11 +38,13 @@ models:
   net: {factory: "models:net", inputs: "models:batch", dims: {B: 4}}
 axes:
   device: [DEVICE]
-  backend: [aot_eager, "models:refuses_on_rank_1", "models:dies_on_rank_1"]
+  backend: [aot_eager, "models:refuses_on_rank_1", "models:refuses_while_rank_0_sleeps", "models:dies_on_rank_1"]
   dynamic: [static]
   wrapper: [none, ddp, "ddp*4"]
 rules:
-  - exclude: {backend: ["models:refuses_on_rank_1", "models:dies_on_rank_1"], wrapper: [none, "ddp*4"]}
+  - exclude:
+      backend: ["models:refuses_on_rank_1", "models:refuses_while_rank_0_sleeps", "models:dies_on_rank_1"]
+      wrapper: [none, "ddp*4"]
     reason: one fault at a time
 checks: [compiles, equivalence, gradients, graph_breaks, recompiles, rank_divergence]
 """
@@ -87,6 +94,7 @@ def test_two_nodes(repo, device):
         "net-aot_eager-default-static-ddp": "pass",
         "net-aot_eager-default-static-ddp_4": "skip",
         "net-models_refuses_on_rank_1-default-static-ddp": "fail",
+        "net-models_refuses_while_rank_0_sleeps-default-static-ddp": "fail",
         "net-models_dies_on_rank_1-default-static-ddp": "crash",
     }, told
     healthy = cells["net-aot_eager-default-static-ddp"]["observation"]
@@ -97,6 +105,9 @@ def test_two_nodes(repo, device):
     problem = cells["net-models_refuses_on_rank_1-default-static-ddp"]["checks"]["compiles"]["problems"][0]
     assert problem["message"].startswith("rank 1: the compiled run raised")
     assert "planted" in problem["message"]
+    # rank 0 waits for nobody, so that no broken connection tells it; it is ended all the same
+    problem = cells["net-models_refuses_while_rank_0_sleeps-default-static-ddp"]["checks"]["compiles"]["problems"][0]
+    assert problem["message"].startswith("rank 1: the compiled run raised")
     problem = cells["net-models_dies_on_rank_1-default-static-ddp"]["checks"]["compiles"]["problems"][0]
     assert "rank 1" in problem["message"]
     assert "exit code 7" in problem["message"] + problem["evidence"], problem

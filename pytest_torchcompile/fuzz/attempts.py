@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.checks.compiles import SILENT
 from pytest_torchcompile.checks.recompiles import function_of
 from pytest_torchcompile.fuzz.calls import Sequence
 from pytest_torchcompile.fuzz.explained import graphs
 from pytest_torchcompile.fuzz.search import Examined, Finding
+from pytest_torchcompile.instruments.records import SILENT
 from pytest_torchcompile.instruments.state import forget_compiled
 from pytest_torchcompile.oracle.calls import Call, Make, Passed
 from pytest_torchcompile.oracle.findings import findings

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.errors import UsageError, nearest
+from pytest_torchcompile.quantity import count
 
 __all__ = ["refuse_idle", "refuse_unknown"]
 
@@ -54,9 +55,9 @@ def refuse_idle(names: Iterable[str], cells: Sequence[Mapping[str, Any]], given:
     if any("" in why for why in idle.values()):
         return
     for name, why in idle.items():
-        for text, count in why.most_common(1):
+        for text, times in why.most_common(1):
             raise UsageError(f"{given}: {name} has nothing to judge in any cell of the matrix: {text}"
-                             + (f" ({count} of {len(cells)} cells)" if count < len(cells) else ""))
+                             + (f" ({times} of {count(len(cells), 'cell')})" if times < len(cells) else ""))
 
 
 def _named(expression: str) -> Iterator[tuple[str, Any]]:

@@ -86,7 +86,7 @@ def test_summary(journal, matrix):
         "inductor   1 fail   1 not_run",
         "4 cells: 1 pass, 1 skip, 1 not_run, 1 fail; 2 ran compiled code",
         f"{ids[2]} changed torch's settings, which were put back: grad mode: True -> False",
-        f"1 planned verdict(s) never came, for example {ids[3]}::compiles",
+        f"1 planned verdict never came, for example {ids[3]}::compiles",
     ]
 
 
@@ -101,7 +101,7 @@ def test_fuzzing_that_was_cut_short_is_told(journal, matrix, spent, told):
         event["observation"]["sections"]["fuzz"] = {"rungs": rungs, "finding": None}
         journal.add(event)
     lines = [text for text, _ in summary(journal) if text.startswith("fuzz")]
-    assert lines == [f"fuzz: 4 cell(s) were not fuzzed to the end: of {matrix.cells[0].cell.id} 3 sequence(s) were "
+    assert lines == [f"fuzz: 4 cells were not fuzzed to the end: of {matrix.cells[0].cell.id} 3 sequences were "
                      f"compared, then {text}" for text in told]
 
 

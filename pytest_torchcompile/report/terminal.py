@@ -7,15 +7,17 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.fuzz.options import ran_out
 from pytest_torchcompile.observation import VERDICTS, Judgement
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.causes import Cause, causes
 from pytest_torchcompile.report.facts import Facts
+from pytest_torchcompile.selection import idle_cells
 from pytest_torchcompile.wrappers.wrapping import lane_of
 from pytest_torchcompile.zygote import gpu_device_files
 
@@ -45,7 +47,13 @@ def header(matrix: Matrix, planned: Sequence[PlannedCell], settings: Settings) -
         *_reasons("excluded", Counter(e.reason for e in matrix.excluded)),
         *_reasons("skip", Counter(p.reason for p in planned if p.outcome == "skip")),
         *(f"  note: {note}" for note in matrix.notes),
+        *(f"  note: {text}" for text in idle_cells(_named(matrix, settings), [p.cell.axes for p in planned])),
     ]
+
+
+def _named(matrix: Matrix, settings: Settings) -> Iterable[str]:
+    """The checks that somebody named, not those that every matrix has."""
+    return settings.checks or (name for name in matrix.checks if CHECKS[name].on_request)
 
 
 def _reasons(what: str, reasons: Counter[str]) -> Iterator[str]:

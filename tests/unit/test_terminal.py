@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -56,6 +57,19 @@ def test_header(matrix):
     lines = header(matrix, matrix.cells, SETTINGS)
     assert lines[1] == "compile matrix: m.yaml: 4 cells planned, 2 excluded, 1 to skip, 0 expected to fail"
     assert lines[2:] == ["  excluded 2: modes are Inductor's", "  skip 1: no time"]
+
+
+def test_the_header_tells_where_a_check_that_was_named_has_nothing_to_judge(matrix):
+    """What nobody named is not told: a matrix has many cells without this or that check."""
+    named = dataclasses.replace(SETTINGS, checks=("compiles", "cudagraphs"))
+    told = "  note: cudagraphs has nothing to judge in 4 of 4 cells: no CUDA graphs are promised, by a mode or a " \
+           "backend on device cuda"
+    assert header(matrix, matrix.cells, named)[4:] == [told]
+    assert header(matrix, matrix.cells, SETTINGS)[4:] == []
+    asked = dataclasses.replace(matrix, checks=("compiles", "cudagraphs", "randomness"), cells=())
+    fake = [dataclasses.replace(p, cell=dataclasses.replace(p.cell, wrapper="tp*fake8")) for p in matrix.cells[:1]]
+    assert header(asked, [*matrix.cells, *fake], SETTINGS)[4:] == [
+        "  note: randomness has nothing to judge in 1 of 5 cells: in the fake lane no number means anything"]
 
 
 def test_failure_text():

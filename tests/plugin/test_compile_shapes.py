@@ -237,8 +237,10 @@ def test_expression(sizes):
 def test_possible(sizes):
     assert all(each["B"] % 2 for each in sizes)
 """, "--compile-fuzz-examples=10")
+    result.assert_outcomes(failed=3, passed=1)
     lines(result, "compile_shapes: no sequence was run: where=large (test_it.py:*) is true of no sizes that were drawn "
                   "for B=dim(1, 8), S=dim(buckets=(16, 32)); mend the condition, or widen the dims",
-          "where=<lambda> (test_it.py:*) is true of no sizes that were drawn for B=dim(1, 64, multiple_of=2); mend")
+          "where=<lambda> (test_it.py:*) is true of no sizes that were drawn for B=dim(1, 64, multiple_of=2); mend",
+          "what the dims' expressions ask for is true of no sizes that were drawn for B=dim(1, 4), T='B - 9'; mend")
     result.stdout.no_fnmatch_line("*Unsatisf*")
     result.stdout.no_fnmatch_line("*hypothesis.errors*")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pytest_torchcompile.errors import TorchcompileError, UsageError, nearest
+from pytest_torchcompile.quantity import count
 
 if TYPE_CHECKING:
     from pytest_torchcompile.matrix import Excluded, Matrix, PlannedCell
@@ -144,7 +145,7 @@ def _needs(planned: PlannedCell) -> str:
 
 def _totals(matrix: Matrix, planned: Sequence[PlannedCell]) -> Iterator[str]:
     part = f" (of {len(matrix.cells)})" if len(planned) < len(matrix.cells) else ""
-    yield f"{len(planned)} cells{part}: {_counts(each.outcome for each in planned) or 'none'}"
+    yield f"{count(len(planned), 'cell')}{part}: {_counts(each.outcome for each in planned) or 'none'}"
     if matrix.left_out:
         yield f"{matrix.left_out} more are left out by the strategy: {matrix.strategy}"
     excluded = Counter((each.rule, each.reason) for each in matrix.excluded)
@@ -166,12 +167,12 @@ def _too_many(planned: Sequence[PlannedCell]) -> Iterator[str]:
     found = [ranks for each in planned if not each.cell.device.startswith("cuda") and each.outcome != "skip"
              and (ranks := Wrapping.read(each.cell.wrapper).processes) > max(cores, _FEW)]
     if found:
-        yield (f"{len(found)} cell(s) run up to {max(found)} processes at once, each with torch in it, and this "
-               f"machine has {cores} cores")
+        yield (f"{count(len(found), 'cell runs', 'cells run')} up to {max(found)} processes at once, each with "
+               f"torch in it, and this machine has {count(cores, 'core')}")
 
 
 def _counts(words: Iterable[str]) -> str:
-    return ", ".join(f"{count} {word}" for word, count in Counter(words).most_common())
+    return ", ".join(f"{times} {word}" for word, times in Counter(words).most_common())
 
 
 # doctor: what can this machine run?
@@ -195,9 +196,9 @@ def _doctor(given: argparse.Namespace) -> int:
     for line in machine(environment()):
         print(line)
     can, why_not = cells(matrix)
-    print(f"{path}: {can} of {len(matrix.cells)} cells can run here")
-    for why, count in why_not.most_common():
-        print(f"  {count} cannot: {why}")
+    print(f"{path}: {can} of {count(len(matrix.cells), 'cell')} can run here")
+    for why, number in why_not.most_common():
+        print(f"  {number} cannot: {why}")
     return 0 if can else 1
 
 

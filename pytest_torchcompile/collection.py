@@ -350,7 +350,7 @@ def start(config: pytest.Config, settings: Settings) -> None:
     matrix = load_matrix(path, shown=settings.matrix)
     refuse_unknown(config.getoption("markexpr"), (planned.cell.axes for planned in matrix.cells))
     refuse_idle(settings.checks or matrix.checks, [planned.cell.axes for planned in matrix.cells],
-                "--compile-checks" if settings.checks else f"{settings.matrix}: checks")
+                "--compile-checks" if settings.checks else f"{settings.matrix}: checks", each=bool(settings.checks))
     _select(config, Path(matrix.path))
     session = MatrixSession(config, settings, matrix)
     _report(config, session.torchrun)

@@ -6,10 +6,9 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from pytest_torchcompile.checks.compiles import SILENT
 from pytest_torchcompile.instruments import explain
 from pytest_torchcompile.instruments.ledger import Ledger
-from pytest_torchcompile.instruments.records import Compile, EagerFrame, GraphBreak
+from pytest_torchcompile.instruments.records import SILENT, Compile, EagerFrame, GraphBreak
 from pytest_torchcompile.markers import Limits
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile import leases
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.execution import gpus_of
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.zygote import gpu_device_files
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _missing(matrix: Matrix, planned: PlannedCell) -> str:
     cell, entry = planned.cell, matrix.models[planned.cell.model]
     gpus = leases.visible_gpus(gpu_device_files())
     if gpus and (needed := gpus_of(cell)) > len(gpus):
-        return f"it needs {needed} GPUs, and this machine has {len(gpus)} to use"
+        return f"it needs {count(needed, 'GPU')}, and this machine has {len(gpus)} to use"
     try:
         subject.settings(cell, matrix.root, entry.where)
         subject.build(entry, cell, matrix.root, 0)

@@ -16,6 +16,7 @@ from pytest_torchcompile.group import Group
 from pytest_torchcompile.leases import Leases
 from pytest_torchcompile.matrix import Matrix, PlannedCell
 from pytest_torchcompile.observation import Failure, Job, Judgement, Observation
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.ranks import Outcome
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.torchrun import Nodes, Torchrun
@@ -109,18 +110,18 @@ class Execution:
     def _on_gpus(self, cell: Cell, job: Job) -> list[Outcome]:
         """Run the cell while it holds the GPUs that it needs; without a lease where there are none to share."""
         ranks = Wrapping.read(cell.wrapper).processes
-        count = gpus_of(cell)
+        wanted = gpus_of(cell)
         # torchrun's ranks have the GPUs that whoever started it gave them.
-        if not count or self.folder is None or self.torchrun is not None:
+        if not wanted or self.folder is None or self.torchrun is not None:
             return self._execute(job, ranks)
         if self._leases is None:
             self._leases = leases.here(leases.visible_gpus(gpu_device_files()), self.settings.workers_per_gpu)
         if not self._leases.gpus:
             return self._execute(job, ranks)
-        if count > len(self._leases.gpus):
-            why = f"it needs {count} GPUs, and this machine has {len(self._leases.gpus)} to use"
+        if wanted > len(self._leases.gpus):
+            why = f"it needs {count(wanted, 'GPU')}, and this machine has {len(self._leases.gpus)} to use"
             return [Outcome("skip", message=why)]
-        with self._leases.held(count, alone=TIMED in job.checks) as gpus:
+        with self._leases.held(wanted, alone=TIMED in job.checks) as gpus:
             return self._execute(job, ranks, gpus)
 
     def _execute(self, job: Job, ranks: int, gpus: tuple[str, ...] = ()) -> list[Outcome]:

@@ -1,7 +1,7 @@
-"""Selections of which nothing would be left, and nobody told why. No pytest, no torch.
+"""Selections of which nothing, or less than was named, would be left, and nobody told why. No pytest, no torch.
 
 ``-m "compile_cell(backend='eager')"``: does it speak of axes and values that the matrix has?
-``--compile-checks=NAMES``: has any of them something to judge in it?
+``--compile-checks=NAMES``: has each of them something to judge in it, and in which cells?
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.errors import UsageError, nearest
+from pytest_torchcompile.quantity import count
 
-__all__ = ["refuse_idle", "refuse_unknown"]
+__all__ = ["idle_cells", "refuse_idle", "refuse_unknown"]
 
 _ARGUMENT: Final = r"(\w+)\s*=\s*('[^']*'|\"[^\"]*\"|[\w.+-]+)"
 _MARKER: Final = re.compile(rf"\bcompile_cell\s*\(\s*((?:{_ARGUMENT}\s*,?\s*)*)\)")
@@ -45,18 +46,31 @@ def refuse_unknown(expression: str, cells: Iterable[Mapping[str, Any]]) -> None:
             raise UsageError(f"-m: no cell of the matrix has {axis}={value!r}; {told}")
 
 
-def refuse_idle(names: Iterable[str], cells: Sequence[Mapping[str, Any]], given: str) -> None:
-    """Raise :class:`UsageError` if none of the checks has anything to judge in any cell: no test would be collected.
+def refuse_idle(names: Iterable[str], cells: Sequence[Mapping[str, Any]], given: str, *, each: bool) -> None:
+    """Raise :class:`UsageError` if no cell at all has anything to judge for one of the checks, ``each``, or for all.
 
     :param given: where the checks are named.
+    :param each: somebody asked for these very checks; else they may be those of every matrix.
     """
-    idle = {name: Counter(CHECKS[name].idle(cell) for cell in cells) for name in names}
-    if any("" in why for why in idle.values()):
-        return
-    for name, why in idle.items():
-        for text, count in why.most_common(1):
-            raise UsageError(f"{given}: {name} has nothing to judge in any cell of the matrix: {text}"
-                             + (f" ({count} of {len(cells)} cells)" if count < len(cells) else ""))
+    idle = {name: _idle(name, cells) for name in names}
+    wrong = {name: why for name, why in idle.items() if cells and "" not in why}
+    if each or len(wrong) == len(idle):
+        for name, why in wrong.items():
+            for text, times in why.most_common(1):
+                raise UsageError(f"{given}: {name} has nothing to judge in any cell of the matrix: {text}"
+                                 + (f" ({times} of {count(len(cells), 'cell')})" if times < len(cells) else ""))
+
+
+def idle_cells(names: Iterable[str], cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line for each check and each reason why some of the cells have no such check."""
+    for name in names:
+        for text, times in _idle(name, cells).most_common():
+            if text:
+                yield f"{name} has nothing to judge in {times} of {count(len(cells), 'cell')}: {text}"
+
+
+def _idle(name: str, cells: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    return Counter(CHECKS[name].idle(cell) for cell in cells)
 
 
 def _named(expression: str) -> Iterator[tuple[str, Any]]:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.group import GRACE, ended_after, failed
 from pytest_torchcompile.observation import Job
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.ranks import START_SECONDS, Outcome, Rank
 
 __all__ = ["Nodes", "Torchrun", "own_file"]
@@ -79,7 +80,7 @@ class Nodes:
         """
         here = self.torchrun
         if world != here.world:
-            return [Outcome("skip", message=f"it has {world} rank(s), and torchrun has started {here.world}")]
+            return [Outcome("skip", message=f"it has {count(world, 'rank')}, and torchrun has started {here.world}")]
         meeting = f"{here.meeting}/{job.cell['model']}/{_key(job)}"
         job = replace(job, rank=here.rank, world=world, rendezvous=meeting, timeout=timeout, local_rank=here.local_rank)
         # Another node may have begun later by as long as a first process takes to start.

@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.numerics import located
 from pytest_torchcompile.checks.protocol import Check
+from pytest_torchcompile.instruments.records import SILENT
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.findings import headline
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["CHECK", "SILENT"]
-
-SILENT = frozenset({"limit", "suppressed", "stance", "off", "skipped"})
-"""Kinds of eager frames that no matrix may allow. The others (a graph break, a disabled module, nothing to compile)
-are what the coverage limit is for."""
+__all__ = ["CHECK"]
 
 
 def measure(run: Trial) -> dict[str, Any]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.checks.compiles import SILENT
 from pytest_torchcompile.checks.recompiles import function_of
 from pytest_torchcompile.fuzz.calls import Sequence
 from pytest_torchcompile.fuzz.explained import graphs
 from pytest_torchcompile.fuzz.search import Examined, Finding
+from pytest_torchcompile.instruments.records import SILENT
 from pytest_torchcompile.instruments.state import forget_compiled
 from pytest_torchcompile.oracle.calls import Call, Make, Passed
 from pytest_torchcompile.oracle.findings import findings
@@ -47,38 +47,56 @@ class Attempts:
     def __call__(self, sequence: Sequence) -> Examined:
         """Run the sequence; the finding is the first thing that is wrong.
 
-        A call that eager refuses has to be refused by compiled code too, and is no fault. Raises
-        :class:`~pytest_torchcompile.errors.UsageError` if the inputs cannot be made.
+        A call that eager refuses has to be refused by compiled code too, and is no fault. Dynamo gives up for good the
+        frame in which it meets what the model raises, so that later calls would prove nothing of compiled code: then
+        the sequence is run once more, those calls last. Raises :class:`~pytest_torchcompile.errors.UsageError` if the
+        inputs cannot be made.
         """
+        trial = self._trial([Call(k, self.batch(dict(each.sizes), self.seed + k), dict(each.sizes),
+                                  training=each.training) for k, each in enumerate(sequence)])
+        found, compiles = list(self._wrong(trial)), len(trial.compiled.seen["graphs"])
+        if (calls := _refused_last(trial)) != trial.calls and not found:
+            trial = self._trial(calls)
+            found, compiles = list(self._wrong(trial)), compiles + len(trial.compiled.seen["graphs"])
+        if calls == trial.calls:
+            found += self._eager_or_slow(trial)
+        first = min(found, key=lambda each: each.at, default=None)
+        if first is not None:  # until then all calls matter that ran before it
+            first = replace(first, at=max(call.index for call in trial.calls[:first.at + 1]))
+        refused = sum(passed.raised for passed in trial.passed)
+        mute = sum(_mute(trial, passed) for passed in trial.passed if not passed.raised)
+        return Examined(first, compiles, len(trial.passed) - refused - mute, refused, mute)
+
+    def _trial(self, calls: list[Call]) -> Trial:
+        """Run calls in their order, from a fresh compiler state."""
         forget_compiled()
-        calls = [Call(k, self.batch(dict(each.sizes), self.seed + k), dict(each.sizes), training=each.training)
-                 for k, each in enumerate(sequence)]
         trial = Trial(self.make, self.pristine, self.settings, calls, loss=self.loss, train=self.train, seed=self.seed,
                       unit=self.unit, root=self.root, may_raise=True, passes=1)
         trial.run()
-        found = min(self._findings(trial), key=lambda found: found.at, default=None)
-        refused = sum(passed.raised for passed in trial.passed)
-        mute = sum(_mute(trial, passed) for passed in trial.passed if not passed.raised)
-        return Examined(found, len(trial.compiled.seen["graphs"]), len(trial.passed) - refused - mute, refused, mute)
+        return trial
 
     def on(self, backend: Any) -> Attempts:
         """The same with another backend; modes and options, which belong to the first, are left out."""
         kept = {k: v for k, v in self.settings.items() if k not in ("mode", "options")}
         return Attempts(**{**self.__dict__, "settings": kept | {"backend": backend}})
 
-    def _findings(self, trial: Trial) -> Iterator[Finding]:
-        seen = _of_what_ran(trial)
-        compiled = len(seen["graphs"])
-        place = {call.label: call.index for call in trial.calls}
+    def _wrong(self, trial: Trial) -> Iterator[Finding]:
+        """What compiled code makes otherwise than eager. The place of a finding is that in ``trial.calls``."""
+        compiled = len(trial.compiled.seen["graphs"])
         if error := trial.compiled.error:
             yield Finding("error", f"the compiled call raised {error}; eager did not", len(trial.passed),
                           f"{error.text}\n{error.traceback}".strip(), compiled)
-        for call in trial.calls:
+        for at, call in enumerate(trial.calls):
             for found in findings(_of(trial, call)):
-                yield Finding(found.kind, found.message, call.index, found.evidence, compiled)
-        for passed in trial.passed:
+                yield Finding(found.kind, found.message, at, found.evidence, compiled)
+
+    def _eager_or_slow(self, trial: Trial) -> Iterator[Finding]:
+        seen = _of_what_ran(trial)
+        compiled = len(seen["graphs"])
+        place = {call.label: at for at, call in enumerate(trial.calls)}
+        for at, passed in enumerate(trial.passed):
             if not passed.graphs and not passed.raised:
-                yield Finding("vacuous", "no compiled code ran", passed.call.index, "", compiled)
+                yield Finding("vacuous", "no compiled code ran", at, "", compiled)
         for frame in seen["eager_frames"]:
             if frame["kind"] in SILENT:
                 at = place.get(frame.get("during", ""), len(trial.calls) - 1)
@@ -125,6 +143,12 @@ class Attempts:
             made[mode] = next(counts[mode])
             allowed.append(sum(made.values()) - 1)
         return allowed
+
+
+def _refused_last(trial: Trial) -> list[Call]:
+    """The calls in an order in which no refused one comes before another."""
+    refused = {passed.call.index for passed in trial.passed if passed.raised}
+    return sorted(trial.calls, key=lambda call: call.index in refused)
 
 
 def _mute(trial: Trial, passed: Passed) -> bool:

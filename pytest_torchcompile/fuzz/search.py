@@ -91,7 +91,8 @@ class Result:
     drawn: Sequence = ()
     """The failing sequence as it was found."""
     spent: str = ""
-    """Which part of the budget ended the search, or the shrinking; empty if neither was cut short."""
+    """Which part of the budget ended the search, or the shrinking, or ``sizes``, where no more were found that belong
+    together; empty if neither was cut short."""
     kept: bool = False
     """Was it found by a sequence kept from an earlier run?"""
 
@@ -231,8 +232,11 @@ class _Search:
             if result.spent or result.finding:
                 raise _Ended
 
-        with suppress(_Ended):
-            hypothesis.seed(self.seed)(body)()
+        try:
+            with suppress(_Ended):
+                hypothesis.seed(self.seed)(body)()
+        except hypothesis.errors.Unsatisfiable:  # every sequence was rejected: see `where` of shape_sequences
+            result.spent = "sizes"
 
     def _shrink(self, found: Finding) -> None:
         result = self.result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from pytest_torchcompile.dims import Dim, Dims, mistakes
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.calls import DrawnCall, Sequence, code
 from pytest_torchcompile.fuzz.options import FuzzOptions, ran_out
+from pytest_torchcompile.fuzz.sizes import varying
+from pytest_torchcompile.quantity import count
 
 if TYPE_CHECKING:
     from pytest_torchcompile.fuzz.search import Examined, Result
@@ -56,12 +59,17 @@ def compile_shapes(
         examples: Sequences to run first, as the report prints them: ``[[call(B=2), call(B=3)]]``.
         **dims: Each a :func:`dim`, a number, or an expression of others, such as ``T="S + 1"``.
 
-    Raises :class:`~pytest_torchcompile.errors.UsageError` for dims without sizes, and if the test takes neither.
+    Raises :class:`~pytest_torchcompile.errors.UsageError` for dims without sizes, if no dim has more than one and there
+    are no flips, and if the test takes neither. A test fails that takes ``batches`` and looks at none, in any sequence,
+    and so does one with a ``where`` that nothing satisfies.
     """
     named = {name: _dim(name, value) for name, value in dims.items()}
     for name, text in mistakes(named):
         raise UsageError(f"compile_shapes: dim {name!r}: {text}")
 
+    if not flips and not varying(named):
+        raise UsageError(f"compile_shapes: {_told(named)}: no dim has more than one size, so no two sequences differ; "
+                         "give a range, like B=dim(1, 8)")
     if where is not None and not callable(where):
         raise UsageError(f"compile_shapes: where={where!r}; expected a function of the dims, for example "
                          f"where=lambda {', '.join(named) or 'B'}: ...")
@@ -98,6 +106,8 @@ class Batches:
 
     def __init__(self, sequence: Sequence, inputs: Callable[..., Any], modules: list[Any], ledger: Ledger) -> None:
         self._sequence, self._inputs, self._modules, self._ledger = sequence, inputs, modules, ledger
+        self.looked = False
+        """Was any batch asked for?"""
 
     def __len__(self) -> int:
         return len(self._sequence)
@@ -105,6 +115,7 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         import torch
 
+        self.looked = True
         for place, each in enumerate(self._sequence):
             for module in self._modules if each.training is not None else ():
                 module.train(each.training)
@@ -153,15 +164,22 @@ class Drawn:
         found = search(strategy, self.dims, runs.attempt, options.budget(), seed=options.seed,
                        database=options.database(), key=f"{self.test.__module__}:{self.test.__qualname__}",
                        first=sweep(self.dims, self.max_calls, where=self.where, others=others))
+        if found.spent == "sizes" and not found.tries:
+            raise AssertionError(f"compile_shapes: no sequence was run: {_named(self.where)} is true of no sizes that "
+                                 f"were drawn for {_told(self.dims)}; mend the condition, or widen the dims")
         if not found.tries and not self.examples:
             raise AssertionError(f"compile_shapes: no sequence was run: the {found.spent or 'examples'} ran out before "
                                  "the first; give more: --compile-fuzz-seconds")
         if found.finding is None:
             if found.spent:
                 place = inspect.unwrap(self.test).__code__
-                text = (f"{self.test.__qualname__}: {found.examples} of {options.examples} sequences were run, "
-                        f"{ran_out(found.spent)}")
+                text = (f"{self.test.__qualname__}: {found.examples} of {count(options.examples, 'sequence')} "
+                        f"were run, {ran_out(found.spent)}")
                 warnings.warn_explicit(text, FuzzCutShortWarning, place.co_filename, place.co_firstlineno)
+            if "batches" in runs.takes and not runs.looked:
+                raise AssertionError(f"compile_shapes: {self.test.__qualname__} takes `batches` and looked at none in "
+                                     f"{count(runs.ran, 'sequence')}: no size that was drawn was run; iterate over "
+                                     "it, as in `for batch in batches: ...`")
             return
         try:
             runs.once(found.sequence)
@@ -186,6 +204,8 @@ class _Runs:
         self.snapshots = [StateSnapshot(module) for module in self.modules]
         self.flags = [(part, part.training) for module in self.modules for part in module.modules()]
         self.takes = inspect.signature(drawn.test).parameters
+        self.ran, self.looked = 0, False
+        """Sequences that were run, and whether the test looked at the batches of any."""
 
     def parameter_sizes(self) -> set[int]:
         """Sizes that a dim may collide with: torch gives equal sizes one symbol."""
@@ -207,11 +227,14 @@ class _Runs:
         __tracebackhide__ = True
         self.fresh()
         given: dict[str, Any] = {}
+        batches = None
         if "batches" in self.takes and self.drawn.inputs is not None:
-            given["batches"] = Batches(sequence, self.drawn.inputs, self.modules, self.ledger)
+            given["batches"] = batches = Batches(sequence, self.drawn.inputs, self.modules, self.ledger)
         if "sizes" in self.takes:
             given["sizes"] = [dict(each.sizes) for each in sequence]
         self.drawn.test(*self.args, **self.fixtures, **given)
+        self.ran += 1
+        self.looked = self.looked or (batches is not None and batches.looked)
         if self.limits is not None:
             from pytest_torchcompile.counters import judge
 
@@ -232,6 +255,29 @@ class _Runs:
             # Which call it was is not known: the test may run all of them before it asserts.
             found = Finding(type(error).__name__, str(error), len(sequence) - 1)
         return Examined(found, len(self.ledger.graphs), len(sequence))
+
+
+def _told(dims: Dims) -> str:
+    """``B=dim(1, 8), S=dim(choices=(4, 8)), T='S + 1'``: the dims as they are written."""
+    return ", ".join(f"{name}={_written(each)}" for name, each in dims.items()) or "no dims"
+
+
+def _written(each: Dim) -> str:
+    if each.size is not None or each.expression is not None:
+        return repr(each.expression if each.size is None else each.size)
+    if each.listed:
+        return f"dim({'buckets' if each.buckets else 'choices'}={each.listed})"
+    multiple = f", multiple_of={each.multiple_of}" if each.multiple_of > 1 else ""
+    return f"dim({each.min}, {each.max}{multiple})"
+
+
+def _named(where: Callable[..., bool] | None) -> str:
+    """The condition with its place; a lambda has no other name. Without one it is the dims' expressions."""
+    if where is None:
+        return "what the dims' expressions ask for"
+    code_ = getattr(inspect.unwrap(where), "__code__", None)
+    place = f" ({os.path.basename(code_.co_filename)}:{code_.co_firstlineno})" if code_ else ""
+    return f"where={getattr(where, '__name__', where)}{place}"
 
 
 def _note(found: Result, options: FuzzOptions) -> str:

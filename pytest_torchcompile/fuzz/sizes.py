@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from pytest_torchcompile.dims import Dim, Dims
 
-__all__ = ["WIDEST", "candidates", "constants", "free", "ordered", "telling"]
+__all__ = ["WIDEST", "candidates", "constants", "free", "ordered", "telling", "varying"]
 
 WIDEST = 4096
 """So many sizes of a dim are listed; of a wider one only the telling sizes and a grid between them are drawn."""
@@ -15,6 +15,11 @@ WIDEST = 4096
 def free(dims: Dims) -> list[str]:
     """The dims that have more than one size; the others are numbers or expressions."""
     return [name for name, dim in dims.items() if dim.size is None and dim.expression is None]
+
+
+def varying(dims: Dims) -> list[str]:
+    """The free dims of which there is more than one size to draw."""
+    return [name for name in free(dims) if len(ordered(dims[name])) > 1]
 
 
 def constants(dims: Dims) -> set[int]:

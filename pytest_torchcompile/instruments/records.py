@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 __all__ = ["SILENT", "Compile", "CudagraphSkip", "EagerFrame", "Failure", "Graph", "GraphBreak", "Record", "Text"]
 
-SILENT = frozenset({"limit", "suppressed", "stance", "off"})
-"""Kinds of :class:`EagerFrame` that nobody asked for."""
+SILENT = frozenset({"limit", "suppressed", "stance", "off", "skipped"})
+"""Kinds of :class:`EagerFrame` that nobody asked for and torch does not tell of: what no limit of a matrix allows, and
+no smoketest takes for compiled. The others (a graph break, a disabled module, nothing to compile) are what the
+coverage limit is for."""
 
 R = TypeVar("R", bound="Record")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pytest_torchcompile.axes import same
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding, Weight, first
 from pytest_torchcompile.report.judged import JudgedCell
 from pytest_torchcompile.report.policy import AllowedFailure, PassRate, Policy
@@ -81,7 +82,7 @@ def _entries(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy, toda
             hint = "mend it, or give it a new day" if would else "nothing fails so any more: take the entry out"
             allowed.findings.append(Finding("expired", weight, text, tuple(would), hint=hint, **place))
         elif entry.at_most is not None and used > entry.at_most:
-            text = f"{used} cells fail as {where} allows for {entry.at_most}: {entry}"
+            text = f"{count(used, 'cell fails', 'cells fail')} as {where} allows for {entry.at_most}: {entry}"
             allowed.findings.append(Finding("allowed_failures", "fail", text, **place))
         elif not used and whole and (unknown := untold(entry, cells)):
             text = (f"whether {where} is still needed can't be told: {first(unknown)} "
@@ -114,7 +115,8 @@ def _pass_rates(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy) -
             fulfilled = good >= rate.rate - 1e-12
             if not fulfilled:
                 allowed.findings.append(Finding(
-                    "pass_rate", "fail", f"{good:.1%} of the {len(group)} cells{name} are good, {rate.rate:.1%} wanted",
+                    "pass_rate", "fail", f"{good:.1%} of the {count(len(group), 'cell')}{name} are good, "
+                    f"{rate.rate:.1%} wanted",
                     tuple(failing), file=policy.path, line=policy.line(rate.node)))
             for cell in group:
                 holds[cell.id] = holds.get(cell.id, True) and fulfilled

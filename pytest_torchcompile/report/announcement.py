@@ -9,6 +9,7 @@ from typing import Final
 
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.observation import VERDICTS
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.gate import Outcome
 
@@ -34,14 +35,14 @@ def sentence(outcome: Outcome) -> str:
         text = f"{_cells(first)}: {text}"
         failing = len(outcome.allowed.failing)
         if failing:
-            text = f"{failing} of {len(outcome.cells)} cells {'fails' if failing == 1 else 'fail'}: {text}"
+            text = f"{failing} of {count(len(outcome.cells), 'cell')} {'fails' if failing == 1 else 'fail'}: {text}"
     text += _where(outcome, first)
     if not outcome.worse.isdisjoint(first.cells):
         text += ", new since the baseline"
     if others and all(_fails_so(outcome, each) for each in (first, others[0])):
         second, *others = others
         text += f"; also {_cells(second)}: {textwrap.shorten(second.text, SECOND)}{_where(outcome, second)}"
-    more = f"; and {len(others)} more finding{'s' * (len(others) > 1)}" if others else ""
+    more = f"; and {count(len(others), 'more finding')}" if others else ""
     return f"{WORDS[code]}: {text}{more}"
 
 
@@ -85,7 +86,7 @@ def facts(outcome: Outcome) -> str:
     shards = f"; {len(outcome.merged.reports)} shards" if len(outcome.merged.reports) > 1 else ""
     commit = f"; commit {git['commit'][:12]}{' with changes' * git['changed']}" if (git := outcome.merged.git) else ""
     return f"{outcome.merged.matrix['path']} on torch {environment.get('torch', '(not told)')}, {devices}: " \
-           f"{len(outcome.cells)} cells: {told}; {ran} ran compiled code{lane}{shards}{commit}"
+           f"{count(len(outcome.cells), 'cell')}: {told}; {ran} ran compiled code{lane}{shards}{commit}"
 
 
 def again(outcome: Outcome, finding: Finding) -> str:
@@ -108,7 +109,8 @@ def _good(outcome: Outcome) -> str:
     known = len(outcome.allowed.excused) + len(outcome.allowed.tolerated)
     fails = f", {known} fail as the policy allows" if known else ""
     environment = outcome.merged.environment
-    return f"the {len(outcome.cells)} cells of {outcome.merged.matrix['path']} are good on torch " \
+    are = "is" if len(outcome.cells) == 1 else "are"
+    return f"the {count(len(outcome.cells), 'cell')} of {outcome.merged.matrix['path']} {are} good on torch " \
            f"{environment.get('torch')}: {good}{fails}"
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import first
 from pytest_torchcompile.report.judged import JudgedCell
 from pytest_torchcompile.report.metrics import METRICS
@@ -41,8 +42,8 @@ def _failures(both: Pairs) -> Iterator[Change]:
             if check not in then.bad:
                 by_check.setdefault(check, []).append(cell)
     for check, cells in by_check.items():
-        yield Change("failures", f"{check} held in the baseline and fails now in {len(cells)} cell(s): {first(cells)}",
-                     tuple(cells))
+        text = f"{check} held in the baseline and fails now in {count(len(cells), 'cell')}: {first(cells)}"
+        yield Change("failures", text, tuple(cells))
 
 
 def _measured(cell: JudgedCell, section: str) -> bool:
@@ -78,7 +79,7 @@ def _breaks(both: Pairs) -> Iterator[Change]:
             else:
                 places.setdefault((file, line, reason), []).append(cell)
     for (file, line, reason), cells in places.items():
-        yield Change("graph_breaks", f"new graph break at {file}:{line} in {len(cells)} cell(s): {reason}",
+        yield Change("graph_breaks", f"new graph break at {file}:{line} in {count(len(cells), 'cell')}: {reason}",
                      tuple(cells), file, line)
 
 
@@ -99,7 +100,7 @@ def _recompiles(both: Pairs) -> Iterator[Change]:
                 lines = [each.get("line", 0) for rank in ranks for each in rank if _guard(each) == key]
                 places.setdefault((key[0], lines[0] if isinstance(lines[0], int) else 0, *key[1:]), []).append(cell)
     for (file, line, function, cause), cells in places.items():
-        text = f"new recompile of {function} ({file}:{line}) in {len(cells)} cell(s), cause: {cause}"
+        text = f"new recompile of {function} ({file}:{line}) in {count(len(cells), 'cell')}, cause: {cause}"
         yield Change("recompiles", text, tuple(cells), file, line)
 
 
@@ -110,9 +111,11 @@ def _guard(found: Mapping[str, Any]) -> tuple[str, str, str]:
 def _gone(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell]) -> Iterator[Change]:
     lost = [cell for cell, old in then.items() if _ran(old) and cell not in now]
     idle = [cell for cell, old in then.items() if _ran(old) and cell in now and not _ran(now[cell])]
-    for cells, what in ((lost, "are gone from the matrix"), (idle, "do not run any more")):
+    for cells, what in ((lost, "gone from the matrix"), (idle, "not run any more")):
         if cells:
-            yield Change("gone", f"{len(cells)} cell(s) that ran in the baseline {what}: {first(cells)}", tuple(cells))
+            ran = "that ran in the baseline"
+            told = count(len(cells), f"cell {ran} is", f"cells {ran} are")
+            yield Change("gone", f"{told} {what}: {first(cells)}", tuple(cells))
 
 
 def _ran(cell: JudgedCell) -> bool:
@@ -122,11 +125,13 @@ def _ran(cell: JudgedCell) -> bool:
 def _improved(both: Pairs) -> Iterator[Change]:
     cells = [cell for cell, (now, then) in both.items() if then.bad and not now.bad and _ran(now)]
     if cells:
-        text = f"{len(cells)} cell(s) failed in the baseline and hold now: {first(cells)}"
+        hold = "holds" if len(cells) == 1 else "hold"
+        text = f"{count(len(cells), 'cell')} failed in the baseline and {hold} now: {first(cells)}"
         yield Change("improved", text, tuple(cells))
 
 
 def _new(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell]) -> Iterator[Change]:
     cells = [cell for cell in now if cell not in then]
     if cells:
-        yield Change("new", f"{len(cells)} cell(s) are not in the baseline: {first(cells)}", tuple(cells))
+        text = f"{count(len(cells), 'cell is', 'cells are')} not in the baseline: {first(cells)}"
+        yield Change("new", text, tuple(cells))

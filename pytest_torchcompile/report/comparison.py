@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.baseline import another_machine, changes
 from pytest_torchcompile.report.gate import judged
 from pytest_torchcompile.report.merging import merge
@@ -43,7 +44,7 @@ def comparison(block: dict[str, Any], baseline: Sequence[Report]) -> Iterator[tu
     if len(found) > SHOWN:
         yield f"... and {len(found) - SHOWN} more", {}
     if not found:
-        yield f"{len(here)} cells as in the baseline", {"green": True}
+        yield f"{count(len(here), 'cell')} as in the baseline", {"green": True}
 
 
 def _moved(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

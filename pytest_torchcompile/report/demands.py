@@ -6,6 +6,7 @@ import fnmatch
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.judged import BAD, GOOD, JudgedCell
 from pytest_torchcompile.report.merging import Merged
@@ -23,7 +24,7 @@ def demands(merged: Merged, cells: Mapping[str, JudgedCell], policy: Policy,
     ran = [cell for cell in cells.values() if cell.proven]
     if policy.ran_at_least is not None and len(ran) < policy.ran_at_least:
         yield Finding("ran_at_least", "fail",
-                      f"{len(ran)} cells ran compiled code, at least {policy.ran_at_least} wanted",
+                      f"{count(len(ran), 'cell')} ran compiled code, at least {policy.ran_at_least} wanted",
                       file=policy.path, line=policy.line(policy.places["ran_at_least"]))
     for pattern in policy.devices:
         names = [str(name) for name in merged.environment.get("devices") or ()]
@@ -66,13 +67,17 @@ def _of(cell: JudgedCell) -> dict[str, Any]:
     return {"id": cell.id, "checks": cell.verdicts}
 
 
+def _all(cells: int) -> str:
+    return "the only cell was" if cells == 1 else f"all {cells} cells were"
+
+
 def nothing(merged: Merged, cells: Mapping[str, JudgedCell]) -> Finding:
     """Why there is nothing to judge."""
     skipped = [reason for cell in cells.values() if (reason := cell.skipped) is not None]
     if not merged.matrix["cells_planned"]:
         text = "no cell was planned"
     elif skipped and len(skipped) == len(cells):
-        text = f"all {len(skipped)} cells were skipped" + (f": {skipped[0]}" if skipped[0] else "")
+        text = f"{_all(len(skipped))} skipped" + (f": {skipped[0]}" if skipped[0] else "")
     elif any(cell.compiled and cell.status in GOOD for cell in cells.values()):
         text = "only cells of the fake lane hold, whose numbers mean nothing"
     elif any(cell.compiled for cell in cells.values()):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytest_torchcompile import __version__
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report import slack
 from pytest_torchcompile.report.allowances import Allowed, allow
 from pytest_torchcompile.report.baseline import another_machine, changes
@@ -147,14 +148,14 @@ def _notes(merged: Merged, cells: Mapping[str, JudgedCell], allowed: Allowed, po
     yield from _fake_lane(cells)
     if allowed.excused:
         reasons = first(dict.fromkeys(allowed.excused.values()))
-        text = f"{len(allowed.excused)} cell(s) fail as {policy.path} allows: {reasons}"
+        text = f"{count(len(allowed.excused), 'cell fails', 'cells fail')} as {policy.path} allows: {reasons}"
         yield Finding("allowed_failures", "note", text, tuple(allowed.excused))
     if allowed.tolerated:
-        text = f"{len(allowed.tolerated)} cell(s) fail, as the pass rates of {policy.path} allow: " \
-               f"{first(allowed.tolerated)}"
+        text = f"{count(len(allowed.tolerated), 'cell fails', 'cells fail')}, as the pass rates of {policy.path} " \
+               f"allow: {first(allowed.tolerated)}"
         yield Finding("pass_rate", "note", text, tuple(allowed.tolerated))
     changed = [name for name, cell in cells.items() if cell.changed]
     if changed:
-        text = f"{len(changed)} cell(s) have other verdicts than in the report, because the policy has other limits " \
-               f"or an expected failure expired: {first(changed)}"
+        text = f"{count(len(changed), 'cell has', 'cells have')} other verdicts than in the report, because the " \
+               f"policy has other limits or an expected failure expired: {first(changed)}"
         yield Finding("judged_again", "note", text, tuple(changed))

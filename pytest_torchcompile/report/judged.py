@@ -15,6 +15,7 @@ from pytest_torchcompile.cell import AXES, Cell
 from pytest_torchcompile.checks import CHECKS, LIMITS
 from pytest_torchcompile.expansion import PlannedCell
 from pytest_torchcompile.observation import Judgement, Observation, worst
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.evidence import evidence
 from pytest_torchcompile.report.metrics import Sections
 from pytest_torchcompile.report.policy import Policy
@@ -148,7 +149,7 @@ def _form(cell: Mapping[str, Any], matrix: Mapping[str, Any], ours: bool) -> Ite
         yield f"its observation is that of {observation['cell']}"
     elif not observation["failure"] and (told := 1 + len(observation.get("ranks", ()))) != (
             wanted := processes_of(cell["axes"].get("wrapper"), told)):
-        yield f"it holds what {told} rank(s) recorded, and its axes say {wanted}"
+        yield f"it holds what {count(told, 'rank')} recorded, and its axes say {wanted}"
 
 
 def _plan(cell: Mapping[str, Any], matrix: Mapping[str, Any]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_torchcompile.checks import LIMITS
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.judged import JudgedCell
 from pytest_torchcompile.report.metrics import METRICS, Sections
@@ -106,5 +107,6 @@ def _unmeasured(blind: Mapping[tuple[str, str], Sequence[str]], rules: Mapping[s
     for (name, why), cells in blind.items():
         line = policy.line(rules[name].nodes.get(name))
         yield Finding("unmeasured", "unusable",
-                      f"the limit {name} of {policy.path}:{line} can't be judged for {len(cells)} cell(s): {why}",
+                      f"the limit {name} of {policy.path}:{line} can't be judged for "
+                      f"{count(len(cells), 'cell')}: {why}",
                       tuple(cells), file=policy.path, line=line)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError
 from pytest_torchcompile.observation import worst
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.reading import Report
 
 __all__ = ["VARYING", "Merged", "merge"]
@@ -181,7 +182,8 @@ def _problems(reports: Sequence[Report], missing: Sequence[str]) -> Iterator[str
             yield f"{report.name} is partial: {report.partial}"
     if missing:
         planned = len(reports[0].block["matrix"]["cells_planned"])
-        yield f"{len(missing)} of the {planned} planned cells were not judged: {_first(missing)}"
+        were = "was" if len(missing) == 1 else "were"
+        yield f"{len(missing)} of the {count(planned, 'planned cell')} {were} not judged: {_first(missing)}"
 
 
 def _first(names: Sequence[Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from pytest_torchcompile.checks.compiles import SILENT
+from pytest_torchcompile.instruments.records import SILENT
 
 __all__ = ["METRICS", "Metric", "Sections", "spread"]
 

@@ -9,6 +9,7 @@ from itertools import combinations
 from typing import Any, Final
 
 from pytest_torchcompile.axes import same
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.judged import JudgedCell
 from pytest_torchcompile.report.policy import Policy
@@ -32,10 +33,13 @@ def skips(cells: Sequence[JudgedCell], policy: Policy) -> Iterator[Finding]:
         else:
             found.setdefault(reason, []).append(cell)
     if allowed:
-        yield Finding("skip", "note", f"{allowed} skipped cell(s) are allowed by {policy.path}")
+        text = f"{count(allowed, 'skipped cell is', 'skipped cells are')} allowed by {policy.path}"
+        yield Finding("skip", "note", text)
     for reason, group in found.items():
         why = f": {reason}" if reason else ""
-        yield Finding("skip", "fail", f"{len(group)} of {len(cells)} cells were skipped, and no policy allows it{why}",
+        were = "was" if len(group) == 1 else "were"
+        text = f"{len(group)} of {count(len(cells), 'cell')} {were} skipped, and no policy allows it{why}"
+        yield Finding("skip", "fail", text,
                       tuple(cell.id for cell in group), hint=_to_write(reason, group, cells, policy))
 
 

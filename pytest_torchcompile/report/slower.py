@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.judged import JudgedCell
 from pytest_torchcompile.report.limits import caches, worst
 from pytest_torchcompile.report.metrics import METRICS, spread
@@ -72,7 +73,8 @@ def _outliers(ratios: Mapping[str, float], both: Pairs, name: str) -> Iterator[C
     shift = statistics.median(ratios.values())
     sigma = max(LEAST_SIGMA, 1.4826 * statistics.median(abs(ratio - shift) for ratio in ratios.values()))
     if shift > max(math.log(LEAST_RATIO), SIGMAS * 1.2533 * sigma / math.sqrt(len(ratios))):
-        text = f"{METRICS[name].help}: {_times(shift)} worse than in the baseline, the median of {len(ratios)} cells"
+        text = f"{METRICS[name].help}: {_times(shift)} worse than in the baseline, the median of " \
+               f"{count(len(ratios), 'cell')}"
         yield Change("slower", text, tuple(ratios), sure=False)
     for cell, ratio in ratios.items():
         new, old = (worst(each.ranks, name) or 0.0 for each in both[cell])

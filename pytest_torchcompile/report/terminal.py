@@ -7,14 +7,17 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.fuzz.options import ran_out
 from pytest_torchcompile.observation import VERDICTS, Judgement
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.causes import Cause, causes
 from pytest_torchcompile.report.facts import Facts
+from pytest_torchcompile.selection import idle_cells
 from pytest_torchcompile.wrappers.wrapping import lane_of
 from pytest_torchcompile.zygote import gpu_device_files
 
@@ -36,19 +39,26 @@ def header(matrix: Matrix, planned: Sequence[PlannedCell], settings: Settings) -
     outcomes = Counter(p.outcome for p in planned)
     shard = f" (shard {index} of {of}, {len(matrix.cells)} in all)" if of > 1 else ""
     return [
-        f"torch.compile: torch {_version('torch')}, {len(gpus) or 'no'} GPU(s), "
+        f"torch.compile: torch {_version('torch')}, {count(len(gpus), 'GPU') if gpus else 'no GPU'}, "
         f"C++ compiler {compiler or 'none: Inductor cells on CPU will skip'}",
-        f"compile matrix: {settings.matrix}: {len(planned)} cells planned{shard}, {len(matrix.excluded)} excluded, "
+        f"compile matrix: {settings.matrix}: {count(len(planned), 'cell')} planned{shard}, "
+        f"{len(matrix.excluded)} excluded, "
         f"{outcomes['skip']} to skip, {outcomes['xfail']} expected to fail",
         *_reasons("excluded", Counter(e.reason for e in matrix.excluded)),
         *_reasons("skip", Counter(p.reason for p in planned if p.outcome == "skip")),
         *(f"  note: {note}" for note in matrix.notes),
+        *(f"  note: {text}" for text in idle_cells(_named(matrix, settings), [p.cell.axes for p in planned])),
     ]
 
 
+def _named(matrix: Matrix, settings: Settings) -> Iterable[str]:
+    """The checks that somebody named, not those that every matrix has."""
+    return settings.checks or (name for name in matrix.checks if CHECKS[name].on_request)
+
+
 def _reasons(what: str, reasons: Counter[str]) -> Iterator[str]:
-    for reason, count in reasons.most_common():
-        yield f"  {what} {count}: {reason}"
+    for reason, cells in reasons.most_common():
+        yield f"  {what} {cells}: {reason}"
 
 
 def _version(package: str) -> str:
@@ -98,7 +108,7 @@ def summary(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
     bad = [v for v in total if _COLOURS.get(v, "red") == "red"]
     fake = sum(lane_of(p.cell.wrapper) == "fake" for p in selected)
     lane = f"; {fake} in the fake lane, where no number is judged" if fake else ""
-    yield (f"{len(selected)} cells: {_counts(total) or 'none'}; {journal.compiled()} ran compiled code{lane}",
+    yield (f"{count(len(selected), 'cell')}: {_counts(total) or 'none'}; {journal.compiled()} ran compiled code{lane}",
            {"red" if bad else "green": True})
     if selected and not journal.compiled():
         yield "no cell ran compiled code: this run proves nothing, and no gate will pass it", {"red": True}
@@ -106,13 +116,14 @@ def summary(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
         if leaks := journal.leaks(cell):
             yield f"{cell} changed torch's settings, which were put back: {'; '.join(leaks)}", {"yellow": True}
     if short := journal.cut_short():
-        cell, (count, spent) = min(short.items(), key=lambda each: each[1])
-        yield (f"fuzz: {len(short)} cell(s) were not fuzzed to the end: of {cell} {count} sequence(s) were compared, "
+        cell, (compared, spent) = min(short.items(), key=lambda each: each[1])
+        yield (f"fuzz: {count(len(short), 'cell was', 'cells were')} not fuzzed to the end: of {cell} "
+               f"{count(compared, 'sequence was', 'sequences were')} compared, "
                f"{ran_out(spent)}", {"yellow": True})
     if bad:
         yield from _causes(journal)
     if missing := journal.not_run():
-        yield f"{len(missing)} planned verdict(s) never came, for example {missing[0]}", {"red": True}
+        yield f"{count(len(missing), 'planned verdict')} never came, for example {missing[0]}", {"red": True}
     for text in journal.usage_errors():
         yield text, {"red": True}
 
@@ -133,7 +144,7 @@ def _causes(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
         first, checks = found[0], list(dict.fromkeys(check for cause in found for check in cause.checks))
         place = f" ({first.problem.place})" if first.problem.place else ""
         text = textwrap.shorten(first.problem.message, 200, placeholder=" ...")
-        yield f"{len(cells)} cell{'s' * (len(cells) > 1)}  {', '.join(checks)}: {text}{place}", {"red": True}
+        yield f"{count(len(cells), 'cell')}  {', '.join(checks)}: {text}{place}", {"red": True}
         named = ", ".join(cells[:_SHOWN])
         yield f"    in {named}" + (f" and {len(cells) - _SHOWN} more" if len(cells) > _SHOWN else ""), {}
 

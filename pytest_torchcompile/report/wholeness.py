@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_torchcompile import __version__
 from pytest_torchcompile.errors import MatrixError
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding, Weight, first
 from pytest_torchcompile.report.judged import BAD, JudgedCell
 from pytest_torchcompile.report.merging import Merged
@@ -27,15 +28,16 @@ def whole(merged: Merged, cells: Mapping[str, JudgedCell]) -> Iterator[Finding]:
     short = {name: cell.missing for name, cell in cells.items() if cell.missing}
     if short:
         checks = ", ".join(dict.fromkeys(check for names in short.values() for check in names))
-        text = f"{len(short)} cell(s) have no verdict of {checks}, which the matrix asks for"
+        text = f"{count(len(short), 'cell has', 'cells have')} no verdict of {checks}, which the matrix asks for"
         yield Finding("missing", "unusable", text, tuple(short), hint="run all checks, without --compile-checks")
     idle = [name for name, cell in cells.items() if cell.status == "not_run"]  # also where it has no verdict at all
     if idle and not merged.partial:
-        yield Finding("missing", "unusable", f"{len(idle)} cell(s) have verdicts that never came", tuple(idle))
+        text = f"{count(len(idle), 'cell has', 'cells have')} verdicts that never came"
+        yield Finding("missing", "unusable", text, tuple(idle))
     wrong = {name: cell.contradictions for name, cell in cells.items() if cell.contradictions}
     if wrong:
         name, texts = next(iter(wrong.items()))
-        more = f" ({len(wrong)} cells contradict themselves)" if len(wrong) > 1 else ""
+        more = f" ({count(len(wrong), 'cell')} contradict themselves)" if len(wrong) > 1 else ""
         yield Finding("contradiction", "unusable", f"cell {name} of {merged.origin[name]}: {texts[0]}{more}",
                       tuple(wrong), evidence="\n".join(texts[1:]), hint="use the report as the run wrote it")
     if any(cell["planned"] is None for cell in merged.cells.values()):

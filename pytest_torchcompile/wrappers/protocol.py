@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.subject import resolve
 from pytest_torchcompile.wrappers import WRAPPERS
 from pytest_torchcompile.wrappers.wrapping import Wrapping
@@ -85,8 +86,8 @@ def load(name: str, root: Path, where: str, alone: bool = False) -> Wrapper:
                          "matrix")
     if wrapping.ranks % found.ranks or (found.ranks == 1) != (wrapping.ranks == 1):
         plain = name.partition("*")[0]
-        raise UsageError(f"{where}: wrapper {wrapping.name!r} is made for {found.ranks} rank(s), and the matrix gives "
-                         f"it {wrapping.ranks}; write {plain}{f'*{found.ranks}' if found.ranks > 1 else ''}")
+        raise UsageError(f"{where}: wrapper {wrapping.name!r} is made for {count(found.ranks, 'rank')}, and the matrix "
+                         f"gives it {wrapping.ranks}; write {plain}{f'*{found.ranks}' if found.ranks > 1 else ''}")
     found = replace(found, ranks=wrapping.ranks)
     return found if entry is not None else _of_the_user(found, wrapping, where, alone)
 

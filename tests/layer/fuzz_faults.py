@@ -42,6 +42,41 @@ class RefusesOdd(Net):
         return super().forward(x.view(x.shape[0] // 2, 2, -1))
 
 
+class Flat(nn.Module):
+    """Refuses odd sizes in the one frame that it has, and breaks its graph above 100."""
+
+    def forward(self, x):
+        self.check(x)
+        return torch.relu(x) + x
+
+    def check(self, x):
+        if x.shape[0] % 2:
+            raise ValueError("pairs only")
+        if x.shape[0] > 100:
+            torch._dynamo.graph_break()
+
+
+class Nested(Flat):
+    """The same around a part that compiles by itself, whatever becomes of the whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = Net()
+
+    def forward(self, x):
+        self.check(x)
+        return self.part(x) * 1.5
+
+
+class TakesOddCompiled(Net):
+    """Refuses odd sizes eagerly only."""
+
+    def forward(self, x):
+        if x.shape[0] % 2 and not torch.compiler.is_compiling():
+            raise ValueError("pairs only")
+        return super().forward(x)
+
+
 class BreaksAbove100(Net):
     def forward(self, x):
         if x.shape[0] > 100:

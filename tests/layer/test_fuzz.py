@@ -22,11 +22,14 @@ from pytest_torchcompile.oracle.trial import same_random_draws
 from tests.layer.fuzz_faults import (
     BreaksAbove100,
     Cancels,
+    Flat,
     GuardsOnEight,
+    Nested,
     Net,
     OverflowsByOne,
     RaisesForOdd,
     RefusesOdd,
+    TakesOddCompiled,
     ThirdCall,
     Tokens,
     UnpadsOneTooMany,
@@ -144,6 +147,29 @@ def test_calls_that_eager_refuses_are_told_from_those_that_were_compared(model):
     assert (mixed.finding, mixed.calls, mixed.refused, mixed.counts) == (None, 2, 3, True)
     refused = program((call(B=3), call(B=5)))
     assert (refused.finding, refused.calls, refused.refused, refused.counts) == (None, 0, 2, False)
+
+
+@pytest.mark.parametrize("model", [Flat, Nested])
+def test_what_follows_a_refused_call_is_examined_as_if_it_had_not_been(model):
+    """Dynamo gives up for good the frame in which it meets the `raise`: what follows would run eagerly, unseen.
+
+    So a graph break after it is found, at its own place, and sizes that are taken are no fault for being eager.
+    """
+    program = attempts(model(), "eager", limits={"fuzz_recompiles": 60})
+    sound = program((call(B=3), call(B=2), call(B=5), call(B=4)))
+    assert (sound.finding, sound.calls, sound.refused) == (None, 2, 2)
+    broken = program((call(B=3), call(B=2), call(B=102), call(B=5)))
+    assert broken.finding
+    assert (broken.finding.kind, broken.finding.at, broken.refused) == ("graph_breaks", 2, 2)
+
+
+def test_compiled_code_that_takes_what_eager_refuses_is_found():
+    """Wherever in the sequence; all calls that matter come before it."""
+    program = attempts(TakesOddCompiled(), "eager")
+    for sequence in ((call(B=3),), (call(B=3), call(B=2)), (call(B=2), call(B=3))):
+        found = program(sequence).finding
+        assert found
+        assert (found.kind, sequence[found.at]) == ("error", call(B=3))
 
 
 @pytest.mark.parametrize("model", [Cancels, Zeros])

@@ -326,7 +326,7 @@ def test_how_a_wrapper_of_the_users_own_is_called(own, value, given, result):
     ("four@inner_blocks*2", "'own_wraps:four' is asked for the order 'inner_blocks' and has no parameter `order` to be "
                             "told it by; give it one, or take @inner_blocks off (own_wraps.py:7)"),
     ("SEVERAL@inner_blocks*2", "is asked for the order 'inner_blocks' and has no parameter `order`"),
-    ("SEVERAL", "'own_wraps:SEVERAL' is made for 2 rank(s), and the matrix gives it 1; write own_wraps:SEVERAL*2"),
+    ("SEVERAL", "'own_wraps:SEVERAL' is made for 2 ranks, and the matrix gives it 1; write own_wraps:SEVERAL*2"),
 ])
 def test_a_wrapper_of_the_users_own_that_cannot_be_called_so(own, value, text):
     """What it is called with, what it takes, and where it is written."""

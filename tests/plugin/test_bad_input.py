@@ -56,6 +56,7 @@ def test_a_mistake_in_the_matrix(repo, case):
     (["--compile-matrix", "--compile-shard=9/8"], "*'9/8'*"),
     (["--compile-matrix", "--compile-checks=equivalance"], "*'equivalance' is not a check; did you mean 'equivalence'*"
      ),
+    (["--compile-matrix", "--compile-checks=compiles,rank_divergence"], "*rank_divergence has nothing to judge*"),
     (["--compile-matrix", "-m", "not compile_cell(baxkend='eager')"], "*-m: *'baxkend'; did you mean 'backend'*"),
     (["--compile-matrix", "--compile-timeout=never"], "*--compile-timeout: 'never'*"),
 ])  # fmt: skip

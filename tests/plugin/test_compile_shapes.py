@@ -150,6 +150,8 @@ MISTAKES = {
         "compile_shapes: dim 'S': 'Q + 1' uses 'Q', which is not a dim",
     "@compile_shapes(B=1.5)\ndef test_it(sizes): pass":
         "compile_shapes: B=1.5; expected dim(1, 8), a number, or an expression like 'S + 1'",
+    "@compile_shapes(B=4, C='B + 1', D=dim(choices=(8,)))\ndef test_it(sizes): pass":
+        "compile_shapes: B=4, C='B + 1', D=dim(choices=(8,)): no dim has more than one size, so no two sequences",
 }
 
 
@@ -190,3 +192,55 @@ def test_example(sizes):
     lines(result, "compile_shapes: no sequence was run: the seconds ran out before the first; give more: "
                   "--compile-fuzz-seconds",
           "test_it.py:*: FuzzCutShortWarning: test_example: 0 of 30 sequences were run, then the seconds ran out; *")
+
+
+def test_batches_that_nobody_looks_at(tests):
+    """Such a test would pass whatever the model did; one that looks at some sequences only is left alone."""
+    result = tests("""
+@compile_shapes(B=dim(2, 8), inputs=batch)
+def test_forgot(model, batches):
+    assert len(batches) >= 1
+
+@compile_shapes(B=dim(2, 8), inputs=batch)
+def test_long_ones(model, batches):
+    if len(batches) > 2:
+        for x in batches:
+            model(x)
+
+@compile_shapes(B=dim(2, 8), inputs=batch)
+def test_skips(model, batches):
+    pytest.skip("not here")
+""", "--compile-fuzz-examples=12")
+    result.assert_outcomes(failed=1, passed=1, skipped=1)
+    lines(result, "AssertionError: compile_shapes: test_forgot takes `batches` and looked at none in * sequences: no "
+                  "size that was drawn was run; iterate over it, as in `for batch in batches: ...`")
+
+
+def test_a_condition_that_nothing_satisfies(tests):
+    """Told in our words, with the condition and the dims; where examples or the ends satisfy it, they were run."""
+    result = tests("""
+def large(B, S): return B * S > 1000
+
+@compile_shapes(B=dim(1, 8), S=dim(buckets=(16, 32)), where=large)
+def test_named(sizes):
+    pass
+
+@compile_shapes(B=dim(1, 64, multiple_of=2), where=lambda B: B % 2)
+def test_lambda(sizes):
+    pass
+
+@compile_shapes(B=dim(1, 4), T="B - 9")
+def test_expression(sizes):
+    pass
+
+@compile_shapes(B=dim(2, 9), where=lambda B: B % 2)
+def test_possible(sizes):
+    assert all(each["B"] % 2 for each in sizes)
+""", "--compile-fuzz-examples=10")
+    result.assert_outcomes(failed=3, passed=1)
+    lines(result, "compile_shapes: no sequence was run: where=large (test_it.py:*) is true of no sizes that were drawn "
+                  "for B=dim(1, 8), S=dim(buckets=(16, 32)); mend the condition, or widen the dims",
+          "where=<lambda> (test_it.py:*) is true of no sizes that were drawn for B=dim(1, 64, multiple_of=2); mend",
+          "what the dims' expressions ask for is true of no sizes that were drawn for B=dim(1, 4), T='B - 9'; mend")
+    result.stdout.no_fnmatch_line("*Unsatisf*")
+    result.stdout.no_fnmatch_line("*hypothesis.errors*")

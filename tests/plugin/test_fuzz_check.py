@@ -73,3 +73,20 @@ def test_what_eager_refuses_is_counted_apart(repo):
     assert 0 < rung["examples"] == rung["tries"] <= 8
     assert rung["calls"] > 0
     assert rung["refused"] > 0
+
+
+def test_a_model_of_one_size_is_not_passed(repo):
+    """Nothing was varied: neither by a number, nor by an expression of it, nor by a single choice."""
+    repo.models("")
+    repo.matrix("""
+version: 1
+models:
+  net: {factory: "models:net", inputs: "models:batch", dims: {B: {choices: [4]}}}
+axes:
+  backend: [eager]
+checks: [fuzz]
+""")
+    repo.run("--compile-fuzz-examples=4").assert_outcomes(failed=1)
+    (problem,) = repo.problems("net-eager-default-auto-none", "fuzz")
+    assert problem["message"].startswith("nothing to judge: no dim of the model has more than one size")
+    assert not repo.block()["cells"][0]["observation"]["sections"]["fuzz"]["rungs"]

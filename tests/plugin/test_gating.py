@@ -70,8 +70,8 @@ def test_the_diff_beside_a_baseline(repo):
     (repo.path / ".compile-matrix/report.json").rename(repo.path / "last.json")
     repo.models(BROKEN)
     result = repo.run("-p", "no:xdist", "--compile-baseline=last.json")
-    result.stdout.fnmatch_lines(["*beside last.json*", "graph_breaks held in the baseline and fails now in 2 cell(s)*",
-                                 "new graph break at models.py:* in 2 cell(s): *"])
+    result.stdout.fnmatch_lines(["*beside last.json*", "graph_breaks held in the baseline and fails now in 2 cells*",
+                                 "new graph break at models.py:* in 2 cells: *"])
     result = repo.run("--compile-baseline=lost.json")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--compile-baseline: *lost.json: no such file; did you mean *last.json*"])

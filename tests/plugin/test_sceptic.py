@@ -65,7 +65,7 @@ def test_a_cell_without_the_check_compiles_counts_as_compiled(repo):
     """The summary counts what ran, whichever checks were asked for."""
     result = repo.run("--compile-checks=equivalence")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["1 cells: 1 pass; 1 ran compiled code"])
+    result.stdout.fnmatch_lines(["1 cell: 1 pass; 1 ran compiled code"])
 
 
 def test_a_restricted_xfail_does_not_hide_a_crash(repo):

@@ -101,7 +101,7 @@ def test_two_nodes(repo, device):
     (other,) = healthy["ranks"]
     assert all(any(graph["runs"] for graph in rank["sections"]["compiles"]["graphs"]) for rank in (healthy, other))
     note = cells["net-aot_eager-default-static-ddp_4"]["checks"]["compiles"]["note"]
-    assert note == "it has 4 rank(s), and torchrun has started 2"
+    assert note == "it has 4 ranks, and torchrun has started 2"
     problem = cells["net-models_refuses_on_rank_1-default-static-ddp"]["checks"]["compiles"]["problems"][0]
     assert problem["message"].startswith("rank 1: the compiled run raised")
     assert "planted" in problem["message"]

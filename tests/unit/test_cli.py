@@ -64,7 +64,7 @@ rules:
     }
     assert lines[8:] == [
         "8 cells: 7 run, 1 skip",
-        "note: 1 cell(s) run up to 200 processes at once, each with torch in it, and this machine has 2 cores"]
+        "note: 1 cell runs up to 200 processes at once, each with torch in it, and this machine has 2 cores"]
 
 
 def test_cells_of_a_strategy(here, capsys):
@@ -72,7 +72,7 @@ def test_cells_of_a_strategy(here, capsys):
     here.file.write_text(MATRIX.replace("2999", "1999") + "strategy: {sample: {n: 1}}")
     assert main(["cells", "matrix/default.yaml"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1:3] == ["1 cells: 1 run", "2 more are left out by the strategy: sample of 1, seed 0"]
+    assert lines[1:3] == ["1 cell: 1 run", "2 more are left out by the strategy: sample of 1, seed 0"]
     assert lines[-1].startswith("note: matrix/default.yaml:6: this xfail expired on 1999-01-01")
 
 
@@ -100,7 +100,7 @@ def test_cells_of_a_shard(here, capsys):
         found += [each["id"] for each in json.loads(capsys.readouterr().out)]
     assert len(found) == len(set(found)) == 3
     assert main(["cells", "--shard", "1/2"]) == 0
-    assert " cells (of 3): " in capsys.readouterr().out
+    assert "1 cell (of 3): " in capsys.readouterr().out
 
 
 def test_schemas(here, capsys):

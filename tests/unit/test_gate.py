@@ -284,7 +284,7 @@ def test_a_cell_that_no_check_judged_is_not_good(run):
         cell["planned"]["checks"] = []
         cell |= {"checks": {}, "status": "not_run", "evidence_sha256": evidence(cell)}
     assert gate([report], today=TODAY).code == 2
-    assert sentence(gate([report], today=TODAY)).startswith("UNUSABLE: 4 cell(s) have verdicts that never came")
+    assert sentence(gate([report], today=TODAY)).startswith("UNUSABLE: 4 cells have verdicts that never came")
 
 
 def test_an_exit_status_that_no_cell_explains_is_not_green(run):
@@ -309,7 +309,7 @@ def test_deselected_cells_are_missing(run):
     report.cells[0].update(selected=False, checks={}, observation=None, status="not_run")
     found = gate([report], today=TODAY)
     assert found.code == 2
-    assert sentence(found) == f"UNUSABLE: 1 of the 4 planned cells were not judged: {run.ids[0]}"
+    assert sentence(found) == f"UNUSABLE: 1 of the 4 planned cells was not judged: {run.ids[0]}"
 
 
 def test_a_shard_without_cells_is_whole():

@@ -50,7 +50,7 @@ def test_a_new_failure_comes_first_and_is_called_new(now, before):
     found = outcome(now, before, "version: 1\n")
     assert sentence(found).startswith(f"FAIL: 2 of 4 cells fail: {now.ids[2]}: graph_breaks:")
     assert ", new since the baseline" in sentence(found)
-    assert "graph_breaks held in the baseline and fails now in 1 cell(s)" in told(found)
+    assert "graph_breaks held in the baseline and fails now in 1 cell" in told(found)
 
 
 def test_new_graph_breaks_are_told_by_line(now, before):
@@ -60,7 +60,7 @@ def test_new_graph_breaks_are_told_by_line(now, before):
     now.breaks(now.ids[1], {"line": 30})
     found = outcome(now, before)
     assert found.code == 1
-    assert "new graph break at models.py:30 in 2 cell(s): Tensor.item()" in sentence(found)
+    assert "new graph break at models.py:30 in 2 cells: Tensor.item()" in sentence(found)
 
 
 def test_a_graph_break_that_moved_is_not_new(now, before):
@@ -79,7 +79,7 @@ def test_new_recompiles(now, before):
     now.recompiles(now.ids[0], 2)
     found = outcome(now, before)
     assert found.code == 1
-    assert "new recompile of Net.forward (models.py:9) in 1 cell(s), cause: value" in sentence(found)
+    assert "new recompile of Net.forward (models.py:9) in 1 cell, cause: value" in sentence(found)
 
 
 @pytest.fixture
@@ -97,9 +97,9 @@ def ranks():
 
 
 @pytest.mark.parametrize(("act", "text"), [
-    (lambda run, cell: run.breaks(cell, {"line": 30}), "new graph break at models.py:30 in 1 cell(s): Tensor.item()"),
+    (lambda run, cell: run.breaks(cell, {"line": 30}), "new graph break at models.py:30 in 1 cell: Tensor.item()"),
     (lambda run, cell: run.recompiles(cell, 1),
-     "new recompile of Net.forward (models.py:9) in 1 cell(s), cause: value"),
+     "new recompile of Net.forward (models.py:9) in 1 cell, cause: value"),
 ])
 def test_the_other_ranks_are_compared_too(ranks, act, text):
     """What rank 1 has alone is new, unless it had it."""
@@ -140,7 +140,7 @@ def test_cells_that_are_gone(before):
     now = Run(model=["net"], backend=["inductor", "eager"])
     found = outcome(now, before)
     assert found.code == 1
-    assert "2 cell(s) that ran in the baseline are gone from the matrix" in sentence(found)
+    assert "2 cells that ran in the baseline are gone from the matrix" in sentence(found)
     before.skips(*before.ids[2:])
     assert outcome(now, before).code == 0
 
@@ -148,7 +148,7 @@ def test_cells_that_are_gone(before):
 def test_a_cell_that_does_not_run_any_more(now, before):
     now.skips(now.ids[3])
     text = LOOSE + "allowed_skips: [{cells: {model: gpt}, reason: x}]\n"
-    assert "1 cell(s) that ran in the baseline do not run any more" in sentence(outcome(now, before, text))
+    assert "1 cell that ran in the baseline is not run any more" in sentence(outcome(now, before, text))
 
 
 def test_new_and_improved_cells_are_notes(before):
@@ -156,8 +156,8 @@ def test_new_and_improved_cells_are_notes(before):
     before.breaks(before.ids[0])
     found = outcome(now, before)
     assert found.code == 0
-    assert "1 cell(s) failed in the baseline and hold now" in told(found)
-    assert "2 cell(s) are not in the baseline" in told(found)
+    assert "1 cell failed in the baseline and holds now" in told(found)
+    assert "2 cells are not in the baseline" in told(found)
 
 
 def test_a_policy_makes_changes_notes(now, before):
@@ -230,7 +230,7 @@ def test_the_diff_at_the_end_of_a_run(now, before):
     now.breaks(now.ids[0])
     lines = dict(comparison(now.blocks()[0], before.reports()))
     assert lines["torch: 2.12.0 -> 2.13.0"] == {"yellow": True}
-    assert lines["new graph break at models.py:12 in 1 cell(s): Tensor.item()"] == {"red": True}
+    assert lines["new graph break at models.py:12 in 1 cell: Tensor.item()"] == {"red": True}
     assert dict(comparison(Run().blocks()[0], Run().reports())) == {"4 cells as in the baseline": {"green": True}}
 
 

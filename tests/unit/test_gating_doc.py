@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.matrix import load_matrix
 from pytest_torchcompile.report.announcement import WORDS
+from pytest_torchcompile.report.demands import nothing
 from pytest_torchcompile.report.judged import JudgedCell
 from pytest_torchcompile.report.merging import VARYING
 from pytest_torchcompile.report.metrics import METRICS
@@ -49,6 +51,28 @@ def test_exit_codes_and_words(text):
     for code, word in WORDS.items():
         assert f"| {code} | `{word}` |" in text
     assert "| 70 | |" in text
+
+
+@pytest.mark.parametrize(("cell", "words"), [
+    ({"skipped": "no GPU", "compiled": False, "status": "skip"}, "all were skipped"),
+    ({"skipped": None, "compiled": False, "status": "pass"}, "no cell ran compiled code"),
+    ({"skipped": None, "compiled": True, "status": "pass"}, "only cells of the fake lane hold"),
+    ({"skipped": None, "compiled": True, "status": "fail"},
+     "not one cell holds: all that ran is what the policy lets fail"),
+])
+def test_why_there_is_nothing_to_judge(text, cell, words):
+    """What the gate says with exit code 3 is what its row here and in the README says."""
+    told = nothing(SimpleNamespace(matrix={"cells_planned": ["a", "b"]}),
+                   {name: SimpleNamespace(**cell) for name in ("a", "b")}).text
+    assert words.removeprefix("all ") in told
+    assert words in _row(text, 3)
+    if cell["skipped"] is None:
+        assert words in _row((DOCS.parent / "README.md").read_text(encoding="utf-8"), 3)
+
+
+def _row(text, code):
+    (row,) = re.findall(rf"^\| {code} \|.*$", text, re.M)
+    return row
 
 
 @pytest.mark.parametrize("names", [METRICS, RATIOS, BASELINE, GATES, VARYING])

@@ -107,7 +107,7 @@ def test_a_rank_that_is_not_told_of():
         run.observations[name].ranks = []
     found = gate(run.reports(), today=TODAY)
     assert found.code == 2
-    assert "it holds what 1 rank(s) recorded, and its axes say 2" in sentence(found)
+    assert "it holds what 1 rank recorded, and its axes say 2" in sentence(found)
 
 
 def test_a_skipped_cell_of_several_ranks():

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.selection import refuse_idle, refuse_unknown
+from pytest_torchcompile.selection import idle_cells, refuse_idle, refuse_unknown
 
 CELLS = [{"model": "net", "backend": "eager", "hidden": 8, "bias": True}, {"model": "net", "backend": "inductor"}]
 
@@ -55,13 +55,31 @@ def cells(*wrappers, **more):
 def test_checks_without_anything_to_judge(checks, given, text):
     """No test would be collected; the first of them says why."""
     with pytest.raises(UsageError) as raised:
-        refuse_idle(checks, given, "--compile-checks")
+        refuse_idle(checks, given, "--compile-checks", each=False)
     assert str(raised.value).startswith(f"--compile-checks: {checks[0]} has nothing to judge")
     assert str(raised.value).endswith(text)
 
 
 def test_one_check_with_something_to_judge_will_do():
-    """In one cell; a matrix without cells is no business of the checks."""
-    refuse_idle(["smoketest", "compiles"], cells("tp*fake8"), "--compile-checks")
-    refuse_idle(["randomness"], cells("tp*fake8", "none"), "--compile-checks")
-    refuse_idle(["randomness"], [], "--compile-checks")
+    """In one cell, where nobody asked for these very checks; a matrix without cells is no business of the checks."""
+    refuse_idle(["smoketest", "compiles"], cells("tp*fake8"), "m.yaml: checks", each=False)
+    refuse_idle(["randomness"], cells("tp*fake8", "none"), "--compile-checks", each=True)
+    refuse_idle(["randomness"], [], "--compile-checks", each=True)
+
+
+def test_each_check_that_is_asked_for_has_something_to_judge():
+    """Else it would be dropped without a word, as the others go on."""
+    text = f"--compile-checks: randomness{NOTHING}in the fake lane no number means anything"
+    with pytest.raises(UsageError, match=f"^{re.escape(text)}$"):
+        refuse_idle(["compiles", "randomness"], cells("tp*fake8", "fsdp2*fake4"), "--compile-checks", each=True)
+
+
+def test_cells_without_a_check_are_told():
+    """How many, and why; nothing of a check that all cells have."""
+    given = [*cells("none", "ddp*2", "tp*fake8"), *cells("none", phase="inference")]
+    assert list(idle_cells(["compiles", "randomness", "gradients"], given)) == [
+        "randomness has nothing to judge in 1 of 4 cells: it judges cells of one rank only",
+        "randomness has nothing to judge in 1 of 4 cells: in the fake lane no number means anything",
+        "gradients has nothing to judge in 1 of 4 cells: in the fake lane no number means anything",
+        "gradients has nothing to judge in 1 of 4 cells: it judges phase training, not inference",
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -58,6 +59,19 @@ def test_header(matrix):
     assert lines[2:] == ["  excluded 2: modes are Inductor's", "  skip 1: no time"]
 
 
+def test_the_header_tells_where_a_check_that_was_named_has_nothing_to_judge(matrix):
+    """What nobody named is not told: a matrix has many cells without this or that check."""
+    named = dataclasses.replace(SETTINGS, checks=("compiles", "cudagraphs"))
+    told = "  note: cudagraphs has nothing to judge in 4 of 4 cells: no CUDA graphs are promised, by a mode or a " \
+           "backend on device cuda"
+    assert header(matrix, matrix.cells, named)[4:] == [told]
+    assert header(matrix, matrix.cells, SETTINGS)[4:] == []
+    asked = dataclasses.replace(matrix, checks=("compiles", "cudagraphs", "randomness"), cells=())
+    fake = [dataclasses.replace(p, cell=dataclasses.replace(p.cell, wrapper="tp*fake8")) for p in matrix.cells[:1]]
+    assert header(asked, [*matrix.cells, *fake], SETTINGS)[4:] == [
+        "  note: randomness has nothing to judge in 1 of 5 cells: in the fake lane no number means anything"]
+
+
 def test_failure_text():
     """Culprit, evidence, what to try, how to run it again."""
     judged = Judgement("fail", (Problem("2 breaks", "m.py:3\nm.py:9", "split it"),))
@@ -86,7 +100,7 @@ def test_summary(journal, matrix):
         "inductor   1 fail   1 not_run",
         "4 cells: 1 pass, 1 skip, 1 not_run, 1 fail; 2 ran compiled code",
         f"{ids[2]} changed torch's settings, which were put back: grad mode: True -> False",
-        f"1 planned verdict(s) never came, for example {ids[3]}::compiles",
+        f"1 planned verdict never came, for example {ids[3]}::compiles",
     ]
 
 
@@ -101,7 +115,7 @@ def test_fuzzing_that_was_cut_short_is_told(journal, matrix, spent, told):
         event["observation"]["sections"]["fuzz"] = {"rungs": rungs, "finding": None}
         journal.add(event)
     lines = [text for text, _ in summary(journal) if text.startswith("fuzz")]
-    assert lines == [f"fuzz: 4 cell(s) were not fuzzed to the end: of {matrix.cells[0].cell.id} 3 sequence(s) were "
+    assert lines == [f"fuzz: 4 cells were not fuzzed to the end: of {matrix.cells[0].cell.id} 3 sequences were "
                      f"compared, then {text}" for text in told]
 
 

@@ -63,6 +63,15 @@ def test_silent_frames_are_a_problem_for_each_place():
         ("2 frame(s) silently ran eagerly: limit in M.g", "m.py", 9)]
 
 
+def test_fuzz_passes_no_model_of_one_size():
+    """Sequences of shapes that are all the same prove nothing of shapes."""
+    (same,) = load("fuzz").judge({"varied": [], "rungs": [], "finding": None}, {})
+    assert same.message == ("nothing to judge: no dim of the model has more than one size, so no sequences of shapes "
+                            "differ")
+    assert same.hint.startswith("give a dim a range, like {min: 1, max: 64}, or leave the model's cells out: -m \"not ")
+    assert not list(load("fuzz").judge({"varied": ["B"], "rungs": [{"tries": 3, "spent": ""}], "finding": None}, {}))
+
+
 EMPTY = {
     "shape_stability": {"calls": 0, "late": [], "between": []},
     "smoketest": {"ok": False, "reason": "nothing was compiled", "phase": "forward"},
@@ -104,6 +113,8 @@ def test_fuzz_tells_want_of_time_from_sizes_that_eager_refuses():
     (mute,) = load("fuzz").judge({"rungs": [{"tries": 0, "refused": 0, "mute": 3}], "finding": None}, {})
     assert mute.message == ("nothing is proved: in all 3 call(s) that were drawn the model gives nothing but zeros, "
                             "NaN or rounding noise")
+    (impossible,) = load("fuzz").judge({"rungs": [{"tries": 0, "spent": "sizes"}], "finding": None}, {})
+    assert impossible.message == "no sequence was run: no sizes were found that the dims' expressions go with"
     (late,) = load("fuzz").judge({"rungs": [{"tries": 0, "refused": 0}], "finding": None}, {})
     assert late.message == "no sequence was run: the time for fuzzing was over before the first"
 

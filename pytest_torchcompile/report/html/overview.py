@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.announcement import again
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.finding import Finding
@@ -37,13 +38,13 @@ def overview(outcome: Outcome, source: str) -> Html:
 def _finding(outcome: Outcome, finding: Finding, index: int, source: str) -> Html:
     cells = [cell for cell in finding.cells if cell in outcome.cells]
     links = [tag("a", cell, href=link(cell)) for cell in cells[:LINKS]]
-    count = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
+    told = count(len(cells), "cell")
     command = again(outcome, finding)
     button = tag("button", "only these", type="button", class_="js", data_group=index)
     return tag(
         "li",
         tag("p", tag("span", finding.weight, class_=f"weight {finding.weight}"), " ",
-            tag("span", count, class_="count") if cells else finding.kind.replace("_", " "), " ",
+            tag("span", told, class_="count") if cells else finding.kind.replace("_", " "), " ",
             place(finding.file, finding.line, source) if finding.file else ""),
         tag("p", cut(finding.text), class_="message"),
         tag("details", tag("summary", "evidence"), tag("pre", cut(finding.evidence))) if finding.evidence else None,

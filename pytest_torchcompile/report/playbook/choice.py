@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytest_torchcompile.backends import BACKENDS
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.limits import worst
 from pytest_torchcompile.report.markdown import code
-from pytest_torchcompile.report.playbook.prose import count, evidence, table
+from pytest_torchcompile.report.playbook.prose import evidence, table
 from pytest_torchcompile.report.seconds import seconds
 
 __all__ = ["Setting", "best", "choices", "ran", "settings"]

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.announcement import facts
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.gate import Outcome
@@ -14,7 +15,7 @@ from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.playbook.choice import choices, ran, settings
 from pytest_torchcompile.report.playbook.gotchas import gotchas
 from pytest_torchcompile.report.playbook.practice import caches, shapes, warm_up
-from pytest_torchcompile.report.playbook.prose import count, evidence, prose
+from pytest_torchcompile.report.playbook.prose import evidence, prose
 
 __all__ = ["playbook"]
 

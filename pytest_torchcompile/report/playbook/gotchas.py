@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pytest_torchcompile.oracle.stages import STAGES, stages_before
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.causes import Cause, causes
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.markdown import block, code
-from pytest_torchcompile.report.playbook.prose import count, evidence, prose
+from pytest_torchcompile.report.playbook.prose import evidence, prose
 
 __all__ = ["KNOBS", "gotchas"]
 

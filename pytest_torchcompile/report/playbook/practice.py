@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from pytest_torchcompile.checks.recompiles import SHAPES
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.facts import Facts, number
 from pytest_torchcompile.report.markdown import code
 from pytest_torchcompile.report.playbook.choice import Setting, best
-from pytest_torchcompile.report.playbook.prose import count, evidence, prose, table
+from pytest_torchcompile.report.playbook.prose import evidence, prose, table
 from pytest_torchcompile.report.seconds import seconds
 
 __all__ = ["caches", "shapes", "warm_up"]

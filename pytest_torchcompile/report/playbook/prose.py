@@ -8,7 +8,7 @@ from typing import Final
 
 from pytest_torchcompile.report.markdown import code
 
-__all__ = ["count", "evidence", "prose", "table"]
+__all__ = ["evidence", "prose", "table"]
 
 SHOWN: Final = 2
 """Cells named behind a sentence."""
@@ -39,11 +39,6 @@ def evidence(cells: Iterable[str]) -> str:
     names = list(dict.fromkeys(cells))
     more = len(names) - SHOWN
     return f"({', '.join(map(code, names[:SHOWN]))}{f' and {more} more' if more > 0 else ''})"
-
-
-def count(number: int, word: str) -> str:
-    """``1 cell``, ``2 cells``."""
-    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -1,0 +1,28 @@
+"""One of a thing, or several."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import pytest_torchcompile
+from pytest_torchcompile.quantity import count
+
+
+@pytest.mark.parametrize(("number", "words", "text"), [
+    (0, ("cell",), "0 cells"), (1, ("cell",), "1 cell"), (2, ("cell",), "2 cells"),
+    (1, ("cell fails", "cells fail"), "1 cell fails"), (3, ("cell fails", "cells fail"), "3 cells fail"),
+])
+def test_count(number, words, text):
+    """What goes with the number goes with it."""
+    assert count(number, *words) == text
+
+
+def test_reports_count_cells_in_words():
+    """In what the run, the gate and `cells` tell, no number stands beside a plural by itself."""
+    folder = Path(pytest_torchcompile.__file__).parent
+    told = [*(folder / "report").rglob("*.py"), folder / "cli.py", folder / "selection.py"]
+    loose = re.compile(r"\{len\([^{}]*\)\} (cells|ranks)\b|\} (cell|rank|verdict|sequence)\(s\)")
+    assert [f"{path.name}: {found[0]}" for path in told for found in loose.finditer(path.read_text("utf-8"))] == []

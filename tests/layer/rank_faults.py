@@ -28,6 +28,35 @@ class Net(nn.Module):
         return self.down(torch.tanh(self.up(x)))
 
 
+class Stack(nn.Module):
+    """Three blocks, of which a rank may shard or run some. (B, 8) -> (B, 8)."""
+
+    tp_plan: ClassVar = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def stage(self, index, count):
+        return nn.Sequential(*self.blocks[3 * index // count:3 * (index + 1) // count])
+
+
+class Block(nn.Module):
+    """A residual of twelve features, which 2 and 3 ranks divide. (B, 8) -> (B, 8)."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
 class Normed(nn.Module):
     """Batch norm, whose statistics are each replica's own, and dropout. (B, 8) -> (B, 8)."""
 

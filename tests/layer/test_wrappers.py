@@ -215,7 +215,8 @@ def test_every_wrapper_of_the_table_loads():
     """Each line of WRAPPERS leads to a Wrapper of that name."""
     for name in WRAPPERS:
         assert isinstance(load(name, Path(), HERE), Wrapper)
-        assert load(name, Path(), HERE).name == name
+        found = load(name, Path(), HERE)
+        assert (found.name, found.ranks, found.multiple) == (name, WRAPPERS[name].ranks, WRAPPERS[name].multiple)
 
 
 @pytest.mark.parametrize(("order", "before", "after"), [
@@ -293,6 +294,8 @@ class Called:
 
 called = Called()
 SEVERAL = Wrapper("several", four, ranks=2)
+PAIRS = Wrapper("pairs", four, ranks=4, axes=("data", "tensor"))
+ALONE = Wrapper("alone", three)
 """
 
 
@@ -307,7 +310,8 @@ def own(tmp_path):
 
 
 @pytest.mark.parametrize(("value", "given", "result"), [
-    ("three", 3, "three"), ("four*2", 4, "four"), ("SEVERAL*2", 4, "four"), ("ordered*2", 4, "whole"),
+    ("three", 3, "three"), ("four*2", 4, "four"), ("SEVERAL*2", 4, "four"), ("SEVERAL*3", 4, "four"), ("PAIRS*6", 4, "four"),
+    ("ordered*2", 4, "whole"),
     ("ordered@inner_blocks*2", 4, "inner_blocks"), ("four*fake8", 4, "four"),
 ])
 def test_how_a_wrapper_of_the_users_own_is_called(own, value, given, result):
@@ -326,7 +330,9 @@ def test_how_a_wrapper_of_the_users_own_is_called(own, value, given, result):
     ("four@inner_blocks*2", "'own_wraps:four' is asked for the order 'inner_blocks' and has no parameter `order` to be "
                             "told it by; give it one, or take @inner_blocks off (own_wraps.py:7)"),
     ("SEVERAL@inner_blocks*2", "is asked for the order 'inner_blocks' and has no parameter `order`"),
-    ("SEVERAL", "'own_wraps:SEVERAL' is made for 2 rank(s), and the matrix gives it 1; write own_wraps:SEVERAL*2"),
+    ("PAIRS*5", "'own_wraps:PAIRS' is made for 4, 6, 8, ... ranks, and the matrix gives it 5; write own_wraps:PAIRS*4"),
+    ("ALONE*2", "'own_wraps:ALONE' is made for 1 rank, and the matrix gives it 2; write own_wraps:ALONE"),
+    ("SEVERAL", "'own_wraps:SEVERAL' is made for 2, 3, 4, ... ranks, and the matrix gives it 1; write own_wraps:SEVERAL*2"),
 ])
 def test_a_wrapper_of_the_users_own_that_cannot_be_called_so(own, value, text):
     """What it is called with, what it takes, and where it is written."""

@@ -46,6 +46,37 @@ class Stack(nn.Module):
         return nn.Sequential(*self.blocks[3 * index // count:3 * (index + 1) // count])
 
 
+class Sequenced(Net):
+    """Sequence parallel: its rows are the sequence. (B, 8) -> (B, 4)."""
+
+    tp_plan: ClassVar = {"up": "colwise", "down": "rowwise_sequence", "norm": "sequence", "last": "colwise_sequence",
+                         "least": "rowwise"}
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last, self.least = nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.least(torch.tanh(self.last(self.norm(super().forward(x)))))
+
+
+class Embedded(nn.Module):
+    """Each rank has a part of the rows of an embedding, nine, which it need not divide. (B, 8) -> (B, 8, 4)."""
+
+    tp_plan: ClassVar = {"rows": "rowwise"}
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(9, 4)
+
+    def forward(self, x):
+        return self.rows(x).tanh()
+
+
+def tokens(B):
+    return torch.randint(9, (B, 8))
+
+
 class Block(nn.Module):
     """A residual of twelve features, which 2 and 3 ranks divide. (B, 8) -> (B, 8)."""
 

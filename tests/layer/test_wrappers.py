@@ -405,6 +405,29 @@ def test_a_plan_that_does_not_fit(plan, text):
     assert str(raised.value).startswith(f"model 'deep': {text}")
 
 
+class _Mesh:
+    def size(self):
+        return 3
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without torch.distributed")
+@pytest.mark.parametrize(("layer", "style", "feature"), [
+    (nn.Linear(6, 16), "colwise", "out_features=16"), (nn.Linear(6, 16), "colwise_sequence", "out_features=16"),
+    (nn.Linear(16, 6), "rowwise", "in_features=16"), (nn.Linear(16, 6), "rowwise_sequence", "in_features=16"),
+    (nn.Embedding(6, 16), "colwise", "embedding_dim=16"),
+])
+def test_features_that_the_ranks_do_not_divide(layer, style, feature):
+    """Which size, of which layer, how many ranks, and what to do."""
+    module = nn.Sequential(layer)
+    module.tp_plan = {"0": style}
+    with pytest.raises(UsageError) as raised:
+        tp.split(module, cell("tp"), _Mesh())
+    assert str(raised.value) == (
+        f"model 'deep': tp_plan['0'] is '{style}', which splits {feature} of 0 over 3 ranks, and they do not divide it; "
+        "run the model on ranks that do (2, 4, 8, 16), give it a size that is a multiple of 3, or leave the layer out "
+        "of the plan")
+
+
 def test_the_readme_names_every_style():
     """A style that nobody knows of is none."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()

@@ -23,9 +23,9 @@ and those of sequence parallel, where each rank has a part of the sequence betwe
     for a layer between those two, such as a norm, which is whole on each rank and works on a part.
 
 The sequence is the dimension before the last: rows of (rows, width), S of (B, S, width). The ranks must divide it, and
-what ``colwise`` and ``rowwise`` split: torch takes all parts to be of one size, and where they are not, an operator fails
-on shapes that nobody has written, or the transport aborts the process. What ``colwise_gather`` splits, and the rows of an
-embedding, may be any number.
+what ``colwise`` and ``rowwise`` split: torch takes all parts to be of one size, and where they are not, an operator
+fails on shapes that nobody has written, or the transport aborts the process. What ``colwise_gather`` splits, and the
+rows of an embedding, may be any number.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def _check_divided(layer: Any, style: str, ranks: int, where: str, name: str) ->
                "rowwise": "in_features" if linear else "",
                "rowwise_sequence": "in_features" if linear else ""}.get(style)
     if feature and (size := getattr(layer, feature)) % ranks:
-        raise UsageError(f"{where} is {style!r}, which splits {feature}={size} of {name} over {ranks} ranks, and they do "
-                         f"not divide it; run the model on ranks that do ({_dividing(size)}), give it a size that is a "
-                         f"multiple of {ranks}, or leave the layer out of the plan")
+        raise UsageError(f"{where} is {style!r}, which splits {feature}={size} of {name} over {ranks} ranks, and they "
+                         f"do not divide it; run the model on ranks that do ({_dividing(size)}), give it a size that "
+                         f"is a multiple of {ranks}, or leave the layer out of the plan")
 
 
 def _dividing(size: int) -> str:
@@ -124,15 +124,15 @@ def _sequence_divided(ranks: int, where: str, name: str) -> Callable[[nn.Module,
             raise UsageError(
                 f"{where} is 'rowwise_sequence', which splits the sequence that {name} gives over {ranks} ranks, and "
                 f"they do not divide its length {length} (input of shape {tuple(shape)}); have the matrix make lengths "
-                f"that are multiples of {ranks}, by multiple_of: {ranks} or by choices of the dim that it comes from, or "
-                "pad it in the model")
+                f"that are multiples of {ranks}, by multiple_of: {ranks} or by choices of the dim that it comes from, "
+                "or pad it in the model")
 
     return check
 
 
 def _styles() -> dict[str, Callable[[Any], Any]]:
-    """Style to what makes it for a layer; a ``ParallelStyle`` is of one layer. An embedding's ids are whole on each rank,
-    which is not what ``RowwiseParallel`` takes a layer's input for."""
+    """Style to what makes it for a layer; a ``ParallelStyle`` is of one layer. An embedding's ids are whole on each
+    rank, which is not what ``RowwiseParallel`` takes a layer's input for."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pytest_torchcompile.wrappers import tp
+from pytest_torchcompile.wrappers.fsdp1 import FSDP1
 from pytest_torchcompile.wrappers.protocol import Wrapper
 
 
@@ -209,3 +211,51 @@ def _hang():
 
 
 hangs = _at_the_third_call(_hang)
+
+
+def _raises_inside(model, side):
+    """Rank 1 raises at its third call, in the second of three blocks; the others are waiting, or will be."""
+    calls = []
+
+    def objects(block, given):
+        calls.append(0)
+        if len(calls) == 3:
+            raise ValueError("a block has had enough")
+
+    if side and dist.get_rank() == 1:
+        model.blocks[1].register_forward_pre_hook(objects)
+
+
+def sharded_raises(model, settings, cell, mesh):
+    """Compiled FSDP2, between its collectives for a block and the next."""
+    from torch.distributed.fsdp import fully_shard
+
+    _raises_inside(model, settings is not None)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+        if settings is not None:
+            block.compile(**settings)
+    return fully_shard(model, mesh=mesh)
+
+
+def _split_raises(model, settings, cell, mesh):
+    _raises_inside(tp.split(model, cell, mesh), settings is None)
+    return compiled(model, settings)
+
+
+split_raises = Wrapper("split_raises", _split_raises, ranks=2, axes=("tensor",))
+"""Eager tensor parallel, between the sums of two blocks."""
+
+
+def _whole_raises(model, settings, cell, mesh):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    _raises_inside(model, settings is not None)
+    if settings is not None:
+        model.compile(**settings)
+    return FullyShardedDataParallel(model, process_group=mesh.get_group(), use_orig_params=True,
+                                    device_id=torch.device("cpu"))
+
+
+whole_raises = Wrapper("whole_raises", _whole_raises, ranks=2, whole=FSDP1.whole)
+"""Compiled FSDP1, whose gradients are read by all ranks together."""

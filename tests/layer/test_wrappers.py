@@ -310,8 +310,8 @@ def own(tmp_path):
 
 
 @pytest.mark.parametrize(("value", "given", "result"), [
-    ("three", 3, "three"), ("four*2", 4, "four"), ("SEVERAL*2", 4, "four"), ("SEVERAL*3", 4, "four"), ("PAIRS*6", 4, "four"),
-    ("ordered*2", 4, "whole"),
+    ("three", 3, "three"), ("four*2", 4, "four"), ("SEVERAL*2", 4, "four"), ("SEVERAL*3", 4, "four"),
+    ("PAIRS*6", 4, "four"), ("ordered*2", 4, "whole"),
     ("ordered@inner_blocks*2", 4, "inner_blocks"), ("four*fake8", 4, "four"),
 ])
 def test_how_a_wrapper_of_the_users_own_is_called(own, value, given, result):
@@ -332,7 +332,8 @@ def test_how_a_wrapper_of_the_users_own_is_called(own, value, given, result):
     ("SEVERAL@inner_blocks*2", "is asked for the order 'inner_blocks' and has no parameter `order`"),
     ("PAIRS*5", "'own_wraps:PAIRS' is made for 4, 6, 8, ... ranks, and the matrix gives it 5; write own_wraps:PAIRS*4"),
     ("ALONE*2", "'own_wraps:ALONE' is made for 1 rank, and the matrix gives it 2; write own_wraps:ALONE"),
-    ("SEVERAL", "'own_wraps:SEVERAL' is made for 2, 3, 4, ... ranks, and the matrix gives it 1; write own_wraps:SEVERAL*2"),
+    ("SEVERAL", "'own_wraps:SEVERAL' is made for 2, 3, 4, ... ranks, and the matrix gives it 1; write "
+                "own_wraps:SEVERAL*2"),
 ])
 def test_a_wrapper_of_the_users_own_that_cannot_be_called_so(own, value, text):
     """What it is called with, what it takes, and where it is written."""
@@ -423,8 +424,8 @@ def test_features_that_the_ranks_do_not_divide(layer, style, feature):
     with pytest.raises(UsageError) as raised:
         tp.split(module, cell("tp"), _Mesh())
     assert str(raised.value) == (
-        f"model 'deep': tp_plan['0'] is '{style}', which splits {feature} of 0 over 3 ranks, and they do not divide it; "
-        "run the model on ranks that do (2, 4, 8, 16), give it a size that is a multiple of 3, or leave the layer out "
+        f"model 'deep': tp_plan['0'] is '{style}', which splits {feature} of 0 over 3 ranks, and they do not divide "
+        "it; run the model on ranks that do (2, 4, 8, 16), give it a size that is a multiple of 3, or leave the layer out "
         "of the plan")
 
 

@@ -19,7 +19,7 @@ from pytest_torchcompile.layer.behind import Whole, original
 from pytest_torchcompile.layer.chance import Means, compare_means, drew
 from pytest_torchcompile.layer.descent import Descent, adapted
 from pytest_torchcompile.layer.disturbance import Disturbed, disturb
-from pytest_torchcompile.layer.failures import Failed, of_compiler, refuse_of_user, refuse_wrong
+from pytest_torchcompile.layer.failures import Failed, alone, of_compiler, refuse_of_user, refuse_wrong
 from pytest_torchcompile.layer.numbers import finite, said, usable
 from pytest_torchcompile.layer.preserve import Kept
 from pytest_torchcompile.layer.together import Together
@@ -166,20 +166,29 @@ class Steps:
 
     def _eager(self, seed: int, mode: Any) -> Recording:
         with eager_on_purpose():
-            return self._record(self._holding(0, self._call), seed, mode)
+            return self._record(self._holding(0, self._call), seed, mode, eager=True)
 
     def _holding(self, side: int, call: Callable[..., Any]) -> Callable[..., Any]:
         # CUDA graphs do overwrite the outputs of the step before
         return call if self.cuda else self._held[side].holding(call)
 
-    def _record(self, call: Callable[..., Any], seed: int, mode: Any) -> Recording:
+    def _record(self, call: Callable[..., Any], seed: int, mode: Any, eager: bool = False) -> Recording:
+        error: BaseException | None = None
         try:
-            return record(call, self.module, self._now, loss=self.loss, train=self.train, seed=seed, mode=mode,
-                          rest=False)
-        except UsageError as error:  # a loss that is no single number
-            raise Failed(str(error), "loss", seed, user_error=error) from error
+            found = record(call, self.module, self._now, loss=self.loss, train=self.train, seed=seed, mode=mode,
+                           rest=False)
+            error = found.error.exception if found.error else None
+        except UsageError as raised:  # a loss that is no single number
+            error = Failed(str(raised), "loss", seed, user_error=raised)
+        except Exception as raised:
+            error = raised
         finally:
             self.together.reshard()
+        if missing := self.together.ended(error is not None, eager):
+            raise alone(error, missing, self.together.left, seed) from error
+        if isinstance(error, Failed) or (error is not None and found.error is None):
+            raise error
+        return found
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         with torch.set_grad_enabled(self.grad or self.train):  # record() without a backward pass switches it off

@@ -206,6 +206,7 @@ class _Trial:
         try:
             test.run(made.compiled, self.sample_batch)
             result = test.last_result
+            self.together.apart = test.apart
             passed = result is not None and result.ok
             ranks = self.together.who(not passed)
             if ranks and passed:

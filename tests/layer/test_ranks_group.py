@@ -180,8 +180,8 @@ def test_a_rank_that_raises_is_blamed_and_not_its_peer(group, fault, text):
 @pytest.mark.parametrize(("fault", "verdict", "text"), [
     ("sharded_raises", "fail", "the compiled run raised ValueError in forward; eager did not: a block has had enough"),
     ("whole_raises", "fail", "the compiled run raised ValueError in forward; eager did not: a block has had enough"),
-    ("split_raises", "error", "the model raises without torch.compile too, at call 3 (B=9): ValueError: a block has had "
-                              "enough (rank_faults.py:"),
+    ("split_raises", "error", "the model raises without torch.compile too, at call 3 (B=9): ValueError: a block has "
+                              "had enough (rank_faults.py:"),
 ])
 def test_a_rank_that_raises_between_the_models_collectives(group, fault, verdict, text):
     """What it has to tell is told, and nothing that it still reads is taken by its peers for a collective of theirs."""

@@ -425,8 +425,8 @@ def test_features_that_the_ranks_do_not_divide(layer, style, feature):
         tp.split(module, cell("tp"), _Mesh())
     assert str(raised.value) == (
         f"model 'deep': tp_plan['0'] is '{style}', which splits {feature} of 0 over 3 ranks, and they do not divide "
-        "it; run the model on ranks that do (2, 4, 8, 16), give it a size that is a multiple of 3, or leave the layer out "
-        "of the plan")
+        "it; run the model on ranks that do (2, 4, 8, 16), give it a size that is a multiple of 3, or leave the layer "
+        "out of the plan")
 
 
 def test_the_readme_names_every_style():

@@ -56,6 +56,9 @@ class Wrapper:
     Needed only where they are neither whole nor of the class ``DTensor``."""
     alike: bool = True
     """Does every rank run the same program?"""
+    check: Callable[[], None] | None = None
+    """Raises :class:`~pytest_torchcompile.errors.Unavailable` where this machine lacks what the wrapper needs beyond
+    processes, devices and their transport. Asked before any of its cells is run."""
     owned: Callable[[Callable[..., Any]], Iterable[nn.Parameter]] | None = None
     """Given what ``wrap`` returned: the parameters whose gradients this rank computes. None: all of them."""
 

@@ -17,7 +17,7 @@ from pytest_torchcompile.instruments import observe
 from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.runner import run_cell
-from pytest_torchcompile.wrappers import WRAPPERS, pp, tp
+from pytest_torchcompile.wrappers import WRAPPERS, group, pp, tp
 from pytest_torchcompile.wrappers.blocks import repeated_blocks
 from pytest_torchcompile.wrappers.order import in_order
 from pytest_torchcompile.wrappers.protocol import Wrapper, load
@@ -380,7 +380,23 @@ def test_a_pipeline_without_numpy_is_a_skip(monkeypatch):
     """Its stages tell each other their shapes as objects, and torch sends those with NumPy."""
     monkeypatch.setattr(pp, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"wrapper pp needs NumPy, with which torch.distributed sends objects; pip"):
-        pp.PP.wrap(zoo.MiniGPT(8, 2, 2, 16), None, cell("pp"), None)
+        group.refuse(cell("pp"), load("pp", Path(), HERE), HERE)
+
+
+@pytest.mark.parametrize(("lacks", "wrapper", "device", "text"), [
+    ("distributed.is_available", "ddp", "cpu", "wrapper 'ddp' needs torch.distributed, which this torch is built"),
+    ("distributed.is_available", "tp*fake8", "cpu", "wrapper 'tp*fake8' needs torch.distributed, which this torch is"),
+    ("distributed.is_gloo_available", "ddp", "cpu", "wrapper 'ddp' on cpu needs gloo, which this torch is built"),
+    ("cuda.is_available", "ddp", "cuda", "device 'cuda' is not here: torch.cuda.is_available() is false"),
+    ("", "ddp", "meta", "wrapper 'ddp' runs on cpu and cuda, not on meta"),
+])
+def test_what_a_machine_lacks_for_several_ranks(monkeypatch, lacks, wrapper, device, text):
+    """Told before any process group is made, to a cell and to doctor alike."""
+    if lacks:
+        monkeypatch.setattr(f"torch.{lacks}", lambda: False)
+    with pytest.raises(Unavailable) as raised:
+        group.refuse(cell(wrapper, device=device), load(wrapper, Path(), HERE), HERE)
+    assert str(raised.value).startswith(text)
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without torch.distributed")

@@ -240,11 +240,13 @@ def user_error(rank):
     return {"records": log.records, "error": ""}
 
 
-def user_error_inside(rank, patience, timeout):
-    """As :func:`user_error`, in training: rank 0 is left in the middle of DDP's backward pass. Seconds."""
+def user_error_inside(rank, kind, patience, timeout):
+    """As :func:`user_error`, in training: rank 0 is left in the middle of its backward pass. Seconds."""
     group = dist.new_group(timeout=timedelta(seconds=timeout))
     torch.manual_seed(0)
-    net = DistributedDataParallel(Net().to(device()), process_group=group)
+    inner = Net().to(device())
+    net = DistributedDataParallel(inner, process_group=group) if kind == "ddp" else FullyShardedDataParallel(
+        inner, process_group=group, use_orig_params=True, device_id=device())
     if rank == 1:
         net.module.blocks[1].register_forward_pre_hook(_objects)
     log, logger = Log(), logging.Logger(f"rank{rank}", "INFO")

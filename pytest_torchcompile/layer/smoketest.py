@@ -142,6 +142,10 @@ class CompileSmoketest:
         except Exception as error:
             text = f"the smoketest could not be run: {type(error).__name__}: {error}"
             result = SmoketestResult(False, text, "state", evidence=traceback.format_exc())
+            if isinstance(first := error.__context__, Failed) and first.user_error is not None:
+                # What was on its way when the state could not be put back: FSDP1 in the middle of a call, say.
+                result = replace(result, reason=f"{first.reason}; then {text}", phase=first.phase,
+                                 user_error=first.user_error)
         self.apart = steps is not None and steps.together.apart
         self.last_result = replace(result, seconds=time.perf_counter() - started, **_seen(steps))
         return result.ok

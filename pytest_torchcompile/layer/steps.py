@@ -20,6 +20,7 @@ from pytest_torchcompile.layer.chance import Means, compare_means, drew
 from pytest_torchcompile.layer.descent import Descent, adapted
 from pytest_torchcompile.layer.disturbance import Disturbed, disturb
 from pytest_torchcompile.layer.failures import Failed, alone, of_compiler, refuse_of_user, refuse_wrong
+from pytest_torchcompile.layer.gradients import Gradients
 from pytest_torchcompile.layer.numbers import finite, said, usable
 from pytest_torchcompile.layer.preserve import Kept
 from pytest_torchcompile.layer.together import Together
@@ -87,7 +88,7 @@ class Steps:
         kept = agreed(lambda: self._held[0].after(eager))
         agreed(lambda: self._check_learns(eager, step))
         agreed(before.restore)
-        gradients = _Gradients(self.module)
+        gradients = Gradients(self.module)
         with observe() as seen:
             self.ledgers.append(seen)
             compiled = agreed(lambda: self._record(self._holding(1, self._compiled), step, gradients))
@@ -173,21 +174,21 @@ class Steps:
         return call if self.cuda else self._held[side].holding(call)
 
     def _record(self, call: Callable[..., Any], seed: int, mode: Any, eager: bool = False) -> Recording:
-        error: BaseException | None = None
+        found: Recording | Exception
         try:
             found = record(call, self.module, self._now, loss=self.loss, train=self.train, seed=seed, mode=mode,
                            rest=False)
-            error = found.error.exception if found.error else None
-        except UsageError as raised:  # a loss that is no single number
-            error = Failed(str(raised), "loss", seed, user_error=raised)
-        except Exception as raised:
-            error = raised
+        except UsageError as error:  # a loss that is no single number
+            found = Failed(str(error), "loss", seed, user_error=error)
+        except Exception as error:
+            found = error
         finally:
             self.together.reshard()
-        if missing := self.together.ended(error is not None, eager):
-            raise alone(error, missing, self.together.left, seed) from error
-        if isinstance(error, Failed) or (error is not None and found.error is None):
-            raise error
+        raised = found if isinstance(found, Exception) else found.error.exception if found.error else None
+        if missing := self.together.ended(raised is not None, eager):
+            raise alone(raised, missing, self.together.left, seed) from raised
+        if isinstance(found, Exception):
+            raise found
         return found
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
@@ -388,17 +389,3 @@ def _assumed(eager: Recording, tape: Tape) -> Reference:
     found = Reference(eager)
     found.unit = tape.unit or 0.0
     return found
-
-
-class _Gradients:
-    """Entered around a run: holds on to the gradients that it leaves, which the record of it drops."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.found: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def __enter__(self) -> _Gradients:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.found = [(p, p.grad) for p in self.module.parameters() if p.grad is not None]

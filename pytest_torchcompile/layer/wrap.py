@@ -190,7 +190,7 @@ class _Trial:
             made.entries.keep()
             made.praise = result.reason
             return made
-        if final := self.together.any(result.user_error is not None):
+        if final := self.together.any(result.user_error is not None) or self.together.apart:
             self._refuse_of_user(result)
         if result.phase == "rank":
             return _Failure("healthcheck", Elsewhere(result.ranks), result.reason, final)

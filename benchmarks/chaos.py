@@ -5,6 +5,7 @@ pytest itself. Counted are the cells that do not pass (there should be that one)
 seconds after pytest has ended, found by a variable in their environment, and the seconds of the cell that was hit.
 
     --runs N         how many runs (default 30); disasters take turns
+    --only DISASTER  that one alone
     --device DEVICE  cpu (over gloo, the default) or cuda (over NCCL; needs two GPUs)
 """
 
@@ -95,10 +96,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=30)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--only", choices=DISASTERS)
     args = parser.parse_args()
     runs, told = args.runs, []
     for k in range(runs):
-        told.append(one(DISASTERS[k % len(DISASTERS)], args.device))
+        told.append(one(args.only or DISASTERS[k % len(DISASTERS)], args.device))
         print(json.dumps(told[-1]), flush=True)
     orphans = sum(run["orphans"] for run in told)
     # After Ctrl-C and kill -9 the cells behind the one that was hit are not run.

@@ -100,6 +100,7 @@ def main() -> None:
         for _ in range(args.cells):
             for name, run in variants.items():
                 wall, own = run()
+                print(f"  {name:20}  wall {wall:6.2f} s   overhead {wall - own:6.2f} s", flush=True)
                 walls[name].append(wall)
                 overheads[name].append(wall - own)
     finally:

@@ -39,10 +39,12 @@ def machine(about: dict[str, Any]) -> Iterator[str]:
 def cells(matrix: Matrix) -> tuple[int, Counter[str]]:
     """How many of the planned cells can run here, and how many cannot, by reason.
 
-    Each model is made once on each device and in each dtype, but not run.
+    Each model is made once on each device and in each dtype, but not run; each wrapper is looked up, and what its ranks
+    need (torch.distributed, gloo or NCCL, the fake process group, NumPy).
     Raises :class:`UsageError` for a mistake in the matrix or in a factory.
     """
     known: dict[Any, str] = {}
+    ranks: dict[tuple[str, str], str] = {}
     why_not: Counter[str] = Counter()
     for planned in matrix.cells:
         cell = planned.cell
@@ -52,9 +54,22 @@ def cells(matrix: Matrix) -> tuple[int, Counter[str]]:
             continue
         if key not in known:
             known[key] = _missing(matrix, planned)
-        if known[key]:
-            why_not[known[key]] += 1
+        if (pair := (cell.wrapper, cell.device)) not in ranks:
+            ranks[pair] = _missing_for_ranks(matrix, planned)
+        if why := known[key] or ranks[pair]:
+            why_not[why] += 1
     return len(matrix.cells) - sum(why_not.values()), why_not
+
+
+def _missing_for_ranks(matrix: Matrix, planned: PlannedCell) -> str:
+    from pytest_torchcompile.wrappers import group, protocol
+
+    where = matrix.models[planned.cell.model].where
+    try:
+        group.refuse(planned.cell, protocol.load(planned.cell.wrapper, matrix.root, where), where)
+    except Unavailable as why:
+        return str(why)
+    return ""
 
 
 def _missing(matrix: Matrix, planned: PlannedCell) -> str:

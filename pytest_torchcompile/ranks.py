@@ -249,11 +249,17 @@ def _stacks(path: Path) -> str:
     except OSError:
         return ""
     threads = re.split(r"^(?=Thread 0x|Current thread 0x)", text, flags=re.MULTILINE)
-    lines = "".join(thread for thread in threads if flight.__file__ not in thread).splitlines()
+    lines = "".join(thread for thread in threads if flight.__file__ not in thread and not _ending(thread)).splitlines()
     ours = f'File "{Path(__file__).parent}{os.sep}'
     kept = [line for line in lines if ours not in line and 'File "<string>"' not in line
             and not line.startswith("Extension modules:")]
     return "\n".join(kept if len(kept) <= STACK_LINES else [*kept[:STACK_LINES], "  ..."]).strip()
+
+
+def _ending(thread: str) -> bool:
+    """Whether only Python's own frames of a thread are left: it has done what it was for (the flight recorder's)."""
+    frames = [line for line in thread.splitlines() if line.startswith("  File ")]
+    return bool(frames) and all(f'{os.sep}threading.py"' in frame for frame in frames)
 
 
 def serve(fd: int, folder: Path) -> None:

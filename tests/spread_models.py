@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -236,6 +238,29 @@ def user_error(rank):
     except ValueError as error:
         return {"records": log.records, "error": str(error)}
     return {"records": log.records, "error": ""}
+
+
+def user_error_inside(rank, kind, patience, timeout):
+    """As :func:`user_error`, in training: rank 0 is left in the middle of its backward pass. Seconds."""
+    group = dist.new_group(timeout=timedelta(seconds=timeout))
+    torch.manual_seed(0)
+    inner = Net().to(device())
+    net = DistributedDataParallel(inner, process_group=group) if kind == "ddp" else FullyShardedDataParallel(
+        inner, process_group=group, use_orig_params=True, device_id=device())
+    if rank == 1:
+        net.module.blocks[1].register_forward_pre_hook(_objects)
+    log, logger = Log(), logging.Logger(f"rank{rank}", "INFO")
+    logger.addHandler(log)
+    before, began = state(net), time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pytest_torchcompile.layer.together.PATIENCE", patience)
+        try:
+            maybe_compile(net, CompileConfig(enabled=True, backend="aot_eager"), logger, batch("ddp", rank))
+            error = ""
+        except (ValueError, RuntimeError) as raised:
+            error = f"{type(raised).__name__}: {raised}"
+    return {"records": log.records, "error": error, "seconds": time.monotonic() - began,
+            "untouched": same(before, state(net))}
 
 
 def _objects(module, args):

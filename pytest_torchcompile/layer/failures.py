@@ -6,7 +6,7 @@ import torch
 
 from pytest_torchcompile.oracle import Fault
 
-__all__ = ["Failed", "of_compiler", "refuse_of_user", "refuse_wrong"]
+__all__ = ["Failed", "alone", "of_compiler", "refuse_of_user", "refuse_wrong"]
 
 
 class Failed(Exception):
@@ -17,6 +17,23 @@ class Failed(Exception):
     ) -> None:
         super().__init__(reason)
         self.reason, self.phase, self.step, self.evidence, self.user_error = reason, phase, step, evidence, user_error
+
+
+def alone(error: BaseException | None, missing: tuple[int, ...], left: tuple[int, ...], step: int) -> Failed:
+    """A call that the ranks ``missing`` do not end, or after which those that ``left`` make no more.
+
+    ``error`` is what this rank's call ended with.
+    """
+    who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+    why = f"{who} had to leave the same call, and the log there says why" if set(missing) <= set(left) else (
+        f"{who} did not end the same call, and may wait for this rank in a collective until this process ends or the "
+        "process group's time-out")
+    if error is None:
+        return Failed(why, "rank", step)
+    raised = error.user_error or error if isinstance(error, Failed) else error
+    told = " ".join(str(raised).split())[:300]
+    return Failed(f"the model raises {type(raised).__name__} on this rank: {told}; {why}", "forward", step,
+                  user_error=raised)
 
 
 def refuse_wrong(wrong: list[str], step: int) -> None:

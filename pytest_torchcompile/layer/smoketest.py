@@ -73,6 +73,8 @@ class CompileSmoketest:
         """What the last :meth:`run` found; None before the first."""
         self.noted: Callable[[], BaseException | None] | None = None
         """Asked for what failed compiled and was run eagerly instead, by whoever handed out the compiled model."""
+        self.apart = False
+        """After a :meth:`run`: the ranks of the model are no longer at the same place (:mod:`.together`)."""
 
     def run(
         self,
@@ -92,7 +94,9 @@ class CompileSmoketest:
         Of a model that is spread over ranks (DDP, FSDP, tensor parallel) every rank must call this, and all get the
         same answer: one that fails says why, the others which rank it was. A part that does not compile on one rank
         runs eagerly there meanwhile, so that no rank is left waiting; what raises while it runs can't be helped so
-        unless the model is tried by ``maybe_compile``, and ends when the process group's time-out does.
+        unless the model is tried by ``maybe_compile``. What the model itself raises on one rank while others are in the
+        middle of its collectives is the answer there, after half a minute; the others wait until that rank's process
+        ends or the process group's time-out, which is all that can be done without taking the group apart.
 
         Nothing remains of the test but compiled code: parameters, buffers, gradients, the optimiser, training flags
         and all random states are afterwards what they were, whatever happened. It needs memory for two more copies of
@@ -112,7 +116,7 @@ class CompileSmoketest:
         """
         started = time.perf_counter()
         steps: Steps | None = None
-        step = 0
+        step, self.apart = 0, False
         try:
             module = whole(model, loss_fn, loose=_parameters(optimizer))
             together = Together(module)
@@ -138,6 +142,11 @@ class CompileSmoketest:
         except Exception as error:
             text = f"the smoketest could not be run: {type(error).__name__}: {error}"
             result = SmoketestResult(False, text, "state", evidence=traceback.format_exc())
+            if isinstance(first := error.__context__, Failed) and first.user_error is not None:
+                # What was on its way when the state could not be put back: FSDP1 in the middle of a call, say.
+                result = replace(result, reason=f"{first.reason}; then {text}", phase=first.phase,
+                                 user_error=first.user_error)
+        self.apart = steps is not None and steps.together.apart
         self.last_result = replace(result, seconds=time.perf_counter() - started, **_seen(steps))
         return result.ok
 

@@ -19,7 +19,8 @@ from pytest_torchcompile.layer.behind import Whole, original
 from pytest_torchcompile.layer.chance import Means, compare_means, drew
 from pytest_torchcompile.layer.descent import Descent, adapted
 from pytest_torchcompile.layer.disturbance import Disturbed, disturb
-from pytest_torchcompile.layer.failures import Failed, of_compiler, refuse_of_user, refuse_wrong
+from pytest_torchcompile.layer.failures import Failed, alone, of_compiler, refuse_of_user, refuse_wrong
+from pytest_torchcompile.layer.gradients import Gradients
 from pytest_torchcompile.layer.numbers import finite, said, usable
 from pytest_torchcompile.layer.preserve import Kept
 from pytest_torchcompile.layer.together import Together
@@ -87,7 +88,7 @@ class Steps:
         kept = agreed(lambda: self._held[0].after(eager))
         agreed(lambda: self._check_learns(eager, step))
         agreed(before.restore)
-        gradients = _Gradients(self.module)
+        gradients = Gradients(self.module)
         with observe() as seen:
             self.ledgers.append(seen)
             compiled = agreed(lambda: self._record(self._holding(1, self._compiled), step, gradients))
@@ -166,20 +167,29 @@ class Steps:
 
     def _eager(self, seed: int, mode: Any) -> Recording:
         with eager_on_purpose():
-            return self._record(self._holding(0, self._call), seed, mode)
+            return self._record(self._holding(0, self._call), seed, mode, eager=True)
 
     def _holding(self, side: int, call: Callable[..., Any]) -> Callable[..., Any]:
         # CUDA graphs do overwrite the outputs of the step before
         return call if self.cuda else self._held[side].holding(call)
 
-    def _record(self, call: Callable[..., Any], seed: int, mode: Any) -> Recording:
+    def _record(self, call: Callable[..., Any], seed: int, mode: Any, eager: bool = False) -> Recording:
+        found: Recording | Exception
         try:
-            return record(call, self.module, self._now, loss=self.loss, train=self.train, seed=seed, mode=mode,
-                          rest=False)
+            found = record(call, self.module, self._now, loss=self.loss, train=self.train, seed=seed, mode=mode,
+                           rest=False)
         except UsageError as error:  # a loss that is no single number
-            raise Failed(str(error), "loss", seed, user_error=error) from error
+            found = Failed(str(error), "loss", seed, user_error=error)
+        except Exception as error:
+            found = error
         finally:
             self.together.reshard()
+        raised = found if isinstance(found, Exception) else found.error.exception if found.error else None
+        if missing := self.together.ended(raised is not None, eager):
+            raise alone(raised, missing, self.together.left, seed) from raised
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         with torch.set_grad_enabled(self.grad or self.train):  # record() without a backward pass switches it off
@@ -379,17 +389,3 @@ def _assumed(eager: Recording, tape: Tape) -> Reference:
     found = Reference(eager)
     found.unit = tape.unit or 0.0
     return found
-
-
-class _Gradients:
-    """Entered around a run: holds on to the gradients that it leaves, which the record of it drops."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.found: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def __enter__(self) -> _Gradients:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.found = [(p, p.grad) for p in self.module.parameters() if p.grad is not None]

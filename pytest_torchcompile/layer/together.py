@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from pytest_torchcompile.layer.arrivals import LIMIT, PATIENCE, Arrivals
+
 __all__ = ["Elsewhere", "Together"]
 
 R = TypeVar("R")
@@ -39,6 +41,30 @@ class Together:
         self._groups = list(dict.fromkeys(_groups(model))) if torch.distributed.is_available() else []
         self.spread = bool(self._groups)
         """Its calls are collective."""
+        self.apart = False
+        """The ranks are no longer at the same place of the program: each decides for itself."""
+        self._arrivals = Arrivals(self._groups)
+
+    @property
+    def left(self) -> tuple[int, ...]:
+        """The ranks that have said that they are :attr:`apart`."""
+        return self._arrivals.left
+
+    def ended(self, error: bool, eager: bool) -> tuple[int, ...]:
+        """Say that a call of the model has ended here, by an error or not; wait for the other ranks.
+
+        Returns those that do not come: then the ranks are :attr:`apart`. ``eager``: nothing was compiled in the call.
+        """
+        if not self.spread or self.apart:
+            return ()
+        device = _device(self._groups[0])
+        if device.type != "cpu" and not error:  # what the call has begun has ended too
+            torch.get_device_module(device).synchronize()
+        missing = self._arrivals.missing(PATIENCE if error and eager else LIMIT)
+        if missing:
+            self.apart = True
+            self._arrivals.leave()
+        return missing
 
     def who(self, mine: bool) -> tuple[int, ...]:
         """The ranks that say yes. Collective where the model is spread.
@@ -47,6 +73,8 @@ class Together:
         """
         if not self.spread:
             return (0,) if mine else ()
+        if self.apart:
+            return (torch.distributed.get_rank(),) if mine else ()
         votes = torch.zeros(torch.distributed.get_world_size(), dtype=torch.int32, device=_device(self._groups[0]))
         votes[torch.distributed.get_rank()] = int(mine)
         for group in self._groups:

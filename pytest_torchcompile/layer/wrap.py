@@ -190,7 +190,7 @@ class _Trial:
             made.entries.keep()
             made.praise = result.reason
             return made
-        if final := self.together.any(result.user_error is not None):
+        if final := self.together.any(result.user_error is not None) or self.together.apart:
             self._refuse_of_user(result)
         if result.phase == "rank":
             return _Failure("healthcheck", Elsewhere(result.ranks), result.reason, final)
@@ -206,6 +206,7 @@ class _Trial:
         try:
             test.run(made.compiled, self.sample_batch)
             result = test.last_result
+            self.together.apart = test.apart
             passed = result is not None and result.ok
             ranks = self.together.who(not passed)
             if ranks and passed:

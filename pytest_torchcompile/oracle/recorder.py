@@ -61,7 +61,8 @@ def record(
             ``requires_grad`` of gradients are not recorded.
 
     An exception of the call, the loss or backward becomes ``Recording.error``; what was seen until
-    then is kept.
+    then is kept. Not what only all ranks together could read: the others may be in the middle of the call still, where
+    a collective of ours would be taken for one of the model's.
 
     Raises:
         UsageError: the loss returned something that is no tensor of one element.
@@ -117,6 +118,9 @@ class _Run:
         seed_everything(self.seed)
         with torch.set_grad_enabled(self.train), self.mode or nullcontext():
             error = self.through(call, module, private)
+        if error is not None and (watch.spread or self.whole is not nullcontext):
+            return Recording(self.outputs, self.structure, backward=self.backward, error=error,
+                             generators=_generators(watch.devices))
         with torch.no_grad(), self.whole():
             shared = self.aliases(watch)
             tables = watch.mutated(), watch.held(), watch.gradients() if self.backward else {}

@@ -38,6 +38,8 @@ class Watch:
         self.memories = [fingerprint(p) if sparing else _memory(p) for _, p in self.parameters]
         tensors = [*self.inputs.values(), *(p for _, p in self.parameters), *(b for _, b in self.buffers())]
         self.devices = {t.device for t in tensors}
+        self.spread = any(spread(tensor) for _, tensor in self.named())
+        """Reading them is collective."""
 
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Everything that a result may share memory with."""

@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -76,7 +76,8 @@ def failure_text(check: str, judgement: Judgement, again: str, shown: str = "", 
     lines: list[str] = []
     for problem in judgement.problems:
         if shown and judgement.verdict not in ("fail", "xpass"):
-            lines.append(f"{check}: {problem.message} (evidence: see {shown} of this cell)")
+            text = textwrap.shorten(problem.message, _AGAIN, placeholder=" ...")
+            lines.append(f"{check}: {text} (evidence: see {shown} of this cell)")
             continue
         lines.append(f"{check}: {problem.message}")
         if problem.evidence:
@@ -120,20 +121,27 @@ def summary(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
         yield (f"fuzz: {count(len(short), 'cell was', 'cells were')} not fuzzed to the end: of {cell} "
                f"{count(compared, 'sequence was', 'sequences were')} compared, "
                f"{ran_out(spent)}", {"yellow": True})
-    if bad:
-        yield from _causes(journal)
+    mistakes = journal.usage_errors()
+    told = list(_causes(journal, mistakes)) if bad else []
+    yield from told
     if missing := journal.not_run():
         yield f"{count(len(missing), 'planned verdict')} never came, for example {missing[0]}", {"red": True}
-    for text in journal.usage_errors():
-        yield text, {"red": True}
+    for text in mistakes:
+        if not any(text in line for line, _ in told):
+            yield text, {"red": True}
 
 
 _SHOWN = 8
 """Causes that the summary lists, and cells that it names for each."""
+_AGAIN = 100
+"""Characters of why a cell has no result, where another check of the cell has told it in full."""
 
 
-def _causes(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
-    """What is wrong, once for all cells that it is wrong in; problems that only ever come together are one."""
+def _causes(journal: Journal, mistakes: Collection[str]) -> Iterator[tuple[str, dict[str, bool]]]:
+    """What is wrong, once for all cells that it is wrong in; problems that only ever come together are one.
+
+    ``mistakes`` (of the matrix, which nobody can do without) are told in full.
+    """
     together: dict[tuple[str, ...], list[Cause]] = {}
     for cause in causes(Facts(cell) for cell in journal.block()["cells"]):
         together.setdefault(tuple(cause.cells), []).append(cause)
@@ -143,7 +151,8 @@ def _causes(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
             return
         first, checks = found[0], list(dict.fromkeys(check for cause in found for check in cause.checks))
         place = f" ({first.problem.place})" if first.problem.place else ""
-        text = textwrap.shorten(first.problem.message, 200, placeholder=" ...")
+        message = first.problem.message
+        text = message if message in mistakes else textwrap.shorten(message, 200, placeholder=" ...")
         yield f"{count(len(cells), 'cell')}  {', '.join(checks)}: {text}{place}", {"red": True}
         named = ", ".join(cells[:_SHOWN])
         yield f"    in {named}" + (f" and {len(cells) - _SHOWN} more" if len(cells) > _SHOWN else ""), {}

@@ -19,7 +19,9 @@ class WrapperEntry:
     target: str
     """Where it is; loaded in the rank process that needs it."""
     ranks: int = 1
-    """Processes that a cell has, where the matrix does not say more; of more ranks there must be a multiple of this."""
+    """Processes that a cell has at least, and where the matrix does not say more."""
+    multiple: int = 1
+    """Any number of ranks is one of this: the width of the mesh' last dimension, where it has two."""
     orders: tuple[str, ...] = ()
     """The compile orders that it has, the sensible one first: keys of
     :data:`~pytest_torchcompile.wrappers.wrapping.ORDERS`."""
@@ -34,14 +36,15 @@ WRAPPERS: Final[dict[str, WrapperEntry]] = {
     "autocast": WrapperEntry(f"{_HERE}.autocast:AUTOCAST"),
     "checkpoint": WrapperEntry(f"{_HERE}.checkpoint:CHECKPOINT"),
     "regional": WrapperEntry(f"{_HERE}.regional:REGIONAL"),
-    "ddp": WrapperEntry(f"{_HERE}.ddp:DDP", 2, ("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
-    "fsdp2": WrapperEntry(f"{_HERE}.fsdp2:FSDP2", 2, ("inner_blocks", "compile_then_wrap", "wrap_then_compile"),
-                          fake=True),
+    "ddp": WrapperEntry(f"{_HERE}.ddp:DDP", 2, orders=("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
+    "fsdp2": WrapperEntry(f"{_HERE}.fsdp2:FSDP2", 2,
+                          orders=("inner_blocks", "compile_then_wrap", "wrap_then_compile"), fake=True),
     "ddp+checkpoint": WrapperEntry(f"{_HERE}.ddp_checkpoint:DDP_CHECKPOINT", 2,
-                                   ("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
-    "fsdp1": WrapperEntry(f"{_HERE}.fsdp1:FSDP1", 2, ("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
-    "fsdp2+tp": WrapperEntry(f"{_HERE}.fsdp2_tp:FSDP2_TP", 4, ("inner_blocks", "wrap_then_compile"), fake=True),
-    "pp": WrapperEntry(f"{_HERE}.pp:PP", 2, ("wrap_then_compile", "inner_blocks")),
-    "tp": WrapperEntry(f"{_HERE}.tp:TP", 2, ("wrap_then_compile", "inner_blocks"), fake=True),
+                                   orders=("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
+    "fsdp1": WrapperEntry(f"{_HERE}.fsdp1:FSDP1", 2, orders=("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
+    "fsdp2+tp": WrapperEntry(f"{_HERE}.fsdp2_tp:FSDP2_TP", 4, orders=("inner_blocks", "wrap_then_compile"), multiple=2,
+                             fake=True),
+    "pp": WrapperEntry(f"{_HERE}.pp:PP", 2, orders=("wrap_then_compile", "inner_blocks")),
+    "tp": WrapperEntry(f"{_HERE}.tp:TP", 2, orders=("wrap_then_compile", "inner_blocks"), fake=True),
 }
 """Name in a matrix to what is known of it."""

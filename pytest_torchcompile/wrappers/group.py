@@ -21,7 +21,7 @@ from pytest_torchcompile.observation import Job
 from pytest_torchcompile.wrappers.protocol import Wrapper
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
-__all__ = ["collectives", "forget_shardings", "joined", "left_behind"]
+__all__ = ["collectives", "forget_shardings", "joined", "left_behind", "refuse"]
 
 _LONGER = 120.0
 """Seconds by which the collectives' own time-out is longer than the cell's: the side that waits ends a cell that hangs,
@@ -35,6 +35,7 @@ def joined(job: Job, cell: Cell, wrapper: Wrapper, where: str, failed: Callable[
     ``failed`` tells at the end whether the cell has failed on this rank, as does an exception in the block. Raises
     :class:`Unavailable` where this machine can't have the group.
     """
+    refuse(cell, wrapper, where)
     if wrapper.ranks == 1:
         yield None
         return
@@ -42,7 +43,7 @@ def joined(job: Job, cell: Cell, wrapper: Wrapper, where: str, failed: Callable[
         with _faked(cell, wrapper) as mesh:
             yield mesh
         return
-    device = _device(job, cell, where)
+    device = _device(job, cell)
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -75,23 +76,12 @@ def left_behind() -> bool:
 
 @contextmanager
 def _faked(cell: Cell, wrapper: Wrapper) -> Iterator[Any]:
-    """The mesh of rank 0 in a group that this process is alone in: each collective is said to be done, and none is.
-
-    ``torch.testing._internal.distributed.fake_pg.FakeStore``, whose import makes the backend ``fake`` known: torch
-    2.8 to 2.13.
-    """
-    if not torch.distributed.is_available():
-        raise Unavailable(f"wrapper {cell.wrapper!r} needs torch.distributed, which this torch is built without")
-    try:
-        from torch.testing._internal.distributed.fake_pg import FakeStore
-    except ImportError as why:
-        raise Unavailable(f"wrapper {cell.wrapper!r} needs torch's fake process group, and torch {torch.__version__} "
-                          f"has none: {why}") from None
+    """The mesh of rank 0 in a group that this process is alone in: each collective is said to be done, and none is."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
     with _own_caches(cell, "fake"):
-        dist.init_process_group("fake", rank=0, world_size=wrapper.ranks, store=FakeStore())
+        dist.init_process_group("fake", rank=0, world_size=wrapper.ranks, store=_fake_store(cell)())
         try:
             shape = wrapper.shape(wrapper.ranks)
             yield init_device_mesh(torch.device(cell.device).type, shape, mesh_dim_names=wrapper.axes)
@@ -100,29 +90,55 @@ def _faked(cell: Cell, wrapper: Wrapper) -> Iterator[Any]:
             forget_shardings()
 
 
-def _device(job: Job, cell: Cell, where: str) -> torch.device:
+def refuse(cell: Cell, wrapper: Wrapper, where: str) -> None:
+    """Raise :class:`Unavailable` where this machine can't have a cell of the wrapper, however many devices it has.
+
+    Raises :class:`UsageError`, starting with ``where``, for a device that several ranks can't have. Makes no group.
+    """
+    if wrapper.ranks > 1:
+        device = torch.device(cell.device)
+        if not torch.distributed.is_available():
+            raise Unavailable(f"wrapper {cell.wrapper!r} needs torch.distributed, which this torch is built without")
+        if Wrapping.read(cell.wrapper).fake:
+            _fake_store(cell)
+        elif device.type == "cpu":
+            if not torch.distributed.is_gloo_available():
+                raise Unavailable(f"wrapper {cell.wrapper!r} on cpu needs gloo, which this torch is built without")
+        elif device.type != "cuda":
+            raise Unavailable(f"wrapper {cell.wrapper!r} runs on cpu and cuda, not on {device.type}")
+        elif ":" in cell.device:
+            raise UsageError(f"{where}: wrapper {cell.wrapper!r} takes one GPU for each rank, and device "
+                             f"{cell.device!r} names one; write device: cuda")
+        elif not torch.cuda.is_available():
+            raise Unavailable(f"device {cell.device!r} is not here: torch.cuda.is_available() is false")
+        elif not torch.distributed.is_nccl_available():
+            raise Unavailable(f"wrapper {cell.wrapper!r} on cuda needs NCCL, which this torch is built without")
+    if wrapper.check is not None:
+        wrapper.check()
+
+
+def _fake_store(cell: Cell) -> Any:
+    """``torch.testing._internal.distributed.fake_pg.FakeStore``, whose import makes the backend ``fake`` known: torch
+    2.8 to 2.13.
+    """
+    try:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+    except ImportError as why:
+        raise Unavailable(f"wrapper {cell.wrapper!r} needs torch's fake process group, and torch {torch.__version__} "
+                          f"has none: {why}") from None
+    return FakeStore
+
+
+def _device(job: Job, cell: Cell) -> torch.device:
     """The device of this rank; on CUDA it becomes the current one."""
     device = torch.device(cell.device)
-    if not torch.distributed.is_available():
-        raise Unavailable(f"wrapper {cell.wrapper!r} needs torch.distributed, which this torch is built without")
-    if device.type not in ("cpu", "cuda"):
-        raise Unavailable(f"wrapper {cell.wrapper!r} runs on cpu and cuda, not on {device.type}")
     if device.type == "cpu":
-        if not torch.distributed.is_gloo_available():
-            raise Unavailable(f"wrapper {cell.wrapper!r} on cpu needs gloo, which this torch is built without")
         if job.local_rank < 0 and Path("/sys/class/net/lo").exists():  # all ranks are here: the name need not resolve
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return device
-    if ":" in cell.device:
-        raise UsageError(f"{where}: wrapper {cell.wrapper!r} takes one GPU for each rank, and device {cell.device!r} "
-                         "names one; write device: cuda")
-    if not torch.cuda.is_available():
-        raise Unavailable(f"device {cell.device!r} is not here: torch.cuda.is_available() is false")
     mine, wanted = (job.rank, job.world) if job.local_rank < 0 else (job.local_rank, job.local_rank + 1)
     if (count := torch.cuda.device_count()) < wanted:
         raise Unavailable(f"wrapper {cell.wrapper!r} needs {wanted} GPUs, and this machine has {count}")
-    if not torch.distributed.is_nccl_available():
-        raise Unavailable(f"wrapper {cell.wrapper!r} on cuda needs NCCL, which this torch is built without")
     torch.cuda.set_device(mine)
     return torch.device("cuda", mine)
 

@@ -32,8 +32,6 @@ def _wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) ->
     if not callable(cut):
         raise UsageError(f"wrapper {cell.wrapper!r} cuts a model by its method stage(index, count), and model "
                          f"{cell.model!r} has none; see pytest_torchcompile.zoo.MiniGPT for one")
-    if find_spec("numpy") is None:  # stages tell each other their shapes as objects, which torch turns into arrays
-        raise Unavailable("wrapper pp needs NumPy, with which torch.distributed sends objects; pip install numpy")
     stage = cut(mesh.get_local_rank(), mesh.size())
     if settings is not None and Wrapping.read(cell.wrapper).order == "inner_blocks":
         for part in stage.modules():
@@ -145,4 +143,9 @@ def _microbatches(rows: int) -> int:
     return next((count for count in range(2, rows + 1) if rows % count == 0), 1)
 
 
-PP = Wrapper("pp", _wrap, ranks=2, axes=("stage",), alike=False, owned=operator.attrgetter("owned"))
+def _check() -> None:
+    if find_spec("numpy") is None:  # stages tell each other their shapes as objects, which torch turns into arrays
+        raise Unavailable("wrapper pp needs NumPy, with which torch.distributed sends objects; pip install numpy")
+
+
+PP = Wrapper("pp", _wrap, ranks=2, axes=("stage",), alike=False, check=_check, owned=operator.attrgetter("owned"))

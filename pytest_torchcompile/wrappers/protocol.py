@@ -13,10 +13,9 @@ from typing import Any
 from torch import nn
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.quantity import count
 from pytest_torchcompile.subject import resolve
 from pytest_torchcompile.wrappers import WRAPPERS
-from pytest_torchcompile.wrappers.wrapping import Wrapping
+from pytest_torchcompile.wrappers.wrapping import Wrapping, numbers_of_ranks
 
 __all__ = ["Settings", "Wrap", "Wrapper", "load"]
 
@@ -40,7 +39,7 @@ class Wrapper:
     With several ranks it is given a ``DeviceMesh`` too, whose dimensions are :attr:`axes`; which process group is
     behind it, a real or a fake one, is not its business. Each rank calls it at the same time."""
     ranks: int = 1
-    """Processes that a cell needs at least."""
+    """Processes that a cell needs at least; :attr:`multiple` says which larger numbers it can have."""
     unit: str | None = None
     """The narrowest dtype that the wrapper brings in, if it is narrower than the model's: rounding is
     measured in it."""
@@ -57,8 +56,20 @@ class Wrapper:
     Needed only where they are neither whole nor of the class ``DTensor``."""
     alike: bool = True
     """Does every rank run the same program?"""
+    check: Callable[[], None] | None = None
+    """Raises :class:`~pytest_torchcompile.errors.Unavailable` where this machine lacks what the wrapper needs beyond
+    processes, devices and their transport. Asked before any of its cells is run."""
     owned: Callable[[Callable[..., Any]], Iterable[nn.Parameter]] | None = None
     """Given what ``wrap`` returned: the parameters whose gradients this rank computes. None: all of them."""
+
+    @property
+    def multiple(self) -> int:
+        """Any number of ranks is one of this: the width of the last dimension of the mesh, where it has two."""
+        return min(len(self.axes), 2)
+
+    def runs_on(self, ranks: int) -> bool:
+        """Whether a cell of this wrapper can have so many."""
+        return ranks == 1 if self.ranks == 1 else ranks >= self.ranks and ranks % self.multiple == 0
 
     def shape(self, ranks: int) -> tuple[int, ...]:
         """Sizes of the mesh' dimensions."""
@@ -84,10 +95,11 @@ def load(name: str, root: Path, where: str, alone: bool = False) -> Wrapper:
     if alone and found.ranks > 1:
         raise UsageError(f"{where}: wrapper {name!r} needs {found.ranks} processes, and a test has one; put it into a "
                          "matrix")
-    if wrapping.ranks % found.ranks or (found.ranks == 1) != (wrapping.ranks == 1):
+    if not found.runs_on(wrapping.ranks):
         plain = name.partition("*")[0]
-        raise UsageError(f"{where}: wrapper {wrapping.name!r} is made for {count(found.ranks, 'rank')}, and the matrix "
-                         f"gives it {wrapping.ranks}; write {plain}{f'*{found.ranks}' if found.ranks > 1 else ''}")
+        made_for = numbers_of_ranks(found.ranks, found.multiple) if found.ranks > 1 else "1 rank"
+        raise UsageError(f"{where}: wrapper {wrapping.name!r} is made for {made_for}, and the matrix gives it "
+                         f"{wrapping.ranks}; write {plain}{f'*{found.ranks}' if found.ranks > 1 else ''}")
     found = replace(found, ranks=wrapping.ranks)
     return found if entry is not None else _of_the_user(found, wrapping, where, alone)
 

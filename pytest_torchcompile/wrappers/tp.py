@@ -22,7 +22,10 @@ and those of sequence parallel, where each rank has a part of the sequence betwe
 ``sequence``
     for a layer between those two, such as a norm, which is whole on each rank and works on a part.
 
-The sequence is the dimension before the last: rows of (rows, width), S of (B, S, width). The ranks must divide it.
+The sequence is the dimension before the last: rows of (rows, width), S of (B, S, width). The ranks must divide it, and
+what ``colwise`` and ``rowwise`` split: torch takes all parts to be of one size, and where they are not, an operator
+fails on shapes that nobody has written, or the transport aborts the process. What ``colwise_gather`` splits, and the
+rows of an embedding, may be any number.
 """
 
 from __future__ import annotations
@@ -45,13 +48,15 @@ _SEQUENCE: Final = -2
 
 def wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> Callable[..., Any]:
     """Split the model's layers over the mesh, then compile the whole, or each repeated block."""
-    return in_order(model, settings, cell, lambda inner: split(inner, cell, mesh))
+    return in_order(model, settings, cell, lambda inner: split(inner, cell, mesh, eager=settings is None))
 
 
-def split(model: nn.Module, cell: Cell, mesh: Any) -> nn.Module:
+def split(model: nn.Module, cell: Cell, mesh: Any, eager: bool = False) -> nn.Module:
     """Split the layers that the model's ``tp_plan`` names, and return it.
 
-    Raises :class:`UsageError` for a plan that does not fit.
+    ``eager``: it is not compiled, so that its layers may look at the sequences that they are given, and refuse one that
+    the ranks do not divide. (Eager runs first, and what is compiled shall hold the model alone.)
+    Raises :class:`UsageError` for a plan that does not fit, or sizes that the ranks do not divide.
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -82,22 +87,65 @@ def split(model: nn.Module, cell: Cell, mesh: Any) -> nn.Module:
                     "for an nn.Linear or an nn.Embedding"
                 raise UsageError(f"model {cell.model!r}: tp_plan[{pattern!r}] is {style!r}, {wanted}; {name} is a "
                                  f"{type(parts[name]).__name__}")
-    parallelize_module(model, mesh, {name: styles[plan[pattern]]() for name, pattern in taken.items()})
+    for name, pattern in taken.items():
+        _check_divided(parts[name], plan[pattern], mesh.size(), f"model {cell.model!r}: tp_plan[{pattern!r}]", name)
+        if eager and plan[pattern] == "rowwise_sequence":
+            parts[name].register_forward_pre_hook(_sequence_divided(
+                mesh.size(), f"model {cell.model!r}: tp_plan[{pattern!r}]", name))
+    parallelize_module(model, mesh, {name: styles[plan[pattern]](parts[name]) for name, pattern in taken.items()})
     return model
 
 
-def _styles() -> dict[str, Callable[[], Any]]:
-    """Style to what makes it; a ``ParallelStyle`` is of one layer."""
+def _check_divided(layer: Any, style: str, ranks: int, where: str, name: str) -> None:
+    """Refuse features that can't be split into parts of one size."""
+    linear = isinstance(layer, nn.Linear)
+    feature = {"colwise": "out_features" if linear else "embedding_dim",
+               "colwise_sequence": "out_features" if linear else "embedding_dim",
+               "rowwise": "in_features" if linear else "",
+               "rowwise_sequence": "in_features" if linear else ""}.get(style)
+    if feature and (size := getattr(layer, feature)) % ranks:
+        raise UsageError(f"{where} is {style!r}, which splits {feature}={size} of {name} over {ranks} ranks, and they "
+                         f"do not divide it; run the model on ranks that do ({_dividing(size)}), give it a size that "
+                         f"is a multiple of {ranks}, or leave the layer out of the plan")
+
+
+def _dividing(size: int) -> str:
+    some = [str(ranks) for ranks in range(2, min(size, 64) + 1) if size % ranks == 0]
+    return ", ".join(some[:4]) + (", ..." if some[4:] else "") if some else "none do"
+
+
+def _sequence_divided(ranks: int, where: str, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    """A hook that refuses, before any collective, a sequence that can't be split into parts of one length."""
+
+    def check(layer: nn.Module, given: tuple[Any, ...]) -> None:
+        shape = given[0].shape
+        length = shape[-1] if isinstance(layer, nn.Embedding) else shape[_SEQUENCE]
+        if length % ranks:
+            raise UsageError(
+                f"{where} is 'rowwise_sequence', which splits the sequence that {name} gives over {ranks} ranks, and "
+                f"they do not divide its length {length} (input of shape {tuple(shape)}); have the matrix make lengths "
+                f"that are multiples of {ranks}, by multiple_of: {ranks} or by choices of the dim that it comes from, "
+                "or pad it in the model")
+
+    return check
+
+
+def _styles() -> dict[str, Callable[[Any], Any]]:
+    """Style to what makes it for a layer; a ``ParallelStyle`` is of one layer. An embedding's ids are whole on each
+    rank, which is not what ``RowwiseParallel`` takes a layer's input for."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
+    def rowwise(layer: nn.Module, **outputs: Any) -> Any:
+        return RowwiseParallel(input_layouts=Replicate() if isinstance(layer, nn.Embedding) else None, **outputs)
+
     return {
-        "colwise": ColwiseParallel,
-        "rowwise": RowwiseParallel,
-        "colwise_gather": lambda: ColwiseParallel(output_layouts=Replicate()),
-        "rowwise_sequence": lambda: RowwiseParallel(output_layouts=Shard(_SEQUENCE)),
-        "colwise_sequence": lambda: ColwiseParallel(input_layouts=Shard(_SEQUENCE)),
-        "sequence": lambda: SequenceParallel(sequence_dim=_SEQUENCE),
+        "colwise": lambda layer: ColwiseParallel(),
+        "rowwise": rowwise,
+        "colwise_gather": lambda layer: ColwiseParallel(output_layouts=Replicate()),
+        "rowwise_sequence": lambda layer: rowwise(layer, output_layouts=Shard(_SEQUENCE)),
+        "colwise_sequence": lambda layer: ColwiseParallel(input_layouts=Shard(_SEQUENCE)),
+        "sequence": lambda layer: SequenceParallel(sequence_dim=_SEQUENCE),
     }
 
 

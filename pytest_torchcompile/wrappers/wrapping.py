@@ -19,7 +19,7 @@ from typing import Final
 from pytest_torchcompile.errors import nearest
 from pytest_torchcompile.wrappers import WRAPPERS
 
-__all__ = ["LANES", "ORDERS", "Wrapping", "lane_of", "processes_of", "wrapper_of"]
+__all__ = ["LANES", "ORDERS", "Wrapping", "lane_of", "numbers_of_ranks", "processes_of", "wrapper_of"]
 
 ORDERS: Final[dict[str, str]] = {
     "compile_then_wrap": "the model is compiled whole, and what came of it is wrapped",
@@ -76,12 +76,13 @@ class Wrapping:
             raise ValueError(f"{name!r} is not a wrapper, nor module:attribute; {nearest(name, WRAPPERS)}")
         if at:
             _check_order(name, order, ORDERS if entry is None else entry.orders)
-        least = 1 if entry is None else entry.ranks
+        least, multiple = (1, 1) if entry is None else (entry.ranks, entry.multiple)
         fake = star != "" and ranks.startswith(_FAKE)
         if fake and entry is not None and not entry.fake:
             raise ValueError(f"wrapper {name!r} has no fake lane, found *{ranks}; {_faked()}")
         return cls(name, order if at else (entry.orders[0] if entry and entry.orders else ""),
-                   _ranks(value, ranks.removeprefix(_FAKE), least, several=entry is None) if star else least, fake)
+                   _ranks(value, ranks.removeprefix(_FAKE), least, multiple, several=entry is None) if star else least,
+                   fake)
 
 
 def lane_of(value: object) -> str:
@@ -117,13 +118,19 @@ def _check_order(name: str, order: str, known: object) -> None:
         raise ValueError(f"wrapper {name!r} has no compile order {order!r}; {has}")
 
 
-def _ranks(value: str, text: str, step: int, several: bool) -> int:
+def _ranks(value: str, text: str, least: int, multiple: int, several: bool) -> int:
     name = value.partition("*")[0]
     if not text.isdecimal() or not int(text):
         raise ValueError(f"wrapper {value!r}: {text!r} is not a number of ranks; expected for example {name}*2")
     ranks = int(text)
-    if step == 1 and ranks > 1 and not several:
+    if least == 1 and ranks > 1 and not several:
         raise ValueError(f"wrapper {name!r} runs in one rank, found *{ranks}; take it off")
-    if ranks % step:
-        raise ValueError(f"wrapper {name!r} needs a multiple of {step} ranks, found *{ranks}")
+    if ranks < least or ranks % multiple:
+        raise ValueError(f"wrapper {name!r} runs on {numbers_of_ranks(least, multiple)}, found *{ranks}")
     return ranks
+
+
+def numbers_of_ranks(least: int, multiple: int) -> str:
+    """``2, 3, 4, ... ranks``: those that a wrapper can have."""
+    some = range(-(-least // multiple) * multiple, least + 3 * multiple, multiple)
+    return f"{', '.join(map(str, some))}, ... ranks"

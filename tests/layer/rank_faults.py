@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pytest_torchcompile.wrappers import tp
+from pytest_torchcompile.wrappers.fsdp1 import FSDP1
 from pytest_torchcompile.wrappers.protocol import Wrapper
 
 
@@ -26,6 +28,66 @@ class Net(nn.Module):
 
     def forward(self, x):
         return self.down(torch.tanh(self.up(x)))
+
+
+class Stack(nn.Module):
+    """Three blocks, of which a rank may shard or run some. (B, 8) -> (B, 8)."""
+
+    tp_plan: ClassVar = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    def stage(self, index, count):
+        return nn.Sequential(*self.blocks[3 * index // count:3 * (index + 1) // count])
+
+
+class Sequenced(Net):
+    """Sequence parallel: its rows are the sequence. (B, 8) -> (B, 4)."""
+
+    tp_plan: ClassVar = {"up": "colwise", "down": "rowwise_sequence", "norm": "sequence", "last": "colwise_sequence",
+                         "least": "rowwise"}
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last, self.least = nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.least(torch.tanh(self.last(self.norm(super().forward(x)))))
+
+
+class Embedded(nn.Module):
+    """Each rank has a part of the rows of an embedding, nine, which it need not divide. (B, 8) -> (B, 8, 4)."""
+
+    tp_plan: ClassVar = {"rows": "rowwise"}
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(9, 4)
+
+    def forward(self, x):
+        return self.rows(x).tanh()
+
+
+def tokens(B):
+    return torch.randint(9, (B, 8))
+
+
+class Block(nn.Module):
+    """A residual of twelve features, which 2 and 3 ranks divide. (B, 8) -> (B, 8)."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
 
 
 class Normed(nn.Module):
@@ -149,3 +211,51 @@ def _hang():
 
 
 hangs = _at_the_third_call(_hang)
+
+
+def _raises_inside(model, side):
+    """Rank 1 raises at its third call, in the second of three blocks; the others are waiting, or will be."""
+    calls = []
+
+    def objects(block, given):
+        calls.append(0)
+        if len(calls) == 3:
+            raise ValueError("a block has had enough")
+
+    if side and dist.get_rank() == 1:
+        model.blocks[1].register_forward_pre_hook(objects)
+
+
+def sharded_raises(model, settings, cell, mesh):
+    """Compiled FSDP2, between its collectives for a block and the next."""
+    from torch.distributed.fsdp import fully_shard
+
+    _raises_inside(model, settings is not None)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+        if settings is not None:
+            block.compile(**settings)
+    return fully_shard(model, mesh=mesh)
+
+
+def _split_raises(model, settings, cell, mesh):
+    _raises_inside(tp.split(model, cell, mesh), settings is None)
+    return compiled(model, settings)
+
+
+split_raises = Wrapper("split_raises", _split_raises, ranks=2, axes=("tensor",))
+"""Eager tensor parallel, between the sums of two blocks."""
+
+
+def _whole_raises(model, settings, cell, mesh):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    _raises_inside(model, settings is not None)
+    if settings is not None:
+        model.compile(**settings)
+    return FullyShardedDataParallel(model, process_group=mesh.get_group(), use_orig_params=True,
+                                    device_id=torch.device("cpu"))
+
+
+whole_raises = Wrapper("whole_raises", _whole_raises, ranks=2, whole=FSDP1.whole)
+"""Compiled FSDP1, whose gradients are read by all ranks together."""

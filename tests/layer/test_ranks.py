@@ -91,3 +91,14 @@ def test_a_process_is_told_its_gpus_before_it_uses_cuda(monkeypatch):
     monkeypatch.setattr("pytest_torchcompile.runner.environment", lambda: dict(os.environ))
     done = ranks.execute({"do": "environment", "gpus": ("3", "5")})
     assert done["value"]["CUDA_VISIBLE_DEVICES"] == "3,5"
+
+
+def test_a_thread_that_is_ending_is_left_out(tmp_path):
+    """It has no frame but those of Python's own threading.py."""
+    path = tmp_path / "stacks"
+    ending = 'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 1080 in _delete\n'
+    waiting = ('Thread 0x2 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 327 in wait\n'
+               '  File "/home/me/model.py", line 3 in forward\n')
+    main = 'Current thread 0x3 (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
+    path.write_text(ending + waiting + main)
+    assert ranks._stacks(path) == (waiting + main).strip()

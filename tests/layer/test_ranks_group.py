@@ -75,6 +75,36 @@ def test_what_is_right_passes(group, wrapper, model):
     assert one["collectives"] == other["collectives"] != {}
 
 
+@pytest.mark.parametrize("wrapper", ["ddp*3", "fsdp2*3"])
+def test_any_number_of_ranks(group, wrapper):
+    """What has one dimension needs no even number."""
+    seen, judged = run(group, wrapper, factory="rank_faults:Stack")
+    assert failing(judged) == {}, seen.failure
+    assert len(seen.ranks) == 2
+    assert seen.sections["gradients"]["compared"] > 20
+
+
+@pytest.mark.parametrize(("wrapper", "model", "text"), [
+    ("tp", "Sequenced", "model 'net': tp_plan['down'] is 'rowwise_sequence', which splits the sequence that down gives "
+     "over 2 ranks, and they do not divide its length 9 (input of shape (9, 8)); have the matrix make lengths that are "
+     "multiples of 2, by multiple_of: 2 or"),
+    ("tp*3", "Net", "model 'net': tp_plan['up'] is 'colwise', which splits out_features=16 of up over 3 ranks, and "
+     "they do not divide it; run the model on ranks that do (2, 4, 8, 16), give"),
+])
+def test_sizes_that_the_ranks_do_not_divide(group, wrapper, model, text):
+    """One sentence, the same from every rank, in place of the transport's abort or an operator's puzzle."""
+    seen, judged = run(group, wrapper, factory=f"rank_faults:{model}", backend="eager")
+    assert (seen.failure.kind, seen.failure.message[:len(text)]) == ("usage", text)
+    assert {judgement.verdict for judgement in judged.values()} == {"error"}
+    assert seen.failure.evidence == ""
+
+
+def test_an_embedding_is_split_by_rows(group):
+    """Its ids are whole on each rank, and its rows may be any number."""
+    seen, judged = run(group, "tp", factory="rank_faults:Embedded", inputs="rank_faults:tokens")
+    assert failing(judged) == {}, seen.failure
+
+
 def test_each_rank_keeps_its_own_compiled_code(group):
     """AOTAutograd's cache does not tell process groups apart: ranks that share a folder get each other's code."""
     seen, judged = run(group, "rank_faults:alone*2", backend="eager")
@@ -145,6 +175,21 @@ def test_a_rank_that_raises_is_blamed_and_not_its_peer(group, fault, text):
     assert seen.failure is None or seen.failure.kind == "aborted"
     assert failing(judged)["compiles"].startswith(f"rank 1: {text}")
     assert len(judged["compiles"].problems) == 1
+
+
+@pytest.mark.parametrize(("fault", "verdict", "text"), [
+    ("sharded_raises", "fail", "the compiled run raised ValueError in forward; eager did not: a block has had enough"),
+    ("whole_raises", "fail", "the compiled run raised ValueError in forward; eager did not: a block has had enough"),
+    ("split_raises", "error", "the model raises without torch.compile too, at call 3 (B=9): ValueError: a block has "
+                              "had enough (rank_faults.py:"),
+])
+def test_a_rank_that_raises_between_the_models_collectives(group, fault, verdict, text):
+    """What it has to tell is told, and nothing that it still reads is taken by its peers for a collective of theirs."""
+    began = time.monotonic()
+    seen, judged = run(group, f"rank_faults:{fault}*2", backend="eager", factory="rank_faults:Stack")
+    assert judged["compiles"].verdict == verdict, seen.failure
+    assert failing(judged)["compiles"].startswith(f"rank 1: {text}")
+    assert time.monotonic() - began < 50  # far less than the time-out of a collective
 
 
 def test_a_rank_that_hangs_is_told_by_its_stack(group):

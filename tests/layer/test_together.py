@@ -160,6 +160,27 @@ def test_an_error_of_the_users_on_one_rank(ranks):
     assert [each["error"] for each in found] == ["", "the model's own objection"]
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fsdp1"])
+def test_an_error_of_the_users_between_collectives(ranks, kind):
+    """The other rank waits for this one in a collective. The error is raised as it is and says so; nothing of ours gets
+    in between the model's collectives, and where the other's ends, by the group's time-out here, so does its attempt.
+    """
+    if ranks.device == "cuda":
+        pytest.skip("NCCL ends a process whose collective times out")
+    waits, raises = ranks.run("spread_models:user_error_inside", kind=kind, patience=1.0, timeout=8.0)
+    assert raises["error"] == "ValueError: the model's own objection"
+    assert raises["seconds"] < 6 < waits["seconds"]
+    assert [record["result"] for record in raises["records"]] == ["user_error"]
+    assert ("the model raises ValueError on this rank: the model's own objection; rank 0 did not end the same call, "
+            "and may wait for this rank in a collective until this process ends or the process group's time-out"
+            ) in reason(raises)
+    assert waits["error"].startswith("RuntimeError: ")
+    assert "rank 1 had to leave the same call, and the log there says why" in reason(waits)
+    if kind == "ddp":  # FSDP1 can't be brought out of the middle of a call, nor can it by the user
+        assert raises["untouched"]
+        assert waits["untouched"]
+
+
 @pytest.mark.parametrize("backend", ["refuses", "adds"])
 def test_the_smoketest_alone(ranks, backend):
     """CompileSmoketest of a model that torch.compile has compiled says no on both ranks."""

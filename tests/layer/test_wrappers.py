@@ -17,7 +17,7 @@ from pytest_torchcompile.instruments import observe
 from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.runner import run_cell
-from pytest_torchcompile.wrappers import WRAPPERS, pp, tp
+from pytest_torchcompile.wrappers import WRAPPERS, group, pp, tp
 from pytest_torchcompile.wrappers.blocks import repeated_blocks
 from pytest_torchcompile.wrappers.order import in_order
 from pytest_torchcompile.wrappers.protocol import Wrapper, load
@@ -215,7 +215,8 @@ def test_every_wrapper_of_the_table_loads():
     """Each line of WRAPPERS leads to a Wrapper of that name."""
     for name in WRAPPERS:
         assert isinstance(load(name, Path(), HERE), Wrapper)
-        assert load(name, Path(), HERE).name == name
+        found = load(name, Path(), HERE)
+        assert (found.name, found.ranks, found.multiple) == (name, WRAPPERS[name].ranks, WRAPPERS[name].multiple)
 
 
 @pytest.mark.parametrize(("order", "before", "after"), [
@@ -293,6 +294,8 @@ class Called:
 
 called = Called()
 SEVERAL = Wrapper("several", four, ranks=2)
+PAIRS = Wrapper("pairs", four, ranks=4, axes=("data", "tensor"))
+ALONE = Wrapper("alone", three)
 """
 
 
@@ -307,7 +310,8 @@ def own(tmp_path):
 
 
 @pytest.mark.parametrize(("value", "given", "result"), [
-    ("three", 3, "three"), ("four*2", 4, "four"), ("SEVERAL*2", 4, "four"), ("ordered*2", 4, "whole"),
+    ("three", 3, "three"), ("four*2", 4, "four"), ("SEVERAL*2", 4, "four"), ("SEVERAL*3", 4, "four"),
+    ("PAIRS*6", 4, "four"), ("ordered*2", 4, "whole"),
     ("ordered@inner_blocks*2", 4, "inner_blocks"), ("four*fake8", 4, "four"),
 ])
 def test_how_a_wrapper_of_the_users_own_is_called(own, value, given, result):
@@ -326,7 +330,10 @@ def test_how_a_wrapper_of_the_users_own_is_called(own, value, given, result):
     ("four@inner_blocks*2", "'own_wraps:four' is asked for the order 'inner_blocks' and has no parameter `order` to be "
                             "told it by; give it one, or take @inner_blocks off (own_wraps.py:7)"),
     ("SEVERAL@inner_blocks*2", "is asked for the order 'inner_blocks' and has no parameter `order`"),
-    ("SEVERAL", "'own_wraps:SEVERAL' is made for 2 ranks, and the matrix gives it 1; write own_wraps:SEVERAL*2"),
+    ("PAIRS*5", "'own_wraps:PAIRS' is made for 4, 6, 8, ... ranks, and the matrix gives it 5; write own_wraps:PAIRS*4"),
+    ("ALONE*2", "'own_wraps:ALONE' is made for 1 rank, and the matrix gives it 2; write own_wraps:ALONE"),
+    ("SEVERAL", "'own_wraps:SEVERAL' is made for 2, 3, 4, ... ranks, and the matrix gives it 1; write "
+                "own_wraps:SEVERAL*2"),
 ])
 def test_a_wrapper_of_the_users_own_that_cannot_be_called_so(own, value, text):
     """What it is called with, what it takes, and where it is written."""
@@ -373,7 +380,23 @@ def test_a_pipeline_without_numpy_is_a_skip(monkeypatch):
     """Its stages tell each other their shapes as objects, and torch sends those with NumPy."""
     monkeypatch.setattr(pp, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"wrapper pp needs NumPy, with which torch.distributed sends objects; pip"):
-        pp.PP.wrap(zoo.MiniGPT(8, 2, 2, 16), None, cell("pp"), None)
+        group.refuse(cell("pp"), load("pp", Path(), HERE), HERE)
+
+
+@pytest.mark.parametrize(("lacks", "wrapper", "device", "text"), [
+    ("distributed.is_available", "ddp", "cpu", "wrapper 'ddp' needs torch.distributed, which this torch is built"),
+    ("distributed.is_available", "tp*fake8", "cpu", "wrapper 'tp*fake8' needs torch.distributed, which this torch is"),
+    ("distributed.is_gloo_available", "ddp", "cpu", "wrapper 'ddp' on cpu needs gloo, which this torch is built"),
+    ("cuda.is_available", "ddp", "cuda", "device 'cuda' is not here: torch.cuda.is_available() is false"),
+    ("", "ddp", "meta", "wrapper 'ddp' runs on cpu and cuda, not on meta"),
+])
+def test_what_a_machine_lacks_for_several_ranks(monkeypatch, lacks, wrapper, device, text):
+    """Told before any process group is made, to a cell and to doctor alike."""
+    if lacks:
+        monkeypatch.setattr(f"torch.{lacks}", lambda: False)
+    with pytest.raises(Unavailable) as raised:
+        group.refuse(cell(wrapper, device=device), load(wrapper, Path(), HERE), HERE)
+    assert str(raised.value).startswith(text)
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without torch.distributed")
@@ -397,6 +420,29 @@ def test_a_plan_that_does_not_fit(plan, text):
     with pytest.raises(UsageError) as raised:
         tp.split(module, cell("tp"), None)
     assert str(raised.value).startswith(f"model 'deep': {text}")
+
+
+class _Mesh:
+    def size(self):
+        return 3
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without torch.distributed")
+@pytest.mark.parametrize(("layer", "style", "feature"), [
+    (nn.Linear(6, 16), "colwise", "out_features=16"), (nn.Linear(6, 16), "colwise_sequence", "out_features=16"),
+    (nn.Linear(16, 6), "rowwise", "in_features=16"), (nn.Linear(16, 6), "rowwise_sequence", "in_features=16"),
+    (nn.Embedding(6, 16), "colwise", "embedding_dim=16"),
+])
+def test_features_that_the_ranks_do_not_divide(layer, style, feature):
+    """Which size, of which layer, how many ranks, and what to do."""
+    module = nn.Sequential(layer)
+    module.tp_plan = {"0": style}
+    with pytest.raises(UsageError) as raised:
+        tp.split(module, cell("tp"), _Mesh())
+    assert str(raised.value) == (
+        f"model 'deep': tp_plan['0'] is '{style}', which splits {feature} of 0 over 3 ranks, and they do not divide "
+        "it; run the model on ranks that do (2, 4, 8, 16), give it a size that is a multiple of 3, or leave the layer "
+        "out of the plan")
 
 
 def test_the_readme_names_every_style():

@@ -112,7 +112,7 @@ def test_pytests_own_process_has_no_ranks(ranks):
     pytest.param("ddp", "cuda", "skip", "device 'cuda' is not here: torch.cuda.is_available() is false",
                  marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")),
     ("ddp", "cuda:0", "usage", "wrapper 'ddp' takes one GPU for each rank, and device 'cuda:0' names one"),
-    ("rank_faults:drifts", "cpu", "usage", "wrapper 'rank_faults:drifts' is made for 2 ranks, "
+    ("rank_faults:drifts", "cpu", "usage", "wrapper 'rank_faults:drifts' is made for 2, 3, 4, ... ranks, "
                                            "and the matrix gives it 1; write rank_faults:drifts*2"),
 ])
 def test_what_cannot_be_says_so(ranks, wrapper, device, kind, text):

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 import pytest_torchcompile
-from pytest_torchcompile import doctor
+from pytest_torchcompile import doctor, wrappers
+from pytest_torchcompile.errors import Unavailable
 from pytest_torchcompile.matrix import load_matrix
 
 ABOUT = {"torch": "2.13.0", "triton": None, "python": "3.11", "cores": 2, "cpu": "x86_64 AVX2", "compiler": "g++ 13",
@@ -32,12 +33,41 @@ def test_gpus(monkeypatch, about, files, last):
     assert lines[1:] == ["C++ compiler: g++ 13", last]
 
 
+def machine_of(monkeypatch, refuse=lambda *given: None):
+    """Stands in for what needs torch: every model can be made, and ``refuse`` says what ranks lack."""
+    built = SimpleNamespace(settings=lambda *given: {}, build=lambda *given: None)
+    for package, name, module in ((pytest_torchcompile, "subject", built),
+                                  (wrappers, "group", SimpleNamespace(refuse=refuse)),
+                                  (wrappers, "protocol", SimpleNamespace(load=lambda *given: None))):
+        monkeypatch.setitem(sys.modules, f"{package.__name__}.{name}", module)
+        monkeypatch.setattr(package, name, module, raising=False)
+
+
+def test_a_wrapper_that_this_machine_cannot_have(monkeypatch, tmp_path):
+    """Each is asked about once, and its cells are counted with the reason."""
+    asked = []
+
+    def refuse(cell, wrapper, where):
+        asked.append(cell.wrapper)
+        if cell.wrapper == "pp":
+            raise Unavailable("wrapper pp needs NumPy")
+
+    machine_of(monkeypatch, refuse)
+    path = tmp_path / "m.yaml"
+    path.write_text("""
+version: 1
+models: {net: {factory: "pytest_torchcompile.zoo:tiny_head", inputs: "pytest_torchcompile.zoo:vector_batch",
+               dims: {B: 4}}}
+axes: {backend: [eager, aot_eager], wrapper: [ddp, pp]}
+""")
+    assert doctor.cells(load_matrix(path)) == (2, {"wrapper pp needs NumPy": 2})
+    assert sorted(asked) == ["ddp", "pp"]
+
+
 def test_a_cell_of_several_ranks_needs_a_gpu_for_each(monkeypatch, tmp_path):
     """The machine has GPUs, and too few for some cells; the fake lane needs one."""
     monkeypatch.setattr(doctor.leases, "visible_gpus", lambda files: ("0", "1"))
-    built = SimpleNamespace(settings=lambda *given: {}, build=lambda *given: None)
-    monkeypatch.setitem(sys.modules, "pytest_torchcompile.subject", built)  # the real one needs torch
-    monkeypatch.setattr(pytest_torchcompile, "subject", built, raising=False)
+    machine_of(monkeypatch)
     path = tmp_path / "m.yaml"
     path.write_text("""
 version: 1

@@ -35,7 +35,7 @@ def test_lane(value, lane, ranks, processes):
     ("ddp*fake8", "wrapper 'ddp' has no fake lane, found *fake8; it is for fsdp2, "),
     ("none*fake8", "wrapper 'none' has no fake lane"),
     ("tp*fake", "wrapper 'tp*fake': '' is not a number of ranks; expected for example tp*2"),
-    ("tp*fake7", "wrapper 'tp' needs a multiple of 2 ranks, found *7"),
+    ("fsdp2+tp*fake7", "wrapper 'fsdp2+tp' runs on 4, 6, 8, ... ranks, found *7"),
     ("tp*fakes8", "'s8' is not a number of ranks"),
 ])
 def test_mistakes(value, text):

@@ -86,6 +86,17 @@ def test_a_crash_is_shown_once():
         "gradients: aborted (SIGABRT) (evidence: see compiles of this cell)\n  again  pytest x")
 
 
+def test_a_mistake_of_the_cell_is_told_in_full_once():
+    """The first check tells it, later ones how it begins."""
+    judged = Judgement("error", (Problem(f"tp_plan['up'] is 'colwise', {'and so on ' * 30}"),))
+    first, later = (failure_text(check, judged, "pytest x", shown)
+                    for check, shown in (("compiles", ""), ("gradients", "compiles")))
+    assert judged.problems[0].message in first
+    assert later.startswith("gradients: tp_plan['up'] is 'colwise', and so on and so on")
+    assert later.endswith(" ... (evidence: see compiles of this cell)\n  again  pytest x")
+    assert len(later) < 180
+
+
 def test_summary(journal, matrix):
     """A table of backend and mode, totals, and what no gate would take."""
     ids = [p.cell.id for p in matrix.cells]
@@ -164,3 +175,14 @@ def test_usage_errors_are_collected(journal, matrix):
         journal.add(verdict(planned.cell.id, "error", failure=Failure("usage", "m.yaml:4:3: no")))
     assert journal.usage_errors() == ["m.yaml:4:3: no"]
     assert Path(journal.path).is_file()
+
+
+def test_a_mistake_is_one_line_of_the_summary(journal, matrix):
+    """However long; with the cells that have it."""
+    text = f"m.yaml:4:3: no, {'and so on ' * 30}that was it"
+    for planned in matrix.cells[:2]:
+        event = verdict(planned.cell.id, "error", failure=Failure("usage", text))
+        journal.add(event | Judgement("error", (Problem(text),)).to_dict())
+    lines = [line for line, _ in summary(journal)]
+    assert [line for line in lines if "m.yaml:4:3" in line] == [f"2 cells  compiles: {text}"]
+    assert f"    in {matrix.cells[0].cell.id}, {matrix.cells[1].cell.id}" in lines

@@ -21,9 +21,11 @@ axes:
 @pytest.mark.parametrize(("value", "expected"), [
     ("none", Wrapping("none")),
     ("ddp", Wrapping("ddp", "compile_then_wrap", 2)),
+    ("ddp*3", Wrapping("ddp", "compile_then_wrap", 3)),
     ("ddp*4", Wrapping("ddp", "compile_then_wrap", 4)),
     ("ddp@wrap_then_compile", Wrapping("ddp", "wrap_then_compile", 2)),
     ("fsdp2+tp@inner_blocks*8", Wrapping("fsdp2+tp", "inner_blocks", 8)),
+    ("fsdp2+tp*6", Wrapping("fsdp2+tp", "inner_blocks", 6)),
     ("mypkg.parallel:wrap", Wrapping("mypkg.parallel:wrap", "", 1)),
     ("mypkg.parallel:wrap@inner_blocks*3", Wrapping("mypkg.parallel:wrap", "inner_blocks", 3)),
 ])
@@ -41,8 +43,9 @@ def test_values_are_read(value, expected):
     ("fsdp2*fake8@inner_blocks", "the order comes before the ranks; write fsdp2@inner_blocks*fake8"),
     ("ddp*two", "wrapper 'ddp*two': 'two' is not a number of ranks; expected for example ddp*2"),
     ("ddp*0", "'0' is not a number of ranks"),
-    ("ddp*3", "wrapper 'ddp' needs a multiple of 2 ranks, found *3"),
-    ("fsdp2+tp*2", "wrapper 'fsdp2+tp' needs a multiple of 4 ranks, found *2"),
+    ("ddp*1", "wrapper 'ddp' runs on 2, 3, 4, ... ranks, found *1"),
+    ("fsdp2+tp*2", "wrapper 'fsdp2+tp' runs on 4, 6, 8, ... ranks, found *2"),
+    ("fsdp2+tp*5", "wrapper 'fsdp2+tp' runs on 4, 6, 8, ... ranks, found *5"),
     ("autocast*2", "wrapper 'autocast' runs in one rank, found *2; take it off"),
 ])
 def test_a_mistake_is_one_line_of_the_matrix(value, text, tmp_path):

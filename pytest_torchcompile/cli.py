@@ -297,11 +297,21 @@ def _gates(given: argparse.Namespace) -> int:
     set_environment()
     _refuse_missing(given.device)
     backend = given.backend or ("aot_eager" if given.device == "cpu" else "inductor")
+    _refuse_unknown(backend)
     failed = 0
     for outcome in run(Place(given.device, backend)):
         print(outcome, flush=True)
         failed += not outcome.ok
     return int(failed > 0)
+
+
+def _refuse_unknown(backend: str) -> None:
+    """Raises UsageError for a backend that torch does not know: what has to fail would fail with it for nothing."""
+    import torch
+
+    known = torch.compiler.list_backends(exclude_tags=())
+    if backend not in known:
+        raise UsageError(f"--backend {backend!r} is no backend of torch {torch.__version__}; {nearest(backend, known)}")
 
 
 def _refuse_missing(device: str) -> None:

@@ -52,6 +52,10 @@ def _gates(merged: Merged, cells: Mapping[str, JudgedCell], policy: Policy,
         if name not in stated:
             if name in strict:
                 continue  # every cell that has it is excused
+            if merged.problems or any(cell.missing for cell in cells.values()):
+                yield Finding("gate", "unusable", f"the gate {name} was not run",
+                              hint="it may be in what is missing of the run")
+                continue
             yield Finding("gate", "fail", f"the gate {name} was not run",
                           hint="no cell of this run can: those of several ranks and of the fake lane have no such "
                                f"check; add a cell with wrapper: none to {merged.matrix['path']}" if name in own else

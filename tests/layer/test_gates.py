@@ -152,6 +152,15 @@ def test_a_device_that_is_not_here(capsys):
     assert err.startswith(f"--device cuda:99: torch {torch.__version__} can't use it here: ")
 
 
+def test_a_backend_that_torch_does_not_know(capsys):
+    """Every planted failure would fail with it, and prove nothing."""
+    assert main(["gates", "--backend", "inducter"]) == 4
+    out, err = capsys.readouterr()
+    assert not out
+    assert "--backend 'inducter' is no backend of torch" in err
+    assert "did you mean 'inductor'?" in err
+
+
 # torch's own planted faults, in the real Inductor
 
 

@@ -236,6 +236,16 @@ def test_a_gate_that_no_cell_of_the_run_can_have():
                             "add a cell with wrapper: none to matrix/smoke.yaml")
 
 
+def test_a_gate_that_may_be_in_a_missing_shard():
+    """To run again is what helps: 2, and no advice to write another matrix."""
+    found = Run(wrapper=["ddp"])
+    report, _ = found.reports(2)
+    report.block["matrix"]["checks"].append("smoketest")
+    assert gate([report], today=TODAY).code == 2
+    (finding,) = [each for each in gate([report], today=TODAY).findings if each.kind == "gate"]
+    assert (finding.weight, finding.hint) == ("unusable", "it may be in what is missing of the run")
+
+
 @pytest.mark.parametrize(("verdict", "code"), [("pass", 0), ("fail", 1), ("skip", 1), ("not_run", 1), ("xfail", 1)])
 def test_gates_that_a_report_states(run, verdict, code):
     """They must pass, asked for or not."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -71,6 +72,8 @@ class Nodes:
         """``folder`` is the zygote's."""
         self.torchrun = torchrun
         self._rank, self._messenger, self._watcher = Rank(folder), Rank(folder), Rank(folder)
+        self._runs = Counter[str]()
+        """How often each cell was run: the store keeps what was told of it before. The same on every node."""
 
     def run(self, job: Job, world: int, path: list[str], timeout: float) -> list[Outcome]:
         """Run a cell, of which every other node runs its ranks; one outcome for each rank, the same on all nodes.
@@ -81,7 +84,8 @@ class Nodes:
         here = self.torchrun
         if world != here.world:
             return [Outcome("skip", message=f"it has {count(world, 'rank')}, and torchrun has started {here.world}")]
-        meeting = f"{here.meeting}/{job.cell['model']}/{_key(job)}"
+        self._runs[_key(job)] += 1
+        meeting = f"{here.meeting}/{job.cell['model']}/{_key(job)}/{self._runs[_key(job)]}"
         job = replace(job, rank=here.rank, world=world, rendezvous=meeting, timeout=timeout, local_rank=here.local_rank)
         # Another node may have begun later by as long as a first process takes to start.
         patience = timeout + START_SECONDS

@@ -26,6 +26,8 @@ __all__ = ["Batches", "compile_shapes", "dim"]
 
 WATCH, FUZZ = "_compile_watch", "_compile_fuzz"
 """The fixtures that a test is given beside its own: its ledger, and the options of the run with its limits."""
+_OUTCOMES = frozenset({"Skipped", "XFailed"})
+"""What ``pytest.skip`` and ``pytest.xfail`` raise (_pytest/outcomes.py): verdicts on the whole test."""
 
 
 def dim(min: int | None = None, max: int | None = None, *, multiple_of: int = 1, choices: tuple[int, ...] = (),
@@ -206,6 +208,7 @@ class _Runs:
         self.takes = inspect.signature(drawn.test).parameters
         self.ran, self.looked = 0, False
         """Sequences that were run, and whether the test looked at the batches of any."""
+        self.failed = False
 
     def parameter_sizes(self) -> set[int]:
         """Sizes that a dim may collide with: torch gives equal sizes one symbol."""
@@ -250,8 +253,12 @@ class _Runs:
             self.once(sequence)
         except BaseException as error:
             # What pytest.fail raises is no Exception; nor are a skip and Ctrl-C, which are not ours.
-            if not isinstance(error, Exception) and type(error).__name__ != "Failed":
+            kind = type(error).__name__
+            if self.failed and kind in _OUTCOMES:  # a shorter sequence than one that fails: it fails no less for that
+                return Examined(None, len(self.ledger.graphs), 0)
+            if not isinstance(error, Exception) and kind != "Failed":
                 raise
+            self.failed = True
             # Which call it was is not known: the test may run all of them before it asserts.
             found = Finding(type(error).__name__, str(error), len(sequence) - 1)
         return Examined(found, len(self.ledger.graphs), len(sequence))

@@ -139,6 +139,21 @@ def test_skips(sizes):
     lines(result, "larger than 5")
 
 
+@pytest.mark.parametrize("outcome", ["skip", "xfail"])
+def test_a_failure_is_not_lost_to_a_shorter_sequence_that_is_skipped(tests, outcome):
+    """Shrinking goes through sequences that the test does not want to judge; the one that failed is told."""
+    result = tests(f"""
+@compile_shapes(S=dim(1, 64))
+def test_fails(sizes):
+    if any(each["S"] > 20 for each in sizes):
+        raise AssertionError("larger than 20")
+    if any(each["S"] == 20 for each in sizes):
+        pytest.{outcome}("not this one")
+""", "--compile-fuzz-examples=40")
+    result.assert_outcomes(failed=1)
+    lines(result, "larger than 20", "The shortest failing sequence of shapes: [[]call(S=21)]")
+
+
 MISTAKES = {
     "@compile_shapes(B=dim(1, 8))\ndef test_it(): pass":
         "compile_shapes: test_it takes neither `batches` nor `sizes`",

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 import torch
+
+from pytest_torchcompile.observation import Job
+from pytest_torchcompile.ranks import Outcome
+from pytest_torchcompile.torchrun import Nodes, Torchrun
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()) or sys.platform != "linux",
@@ -115,6 +121,51 @@ def test_two_nodes(repo, device):
     theirs = {cell["id"].removesuffix(f"-{device}"): cell["status"]
               for cell in repo.block(".compile-matrix/rank1/report.json")["cells"]}
     assert theirs == {name: cell["status"] for name, cell in cells.items()}
+
+
+class Stub:
+    """A rank process that is always done at once; what it was asked is in ``asked``."""
+
+    asked: ClassVar[list] = []
+
+    def __init__(self, folder):
+        self.last = ""
+
+    def begin(self, job):
+        self.last = job["do"]
+        self.asked.append(job)
+        mine, its = multiprocessing.Pipe()
+        its.close()
+        return mine
+
+    def finish(self):
+        done = {"failure": None, "sections": {}}
+        return Outcome("done", done if self.last == "cell" else None)
+
+    def run(self, job, timeout):
+        self.asked.append(job)
+        return Outcome("done", [job["mine"]] * job["world"])
+
+    def close(self):
+        pass
+
+
+def test_a_cell_that_is_run_again_meets_elsewhere(monkeypatch, tmp_path):
+    """The store keeps what was told of the first run (pytest-rerunfailures, pytest-repeat): a rank that crashes in the
+    second would be taken for the one that was well.
+    """
+    monkeypatch.setattr("pytest_torchcompile.torchrun.Rank", Stub)
+    monkeypatch.setattr(Stub, "asked", [])
+    nodes = Nodes(tmp_path, Torchrun(0, 2, 0, "tcp://here:1/run/0"))
+    job = Job(cell={"model": "net"}, entry={}, root="", checks=())
+    for _ in range(2):
+        nodes.run(job, 2, [], 5.0)
+    for do in ("watch", "tell"):
+        places = [each["meeting"] for each in Stub.asked if each["do"] == do]
+        assert len(places) == 2
+        assert places[0] != places[1], do
+    groups = [each["job"].rendezvous for each in Stub.asked if each["do"] == "cell"]
+    assert len(set(groups)) == 2
 
 
 @pytest.mark.parametrize(("options", "text"), [

@@ -349,14 +349,14 @@ def start(config: pytest.Config, settings: Settings) -> None:
                     config.invocation_params.dir / path)
     matrix = load_matrix(path, shown=settings.matrix)
     refuse_unknown(config.getoption("markexpr"), (planned.cell.axes for planned in matrix.cells))
-    refuse_idle(settings.checks or matrix.checks, [planned.cell.axes for planned in matrix.cells],
-                "--compile-checks" if settings.checks else f"{settings.matrix}: checks", each=bool(settings.checks))
+    named = bool(config.getoption("compile_checks"))  # for this run, not in the ini file for every matrix of a project
+    given = "--compile-checks" if named else "compile_checks" if settings.checks else f"{settings.matrix}: checks"
+    refuse_idle(settings.checks or matrix.checks, [planned.cell.axes for planned in matrix.cells], given, each=named)
     _select(config, Path(matrix.path))
-    session = MatrixSession(config, settings, matrix)
+    config.stash[SESSION] = session = MatrixSession(config, settings, matrix)
     _report(config, session.torchrun)
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         shutil.rmtree(config.rootpath / REPRODUCTIONS, ignore_errors=True)  # of an earlier run
-    config.stash[SESSION] = session
     config.pluginmanager.register(session, "compile-matrix")
 
 

@@ -57,6 +57,8 @@ def test_a_mistake_in_the_matrix(repo, case):
     (["--compile-matrix", "--compile-checks=equivalance"], "*'equivalance' is not a check; did you mean 'equivalence'*"
      ),
     (["--compile-matrix", "--compile-checks=compiles,rank_divergence"], "*rank_divergence has nothing to judge*"),
+    (["--compile-matrix", "-o", "compile_checks=rank_divergence"],
+     "*ERROR: compile_checks: rank_divergence has nothing to judge*"),
     (["--compile-matrix", "-m", "not compile_cell(baxkend='eager')"], "*-m: *'baxkend'; did you mean 'backend'*"),
     (["--compile-matrix", "--compile-timeout=never"], "*--compile-timeout: 'never'*"),
 ])  # fmt: skip
@@ -67,6 +69,15 @@ def test_a_mistake_on_the_command_line(repo, args, expected):
     assert result.ret == 4
     result.stderr.fnmatch_lines([expected])
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
+
+
+def test_checks_of_the_ini_file_are_those_of_every_matrix(repo):
+    """One of them that this matrix has nothing for is told in a note; it may be there for another matrix."""
+    result = repo.pytester.runpytest_inprocess("--compile-matrix", "--collect-only", "-o",
+                                               "compile_checks=compiles,rank_divergence")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["*note: rank_divergence has nothing to judge in 1 of 1 cell: *",
+                                 "*<CheckItem compiles>*"])
 
 
 def test_not_utf8(repo):

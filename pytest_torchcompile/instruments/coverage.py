@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Coverage", "measure"]
 
 _OURS: Final = "pytest_torchcompile::compiled"
+_CALL: Final = "pytest_torchcompile::call"
 _INSIDE: Final = frozenset({_OURS, "Pregraph bytecode", "TorchDynamo Cache Lookup"})
 """Ours, and what Dynamo does itself around a graph: making tensors of floats before it
 (``record_pregraph_bytecode_enter`` in torch/_dynamo/utils.py, torch 2.8 to 2.15), and evaluating guards (which
@@ -71,9 +72,19 @@ def _outside(call: Callable[[], object]) -> Counter[str]:
     """Top-level ATen calls that ``call`` makes outside of our markers, by name."""
     import torch
 
-    with _marked(), torch.autograd.profiler.profile(use_cpu=True) as profile:
+    profiler = torch.autograd.profiler
+    with _marked(), profiler.profile(use_cpu=True) as profile, profiler.record_function(_CALL):
         call()
-    return Counter(e.name for e in _top_level(profile.function_events or ()) if not _in_graph(e))
+    events = profile.function_events or ()
+    transport = _threads(events, "gloo:") - _threads(events, _CALL)
+    return Counter(e.name for e in _top_level(events) if not _in_graph(e) and e.thread not in transport)
+
+
+def _threads(events: Iterable[FunctionEvent], prefix: str) -> set[int]:
+    """The threads of events of these names. gloo's own move data by operators, none of which is the model's: an
+    ``all_gather``'s ``aten::copy_`` for each rank (``AsyncAllgatherWork``, torch/csrc/distributed/c10d/ProcessGroupGloo
+    .cpp, torch 2.8 to 2.13), whether what began it ran in a graph or not."""
+    return {event.thread for event in events if event.name.startswith(prefix)}
 
 
 @contextlib.contextmanager

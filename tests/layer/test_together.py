@@ -190,6 +190,12 @@ def test_the_smoketest_alone(ranks, backend):
     assert "rank" not in found[1]["phase"]
 
 
+def test_coverage_counts_no_operators_of_the_transport(ranks):
+    """gloo gathers by operators, in threads of its own; what the model runs eagerly beside it is counted."""
+    for each in ranks.run("spread_models:gathered", dynamic=False):
+        assert each == {"whole": (), "part": ("aten::exp x1",)}
+
+
 @pytest.mark.parametrize(("place", "given"), [
     ("before", {}), ("snapshot", {}), ("compared", {}), ("compared", {"kind": "tp"}),
     ("disturbed", {"backend": "wide", "model": {"lost": 1e3}}),

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from functorch.compile import make_boxed_func, nop
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
@@ -261,6 +261,27 @@ def user_error_inside(rank, kind, patience, timeout):
             error = f"{type(raised).__name__}: {raised}"
     return {"records": log.records, "error": error, "seconds": time.monotonic() - began,
             "untouched": same(before, state(net))}
+
+
+def user_error_late(rank, patience, timeout):
+    """The model objects on rank 1 between the sums of two blocks, in the forward pass after the last step. Seconds."""
+    mesh = DeviceMesh.from_group(dist.new_group(timeout=timedelta(seconds=timeout)), device().type)
+    torch.manual_seed(0)
+    net, calls = Net().to(device()).eval().requires_grad_(False), []
+    for block in net.blocks:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+
+    def objects(module, args):
+        calls.append(0)
+        if rank == 1 and len(calls) == 3:  # after the eager and the compiled one of the only step
+            _objects(module, args)
+
+    net.blocks[1].register_forward_pre_hook(objects)
+    test, began = CompileSmoketest(steps=1), time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pytest_torchcompile.layer.together.LIMIT", patience)
+        test.run(torch.compile(net, backend="aot_eager"), batch("tp", rank))
+    return {"ok": test.last_result.ok, "reason": test.last_result.reason, "seconds": time.monotonic() - began}
 
 
 def _objects(module, args):

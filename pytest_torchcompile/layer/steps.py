@@ -185,11 +185,15 @@ class Steps:
         finally:
             self.together.reshard()
         raised = found if isinstance(found, Exception) else found.error.exception if found.error else None
-        if missing := self.together.ended(raised is not None, eager):
-            raise alone(raised, missing, self.together.left, seed) from raised
+        self._meet(raised, seed, eager)
         if isinstance(found, Exception):
             raise found
         return found
+
+    def _meet(self, raised: BaseException | None, step: int, eager: bool = False) -> None:
+        """Wait for the other ranks after a call; no vote of ours may come between the collectives of theirs."""
+        if missing := self.together.ended(raised is not None, eager):
+            raise alone(raised, missing, self.together.left, step) from raised
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         with torch.set_grad_enabled(self.grad or self.train):  # record() without a backward pass switches it off
@@ -255,9 +259,14 @@ class Steps:
         batch = self.together.agreed(self.batch.clone)
         with observe() as seen:
             self.ledgers.append(seen)
-            with torch.set_grad_enabled(self.grad or self.train):
-                self._compiled(*batch.args, **batch.kwargs)
+            try:
+                with torch.set_grad_enabled(self.grad or self.train):
+                    self._compiled(*batch.args, **batch.kwargs)
+            except Exception as error:
+                self._meet(error, 0)
+                raise
         self.together.reshard()
+        self._meet(None, 0)
         if not self._ran:
             raise Failed("after the last step nothing ran compiled any more: it has fallen back to eager", "forward")
 

@@ -181,6 +181,17 @@ def test_an_error_of_the_users_between_collectives(ranks, kind):
         assert waits["untouched"]
 
 
+def test_an_error_of_the_users_after_the_last_step(ranks):
+    """In the forward pass that only looks whether compiled code still runs; rank 0 is in a sum over the ranks."""
+    if ranks.device == "cuda":
+        pytest.skip("NCCL ends a process whose collective times out")
+    waits, raises = ranks.run("spread_models:user_error_late", patience=2.0, timeout=8.0)
+    assert (waits["ok"], raises["ok"]) == (False, False)
+    assert raises["seconds"] < waits["seconds"]
+    assert "ValueError on this rank: the model's own objection; rank 0 did not end the same call" in raises["reason"]
+    assert "rank 1 had to leave the same call" in waits["reason"]
+
+
 @pytest.mark.parametrize("backend", ["refuses", "adds"])
 def test_the_smoketest_alone(ranks, backend):
     """CompileSmoketest of a model that torch.compile has compiled says no on both ranks."""

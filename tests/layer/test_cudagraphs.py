@@ -136,6 +136,19 @@ def test_a_gpu_that_fails_is_told_in_its_words(monkeypatch):
     assert gpu.spoilt() == ""
 
 
+@pytest.mark.parametrize("error", ["", "CUDA error: an illegal memory access was encountered"])
+def test_a_gpu_whose_collective_may_never_end_is_not_waited_for(monkeypatch, error):
+    """What another rank never joins would hold the process that has a failure to tell."""
+    def query():
+        if error:
+            raise RuntimeError(error)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: pytest.fail("it waits"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=query))
+    assert gpu.spoilt(wait=False) == error
+
+
 # with a GPU
 
 

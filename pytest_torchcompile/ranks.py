@@ -319,7 +319,7 @@ def execute(job: dict[str, Any]) -> dict[str, Any]:
     elif job["do"] == "watch":
         from pytest_torchcompile.store import failed_elsewhere
 
-        value, poisoned = failed_elsewhere(job["meeting"], job["rank"], job["world"], job["patience"]), False
+        value, poisoned = failed_elsewhere(job["meeting"], job["rank"], job["patience"]), False
     else:
         value, poisoned = runner.environment(), False
     return {"value": value, "poisoned": poisoned, "rss": _rss()}

@@ -20,6 +20,9 @@ __all__ = ["all_well", "failed_elsewhere", "rendezvous", "tell"]
 _PIECE: Final = 1 << 20
 """Bytes of one value: the store takes no more than a few MiB."""
 _POLL_SECONDS: Final = 0.01
+_WATCH_SECONDS: Final = 0.1
+"""Between two looks at whether a rank has failed: every rank asks one store."""
+_FAILED: Final = "failed"
 
 
 def rendezvous(job: Job) -> Any:
@@ -34,23 +37,28 @@ def all_well(store: Any, job: Job, well: bool) -> bool:
 
     A rank that is gone never says anything; the side that waits for the cell then ends the others too.
     """
-    store.set(f"well/{job.rank}", str(int(well)))
-    while well:
-        told = [store.get(key) for rank in range(job.world) if store.check([key := f"well/{rank}"])]
-        if b"0" in told or len(told) == job.world:
-            return b"0" not in told
+    if not well:
+        store.set("not well", "1")
+        return False
+    came = store.add("well", 1)
+    while came < job.world:
+        if store.check(["not well"]):
+            return False
         time.sleep(_POLL_SECONDS)
-    return False
+        came = store.add("well", 0)
+    return True
 
 
 def tell(meeting: str, rank: int, world: int, mine: str, patience: float) -> list[str | None]:
-    """Tell all ranks a text, and hear theirs; None of one that has said nothing after ``patience`` seconds."""
+    """Tell all ranks an outcome, as JSON, and hear theirs; None of one that is silent for ``patience`` seconds."""
     store, deadline = _agents(meeting, patience), time.monotonic() + patience
     data = zlib.compress(mine.encode())
     pieces = [data[i : i + _PIECE] for i in range(0, len(data), _PIECE)]
     for number, piece in enumerate(pieces):
         store.set(f"{rank}/{number}", piece)
     store.set(f"{rank}", str(len(pieces)))
+    if failed(Outcome(**json.loads(mine))):
+        store.set(_FAILED, str(rank))
     heard: list[str | None] = []
     for other in range(world):
         left = max(deadline - time.monotonic(), 0.001)
@@ -63,20 +71,16 @@ def tell(meeting: str, rank: int, world: int, mine: str, patience: float) -> lis
     return heard
 
 
-def failed_elsewhere(meeting: str, rank: int, world: int, patience: float) -> int | None:
-    """The first other rank that has told of a failure; None once this one has told its own, or after ``patience``.
+def failed_elsewhere(meeting: str, rank: int, patience: float) -> int | None:
+    """A rank that has told of a failure; None once this one has told its own outcome, or after ``patience``.
 
     A rank whose peer is gone does not always notice: over NCCL it waits for it until its time-out.
     """
     store, deadline = _agents(meeting, patience), time.monotonic() + patience
-    well: set[int] = set()
     while not store.check([f"{rank}"]) and time.monotonic() < deadline:
-        for other in set(range(world)) - well - {rank}:
-            if store.check([f"{other}"]):
-                if failed(Outcome(**json.loads(_told(store, other)))):
-                    return other
-                well.add(other)
-        time.sleep(_POLL_SECONDS)
+        if store.check([_FAILED]):
+            return int(store.get(_FAILED))
+        time.sleep(_WATCH_SECONDS)
     return None
 
 

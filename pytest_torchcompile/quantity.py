@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["count"]
+from collections.abc import Sequence
+
+__all__ = ["count", "numbered"]
 
 
 def count(number: int, one: str, many: str = "") -> str:
@@ -12,3 +14,12 @@ def count(number: int, one: str, many: str = "") -> str:
     ('1 cell', '2 cells', '0 cells fail')
     """
     return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
+def numbered(one: str, numbers: Sequence[int]) -> str:
+    """The noun with the numbers that the things have.
+
+    >>> numbered("rank", [1]), numbered("rank", [1, 3])
+    ('rank 1', 'ranks 1, 3')
+    """
+    return f"{one}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

@@ -84,8 +84,9 @@ class Nodes:
         here = self.torchrun
         if world != here.world:
             return [Outcome("skip", message=f"it has {count(world, 'rank')}, and torchrun has started {here.world}")]
-        self._runs[_key(job)] += 1
-        meeting = f"{here.meeting}/{job.cell['model']}/{_key(job)}/{self._runs[_key(job)]}"
+        key = _key(job)
+        self._runs[key] += 1
+        meeting = f"{here.meeting}/{job.cell['model']}/{key}/{self._runs[key]}"
         job = replace(job, rank=here.rank, world=world, rendezvous=meeting, timeout=timeout, local_rank=here.local_rank)
         # Another node may have begun later by as long as a first process takes to start.
         patience = timeout + START_SECONDS

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile import checks
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.observation import Failure, Judgement, Observation, Problem
+from pytest_torchcompile.quantity import numbered
 
 if TYPE_CHECKING:
     from pytest_torchcompile.matrix import PlannedCell
@@ -75,7 +76,7 @@ def _of_ranks(found: Mapping[int, tuple[Problem, ...]], ranks: int) -> tuple[Pro
 def _who(some: list[int], ranks: int) -> str:
     if len(some) == ranks:
         return "every rank"
-    return f"rank{'s' if some[1:] else ''} {', '.join(map(str, some))}"
+    return numbered("rank", some)
 
 
 def _vacuous(name: str, sections: Mapping[str, Any]) -> tuple[Problem, ...]:

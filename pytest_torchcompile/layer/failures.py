@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from pytest_torchcompile.oracle import Fault
+from pytest_torchcompile.quantity import numbered
 
 __all__ = ["Failed", "alone", "of_compiler", "refuse_of_user", "refuse_wrong"]
 
@@ -24,7 +25,7 @@ def alone(error: BaseException | None, missing: tuple[int, ...], left: tuple[int
 
     ``error`` is what this rank's call ended with.
     """
-    who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+    who = numbered("rank", missing)
     why = f"{who} had to leave the same call, and the log there says why" if set(missing) <= set(left) else (
         f"{who} did not end the same call, and may wait for this rank in a collective until this process ends or the "
         "process group's time-out")

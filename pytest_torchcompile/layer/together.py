@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.layer.arrivals import LIMIT, PATIENCE, Arrivals
+from pytest_torchcompile.quantity import numbered
 
 __all__ = ["Elsewhere", "Together"]
 
@@ -26,9 +27,8 @@ class Elsewhere(Exception):
     """Nothing failed on this rank, but something did on others."""
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
-        several = len(ranks) > 1
-        super().__init__(f"it failed on rank{'s' * several} {', '.join(map(str, ranks))}, and all ranks do the same; "
-                         f"the log of {'those ranks says' if several else 'that rank says'} why")
+        super().__init__(f"it failed on {numbered('rank', ranks)}, and all ranks do the same; "
+                         f"the log of {'those ranks says' if len(ranks) > 1 else 'that rank says'} why")
         self.ranks = ranks
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import pytest_torchcompile
-from pytest_torchcompile.quantity import count
+from pytest_torchcompile.quantity import count, numbered
 
 
 @pytest.mark.parametrize(("number", "words", "text"), [
@@ -18,6 +18,12 @@ from pytest_torchcompile.quantity import count
 def test_count(number, words, text):
     """What goes with the number goes with it."""
     assert count(number, *words) == text
+
+
+@pytest.mark.parametrize(("ranks", "text"), [((1,), "rank 1"), ((1, 3), "ranks 1, 3")])
+def test_numbered(ranks, text):
+    """Things that are known by their numbers."""
+    assert numbered("rank", ranks) == text
 
 
 def test_reports_count_cells_in_words():

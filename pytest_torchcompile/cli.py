@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pytest_torchcompile.errors import TorchcompileError, UsageError, nearest
 from pytest_torchcompile.quantity import count
+from pytest_torchcompile.report.harmless import harmless_text
 
 if TYPE_CHECKING:
     from pytest_torchcompile.matrix import Excluded, Matrix, PlannedCell
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = COMMANDS[given.command].run(given)
         sys.stdout.flush()
     except TorchcompileError as error:
-        print(error, file=sys.stderr)
+        print(harmless_text(str(error)), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130  # 128 + SIGINT

@@ -12,6 +12,7 @@ from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.gate import Outcome
+from pytest_torchcompile.report.harmless import harmless_text
 
 __all__ = ["WORDS", "again", "announcement", "facts", "place", "refusal", "sentence"]
 
@@ -25,6 +26,10 @@ SECOND: Final = 160
 
 def sentence(outcome: Outcome) -> str:
     """What somebody who reads nothing else should know."""
+    return harmless_text(_sentence(outcome))
+
+
+def _sentence(outcome: Outcome) -> str:
     code = outcome.code
     if code == 0:
         return f"PASS: {_good(outcome)}"
@@ -58,7 +63,7 @@ def _fails_so(outcome: Outcome, finding: Finding) -> bool:
 
 def refusal(error: Exception, code: int) -> str:
     """The sentence for reports that could not be read or merged."""
-    return f"{WORDS[code]}: {error}"
+    return harmless_text(f"{WORDS[code]}: {error}")
 
 
 def announcement(outcome: Outcome) -> Iterator[str]:
@@ -66,12 +71,13 @@ def announcement(outcome: Outcome) -> Iterator[str]:
     yield sentence(outcome)
     yield ""
     for finding in outcome.findings[:SHOWN]:
-        yield from _lines(outcome, finding)
+        for line in _lines(outcome, finding):
+            yield harmless_text(line)
     if len(outcome.findings) > SHOWN:
         yield f"... and {len(outcome.findings) - SHOWN} more findings"
     if outcome.findings:
         yield ""
-    yield facts(outcome)
+    yield harmless_text(facts(outcome))
 
 
 def facts(outcome: Outcome) -> str:

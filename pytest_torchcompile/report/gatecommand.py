@@ -16,6 +16,7 @@ from pytest_torchcompile.errors import MatrixError, ReportError, TorchcompileErr
 from pytest_torchcompile.report import github, junit, markdown
 from pytest_torchcompile.report.announcement import announcement, refusal
 from pytest_torchcompile.report.gate import Outcome, gate
+from pytest_torchcompile.report.harmless import harmless_text
 from pytest_torchcompile.report.output import write
 from pytest_torchcompile.report.policy import Policy
 from pytest_torchcompile.report.policyfile import read_policy
@@ -59,7 +60,7 @@ def _run(given: argparse.Namespace) -> int:
     taken: list[str] = []
     if given.update_policy:
         taken, outcome = _updated(given, outcome, reports, baseline)
-    lines = [*announcement(outcome), *(f"taken over: {text}" for text in taken)]
+    lines = [*announcement(outcome), *(harmless_text(f"taken over: {text}") for text in taken)]
     if given.junit is not None:
         write(given.junit, junit.junit(outcome))
     if given.summary is not None:

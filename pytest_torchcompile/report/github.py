@@ -9,6 +9,7 @@ from typing import Final
 from pytest_torchcompile.report.announcement import sentence
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.gate import Outcome
+from pytest_torchcompile.report.harmless import harmless_text
 
 __all__ = ["MOST", "command", "commands"]
 
@@ -34,7 +35,7 @@ def commands(outcome: Outcome) -> Iterator[str]:
 def command(text: str, file: str = "", line: int = 0) -> str:
     """One workflow command, escaped as GitHub's toolkit does it (packages/core/src/command.ts)."""
     where = f"file={_property(file)}," + (f"line={line}," if line else "") if file else ""
-    return f"::error {where}title=torch.compile gate::{_data(text[:TEXT])}"
+    return f"::error {where}title=torch.compile gate::{_data(harmless_text(text[:TEXT]))}"
 
 
 def _place(finding: Finding, prefix: str, policy: str) -> tuple[str, int]:
@@ -59,4 +60,4 @@ def _data(text: str) -> str:
 
 
 def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+    return _data(harmless_text(text)).replace(":", "%3A").replace(",", "%2C")

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 from pytest_torchcompile.report.announcement import WORDS, sentence
 from pytest_torchcompile.report.gate import Outcome
+from pytest_torchcompile.report.harmless import harmless_text
 from pytest_torchcompile.report.judged import JudgedCell
 from pytest_torchcompile.report.limits import worst
 from pytest_torchcompile.report.metrics import METRICS
@@ -71,7 +72,7 @@ def _cell(suite: ElementTree.Element, cell: JudgedCell, outcome: Outcome) -> Non
 
 
 def _clean(text: str) -> str:
-    return _FORBIDDEN.sub("\ufffd", text)
+    return _FORBIDDEN.sub("\ufffd", harmless_text(text))
 
 
 def _text(root: ElementTree.Element) -> str:

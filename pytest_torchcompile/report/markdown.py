@@ -10,6 +10,7 @@ from typing import Final
 from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.report.announcement import again, facts, place, sentence
 from pytest_torchcompile.report.gate import Outcome
+from pytest_torchcompile.report.harmless import harmless_text
 
 __all__ = ["LONGEST", "block", "code", "escaped", "markdown", "short"]
 
@@ -75,17 +76,19 @@ def _cells(outcome: Outcome) -> Iterator[str]:
 
 def escaped(text: str) -> str:
     """One line in which nothing is markup, so that a hostile name is shown and not run."""
-    line = " ".join(text.split())
+    line = " ".join(harmless_text(text).split())
     return _MARKUP.sub(r"\\\1", line if len(line) <= TEXT else line[:TEXT] + "...")
 
 
 def code(text: str) -> str:
     """Inline code in a table; a backtick or a bar in it would end it."""
+    text = harmless_text(text)
     return f"`{text}`" if not set("`|\n\r") & set(text) else escaped(text)
 
 
 def block(text: str) -> tuple[str, ...]:
     """A fenced block, with a line before and after; the fence is longer than any in the text."""
+    text = harmless_text(text)
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return "", fence, text, fence, ""
 

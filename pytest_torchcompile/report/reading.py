@@ -10,7 +10,9 @@ What is returned holds to the published schema in every value, so that no reader
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,8 @@ from pytest_torchcompile.report.validation import Validator, compiled
 __all__ = ["Report", "read_report"]
 
 KEY: Final = "compile_matrix"
+MAX_BYTES: Final = 512 << 20
+"""No report is as long; one of a thousand cells has some tens of MiB."""
 _JOURNAL: Final = re.compile(r'\s*\{"kind": "plan"')
 
 
@@ -113,7 +117,7 @@ def _data(path: Path, name: str) -> bytes:
             inside = sorted(child.name for child in path.glob("*.json*"))
             holds = f"; it holds {', '.join(inside[:10])}" if inside else ""
             raise ReportError(f"{name}: is a folder; expected report files{holds}")
-        return path.read_bytes()
+        return _regular_file(path, name)
     except FileNotFoundError:
         others = [str(child) for child in path.parent.glob("*.json*")]
         raise ReportError(f"{name}: no such file{f'; {nearest(name, others)}' if others else ''}") from None
@@ -121,6 +125,18 @@ def _data(path: Path, name: str) -> bytes:
         raise ReportError(f"{name}: is larger than this machine's memory") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         raise ReportError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _regular_file(path: Path, name: str) -> bytes:
+    """The bytes of a file; a FIFO or a device might never end, or never begin."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # to open a FIFO waits for a writer
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ReportError(f"{name}: is no regular file; expected a report, for example .compile-matrix/report.json")
+        if found.st_size > MAX_BYTES:
+            raise ReportError(f"{name}: is longer than {MAX_BYTES >> 20} MiB, too long for a report")
+        return file.read(MAX_BYTES)  # of a file that grows meanwhile no more than that
 
 
 def _text(data: bytes, name: str) -> str:

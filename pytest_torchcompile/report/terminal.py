@@ -17,6 +17,7 @@ from pytest_torchcompile.observation import VERDICTS, Judgement
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.causes import Cause, causes
 from pytest_torchcompile.report.facts import Facts
+from pytest_torchcompile.report.harmless import harmless_text
 from pytest_torchcompile.selection import idle_cells
 from pytest_torchcompile.wrappers.wrapping import lane_of
 from pytest_torchcompile.zygote import gpu_device_files
@@ -87,7 +88,7 @@ def failure_text(check: str, judgement: Judgement, again: str, shown: str = "", 
     lines.append(f"  again  {again}")
     if alone:
         lines.append(f"  alone  {alone}")
-    return "\n".join(lines)
+    return harmless_text("\n".join(lines))
 
 
 def summary(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:

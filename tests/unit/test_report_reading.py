@@ -6,12 +6,14 @@ import copy
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from unit.runs import Run
 
 from pytest_torchcompile.errors import ReportError
+from pytest_torchcompile.report import reading
 from pytest_torchcompile.report.evidence import evidence, fingerprint
 from pytest_torchcompile.report.gate import gate
 from pytest_torchcompile.report.provenance import CI_VARIABLES, provenance
@@ -83,6 +85,46 @@ def test_files_that_are_no_files(tmp_path):
         read_report(tmp_path)
     with pytest.raises(ReportError, match="cannot be read"):
         read_report("a\0b")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zero", "link to zero"])
+def test_what_never_ends_is_not_read(tmp_path, kind):
+    """A FIFO nobody writes to hung, and /dev/zero was read for ever; also as a policy or a baseline."""
+    path = tmp_path / "r.json"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "zero":
+        path = Path("/dev/zero")
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(ReportError, match="is no regular file; expected a report, for example"):
+        read_report(path)
+    good_folder = tmp_path / "good"
+    good_folder.mkdir()
+    (good,) = Run().write(good_folder)
+    command = [sys.executable, "-m", "pytest_torchcompile", "gate", good]
+    for option, code in (("--baseline", 2), ("--policy", 4)):
+        done = subprocess.run([*command, option, str(path)], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == code
+        assert "is no regular file; expected a " in done.stdout + done.stderr
+
+
+def test_a_link_to_a_report_is_read(tmp_path):
+    (report,) = Run().write(tmp_path)
+    (tmp_path / "link.json").symlink_to(report)
+    assert read_report(tmp_path / "link.json").cells
+
+
+def test_a_report_has_a_largest_size(tmp_path, monkeypatch):
+    """The file is not read beyond it, so a sparse one does not fill the memory."""
+    path = tmp_path / "r.json"
+    with path.open("wb") as file:
+        file.truncate(reading.MAX_BYTES + 1)
+    seen = []
+    monkeypatch.setattr(reading, "_text", lambda data, name: seen.append(data))
+    with pytest.raises(ReportError, match=r"r\.json: is longer than 512 MiB, too long for a report"):
+        read_report(path)
+    assert seen == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

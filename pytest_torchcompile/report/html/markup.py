@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any, Final, TypeAlias
 
+from pytest_torchcompile.report.harmless import harmless_text
+
 __all__ = ["Child", "Html", "data", "fit", "join", "tag", "text"]
 
 _VOID: Final = frozenset({"br", "hr", "input", "link", "meta", "rect"})
@@ -39,12 +41,14 @@ def text(given: object) -> Html:
     if isinstance(given, Html):
         return given
     shown = str(given)
-    return Html(shown if _PLAIN.fullmatch(shown) else escape(fit(shown), quote=True))
+    if _PLAIN.fullmatch(shown) and "::" not in shown and "##" not in shown:
+        return Html(shown)
+    return Html(escape(fit(shown), quote=True))
 
 
 def fit(text: str) -> str:
-    """The text with what no page can hold as U+FFFD."""
-    return _UNFIT.sub("\ufffd", text)
+    """The text with what no page can hold as U+FFFD, and nothing that a terminal or a CI log would obey."""
+    return _UNFIT.sub("\ufffd", harmless_text(text))
 
 
 def join(*children: Child) -> Html:
@@ -85,8 +89,9 @@ def tag(name: str, /, *children: Child, **attributes: Any) -> Html:
 
 
 def data(content: Any) -> Html:
-    """JSON for a script element: nothing in it can end the element, or begin a comment.
+    """JSON for a script element: nothing in it can end the element, or begin a comment, or a command of a CI log.
 
     :raises ValueError: the content has NaN or infinity, which are no JSON.
     """
-    return Html(json.dumps(content, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
+    text = json.dumps(content, separators=(",", ":"), allow_nan=False)
+    return Html(text.replace("<", "\\u003c").replace("##", "#\\u0023"))

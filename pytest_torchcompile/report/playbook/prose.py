@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from pytest_torchcompile.report.harmless import harmless_text
 from pytest_torchcompile.report.markdown import code
 
 __all__ = ["evidence", "prose", "table"]
@@ -26,7 +27,7 @@ def prose(text: str) -> str:
     >>> prose("set `a_b` to *1* <b>")
     'set `a_b` to \\\\*1\\\\* \\\\<b\\\\>'
     """
-    line = " ".join(text.split())
+    line = " ".join(harmless_text(text).split())
     line = line if len(line) <= TEXT else f"{line[:TEXT]}..."
     parts = line.split("`")
     if "``" in line or "|" in line or len(parts) % 2 == 0:

@@ -86,6 +86,8 @@ def load(name: str) -> Check:
 
 _HERE: Final = "pytest_torchcompile.checks"
 
+_ZERO_GRADIENTS: Final = Limit("zero_gradients", "max", None,
+                               "gradients that may be zeros where eager has none; by default they are only noted")
 _GRAPH_BREAKS: Final = Limit("graph_breaks", "max", 0, "graph breaks in the cell's run")
 
 CHECKS: Final[dict[str, CheckEntry]] = {
@@ -102,6 +104,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
     "gradients": CheckEntry(
         f"{_HERE}.gradients:CHECK",
         "gradients equal those of the eager model, within rounding noise",
+        (_ZERO_GRADIENTS,),
         phases=("training",),
     ),
     "training_steps": CheckEntry(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.numerics import GRADIENT, judge_leaves, numerics
+from pytest_torchcompile.checks.numerics import GRADIENT, judge_leaves, judge_zero_gradients, numerics
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
@@ -22,11 +22,12 @@ def measure(run: Trial) -> dict[str, Any]:
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
-    """Problems of one section; takes no limits."""
+    """Problems of one section; ``limits`` may hold ``zero_gradients``, how many may be zeros where eager has none."""
     if section["raised"]:
         yield from unjudged(section)
         return
     yield from judge_leaves(section, "gradient")
+    yield from judge_zero_gradients(section, limits)
     if section["compared"] and not section["nonzero"]:
         yield Problem("every gradient is zero, NaN or infinite in the eager run too: their equality proves nothing",
                       hint="give the model a loss that depends on its parameters (key `loss` of the model)")

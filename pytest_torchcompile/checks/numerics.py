@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.findings import findings
-from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.leaf import NOTED, Leaf
 from pytest_torchcompile.oracle.notes import notes, vacuous
 from pytest_torchcompile.oracle.stages import explained
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["GRADIENT", "judge_leaves", "located", "numerics"]
+__all__ = ["GRADIENT", "judge_leaves", "judge_zero_gradients", "located", "numerics"]
 
 GRADIENT = "gradient of "
 """How the oracle names the leaves that are the check `gradients`'."""
@@ -36,13 +36,27 @@ def numerics(run: Trial, leaves: list[tuple[str, Leaf]]) -> dict[str, Any]:
         "undecided": sum(not leaf.decided for _, leaf in leaves),
         "notes": notes(leaves)[:KEPT],
         "vacuous": vacuous(leaves),
+        "zero_gradients": sorted({leaf.name for _, leaf in leaves if leaf.kind == "zero_gradient"}),
         "bitwise": len(leaves) - len(inexact),
         "inexact": len(inexact),
         "leaves": [{"call": label, **leaf.to_dict()} for label, leaf in inexact[:KEPT]],
     }
 
 
+def judge_zero_gradients(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
+    """A problem where more gradients are zeros in place of None than the limit ``zero_gradients`` allows, if there is
+    one."""
+    names = section.get("zero_gradients", ())  # older reports do not say
+    if len(names) > limits.get("zero_gradients", len(names)):
+        yield Problem(f"{len(names)} gradient(s) are zeros where eager has none, {limits['zero_gradients']:g} allowed",
+                      evidence="\n".join(names),
+                      hint="a parameter that takes no part in the loss: freeze it with requires_grad_(False), or raise "
+                           "the limit `zero_gradients`")
+
+
 def _distance(leaf: Leaf) -> float:
+    if leaf.kind in NOTED:
+        return 0.0
     if leaf.rms is None or leaf.peak is None:
         return float("inf")  # not a matter of rounding, so always a problem: kept first
     return max(leaf.rms, leaf.peak / 4, (leaf.bias or 0) / 2)

@@ -16,6 +16,7 @@ from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.limits import Limits, problem
 from pytest_torchcompile.oracle.properties import ABSENT, attributes, errors, plain, properties
 from pytest_torchcompile.oracle.recording import Item, Recording
+from pytest_torchcompile.oracle.training import role_of
 
 __all__ = ["compare"]
 
@@ -53,7 +54,7 @@ def compare(
     for name, (kind, mine, found) in _pairs(eager, compiled).items():
         differ = list(attributes(name, kind, mine, found))
         leaves += values.settled(differ, lambda twin, n=name, k=kind, m=mine: _differ(n, k, m, twin))  # type: ignore[misc]
-        if not any(leaf.kind in (kind, "shape") for leaf in differ):
+        if not any(leaf.kind in (kind, "shape", "zero_gradient") for leaf in differ):
             leaves.append(values.leaf(name, kind, mine.value, found.value))
     return leaves
 
@@ -80,7 +81,7 @@ class _Values:
     def settled(self, leaves: list[Leaf], again: Callable[[Recording], Iterable[Leaf]]) -> list[Leaf]:
         """Leaves about properties, where ``again`` compares eager with a second eager run: what differs there too is
         nobody's fault but the model's."""
-        if not any(leaf.message for leaf in leaves):
+        if not any(problem(leaf, self._limits) for leaf in leaves):
             return leaves
         wavers = {(leaf.name, leaf.kind) for leaf in again(self._reference().twin()) if leaf.message}
         return [
@@ -103,7 +104,7 @@ class _Values:
                 return Leaf(name, kind, numel=mine.numel(), bitwise=True, dtype=_name(mine.dtype))
             return None
         if _equal(mine, found):
-            return Leaf(name, kind, bitwise=True)
+            return Leaf(name, kind, numel=0 if mine is None else 1, bitwise=True)
         if isinstance(mine, (float, complex)):
             return None
         return Leaf(
@@ -167,7 +168,7 @@ def _pairs(eager: Recording, compiled: Recording) -> dict[str, tuple[str, Item, 
 
 
 def _items(recording: Recording) -> dict[str, tuple[str, Item]]:
-    return {name: (kind, item) for name, kind, item in recording.items()}
+    return {name: (role_of(name, kind), item) for name, kind, item in recording.items()}
 
 
 def _equal(mine: Any, found: Any) -> bool:

@@ -6,15 +6,18 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Final, TypeAlias
 
-__all__ = ["KINDS", "Leaf", "Scalar"]
+__all__ = ["KINDS", "NOTED", "Leaf", "Scalar"]
 
 Scalar: TypeAlias = "bool | int | float | str | None"
 
 KINDS: Final = (
     "value", "gradient", "buffer", "mutation", "dtype", "shape", "stride", "alias", "requires_grad",
-    "structure", "rng", "error", "nondeterministic",
+    "structure", "rng", "error", "nondeterministic", "zero_gradient",
 )  # fmt: skip
 """What a leaf can be about; a leaf whose values agree has the kind of its role."""
+
+NOTED: Final = frozenset({"zero_gradient"})
+"""Kinds that are told and fail nothing by themselves."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.oracle.leaf import Leaf, Scalar
+from pytest_torchcompile.oracle.leaf import NOTED, Leaf, Scalar
 
 __all__ = ["Limits", "note", "problem"]
 
@@ -43,6 +43,8 @@ class Limits:
 
 def problem(leaf: Leaf, limits: Limits | None = None) -> str | None:
     """Say in one line what is wrong with this leaf, or ``None``."""
+    if leaf.kind in NOTED:
+        return None
     limits = limits or Limits()
     if leaf.message:
         return f"{leaf.name}: {leaf.message}{_values(leaf)}{_SIDES if leaf.ranks else ''}"
@@ -65,7 +67,12 @@ def problem(leaf: Leaf, limits: Limits | None = None) -> str | None:
 
 
 def note(leaf: Leaf) -> str | None:
-    """Say in one line what could not be decided about a leaf that is no problem, or ``None``."""
+    """Say in one line what is worth knowing about a leaf that is no problem, or ``None``.
+
+    Most often that it could not be decided.
+    """
+    if leaf.kind in NOTED:
+        return f"{leaf.name}: {leaf.message}{_values(leaf)}"
     if leaf.message or leaf.bitwise:
         return None
     if not leaf.decided:

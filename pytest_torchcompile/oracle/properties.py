@@ -28,7 +28,7 @@ def errors(eager: Recording, compiled: Recording) -> Leaf:
 def properties(eager: Recording, compiled: Recording) -> Iterator[Leaf]:
     """The leaves about a call as a whole."""
     same = eager.structure == compiled.structure
-    message = "" if same else f"eager returned {eager.structure}, compiled {compiled.structure}"
+    message = "" if same else _first_difference(eager.structure, compiled.structure)
     yield Leaf("output structure", "structure", bitwise=same, message=message)
     if eager.backward != compiled.backward:
         yield Leaf(
@@ -38,6 +38,36 @@ def properties(eager: Recording, compiled: Recording) -> Iterator[Leaf]:
     yield from _aliases(eager, compiled)
     yield from _training(eager, compiled)
     yield _generators(eager, compiled)
+
+
+_LONG = 160
+"""Characters of a structure that one line has room for."""
+_CONTEXT = 60
+"""Characters shown on either side of the first difference of longer ones."""
+
+
+def _first_difference(eager: str, compiled: str) -> str:
+    """Two structures in one line; of long ones what is around the first difference."""
+    start = 0
+    if max(len(eager), len(compiled)) > _LONG:
+        start = max(0, _common(eager, compiled) - _CONTEXT)
+    one, other = (_excerpt(text, start) for text in (eager, compiled))
+    return f"eager returned {one}, compiled {other}"
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts begin with together."""
+    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return place
+    return min(len(one), len(other))
+
+
+def _excerpt(text: str, start: int) -> str:
+    end = start + max(_LONG, 2 * _CONTEXT)
+    before = "..." if start else ""
+    after = "..." if end < len(text) else ""
+    return f"{before}{text[start:end]}{after}"
 
 
 def _aliases(eager: Recording, compiled: Recording) -> Iterator[Leaf]:
@@ -72,6 +102,9 @@ def _generators(eager: Recording, compiled: Recording) -> Leaf:
 def attributes(name: str, kind: str, eager: Item, compiled: Item) -> Iterator[Leaf]:
     """One leaf for every property in which two values differ; nothing where they agree."""
     e, c = eager.value, compiled.value
+    if kind == "gradient" and e is None and _is_zero(c):
+        yield Leaf(name, "zero_gradient", c.numel(), message=_ZERO_GRADIENT)
+        return
     if not isinstance(e, torch.Tensor) or not isinstance(c, torch.Tensor):
         if isinstance(e, torch.Tensor) or isinstance(c, torch.Tensor) or type(e) is not type(c):
             text = _unlike(kind, e, c)
@@ -89,6 +122,17 @@ def attributes(name: str, kind: str, eager: Item, compiled: Item) -> Iterator[Le
         if mine != found:
             text = f"{what} is {mine} in eager, {found} compiled"
             yield Leaf(name, about, e.numel(), eager=str(mine), compiled=str(found), message=text)
+
+
+_ZERO_GRADIENT = (
+    "eager has none, compiled has zeros: optimisers skip the one, and move the other's parameter by weight decay and "
+    "momentum"
+)
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether it is a tensor of nothing but zeros."""
+    return isinstance(value, torch.Tensor) and not bool(value.any())
 
 
 def _unlike(kind: str, e: Any, c: Any) -> str:

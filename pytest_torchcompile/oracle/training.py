@@ -24,7 +24,7 @@ from pytest_torchcompile.oracle.paths import leaves_of
 from pytest_torchcompile.oracle.recording import Recording, kept
 from pytest_torchcompile.oracle.replicas import average, losses_of_others
 
-__all__ = ["Training", "no_loss", "rate", "renamed", "steps_of"]
+__all__ = ["Training", "no_loss", "rate", "renamed", "role_of", "steps_of"]
 
 _STEP = 0.01
 """How far the first step goes, relative to the size of all parameters."""
@@ -38,7 +38,7 @@ class Training(torch.nn.Module):
 
     def __init__(self, model: torch.nn.Module, call: Callable[..., Any] | None, loss: Any, rate: float,
                  copied: bool = False, whole: Callable[[], AbstractContextManager[Any]] = nullcontext,
-                 silent: frozenset[str] = frozenset()) -> None:
+                 silent: frozenset[str] = frozenset(), others: frozenset[str] = frozenset()) -> None:
         """Take a model and how it is trained.
 
         Args:
@@ -50,10 +50,11 @@ class Training(torch.nn.Module):
                 else what it does to them is seen.
             whole: As for ``record``.
             silent: Parameters whose gradients are not told.
+            others: Parameters that are another rank's: that they get no gradient here is not told either.
         """
         super().__init__()
         self.model, self.loss, self.rate, self.copied, self.whole = model, loss, rate, copied, whole
-        self.silent = silent
+        self.silent, self.others = silent, others
         self.__dict__["call"] = call
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -88,8 +89,12 @@ class Training(torch.nn.Module):
         with torch.no_grad():
             with self.whole():
                 for name, parameter in self.named_parameters():
-                    if parameter.grad is not None and name not in self.silent:
+                    if name in self.silent:
+                        continue
+                    if parameter.grad is not None:
                         found[f"gradient of {name}"] = kept(parameter.grad)
+                    elif name not in self.others:
+                        found[f"gradient of {name}"] = None
             for _, parameter in self.named_parameters():
                 if parameter.grad is not None:
                     parameter.add_(parameter.grad, alpha=-self.rate)
@@ -139,15 +144,20 @@ def no_loss(output: Any, value: Any) -> torch.Tensor:
 _STEPS = re.compile(r"""output\['(step \d+)'\]\[('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
 
 
+def role_of(name: str, kind: str) -> str:
+    """The kind of a value that a training returns: its gradients are entries of its output."""
+    step = _STEPS.fullmatch(name)
+    return "gradient" if step is not None and step[2][1:].startswith("gradient of ") else kind
+
+
 def renamed(leaves: Iterable[Leaf], steps: int) -> Iterator[Leaf]:
     """Leaves of a training in the words of the other ones: ``step 2: gradient of up.weight``."""
     for leaf in leaves:
-        name, kind = leaf.name, leaf.kind
+        name = leaf.name
         if name == "loss":
             continue
         if _STEPS.match(name):  # more than once where a leaf is of two gradients: that they share memory, say
             name = _STEPS.sub(lambda match: f"{match[1]}: {ast.literal_eval(match[2])}", name)
-            kind = "gradient" if kind == "value" and ": gradient of " in name else kind
         elif name.endswith(" after the call"):
             name = f"{name.removesuffix(' after the call')} after {steps} steps"
-        yield replace(leaf, name=name, kind=kind)
+        yield replace(leaf, name=name)

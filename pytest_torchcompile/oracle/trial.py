@@ -287,7 +287,8 @@ class Trial:
         def train(side: Side, mode: AbstractContextManager[Any] | None,
                   others: frozenset[str] = frozenset()) -> Recording:
             side.restore()
-            training = Training(side.module, side.call, self.loss, self.rate, self.replayed, side.whole, others)
+            training = Training(side.module, side.call, self.loss, self.rate, self.replayed, side.whole, others,
+                                side.others)
             return record(training, training, whole if side.alone else batch, loss=no_loss, seed=self.seed, mode=mode,
                           whole=side.whole)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pytest_torchcompile.checks import load
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.limits import note, problem
 from pytest_torchcompile.oracle.notes import notes, vacuous
@@ -74,3 +75,16 @@ def test_the_reason_of_a_fallback_is_told_once():
 def test_blind_elements_survive_json():
     """A stored report can be judged again."""
     assert Leaf.from_dict(NOISE.to_dict()) == NOISE
+
+
+def test_zeros_for_none_fail_only_under_a_limit():
+    """They are counted by name; without the limit they are a note."""
+    section = {"raised": None, "vacuous": None, "compared": 3, "nonzero": 2, "leaves": [],
+               "zero_gradients": ["gradient of a", "gradient of b"]}
+    judge = load("gradients").judge
+    assert list(judge(section, {})) == []
+    assert list(judge(section, {"zero_gradients": 2})) == []
+    (found,) = judge(section, {"zero_gradients": 1})
+    assert found.message == "2 gradient(s) are zeros where eager has none, 1 allowed"
+    assert found.evidence == "gradient of a\ngradient of b"
+    assert found.hint.startswith("a parameter that takes no part in the loss: freeze it")

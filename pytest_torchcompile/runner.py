@@ -146,8 +146,9 @@ def run_cell(job: Job) -> tuple[dict[str, Any], bool]:
     """Run a cell in this process. Returns the observation as plain data, and whether the process is spoilt."""
     cell = Cell.from_dict(job.cell)
     seen = Observation(cell.id, environment=environment())
-    if job.threads:
-        torch.set_num_threads(job.threads)
+    # Also where nothing changes: this gives a fork its own thread pool. Autograd's threads, which start at once, would
+    # each make one, and the second ends the process ("Invalid thread pool!", seen in torch 2.13.0+cu130).
+    torch.set_num_threads(job.threads or torch.get_num_threads())
     compile_threads(job.compile_threads)
     subject.import_all(job.modules, Path(job.root))
     poisoned = False

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-__all__ = ["compile_threads", "warm_up"]
+__all__ = ["compile_threads", "cpu_build", "warm_up"]
+
+
+def cpu_build() -> bool:
+    """Whether torch is built for CPUs alone.
+
+    ``torch.version.cuda``, ``hip`` and ``xpu``: torch 2.8 to 2.15.
+    """
+    import torch
+
+    return not any(getattr(torch.version, gpu, None) for gpu in ("cuda", "hip", "xpu"))
 
 
 def warm_up() -> None:
     """Probe the vector instruction set and compile one training step of a two-layer function, single-threaded.
+
+    In a build for GPUs the forward pass alone is compiled and run. Its first backward pass starts autograd's threads,
+    one for each kind of device, also where there is no GPU; a fork afterwards can run no backward pass any more.
 
     A failure is none of ours to report: the first cell meets the same compiler and reports it as its own.
     ``torch._inductor.config.compile_threads`` and ``torch._inductor.cpu_vec_isa.pick_vec_isa``: torch 2.8 to 2.15.
@@ -15,10 +28,13 @@ def warm_up() -> None:
     from torch._inductor import config, cpu_vec_isa
 
     config.compile_threads = 1
+    trains = cpu_build()
     try:
         cpu_vec_isa.pick_vec_isa()
-        x = torch.ones(8, 8, requires_grad=True)
-        torch.compile(lambda t: (t * 2).sin().sum())(x).backward()
+        x = torch.ones(8, 8, requires_grad=trains)
+        result = torch.compile(lambda t: (t * 2).sin().sum())(x)
+        if trains:
+            result.backward()
     except Exception:
         return
     finally:

@@ -4,6 +4,8 @@ File locks, all or nothing under one mutex, so that nobody holds one GPU while w
 in strict order of tickets, so that a cell that wants all GPUs is not overtaken for ever (no starving). The kernel drops
 the locks of a process that is gone. A cell that shares a GPU holds its file's lock together with others and one slot of
 it alone; one that wants the GPU to itself holds the file's lock alone.
+
+The folder is in ``/tmp`` under a name that anybody can guess: see :mod:`~pytest_torchcompile.private_folder`.
 """
 
 from __future__ import annotations
@@ -19,10 +21,13 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchcompile.errors import TorchcompileError
+from pytest_torchcompile.private_folder import PrivateFolder
 
 __all__ = ["Leases", "here", "visible_gpus"]
 
 POLL_SECONDS: Final = 0.02
+MUTEX_SECONDS: Final = 60.0
+"""How long the mutex may be waited for, which nobody holds for more than a moment."""
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
@@ -61,7 +66,7 @@ class Leases:
 
         Raises:
             ValueError: more than there are: whoever asks should have said so when planning.
-            TorchcompileError: after ``timeout`` seconds of waiting, with who stands before.
+            TorchcompileError: after ``timeout`` seconds of waiting, with who stands before; or the folder is not ours.
         """
         if count > len(self.gpus):
             raise ValueError(f"{count} GPUs wanted, {len(self.gpus)} here")
@@ -76,14 +81,25 @@ class Leases:
             _close(taken)
 
     def _wait(self, count: int, alone: bool, timeout: float) -> dict[str, list[int]]:
-        (self.folder / "queue").mkdir(parents=True, exist_ok=True)
+        folder = PrivateFolder.open(self.folder)
+        try:
+            queue = PrivateFolder.open(Path("queue"), inside=folder)
+            try:
+                return self._wait_in(folder, queue, count, alone, timeout)
+            finally:
+                queue.close()
+        finally:
+            folder.close()
+
+    def _wait_in(self, folder: PrivateFolder, queue: PrivateFolder, count: int, alone: bool,
+                 timeout: float) -> dict[str, list[int]]:
         deadline = time.monotonic() + timeout
-        name, ticket = self._ticket()
+        name, ticket = _take_ticket(folder, queue)
         try:
             while True:
-                with self._mutex():
-                    head = self._head()
-                    if head == name and (taken := self._take(count, alone)) is not None:
+                with _mutex(folder):
+                    head = _head(queue)
+                    if head == name and (taken := self._take(folder, count, alone)) is not None:
                         return taken
                 if time.monotonic() > deadline:
                     raise TorchcompileError(f"no {count} GPU(s) of {', '.join(self.gpus)} in {timeout:g} s; "
@@ -91,28 +107,28 @@ class Leases:
                                             f"(locks in {self.folder})")
                 time.sleep(POLL_SECONDS)
         finally:
-            (self.folder / "queue" / name).unlink(missing_ok=True)
+            queue.remove_file(name)
             os.close(ticket)
 
-    def _take(self, count: int, alone: bool) -> dict[str, list[int]] | None:
+    def _take(self, folder: PrivateFolder, count: int, alone: bool) -> dict[str, list[int]] | None:
         """Locks of so many GPUs, the ones held last first; None, and nothing held, if there are not enough."""
         taken: dict[str, list[int]] = {}
         for gpu in sorted(self.gpus, key=lambda gpu: gpu not in self._last):
-            if (locks := self._lock_one(gpu, alone)) is not None:
+            if (locks := self._lock_one(folder, gpu, alone)) is not None:
                 taken[gpu] = locks
             if len(taken) == count:
                 return taken
         _close(taken)
         return None
 
-    def _lock_one(self, gpu: str, alone: bool) -> list[int] | None:
+    def _lock_one(self, folder: PrivateFolder, gpu: str, alone: bool) -> list[int] | None:
         name = f"gpu-{gpu.replace('/', '_')}"
-        whole = _open(self.folder / name)
+        whole = folder.open_file(name)
         if not _try(whole, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
             os.close(whole)
             return None
         for slot in range(0 if alone else self.sharing):
-            part = _open(self.folder / f"{name}.{slot}")
+            part = folder.open_file(f"{name}.{slot}")
             if _try(part, fcntl.LOCK_EX):
                 return [whole, part]
             os.close(part)
@@ -121,40 +137,64 @@ class Leases:
         os.close(whole)
         return None
 
-    @contextlib.contextmanager
-    def _mutex(self) -> Iterator[None]:
-        lock = _open(self.folder / "mutex")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
 
-    def _ticket(self) -> tuple[str, int]:
-        """A new ticket at the end of the queue, locked as long as this process lives."""
-        with self._mutex():
-            counter = self.folder / "counter"
-            number = int(counter.read_text() or 0) + 1 if counter.exists() else 1
-            counter.write_text(str(number))
-            name = f"{number:012d}"
-            ticket = _open(self.folder / "queue" / name)
-            _try(ticket, fcntl.LOCK_EX)
-        return name, ticket
+@contextlib.contextmanager
+def _mutex(folder: PrivateFolder) -> Iterator[None]:
+    """Be the only one at the queue while the block runs.
 
-    def _head(self) -> str:
-        """The first ticket whose owner lives; the tickets of dead ones are thrown away."""
-        for name in sorted(os.listdir(self.folder / "queue")):
-            ticket = _open(self.folder / "queue" / name)
-            dead = _try(ticket, fcntl.LOCK_EX)
-            os.close(ticket)
-            if not dead:
-                return name
-            (self.folder / "queue" / name).unlink(missing_ok=True)
-        return ""
+    Raises :class:`~pytest_torchcompile.errors.TorchcompileError` where a process that is stopped holds it.
+    """
+    deadline = time.monotonic() + MUTEX_SECONDS
+    lock = folder.open_file("mutex")
+    try:
+        while not _try(lock, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise TorchcompileError(f"{folder.path / 'mutex'} has been locked for {MUTEX_SECONDS:g} s; expected a "
+                                        "moment; end the process that holds it (fuser names it)")
+            time.sleep(POLL_SECONDS)
+        yield
+    finally:
+        os.close(lock)
 
 
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _take_ticket(folder: PrivateFolder, queue: PrivateFolder) -> tuple[str, int]:
+    """A new ticket at the end of the queue, locked as long as this process lives."""
+    with _mutex(folder):
+        name = f"{_next_number(folder, queue):012d}"
+        ticket = queue.open_file(name)
+        _try(ticket, fcntl.LOCK_EX)
+    return name, ticket
+
+
+def _next_number(folder: PrivateFolder, queue: PrivateFolder) -> int:
+    """Count on, behind all that wait; a counter that was cut or overwritten begins anew."""
+    last = max(map(int, _tickets(queue)), default=0)
+    counter = folder.open_file("counter")
+    try:
+        written = os.read(counter, 32).strip()
+        if written.isdigit():
+            last = max(last, int(written))
+        os.ftruncate(counter, 0)
+        os.pwrite(counter, str(last + 1).encode(), 0)
+    finally:
+        os.close(counter)
+    return last + 1
+
+
+def _head(queue: PrivateFolder) -> str:
+    """The first ticket whose owner lives; the tickets of dead ones are thrown away."""
+    for name in _tickets(queue):
+        ticket = queue.open_file(name)
+        dead = _try(ticket, fcntl.LOCK_EX)
+        os.close(ticket)
+        if not dead:
+            return name
+        queue.remove_file(name)
+    return ""
+
+
+def _tickets(queue: PrivateFolder) -> list[str]:
+    return [name for name in queue.file_names() if name.isascii() and name.isdigit()]
 
 
 def _try(lock: int, how: int) -> bool:

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from pytest_torchcompile import leases
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.leases import Leases, visible_gpus
+from pytest_torchcompile.private_folder import PrivateFolder
 
 WORKER = """
 import json, os, random, sys, time
@@ -71,10 +73,10 @@ def test_eight_processes_four_gpus_and_a_holder_that_is_killed(tmp_path, sharing
 
 def test_whoever_wants_all_is_not_overtaken(tmp_path):
     """Strict order: while the ticket for four waits, nobody behind it gets a free one."""
-    one, four, late = (Leases(tmp_path, tuple("0123")) for _ in range(3))
+    one, late = Leases(tmp_path, tuple("0123")), Leases(tmp_path, tuple("0123"))
     with one.held(1):
-        (tmp_path / "queue").mkdir(exist_ok=True)
-        _, ticket = four._ticket()
+        folder = PrivateFolder.open(tmp_path)
+        _, ticket = leases._take_ticket(folder, PrivateFolder.open(Path("queue"), inside=folder))
         with pytest.raises(TorchcompileError, match=r"no 1 GPU\(s\) of 0, 1, 2, 3 in 0.1 s; ticket 0+2 is first"), \
                 late.held(1, timeout=0.1):
             pass
@@ -87,8 +89,8 @@ def test_runs_that_share_and_runs_that_do_not_respect_each_other(tmp_path):
     """Two pytest runs on one host, with another number of cells per GPU each."""
     shares, owns = Leases(tmp_path, ("0",), 2), Leases(tmp_path, ("0",), 1)
     with shares.held(1), shares.held(1):
-        for leases in (shares, owns):
-            with pytest.raises(TorchcompileError, match="others hold them"), leases.held(1, timeout=0.05):
+        for mine in (shares, owns):
+            with pytest.raises(TorchcompileError, match="others hold them"), mine.held(1, timeout=0.05):
                 pass
     with owns.held(1), pytest.raises(TorchcompileError, match="others hold them"), shares.held(1, timeout=0.05):
         pass
@@ -109,19 +111,19 @@ def test_the_gpu_held_last_is_taken_again(tmp_path):
 
 def test_more_than_there_are(tmp_path):
     """A mistake of the plan, and no reason to wait for ever; none is none."""
-    leases = Leases(tmp_path, ("0",))
-    with pytest.raises(ValueError, match="2 GPUs wanted, 1 here"), leases.held(2):
+    mine = Leases(tmp_path, ("0",))
+    with pytest.raises(ValueError, match="2 GPUs wanted, 1 here"), mine.held(2):
         pass
-    with leases.held(0) as gpus:
+    with mine.held(0) as gpus:
         assert gpus == ()
 
 
 def test_an_uncontended_lease_does_not_sleep(tmp_path, monkeypatch):
     """It must not show in a run of small cells."""
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it slept"))
-    leases = Leases(tmp_path, ("0",), 4)
+    mine = Leases(tmp_path, ("0",), 4)
     for _ in range(3):
-        with leases.held(1) as gpus:
+        with mine.held(1) as gpus:
             assert gpus == ("0",)
 
 
@@ -135,3 +137,107 @@ def test_visible_gpus(monkeypatch, given, gpus):
     if given is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     assert visible_gpus(["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia2"]) == gpus
+
+
+@pytest.fixture
+def victim(tmp_path):
+    """A file and a folder that an attacker would have changed, and what is in them."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/precious").write_text("17 precious letters")
+
+    def state():
+        return {str(path): path.is_file() and path.read_text() for path in (tmp_path / "home").rglob("*")}
+
+    before = state()
+    yield tmp_path / "home"
+    assert state() == before
+
+
+def refused(folder, text):
+    """A lease of this folder is refused with the text."""
+    with pytest.raises(TorchcompileError, match=text), Leases(folder, ("0",)).held(1, timeout=5):
+        pass
+
+
+def test_a_link_in_place_of_the_folder(tmp_path, victim):
+    (tmp_path / "leases").symlink_to(victim)
+    refused(tmp_path / "leases", "leases is a symbolic link; expected a folder of this user; have it removed, or set")
+    (tmp_path / "file").touch()
+    refused(tmp_path / "file", "file is no folder; expected a folder of this user; have it removed, or set TMPDIR")
+
+
+@pytest.mark.parametrize("name", ["queue", "mutex", "counter", "gpu-0", "gpu-0.0"])
+@pytest.mark.parametrize("kind", ["link to a file", "link to a folder", "dangling link", "hard link", "fifo"])
+def test_links_planted_in_the_folder(tmp_path, victim, name, kind):
+    """While others could write in it, they made the victim create and change files elsewhere."""
+    folder = tmp_path / "leases"
+    folder.mkdir()
+    folder.chmod(0o777)
+    planted = folder / name
+    if kind == "hard link":
+        os.link(victim / "precious", planted)
+    elif kind == "fifo":
+        os.mkfifo(planted)
+    else:
+        end = {"link to a file": "precious", "link to a folder": ".", "dangling link": "new"}[kind]
+        planted.symlink_to(victim / end)
+    with pytest.raises(TorchcompileError, match=f"{name} (is|can't be opened).*; have it removed, or set TMPDIR"), \
+            Leases(folder, ("0",), 2).held(1, timeout=5):
+        pass
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_another_users_folder(tmp_path, victim):
+    """As found in /tmp: it is refused, and nothing is made in it."""
+    folder = tmp_path / "leases"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "counter").symlink_to(victim / "precious")
+    os.chown(folder, 4711, 4711)
+    refused(folder, "leases belongs to user 4711, and this is user 0; have it removed, or set TMPDIR")
+    assert [path.name for path in folder.iterdir()] == ["counter"]
+
+
+def test_a_folder_that_seems_another_users(tmp_path, monkeypatch):
+    """The same where the tests do not run as root."""
+    mine = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: mine + 1)
+    refused(tmp_path / "leases", f"leases belongs to user {mine}, and this is user {mine + 1}; have it removed")
+
+
+def test_the_folder_is_for_this_user_alone(tmp_path):
+    """Whatever the umask says; that of an earlier version is closed to others."""
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old").chmod(0o755)
+    before = os.umask(0)
+    try:
+        for folder in (tmp_path / "new", tmp_path / "old"):
+            with Leases(folder, ("0",)).held(1):
+                assert folder.stat().st_mode & 0o777 == 0o700
+                assert {path.stat().st_mode & 0o077 for path in folder.rglob("*")} == {0}
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("text", ["", "17", "\0\0\0", "many", "9" * 200, "\xff"])
+def test_a_counter_that_was_damaged(tmp_path, text):
+    """Nobody waits at a wrong place in the queue: a number is behind all that wait."""
+    (tmp_path / "counter").write_text(text)
+    folder = PrivateFolder.open(tmp_path)
+    queue = PrivateFolder.open(Path("queue"), inside=folder)
+    first, _ = leases._take_ticket(folder, queue)
+    (tmp_path / "counter").write_text(text)
+    second, _ = leases._take_ticket(folder, queue)
+    assert int(second) > int(first)
+    assert leases._head(queue) == first
+
+
+def test_a_mutex_that_is_never_given_back(tmp_path, monkeypatch):
+    """A process that holds it was stopped: nobody waits for ever, and descriptors are given back."""
+    monkeypatch.setattr(leases, "MUTEX_SECONDS", 0.1)
+    folder = PrivateFolder.open(tmp_path)
+    held = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    with leases._mutex(folder):
+        refused(tmp_path, r"mutex has been locked for 0\.1 s; expected a moment; end the process that holds it")
+    assert not held or len(os.listdir("/proc/self/fd")) == held

@@ -16,6 +16,7 @@ RESULTS: Final = {
     "deferred": (logging.INFO, "it compiles in its first call"),
     "nothing_compiled": (logging.WARNING, "nothing of it was compiled, so it runs eagerly"),
     "recompile_limit": (logging.WARNING, "a function of it runs eagerly from now on where no compiled code fits"),
+    "hooks_changed": (logging.WARNING, "it is compiled again with its hooks, and from now on they are guarded"),
     "fallback_eager": (logging.WARNING, "it runs eagerly from now on"),
     "user_error": (logging.INFO, "it raises without torch.compile too"),
     "raised": (logging.ERROR, "the failure is raised"),

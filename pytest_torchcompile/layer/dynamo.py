@@ -8,6 +8,7 @@ and tells its guard.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 import types
@@ -18,8 +19,9 @@ import torch
 
 from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.layer.fallback import Guard
+from pytest_torchcompile.layer.hooks import guards_on_hooks
 
-__all__ = ["Compiled", "backend_of", "context", "frame_of", "sizes_seen"]
+__all__ = ["Compiled", "backend_of", "context", "frame_of", "is_inlined", "sizes_seen"]
 
 _CHAIN: Final = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
 """Attributes that lead from a callback to the backend: torch 2.9 and later; torch 2.8."""
@@ -64,10 +66,16 @@ def frame_of(module: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     modules into a frame of ``torch._dynamo.external_utils.wrap_inline`` (``OptimizedModule._initialize``, torch 2.8
     to 2.15), and so does this. ``OptimizedModule`` itself would leave an attribute of its own in the model.
     """
-    from torch._dynamo import external_utils, trace_rules
+    from torch._dynamo import external_utils
 
-    skipped = trace_rules.check(module.forward) or getattr(module, "_is_fsdp_managed_module", False)
-    return external_utils.wrap_inline(call) if skipped else call
+    return external_utils.wrap_inline(call) if is_inlined(module) else call
+
+
+def is_inlined(module: Any) -> bool:
+    """Whether :func:`frame_of` lets Dynamo trace the module's own call, its hooks among it; else only ``forward``."""
+    from torch._dynamo import trace_rules
+
+    return bool(trace_rules.check(module.forward) or getattr(module, "_is_fsdp_managed_module", False))
 
 
 class Compiled:
@@ -121,6 +129,7 @@ def _careful(inner: Callable[..., Any], guard: Guard, compiled: Compiled) -> Cal
     action: Any = dynamo_types
     run_only = action.FrameAction.RUN_ONLY
     clock = time.perf_counter
+    with_guards = guards_on_hooks if guard.hooks.guards.each_module else contextlib.nullcontext
 
     def call(frame: Any, cache_entry: Any, frame_state: Any) -> Any:
         if guard.eager or guard.pending is not None:
@@ -128,7 +137,8 @@ def _careful(inner: Callable[..., Any], guard: Guard, compiled: Compiled) -> Cal
         began = clock()
         guard.frame_begins()
         try:
-            result = inner(frame, cache_entry, frame_state)
+            with with_guards():
+                result = inner(frame, cache_entry, frame_state)
         except Exception as error:
             if _asked_for(error):
                 raise
@@ -137,6 +147,7 @@ def _careful(inner: Callable[..., Any], guard: Guard, compiled: Compiled) -> Cal
         finally:
             guard.seconds += clock() - began
         if result.guarded_code is not None:
+            guard.hooks.look_again()
             if guard.trial:
                 compiled.guards.append(result.guarded_code.guard_manager)
         elif result.frame_exec_strategy.cur_action == run_only:

@@ -17,10 +17,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from pytest_torchcompile.errors import CannotFallBack, CompileFailed
 from pytest_torchcompile.layer.attempts import Attempt, headline
 from pytest_torchcompile.layer.checkpointing import Outstanding, need_gradient, saving
+from pytest_torchcompile.layer.hooks import Hooks
 
 __all__ = ["RAN", "Guard", "guarded", "of_this_call"]
 
@@ -43,8 +45,9 @@ class Pending(NamedTuple):
 class Guard:
     """What is known of one compiled model; what it must decide when something fails."""
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: Attempt, hooks: Hooks) -> None:
         self.attempt = attempt
+        self.hooks = hooks
         self.undo: Callable[[], object] = _nothing
         """Takes back what was put into the model's parts."""
         self.eager = False
@@ -127,6 +130,14 @@ class Guard:
         self.eager = True
         self.undo()
 
+    # a hook is new
+
+    def hook_registered(self) -> None:
+        """Somebody has registered a hook since the last call. If the model runs it, its code is compiled again."""
+        found = self.hooks.noticed()
+        if found and not (self.watchful or self.trial):  # else nothing has been compiled without it
+            self._log("hooks_changed", "call", None, found)
+
     # a call ends
 
     def settle(self) -> None:
@@ -200,19 +211,29 @@ class Guard:
 
 
 def guarded(
-    guard: Guard, compiled: Callable[..., Any], eager: Callable[..., Any], part: bool = False
+    guard: Guard, make_compiled: Callable[[], Callable[..., Any]], eager: Callable[..., Any], part: bool = False
 ) -> Callable[..., Any]:
-    """Return what calls ``compiled`` under a guard, and ``eager`` when that has failed or while torch traces.
+    """Return what calls ``make_compiled()`` under a guard, and ``eager`` when that has failed or while torch traces.
 
-    ``part``: whether anything was compiled is asked of the whole model's call.
+    It is made anew where a new hook asks for it. ``part``: whether anything was compiled is asked of the whole model's
+    call.
     """
     # is_compiling() is two calls in Python; this is one, and torch's own flag for export (torch 2.8 to 2.15).
     traced, compiler, is_grad_enabled = torch.compiler.is_dynamo_compiling, torch.compiler, torch.is_grad_enabled
-    outstanding = guard.outstanding
+    outstanding, hooks, handles = guard.outstanding, guard.hooks, RemovableHandle
+    compiled = make_compiled()
+
+    def renew() -> None:
+        nonlocal compiled
+        compiled = make_compiled()
+
+    hooks.on_change(renew)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if guard.eager or traced() or compiler._is_compiling_flag:
             return eager(*args, **kwargs)
+        if handles.next_id != hooks.seen:
+            guard.hook_registered()
         if guard.watchful or outstanding.count or saving(True) is not None or (
             not is_grad_enabled() and need_gradient(args, kwargs)
         ):

@@ -24,10 +24,15 @@ __all__ = ["Backend"]
 
 
 class Backend:
-    """``inner`` with a guard; two of them are one to Dynamo if their backends are, so that they share compiled code."""
+    """``inner`` with a guard.
+
+    Two of them are one to Dynamo, so that they share compiled code, if their backends are one and what their code
+    takes for granted about hooks is the same.
+    """
 
     def __init__(self, inner: Callable[..., Any], guard: Guard) -> None:
         self.inner = inner
+        self.hook_guards = guard.hooks.guards
         self.guard = weakref.ref(guard)  # Dynamo's caches live longer than a model
         # Copied, for the frame evaluator asks backends for attributes in places where no Python code may run.
         for name in _ASKED:
@@ -46,7 +51,8 @@ class Backend:
         return _run_of(_Graph(_written(compiled), kept, self.guard))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Backend) and bool(self.inner == other.inner)
+        return (isinstance(other, Backend) and bool(self.inner == other.inner)
+                and self.hook_guards == other.hook_guards)
 
     def __hash__(self) -> int:
         return hash(Backend)  # torch's own backends have no hash

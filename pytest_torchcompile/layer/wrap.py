@@ -15,11 +15,13 @@ from torch import nn
 
 from pytest_torchcompile.errors import CompileFailed
 from pytest_torchcompile.layer.attempts import Attempt, headline
+from pytest_torchcompile.layer.behind import modules_of
 from pytest_torchcompile.layer.blocks import inner_blocks
 from pytest_torchcompile.layer.config import CompileConfig
-from pytest_torchcompile.layer.dynamo import Compiled, backend_of, context, frame_of, sizes_seen
+from pytest_torchcompile.layer.dynamo import Compiled, backend_of, context, frame_of, is_inlined, sizes_seen
 from pytest_torchcompile.layer.fallback import Guard, guarded
 from pytest_torchcompile.layer.graphs import Backend
+from pytest_torchcompile.layer.hooks import Hooks
 from pytest_torchcompile.layer.selective import Selection
 from pytest_torchcompile.layer.smoketest import CompileSmoketest, SmoketestResult
 from pytest_torchcompile.layer.together import Elsewhere, Together
@@ -103,15 +105,24 @@ def _make(model: Any, attempt: Attempt, settings: dict[str, Any], selection: Sel
     inner = backend_of(settings)
     if inner is None:
         return None
-    guard, entries = Guard(attempt), Compiled()
-    around = context(Backend(inner, guard), settings, guard, entries)
+    hooks = Hooks(lambda: _traced_modules(model, selection))
+    guard, entries = Guard(attempt, hooks), Compiled()
+
+    def compiling(frame: Callable[..., Any]) -> Callable[..., Any]:
+        return context(Backend(inner, guard), settings, guard, entries)(frame)  # type: ignore[no-any-return]
+
     if selection is None:
-        call = guarded(guard, around(model), model)
+        call = guarded(guard, lambda: compiling(model), model)
         return _Made(functools.wraps(model)(call), guard, entries)
-    guard.undo = selection.put(lambda part: guarded(
-        guard, around(frame_of(part, part._call_impl)), part._call_impl, part=True))
-    whole = around(frame_of(model, model.__call__)) if selection.whole else model
-    call = guarded(guard, whole, model)
+
+    def put_guard(part: Any) -> Callable[..., Any]:
+        return guarded(guard, lambda: compiling(frame_of(part, part._call_impl)), part._call_impl, part=True)
+
+    def make_whole() -> Callable[..., Any]:
+        return compiling(frame_of(model, model.__call__)) if selection.whole else model
+
+    guard.undo = selection.put(put_guard)
+    call = guarded(guard, make_whole, model)
 
     def again(copied: Any) -> Any:
         return copied if guard.eager else maybe_compile(copied, attempt.config, attempt.logger)
@@ -120,6 +131,19 @@ def _make(model: Any, attempt: Attempt, settings: dict[str, Any], selection: Sel
         return _unpickled, (model, attempt.config, attempt.logger, guard.eager)
 
     return _Made(twin_of(model, call, again, recipe, guard.drop), guard, entries)
+
+
+def _traced_modules(model: Any, selection: Selection | None) -> list[tuple[str, nn.Module]]:
+    """The modules whose hooks Dynamo traces, by name: all inside of what is compiled, and itself where that is inlined.
+
+    Where only its ``forward`` is compiled, a module's own hooks run eagerly around that.
+    """
+    if selection is None:
+        return [named for module in modules_of(model) for named in module.named_modules()]
+    compiled = {id(part): part for part in ([model] if selection.whole else selection.compiled)}
+    names = {id(module): name for name, module in model.named_modules()}
+    inside = {id(module): module for part in compiled.values() for module in part.modules()}
+    return [(names.get(i, ""), module) for i, module in inside.items() if i not in compiled or is_inlined(module)]
 
 
 def _unpickled(model: Any, cfg: CompileConfig, logger: Any, eager: bool) -> Any:

@@ -1,0 +1,114 @@
+"""Hooks of a compiled model's modules: a new one is noticed at the next call, by one number.
+
+Dynamo traces the hooks that a module has, and by default puts no guard on a module that has none
+(``torch._dynamo.config.skip_nnmodule_hook_guards``): a hook that is registered later is silently left out. A guard on
+each module costs 0.3 microseconds at every call. So there is none at first: torch numbers all hooks of the process in
+one row, and as long as that number stands still, no hook is new. Where a new one belongs to the model, its code is
+compiled again, and from then on with those guards; then Dynamo itself notices every hook that comes or goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["HookGuards", "Hooks", "guards_on_hooks"]
+
+_TABLES: Final = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+"""Where a module keeps its hooks, by the number of their handle (torch/nn/modules/module.py, torch 2.8 to 2.15)."""
+_GLOBAL_TABLES: Final = tuple("_global" + name for name in _TABLES)
+"""Where hooks for every module of the process are kept. Dynamo puts no guard on them, whatever it is told."""
+
+
+@dataclass(frozen=True)
+class HookGuards:
+    """What compiled code checks or takes for granted about hooks; code is shared only where this is equal."""
+
+    each_module: bool = False
+    """Every module without hooks is guarded to have none."""
+    latest_global: int = -1
+    """The number of the latest hook for all modules that was there when the code was traced."""
+
+
+class Hooks:
+    """The hooks of the modules that are traced into one compiled model."""
+
+    def __init__(self, modules: Callable[[], Sequence[tuple[str, nn.Module]]]) -> None:
+        """``modules`` lists the traced modules by name, whenever it is asked."""
+        self._modules = modules
+        self._known: Sequence[tuple[str, nn.Module]] | None = None
+        self._renewals: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+        self.seen = RemovableHandle.next_id
+        """The number that the next hook of the process had when this was last asked."""
+        self.guards = HookGuards(any(table for _, table in self._tables()), _latest_global())
+        # A code object's compiled entries are shared by equal models. One that has hooks must not use an entry that
+        # was made for one without, so it begins with the guards.
+
+    def look_again(self) -> None:
+        """Code was compiled, perhaps for modules that were not there before."""
+        self._known = None
+
+    def on_change(self, renew: Callable[[], object]) -> None:
+        """Call ``renew`` when code has to be compiled again, with other :attr:`guards`."""
+        self._renewals.append(renew)
+
+    def noticed(self) -> str:
+        """Called when hooks were registered somewhere: the new one that traced modules run, in words, or ''."""
+        with self._lock:
+            before, self.seen = self.seen, RemovableHandle.next_id
+            found = self._new_hook(before)
+            if not found:
+                return ""
+            guards = HookGuards(True, max(self.guards.latest_global, _latest_global()))
+            if guards == self.guards:  # Dynamo's own guards notice it
+                return ""
+            self.guards = guards
+            for renew in self._renewals:
+                renew()
+            return found
+
+    def _new_hook(self, before: int) -> str:
+        for where, table in self._tables():
+            for number, hook in table.items():
+                if isinstance(number, int) and number >= before:
+                    name = getattr(hook, "__qualname__", type(hook).__name__)
+                    return f"the hook {name} is new on {where}"
+        return ""
+
+    def _tables(self) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+        if self._known is None:
+            self._known = self._modules()
+        for name, module in self._known:
+            own = vars(module)
+            for kind in _TABLES:
+                table = own.get(kind)
+                if table:
+                    yield f"{name or 'the model'} ({type(module).__name__})", table
+        for kind in _GLOBAL_TABLES:
+            yield "every module of the process", getattr(nn.modules.module, kind, {})
+
+
+def _latest_global() -> int:
+    numbers = [number for kind in _GLOBAL_TABLES for number in getattr(nn.modules.module, kind, {})]
+    return max(numbers, default=-1)
+
+
+@contextlib.contextmanager
+def guards_on_hooks() -> Iterator[None]:
+    """Inside of it Dynamo compiles guards on modules without hooks too.
+
+    ``torch._dynamo.config.skip_nnmodule_hook_guards`` and ``convert_frame.compile_lock``, without which two threads
+    could leave each other's setting behind (torch 2.8 to 2.15).
+    """
+    from torch._dynamo import convert_frame
+
+    with convert_frame.compile_lock, torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
+        yield

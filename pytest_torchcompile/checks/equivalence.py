@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.numerics import GRADIENT, judge_leaves, numerics
+from pytest_torchcompile.checks.numerics import GRADIENT, judge_leaves, numerics, remark
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
@@ -33,4 +33,4 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         yield from judge_leaves(section, "output")
 
 
-CHECK = Check("equivalence", measure, judge)
+CHECK = Check("equivalence", measure, judge, remark)

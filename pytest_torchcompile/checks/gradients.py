@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.numerics import GRADIENT, judge_leaves, judge_zero_gradients, numerics
+from pytest_torchcompile.checks.numerics import GRADIENT, judge_leaves, judge_zero_gradients, numerics, remark
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
@@ -33,4 +33,4 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
                       hint="give the model a loss that depends on its parameters (key `loss` of the model)")
 
 
-CHECK = Check("gradients", measure, judge)
+CHECK = Check("gradients", measure, judge, remark)

@@ -15,7 +15,7 @@ from pytest_torchcompile.oracle.stages import explained
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["GRADIENT", "judge_leaves", "judge_zero_gradients", "located", "numerics"]
+__all__ = ["GRADIENT", "judge_leaves", "judge_zero_gradients", "located", "numerics", "remark"]
 
 GRADIENT = "gradient of "
 """How the oracle names the leaves that are the check `gradients`'."""
@@ -41,6 +41,17 @@ def numerics(run: Trial, leaves: list[tuple[str, Leaf]]) -> dict[str, Any]:
         "inexact": len(inexact),
         "leaves": [{"call": label, **leaf.to_dict()} for label, leaf in inexact[:KEPT]],
     }
+
+
+def remark(section: Mapping[str, Any]) -> str:
+    """How many values were decided, where some were not, and how many gradients are zeros in place of None."""
+    found = []
+    decided, undecided = section.get("compared", 0), section.get("undecided", 0)
+    if undecided:
+        found.append(f"{decided} of {decided + undecided} values were decided")
+    if zeros := section.get("zero_gradients"):
+        found.append(f"{len(zeros)} gradient(s) are zeros where eager has none")
+    return "; ".join(found)
 
 
 def judge_zero_gradients(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:

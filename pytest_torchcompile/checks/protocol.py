@@ -23,6 +23,8 @@ class Check:
     """Runs in the rank process: what was seen, as JSON-able data. Judges nothing."""
     judge: Callable[[Mapping[str, Any], Mapping[str, float]], Iterable[Problem]]
     """(section, limits) -> problems. Pure, without torch: a stored section can be judged again."""
+    remark: Callable[[Mapping[str, Any]], str] = lambda section: ""
+    """What is worth knowing of a section without problems, in one line; as pure."""
 
 
 def unjudged(section: Mapping[str, Any]) -> list[Problem]:

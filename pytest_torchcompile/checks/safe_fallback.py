@@ -55,16 +55,25 @@ def measure(run: Run) -> dict[str, Any]:
 def _differences(run: Run, side: Side, call: Callable[..., Any], fallen: Callable[..., Any]) -> Iterator[str]:
     """What one call of the model gives otherwise when it falls back, in one line each."""
     from pytest_torchcompile.layer.preserve import Kept
-    from pytest_torchcompile.oracle import Reference, compare, record
+    from pytest_torchcompile.oracle import compare, record
+    from pytest_torchcompile.oracle.leaf import NOTED
     from pytest_torchcompile.oracle.limits import Limits, problem
+    from pytest_torchcompile.oracle.repetition import FAR, Repeated
 
     side.restore()
-    recordings, kept = [], Kept(side.module)
-    for each in (call, fallen):
+    kept = Kept(side.module)
+
+    def recorded(each: Callable[..., Any]) -> Any:
         kept.restore()
-        recordings.append(record(each, side.module, run.calls[0].batch, loss=run.loss, train=run.train, seed=run.seed))
-    for leaf in compare(recordings[0], recordings[1], Reference(recordings[0])):
-        if not leaf.bitwise:
+        return record(each, side.module, run.calls[0].batch, loss=run.loss, train=run.train, seed=run.seed)
+
+    eager = recorded(call)
+    repeated = Repeated(eager, lambda: recorded(call))
+    for leaf in compare(eager, fallen_back := recorded(fallen), repeated):
+        if leaf.bitwise or leaf.kind in NOTED:
+            continue
+        # Where eager does not repeat itself the fallback need not repeat it either.
+        if leaf.message or repeated.distance(leaf.name, fallen_back) > FAR:
             yield problem(leaf, Limits(0, 0, 0)) or f"{leaf.name}: differs"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.numerics import judge_leaves, numerics
+from pytest_torchcompile.checks.numerics import judge_leaves, numerics, remark
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
@@ -42,4 +42,4 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     yield from judge_leaves(section, "step")
 
 
-CHECK = Check("training_steps", measure, judge)
+CHECK = Check("training_steps", measure, judge, remark)

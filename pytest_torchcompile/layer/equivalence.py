@@ -27,7 +27,7 @@ from pytest_torchcompile.oracle.calls import Call, Side
 from pytest_torchcompile.oracle.findings import Finding, findings, headline
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.localisation import located
-from pytest_torchcompile.oracle.notes import notes, vacuous
+from pytest_torchcompile.oracle.notes import notes, vacuous, wavering
 from pytest_torchcompile.oracle.stages import explained
 from pytest_torchcompile.oracle.state import StateSnapshot
 from pytest_torchcompile.oracle.trial import Trial, same_random_draws
@@ -231,7 +231,7 @@ def _proof(trial: Trial) -> Iterator[Finding]:
         if not any(passed.graphs or passed.raised for passed in made):
             yield Finding("vacuous", call.label, f"{call.label} ran without any compiled graph")
     if why := vacuous(trial.leaves):
-        yield Finding("vacuous", "values", why)
+        yield Finding("nondeterministic" if wavering(trial.leaves) else "vacuous", "values", why)
     gradients = [leaf for _, leaf in trial.leaves if leaf.kind == "gradient"]
     if gradients and not any(passed.gradients for passed in trial.passed):
         yield Finding("vacuous", "gradients", "every gradient is zero, NaN or infinite, eager and compiled: their "

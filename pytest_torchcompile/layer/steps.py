@@ -24,7 +24,7 @@ from pytest_torchcompile.layer.gradients import Gradients
 from pytest_torchcompile.layer.numbers import finite, said, usable
 from pytest_torchcompile.layer.preserve import Kept
 from pytest_torchcompile.layer.together import Together
-from pytest_torchcompile.oracle import Fault, Recording, Reference, Tape, compare, problem, record, reference
+from pytest_torchcompile.oracle import Fault, Recording, Reference, Tape, compare, note, problem, record, reference
 from pytest_torchcompile.oracle.bits import same_bits
 from pytest_torchcompile.oracle.held import Held, later
 from pytest_torchcompile.oracle.leaf import Leaf
@@ -309,7 +309,7 @@ class Steps:
         doubts: dict[str, str] = {}
         wrong = []
         for leaf in compare(eager, compiled, expected):
-            text = problem(leaf)
+            text = problem(leaf) or (note(leaf) if leaf.kind == "nondeterministic" else None)
             if text is None or leaf.kind in _UNASKED:
                 continue
             if leaf.kind in _VALUES and (random or leaf.kind == "nondeterministic"):

@@ -16,6 +16,7 @@ from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.limits import Limits, problem
 from pytest_torchcompile.oracle.properties import ABSENT, attributes, errors, plain, properties
 from pytest_torchcompile.oracle.recording import Item, Recording
+from pytest_torchcompile.oracle.repetition import FAR, distance
 from pytest_torchcompile.oracle.training import role_of
 
 __all__ = ["compare"]
@@ -75,8 +76,17 @@ class _Values:
         while (problem(leaf, self._limits) is not None or self._hasty(leaf)) and self._reference().more():
             leaf = self._judged(name, kind, mine, found)
         if self._wavers(name, kind, mine):
-            return replace(leaf, kind="nondeterministic", message=_WAVERS)
+            return self._wavering(leaf, mine, found)
         return leaf
+
+    def _wavering(self, leaf: Leaf, mine: Any, found: Any) -> Leaf:
+        """Undecidable, unless compiled is far outside of what eager's own runs differ by."""
+        runs = [again.value for twin in self._reference().twins() if (again := _item(twin, leaf.name)) is not None]
+        far = distance(found, [mine, *runs])
+        if far <= FAR:
+            return replace(leaf, kind="nondeterministic", message=_WAVERS)
+        text = f"is {far:.3g} times as far from the nearest of {len(runs) + 1} eager runs as these are apart"
+        return replace(leaf, message=f"{text} (limit {FAR:g}; eager does not repeat itself)")
 
     def settled(self, leaves: list[Leaf], again: Callable[[Recording], Iterable[Leaf]]) -> list[Leaf]:
         """Leaves about properties, where ``again`` compares eager with a second eager run: what differs there too is
@@ -165,6 +175,11 @@ def _pairs(eager: Recording, compiled: Recording) -> dict[str, tuple[str, Item, 
             continue  # said once, about the loss
         pairs[name] = (kind, one, other)
     return pairs
+
+
+def _item(recording: Recording, name: str) -> Item | None:
+    found = _items(recording).get(name)
+    return None if found is None else found[1]
 
 
 def _items(recording: Recording) -> dict[str, tuple[str, Item]]:

@@ -54,6 +54,10 @@ class Reference:
         """A second eager run from the same state and seed: what differs is not deterministic."""
         return self._recording
 
+    def twins(self) -> list[Recording]:
+        """Several of them; of a recording that nobody can repeat just itself."""
+        return [self.twin()]
+
     def repeats(self, name: str) -> bool:
         """Whether a second float64 run gives this leaf again, up to rounding: then only rounding wavers."""
         return False

@@ -16,7 +16,7 @@ KINDS: Final = (
 )  # fmt: skip
 """What a leaf can be about; a leaf whose values agree has the kind of its role."""
 
-NOTED: Final = frozenset({"zero_gradient"})
+NOTED: Final = frozenset({"nondeterministic", "zero_gradient"})
 """Kinds that are told and fail nothing by themselves."""
 
 
@@ -63,7 +63,9 @@ class Leaf:
 
     @property
     def decided(self) -> bool:
-        """Whether the comparison could have failed: not if noise is as large as all of the values."""
+        """Whether the comparison could have failed: not if eager wavers, or noise is as large as all of the values."""
+        if self.kind == "nondeterministic":
+            return False
         return self.bitwise or bool(self.message) or self.blind < self.numel
 
     @property

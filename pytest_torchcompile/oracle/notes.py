@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.limits import note
 
-__all__ = ["notes", "vacuous"]
+__all__ = ["notes", "vacuous", "wavering"]
 
-_VALUES = frozenset({"value", "gradient", "buffer", "mutation"})
+_VALUES = frozenset({"value", "gradient", "buffer", "mutation", "nondeterministic"})
 _KINDS = {
     "float32": "measured from a float32 run, not from a float64 one",
     "float64-inputs": "noise was drawn on parameters and inputs, not at every operator",
@@ -40,7 +40,15 @@ def vacuous(leaves: Sequence[tuple[str, Leaf]]) -> str | None:
     values = [leaf for _, leaf in leaves if leaf.kind in _VALUES and leaf.numel]
     if not values or any(leaf.decided for leaf in values):
         return None
+    if wavering(leaves):
+        return f"eager does not repeat itself: two runs differ by more than rounding in all {len(values)} values"
     return f"all {len(values)} values are nothing but rounding noise, so that any others would have passed too"
+
+
+def wavering(leaves: Sequence[tuple[str, Leaf]]) -> bool:
+    """Whether eager does not repeat itself in any value that was compared."""
+    values = [leaf for _, leaf in leaves if leaf.kind in _VALUES and leaf.numel]
+    return bool(values) and all(leaf.kind == "nondeterministic" for leaf in values)
 
 
 def _calls(labels: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.precision import input_units
 from pytest_torchcompile.oracle.program import Program
 from pytest_torchcompile.oracle.recording import Fault, Recording
+from pytest_torchcompile.oracle.repetition import RUNS
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.units import FLOAT32_UNIT, unit_of
 
@@ -69,6 +70,7 @@ class _Runs(Reference):
         self.estimates = {}
         self._dice = Dice(program.seed + 1000)
         self._twin: Recording | None = None
+        self._twins: list[Recording] = []
         self._refused: Fault | None = None
         self._again: dict[str, Any] | None = None
         reasons = []
@@ -122,6 +124,12 @@ class _Runs(Reference):
         if self._twin is None:
             self._twin = self.program.eager()
         return self._twin
+
+    def twins(self) -> list[Recording]:
+        """The second eager run and :data:`RUNS` further ones; made when somebody asks."""
+        if not self._twins:
+            self._twins = [self.twin(), *(self.program.eager() for _ in range(RUNS))]
+        return self._twins
 
     def repeats(self, name: str) -> bool:
         """Run the exact program once more; made when somebody asks."""

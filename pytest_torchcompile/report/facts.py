@@ -118,7 +118,7 @@ class Facts:
     @property
     def note(self) -> str:
         """Why a cell without problems has the status it has: of a skip or an expected failure."""
-        return next((v.note for v in self.verdicts if v.note), "")
+        return next((v.note for v in self.verdicts if v.note and v.verdict != "pass"), "")
 
     @cached_property
     def compiles(self) -> list[Compile]:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from pytest_torchcompile import CompileConfig, compare
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.checks import safe_fallback
+from pytest_torchcompile.checks.numerics import judge_leaves, numerics, remark
+from pytest_torchcompile.models import ModelEntry
+from pytest_torchcompile.observation import Job, Observation
+from pytest_torchcompile.oracle.chances import chances, compare_chances
 from pytest_torchcompile.oracle.limits import note, problem
 from pytest_torchcompile.oracle.properties import attributes, properties
 from pytest_torchcompile.oracle.recording import Item, Recording
+from pytest_torchcompile.runner import run_cell
+from pytest_torchcompile.verdicts import judge
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
@@ -70,3 +84,149 @@ def test_a_long_structure_is_told_by_its_first_difference():
     assert problem(short) == "output structure: eager returned (*, *), compiled [*, *]"
 
 
+
+
+CALLS = itertools.count()
+
+
+@torch.library.custom_op("pytest_torchcompile_tests::atomics", mutates_args=())
+def atomics(x: torch.Tensor) -> torch.Tensor:
+    """The identity but for one rounding, in two calls of three: as sums that a GPU adds up in any order."""
+    return x * (1 + (next(CALLS) % 3 - 1) * torch.finfo(x.dtype).eps)
+
+
+@atomics.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+atomics.register_autograd(lambda ctx, gradient: atomics(gradient))
+
+
+class Atomics(nn.Module):
+    """A layer whose results and gradients never repeat bit by bit, nor by more than rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x):
+        return atomics(self.down(torch.tanh(atomics(self.up(x)))))
+
+
+class KeyBias(nn.Module):
+    """Attention: the gradient of the keys' bias is 0 in exact arithmetic, so that all of it is rounding."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        scores = atomics(self.q(x) @ self.k(x).mT)
+        return atomics(scores.softmax(-1) @ self.v(x))
+
+
+class Wavers(nn.Module):
+    """Eager does not repeat itself by far; a part of it does."""
+
+    def __init__(self):
+        super().__init__()
+        self.steady = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return {"wavers": x * entropy(x.detach()), "steady": self.steady(x)}
+
+
+ENTROPY = random.Random(0)
+
+
+@torch.library.custom_op("pytest_torchcompile_tests::entropy", mutates_args=())
+def entropy(x: torch.Tensor) -> torch.Tensor:
+    """A number around 1, another one in each call."""
+    return x.new_full((1,), ENTROPY.uniform(0.9, 1.1))
+
+
+@entropy.register_fake
+def _(x):
+    return x.new_empty((1,))
+
+
+def scaled_outputs(factor):
+    """A backend that multiplies what waves by a factor."""
+
+    def backend(graph, example):
+        return lambda *inputs: [y * factor if y.shape == (4, 6) and i == 0 else y
+                                for i, y in enumerate(graph(*inputs))]
+
+    return CompileConfig(enabled=True, backend=backend)
+
+
+def test_what_eager_does_not_repeat_is_undecided():
+    """A note and a count, no failure; what does repeat is judged as ever."""
+    found = compare(Wavers(), [torch.randn(4, 6)], CompileConfig(enabled=True, backend="eager"), train=False)
+    assert found.ok, str(found)
+    undecided = {leaf.name for _, leaf in found.leaves if leaf.kind == "nondeterministic"}
+    assert "output['wavers']" in undecided
+    assert "output['steady']" not in undecided
+    assert any("two eager runs from one state and seed differ by more than rounding" in text for text in found.notes)
+    section = numerics(SimpleNamespace(compiled=SimpleNamespace(error=None)), list(found.leaves))
+    assert section["undecided"] >= 3
+    assert list(judge_leaves(section, "output")) == []
+    assert remark(section) == f"{section['compared']} of {len(found.leaves)} values were decided"
+
+
+def test_what_is_far_from_every_eager_run_stays_wrong():
+    """Not repeating excuses what eager's own runs differ by, not a factor of 50."""
+    found = compare(Wavers(), [torch.randn(4, 6)], scaled_outputs(50.0), train=False, locate=False)
+    wrong = {problem.where: problem.message for problem in found.problems}
+    assert "times as far from the nearest of 6 eager runs as these are apart (limit 16" in wrong["output['wavers']"]
+
+
+def test_a_gradient_of_nothing_but_rounding_that_does_not_repeat():
+    """Nothing can be said of it, so nobody is blamed; in steps of training neither."""
+    torch.manual_seed(0)
+    found = compare(KeyBias(), [torch.randn(2, 5, 8)], CompileConfig(enabled=True, backend="aot_eager"), steps=3)
+    assert found.ok, str(found)
+
+
+def cell_of(model, inputs, *checks):
+    """What the checks say of a cell of a model and inputs of this file."""
+    entry = ModelEntry("model", f"{__name__}:{model.__name__}", f"{__name__}:{inputs.__name__}")
+    job = Job(Cell(model="model", backend="aot_eager").to_dict(), entry.to_dict(), str(Path.cwd()), checks)
+    seen, _ = run_cell(job)
+    assert seen["failure"] is None, seen["failure"]
+    return judge(Observation.from_dict(seen), checks, {})
+
+
+def rows():
+    return torch.randn(4, 6)
+
+
+def test_a_fallback_need_not_repeat_what_eager_does_not():
+    """The check safe_fallback asks first whether eager's gradients repeat bit by bit."""
+    (found,) = cell_of(Atomics, rows, "safe_fallback").values()
+    assert found.verdict == "pass", found.problems
+
+
+def test_a_fallback_that_is_wrong_is_still_seen():
+    """Where eager wavers by rounding a thousandth is no rounding."""
+    module, batch = Atomics(), Batch.of(rows())
+    side = SimpleNamespace(module=module, restore=lambda: None)
+    run = SimpleNamespace(calls=[SimpleNamespace(batch=batch)], loss=None, train=True, seed=0)
+    assert list(safe_fallback._differences(run, side, module, module)) == []
+    wrong = list(safe_fallback._differences(run, side, module, lambda x: module(x) * 1.001))
+    assert any(text.startswith("output: error is") for text in wrong)
+    exact = nn.Linear(6, 6)
+    side = SimpleNamespace(module=exact, restore=lambda: None)
+    wrong = list(safe_fallback._differences(run, side, exact, lambda x: exact(x) * (1 + 2**-23)))
+    assert any(text.startswith("output: error is") for text in wrong), "where eager repeats itself one bit is too much"
+
+
+def test_random_draws_that_repeat_but_for_rounding_obey_the_seed():
+    """The check randomness takes another order of summation for the same numbers, and another draw for others."""
+    def repeats(dropout):
+        model = nn.Sequential(Atomics(), dropout)
+        return compare_chances(*(chances(model, model, Batch.of(rows()), seeds=8) for _ in range(2)))
+
+    seeds = [leaf for leaf in repeats(nn.Dropout(0.5)) if leaf.name == "seeds"]
+    assert seeds[0].message == ""

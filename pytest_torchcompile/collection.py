@@ -19,14 +19,14 @@ from pytest_torchcompile.observation import Judgement
 from pytest_torchcompile.ranks import Zygote
 from pytest_torchcompile.report.comparison import comparison
 from pytest_torchcompile.report.journal import Journal, replace
+from pytest_torchcompile.report.jsonfile import save_whole
 from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.report.reproduction import file_name, reproducible, reproduction
-from pytest_torchcompile.report.seal import sealed
-from pytest_torchcompile.report.strictjson import dumps
 from pytest_torchcompile.report.terminal import failure_text, header, summary
 from pytest_torchcompile.selection import refuse_idle, refuse_unknown
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.shards import shard
+from pytest_torchcompile.testlane import report_tests
 from pytest_torchcompile.torchrun import Torchrun, own_file
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
@@ -258,7 +258,7 @@ class MatrixSession:
             if not hasattr(self.config, "_json_report"):  # -p no:pytest_jsonreport: our block alone
                 self.journal.write(own_file(self.config.rootpath, self.torchrun, REPORT_FILE))
             else:
-                _save_whole(self.config)
+                save_whole(self.config)
         result = yield
         if not self.is_worker and not self.config.option.collectonly and self._unsaved():
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
@@ -330,12 +330,6 @@ SESSION = pytest.StashKey[MatrixSession]()
 ZYGOTE = "compile_zygote"
 
 
-def _save_whole(config: pytest.Config) -> None:
-    """Have pytest-json-report write its file at once: it writes it bit by bit, and a kill would leave a part of it."""
-    plugin, indent = config._json_report, config.option.json_report_indent  # type: ignore[attr-defined]
-    plugin.save_report = lambda path: replace(Path(path), sealed(dumps(plugin.report, indent)))
-
-
 def _distributed(config: pytest.Config) -> bool:
     return bool(config.getoption("tx", None))
 
@@ -358,6 +352,8 @@ def start(config: pytest.Config, settings: Settings) -> None:
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         shutil.rmtree(config.rootpath / REPRODUCTIONS, ignore_errors=True)  # of an earlier run
     config.pluginmanager.register(session, "compile-matrix")
+    if not config.option.collectonly:
+        report_tests(config, session.journal)
 
 
 def _baseline(config: pytest.Config, settings: Settings) -> Report:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from pytest_torchcompile.instruments import explain
@@ -14,10 +15,60 @@ from pytest_torchcompile.markers import Limits
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pytest_torchcompile.instruments.watch import Awaited
     from pytest_torchcompile.layer.shapes import ShapeStabilizer
 
-__all__ = ["GraphBreaks", "RecompileCounter", "ShapeBuckets", "judge", "never_ran", "ran_eagerly"]
+__all__ = ["Evidence", "GraphBreaks", "HeaviestSequence", "ModelCalls", "RecompileCounter", "ShapeBuckets", "judge",
+           "never_ran", "ran_eagerly"]
+
+
+@dataclass(frozen=True)
+class ModelCalls:
+    """Of the model that ``compiled_model`` compiled: was it called, and did a compiled graph run in its calls?"""
+
+    called: bool
+    ran: bool
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a test is judged by, beside what its own body says: in the run, and again from the report."""
+
+    ledger: Ledger
+    limits: Limits | None
+    """Of its markers; None where it has none."""
+    must_run: bool
+    """Does a test in which no compiled graph ran go over its limits?"""
+    asks_model: bool
+    """Does it take ``compiled_model`` itself, so that it has to run it?"""
+    model: ModelCalls | None
+    """None where any graph will do: see :func:`never_ran`."""
+
+    def problem(self) -> str:
+        """Why the test can't pass, whatever its body says; empty where it can."""
+        asks = self.asks_model
+        if self.limits is not None:
+            if problems := judge(self.limits, self.ledger, self.must_run):
+                return "compile_limits: " + "\n\n".join(problems)
+            # Whoever allows eager frames may mean all of the model.
+            asks = asks and not (self.limits.eager_frames and self.ledger.eager_frames)
+        return never_ran(self.ledger, self.model) if asks else ""
+
+
+class HeaviestSequence:
+    """Of the sequences of a fuzzed test the one that compiled most: its ledger is what the report holds."""
+
+    def __init__(self) -> None:
+        self.sequences = 0
+        self.ledger: Ledger | None = None
+        """A copy: the test's own is emptied before each sequence."""
+        self._weight: tuple[int, ...] = ()
+
+    def note(self, ledger: Ledger) -> None:
+        """A sequence has passed."""
+        self.sequences += 1
+        weight = (len(ledger.recompiles), len(ledger.graph_breaks), len(ledger.eager_frames), len(ledger.compiles))
+        if self.ledger is None or weight > self._weight:
+            self.ledger, self._weight = Ledger.from_dict(ledger.to_dict()), weight
 
 
 class RecompileCounter:
@@ -164,15 +215,15 @@ def judge(limits: Limits, ledger: Ledger, must_run: bool) -> list[str]:
     return problems + _lost(ledger)
 
 
-def never_ran(ledger: Ledger, awaited: Awaited | None) -> str:
+def never_ran(ledger: Ledger, model: ModelCalls | None) -> str:
     """Why a test that asked for a compiled model proves nothing about it; empty where it may.
 
-    A call that raised is what a test may be about. ``awaited``: what is known of calls of that very model; None where
+    A call that raised is what a test may be about. ``model``: what is known of calls of that very model; None where
     a wrapper of the user's may have made anything of it, and any graph will do.
     """
-    if ((awaited is None or awaited.ran) and _runs(ledger)) or ledger.raised or ledger.failures:
+    if ((model is None or model.ran) and _runs(ledger)) or ledger.raised or ledger.failures:
         return ""
-    if awaited and awaited.called and _runs(ledger):
+    if model and model.called and _runs(ledger):
         return "compiled_model was called, but nothing of it ran compiled: no graph ran in its calls" + _eagerly(ledger)
     if ledger.eager_frames and not _runs(ledger):
         return "compiled_model was called, but nothing of it ran compiled: no graph ran in this test" + _eagerly(ledger)

@@ -14,12 +14,23 @@ import torch
 
 from pytest_torchcompile.subject import compiler
 
-__all__ = ["environment"]
+__all__ = ["environment", "own_environment"]
 
 
 @functools.lru_cache(maxsize=1)
 def environment() -> dict[str, Any]:
     """Versions and devices, as plain data. No environment variables: they may hold secrets."""
+    return {**_versions(), "devices": _devices()}
+
+
+def own_environment() -> dict[str, Any]:
+    """The same of a process of the user's. A GPU that nothing in it has touched is not touched to ask for its name."""
+    touched: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return {**_versions(), "devices": _devices() if touched else ["cpu"]}
+
+
+@functools.lru_cache(maxsize=1)
+def _versions() -> dict[str, Any]:
     return {
         "torch": str(torch.__version__),
         "torch_git": getattr(torch.version, "git_version", None),
@@ -31,7 +42,6 @@ def environment() -> dict[str, Any]:
         "compiler": _compiler(),
         "cuda": torch.version.cuda,
         "driver": _driver(),
-        "devices": _devices(),
     }
 
 

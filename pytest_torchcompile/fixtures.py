@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.counters import GraphBreaks, RecompileCounter, ShapeBuckets
+    from pytest_torchcompile.counters import Evidence, GraphBreaks, HeaviestSequence, RecompileCounter, ShapeBuckets
     from pytest_torchcompile.fuzz.options import FuzzOptions
     from pytest_torchcompile.instruments import Ledger
     from pytest_torchcompile.instruments.watch import Awaited
@@ -151,11 +151,13 @@ def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
 
 
 @pytest.fixture
-def _compile_fuzz(request: pytest.FixtureRequest) -> tuple[FuzzOptions, Limits | None]:
-    """What ``compile_shapes`` must know: the options of fuzzing, and the test's limits."""
+def _compile_fuzz(request: pytest.FixtureRequest) -> tuple[FuzzOptions, Limits | None, HeaviestSequence]:
+    """What ``compile_shapes`` must know: the options of fuzzing, the test's limits, and where sequences are noted."""
+    from pytest_torchcompile.counters import HeaviestSequence
     from pytest_torchcompile.plugin import fuzz_options
 
-    return fuzz_options(request.config), _limits(request.node)
+    request.node.stash[HEAVIEST] = heaviest = HeaviestSequence()
+    return fuzz_options(request.config), _limits(request.node), heaviest
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -229,26 +231,20 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, Any, Any]:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Judge the marker ``compile_limits`` when the test's body has passed, and whether it could prove anything."""
     result = yield
-    limits, counter = _limits(item), item.stash.get(_COUNTER, None)
+    counter = item.stash.get(_COUNTER, None)
     if counter is not None and counter.unused:
         pytest.fail(f"recompile_counter.{counter.unused[0]} was called without `with`, so it checked nothing; write "
                     f"`with recompile_counter.{counter.unused[0]}:` around the calls", pytrace=False)
-    if limits is None and _LEDGER not in item.stash:
+    evidence = gather_evidence(item)
+    if evidence is None:
         return result
-    from pytest_torchcompile.counters import judge, never_ran, ran_eagerly
-
-    ledger, asked = item.stash[_LEDGER], _takes(item, "compiled_model")
-    if limits is not None:
-        # A marker on a whole class may well stand on tests that compile nothing.
-        own = any(mark.name == "compile_limits" for mark in item.own_markers)
-        must_run = own or "compiled_model" in getattr(item, "fixturenames", ())
-        if problems := judge(limits, ledger, must_run):
-            pytest.fail("compile_limits: " + "\n\n".join(problems), pytrace=False)
-        asked = asked and not (limits.eager_frames and ledger.eager_frames)
-    if asked and (problem := never_ran(ledger, item.stash.get(_AWAITED, None))):
+    if problem := evidence.problem():
         pytest.fail(problem, pytrace=False)
-    if limits is None and (text := ran_eagerly(ledger, counter, item.stash.get(_BREAKS, None))):
-        item.warn(RanEagerlyWarning(f"{item.name}: {text}"))
+    if evidence.limits is None:
+        from pytest_torchcompile.counters import ran_eagerly
+
+        if text := ran_eagerly(evidence.ledger, counter, item.stash.get(_BREAKS, None)):
+            item.warn(RanEagerlyWarning(f"{item.name}: {text}"))
     return result
 
 
@@ -267,9 +263,33 @@ _LEDGER = pytest.StashKey["Ledger"]()
 _COUNTER = pytest.StashKey["RecompileCounter"]()
 _BREAKS = pytest.StashKey["GraphBreaks"]()
 _AWAITED: pytest.StashKey[Awaited] = pytest.StashKey()
+HEAVIEST = pytest.StashKey["HeaviestSequence"]()
+"""Of a fuzzed test."""
 _COMPILED = pytest.StashKey[dict[tuple[str, str], str]]()
 """Name and place of each fixture of a wider scope that compiled something in its set-up, to its scope."""
 _OF_WORKERS = pytest.StashKey[dict[str, None]]()
+
+
+def is_watched(item: pytest.Item) -> bool:
+    """Whether the test has a ledger: it takes one of our fixtures, is fuzzed, or has limits."""
+    return _WATCH in getattr(item, "fixturenames", ())
+
+
+def gather_evidence(item: pytest.Item) -> Evidence | None:
+    """What there is to judge a test by; None where its set-up never came to the ledger."""
+    if _LEDGER not in item.stash:
+        return None
+    from pytest_torchcompile.counters import Evidence, ModelCalls
+
+    # A marker on a whole class may well stand on tests that compile nothing.
+    own = any(mark.name == "compile_limits" for mark in getattr(item, "own_markers", ()))
+    awaited = item.stash.get(_AWAITED, None)
+    return Evidence(
+        ledger=item.stash[_LEDGER], limits=_limits(item),
+        must_run=own or "compiled_model" in getattr(item, "fixturenames", ()),
+        asks_model=_takes(item, "compiled_model"),
+        model=None if awaited is None else ModelCalls(awaited.called, awaited.ran),
+    )
 
 
 def _limits(item: pytest.Item) -> Limits | None:

@@ -51,6 +51,10 @@ def pytest_configure(config: pytest.Config) -> None:
                                         "--compile-matrix, or take it off")
         if any(_setting(config, _BY_NAME[name]) != _BY_NAME[name].default for name in _FUZZ):
             fuzz_options(config)  # a bad value is told now, not by the first test that is fuzzed
+        if getattr(config.option, "json_report", False) and not config.option.collectonly:
+            from pytest_torchcompile.testlane import report_tests
+
+            report_tests(config, None)
         return
     _give_back_what_is_no_matrix(config)
     from pytest_torchcompile.collection import start

@@ -18,6 +18,7 @@ from pytest_torchcompile.fuzz.sizes import varying
 from pytest_torchcompile.quantity import count
 
 if TYPE_CHECKING:
+    from pytest_torchcompile.counters import HeaviestSequence
     from pytest_torchcompile.fuzz.search import Examined, Result
     from pytest_torchcompile.instruments import Ledger
     from pytest_torchcompile.markers import Limits
@@ -157,8 +158,8 @@ class Drawn:
         from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
         from pytest_torchcompile.fuzz.search import search
 
-        ledger, (options, limits) = fixtures.pop(WATCH), fixtures.pop(FUZZ)
-        runs = _Runs(self, args, fixtures, ledger, limits)
+        ledger, (options, limits, heaviest) = fixtures.pop(WATCH), fixtures.pop(FUZZ)
+        runs = _Runs(self, args, fixtures, ledger, limits, heaviest)
         for example in self.examples:
             runs.once(example)
         others = runs.parameter_sizes()
@@ -196,12 +197,13 @@ class _Runs:
     """Runs the test over one sequence after another, each from the same state."""
 
     def __init__(self, drawn: Drawn, args: tuple[Any, ...], fixtures: dict[str, Any], ledger: Ledger,
-                 limits: Limits | None) -> None:
+                 limits: Limits | None, heaviest: HeaviestSequence) -> None:
         from torch import nn
 
         from pytest_torchcompile.oracle import StateSnapshot
 
         self.drawn, self.args, self.fixtures, self.ledger, self.limits = drawn, args, fixtures, ledger, limits
+        self.heaviest = heaviest
         self.modules = [value for value in fixtures.values() if isinstance(value, nn.Module)]
         self.snapshots = [StateSnapshot(module) for module in self.modules]
         self.flags = [(part, part.training) for module in self.modules for part in module.modules()]
@@ -243,6 +245,7 @@ class _Runs:
 
             if problems := judge(self.limits, self.ledger, True):
                 raise AssertionError("compile_limits: " + "\n\n".join(problems))
+        self.heaviest.note(self.ledger)
 
     def attempt(self, sequence: Sequence) -> Examined:
         """Run the test over a sequence, for the search."""

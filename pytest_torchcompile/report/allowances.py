@@ -14,6 +14,7 @@ from pytest_torchcompile.report.finding import Finding, Weight, first
 from pytest_torchcompile.report.judged import JudgedCell
 from pytest_torchcompile.report.policy import AllowedFailure, PassRate, Policy
 from pytest_torchcompile.report.skips import skips
+from pytest_torchcompile.report.testrecord import TEST_LANE
 
 __all__ = ["Allowed", "allow", "untold"]
 
@@ -56,12 +57,14 @@ def allow(cells: Sequence[JudgedCell], policy: Policy, today: datetime.date, who
                 allowed.excused[cell.id] = str(policy.allowed_failures[number])
     _entries(allowed, cells, policy, today, whole)
     _pass_rates(allowed, cells, policy)
-    allowed.findings += skips(cells, policy)
+    tests = [cell for cell in cells if cell.lane == TEST_LANE]
+    allowed.findings += skips([cell for cell in cells if cell.lane != TEST_LANE], policy)
+    allowed.findings += skips(tests, policy, "test")
     return allowed
 
 
 def _covers(entry: AllowedFailure, cell: JudgedCell, name: str, check: Mapping[str, Any]) -> bool:
-    return (entry.cells.matches(cell.axes)
+    return (entry.cells.covers(cell)
             and (not entry.checks or name in entry.checks)
             and check["verdict"] in entry.verdicts
             and (not entry.contains or any(entry.contains in f"{p['message']}\n{p['evidence']}"
@@ -82,7 +85,8 @@ def _entries(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy, toda
             hint = "mend it, or give it a new day" if would else "nothing fails so any more: take the entry out"
             allowed.findings.append(Finding("expired", weight, text, tuple(would), hint=hint, **place))
         elif entry.at_most is not None and used > entry.at_most:
-            text = f"{count(used, 'cell fails', 'cells fail')} as {where} allows for {entry.at_most}: {entry}"
+            noun = "test" if entry.cells.tests else "cell"
+            text = f"{count(used, f'{noun} fails', f'{noun}s fail')} as {where} allows for {entry.at_most}: {entry}"
             allowed.findings.append(Finding("allowed_failures", "fail", text, **place))
         elif not used and whole and (unknown := untold(entry, cells)):
             text = (f"whether {where} is still needed can't be told: {first(unknown)} "
@@ -101,12 +105,12 @@ def untold(entry: AllowedFailure, cells: Iterable[JudgedCell]) -> list[str]:
         odd = {name for name, check in cell.verdicts.items() if check["verdict"] not in _TOLD}
         return {name for name in odd.union(cell.missing) if not entry.checks or name in entry.checks}
 
-    return [cell.id for cell in cells if entry.cells.matches(cell.axes) and silent(cell)]
+    return [cell.id for cell in cells if entry.cells.covers(cell) and silent(cell)]
 
 
 def _pass_rates(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy) -> None:
     """Let fail what lies within the pass rates that cover it, all of which must hold."""
-    ran = [cell for cell in cells if cell.verdicts and cell.skipped is None]
+    ran = [cell for cell in cells if cell.verdicts and cell.skipped is None and cell.lane != TEST_LANE]
     holds: dict[str, bool] = {}
     for rate in policy.pass_rates:
         for name, group in _groups(rate, ran):

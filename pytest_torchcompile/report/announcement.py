@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
@@ -38,9 +39,8 @@ def _sentence(outcome: Outcome) -> str:
     text = first.text
     if first.weight == "fail" and first.cells and first.kind != "skip":
         text = f"{_cells(first)}: {text}"
-        failing = len(outcome.allowed.failing)
-        if failing:
-            text = f"{failing} of {count(len(outcome.cells), 'cell')} {'fails' if failing == 1 else 'fail'}: {text}"
+        if failing := len(outcome.allowed.failing):
+            text = f"{failing} of {judged_things(outcome)} {'fails' if failing == 1 else 'fail'}: {text}"
     text += _where(outcome, first)
     if not outcome.worse.isdisjoint(first.cells):
         text += ", new since the baseline"
@@ -91,13 +91,32 @@ def facts(outcome: Outcome) -> str:
     lane = f", {fake} of them in the fake lane" if fake else ""
     shards = f"; {len(outcome.merged.reports)} shards" if len(outcome.merged.reports) > 1 else ""
     commit = f"; commit {git['commit'][:12]}{' with changes' * git['changed']}" if (git := outcome.merged.git) else ""
-    return f"{outcome.merged.matrix['path']} on torch {environment.get('torch', '(not told)')}, {devices}: " \
-           f"{count(len(outcome.cells), 'cell')}: {told}; {ran} ran compiled code{lane}{shards}{commit}"
+    where = f"{outcome.merged.matrix['path']} on torch {environment.get('torch', '(not told)')}".lstrip()
+    cells = f"{count(len(outcome.cells), 'cell')}: {told}; {ran} ran compiled code{lane}"
+    told_things = [cells] if outcome.cells or not outcome.tests else []
+    if outcome.tests:
+        counts = Counter(test.status for test in outcome.tests.values())
+        told = ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v])
+        ran = sum(test.compiled for test in outcome.tests.values())
+        told_things.append(f"{count(len(outcome.tests), 'test')}: {told}; {ran} ran compiled code")
+    return f"{where}, {devices}: {'; '.join(told_things)}{shards}{commit}"
+
+
+def judged_things(outcome: Outcome) -> str:
+    """``8 cells and 3 tests``, or whichever there are."""
+    cells, tests = count(len(outcome.cells), "cell"), count(len(outcome.tests), "test")
+    if not outcome.tests:
+        return cells
+    return f"{cells} and {tests}" if outcome.cells else tests
 
 
 def again(outcome: Outcome, finding: Finding) -> str:
     """The command that runs the first of the cells again; empty where no cell is meant."""
-    if not finding.cells or finding.kind == "skip" or finding.weight != "fail" or finding.cells[0] not in outcome.cells:
+    if not finding.cells or finding.kind == "skip" or finding.weight != "fail":
+        return ""
+    if finding.cells[0] in outcome.tests:
+        return f"pytest {shlex.quote(finding.cells[0])}"
+    if finding.cells[0] not in outcome.cells:
         return ""
     matrix, cell = outcome.merged.matrix["path"], finding.cells[0]
     check = f"::{finding.kind}" if finding.kind in CHECKS else ""
@@ -110,14 +129,16 @@ def place(finding: Finding) -> str:
 
 
 def _good(outcome: Outcome) -> str:
-    counts = Counter(cell.status for cell in outcome.cells.values())
+    counts = Counter(each.status for each in (*outcome.cells.values(), *outcome.tests.values()))
     good = ", ".join(f"{counts[v]} {v}" for v in ("pass", "xfail", "skip") if counts[v])
     known = len(outcome.allowed.excused) + len(outcome.allowed.tolerated)
     fails = f", {known} fail as the policy allows" if known else ""
     environment = outcome.merged.environment
-    are = "is" if len(outcome.cells) == 1 else "are"
-    return f"the {count(len(outcome.cells), 'cell')} of {outcome.merged.matrix['path']} {are} good on torch " \
-           f"{environment.get('torch')}: {good}{fails}"
+    are = "is" if len(outcome.cells) + len(outcome.tests) == 1 else "are"
+    matrix = f" of {outcome.merged.matrix['path']}" if outcome.cells else ""
+    tests = f" and {count(len(outcome.tests), 'test')}" if outcome.cells and outcome.tests else ""
+    what = count(len(outcome.cells), "cell") if outcome.cells else count(len(outcome.tests), "test")
+    return f"the {what}{matrix}{tests} {are} good on torch {environment.get('torch')}: {good}{fails}"
 
 
 def _cells(finding: Finding) -> str:
@@ -139,6 +160,7 @@ def _lines(outcome: Outcome, finding: Finding) -> Iterator[str]:
     if finding.cells and finding.weight != "note":
         shown = ", ".join(finding.cells[:CELLS])
         more = len(finding.cells) - CELLS
-        yield f"{'':10}cells  {shown}" + (f" and {more} more" if more > 0 else "")
+        what = "tests" if finding.cells[0] in outcome.tests else "cells"
+        yield f"{'':10}{what}  {shown}" + (f" and {more} more" if more > 0 else "")
     if command := again(outcome, finding):
         yield f"{'':10}again  {command}"

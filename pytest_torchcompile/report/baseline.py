@@ -26,23 +26,24 @@ def another_machine(now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
     return ""
 
 
-def changes(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], comparable: bool) -> list[Change]:
-    """All changes, the worst first. ``comparable``: may times be compared?"""
+def changes(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], comparable: bool,
+            noun: str = "cell") -> list[Change]:
+    """All changes, the worst first. ``comparable``: may times be compared? ``noun``: ``cell`` or ``test``."""
     both = {cell: (now[cell], then[cell]) for cell in now if cell in then}
-    found = [*_failures(both), *_breaks(both), *_recompiles(both), *_gone(now, then)]
+    found = [*_failures(both, noun), *_breaks(both, noun), *_recompiles(both, noun), *_gone(now, then, noun)]
     if comparable:
         found += [change for name, metric in METRICS.items() if not metric.whole for change in slower(both, name)]
-    return [*found, *_improved(both), *_new(now, then)]
+    return [*found, *_improved(both, noun), *_new(now, then, noun)]
 
 
-def _failures(both: Pairs) -> Iterator[Change]:
+def _failures(both: Pairs, noun: str) -> Iterator[Change]:
     by_check: dict[str, list[str]] = {}
     for cell, (now, then) in both.items():
         for check in now.bad:
             if check not in then.bad:
                 by_check.setdefault(check, []).append(cell)
     for check, cells in by_check.items():
-        text = f"{check} held in the baseline and fails now in {count(len(cells), 'cell')}: {first(cells)}"
+        text = f"{check} held in the baseline and fails now in {count(len(cells), noun)}: {first(cells)}"
         yield Change("failures", text, tuple(cells))
 
 
@@ -64,7 +65,7 @@ def _together(ranks: Iterable[Iterable[_Key]]) -> Counter[_Key]:
     return found
 
 
-def _breaks(both: Pairs) -> Iterator[Change]:
+def _breaks(both: Pairs, noun: str) -> Iterator[Change]:
     """By the user's line; one that only moved, within its file and with the same reason, is not new."""
     places: dict[tuple[str, int, str], list[str]] = {}
     for cell, (now, then) in both.items():
@@ -79,7 +80,7 @@ def _breaks(both: Pairs) -> Iterator[Change]:
             else:
                 places.setdefault((file, line, reason), []).append(cell)
     for (file, line, reason), cells in places.items():
-        yield Change("graph_breaks", f"new graph break at {file}:{line} in {count(len(cells), 'cell')}: {reason}",
+        yield Change("graph_breaks", f"new graph break at {file}:{line} in {count(len(cells), noun)}: {reason}",
                      tuple(cells), file, line)
 
 
@@ -88,7 +89,7 @@ def _place(found: Mapping[str, Any]) -> tuple[str, int, str]:
     return str(found.get("file", "")), line if isinstance(line, int) else 0, reason.partition("\n")[0]
 
 
-def _recompiles(both: Pairs) -> Iterator[Change]:
+def _recompiles(both: Pairs, noun: str) -> Iterator[Change]:
     places: dict[tuple[str, int, str, str], list[str]] = {}
     for cell, (now, then) in both.items():
         if not _measured(then, "recompiles"):
@@ -100,7 +101,7 @@ def _recompiles(both: Pairs) -> Iterator[Change]:
                 lines = [each.get("line", 0) for rank in ranks for each in rank if _guard(each) == key]
                 places.setdefault((key[0], lines[0] if isinstance(lines[0], int) else 0, *key[1:]), []).append(cell)
     for (file, line, function, cause), cells in places.items():
-        text = f"new recompile of {function} ({file}:{line}) in {count(len(cells), 'cell')}, cause: {cause}"
+        text = f"new recompile of {function} ({file}:{line}) in {count(len(cells), noun)}, cause: {cause}"
         yield Change("recompiles", text, tuple(cells), file, line)
 
 
@@ -108,13 +109,13 @@ def _guard(found: Mapping[str, Any]) -> tuple[str, str, str]:
     return str(found.get("file", "")), str(found.get("function", "")), str(found.get("cause", ""))
 
 
-def _gone(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell]) -> Iterator[Change]:
+def _gone(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], noun: str) -> Iterator[Change]:
     lost = [cell for cell, old in then.items() if _ran(old) and cell not in now]
     idle = [cell for cell, old in then.items() if _ran(old) and cell in now and not _ran(now[cell])]
-    for cells, what in ((lost, "gone from the matrix"), (idle, "not run any more")):
+    for cells, what in ((lost, "gone from the matrix" if noun == "cell" else "gone"), (idle, "not run any more")):
         if cells:
             ran = "that ran in the baseline"
-            told = count(len(cells), f"cell {ran} is", f"cells {ran} are")
+            told = count(len(cells), f"{noun} {ran} is", f"{noun}s {ran} are")
             yield Change("gone", f"{told} {what}: {first(cells)}", tuple(cells))
 
 
@@ -122,16 +123,16 @@ def _ran(cell: JudgedCell) -> bool:
     return bool(cell.verdicts) and cell.status not in ("skip", "not_run")
 
 
-def _improved(both: Pairs) -> Iterator[Change]:
+def _improved(both: Pairs, noun: str) -> Iterator[Change]:
     cells = [cell for cell, (now, then) in both.items() if then.bad and not now.bad and _ran(now)]
     if cells:
         hold = "holds" if len(cells) == 1 else "hold"
-        text = f"{count(len(cells), 'cell')} failed in the baseline and {hold} now: {first(cells)}"
+        text = f"{count(len(cells), noun)} failed in the baseline and {hold} now: {first(cells)}"
         yield Change("improved", text, tuple(cells))
 
 
-def _new(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell]) -> Iterator[Change]:
+def _new(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], noun: str) -> Iterator[Change]:
     cells = [cell for cell in now if cell not in then]
     if cells:
-        text = f"{count(len(cells), 'cell is', 'cells are')} not in the baseline: {first(cells)}"
+        text = f"{count(len(cells), f'{noun} is', f'{noun}s are')} not in the baseline: {first(cells)}"
         yield Change("new", text, tuple(cells))

@@ -75,11 +75,11 @@ def _all(cells: int) -> str:
     return "the only cell was" if cells == 1 else f"all {cells} cells were"
 
 
-def nothing(merged: Merged, cells: Mapping[str, JudgedCell]) -> Finding:
+def nothing(merged: Merged, cells: Mapping[str, JudgedCell], tests: Mapping[str, JudgedCell]) -> Finding:
     """Why there is nothing to judge."""
     skipped = [reason for cell in cells.values() if (reason := cell.skipped) is not None]
     if not merged.matrix["cells_planned"]:
-        text = "no cell was planned"
+        text = "no cell was planned" + (", and no test that holds ran compiled code" if tests else "")
     elif skipped and len(skipped) == len(cells):
         text = f"{_all(len(skipped))} skipped" + (f": {skipped[0]}" if skipped[0] else "")
     elif any(cell.compiled and cell.status in GOOD for cell in cells.values()):

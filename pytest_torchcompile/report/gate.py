@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from pytest_torchcompile import __version__
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report import slack
 from pytest_torchcompile.report.allowances import Allowed, allow
-from pytest_torchcompile.report.baseline import another_machine, changes
+from pytest_torchcompile.report.baseline import Change, another_machine, changes
 from pytest_torchcompile.report.causes import causes
 from pytest_torchcompile.report.demands import demands, nothing
 from pytest_torchcompile.report.facts import Facts
@@ -21,12 +21,14 @@ from pytest_torchcompile.report.limits import apply_limits
 from pytest_torchcompile.report.merging import VARYING, Merged, merge
 from pytest_torchcompile.report.policy import BASELINE, Policy
 from pytest_torchcompile.report.reading import Report
+from pytest_torchcompile.report.testjudged import demand_tests, judge_tests, whole_tests
 from pytest_torchcompile.report.wholeness import expected, whole
 from pytest_torchcompile.wrappers.wrapping import wrapper_of
 
 __all__ = ["Outcome", "gate", "judged"]
 
-_OF_WHAT_RAN: Final = frozenset({"skip", "gate", "ran_at_least", "devices", "pass_rate", "improved", "baseline"})
+_OF_WHAT_RAN: Final = frozenset({"skip", "gate", "ran_at_least", "tests", "devices", "pass_rate", "improved",
+                                 "baseline"})
 """Findings that say nothing more where nothing ran."""
 _ORDER: Final = ("fail", "unusable", "nothing", "note")
 
@@ -42,7 +44,9 @@ class Outcome:
     policy: Policy
     allowed: Allowed
     worse: frozenset[str]
-    """Cells that are worse than in the baseline."""
+    """Cells and tests that are worse than in the baseline."""
+    tests: dict[str, JudgedCell] = field(default_factory=dict)
+    """Tests that use our fixtures, by node id."""
 
     @property
     def code(self) -> int:
@@ -67,27 +71,36 @@ def gate(reports: Sequence[Report], policy: Policy | None = None, baseline: Sequ
     policy, today = policy or Policy(), today or datetime.date.today()
     merged = merge(reports, VARYING | policy.may_differ)
     if not merged.missing:  # else what is missing may be what the policy names
-        policy.hold_against((cell["axes"] for cell in merged.cells.values()), merged.environment)
+        policy.hold_against((cell["axes"] for cell in merged.cells.values()), merged.environment,
+                            merged.tests)
     cells = judged(merged, policy, today)
-    findings = [*whole(merged, cells), *expected(merged, policy)]
+    tests = judge_tests(merged, merged.plugin == __version__)
+    findings = [*whole(merged, cells), *whole_tests(merged, tests), *expected(merged, policy)]
     then: dict[str, JudgedCell] | None = None
+    tests_then: dict[str, JudgedCell] = {}
     elsewhere = ""
     if baseline:
         before = merge(baseline, VARYING | policy.may_differ)
         findings += [Finding("baseline", "unusable", f"the baseline is partial: {text}") for text in before.problems]
         then = judged(before, Policy(), today)
+        tests_then = judge_tests(before, before.plugin == __version__)
         elsewhere = another_machine(merged.environment, before.environment)
     findings += apply_limits(cells.values(), policy, then, elsewhere)
-    allowed = allow(list(cells.values()), policy, today, whole=not merged.problems)
+    both = cells | tests
+    allowed = allow(list(both.values()), policy, today, whole=not merged.problems)
     differences = [] if then is None else list(_differences(cells, then, elsewhere, policy, allowed))
+    if then is not None:
+        changed = changes(tests, tests_then, comparable=False, noun="test")
+        differences += _weighed(changed, policy, allowed)
     worse = frozenset(cell for each in differences if each.weight == "fail" for cell in each.cells)
-    failing = list(_failing(allowed, cells, worse))
-    findings = [*failing, *demands(merged, cells, policy, allowed.excused), *findings, *differences, *allowed.findings,
+    failing = list(_failing(allowed, both, worse))
+    demanded = [*demands(merged, cells, policy, allowed.excused), *demand_tests(tests, policy)]
+    findings = [*failing, *demanded, *findings, *differences, *allowed.findings,
                 *slack.findings(policy, cells, allowed.used), *_notes(merged, cells, allowed, policy)]
-    if not failing and not any(cell.proven and cell.status in GOOD for cell in cells.values()):
-        findings = [each for each in findings if each.kind not in _OF_WHAT_RAN] + [nothing(merged, cells)]
+    if not failing and not any(each.proven and each.status in GOOD for each in both.values()):
+        findings = [each for each in findings if each.kind not in _OF_WHAT_RAN] + [nothing(merged, cells, tests)]
     findings.sort(key=lambda finding: _ORDER.index(finding.weight))
-    return Outcome(tuple(findings), merged, cells, policy, allowed, worse)
+    return Outcome(tuple(findings), merged, cells, policy, allowed, worse, tests)
 
 
 def judged(merged: Merged, policy: Policy, today: datetime.date) -> dict[str, JudgedCell]:
@@ -117,7 +130,13 @@ def _failing(allowed: Allowed, cells: Mapping[str, JudgedCell], worse: frozenset
 def _differences(cells: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], elsewhere: str, policy: Policy,
                  allowed: Allowed) -> Iterator[Finding]:
     """What is not as in the baseline. Failures that the policy allows are allowed here too."""
-    for change in changes(cells, then, comparable=not elsewhere):
+    yield from _weighed(changes(cells, then, comparable=not elsewhere), policy, allowed)
+    if elsewhere:
+        yield Finding("baseline", "note", f"{elsewhere}; times and sizes are not compared")
+
+
+def _weighed(found: Iterable[Change], policy: Policy, allowed: Allowed) -> Iterator[Finding]:
+    for change in found:
         affected = change.cells
         if change.kind in ("failures", "graph_breaks", "recompiles"):
             affected = tuple(cell for cell in affected if cell not in allowed.excused)
@@ -126,8 +145,6 @@ def _differences(cells: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell]
         fails = change.kind in BASELINE and \
             policy.baseline.get(change.kind, "fail" if change.sure else "note") == "fail"
         yield Finding("baseline", "fail" if fails else "note", change.text, affected, change.file, change.line)
-    if elsewhere:
-        yield Finding("baseline", "note", f"{elsewhere}; times and sizes are not compared")
 
 
 def _fake_lane(cells: Mapping[str, JudgedCell]) -> Iterator[Finding]:

@@ -36,6 +36,7 @@ class Journal:
         self._started = now()
         self._known = {p.cell.id for p in planned}
         self._expected: dict[str, list[str]] = {}
+        self._expected_tests: list[str] = []
         self._file: IO[str] | None = None
 
     @cached_property
@@ -71,6 +72,15 @@ class Journal:
         carried = plain(carried)
         self._line({"kind": "verdict", **carried})
         self._now().add(carried)
+
+    def expect_tests(self, nodeids: Iterable[str]) -> None:
+        """Take note of tests of this run that use our fixtures."""
+        self._expected_tests = list(dict.fromkeys((*self._expected_tests, *nodeids)))
+
+    def add_test(self, told: dict[str, Any], environment: dict[str, Any]) -> None:
+        """Keep what came of one test that uses our fixtures."""
+        self._line({"kind": "test", "test": told, "environment": environment})
+        self._now().add_test(told, environment)
 
     def lost(self, nodeid: str, text: str) -> None:
         """The pytest process that ran this item died, so nobody reported its verdict."""
@@ -141,6 +151,7 @@ class Journal:
 
     def _now(self) -> Record:
         self.record.expected = self._expected
+        self.record.expected_tests = self._expected_tests
         return self.record
 
     def _line(self, content: dict[str, Any]) -> None:
@@ -148,7 +159,8 @@ class Journal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.unlink(missing_ok=True)  # a run beside this one goes on writing to the file that it opened
             self._file = self.path.open("x", encoding="utf-8")
-            self._write({"kind": "plan", "head": self.record.head, "expected": self._expected})
+            self._write({"kind": "plan", "head": self.record.head, "expected": self._expected,
+                         "expected_tests": self._expected_tests})
         self._write(content)
         self._file.flush()
 

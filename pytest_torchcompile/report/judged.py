@@ -19,6 +19,7 @@ from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.evidence import evidence
 from pytest_torchcompile.report.metrics import Sections
 from pytest_torchcompile.report.policy import Policy
+from pytest_torchcompile.report.testrecord import TEST_LANE
 from pytest_torchcompile.verdicts import apply_xfail, judge
 from pytest_torchcompile.wrappers.wrapping import lane_of, processes_of
 
@@ -67,9 +68,9 @@ class JudgedCell:
     @property
     def lane(self) -> str:
         """A key of :data:`~pytest_torchcompile.wrappers.wrapping.LANES`, told by its axes. Of a wrapper that this
-        version can't read only the report knows: it is fake where that says so."""
+        version can't read only the report knows: it is fake where that says so. A test is of the lane ``test``."""
         lane = lane_of(self.axes.get("wrapper"))
-        return self.claimed if lane == "single" and self.claimed == "fake" else lane
+        return self.claimed if lane == "single" and self.claimed in ("fake", TEST_LANE) else lane
 
     @property
     def proven(self) -> bool:

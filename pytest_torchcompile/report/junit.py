@@ -21,11 +21,15 @@ _FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U001
 
 
 def junit(outcome: Outcome) -> str:
-    """Two suites: the cells, and what the gate says of the run as a whole."""
+    """Suites: the cells, the tests that use our fixtures if there are any, and what the gate says of the whole run."""
     root = ElementTree.Element("testsuites")
     cells = ElementTree.SubElement(root, "testsuite", name="torch.compile cells")
     for cell in outcome.cells.values():
-        _cell(cells, cell, outcome)
+        _cell(cells, cell, outcome.merged.matrix["path"], outcome)
+    if outcome.tests:
+        tests = ElementTree.SubElement(root, "testsuite", name="torch.compile tests")
+        for test in outcome.tests.values():
+            _cell(tests, test, test.id.partition("::")[0], outcome)
     whole = ElementTree.SubElement(root, "testsuite", name="torch.compile gate")
     case = ElementTree.SubElement(whole, "testcase", classname="gate", name="release")
     if outcome.code:
@@ -44,9 +48,8 @@ def refused(text: str, code: int) -> str:
     return _text(root)
 
 
-def _cell(suite: ElementTree.Element, cell: JudgedCell, outcome: Outcome) -> None:
-    matrix = outcome.merged.matrix["path"]
-    case = ElementTree.SubElement(suite, "testcase", classname=_clean(matrix), name=_clean(cell.id),
+def _cell(suite: ElementTree.Element, cell: JudgedCell, file: str, outcome: Outcome) -> None:
+    case = ElementTree.SubElement(suite, "testcase", classname=_clean(file), name=_clean(cell.id),
                                   time=f"{cell.seconds or 0:.3f}")
     properties = ElementTree.SubElement(case, "properties")
     found = {name: worst(cell.ranks, name) for name in METRICS}

@@ -25,7 +25,7 @@ _MARKS: Final = {"fail": "🔴 fail", "unusable": "🔴 unusable", "nothing": "�
 def markdown(outcome: Outcome) -> str:
     """A heading with the sentence, a table of findings, a table of cells by backend and mode."""
     head = (_head(sentence(outcome), outcome.code), "", escaped(facts(outcome)), "")
-    lines = [*head, *_findings(outcome), *_cells(outcome)]
+    lines = [*head, *_findings(outcome), *_cells(outcome), *_tests(outcome)]
     return _bounded("\n".join(lines) + "\n")
 
 
@@ -61,6 +61,8 @@ def _findings(outcome: Outcome) -> Iterator[str]:
 
 def _cells(outcome: Outcome) -> Iterator[str]:
     """Cells by backend and mode, as in the terminal."""
+    if not outcome.cells and outcome.tests:
+        return
     places: dict[tuple[str, str], Counter[str]] = {}
     for cell in outcome.cells.values():
         key = str(cell.axes.get("backend")), str(cell.axes.get("mode"))
@@ -72,6 +74,14 @@ def _cells(outcome: Outcome) -> Iterator[str]:
         counts = (places.get((backend, mode), Counter()) for mode in modes)
         told = (escaped(", ".join(f"{count[v]} {v}" for v in VERDICTS if count[v])) or "-" for count in counts)
         yield f"| {escaped(backend)} | " + " | ".join(told) + " |"
+
+
+def _tests(outcome: Outcome) -> Iterator[str]:
+    """How many tests that use our fixtures have which verdict."""
+    if outcome.tests:
+        counts = Counter(test.status for test in outcome.tests.values())
+        yield from ("", "| | |", "|---|---|")
+        yield f"| tests | {', '.join(f'{counts[v]} {v}' for v in VERDICTS if counts[v])} |"
 
 
 def escaped(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from pytest_torchcompile.errors import ReportError
 from pytest_torchcompile.observation import worst
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.reading import Report
+from pytest_torchcompile.report.testrecord import merge_tests
 
 __all__ = ["VARYING", "Merged", "merge"]
 
@@ -44,6 +45,8 @@ class Merged:
     problems: tuple[str, ...]
     """Why this is not the whole run; empty if it is."""
     notes: tuple[str, ...]
+    tests: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Tests that use our fixtures, by node id."""
 
     @property
     def partial(self) -> bool:
@@ -73,7 +76,7 @@ def merge(reports: Sequence[Report], varying: frozenset[str] = VARYING) -> Merge
         tuple(reports), environment, first.block["matrix"], {cell: cells[cell] for cell in planned if cell in cells},
         origin, frozenset(report.name for report in reports if report.sealed), _gates(reports),
         run.get("git"), run.get("plugin", ""), missing,
-        tuple(_problems(reports, missing)), notes,
+        tuple(_problems(reports, missing)), notes, merge_tests(report.block for report in reports),
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 
@@ -14,7 +15,11 @@ from pytest_torchcompile.cell import Scalar
 from pytest_torchcompile.checks import CHECKS, LIMITS
 from pytest_torchcompile.errors import nearest
 from pytest_torchcompile.report.metrics import METRICS
+from pytest_torchcompile.report.testrecord import TEST_LANE
 from pytest_torchcompile.yamlreader import Reader
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.report.judged import JudgedCell
 
 __all__ = ["BASELINE", "RATIOS", "AllowedFailure", "AllowedSkip", "LimitRule", "PassRate", "Policy", "Selector",
            "bounds", "owners"]
@@ -40,6 +45,11 @@ def owners(limit: str) -> tuple[str, ...]:
     return tuple(name for name, entry in CHECKS.items() for each in entry.limits if each.name == limit)
 
 
+def _is_like(nodeid: str, pattern: str) -> bool:
+    """``*`` is anything; all else is itself, for node ids have brackets."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), nodeid, re.DOTALL) is not None
+
+
 @dataclass(frozen=True)
 class Selector:
     """Some of the cells: each axis named has one of the values named."""
@@ -48,6 +58,14 @@ class Selector:
     node: yaml.Node
     axes: dict[str, yaml.Node] = field(default_factory=dict)
     """Where each axis stands in the policy."""
+    tests: tuple[str, ...] = ()
+    """Patterns of node ids, in which ``*`` stands for anything; then it selects tests, and no cell."""
+
+    def covers(self, judged: JudgedCell) -> bool:
+        """Is this cell, or this test, one of them?"""
+        if judged.lane == TEST_LANE:
+            return any(_is_like(judged.id, pattern) for pattern in self.tests)
+        return not self.tests and self.matches(judged.axes)
 
     def matches(self, axes: Mapping[str, Scalar]) -> bool:
         """Is the cell with these axes one of them?"""
@@ -55,12 +73,20 @@ class Selector:
                    for axis, values in self.values.items())
 
     def __str__(self) -> str:
+        if self.tests:
+            return " | ".join(self.tests)
         chosen = (f"{axis} = {' | '.join(map(str, values))}" for axis, values in self.values.items())
         return ", ".join(chosen) or "every cell"
 
-    def hold_against(self, reader: Reader, plan: Iterable[Mapping[str, Scalar]]) -> None:
+    def hold_against(self, reader: Reader, plan: Iterable[Mapping[str, Scalar]], tests: Collection[str] = ()) -> None:
         """Note what of the selector the run does not have: a rule for a misspelt model would never bite."""
         plan = list(plan)
+        if self.tests:
+            for pattern in self.tests:
+                if not any(_is_like(test, pattern) for test in tests):
+                    reader.wrong(self.node, f"matches no test that uses our fixtures: {pattern}; "
+                                            f"{nearest(pattern, tests)}")
+            return
         known = dict.fromkeys(axis for axes in plan for axis in axes)
         before = len(reader.problems)
         for axis, values in self.values.items():
@@ -141,6 +167,7 @@ class Policy:
     may_differ: frozenset[str] = frozenset()
     devices: tuple[str, ...] = ()
     ran_at_least: int | None = None
+    tests_ran_at_least: int | None = None
     pass_rates: tuple[PassRate, ...] = ()
     limits: tuple[LimitRule, ...] = ()
     allowed_failures: tuple[AllowedFailure, ...] = ()
@@ -161,7 +188,8 @@ class Policy:
         """Line of a node, from 1; 0 without one."""
         return 0 if node is None else node.start_mark.line + 1
 
-    def hold_against(self, plan: Iterable[Mapping[str, Scalar]], environment: Mapping[str, Any]) -> None:
+    def hold_against(self, plan: Iterable[Mapping[str, Scalar]], environment: Mapping[str, Any],
+                     tests: Collection[str] = ()) -> None:
         """Hold what the policy names against what the run has.
 
         Raises :class:`~pytest_torchcompile.errors.MatrixError` with ``file:line:column`` for an axis, a value or a key
@@ -171,7 +199,7 @@ class Policy:
         plan = list(plan)
         for selector in (*(rule.when for rule in self.limits), *(each.cells for each in self.allowed_failures),
                          *(each.cells for each in self.allowed_skips)):
-            selector.hold_against(reader, plan)
+            selector.hold_against(reader, plan, tests)
         for rate in self.pass_rates:
             if rate.only is not None:
                 rate.only.hold_against(reader, plan)

@@ -36,14 +36,15 @@ KEYS: Final = {
     "may_differ": "keys of the environment that may differ between shards, besides cores, cpu and platform",
     "devices": "patterns of devices, each of which must have run compiled code",
     "ran_at_least": "number of cells that must have run compiled code",
+    "tests": "of the tests that use our fixtures: `ran_at_least`, the number that must have run compiled code",
     "pass_rate": "share of the cells that must be good, for `total` or each value of an axis; lets the others fail",
     "limits": "limits for the cells of `when`; those of the matrix are judged again with them",
-    "allowed_failures": "failures that are known, with reason, issue and last day",
-    "allowed_skips": "cells that may be skipped, with reason",
+    "allowed_failures": "failures of `cells` or `tests` that are known, with reason, issue and last day",
+    "allowed_skips": "`cells` or `tests` that may be skipped, with reason",
     "baseline": "kind of change against --baseline to `fail` (the default) or `note`",
     "ratchet": "true: a limit on a count that is higher than what was measured fails, until it is taken over",
 }
-_FAILURE_KEYS: Final = ("cells", "checks", "verdicts", "contains", "at_most", "reason", "issue", "until")
+_FAILURE_KEYS: Final = ("cells", "tests", "checks", "verdicts", "contains", "at_most", "reason", "issue", "until")
 _VERDICTS: Final = ("fail", "crash", "timeout", "error")
 _LIMITS: Final = tuple(dict.fromkeys((*LIMITS, *METRICS, *RATIOS)))
 
@@ -87,6 +88,8 @@ class _Reading:
                 values[name] = reader.text(section, name) or ""
             elif name == "ran_at_least":
                 values[name] = reader.integer(section, name, least=1)
+            elif name == "tests":
+                values["tests_ran_at_least"] = self._tests(section)
             elif name == "gates":
                 values[name] = self._names(section, name, GATES, "a gate")
             elif name in ("devices", "may_differ"):
@@ -134,11 +137,11 @@ class _Reading:
 
     def _failure(self, node: yaml.Node) -> AllowedFailure | None:
         before = len(self.reader.problems)
-        found = self.reader.fields(node, "an allowed failure", _FAILURE_KEYS, ("cells", "reason", "issue", "until"))
+        found = self.reader.fields(node, "an allowed failure", _FAILURE_KEYS, ("reason", "issue", "until"))
         values: dict[str, Any] = {name: self.reader.text(found[name], name)
                                   for name in ("reason", "issue", "contains") if name in found}
-        if "cells" in found:
-            values["cells"] = self._selector(found["cells"], "cells")
+        if (selector := self._cells_or_tests(node, found)) is not None:
+            values["cells"] = selector
         if "until" in found:
             values["until"] = self.reader.date(found["until"], "until")
         if "checks" in found:
@@ -152,12 +155,28 @@ class _Reading:
 
     def _skip(self, node: yaml.Node) -> AllowedSkip | None:
         before = len(self.reader.problems)
-        found = self.reader.fields(node, "an allowed skip", ("cells", "contains", "reason"), ("cells", "reason"))
+        found = self.reader.fields(node, "an allowed skip", ("cells", "tests", "contains", "reason"), ("reason",))
         values: dict[str, Any] = {name: self.reader.text(found[name], name)
                                   for name in ("reason", "contains") if name in found}
-        if "cells" in found:
-            values["cells"] = self._selector(found["cells"], "cells")
+        if (selector := self._cells_or_tests(node, found)) is not None:
+            values["cells"] = selector
         return AllowedSkip(**values) if len(self.reader.problems) == before and values else None
+
+    def _tests(self, node: yaml.Node) -> int | None:
+        found = self.reader.fields(node, "tests", ("ran_at_least",), ("ran_at_least",))
+        return self.reader.integer(found["ran_at_least"], "ran_at_least", least=1) if "ran_at_least" in found else None
+
+    def _cells_or_tests(self, node: yaml.Node, found: dict[str, yaml.Node]) -> Selector | None:
+        """What an entry is for: cells by their axes, or tests by their node ids."""
+        if ("cells" in found) == ("tests" in found):
+            have = "both `cells` and `tests`" if "cells" in found else "neither `cells` nor `tests`"
+            self.reader.wrong(node, f"this entry has {have}; expected one of them")
+            return None
+        if "cells" in found:
+            return self._selector(found["cells"], "cells")
+        items = self.reader.items(found["tests"], "tests", alone=True)
+        patterns = tuple(filter(None, (self.reader.text(item, "tests") for item in items)))
+        return Selector({}, found["tests"], tests=patterns)
 
     def _selector(self, node: yaml.Node, what: str) -> Selector:
         values: dict[str, tuple[Scalar, ...]] = {}

@@ -50,7 +50,7 @@ class Report:
     torn: bool = False
     """Was the journal's last line cut?"""
     others_failed: tuple[str, ...] = ()
-    """Tests of the same pytest run that failed and are no checks of cells."""
+    """Tests of the same pytest run that failed, and are no checks of cells and use none of our fixtures."""
 
     @property
     def cells(self) -> list[dict[str, Any]]:
@@ -94,7 +94,8 @@ def read_report(path: str | Path) -> Report:
     except StrictError as error:
         raise ReportError(f"{name}: cannot be read as JSON: {error}") from None
     if not isinstance(content, dict) or KEY not in content:
-        hint = "was it run with --compile-matrix?" if isinstance(content, dict) and "tests" in content else \
+        ran_tests = isinstance(content, dict) and "tests" in content
+        hint = "was it run with --compile-matrix, or did a test use our fixtures?" if ran_tests else \
             "expected the JSON report of `pytest --compile-matrix`"
         raise ReportError(f"{name}: holds no block {KEY!r}; {hint}")
     block = _block(content[KEY], name)
@@ -103,11 +104,11 @@ def read_report(path: str | Path) -> Report:
 
 def _others_failed(tests: Any, block: dict[str, Any]) -> Iterator[str]:
     """Of pytest-json-report's own part, which may hold anything."""
-    planned = frozenset(block["matrix"]["cells_planned"])
+    planned, ours = frozenset(block["matrix"]["cells_planned"]), frozenset(block["tests_planned"])
     for test in tests if isinstance(tests, list) else ():
         if isinstance(test, dict) and test.get("outcome") in ("failed", "error"):
             nodeid = str(test.get("nodeid"))
-            if nodeid.split("::")[1:2] != [] and nodeid.split("::")[1] not in planned:
+            if nodeid not in ours and nodeid.split("::")[1:2] != [] and nodeid.split("::")[1] not in planned:
                 yield nodeid
 
 
@@ -198,18 +199,29 @@ def _folded(name: str, contents: Sequence[Any]) -> dict[str, Any]:
         _hold(LINES[kind], content, f"{name}:{number}: ")
         if content.pop("sha256") != _fingerprint(content):
             raise ReportError(f"{name}:{number}: the line is not as it was written: it was damaged or edited since")
-    record = Record(contents[0]["head"])
+    record = Record(_with_current_schema(contents[0]["head"]))
     record.expected = contents[0]["expected"]
+    record.expected_tests = contents[0].get("expected_tests", [])
     for number, content in enumerate(contents[1:], 2):
         if record.exit_status is not None:
             raise ReportError(f"{name}:{number}: a line after the end")
         if content["kind"] == "end":
             record.finish(content["exit_status"], content["finished"])
+        elif content["kind"] == "test":
+            record.add_test(content["test"], content["environment"])
         elif content["check"] in record.verdicts.get(content["cell"], {}):
             raise ReportError(f"{name}:{number}: {content['cell']}::{content['check']} has a verdict already")
         else:
             record.add(content)
     return record.block()
+
+
+def _with_current_schema(head: dict[str, Any]) -> dict[str, Any]:
+    """The head of a journal, from which this version makes a block of its own schema, whichever minor wrote it."""
+    version = head.get("schema_version")
+    major, minor = map(int, SCHEMA_VERSION.split("."))
+    earlier = {f"{major}.{each}" for each in range(1, minor)}  # 1.0 had no journals
+    return {**head, "schema_version": SCHEMA_VERSION} if version in earlier else head
 
 
 def _fingerprint(content: dict[str, Any]) -> str:

@@ -6,13 +6,18 @@ Fed line by line: by the journal while the run goes on, and by the reader from t
 from __future__ import annotations
 
 import datetime
+import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from pytest_torchcompile.observation import worst
 from pytest_torchcompile.report.evidence import evidence
+from pytest_torchcompile.report.provenance import provenance
+from pytest_torchcompile.report.schema import SCHEMA_VERSION
+from pytest_torchcompile.report.testrecord import tell_tests
 
-__all__ = ["GATES", "Record", "gates", "now"]
+__all__ = ["GATES", "Record", "gates", "head_without_matrix", "now"]
 
 GATES: Final = ("safe_fallback", "smoketest", "shape_stability")
 """The checks whose worst verdict the block states by itself, under ``gates``."""
@@ -22,6 +27,18 @@ PROBLEMS_OF_A_GATE: Final = 5
 def now() -> str:
     """The time as reports write it, in UTC."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+def head_without_matrix(root: Path) -> dict[str, Any]:
+    """The head of a run that has no matrix, only tests that use our fixtures."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run": {**provenance(root), "started": now()},
+        "matrix": {"path": "", "sha256": hashlib.sha256(b"").hexdigest(), "cells_planned": [], "checks": [],
+                   "excluded": {}},
+        "shard": {"index": 1, "of": 1},
+        "cells": [],
+    }
 
 
 class Record:
@@ -35,6 +52,11 @@ class Record:
         self.verdicts: dict[str, dict[str, dict[str, Any]]] = {}
         self.observations: dict[str, dict[str, Any]] = {}
         self.seconds: dict[str, float] = {}
+        self.expected_tests: list[str] = []
+        """Node ids of the tests of this run that use our fixtures."""
+        self.tests: dict[str, dict[str, Any]] = {}
+        """Node id to what came of the test (:mod:`.testrecord`)."""
+        self.tests_environment: dict[str, Any] = {}
         self.exit_status: int | None = None
         self.finished: str | None = None
 
@@ -48,14 +70,21 @@ class Record:
             self._observe(cell, carried["observation"])
             self.seconds[cell] = carried["seconds"]
 
+    def add_test(self, told: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+        """Keep what came of one test; of a test that was run again the last."""
+        self.tests[told["id"]] = dict(told)
+        if len(environment.get("devices", ())) >= len(self.tests_environment.get("devices", ())):
+            self.tests_environment = dict(environment) or self.tests_environment
+
     def finish(self, exit_status: int, finished: str) -> None:
         """The run ended by itself, with this exit status of pytest."""
         self.exit_status, self.finished = exit_status, finished
 
     def not_run(self) -> list[str]:
-        """Items that were to be judged and have no verdict, as ``cell::check``."""
-        return [f"{cell}::{check}" for cell, names in self.expected.items() for check in names
-                if check not in self.verdicts.get(cell, {})]
+        """Items that were to be judged and have no verdict: ``cell::check``, and node ids of tests."""
+        checks = [f"{cell}::{check}" for cell, names in self.expected.items() for check in names
+                  if check not in self.verdicts.get(cell, {})]
+        return checks + [test for test in self.expected_tests if test not in self.tests]
 
     def status(self, cell: str) -> str:
         """The cell's status: the worst of its verdicts; ``not_run`` counts too."""
@@ -69,10 +98,12 @@ class Record:
         return {
             **self.head,
             "run": {**self.head["run"], "finished": self.finished, "exit_status": self.exit_status},
-            "environment": self.environment,
+            "environment": self.environment or self.tests_environment,
             "finished": self._ended() and not self.not_run(),
             "gates": gates(self.head["matrix"]["checks"], cells),
             "cells": cells,
+            "tests_planned": list(self.expected_tests),
+            "tests": tell_tests(self.expected_tests, self.tests),
         }
 
     def _ended(self) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pytest_torchcompile.observation import VERDICTS
+from pytest_torchcompile.report.testrecord import COUNTED, TEST_LANE
 from pytest_torchcompile.wrappers.wrapping import LANES
 
 __all__ = ["ENVIRONMENT_KEYS", "SCHEMA_VERSION", "block_schema", "line_schemas", "report_schema"]
 
-SCHEMA_VERSION: Final = "1.1"
+SCHEMA_VERSION: Final = "1.2"
 """MAJOR.MINOR: a reader takes any minor of its major and ignores keys it does not know. Earlier minors are brought up
 to this one by :mod:`~pytest_torchcompile.report.upgrade`."""
 
@@ -84,6 +85,24 @@ _CELL: Final = _object({
     "observation": _maybe(_OBSERVATION),
     "evidence_sha256": {"type": ["string", "null"]},
 }, optional=("lane",))
+_TRUTH: Final = {"type": "boolean"}
+_TEST: Final = _object({
+    "id": _TEXT,
+    "lane": {"enum": [TEST_LANE]},
+    "verdict": {"enum": list(VERDICTS)},
+    "problems": _list(_PROBLEM),
+    "note": _TEXT,
+    "limits": _map(_COUNT),
+    "must_run": _TRUTH,
+    "asks_model": _TRUTH,
+    "model": _maybe(_object({"called": _TRUTH, "ran": _TRUTH})),
+    "counts": _object(dict.fromkeys((*COUNTED, "runs"), _COUNT)),
+    "ledger": _maybe(_object(dict.fromkeys(COUNTED, _list({"type": "object"})))),
+    "sequences": _maybe(_COUNT),
+    "attempts": _COUNT,
+    "seconds": _NUMBER,
+    "evidence_sha256": _TEXT,
+})
 _MATRIX: Final = _object({
     "path": _TEXT,
     "sha256": {"type": "string", "pattern": "^[0-9a-f]{64}$"},
@@ -113,6 +132,8 @@ def block_schema() -> dict[str, Any]:
         "finished": {"type": "boolean"},
         "gates": _map(_CHECK),
         "cells": _list(_CELL),
+        "tests_planned": _list(_TEXT, uniqueItems=True),
+        "tests": _list(_TEST),
     })
 
 
@@ -122,8 +143,10 @@ def line_schemas() -> dict[str, dict[str, Any]]:
                     "cells": _list(_object({"id": _TEXT}))})
     verdict = {**_CHECK["properties"], "cell": _TEXT, "check": _TEXT, "seconds": _NUMBER, "observation": _OBSERVATION}
     return {
-        "plan": _object({"head": head, "expected": _map(_list(_TEXT)), "sha256": _TEXT}),
+        "plan": _object({"head": head, "expected": _map(_list(_TEXT)), "expected_tests": _list(_TEXT),
+                         "sha256": _TEXT}, optional=("expected_tests",)),
         "verdict": _object({**verdict, "sha256": _TEXT}, optional=("note", "seconds", "observation")),
+        "test": _object({"test": _object({"id": _TEXT}), "environment": {"type": "object"}, "sha256": _TEXT}),
         "end": _object({"exit_status": {"type": "integer"}, "finished": _TEXT, "sha256": _TEXT}),
     }
 

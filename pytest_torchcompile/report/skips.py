@@ -13,6 +13,7 @@ from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.judged import JudgedCell
 from pytest_torchcompile.report.policy import Policy
+from pytest_torchcompile.report.testrecord import TEST_LANE
 
 __all__ = ["skips"]
 
@@ -20,37 +21,44 @@ _PLAIN: Final = re.compile(r"[A-Za-z_][\w.+/-]*")
 _WORDS: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf"})
 
 
-def skips(cells: Sequence[JudgedCell], policy: Policy) -> Iterator[Finding]:
-    """A finding for each reason of skips that no entry of the policy allows, with the entry that would."""
+def skips(cells: Sequence[JudgedCell], policy: Policy, noun: str = "cell") -> Iterator[Finding]:
+    """A finding for each reason of skips that no entry of the policy allows, with the entry that would.
+
+    ``noun``: what is skipped, ``cell`` or ``test``.
+    """
     found: dict[str, list[JudgedCell]] = {}
     allowed = 0
     for cell in cells:
         reason = cell.skipped
         if reason is None:
             continue
-        if any(entry.cells.matches(cell.axes) and entry.contains in reason for entry in policy.allowed_skips):
+        if any(entry.cells.covers(cell) and entry.contains in reason for entry in policy.allowed_skips):
             allowed += 1
         else:
             found.setdefault(reason, []).append(cell)
     if allowed:
-        text = f"{count(allowed, 'skipped cell is', 'skipped cells are')} allowed by {policy.path}"
+        text = f"{count(allowed, f'skipped {noun} is', f'skipped {noun}s are')} allowed by {policy.path}"
         yield Finding("skip", "note", text)
     for reason, group in found.items():
         why = f": {reason}" if reason else ""
         were = "was" if len(group) == 1 else "were"
-        text = f"{len(group)} of {count(len(cells), 'cell')} {were} skipped, and no policy allows it{why}"
+        text = f"{len(group)} of {count(len(cells), noun)} {were} skipped, and no policy allows it{why}"
         yield Finding("skip", "fail", text,
                       tuple(cell.id for cell in group), hint=_to_write(reason, group, cells, policy))
 
 
 def _to_write(reason: str, group: Sequence[JudgedCell], cells: Sequence[JudgedCell], policy: Policy) -> str:
     """The policy's lines that would allow these skips."""
-    selector = ", ".join(f"{axis}: {_listed(values)}" for axis, values in _selector(group, cells).items())
+    if group[0].lane == TEST_LANE:
+        selector = f"tests: {_listed([test.id for test in group])}"
+    else:
+        axes = ", ".join(f"{axis}: {_listed(values)}" for axis, values in _selector(group, cells).items())
+        selector = f"cells: {{{axes}}}"
     head = f"if that is meant, write to {policy.path}:" if policy.path else \
         "if that is meant, write to a file, and give it by --policy:\n\nversion: 1"
     sep = "" if not policy.path else "\n"
     why = _quoted(reason or "why it may be skipped")
-    return f"{head}{sep}\nallowed_skips:\n  - cells: {{{selector}}}\n    reason: {why}"
+    return f"{head}{sep}\nallowed_skips:\n  - {selector}\n    reason: {why}"
 
 
 def _selector(group: Sequence[JudgedCell], cells: Sequence[JudgedCell]) -> dict[str, list[Any]]:

@@ -54,7 +54,7 @@ def _report(report: Report) -> Iterator[Finding]:
     if untold and ours and any(cell["observation"] and cell["observation"]["sections"] for cell in report.cells):
         text = f"{report.name} does not tell the environment in which its cells ran: no {first(untold)}"
         yield Finding("contradiction", "unusable", text)
-    failed = False
+    failed = any(test["verdict"] in (*BAD, "not_run") for test in report.block["tests"])
     for cell in report.cells:
         verdicts = {check["verdict"] for check in cell["checks"].values()}
         bad = not verdicts.isdisjoint(BAD)
@@ -73,7 +73,7 @@ def _report(report: Report) -> Iterator[Finding]:
         text = f"other tests of that pytest run failed, which are not the gate's: {first(report.others_failed)}"
         yield Finding("other_tests", "note", f"{report.name}: {text}")
     elif status == 1 and not failed:
-        text = "pytest ended with 1, though no cell failed: something failed that the report does not show"
+        text = "pytest ended with 1, though no cell or test failed: something failed that the report does not show"
         yield Finding("contradiction", "unusable", f"{report.name}: {text}")
 
 

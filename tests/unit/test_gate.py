@@ -291,7 +291,7 @@ def test_an_exit_status_that_no_cell_explains_is_not_green(run):
     """pytest failed, and the report does not show why; but other tests of that run may have."""
     run.exit_status = 1
     assert outcome(run).code == 2
-    assert "pytest ended with 1, though no cell failed" in sentence(outcome(run))
+    assert "pytest ended with 1, though no cell or test failed" in sentence(outcome(run))
 
 
 @pytest.mark.parametrize("status", [2, 3, 4, 5, 137, None])

@@ -63,7 +63,7 @@ def test_exit_codes_and_words(text):
 def test_why_there_is_nothing_to_judge(text, cell, words):
     """What the gate says with exit code 3 is what its row here and in the README says."""
     told = nothing(SimpleNamespace(matrix={"cells_planned": ["a", "b"]}),
-                   {name: SimpleNamespace(**cell) for name in ("a", "b")}).text
+                   {name: SimpleNamespace(**cell) for name in ("a", "b")}, {}).text
     assert words.removeprefix("all ") in told
     assert words in _row(text, 3)
     if cell["skipped"] is None:

@@ -80,7 +80,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 def _cells_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("matrix", nargs="?", metavar="MATRIX",
-                        help="the file; default: matrix/default.yaml here, else the one that is shipped")
+                        help="the file, or shipped:NAME; default: matrix/default.yaml here, else shipped:default")
     parser.add_argument("--json", action="store_true", help="a JSON list instead of a table")
     parser.add_argument("--shard", metavar="I/N", help="only the cells of one of N parts, for example 2/8")
 
@@ -120,6 +120,7 @@ def _record(cell: PlannedCell | Excluded) -> dict[str, Any]:
         "issue": cell.issue,
         "until": getattr(cell, "until", ""),
         "checks": list(getattr(cell, "checks", ())),
+        "also": list(getattr(cell, "also", ())),
         "rule": cell.rule,
         "limits": getattr(cell, "limits", {}),
     }
@@ -128,7 +129,8 @@ def _record(cell: PlannedCell | Excluded) -> dict[str, Any]:
 def _table(planned: Sequence[PlannedCell]) -> Iterator[str]:
     width = max((len(each.cell.id) for each in planned), default=0)
     for each in planned:
-        found = (each.issue, each.until and f"until {each.until}", *each.checks, _needs(each))
+        also = each.also and f"also {', '.join(each.also)}"
+        found = (each.issue, each.until and f"until {each.until}", *each.checks, also, _needs(each))
         details = "; ".join(filter(None, found))
         why = f"{each.reason} ({details})".lstrip() if details else each.reason
         yield f"{each.cell.id:{width}}  {each.outcome:5}  {why}".rstrip()
@@ -181,7 +183,7 @@ def _counts(words: Iterable[str]) -> str:
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("matrix", nargs="?", metavar="MATRIX",
-                        help="the file; default: matrix/default.yaml here, else the one that is shipped")
+                        help="the file, or shipped:NAME; default: matrix/default.yaml here, else shipped:default")
 
 
 def _doctor(given: argparse.Namespace) -> int:

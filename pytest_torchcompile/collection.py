@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.errors import ReportError, UsageError
 from pytest_torchcompile.execution import CellResult, Execution
 from pytest_torchcompile.matrix import Matrix, PlannedCell, load_matrix
 from pytest_torchcompile.observation import Judgement
+from pytest_torchcompile.outside import Named, named_of
 from pytest_torchcompile.ranks import Zygote
 from pytest_torchcompile.report.comparison import comparison
 from pytest_torchcompile.report.journal import Journal, replace
@@ -26,6 +26,7 @@ from pytest_torchcompile.report.terminal import failure_text, header, summary
 from pytest_torchcompile.selection import refuse_idle, refuse_unknown
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.shards import shard
+from pytest_torchcompile.shipped import find_matrix
 from pytest_torchcompile.testlane import report_tests
 from pytest_torchcompile.torchrun import Torchrun, own_file
 from pytest_torchcompile.wrappers.wrapping import Wrapping
@@ -109,13 +110,13 @@ class CellNode(pytest.Collector):
 
     def applicable(self) -> list[str]:
         """The checks that the run asks for and that have something to judge in the cell's phase."""
-        wanted = self.parent.session_of.settings.checks or self.parent.matrix.checks
-        return [name for name in wanted if CHECKS[name].applies(self.planned.cell.axes)]
+        return self.parent.matrix.checks_of(self.planned, self.parent.session_of.settings.checks)
 
     def collect(self) -> Iterator[CheckItem]:
         """One item for each check."""
         for name in self.applicable():
-            yield CheckItem.from_parent(self, name=name)
+            if self.parent.session_of.named.has(self.name, name):
+                yield CheckItem.from_parent(self, name=name)
 
     def result(self) -> CellResult:
         """What came of the cell; it runs when this is first asked."""
@@ -157,14 +158,15 @@ class MatrixFile(pytest.File):
     def collect(self) -> Iterator[CellNode]:
         """One node for each planned cell of this shard."""
         for planned in self.session_of.planned:
-            yield CellNode.from_parent(self, name=planned.cell.id, planned=planned)
+            if self.session_of.named.has(planned.cell.id):
+                yield CellNode.from_parent(self, name=planned.cell.id, planned=planned)
 
 
 class MatrixSession:
     """The hooks of a run with ``--compile-matrix``."""
 
-    def __init__(self, config: pytest.Config, settings: Settings, matrix: Matrix) -> None:
-        self.config, self.settings, self.matrix = config, settings, matrix
+    def __init__(self, config: pytest.Config, settings: Settings, matrix: Matrix, named: Named) -> None:
+        self.config, self.settings, self.matrix, self.named = config, settings, matrix, named
         self.planned = shard(matrix.cells, *settings.shard)
         self.judged: dict[str, tuple[CellResult, Judgement]] = {}
         given: dict[str, Any] | None = getattr(config, "workerinput", None)  # what xdist gives to a worker
@@ -182,9 +184,17 @@ class MatrixSession:
 
     def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> MatrixFile | None:
         """The matrix file is a test file."""
-        if file_path == Path(self.matrix.path):
+        if not self.named.node_id and file_path == self.matrix.path:
             return MatrixFile.from_parent(parent, path=file_path)
         return None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, Any, Any]:
+        """A matrix that pytest does not look up hangs on the session."""
+        report = yield
+        if (name := self.named.node_id) and isinstance(collector, pytest.Session) and report.passed:
+            report.result.append(MatrixFile.from_parent(collector, path=self.matrix.path, nodeid=name))
+        return report
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Tell each cell and the journal what is left to judge, when everybody has deselected."""
@@ -336,18 +346,15 @@ def _distributed(config: pytest.Config) -> bool:
 
 def start(config: pytest.Config, settings: Settings) -> None:
     """Load the matrix and register the session's hooks. Raises UsageError for a mistake in the matrix."""
-    path = Path(settings.matrix)
-    if not path.is_absolute():
-        # As typed first, so relative to where the user stands; else as the ini file means it.
-        path = next((p for base in (config.invocation_params.dir, config.rootpath) if (p := base / path).exists()),
-                    config.invocation_params.dir / path)
-    matrix = load_matrix(path, shown=settings.matrix)
+    bases = config.invocation_params.dir, config.rootpath
+    matrix = load_matrix(find_matrix(settings.matrix, bases), shown=settings.matrix)
     refuse_unknown(config.getoption("markexpr"), (planned.cell.axes for planned in matrix.cells))
     named = bool(config.getoption("compile_checks"))  # for this run, not in the ini file for every matrix of a project
     given = "--compile-checks" if named else "compile_checks" if settings.checks else f"{settings.matrix}: checks"
     refuse_idle(settings.checks or matrix.checks, [planned.cell.axes for planned in matrix.cells], given, each=named)
-    _select(config, Path(matrix.path))
-    config.stash[SESSION] = session = MatrixSession(config, settings, matrix)
+    typed = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
+    config.args, named = named_of(typed, matrix, settings.matrix, config.invocation_params.dir, config.rootpath)
+    config.stash[SESSION] = session = MatrixSession(config, settings, matrix, named)
     _report(config, session.torchrun)
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         shutil.rmtree(config.rootpath / REPRODUCTIONS, ignore_errors=True)  # of an earlier run
@@ -362,15 +369,6 @@ def _baseline(config: pytest.Config, settings: Settings) -> Report:
         return read_report(config.invocation_params.dir / settings.baseline)
     except ReportError as error:
         raise UsageError(f"--compile-baseline: {error}") from None
-
-
-def _select(config: pytest.Config, path: Path) -> None:
-    """Run the matrix alone, or after what the command line names; not twice if it names the matrix itself."""
-    base = config.invocation_params.dir
-    if config.args_source is not pytest.Config.ArgsSource.ARGS:
-        config.args = [str(path)]
-    elif not any((base / arg.partition("::")[0]) == path for arg in config.args):
-        config.args = [*config.args, str(path)]
 
 
 def _torchrun(config: pytest.Config, settings: Settings) -> Torchrun | None:

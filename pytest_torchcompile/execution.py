@@ -94,7 +94,7 @@ class Execution:
             # An expected failure is known; and what finds out more must not turn a failure into a timeout.
             locate=0.0 if planned.outcome == "xfail" else self.settings.timeout / 4,
             modules=self.matrix_modules,
-            fuzz=replace(self.settings.fuzz, root=str(self.matrix.root)).to_dict(),
+            fuzz=self.settings.fuzz.of_cells(self.matrix.fuzz_seconds, self.matrix.root).to_dict(),
             # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
             threads=_omp_threads() or max(1, min(cores, 4) // ranks),
             compile_threads=max(1, cores // self.workers // ranks),

@@ -10,7 +10,8 @@ from typing import Final
 
 from pytest_torchcompile.axes import Axes, same
 from pytest_torchcompile.cell import AXES, Cell
-from pytest_torchcompile.rules import Rule
+from pytest_torchcompile.checks import default_limits
+from pytest_torchcompile.rules import OUTCOMES, Rule
 
 __all__ = ["MAX_CELLS", "Excluded", "Expansion", "PlannedCell", "count", "expand"]
 
@@ -34,6 +35,8 @@ class PlannedCell:
     limits: dict[str, float] = field(default_factory=dict)
     rule: str = ""
     """``file:line`` of the rule behind the outcome; empty for ``run``."""
+    also: tuple[str, ...] = ()
+    """The checks that rules ask of this cell, besides those of the matrix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Expansion:
     """For each planned cell, its values as numbers of the values of each axis."""
     excluded: list[Excluded]
     hits: list[int]
-    """For each rule, how many cells it decided (``limits``: how many that are left it holds for)."""
+    """For each rule, how many cells it decided (``limits``, ``also``: how many that are left it holds for)."""
     matches: list[int]
     """For each rule, how many cells it matches, whatever another rule decided before."""
 
@@ -70,11 +73,12 @@ def expand(axes: Axes, rules: Sequence[Rule], ignored: frozenset[int] = frozense
     """Multiply the axes and ask the rules.
 
     The first ``exclude``, ``skip`` or ``xfail`` that matches decides, ``ignored`` ones (by index) left aside.
-    Every ``limits`` that matches adds to ``limits`` (the defaults), later ones over earlier ones.
+    Every ``limits`` that matches adds to ``limits`` (the defaults), later ones over earlier ones; every ``also`` its
+    checks, and their default limits where no other rule sets them.
     """
     conditions = [_conditions(rule, axes) for rule in rules]
-    deciding = [(k, conditions[k]) for k, rule in enumerate(rules) if rule.verb != "limits"]
-    limiting = [(k, conditions[k]) for k, rule in enumerate(rules) if rule.verb == "limits"]
+    deciding = [(k, conditions[k]) for k, rule in enumerate(rules) if rule.verb in OUTCOMES]
+    adding = [(k, conditions[k]) for k, rule in enumerate(rules) if rule.verb not in OUTCOMES]
     found = Expansion([], [], [], [0] * len(rules), [0] * len(rules))
     cells = _cells(axes)
     for row in product(*(range(len(values)) for values in axes.values())):
@@ -90,21 +94,26 @@ def expand(axes: Axes, rules: Sequence[Rule], ignored: frozenset[int] = frozense
             found.excluded.append(Excluded(cell, outcome.reason, outcome.issue, outcome.where))
             continue
         own = dict(limits or {})
-        for k, condition in limiting:
+        also: list[str] = []
+        for k, condition in adding:
             if all(row[column] in allowed for column, allowed in condition):
                 found.hits[k] += 1
                 found.matches[k] += 1
-                own |= rules[k].limits
-        found.planned.append(_planned(cell, outcome, own))
+                if rules[k].verb == "also":
+                    also += [name for name in rules[k].checks if name not in also]
+                    own = default_limits(rules[k].checks) | own
+                else:
+                    own |= rules[k].limits
+        found.planned.append(_planned(cell, outcome, own, tuple(also)))
         found.rows.append(row)
     return found
 
 
-def _planned(cell: Cell, rule: Rule | None, limits: dict[str, float]) -> PlannedCell:
+def _planned(cell: Cell, rule: Rule | None, limits: dict[str, float], also: tuple[str, ...]) -> PlannedCell:
     if rule is None:
-        return PlannedCell(cell, limits=limits)
+        return PlannedCell(cell, limits=limits, also=also)
     until = rule.until.isoformat() if rule.until else ""
-    return PlannedCell(cell, rule.verb, rule.reason, rule.issue, until, rule.checks, limits, rule.where)
+    return PlannedCell(cell, rule.verb, rule.reason, rule.issue, until, rule.checks, limits, rule.where, also)
 
 
 def _conditions(rule: Rule, axes: Axes) -> list[tuple[int, frozenset[int]]]:

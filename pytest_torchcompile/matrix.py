@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +14,11 @@ from typing import Final
 import yaml
 
 from pytest_torchcompile.axes import Axes, read_axes
-from pytest_torchcompile.checks import CHECKS
+from pytest_torchcompile.checks import CHECKS, default_limits
 from pytest_torchcompile.expansion import MAX_CELLS, Excluded, Expansion, PlannedCell, count, expand
 from pytest_torchcompile.models import ModelEntry, read_models
-from pytest_torchcompile.rules import Rule, read_checks, read_rules
+from pytest_torchcompile.rules import OUTCOMES, Rule, read_checks, read_rules
+from pytest_torchcompile.shipped import DEFAULT, PREFIX, is_shipped, shipped_path
 from pytest_torchcompile.strategy import Strategy, choose, read_strategy
 from pytest_torchcompile.targets import Targets
 from pytest_torchcompile.yamlnodes import compose, kind, read
@@ -34,6 +36,7 @@ KEYS: Final = {
     "strategy": "full, pairwise, {pairwise: {strength: 3}} or {sample: {n: 200, seed: 1}}",
     "checks": "the checks of every cell; default: all",
     "autotune_choices": "candidates that autotuning may try for each kernel; 0: all of torch's",
+    "fuzz_seconds": "seconds that fuzzing one cell may take, unless --compile-fuzz-seconds says so",
 }
 AUTOTUNE_CHOICES: Final = 8
 """Enough to choose from, and few enough for a run of many cells."""
@@ -62,21 +65,33 @@ class Matrix:
     """What the reader of a report should know: expired rules."""
     autotune_choices: int = AUTOTUNE_CHOICES
     """Candidates that autotuning may try for each kernel; 0: as many as torch wants."""
+    fuzz_seconds: float | None = None
+    """Seconds that fuzzing one cell may take; None: the matrix does not say."""
+
+    def checks_of(self, planned: PlannedCell, asked: Sequence[str] = ()) -> list[str]:
+        """The checks that have something to judge in the cell: of those a run asks for, else of the matrix' own."""
+        wanted = asked or (*self.checks, *planned.also)
+        return [name for name in wanted if CHECKS[name].applies(planned.cell.axes)]
 
 
 def load_matrix(path: str | Path, root: str | Path | None = None, *, shown: str | None = None,
                 today: datetime.date | None = None) -> Matrix:
-    """Read and expand a matrix file.
+    """Read and expand a matrix file, or a shipped matrix: ``shipped:smoke``.
 
     ``root``: where factories are looked up; default :func:`find_root`. ``shown``: the path as error texts
     name it; default as given. ``today``: decides which xfails have expired.
-    Raises :class:`~pytest_torchcompile.errors.MatrixError` with a line for each mistake, in the file's order.
+    Raises :class:`~pytest_torchcompile.errors.UsageError` for a matrix that is not shipped, and
+    :class:`~pytest_torchcompile.errors.MatrixError` with a line for each mistake, in the file's order.
     """
     shown = str(path) if shown is None else shown
-    path = Path(path).absolute()
+    if is_shipped(str(path)):
+        path = shipped_path(str(path))
+    path = Path(os.path.abspath(path))  # without `..`, as pytest has paths
     data = read(path, shown)
     node = compose(data, shown)
-    root = find_root(path) if root is None else Path(root).absolute()
+    # A shipped matrix is read as if it lay in the user's own folder `matrix`.
+    place = Path.cwd() / "matrix" / path.name if is_shipped(shown) else path
+    root = find_root(place) if root is None else Path(root).absolute()
     reader = Reader(shown)
     sections = _read(reader, node, Targets(root))
     reader.finish()
@@ -92,6 +107,7 @@ def load_matrix(path: str | Path, root: str | Path | None = None, *, shown: str 
         left_out=len(expansion.planned) - len(chosen),
         notes=tuple(notes),
         autotune_choices=sections.autotune_choices,
+        fuzz_seconds=sections.fuzz_seconds,
     )
 
 
@@ -109,10 +125,8 @@ def find_root(path: Path) -> Path:
 
 def default_path(folder: Path = Path()) -> Path:
     """Return ``matrix/default.yaml`` of the folder (default: the working directory), else the one we ship."""
-    own = folder / "matrix" / "default.yaml"
-    package = Path(__file__).parent
-    shipped = (package / "matrices" / "default.yaml", package.parent / "matrix" / "default.yaml")
-    return next((path for path in (own, *shipped) if path.is_file()), own)
+    own = folder / DEFAULT
+    return own if own.is_file() else shipped_path(f"{PREFIX}default")
 
 
 @dataclass(frozen=True)
@@ -125,6 +139,7 @@ class _Sections:
     rules: list[tuple[Rule, yaml.Node]]
     strategy: Strategy
     autotune_choices: int
+    fuzz_seconds: float | None
 
 
 def _read(reader: Reader, node: yaml.Node, targets: Targets) -> _Sections:
@@ -140,8 +155,11 @@ def _read(reader: Reader, node: yaml.Node, targets: Targets) -> _Sections:
     checks = read_checks(reader, found.get("checks"))
     rules = read_rules(reader, found.get("rules"), axes if consistent else None, checks)
     choices = reader.integer(found["autotune_choices"], "autotune_choices") if "autotune_choices" in found else None
+    seconds = None
+    if "fuzz_seconds" in found:
+        seconds = reader.number(found["fuzz_seconds"], "fuzz_seconds", whole=False, least=1)
     return _Sections(models, axes, checks, rules, read_strategy(reader, found.get("strategy")),
-                     AUTOTUNE_CHOICES if choices is None else choices)
+                     AUTOTUNE_CHOICES if choices is None else choices, seconds)
 
 
 def _expand(reader: Reader, node: yaml.Node, sections: _Sections,
@@ -153,15 +171,16 @@ def _expand(reader: Reader, node: yaml.Node, sections: _Sections,
         reader.finish()
     rules = [rule for rule, _ in sections.rules]
     expired = frozenset(k for k, rule in enumerate(rules) if rule.expired(today))
-    expansion = expand(sections.axes, rules, expired, _defaults(sections.checks))
+    expansion = expand(sections.axes, rules, expired, default_limits(sections.checks))
     for k, (rule, place) in enumerate(sections.rules):
         if not expansion.matches[k]:
-            cells = "cell that is left" if rule.verb == "limits" else "cell"
+            cells = "cell" if rule.verb in OUTCOMES else "cell that is left"
             reader.wrong(place, f"this {rule.verb} rule matches no {cells}: {_selector(rule)}; "
                                 f"remove it, or correct a value")
         elif not expansion.hits[k]:
             reader.wrong(place, f"this {rule.verb} rule decides nothing: earlier rules decide every cell it "
                                 f"matches; remove it, or move it up")
+    _refuse_idle(reader, sections.rules, expansion)
     if not expansion.planned:
         reader.wrong(node, f"zero cells: the rules exclude all {total:,}; expected at least one that is left")
     for cell, times in Counter(each.cell.id for each in expansion.planned).items():
@@ -172,9 +191,13 @@ def _expand(reader: Reader, node: yaml.Node, sections: _Sections,
     return expansion, notes
 
 
-def _defaults(checks: Sequence[str]) -> dict[str, float]:
-    limits = [limit for check in checks for limit in CHECKS[check].limits]
-    return {limit.name: limit.default for limit in limits if limit.default is not None}
+def _refuse_idle(reader: Reader, rules: Sequence[tuple[Rule, yaml.Node]], expansion: Expansion) -> None:
+    """Note every check that rules ask of cells in none of which it has something to judge."""
+    for rule, place in rules:
+        for name in rule.checks if rule.verb == "also" else ():
+            idle = [CHECKS[name].idle(planned.cell.axes) for planned in expansion.planned if name in planned.also]
+            if idle and all(idle):
+                reader.wrong(place, f"also: {name} has nothing to judge in any cell that has it: {idle[0]}")
 
 
 def _selector(rule: Rule) -> str:

@@ -40,6 +40,7 @@ def matrix_schema() -> Schema:
         "strategy": _strategy(),
         "checks": _some({"enum": list(CHECKS)}),
         "autotune_choices": _SIZE,
+        "fuzz_seconds": {"type": "number", "minimum": 1},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -109,6 +110,7 @@ def _rule(verb: str) -> Schema:
     limits = _record({name: limit.help for name, limit in LIMITS.items()}, numbers) | {"minProperties": 1}
     forms = {
         "limits": limits,
+        "also": _some({"enum": list(CHECKS)}),
         "when": cells,
         "reason": _TEXT,
         "issue": _TEXT,
@@ -116,8 +118,7 @@ def _rule(verb: str) -> Schema:
         "checks": _some({"enum": list(CHECKS)}),
     }
     keys = (verb, *rules.VERBS[verb])
-    required = (verb,) if verb == "limits" else (verb, "reason")
-    return _record(rules.RULE_KEYS, {key: forms.get(key, cells) for key in keys}, required)
+    return _record(rules.RULE_KEYS, {key: forms.get(key, cells) for key in keys}, rules.REQUIRED[verb])
 
 
 def _limit(limit: Limit) -> Schema:

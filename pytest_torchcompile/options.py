@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pytest_torchcompile.shipped import DEFAULT
+
 __all__ = ["OPTIONS", "Option"]
 
 
@@ -30,8 +32,8 @@ class Option(NamedTuple):
 
 
 OPTIONS = (
-    Option("matrix", "Run the cells of a matrix file; without FILE, the ini key's or matrix/default.yaml",
-           "matrix/default.yaml", "FILE", optional=True),
+    Option("matrix", "Run the cells of a matrix file, or of a shipped one (shipped:smoke); without FILE, the ini "
+           "key's or matrix/default.yaml", DEFAULT, "FILE", optional=True),
     Option("checks", "Judge only these checks, separated by commas (default: those of the matrix)", "", "NAMES"),
     Option("shard", "Run one of N parts of the matrix, for example 2/8", "", "I/N"),
     Option("baseline", "Print at the end what differs from an earlier report", "", "REPORT"),
@@ -45,7 +47,8 @@ OPTIONS = (
            "those of these kinds, or with these words in their names, separated by commas", "", "WORDS", optional=True),
     Option("selftest-device", "Where the planted faults run, for example cuda", "cpu", "DEVICE"),
     Option("fuzz-examples", "Sequences of shapes that are drawn for each fuzzed cell or test", "30", "N"),
-    Option("fuzz-seconds", "Seconds that fuzzing one cell or test may take, shrinking included", "60", "SECONDS"),
+    Option("fuzz-seconds", "Seconds that fuzzing one cell or test may take, shrinking included (default: those of the "
+           "matrix, else 60)", "", "SECONDS"),
     Option("fuzz-seed", "Seed of the drawn sequences; 'random': another one each run, printed", "0", "SEED"),
     Option("inprocess", "Run cells in pytest's own process, for debuggers: a crash then ends pytest"),
 )

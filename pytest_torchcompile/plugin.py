@@ -9,6 +9,7 @@ import pytest
 
 from pytest_torchcompile import fixtures
 from pytest_torchcompile.options import OPTIONS, Option
+from pytest_torchcompile.shipped import names_matrix
 
 if TYPE_CHECKING:
     from pytest_torchcompile.fuzz.options import FuzzOptions
@@ -84,7 +85,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 def _give_back_what_is_no_matrix(config: pytest.Config) -> None:
     """In ``pytest --compile-matrix tests`` argparse takes ``tests`` for the option's value: it is pytest's."""
     given = config.option.compile_matrix
-    if given and not given.endswith((".yaml", ".yml")):
+    if given and not names_matrix(given):
         config.option.compile_matrix = ""
         named = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
         config.args, config.args_source = [given, *named], pytest.Config.ArgsSource.ARGS

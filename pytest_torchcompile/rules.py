@@ -24,6 +24,7 @@ VERBS: Final[dict[str, tuple[str, ...]]] = {
     "skip": ("reason", "issue"),
     "xfail": ("reason", "issue", "until", "checks"),
     "limits": ("when", "reason"),
+    "also": ("when", "reason"),
 }
 """Verb to the keys that a rule with this verb may have besides it."""
 RULE_KEYS: Final = {
@@ -31,7 +32,8 @@ RULE_KEYS: Final = {
     "skip": "the cells that cannot run",
     "xfail": "the cells that are known to fail; one that passes fails the run, so that stale rules leave",
     "limits": "limit to number, for the cells of `when`",
-    "when": "the cells that the limits hold for; all of them if left out",
+    "also": "checks that only the cells of `when` have, besides those of the key `checks`",
+    "when": "the cells that the limits or checks are for; of limits all of them if left out",
     "reason": "why, for the report",
     "issue": "where it is tracked, for example owner/repo#123",
     "until": "the last day on which the xfail holds, YYYY-MM-DD",
@@ -51,11 +53,16 @@ class Rule:
     issue: str = ""
     until: datetime.date | None = None
     checks: tuple[str, ...] = ()
+    """Of an xfail those that are known to fail, of ``also`` those that it adds."""
     limits: dict[str, float] = field(default_factory=dict)
 
     def expired(self, today: datetime.date) -> bool:
         """Is ``until`` over?"""
         return self.until is not None and today > self.until
+
+
+REQUIRED: Final = {verb: (verb, "reason") for verb in OUTCOMES} | {"limits": ("limits",), "also": ("also", "when")}
+"""Verb to the keys that a rule with this verb must have."""
 
 
 def read_checks(reader: Reader, node: yaml.Node | None, what: str = "a check",
@@ -81,9 +88,21 @@ def read_rules(reader: Reader, node: yaml.Node | None, axes: Axes | None,
     """
     if node is None or (isinstance(node, yaml.SequenceNode) and not node.value):
         return []
-    rules = _Rules(reader, axes, checks)
+    rules = _Rules(reader, axes, checks, _asked_also(reader, node))
     found = ((rules.read(item), item) for item in reader.items(node, "rules"))
     return [(rule, item) for rule, item in found if rule is not None]
+
+
+def _asked_also(reader: Reader, node: yaml.Node) -> tuple[str, ...]:
+    """The checks that some rule asks of some cells: limits and xfails of any rule may name them."""
+    names: dict[str, None] = {}
+    for item in node.value if isinstance(node, yaml.SequenceNode) else ():
+        for key, value in item.value if isinstance(item, yaml.MappingNode) else ():
+            if key.value == "also":
+                for name in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    if isinstance(name, yaml.ScalarNode) and name.value in CHECKS:
+                        names[name.value] = None
+    return tuple(names)
 
 
 @dataclass
@@ -91,6 +110,9 @@ class _Rules:
     reader: Reader
     axes: Axes | None
     checks: tuple[str, ...]
+    """The key ``checks``."""
+    also: tuple[str, ...]
+    """What some rule asks of some cells."""
 
     def read(self, node: yaml.Node) -> Rule | None:
         """Read one rule; None if it has a mistake."""
@@ -99,7 +121,7 @@ class _Rules:
         if verb is None:
             return None
         keys = (verb, *VERBS[verb])
-        required = (verb,) if verb == "limits" else (verb, "reason")
+        required = REQUIRED[verb]
         found = self.reader.fields(node, f"this {verb} rule", keys, required)
         values: dict[str, Any] = {}
         for name in ("reason", "issue"):
@@ -109,8 +131,10 @@ class _Rules:
             values["until"] = self.reader.date(found["until"], "until")
         if "checks" in found:
             what = "a check of this matrix"
-            values["checks"] = read_checks(self.reader, found["checks"], what, self.checks)
-        selector = found.get("when" if verb == "limits" else verb)
+            values["checks"] = read_checks(self.reader, found["checks"], what, (*self.checks, *self.also))
+        if verb == "also" and verb in found:
+            values["checks"] = self._also(found[verb])
+        selector = found.get(verb if verb in OUTCOMES else "when")
         values["select"] = self._select(selector, verb) if selector is not None else {}
         if verb == "limits" and verb in found:
             values["limits"] = self._limits(found[verb])
@@ -165,6 +189,14 @@ class _Rules:
                 found.append(value)
         return tuple(found)
 
+    def _also(self, node: yaml.Node) -> tuple[str, ...]:
+        """Checks that not every cell has already."""
+        names = read_checks(self.reader, node)
+        for name in names:
+            if name in self.checks:
+                self.reader.wrong(node, f"also: every cell has {name!r} already; take it out here, or out of `checks`")
+        return names
+
     def _limits(self, node: yaml.Node) -> dict[str, float]:
         limits = {}
         for name, key, value in self.reader.entries(node, "limits"):
@@ -172,7 +204,7 @@ class _Rules:
                 self.reader.wrong(key, f"unknown limit {name!r}; {nearest(name, LIMITS)}")
                 continue
             owners = [check for check, entry in CHECKS.items() if LIMITS[name] in entry.limits]
-            if not any(owner in self.checks for owner in owners):
+            if not any(owner in (*self.checks, *self.also) for owner in owners):
                 self.reader.wrong(key, f"limit {name!r} has no effect: checks leaves out {owners[0]!r}")
             limit = LIMITS[name]
             number = self.reader.number(value, f"limit {name!r}", whole=limit.whole, least=limit.least,

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from xdist.scheduler.load import LoadScheduling  # type: ignore[import-untyped]  # it has no py.typed
 
+from pytest_torchcompile.shipped import names_matrix
+
 if TYPE_CHECKING:
     import pytest
 
@@ -22,19 +24,19 @@ __all__ = ["CellScheduling", "units"]
 def units(collection: Sequence[str], seconds: Mapping[str, float]) -> list[list[int]]:
     """Indices of the items that belong together, the longest unit first.
 
-    Items of one cell (``file.yaml::cell::check``) are a unit, any other item is one of its own. A cell that
-    was never timed counts as long as the longest known: it is better to start it too early.
+    Items of one cell (``file.yaml::cell::check``, ``shipped:name::cell::check``) are a unit, any other item is one
+    of its own. A cell that was never timed counts as long as the longest known: it is better to start it too early.
     """
     grouped: dict[str, list[int]] = {}
     for index, nodeid in enumerate(collection):
         file, *rest = nodeid.split("::")
-        key = f"{file}::{rest[0]}" if file.endswith((".yaml", ".yml")) and rest else nodeid
+        key = f"{file}::{rest[0]}" if names_matrix(file) and rest else nodeid
         grouped.setdefault(key, []).append(index)
     unknown = max(seconds.values(), default=0.0)
 
     def cost(key: str) -> float:
         file, _, cell = key.partition("::")
-        return seconds.get(cell, unknown) if file.endswith((".yaml", ".yml")) else 0.0
+        return seconds.get(cell, unknown) if names_matrix(file) else 0.0
 
     return [grouped[key] for key in sorted(grouped, key=lambda k: -cost(k))]  # stable: equal costs keep their order
 

@@ -1,11 +1,14 @@
 """A user-defined Triton kernel as a custom op: what ``zoo.triton_op`` builds. Importing it needs Triton.
 
 The op is opaque to the compiler, which knows it by three things only: its schema, the shape function
-(``register_fake``) and its gradient (``register_autograd``); all three can be wrong on their own.
+(``register_fake``) and its gradient (``register_autograd``); all three can be wrong on their own. A GPU runs the
+kernel compiled; on a CPU Triton's own interpreter runs it, slowly, and the compiler sees the same op.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,22 +21,40 @@ __all__ = ["GatedUnit", "gate"]
 BLOCK = 256
 
 
-@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _gate_kernel(x, y, out, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, N803
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     left = tl.load(x + place, mask=inside).to(tl.float32)
     right = tl.load(y + place, mask=inside).to(tl.float32)
-    tl.store(out + place, left * tl.sigmoid(left) * right, mask=inside)
+    # Not tl.sigmoid: Triton's own kernels were decorated when it was imported, so the interpreter can't call them.
+    tl.store(out + place, left / (1 + tl.exp(-left)) * right, mask=inside)
 
 
-@torch.library.custom_op("pytest_torchcompile::gate", mutates_args=(), device_types="cuda")
+def _interpreted(kernel: Callable[..., None]) -> Any:
+    """The kernel as Triton's interpreter runs it; the variable counts while a kernel is decorated, for that one."""
+    before = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        return triton.jit(kernel)
+    finally:
+        if before is None:
+            del os.environ["TRITON_INTERPRET"]
+        else:
+            os.environ["TRITON_INTERPRET"] = before
+
+
+_ON_GPU = triton.jit(_gate_kernel)
+_ON_CPU = _interpreted(_gate_kernel)
+
+
+@torch.library.custom_op("pytest_torchcompile::gate", mutates_args=(), device_types=("cuda", "cpu"))
 def gate(x: Tensor, y: Tensor) -> Tensor:
     """``silu(x) * y`` of two tensors of the same shape, as one Triton kernel."""
     x, y = x.contiguous(), y.contiguous()
     out = torch.empty_like(x)
     count = x.numel()
-    _gate_kernel[(triton.cdiv(count, BLOCK),)](x, y, out, count, BLOCK=BLOCK)
+    kernel = _ON_GPU if x.is_cuda else _ON_CPU
+    kernel[(triton.cdiv(count, BLOCK),)](x, y, out, count, BLOCK=BLOCK)
     return out
 
 

@@ -309,15 +309,18 @@ def residual_outside(width: int = 64, layers: int = 1) -> nn.Module:
 def triton_op(device: str = "cuda") -> nn.Module:
     """A user-defined Triton kernel behind a custom op with its own gradient. (B, hidden) -> (B, hidden).
 
-    Raises :class:`~pytest_torchcompile.errors.Unavailable` where Triton or a GPU that it compiles for is
-    missing, or where the cell runs elsewhere.
+    On ``device="cpu"`` Triton's interpreter runs the kernel, which needs NumPy.
+    Raises :class:`~pytest_torchcompile.errors.Unavailable` for any other device, and where what it needs is missing.
     """
-    if torch.device(device).type != "cuda":
-        raise Unavailable(f"triton_op is a Triton kernel for GPUs, and this cell runs on {device!r}")
-    if not torch.cuda.is_available():
-        raise Unavailable("triton_op needs a GPU, and torch.cuda.is_available() is false")
+    kind = torch.device(device).type
+    if kind not in ("cuda", "cpu"):
+        raise Unavailable(f"triton_op is a Triton kernel for GPUs and CPUs, and this cell runs on {device!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise Unavailable("triton_op needs a GPU on device cuda, and torch.cuda.is_available() is false")
     if importlib.util.find_spec("triton") is None:
         raise Unavailable("triton_op needs Triton, which is not installed (pip install triton)")
+    if kind == "cpu" and importlib.util.find_spec("numpy") is None:
+        raise Unavailable("triton_op needs NumPy on a CPU, for Triton's interpreter (pip install numpy)")
     from pytest_torchcompile.triton_op import GatedUnit
 
     return GatedUnit()

@@ -5,7 +5,7 @@ To add a check: a file in this folder with its ``measure`` and ``judge``, and it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -17,7 +17,7 @@ from pytest_torchcompile.wrappers.wrapping import Wrapping
 if TYPE_CHECKING:
     from pytest_torchcompile.checks.protocol import Check
 
-__all__ = ["CHECKS", "LIMITS", "CheckEntry", "Limit", "applies", "load"]
+__all__ = ["CHECKS", "LIMITS", "CheckEntry", "Limit", "applies", "default_limits", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,12 @@ class CheckEntry:
         if self.ranks == ("one" if wrapping.ranks > 1 else "several"):
             return f"it judges cells of {self.ranks} rank{'s' * (self.ranks == 'several')} only"
         return ""
+
+
+def default_limits(names: Iterable[str]) -> dict[str, float]:
+    """The limits of the checks that have a value where no rule sets one."""
+    limits = [limit for name in names for limit in CHECKS[name].limits]
+    return {limit.name: limit.default for limit in limits if limit.default is not None}
 
 
 @cache

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.errors import UsageError
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FuzzOptions", "ran_out"]
 
+SECONDS: Final = 60.0
+"""Wall seconds for each cell or test, where nobody says."""
 _DIGITS = 18
 """So long may a seed be; Python turns no text of thousands of digits into a number."""
 
@@ -25,8 +27,8 @@ class FuzzOptions:
 
     examples: int = 30
     """Sequences drawn for each cell or test."""
-    seconds: float = 60.0
-    """Wall seconds for each, shrinking included."""
+    seconds: float | None = None
+    """Wall seconds for each, shrinking included; None: nobody said."""
     seed: int = 0
     root: str = ""
     """Folder of the database of failing sequences, ``.hypothesis``; empty: none is kept."""
@@ -41,7 +43,7 @@ class FuzzOptions:
             raise UsageError(f"--compile-fuzz-seed: {seed!r} is no seed; expected a whole number, or random")
         return cls(
             int(_number("examples", examples, "a number of sequences above 0, for example 30", whole=True)),
-            _number("seconds", seconds, "a number of seconds above 0, for example 60"),
+            _number("seconds", seconds, "a number of seconds above 0, for example 60") if seconds else None,
             int(seed),
             "" if root is None else str(root),
         )
@@ -50,7 +52,11 @@ class FuzzOptions:
         """The budget of one search."""
         from pytest_torchcompile.fuzz.search import Budget
 
-        return Budget(self.examples, self.seconds)
+        return Budget(self.examples, SECONDS if self.seconds is None else self.seconds)
+
+    def of_cells(self, seconds: float | None, root: Path) -> FuzzOptions:
+        """The options of a matrix' cells: where nobody said how long a search may take, as long as the matrix says."""
+        return replace(self, seconds=seconds if self.seconds is None else self.seconds, root=str(root))
 
     def database(self) -> ExampleDatabase | None:
         """Hypothesis' database of failing examples, where its own are too."""

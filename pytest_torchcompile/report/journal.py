@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.matrix import Matrix, PlannedCell
 from pytest_torchcompile.report.evidence import fingerprint
 from pytest_torchcompile.report.provenance import provenance
@@ -189,7 +188,7 @@ def _planned(planned: PlannedCell, matrix: Matrix) -> dict[str, Any]:
         "planned": {
             "outcome": planned.outcome, "reason": planned.reason, "issue": planned.issue, "until": planned.until,
             "expected": list(planned.checks), "limits": planned.limits, "rule": planned.rule,
-            "checks": [name for name in matrix.checks if CHECKS[name].applies(planned.cell.axes)],
+            "checks": matrix.checks_of(planned), "also": list(planned.also),
         },
     }
 

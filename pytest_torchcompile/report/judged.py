@@ -160,7 +160,8 @@ def _plan(cell: Mapping[str, Any], matrix: Mapping[str, Any]) -> Iterator[str]:
     if len(known) < len(AXES) or Cell(**known, user=user).id != cell["id"]:
         yield "its id is not that of its axes"
     if cell["planned"] is not None:
-        wanted = [name for name in matrix["checks"] if name in CHECKS and CHECKS[name].applies(axes)]
+        asked = (*matrix["checks"], *cell["planned"].get("also", ()))
+        wanted = [name for name in asked if name in CHECKS and CHECKS[name].applies(axes)]
         if cell["planned"]["checks"] != wanted:
             yield "the checks planned for it are not those of the matrix"
         if extra := [name for name in checks if name not in wanted]:

@@ -30,7 +30,7 @@ __all__ = ["KEYS", "VERSION", "parse_policy", "read_policy"]
 VERSION: Final = 1
 KEYS: Final = {
     "version": f"version of this format: {VERSION}",
-    "matrix": "the matrix file that the reports must be of, from the policy's folder",
+    "matrix": "the matrix file that the reports must be of, from the policy's folder, or shipped:NAME",
     "gates": "gates that must pass, whether the matrix runs them or not",
     "environment": "key of the report's environment to the pattern that it must match",
     "may_differ": "keys of the environment that may differ between shards, besides cores, cpu and platform",

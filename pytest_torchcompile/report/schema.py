@@ -72,7 +72,8 @@ _PLANNED: Final = _object({
     "limits": _map(_NUMBER),
     "rule": _TEXT,
     "checks": _list(_TEXT, uniqueItems=True),
-})
+    "also": _list(_TEXT, uniqueItems=True),
+}, optional=("also",))
 _CELL: Final = _object({
     "id": _TEXT,
     "axes": _map({"type": ["string", "number", "boolean", "null"]}),

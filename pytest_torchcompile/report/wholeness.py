@@ -17,6 +17,7 @@ from pytest_torchcompile.report.policy import Policy
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.record import gates
 from pytest_torchcompile.report.schema import ENVIRONMENT_KEYS
+from pytest_torchcompile.shipped import is_shipped
 
 __all__ = ["expected", "whole"]
 
@@ -88,8 +89,8 @@ def expected(merged: Merged, policy: Policy) -> Iterator[Finding]:
         from pytest_torchcompile.matrix import load_matrix
 
         place: dict[str, Any] = {"file": policy.path, "line": policy.line(policy.places["matrix"])}
-        path = Path(policy.path).parent / policy.matrix
-        if not path.is_file():
+        path = Path(policy.matrix) if is_shipped(policy.matrix) else Path(policy.path).parent / policy.matrix
+        if not (is_shipped(policy.matrix) or path.is_file()):
             raise MatrixError(policy.path, place["line"], 1, f"matrix: there is no file {path}")
         matrix = load_matrix(path, shown=str(path))
         if matrix.sha256 != merged.matrix["sha256"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import pytest
 import torch
@@ -216,12 +217,12 @@ def test_factories_take_user_axes():
 
 
 def test_triton_op_names_what_is_missing(monkeypatch):
-    """Three reasons, in the order in which they can be mended: the cell's device, the GPU, Triton."""
-    text = r"^triton_op is a Triton kernel for GPUs, and this cell runs on 'cpu'$"
+    """Four reasons: the cell's device, the GPU, Triton, and NumPy for the interpreter."""
+    text = r"^triton_op is a Triton kernel for GPUs and CPUs, and this cell runs on 'meta'$"
     with pytest.raises(Unavailable, match=text):
-        zoo.triton_op(device="cpu")
+        zoo.triton_op(device="meta")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    text = r"^triton_op needs a GPU, and torch.cuda.is_available\(\) is false$"
+    text = r"^triton_op needs a GPU on device cuda, and torch.cuda.is_available\(\) is false$"
     with pytest.raises(Unavailable, match=text):
         zoo.triton_op()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -229,6 +230,34 @@ def test_triton_op_names_what_is_missing(monkeypatch):
     text = r"^triton_op needs Triton, which is not installed \(pip install triton\)$"
     with pytest.raises(Unavailable, match=text):
         zoo.triton_op(device="cuda:0")
+    with pytest.raises(Unavailable, match=text):
+        zoo.triton_op(device="cpu")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numpy" else name)
+    text = r"^triton_op needs NumPy on a CPU, for Triton's interpreter \(pip install numpy\)$"
+    with pytest.raises(Unavailable, match=text):
+        zoo.triton_op(device="cpu")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_triton_op_on_a_cpu(monkeypatch):
+    """Triton's interpreter computes silu(x) * y and its gradient, eager and captured; the setting ends with it."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    torch.manual_seed(0)
+    model = zoo.triton_op(device="cpu")
+    assert "TRITON_INTERPRET" not in os.environ
+    x = zoo.vector_batch(B=5)
+    expected = nn.functional.silu(model.left(x)) * model.right(x)
+    wanted = torch.autograd.grad(expected.pow(2).sum(), [x, *model.parameters()])
+    for call in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        output = call(x)
+        torch.testing.assert_close(output, expected)
+        torch.testing.assert_close(torch.autograd.grad(output.pow(2).sum(), [x, *model.parameters()]), wanted)
+
+    from pytest_torchcompile import triton_op
+
+    assert type(triton_op._ON_CPU).__name__ == "InterpretedFunction"
+    assert type(triton_op._ON_GPU).__name__ == "JITFunction"
+    torch.library.opcheck(triton_op.gate, (x, x.flip(0).detach().requires_grad_()))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

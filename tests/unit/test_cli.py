@@ -44,6 +44,18 @@ gpt-eager-default-auto-none          run
 """
 
 
+def test_cells_of_a_shipped_matrix(tmp_path, monkeypatch, capsys):
+    """By name, from any folder; mistakes and rules are told under that name."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["cells", "shipped:smoke"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["tiny_head-inductor-default-auto-none", "run"]
+    assert lines[-1].startswith("4 excluded by shipped:smoke:2")
+    assert main(["cells", "shipped:smok"]) == 4
+    assert capsys.readouterr().err == ("'shipped:smok' is not a shipped matrix; did you mean 'smoke'? "
+                                       "Known: default, fake, fuzz, gpu, multi_gpu, smoke\n")
+
+
 def test_cells_say_what_they_need(here, capsys, monkeypatch):
     """What a larger machine would run is planned; the fake lane needs one process, a single GPU is not worth a word."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
@@ -86,7 +98,7 @@ def test_cells_as_json(here, capsys):
         "axes": {"model": "gpt", "backend": "inductor", "mode": "max-autotune", "dynamic": "auto",
                  "wrapper": "none", "dtype": "float32", "device": "cpu", "phase": "training"},
         "outcome": "xfail", "reason": "slow", "issue": "a/b#1", "until": "2999-01-01",
-        "checks": ["gradients"], "rule": "matrix/default.yaml:6",
+        "checks": ["gradients"], "also": [], "rule": "matrix/default.yaml:6",
         "limits": {"coverage": 1.0, "steps": 3, "graph_breaks": 0},
     }
     assert (cells[3]["reason"], cells[3]["rule"]) == ("no modes there", "matrix/default.yaml:5")

@@ -19,6 +19,16 @@ def test_as_typed(tmp_path):
     assert FuzzOptions.read("7", "1", "0", None).database() is None
 
 
+@pytest.mark.parametrize(("typed", "matrix", "seconds"), [
+    ("", None, 60.0), ("", 20.0, 20.0), ("5", 20.0, 5.0), ("5", None, 5.0),
+])
+def test_how_long_a_cell_is_fuzzed(tmp_path, typed, matrix, seconds):
+    """What was typed, else what the matrix says, else a minute."""
+    options = FuzzOptions.read("30", typed, "0").of_cells(matrix, tmp_path)
+    assert options.budget().seconds == seconds
+    assert options.root == str(tmp_path)
+
+
 @pytest.mark.parametrize(("given", "message"), [
     (("0", "1", "0"), "--compile-fuzz-examples: '0' is not a number of sequences above 0, for example 30"),
     (("1.5", "1", "0"), "--compile-fuzz-examples: '1.5' is not a number of sequences"),

@@ -280,6 +280,13 @@ def test_the_matrix_that_a_policy_names(run, project):
     assert "the reports are of another matrix/smoke.yaml than" in sentence(found)
 
 
+def test_a_policy_may_name_a_shipped_matrix(run):
+    """It is found without a file in the policy's folder."""
+    assert outcome(run, "matrix: shipped:fuzz").code == 2
+    assert "the reports are of another matrix/smoke.yaml than shipped:fuzz is now" in sentence(
+        outcome(run, "matrix: shipped:fuzz"))
+
+
 def test_a_matrix_that_is_not_there_is_told_at_the_policy(run, project):
     path = project.root / "release.yaml"
     path.write_text("version: 1\nmatrix: matrix/smal.yaml\n")

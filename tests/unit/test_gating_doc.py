@@ -37,9 +37,9 @@ def test_the_policy_is_read_and_shows_every_key(text):
 
 
 def test_what_to_write_for_the_default_matrix(text):
-    """On a machine without a GPU the cells of triton_op are skipped: the policy's lines are those of the text."""
+    """Where Triton is not installed the cells of triton_op are skipped: the policy's lines are those of the text."""
     matrix = load_matrix(DOCS.parent / "matrix" / "default.yaml")
-    check = {"verdict": "skip", "problems": [], "note": "no GPU"}
+    check = {"verdict": "skip", "problems": [], "note": "no Triton"}
     cells = [JudgedCell(each.cell.id, each.cell.axes, {"compiles": check} if each.cell.model == "triton_op" else {}, {},
                         None, False) for each in matrix.cells]
     (finding,) = skips(cells, Policy())

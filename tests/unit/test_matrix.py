@@ -334,11 +334,10 @@ def test_find_root(tmp_path):
 
 
 def test_default_path(tmp_path, monkeypatch):
-    """The working directory's own matrix, else the one that is shipped, else the name to complain about."""
+    """The working directory's own matrix, else the one that is shipped."""
     monkeypatch.chdir(tmp_path)
     package = tmp_path / "lib" / "package"
-    monkeypatch.setattr("pytest_torchcompile.matrix.__file__", str(package / "matrix.py"))
-    assert str(default_path()) == "matrix/default.yaml"
+    monkeypatch.setattr("pytest_torchcompile.shipped.__file__", str(package / "shipped.py"))
     shipped = package / "matrices" / "default.yaml"
     shipped.parent.mkdir(parents=True)
     shipped.touch()
@@ -364,3 +363,46 @@ def test_no_torch(project):
             f"print(len(load_matrix({str(project.file)!r}, {str(project.root)!r}).cells))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "60\n"
+
+
+def test_a_check_of_some_cells_only(project):
+    """A rule `also` adds checks to the cells that it matches, with their limits; where both set one, `limits` wins."""
+    matrix = project.load(HEAD + """
+axes: {backend: [aot_eager, eager], phase: [training, inference]}
+checks: [compiles, gradients]
+rules:
+  - limits: {graph_breaks: 2, fuzz_recompiles: 3}
+    when: {backend: aot_eager, phase: training}
+  - also: fuzz
+    when: {backend: aot_eager}
+  - also: [fuzz, randomness]
+    when: {phase: training}
+""")
+    checks = {planned.cell.id.split("-", 1)[1]: matrix.checks_of(planned) for planned in matrix.cells}
+    assert checks == {
+        "aot_eager-default-auto-none": ["compiles", "gradients", "fuzz", "randomness"],
+        "aot_eager-default-auto-none-inference": ["compiles", "fuzz"],
+        "eager-default-auto-none": ["compiles", "gradients", "fuzz", "randomness"],
+        "eager-default-auto-none-inference": ["compiles"],
+    }
+    limits = [planned.limits for planned in matrix.cells]
+    assert limits[0] == {"coverage": 1.0, "graph_breaks": 2, "fuzz_recompiles": 3}
+    assert limits[1] == {"coverage": 1.0, "graph_breaks": 0}
+    assert limits[3] == {"coverage": 1.0}
+    assert matrix.checks_of(matrix.cells[0], ["fuzz"]) == ["fuzz"]
+    assert matrix.checks_of(matrix.cells[3], ["gradients"]) == []
+
+
+def test_a_limit_and_an_xfail_of_a_check_of_some_cells(project):
+    """They may name what only a later rule asks for."""
+    matrix = project.load(HEAD + """
+axes: {backend: [aot_eager]}
+checks: [compiles]
+rules:
+  - xfail: {backend: aot_eager}
+    checks: [fuzz]
+    reason: known
+  - also: fuzz
+    when: {backend: aot_eager}
+""")
+    assert matrix.cells[0].checks == ("fuzz",)

@@ -29,6 +29,7 @@ ONLY_THE_READER = {
     "unknown axis in rule", "unknown model in rule", "unknown value in rule", "value in rule of another type",
     "value in rule equal in Python",
     "check not in matrix", "limit of no check",
+    "also a check that every cell has", "also a check without anything to judge",
     "rule for nothing", "rule in the shadow", "zero cells",
     "model: dim name", "model: unknown dim", "model: cycle of dims", "model: no size",
 }
@@ -70,6 +71,13 @@ def test_accepts_strategies(project, strategy):
     text = f"{project.head}strategy: {strategy}"
     assert errors(yaml.load(text, _Plain)) == []
     assert project.load(text).cells
+
+
+def test_accepts_a_check_of_some_cells(project):
+    """The rule `also`, and how long fuzzing may take."""
+    text = f"{project.head}fuzz_seconds: 2.5\nrules: [{{also: [fuzz, randomness], when: {{model: gpt}}}}]"
+    assert errors(yaml.load(text, _Plain)) == []
+    assert project.load(text).fuzz_seconds == 2.5
 
 
 def test_accepts_shipped_matrices(request):

@@ -129,7 +129,7 @@ def _record(cell: PlannedCell | Excluded) -> dict[str, Any]:
 def _table(planned: Sequence[PlannedCell]) -> Iterator[str]:
     width = max((len(each.cell.id) for each in planned), default=0)
     for each in planned:
-        also = each.also and f"also {', '.join(each.also)}"
+        also = f"also {', '.join(each.also)}" if each.also else ""
         found = (each.issue, each.until and f"until {each.until}", *each.checks, also, _needs(each))
         details = "; ".join(filter(None, found))
         why = f"{each.reason} ({details})".lstrip() if details else each.reason

@@ -353,8 +353,8 @@ def start(config: pytest.Config, settings: Settings) -> None:
     given = "--compile-checks" if named else "compile_checks" if settings.checks else f"{settings.matrix}: checks"
     refuse_idle(settings.checks or matrix.checks, [planned.cell.axes for planned in matrix.cells], given, each=named)
     typed = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
-    config.args, named = named_of(typed, matrix, settings.matrix, config.invocation_params.dir, config.rootpath)
-    config.stash[SESSION] = session = MatrixSession(config, settings, matrix, named)
+    config.args, parts = named_of(typed, matrix, settings.matrix, config.invocation_params.dir, config.rootpath)
+    config.stash[SESSION] = session = MatrixSession(config, settings, matrix, parts)
     _report(config, session.torchrun)
     if not hasattr(config, "workerinput") and not config.option.collectonly:
         shutil.rmtree(config.rootpath / REPRODUCTIONS, ignore_errors=True)  # of an earlier run

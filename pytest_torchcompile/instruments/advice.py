@@ -13,6 +13,9 @@ __all__ = ["advice"]
 _SIZE: Final = re.compile(r"^(?P<tensor>.+)\.size\((?P<dim>\d+)\)$")
 
 
+_LAST_RESORT: Final = "last, and discouraged: dynamic=True, which makes every size dynamic and often the code slower"
+
+
 def advice(found: Compile) -> str:
     """What to try; never empty."""
     return _BY_CAUSE.get(found.cause, _other)(found)
@@ -28,12 +31,16 @@ def _shape(found: Compile) -> str:
     if "parameter" in found.advice:
         return f"resize {_name(found)} before the first call, or force_parameter_static_shapes = False"
     if found.resumed_at:  # what the rest of a function is given is made inside
-        return ("dynamic=True, or torch._dynamo.mark_dynamic on the input that this size comes from, before the first "
-                "call; without the graph break there would be one recompile less")  # fmt: skip
+        return (f"pad the input that this size comes from to a few buckets (ShapeStabilizer); or {_mark('it', 'dim')}; "
+                f"without the graph break there would be one recompile less; {_LAST_RESORT}")  # fmt: skip
     if match := _SIZE.match(found.what):
-        mark = f"torch._dynamo.mark_dynamic({match['tensor']}, {match['dim']}) before the first call"
-        return f"{mark}, dynamic=True, or pad to a bucket (shape_buckets)"
+        mark = _mark(match["tensor"], match["dim"])
+        return f"pad to a few buckets (ShapeStabilizer, shape_buckets); or {mark}; {_LAST_RESORT}"
     return f"give {_name(found) or 'the input'} the same number of dimensions in every call"
+
+
+def _mark(tensor: str, dim: str) -> str:
+    return f"torch._dynamo.mark_dynamic({tensor}, {dim}, min=2, max=your largest) before the first call"
 
 
 def _symbolic(found: Compile) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import traceback
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pytest_torchcompile.layer.config import CompileConfig
 
-__all__ = ["RESULTS", "Attempt", "headline"]
+__all__ = ["RESULTS", "Attempt", "Seconds", "headline"]
 
 RESULTS: Final = {
+    "disabled": (logging.DEBUG, "it is not enabled, so it runs eagerly"),
     "compiled": (logging.INFO, "it runs compiled"),
     "inner_blocks": (logging.WARNING, "it does not run compiled as a whole; its inner blocks do, each by itself"),
     "deferred": (logging.INFO, "it compiles in its first call"),
@@ -25,12 +27,29 @@ RESULTS: Final = {
 """What a record's ``result`` can be, its level, and what it means for the model."""
 
 
+@dataclass(frozen=True)
+class Seconds:
+    """How long an attempt took."""
+
+    all: float = 0.0
+    compiling: float = 0.0
+    """Of these, the seconds in which the compiler worked."""
+    healthcheck: float = 0.0
+    """Of these, the seconds that the healthcheck took beside."""
+
+    def rounded(self) -> dict[str, float]:
+        """The record's keys, to the microsecond."""
+        return {"seconds": round(self.all, 6), "compile_seconds": round(self.compiling, 6),
+                "healthcheck_seconds": round(self.healthcheck, 6)}
+
+
 class Attempt:
     """Logs what became of one model. The record is ``torchcompile`` of a :class:`logging.LogRecord`, plain data:
 
-    ``model, backend, mode, dynamic, fullgraph, result, phase, seconds, reason, exception``, where ``exception`` is None
-    or ``{type, message, stack}``, and ``phase`` is ``build``, ``healthcheck``, ``call`` or ``backward``. The
-    exception itself is the record's ``exc_info``.
+    ``model, enabled, backend, mode, dynamic, fullgraph, result, phase, seconds, compile_seconds, healthcheck_seconds,
+    reason, exception``, where ``exception`` is None or ``{type, message, stack}``, and ``phase`` is ``build``,
+    ``healthcheck``, ``call`` or ``backward``. ``seconds`` are all, ``compile_seconds`` those that the compiler took of
+    them, and ``healthcheck_seconds`` the rest of a healthcheck. The exception itself is the record's ``exc_info``.
     """
 
     def __init__(
@@ -41,15 +60,20 @@ class Attempt:
         self.logger = logger or logging.getLogger("pytest_torchcompile")
 
     def log(
-        self, result: str, phase: str, seconds: float, error: BaseException | None = None, reason: str = ""
+        self,
+        result: str,
+        phase: str,
+        seconds: Seconds,
+        error: BaseException | None = None,
+        reason: str = "",
     ) -> None:
         """Write one record. ``error`` and ``reason`` say why; without a reason it is the error's first line."""
         level, meaning = RESULTS[result]
         reason = reason or (headline(error) if error is not None else "")
         record = {"model": self.model, **_settings(self.config), "result": result, "phase": phase,
-                  "seconds": round(seconds, 6), "reason": reason, "exception": _plain(error)}
+                  **seconds.rounded(), "reason": reason, "exception": _plain(error)}
         text = (f"torch.compile of {self.model} (backend {record['backend']}, mode {record['mode']}, dynamic "
-                f"{record['dynamic']}, fullgraph {record['fullgraph']}): {result} after {seconds:.1f} s; {meaning}"
+                f"{record['dynamic']}, fullgraph {record['fullgraph']}): {result} after {seconds.all:.1f} s; {meaning}"
                 + (f": {reason}" if reason else ""))
         _write(self.logger, level, text, error, {"torchcompile": record})
 
@@ -64,7 +88,8 @@ def headline(error: BaseException) -> str:
 def _settings(config: CompileConfig) -> dict[str, Any]:
     backend = config.backend
     name = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
-    return {"backend": name, "mode": config.mode, "dynamic": config.dynamic, "fullgraph": config.fullgraph}
+    return {"enabled": config.enabled, "backend": name, "mode": config.mode, "dynamic": config.dynamic,
+            "fullgraph": config.fullgraph}
 
 
 def _plain(error: BaseException | None) -> dict[str, str] | None:

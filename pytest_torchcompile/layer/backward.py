@@ -6,6 +6,7 @@ it fails, that very graph is run eagerly on the same saved tensors, which is wha
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -58,14 +59,22 @@ class _Backward:
             return self._eagerly(args)
         count = len(args)
         kept = list(args) if self.fresh else None
+        began = time.perf_counter() if self.fresh else 0.0
         try:
             result = self.compiled(ctx, args)
         except Exception as error:
             failure = error
         else:
+            if self.fresh:
+                self._note_seconds(time.perf_counter() - began)
             self.fresh = False
             return result
         return self._mend(kept or (args if len(args) == count else None), failure)
+
+    def _note_seconds(self, seconds: float) -> None:
+        """The first run compiles first, which is nearly all of it."""
+        if (guard := self.guard()) is not None:
+            guard.seconds += seconds
 
     def _mend(self, args: list[Any] | None, error: Exception) -> Any:
         guard = self.guard()

@@ -19,6 +19,7 @@ from pytest_torchcompile.layer.behind import compiled_part, whole
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.descent import adapted
 from pytest_torchcompile.layer.intervals import LEAST_ROUNDS, Ratio, quantile, ratio_of
+from pytest_torchcompile.layer.items import Items, count_items
 from pytest_torchcompile.layer.preserve import preserved
 from pytest_torchcompile.oracle import default_loss
 
@@ -42,7 +43,7 @@ class Side:
     high: float
     """Between them lie 8 of 10 steady steps."""
     items_per_second: float
-    """Items of a batch over the median."""
+    """Items of a batch over the median; of what, says :attr:`Benchmark.unit`."""
     peak_bytes: int
     """Memory that a step needs at its peak, beyond what was there before it."""
     kernels: int | None
@@ -70,6 +71,8 @@ class Benchmark:
     """Compiles in the timed rounds: the steady state was none."""
     memory_source: str
     """How memory was read: ``cuda``, ``rss`` or ``maxrss``."""
+    unit: str = "items"
+    """What is counted in a second: ``tokens`` of a batch of token ids, else ``items``."""
     enabled: bool = True
     """Was the second side to be compiled? Else eager was timed beside eager."""
 
@@ -97,7 +100,8 @@ class Benchmark:
             f"{1 / ratio.low:.2f}, {ratio.rounds} rounds, {self.repeats} step(s) a timing)",
             f"{'':20}{'eager':>14}{'compiled':>14}",
         ]
-        for name, show in _ROWS:
+        for row, show in _ROWS:
+            name = row.format(unit=self.unit)
             lines.append(f"{name:20}{show(self.eager):>14}{show(self.compiled):>14}")
         lines.append(f"{self.compiles} compile(s), {self.cached} of them from a cache, {self.recompiles} recompile(s)"
                      + (f"; {self.late_compiles} in the timed rounds" if self.late_compiles else "")
@@ -109,7 +113,7 @@ _ROWS: Final[tuple[tuple[str, Callable[[Side], str]], ...]] = (
     ("first step", lambda side: f"{side.first_seconds:.3f} s"),
     ("step, median", lambda side: f"{side.median * 1e3:.3f} ms"),
     ("8 of 10 steps", lambda side: f"{side.low * 1e3:.3f}-{side.high * 1e3:.3f}"),
-    ("items per second", lambda side: f"{side.items_per_second:.4g}"),
+    ("{unit} per second", lambda side: f"{side.items_per_second:.4g}"),
     ("memory of a step", lambda side: f"{side.peak_bytes / 2**20:.1f} MiB"),
     ("kernels of a step", lambda side: "-" if side.kernels is None else str(side.kernels)),
 )
@@ -147,7 +151,8 @@ def benchmark(
         rounds: At least 8.
         warmup: Rounds before; at least 1.
         least: The smallest relative difference that counts.
-        items: Items of a batch; None: the size of the first dimension of its first tensor.
+        items: Items of a batch; None: the tokens of a batch of token ids, padding included, else the size of the first
+            dimension of its first tensor.
 
     Raises:
         ValueError: For too few rounds, and for a model that is compiled already, or a part of which is, be it by
@@ -196,14 +201,16 @@ def beside(
         counts = _kernels(runs, batch, seen)
     ran = any(graph.runs for graph in seen.graphs)
     ratio = ratio_of(shortest[1], shortest[0])
-    count = items(batch.value) if items else _items(batch)
-    sides = [Side(start, median(times), quantile(times, 0.1), quantile(times, 0.9), count / median(times), space.extra,
-                  calls)
-             for start, times, space, calls in zip(first, timings, spaces, counts, strict=True)]
+    counted = Items(items(batch.value)) if items else count_items(batch)
+    sides = []
+    for start, times, space, calls in zip(first, timings, spaces, counts, strict=True):
+        middle = median(times)
+        sides.append(Side(start, middle, quantile(times, 0.1), quantile(times, 0.9), counted.count / middle,
+                          space.extra, calls))
     verdict = "nothing was compiled" if asked and not ran else _verdict(ratio, least)
     cached = sum(any("hit" in answer for answer in found.caches) for found in seen.compiles)
     return Benchmark(sides[0], sides[1], ratio, verdict, repeats, len(seen.compiles), cached,
-                     len(seen.recompiles) - known, late, spaces[0].source, asked)
+                     len(seen.recompiles) - known, late, spaces[0].source, counted.unit, asked)
 
 
 def _verdict(ratio: Ratio, least: float) -> str:
@@ -268,10 +275,6 @@ class Runner:
 
 def _device(batch: Batch) -> str:
     return next((str(tensor.device) for tensor in batch.tensors() if tensor.is_cuda), "cpu")
-
-
-def _items(batch: Batch) -> int:
-    return next((tensor.shape[0] for tensor in batch.tensors() if tensor.ndim), 1)
 
 
 def _kernels(runs: list[Runner], batch: Batch, seen: Ledger) -> list[int | None]:

@@ -53,9 +53,11 @@ class CompileConfig:
     """``fallback_eager``: a failure is logged and the model runs eagerly; ``raise``: it is raised."""
     smoketest_steps: int = 3
     """Training steps of the smoketest, 1 to 3."""
+    blocklist_recursive: bool = True
+    """False: of a module in ``blocklist`` only its own ``forward`` is not compiled; the modules that it calls are."""
 
     def __post_init__(self) -> None:
-        for name in ("enabled", "fullgraph", "healthcheck"):
+        for name in ("enabled", "fullgraph", "healthcheck", "blocklist_recursive"):
             _one_of(name, getattr(self, name), (True, False))
         _one_of("mode", self.mode, MODES)
         _one_of("dynamic", self.dynamic, (None, True, False))

@@ -49,6 +49,7 @@ _VARIABLES: Final[dict[str, dict[str, tuple[Callable[[str], Any], str]]]] = {
         "enabled": _A_FLAG, "mode": _A_WORD, "dynamic": (_dynamic, ", ".join(_DYNAMIC)), "backend": _A_WORD,
         "fullgraph": _A_FLAG, "options": (_options, "a JSON object"), "allowlist": _A_LIST, "blocklist": _A_LIST,
         "healthcheck": _A_FLAG, "fail_policy": _A_WORD, "smoketest_steps": _A_NUMBER,
+        "blocklist_recursive": _A_FLAG,
     },
     "buckets": {"buckets": (_lengths, "lengths separated by commas"), "pad_token_id": _A_NUMBER},
 }

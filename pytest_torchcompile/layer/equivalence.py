@@ -162,7 +162,7 @@ class _Trial(Trial):
         if settings is None:
             return Side(call, module)
         if self.config.allowlist or self.config.blocklist:
-            selection = Selection(module, self.config.allowlist, self.config.blocklist)
+            selection = Selection.of(module, self.config)
             selection.put(lambda part: torch.compile(frame_of(part, part._call_impl), **settings))
             if not selection.whole:
                 return Side(call, module)

@@ -20,7 +20,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from pytest_torchcompile.errors import CannotFallBack, CompileFailed
-from pytest_torchcompile.layer.attempts import Attempt, headline
+from pytest_torchcompile.layer.attempts import Attempt, Seconds, headline
 from pytest_torchcompile.layer.checkpointing import Outstanding, need_gradient, saving
 from pytest_torchcompile.layer.hooks import Hooks
 
@@ -206,8 +206,13 @@ class Guard:
             self._log("nothing_compiled", "call", None, "no compiled graph ran in its first call")
 
     def _log(self, result: str, phase: str, error: BaseException | None = None, reason: str = "") -> None:
+        seconds = self.take_seconds()
+        self.attempt.log(result, phase, Seconds(seconds, seconds), error, reason)
+
+    def take_seconds(self) -> float:
+        """The seconds spent compiling, which then are told."""
         seconds, self.seconds = self.seconds, 0.0
-        self.attempt.log(result, phase, seconds, error, reason)
+        return seconds
 
 
 def guarded(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.errors import nearest
+from pytest_torchcompile.layer.config import CompileConfig
 
 __all__ = ["Selection"]
 
@@ -24,16 +25,25 @@ class Selection:
     the nearest name, and where nothing is left to compile.
     """
 
-    def __init__(self, model: nn.Module, allowlist: Iterable[str] = (), blocklist: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        allowlist: Iterable[str] = (),
+        blocklist: Iterable[str] = (),
+        recursive: bool = True,
+    ) -> None:
+        """``recursive``: what a blocked module calls is blocked too."""
         self.model = model
+        self.recursive = recursive
         self._names: dict[int, list[str]] = {}
         for name, module in model.named_modules(remove_duplicate=False):
             self._names.setdefault(id(module), []).append(name)
         self._modules = {id(module): module for module in model.modules()}
         blocked = self._matching("blocklist", blocklist)
         allowed = self._matching("allowlist", allowlist) if tuple(allowlist) else {id(model)}
-        if blocking := [i for i in allowed if any(i in self._inside(b) for b in blocked)]:
-            allowed -= {*blocking}
+        covered = self._covered(blocked)
+        if allowed & covered:
+            allowed -= covered
             if not allowed:
                 raise ValueError("blocklist leaves nothing to compile: it matches the model, or all of allowlist")
         self.whole = id(model) in allowed
@@ -41,7 +51,12 @@ class Selection:
         self.compiled = [] if self.whole else self._outermost(allowed)
         """What is compiled instead: parts of the model."""
         within = [model] if self.whole else self.compiled
-        self.blocked = self._outermost(blocked & {i for part in within for i in self._inside(id(part))})
+        self.blocked = self._blocked_parts(blocked & {i for part in within for i in self._inside(id(part))})
+
+    @classmethod
+    def of(cls, model: nn.Module, config: CompileConfig) -> Selection:
+        """What a config selects."""
+        return cls(model, config.allowlist, config.blocklist, config.blocklist_recursive)
 
     def put(self, compile_part: Callable[[nn.Module], Callable[..., Any]]) -> Callable[[], None]:
         """Make blocked parts invisible to torch.compile, and compile the others in place; return what undoes both.
@@ -50,7 +65,7 @@ class Selection:
         ``parametrize`` do; a compiled one a ``_compiled_call_impl``, as ``nn.Module.compile`` does (torch 2.8 to 2.15),
         which neither a copy nor a pickle of the module keeps. The names and values of its state stay what they are.
         """
-        undoing = [_block(part) for part in self.blocked]
+        undoing = [_block(part, self.recursive) for part in self.blocked]
         undoing += [_replace_call(part, compile_part(part)) for part in self.compiled]
 
         def undo() -> None:
@@ -74,6 +89,19 @@ class Selection:
 
     def _inside(self, module: int) -> set[int]:
         return {id(part) for part in self._modules[module].modules()}
+
+    def _covered(self, blocked: set[int]) -> set[int]:
+        """The modules that are not compiled because of the blocked ones."""
+        if not self.recursive:
+            return blocked
+        return {i for module in blocked for i in self._inside(module)}
+
+    def _blocked_parts(self, blocked: set[int]) -> list[nn.Module]:
+        """The modules whose ``forward`` has to be made invisible."""
+        if self.recursive:
+            return self._outermost(blocked)
+        parts = [part for i, module in self._modules.items() if i in blocked for part in _callable_parts(module)]
+        return list(dict.fromkeys(parts))
 
     def _outermost(self, chosen: set[int]) -> list[nn.Module]:
         inner = {i for module in chosen for i in self._inside(module) if i != module}
@@ -107,9 +135,9 @@ _COUNT: Final = "_torchcompile_blocks"
 """In a blocked class: how many compiled models want it blocked (copies of a model may share parts)."""
 
 
-def _block(part: nn.Module) -> Callable[[], None]:
+def _block(part: nn.Module, recursive: bool) -> Callable[[], None]:
     if _COUNT not in vars(type(part)):
-        part.__class__ = _blocked(type(part))
+        part.__class__ = _blocked(type(part), recursive)
     blocked: Any = type(part)
     setattr(blocked, _COUNT, getattr(blocked, _COUNT) + 1)
 
@@ -121,20 +149,23 @@ def _block(part: nn.Module) -> Callable[[], None]:
     return undo
 
 
-def _blocked(before: Any) -> Any:
+def _blocked(before: Any, recursive: bool) -> Any:
     def reduced(self: Any, protocol: Any) -> Any:
         made = before.__reduce_ex__(self, protocol)
         if made[1][:1] == (type(self),):  # how Python makes an object without calling it, whatever the protocol
             return (copyreg._reconstructor, (before, object, None), *made[2:])  # type: ignore[attr-defined]
         return made
 
-    body = {"forward": _disabled(before.forward), "__module__": before.__module__, "__qualname__": before.__qualname__,
-            "__doc__": before.__doc__, "__reduce_ex__": reduced, _COUNT: 0}  # fmt: skip
+    body = {
+        "forward": _disabled(before.forward, recursive), "__module__": before.__module__,
+        "__qualname__": before.__qualname__, "__doc__": before.__doc__, "__reduce_ex__": reduced, _COUNT: 0,
+    }  # fmt: skip
     return type(before)(before.__name__, (Unregistered, before), body)
 
 
-def _disabled(forward: Any) -> Any:
-    return torch.compiler.disable(forward, reason="it is in the blocklist")  # type: ignore[no-untyped-call]
+def _disabled(forward: Any, recursive: bool) -> Any:
+    disable: Any = torch.compiler.disable
+    return disable(forward, recursive=recursive, reason="it is in the blocklist")
 
 
 class Unregistered:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from torch import nn
 
 from pytest_torchcompile.errors import CompileFailed
-from pytest_torchcompile.layer.attempts import Attempt, headline
+from pytest_torchcompile.layer.attempts import Attempt, Seconds, headline
 from pytest_torchcompile.layer.behind import modules_of
 from pytest_torchcompile.layer.blocks import inner_blocks
 from pytest_torchcompile.layer.config import CompileConfig
@@ -49,7 +49,7 @@ def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_ba
 
     Args:
         model: A module, or a function. Not one that torch.compile or maybe_compile has returned.
-        cfg: Disabled: ``model`` itself is returned, untouched.
+        cfg: Disabled: ``model`` itself is returned, untouched, with one record of level DEBUG.
         logger: Gets one record for each attempt (:class:`~.attempts.Attempt`); None: ``pytest_torchcompile``.
         sample_batch: A tensor, a tuple of positional or a dict of keyword arguments, or ``(args, kwargs)``. It is not
             written to.
@@ -62,9 +62,10 @@ def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_ba
     """
     _refuse_mistaken(cfg, logger)
     if not cfg.enabled:
+        Attempt(model, cfg, logger).log("disabled", "build", Seconds())
         return model
     _refuse_unusable(model, cfg)
-    selection = Selection(model, cfg.allowlist, cfg.blocklist) if isinstance(model, nn.Module) else None
+    selection = Selection.of(model, cfg) if isinstance(model, nn.Module) else None
     attempt = Attempt(model, cfg, logger)
     if cfg.healthcheck and sample_batch is not None:
         return _Trial(model, attempt, sample_batch).run(selection)  # type: ignore[no-any-return]
@@ -72,11 +73,12 @@ def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_ba
     try:
         made = _make(model, attempt, settings, selection)
     except Exception as error:
-        return _failed(model, attempt, began, _Failure("build", error))  # type: ignore[no-any-return]
+        took = Seconds(time.perf_counter() - began)
+        return _failed(model, attempt, took, _Failure("build", error))  # type: ignore[no-any-return]
     if made is None:
-        attempt.log("nothing_compiled", "build", 0.0, reason=_SWITCHED_OFF)
+        attempt.log("nothing_compiled", "build", Seconds(), reason=_SWITCHED_OFF)
         return model
-    attempt.log("deferred", "build", time.perf_counter() - began)
+    attempt.log("deferred", "build", Seconds(time.perf_counter() - began))
     return made.compiled  # type: ignore[no-any-return]
 
 
@@ -171,7 +173,7 @@ class _Trial:
     def __init__(self, model: Any, attempt: Attempt, sample_batch: Any) -> None:
         self.model, self.attempt, self.sample_batch = model, attempt, sample_batch
         self.together = Together(model)
-        self.began = time.perf_counter()
+        self.began, self.compiling = time.perf_counter(), 0.0
 
     def run(self, selection: Selection | None) -> Any:
         """The compiled model if it passes, or the model with compiled blocks, or the model as it is."""
@@ -185,9 +187,9 @@ class _Trial:
             if inner is not None:
                 found = found._replace(reason=f"{found.text}. Nor do its inner blocks, each by itself: {inner.text}")
         if isinstance(found, _Failure):
-            return _failed(self.model, attempt, self.began, found)
+            return _failed(self.model, attempt, self._took(), found)
         if found is None:
-            attempt.log("nothing_compiled", "build", 0.0, reason=_SWITCHED_OFF)
+            attempt.log("nothing_compiled", "build", Seconds(), reason=_SWITCHED_OFF)
             return self.model
         self._log("compiled", None, found.praise)
         return found.compiled
@@ -237,6 +239,7 @@ class _Trial:
                 result, passed = SmoketestResult(False, str(Elsewhere(ranks)), "rank", ranks=ranks), False
         finally:
             guard.trial = guard.waited_for = False
+            self.compiling += guard.take_seconds()
             if not passed:
                 _drop([made])
                 forget_sizes()
@@ -257,12 +260,16 @@ class _Trial:
         names = tuple(inner_blocks(self.model).values())
         narrow = replace(cfg, allowlist=tuple(map(glob.escape, names)))
         try:
-            return _Blocks(names, narrow, Selection(self.model, narrow.allowlist, cfg.blocklist)) if names else None
+            return _Blocks(names, narrow, Selection.of(self.model, narrow)) if names else None
         except ValueError:  # all of them are in the blocklist
             return None
 
     def _log(self, result: str, error: BaseException | None, reason: str) -> None:
-        self.attempt.log(result, "healthcheck", time.perf_counter() - self.began, error, reason)
+        self.attempt.log(result, "healthcheck", self._took(), error, reason)
+
+    def _took(self) -> Seconds:
+        both = time.perf_counter() - self.began
+        return Seconds(both, self.compiling, max(0.0, both - self.compiling))
 
 
 class _Blocks:
@@ -281,13 +288,12 @@ def _drop(built: Sequence[_Made | None]) -> None:
             made.entries.drop()
 
 
-def _failed(model: Any, attempt: Attempt, began: float, failure: _Failure) -> Any:
-    seconds = time.perf_counter() - began
+def _failed(model: Any, attempt: Attempt, took: Seconds, failure: _Failure) -> Any:
     phase, error, reason, _ = failure
     if attempt.config.fail_policy == "raise":
-        attempt.log("raised", phase, seconds, error, reason)
+        attempt.log("raised", phase, took, error, reason)
         raise CompileFailed(f"{attempt.model} is not used compiled: {reason or error}") from error
-    attempt.log("fallback_eager", phase, seconds, error, reason)
+    attempt.log("fallback_eager", phase, took, error, reason)
     return model
 
 

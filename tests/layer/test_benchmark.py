@@ -101,6 +101,37 @@ def test_what_is_measured(clock):
     assert found.eager.items_per_second == pytest.approx(20, rel=0.05)
 
 
+class Embeds(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(9, 4)
+
+    def forward(self, input_ids, decoder_input_ids=None):
+        return self.table(input_ids)
+
+
+IDS = torch.ones(3, 5, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(("given", "count", "unit"), [
+    (IDS, 15, "tokens"), ({"input_ids": IDS, "decoder_input_ids": IDS[:, :2]}, 21, "tokens"), ((IDS,), 15, "tokens"),
+    (IDS[0], 5, "items"),
+])  # fmt: skip
+def test_of_a_batch_of_tokens_tokens_are_counted(given, count, unit):
+    """Unless somebody says what to count."""
+    found = benchmark(Embeds().eval(), CompileConfig(), lambda: given, rounds=8)
+    assert found.unit == found.to_dict()["unit"] == unit
+    assert found.eager.items_per_second == pytest.approx(count / found.eager.median)
+    assert f"{unit} per second" in str(found)
+    asked = benchmark(Embeds().eval(), CompileConfig(), lambda: given, rounds=8, items=lambda batch: 2)
+    assert (asked.unit, asked.eager.items_per_second) == ("items", pytest.approx(2 / asked.eager.median))
+
+
+def test_features_are_no_tokens():
+    found = benchmark(nn.Linear(4, 4).eval(), CompileConfig(), lambda: torch.randn(3, 4), rounds=8)
+    assert (found.unit, found.eager.items_per_second) == ("items", pytest.approx(3 / found.eager.median))
+
+
 def test_steps_too_short_to_time_are_repeated(clock):
     """A timing takes at least two milliseconds."""
     net = Net(clock).eval()

@@ -21,7 +21,7 @@ def test_the_defaults_are_those_of_torch_and_disabled():
     assert dataclasses.asdict(CompileConfig()) == {
         "enabled": False, "mode": "default", "dynamic": None, "backend": "inductor", "fullgraph": False,
         "options": None, "allowlist": (), "blocklist": (), "healthcheck": True, "fail_policy": "fallback_eager",
-        "smoketest_steps": 3,
+        "smoketest_steps": 3, "blocklist_recursive": True,
     }  # fmt: skip
     assert CompileConfig().settings() == {"backend": "inductor", "dynamic": None, "fullgraph": False}
 
@@ -69,6 +69,7 @@ def test_a_backend_is_looked_up(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("given", "text"), [
     ({"enabled": 1}, "enabled=1: expected True or False"),
     ({"fullgraph": None}, "fullgraph=None: expected True or False"),
+    ({"blocklist_recursive": None}, "blocklist_recursive=None: expected True or False"),
     ({"healthcheck": "yes"}, "healthcheck='yes': expected True or False"),
     ({"mode": "max-autotun"}, "mode='max-autotun': did you mean 'max-autotune'? Known: default, max-autotune, "),
     ({"mode": None}, "mode=None: expected 'default', "),
@@ -126,10 +127,11 @@ def test_every_field_can_be_set_from_the_environment():
     assert _VARIABLES["buckets"].keys() == BucketConfig().to_dict().keys()
     given = {"ENABLED": "1", "MODE": "reduce-overhead", "DYNAMIC": "static", "BACKEND": "inductor", "FULLGRAPH": "Yes",
              "ALLOWLIST": "layers.*, Attention", "BLOCKLIST": "head", "HEALTHCHECK": "off", "FAIL_POLICY": "raise",
-             "SMOKETEST_STEPS": "2", "BUCKETS": "16,32", "PAD_TOKEN_ID": "7"}  # fmt: skip
+             "SMOKETEST_STEPS": "2", "BLOCKLIST_RECURSIVE": "no", "BUCKETS": "16,32", "PAD_TOKEN_ID": "7"}  # fmt: skip
     environment = {f"TORCHCOMPILE_{name}": text for name, text in given.items()} | {"HOME": "/"}
     assert CompileConfig.from_env(environment) == CompileConfig(
-        True, "reduce-overhead", False, "inductor", True, None, ("layers.*", "Attention"), ("head",), False, "raise", 2)
+        True, "reduce-overhead", False, "inductor", True, None, ("layers.*", "Attention"), ("head",), False, "raise", 2,
+        False)
     assert BucketConfig.from_env(environment) == BucketConfig((16, 32), 7)
     assert CompileConfig.from_env({"TORCHCOMPILE_OPTIONS": '{"max_autotune": true}'}).options == {"max_autotune": True}
     assert CompileConfig.from_env({"TORCHCOMPILE_ENABLED": "", "TORCHCOMPILE_OPTIONS": " "}) == CompileConfig()

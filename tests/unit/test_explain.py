@@ -28,8 +28,9 @@ def test_recompiles_in_words():
         "  1. Net.forward  /src/net.py:8  during call 2 (B=5)",
         "     shape: x.size(0)  4 -> 5",
         "     guard: tensor 'x' size mismatch",
-        "     try: torch._dynamo.mark_dynamic(x, 0) before the first call, dynamic=True, or pad to a bucket "
-        "(shape_buckets)",
+        "     try: pad to a few buckets (ShapeStabilizer, shape_buckets); or torch._dynamo.mark_dynamic(x, 0, min=2, "
+        "max=your largest) before the first call; last, and discouraged: dynamic=True, which makes every size dynamic "
+        "and often the code slower",
         "  2. Net.forward, resumed at line 3  /src/net.py:8",
         "     value: self.k  1 -> 2",
         "     guard: self.k == 1  at /src/net.py:9",
@@ -104,10 +105,17 @@ def test_every_cause_has_advice(cause):
     assert "  " not in advice(recompile(cause, "x.size(0)", "1", "2"))
 
 
+@pytest.mark.parametrize("resumed_at", [0, 7])
+def test_advice_about_sizes_begins_with_buckets_and_ends_with_dynamic(resumed_at):
+    text = advice(recompile("shape", "x.size(0)", "4", "5", resumed_at=resumed_at))
+    places = [text.index(part) for part in ("bucket", "mark_dynamic", "min=", "max=", "discouraged", "dynamic=True")]
+    assert places == sorted(places)
+
+
 @pytest.mark.parametrize(("record", "text"), [
     (recompile("shape", "x.dim()", "1", "2"), "give x the same number of dimensions"),
     (recompile("shape", "self.w.size(0)", "4", "5", advice="Guard failed on a parameter"), "resize self.w before"),
-    (recompile("shape", "y.size(0)", "4", "5", resumed_at=7), "mark_dynamic on the input that this size comes from"),
+    (recompile("shape", "y.size(0)", "4", "5", resumed_at=7), "pad the input that this size comes from to"),
     (recompile("stride", "x.stride(0)", "4", "1"), "x.contiguous()"),
     (recompile("dtype", "x.dtype", "Float", "Double"), "cast x once"),
     (recompile("requires_grad", "x.requires_grad", "False", "True"), "detach x,"),

@@ -149,7 +149,8 @@ def _note(model: str, by_value: Mapping[str, Sequence[Facts]]) -> Iterator[str]:
     others = [count for value, count in most.items() if value != "static"]
     if "static" in most and others and most["static"] > max(others):
         yield f"- {code(model)}: `static` compiles again for each size. Pad to a few lengths (`ShapeStabilizer`), or " \
-              "take a value of `dynamic` that recompiles less."
+              "mark the dimension with its range (`mark_dynamic_dims`). Only where neither can be, take another " \
+              "value of `dynamic`; `dynamic=True` is discouraged."
     every = [cell for cells in by_value.values() for cell in cells]
     for (what, place), cells in _other_causes(every).items():
         if len({cell.axes["dynamic"] for cell in cells}) == len(by_value):

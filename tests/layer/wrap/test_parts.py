@@ -88,6 +88,24 @@ def test_what_is_compiled(attempts, allow, block, graphs):
     assert attempts("result") == ["deferred", "compiled"]
 
 
+@pytest.mark.parametrize(("block", "graphs"), [
+    (["Block"], [["linear"], ["linear", "softmax"], ["linear"]]),
+    (["Block", "Attention"], [["linear"], ["linear"]]),  # an inner one that is named too is not compiled either
+    (["Attention"], [["linear"], ["exp", "linear", "tanh", "add"]]),
+])  # fmt: skip
+def test_of_a_blocked_module_only_its_own_forward(attempts, block, graphs):
+    """With recursive=True the attention inside of a blocked block is not compiled."""
+    backend, model = Seen(), Model()
+    expected = model(X)
+    given = CompileConfig(enabled=True, backend=backend, blocklist=block, blocklist_recursive=False)
+    compiled = maybe_compile(model, given)
+    torch.testing.assert_close(compiled(X), expected, rtol=0, atol=0)
+    assert sorted({tuple(graph) for graph in backend.graphs}) == sorted({tuple(graph) for graph in graphs})
+    del compiled
+    assert {type(part) for part in model.modules()} == {type(part) for part in Model().modules()}
+    assert attempts("result") == ["deferred", "compiled"]
+
+
 @pytest.mark.parametrize(("allow", "block", "text"), [
     (["encoder.*"], [], r"allowlist: 'encoder.\*' matches no module of Model, by name or by class; "),
     (["layer"], [], r"allowlist: 'layer' matches no module of Model, by name or by class; did you mean 'layers'\?"),

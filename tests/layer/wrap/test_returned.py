@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import logging
 import pickle
+import types
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 
 from pytest_torchcompile import CompileConfig, CompileFailed, maybe_compile
 
@@ -37,6 +41,10 @@ class Net(nn.Module):
 
 def refuses(graph, inputs):
     raise RuntimeError("planted: this backend compiles nothing")
+
+
+def boxed(graph, inputs):
+    return make_boxed_func(graph.forward)
 
 
 def adds_one(graph, inputs):
@@ -78,6 +86,47 @@ def test_disabled_is_the_same_object_untouched(attempts):
     assert set(vars(model)) == before
     assert type(model) is Net
     assert attempts() == []
+
+
+def test_disabled_leaves_one_record_for_who_asks(attempts, caplog):
+    caplog.set_level(logging.DEBUG, "pytest_torchcompile")
+    maybe_compile(Net(), CompileConfig(backend=refuses), None, X)
+    (record,) = attempts()
+    assert record == {
+        "model": "Net", "enabled": False, "backend": "refuses", "mode": "default", "dynamic": None, "fullgraph": False,
+        "result": "disabled", "phase": "build", "seconds": 0.0, "compile_seconds": 0.0, "healthcheck_seconds": 0.0,
+        "reason": "", "exception": None,
+    }  # fmt: skip
+    assert caplog.records[-1].levelno == logging.DEBUG
+
+
+@pytest.mark.parametrize("make", [
+    lambda slow: aot_autograd(fw_compiler=slow), lambda slow: aot_autograd(fw_compiler=boxed, bw_compiler=slow),
+])  # fmt: skip
+def test_seconds_of_the_compiler_and_of_the_healthcheck_are_told_apart(attempts, monkeypatch, make):
+    """A clock that only the compiler moves."""
+    clock = [0.0]
+
+    def slow(graph, inputs):
+        clock[0] += 1000.0
+        return boxed(graph, inputs)
+
+    for each in ("wrap", "dynamo", "backward"):
+        module = importlib.import_module(f"pytest_torchcompile.layer.{each}")
+        monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    maybe_compile(Net(), on(make(slow)), sample_batch=X)
+    (record,) = attempts()
+    assert record["enabled"] is True
+    assert record["seconds"] == record["compile_seconds"] == clock[0] > 0
+    assert record["healthcheck_seconds"] == 0
+
+
+def test_a_healthcheck_takes_longer_than_the_compiler(attempts):
+    maybe_compile(Net(), on(), sample_batch=X)
+    (record,) = attempts()
+    assert record["compile_seconds"] > 0
+    assert record["healthcheck_seconds"] > 0
+    assert abs(record["seconds"] - record["compile_seconds"] - record["healthcheck_seconds"]) < 1e-5
 
 
 def test_a_model_that_passes_is_returned_compiled(attempts):

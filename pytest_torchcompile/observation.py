@@ -66,7 +66,8 @@ class Failure:
 
     kind: str
     """``skip`` (this machine cannot), ``usage`` (the matrix is wrong), ``user`` (eager fails too),
-    ``crash``, ``timeout``, ``internal``, ``aborted`` (of a rank: another one had failed before)."""
+    ``crash``, ``timeout``, ``internal`` (our own mistake, nobody else's), ``aborted`` (of a rank: another one had
+    failed before)."""
     message: str
     phase: str = ""
     evidence: str = ""

@@ -47,6 +47,7 @@ TUNING = "autotuning, in these"
 
 _APART = 104_729
 """Between the seeds of two replicas' batches: more than a cell has sizes."""
+_OWN_MISTAKE = "pytest-torchcompile itself failed, not the model: "
 _REFERENCES = References()
 _LOCATED = {"compiles", "equivalence", "gradients", "training_steps", "aliasing"}
 """Sections that say which stage of the compiler brings a difference in."""
@@ -199,7 +200,7 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     except Exception as why:
         if gpu.out_of_memory(why):
             return Failure("crash", f"the GPU has no memory left: {why}", "on the GPU", traceback.format_exc())
-        return Failure("internal", f"{type(why).__name__}: {why}", "", traceback.format_exc())
+        return Failure("internal", f"{_OWN_MISTAKE}{type(why).__name__}: {why}", "", traceback.format_exc())
     return None
 
 

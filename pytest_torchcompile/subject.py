@@ -30,6 +30,7 @@ from pytest_torchcompile.backends import BACKENDS
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import Unavailable, UsageError, nearest
+from pytest_torchcompile.oracle.ownership import says_fork
 
 if TYPE_CHECKING:
     from pytest_torchcompile.matrix import ModelEntry
@@ -204,6 +205,8 @@ def _call(function: Callable[..., Any], keywords: dict[str, Any], what: str) -> 
     except (Unavailable, UsageError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
+        if says_fork(error):
+            raise
         raise UsageError(f"{what} raised {_told(error)}") from error
 
 

@@ -10,6 +10,7 @@ import torch
 from pytest_torchcompile.oracle.aliasing import alias_pairs
 from pytest_torchcompile.oracle.bits import same_bits
 from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.ownership import run_theirs
 from pytest_torchcompile.oracle.paths import leaves_of
 from pytest_torchcompile.oracle.recording import Recording
 
@@ -29,7 +30,7 @@ class Held:
 
         def holding(*args: Any, **kwargs: Any) -> Any:
             self._new = []
-            output = call(*args, **kwargs)
+            output = run_theirs(call, *args, **kwargs)
             self._new = [(f"output{path}", leaf.detach()) for path, leaf in leaves_of(output)[0]
                          if isinstance(leaf, torch.Tensor)]
             return output

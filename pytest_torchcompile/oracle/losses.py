@@ -10,6 +10,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.oracle.layouts import dense
+from pytest_torchcompile.oracle.ownership import run_theirs
 from pytest_torchcompile.oracle.paths import leaves_of
 
 __all__ = ["default_loss", "left_out", "loss_of"]
@@ -45,7 +46,7 @@ def loss_of(loss: Callable[[Any, Any], Any] | None, output: Any, value: Any) -> 
     """
     if loss is None:
         return default_loss(output, value)
-    found = loss(output, value)
+    found = run_theirs(loss, output, value)
     if isinstance(found, torch.Tensor) and found.numel() == 1:
         return found.reshape(())
     tensor = isinstance(found, torch.Tensor)

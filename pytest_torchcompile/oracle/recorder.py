@@ -17,6 +17,7 @@ from pytest_torchcompile.instruments.replays import step_begins
 from pytest_torchcompile.oracle.aliasing import alias_pairs
 from pytest_torchcompile.oracle.losses import default_loss, left_out, loss_of
 from pytest_torchcompile.oracle.noise import Wide
+from pytest_torchcompile.oracle.ownership import raised_by_us, run_theirs
 from pytest_torchcompile.oracle.paths import leaves_of
 from pytest_torchcompile.oracle.recording import Fault, Item, Recording, kept
 from pytest_torchcompile.oracle.replicas import average, losses_of_others
@@ -146,7 +147,7 @@ class _Run:
         try:
             others = [] if module is None else losses_of_others(call, module, self.also, self.loss_of)
             step_begins()
-            output = call(*batch.args, **batch.kwargs)
+            output = run_theirs(call, *batch.args, **batch.kwargs)
             self.keep(output)
             phase = "loss"
             self.loss = self.loss_of(output, batch)
@@ -155,13 +156,14 @@ class _Run:
                 if self.loss_function is not None and not self.only:
                     self.left_out = left_out(self.loss, self.live)
                 phase = "backward"
-                torch.autograd.backward([self.loss, *others])
+                run_theirs(torch.autograd.backward, [self.loss, *others])
                 if self.also and module is not None:
                     average(module.parameters(), 1 + len(self.also))
         except TorchcompileError:
             raise
         except Exception as error:
-            return Fault.of(error, f"{phase}, for outputs that the loss leaves out" if self.only else phase)
+            told = f"{phase}, for outputs that the loss leaves out" if self.only else phase
+            return Fault.of(error, told, ours=raised_by_us(error))
         return None
 
     def loss_of(self, output: Any, batch: Batch) -> torch.Tensor | None:

@@ -34,11 +34,13 @@ class Fault:
     """The exception itself, for whoever wants to raise it again."""
     at: float = field(default_factory=time.monotonic, compare=False)
     """``time.monotonic()`` when it was seen."""
+    ours: bool = False
+    """In an eager run: whether our own code raised it, and not the user's."""
 
     @classmethod
-    def of(cls, error: BaseException, phase: str) -> Fault:
+    def of(cls, error: BaseException, phase: str, *, ours: bool = False) -> Fault:
         """Describe an exception."""
-        return cls(_qualified(type(error)), str(error), phase, _stack(error), _family(error), error)
+        return cls(_qualified(type(error)), str(error), phase, _stack(error), _family(error), error, ours=ours)
 
     def akin(self, other: Fault) -> bool:
         """Whether whoever expects this error may take the other one for it.

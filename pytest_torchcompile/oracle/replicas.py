@@ -16,6 +16,7 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.bits import same_bits
+from pytest_torchcompile.oracle.ownership import run_theirs
 
 __all__ = ["alike", "average", "losses_of_others"]
 
@@ -38,7 +39,7 @@ def losses_of_others(call: Callable[..., Any], module: torch.nn.Module, batches:
     found = []
     for batch in batches:
         with _lent(module):
-            value = loss(call(*batch.args, **batch.kwargs), batch)
+            value = loss(run_theirs(call, *batch.args, **batch.kwargs), batch)
         if value is not None and value.requires_grad:
             found.append(value)
     return found

@@ -11,6 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcompile.oracle.operators import Operator, operator
+from pytest_torchcompile.oracle.ownership import run_theirs
 from pytest_torchcompile.oracle.units import unit_of
 
 __all__ = ["Key", "Replay", "Rounding", "Tape", "key_of"]
@@ -67,7 +68,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operator; keep what it drew and how it rounds."""
-        out = func(*args, **(kwargs or {}))
+        out = run_theirs(func, *args, **(kwargs or {}))
         first = out[0] if isinstance(out, (tuple, list)) and out else out
         if isinstance(first, torch.Tensor) and (first.is_floating_point() or first.is_complex()):
             self._note(operator(func), args, first)

@@ -20,6 +20,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.instruments.replays import step_begins
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.losses import loss_of
+from pytest_torchcompile.oracle.ownership import run_theirs
 from pytest_torchcompile.oracle.paths import leaves_of
 from pytest_torchcompile.oracle.recording import Recording, kept
 from pytest_torchcompile.oracle.replicas import average, losses_of_others
@@ -77,13 +78,13 @@ class Training(torch.nn.Module):
         call = self.model if self.__dict__["call"] is None else self.__dict__["call"]
         others = losses_of_others(call, self.model, also, lambda out, each: loss_of(self.loss, out, each.value))
         step_begins()
-        output = call(*batch.args, **batch.kwargs)
+        output = run_theirs(call, *batch.args, **batch.kwargs)
         found = {f"output{path}": leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
                  for path, leaf in leaves_of(output)[0]}
         loss = loss_of(self.loss, output, batch.value)
         if loss is not None and loss.requires_grad:
             found["loss"] = loss.detach().clone()
-            torch.autograd.backward([loss, *others])
+            run_theirs(torch.autograd.backward, [loss, *others])
         if also:
             average((p for _, p in self.named_parameters()), 1 + len(also))
         with torch.no_grad():

@@ -227,16 +227,21 @@ class Trial:
                 # The model does not take the other values.
                 call = replace(self.calls[call.index], suffix=call.suffix)
                 mine, kept = first.run(call, self.loss, self.train, self.seed)
-            if mine.error and not self.may_raise:
-                raise EagerRaised(call.label, mine.error)
+            self._refuse(call, mine)
             one = None
             if first is not side:
                 one = mine
                 mine, kept = side.run(call, self.loss, self.train, self.seed)
         self._changes = settings.restore()
-        if mine.error and not self.may_raise:
-            raise EagerRaised(call.label, mine.error)
+        self._refuse(call, mine)
         return call, mine, kept, one
+
+    def _refuse(self, call: Call, eager: Recording) -> None:
+        """Raise EagerRaised for what the model raises, where it must not; and what is our own mistake, as it is."""
+        if eager.error is not None:
+            _raise_ours(eager.error)
+            if not self.may_raise:
+                raise EagerRaised(call.label, eager.error)
 
     @staticmethod
     def _beside_one_process(label: str, one: Recording, ranks: Recording,
@@ -298,7 +303,9 @@ class Trial:
                 if self._alone is not None:
                     one = train(self._alone, self._tape(label), eager.others).without(eager.others)
                 mine = train(eager, self._tape(label))
-            if mine.error or (one and one.error):
+            if failed := [seen.error for seen in (mine, one) if seen is not None and seen.error is not None]:
+                for error in failed:
+                    _raise_ours(error)
                 return
             with seen.during(label):
                 found = train(compiled, None)
@@ -348,6 +355,12 @@ class Trial:
             return Fault(type(error).__name__, str(error), "forward, in a later call", traceback.format_exc())
         self.compiled.coverage.append({"call": call.label, **found.to_dict()})
         return None
+
+
+def _raise_ours(error: Fault) -> None:
+    """Raise what our own code had raised: nothing is known of the model then."""
+    if error.ours and error.exception is not None:
+        raise error.exception
 
 
 def _relative(seen: dict[str, Any], root: Path | None) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Engine:
 
 
 def build_for_cuda(module):
-    module.cuda = "13.0"
+    module.cuda = os.environ.get("FAKE_CUDA")
 
 
 def replace_engine(module):
@@ -93,6 +93,7 @@ def noted():
 def for_cuda(repo, monkeypatch):
     """A model repository whose torch is built for CUDA; the zygote warms up as it does for users."""
     monkeypatch.delenv("PYTEST_TORCHCOMPILE_WARM", raising=False)
+    monkeypatch.setenv("FAKE_CUDA", "13.0")
     folder = repo.file("fake/sitecustomize.py", FAKE).parent
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")])))
     return repo
@@ -115,3 +116,26 @@ def test_training_cells_run_where_torch_is_built_for_cuda(for_cuda):
     assert len(ran_models) == 1
     assert ran_models <= ran_backward
     assert not processes_of(repo, "zygote") & ran_backward
+
+
+def test_a_mistake_of_ours_is_never_the_users(for_cuda, monkeypatch):
+    """A zygote that does run a backward pass spoils its forks: the verdict names us, and says what to do."""
+    repo = for_cuda
+    monkeypatch.delenv("FAKE_CUDA")  # taken for a build for CPUs, in which the warm-up trains
+    repo.matrix("""
+    version: 1
+    models:
+      net: {factory: "models:net", inputs: "models:batch", dims: {B: 4}}
+    axes:
+      backend: [eager]
+    checks: [compiles]
+    """)
+    result = repo.run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([
+        "*pytest-torchcompile itself failed, not the model: RuntimeError: Unable to handle autograd's threading*",
+        "*this is a mistake of pytest-torchcompile: please report it with the evidence*",
+    ])
+    assert "mend the model" not in result.stdout.str()
+    assert repo.verdicts() == {"net-eager-default-auto-none::compiles": "error"}
+    assert repo.block()["cells"][0]["observation"]["failure"]["kind"] == "internal"

@@ -88,6 +88,7 @@ class Lane:
             self.config.workeroutput[PLANNED] = planned  # type: ignore[attr-defined]
         else:
             self._plan(planned)
+            self.all_known = True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: what others make of xfail and the like is done
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -128,6 +129,7 @@ class Lane:
         planned = getattr(node, "workeroutput", {}).get(PLANNED)
         if planned is not None:
             self._plan(planned)
+            self.all_known = True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self) -> Generator[None, Any, Any]:

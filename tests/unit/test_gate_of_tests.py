@@ -15,6 +15,8 @@ from pytest_torchcompile.instruments.records import Compile, EagerFrame, Graph, 
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.report.announcement import announcement, facts, sentence
 from pytest_torchcompile.report.gate import gate
+from pytest_torchcompile.report.html.document import page
+from pytest_torchcompile.report.html.svg import svg
 from pytest_torchcompile.report.junit import junit
 from pytest_torchcompile.report.markdown import markdown
 from pytest_torchcompile.report.policyfile import parse_policy
@@ -296,3 +298,20 @@ def test_other_ways_to_tell():
     assert f'name="{NAME}"' in text
     assert '<property name="recompiles" value="0"' in text
     assert "| tests | 1 pass, 1 skip, 1 fail |" in markdown(outcome)
+
+
+def test_the_page():
+    """The worst test first, with counts, limits and ledger; a finding leads to its row. No cell is needed."""
+    again = recorded("t.py::t", ledger=ledger(recompiles=[RECOMPILE]), limits={"recompiles": 1})
+    outcome = judged(again, failed("t.py::test[<b>]"), skipped("t.py::s"),
+                     planned=["t.py::t", "t.py::test[<b>]", "t.py::s", "x"])
+    text = page(outcome)
+    assert "4 tests of yours with our fixtures" in text
+    assert text.index('id="test:t.py::test[&lt;b&gt;]"') < text.index('id="test:t.py::t"')
+    assert 'href="#test:t.py::test%5B%3Cb%3E%5D"' in text
+    assert '<td class="number">1 (limit 1)</td>' in text
+    assert "what was compiled" in text
+    assert "no GPU" in text
+    assert "<b>]" not in text
+    assert "assert 1 == 2" in svg(outcome)
+    assert "our fixtures" not in page(gate(Run(backend=["eager"]).reports()))

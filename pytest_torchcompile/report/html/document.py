@@ -28,6 +28,7 @@ from pytest_torchcompile.report.html.markup import Html, data, tag
 from pytest_torchcompile.report.html.measures import measured
 from pytest_torchcompile.report.html.overview import overview, whole
 from pytest_torchcompile.report.html.pieces import anchor
+from pytest_torchcompile.report.html.tests import tests
 from pytest_torchcompile.report.html.theme import VERDICT_STYLES, sheet, variables
 from pytest_torchcompile.report.merging import Merged
 
@@ -59,7 +60,8 @@ def page(outcome: Outcome, before: Merged | None = None, *, source: str = "") ->
         tag("header", tag("h1", NAME), tag("p", told, class_="sentence good" if outcome.code == 0 else "sentence bad"),
             tag("p", facts(outcome), class_="env"), class_="top"),
         controls(heat.cells, numbers, marks),
-        tag("main", table(heat, marks), whole(outcome, heat), class_="pane", aria_label="Map of the cells"),
+        tag("main", table(heat, marks), tests(outcome, source), whole(outcome, heat), class_="pane",
+            aria_label="Map of the cells"),
         tag("aside", tag("div", id="open"),
             *(tag("noscript", article(cell, _again(outcome.merged, cell.id), source, comparison.of(cell.id)))
               for cell in heat.cells),

@@ -14,6 +14,7 @@ from pytest_torchcompile.report.gate import Outcome
 from pytest_torchcompile.report.html.heatmap import FAILING, HeatMap
 from pytest_torchcompile.report.html.markup import Html, join, tag
 from pytest_torchcompile.report.html.pieces import cut, hint, link, more, place
+from pytest_torchcompile.report.html.tests import link_test
 from pytest_torchcompile.report.merging import Merged
 
 __all__ = ["overview", "whole"]
@@ -37,14 +38,15 @@ def overview(outcome: Outcome, source: str) -> Html:
 
 def _finding(outcome: Outcome, finding: Finding, index: int, source: str) -> Html:
     cells = [cell for cell in finding.cells if cell in outcome.cells]
+    tests = [test for test in finding.cells if test in outcome.tests]
     links = [tag("a", cell, href=link(cell)) for cell in cells[:LINKS]]
-    told = count(len(cells), "cell")
+    told = count(len(tests), "test") if tests else count(len(cells), "cell")
     command = again(outcome, finding)
     button = tag("button", "only these", type="button", class_="js", data_group=index)
     return tag(
         "li",
         tag("p", tag("span", finding.weight, class_=f"weight {finding.weight}"), " ",
-            tag("span", told, class_="count") if cells else finding.kind.replace("_", " "), " ",
+            tag("span", told, class_="count") if cells or tests else finding.kind.replace("_", " "), " ",
             place(finding.file, finding.line, source) if finding.file else ""),
         tag("p", cut(finding.text), class_="message"),
         tag("details", tag("summary", "evidence"), tag("pre", cut(finding.evidence))) if finding.evidence else None,
@@ -52,6 +54,8 @@ def _finding(outcome: Outcome, finding: Finding, index: int, source: str) -> Htm
         tag("p", "again ", tag("code", command), class_="again") if command else None,
         tag("details", tag("summary", "cells ", button), tag("div", *links, more(len(cells), LINKS), class_="cells"))
         if cells else None,
+        tag("p", *(join(tag("a", test, href=link_test(test)), " ") for test in tests[:LINKS]),
+            more(len(tests), LINKS)) if tests else None,
     )  # fmt: skip
 
 

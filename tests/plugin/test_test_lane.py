@@ -1,0 +1,210 @@
+"""Tests that use our fixtures are in the report: what is written, when, and what the gate makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_torchcompile.cli import main
+from pytest_torchcompile.report.reading import read_report
+
+CONFTEST = """
+import pytest
+from models import Net
+
+@pytest.fixture
+def model():
+    return Net()
+"""
+TESTS = """
+import pytest, torch
+from models import batch
+from pytest_torchcompile import compile_shapes, dim
+
+pytestmark = []
+eager = pytest.mark.compile_modes(backend="eager")
+
+@eager
+@pytest.mark.compile_limits(recompiles=1)
+def test_holds(compiled_model):
+    for rows in (3, 5, 7):
+        compiled_model(batch(rows))
+
+@eager
+@pytest.mark.compile_limits(recompiles=0)
+def test_over(compiled_model):
+    for rows in (3, 5):
+        compiled_model(batch(rows))
+
+@eager
+@compile_shapes(B=dim(2, 6), inputs=batch)
+def test_fuzzed(compiled_model, batches):
+    for x in batches:
+        compiled_model(x)
+
+@pytest.mark.skip(reason="no such machine")
+def test_skipped(compiled_model):
+    pass
+
+@pytest.mark.xfail(reason="a known fault")
+def test_known(graph_breaks):
+    assert len(graph_breaks)
+
+@pytest.mark.xfail(reason="was a fault", strict=True)
+def test_mended(graph_breaks):
+    pass
+
+@pytest.mark.xfail(reason="now and then", strict=False)
+def test_wavering(graph_breaks):
+    pass
+
+@pytest.fixture
+def broken():
+    raise OSError("no disk")
+
+def test_set_up(graph_breaks, broken):
+    pass
+
+@pytest.fixture
+def messy():
+    yield
+    raise OSError("no broom")
+
+def test_torn_down(graph_breaks, messy):
+    pass
+
+def test_not_ours():
+    assert False
+"""
+VERDICTS = {
+    "test_holds[default-eager]": "pass", "test_over[default-eager]": "fail", "test_fuzzed[default-eager]": "pass",
+    "test_skipped": "skip", "test_known": "xfail", "test_mended": "xpass", "test_wavering": "pass",
+    "test_set_up": "error", "test_torn_down": "error",
+}
+ONE = """
+import torch
+
+def test_it(recompile_counter):
+    torch.compile(torch.relu, backend="eager")(torch.ones(3))
+    assert len(recompile_counter.compiles) == 1
+"""
+
+
+@pytest.fixture
+def scored(repo):
+    repo.file("conftest.py", CONFTEST)
+    repo.file("test_scorer.py", TESTS)
+    return repo
+
+
+def by_name(repo, name="report.json"):
+    return {test["id"].removeprefix("test_scorer.py::"): test for test in repo.block(name)["tests"]}
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["one process", "xdist"])
+def test_every_verdict(scored, workers, capsys):
+    """A run without a matrix: no cells, but every test of ours with its ledger, limits and verdict."""
+    scored.run("--json-report", "--json-report-file=report.json", "--compile-fuzz-examples=3", *workers, option="")
+    found = by_name(scored)
+    assert {name: test["verdict"] for name, test in found.items()} == VERDICTS
+    block = scored.block("report.json")
+    assert block["tests_planned"] == [test["id"] for test in block["tests"]]
+    assert block["cells"] == []
+    assert block["environment"]["torch"]
+    assert block["finished"]
+    held = found["test_holds[default-eager]"]
+    assert held["counts"] | {"graphs": 2, "runs": 3} == held["counts"]
+    assert (held["counts"]["compiles"], held["counts"]["recompiles"], held["limits"]) == (2, 1, {"recompiles": 1})
+    assert held["model"] == {"called": True, "ran": True}
+    assert held["asks_model"]
+    assert held["ledger"]["recompiles"][0]["cause"] == "shape"
+    (problem,) = found["test_over[default-eager]"]["problems"]
+    assert problem["message"] == "compile_limits: 1 recompile, none allowed"
+    assert (problem["file"], problem["line"]) == ("test_scorer.py", 15)
+    assert found["test_fuzzed[default-eager]"]["sequences"] >= 3
+    assert found["test_fuzzed[default-eager]"]["counts"]["runs"] >= 1
+    assert found["test_skipped"]["note"] == "no such machine"
+    assert found["test_known"]["note"] == "a known fault"
+    assert found["test_wavering"]["note"] == "expected to fail, and passed: now and then"
+    assert found["test_set_up"]["problems"][0]["message"] == "in its setup: OSError: no disk"
+    assert found["test_torn_down"]["problems"][0]["message"] == "in its teardown: OSError: no broom"
+    assert main(["gate", str(scored.path / "report.json")]) == 1
+    told = capsys.readouterr().out
+    assert "test_scorer.py::test_over[default-eager]" in told
+    assert "compile_limits: 1 recompile, none allowed" in told
+    assert "no policy allows it: no such machine" in told
+    assert "contradict" not in told
+
+
+def test_nobody_asked(scored):
+    """A plain run of such tests writes nothing."""
+    result = scored.run("-k", "known", "-p", "no:cacheprovider", option="")
+    result.assert_outcomes(xfailed=1, deselected=9)
+    assert not (scored.path / ".compile-matrix").exists()
+    assert not list(scored.path.rglob("*.json*"))
+
+
+def test_a_run_without_a_test_of_ours(repo):
+    """Its JSON report is pytest-json-report's alone."""
+    repo.file("test_plain.py", "def test_plain():\n    pass\n")
+    repo.run("--json-report", "--json-report-file=report.json", option="").assert_outcomes(passed=1)
+    assert "compile_matrix" not in (repo.path / "report.json").read_text()
+
+
+def test_beside_a_matrix(repo, capsys):
+    """One block has both; the journal, which is all that a kill leaves, has the same tests."""
+    repo.file("test_one.py", ONE)
+    repo.run("test_one.py").assert_outcomes(passed=11)
+    (test,) = repo.block()["tests"]
+    assert (test["id"], test["verdict"], test["counts"]["runs"]) == ("test_one.py::test_it", "pass", 1)
+    assert len(repo.block()["cells"]) == 1
+    journal = read_report(repo.path / ".compile-matrix" / "journal.jsonl")
+    assert journal.block["tests"] == [test]
+    main(["gate", str(repo.path / ".compile-matrix" / "report.json")])
+    assert "1 test: 1 pass; 1 ran compiled code" in capsys.readouterr().out
+
+
+def test_a_process_that_dies_is_a_crash_of_its_test(repo):
+    """Under xdist the others go on, and the report tells which test it was."""
+    repo.file("test_dies.py", """
+        import os
+
+        def test_ours_dies(recompile_counter):
+            os._exit(3)
+
+        def test_ours_lives(recompile_counter):
+            pass
+
+        def test_plain_dies():
+            os._exit(3)
+        """)
+    repo.run("--json-report", "--json-report-file=report.json", "-n", "1", option="")
+    assert {test["id"]: test["verdict"] for test in repo.block("report.json")["tests"]} == {
+        "test_dies.py::test_ours_dies": "crash", "test_dies.py::test_ours_lives": "pass"}
+    (problem,) = repo.block("report.json")["tests"][0]["problems"]
+    assert problem["message"] == "the process that ran this test died"
+    assert "crashed while running" in problem["evidence"]
+
+
+def test_what_was_planned_and_never_ran(repo, capsys):
+    repo.file("test_two.py", ONE + "\ndef test_other(recompile_counter):\n    pass\n")
+    repo.file("test_a.py", "def test_fails():\n    assert False\n")
+    repo.run("-x", "--json-report", "--json-report-file=report.json", option="")
+    assert {test["id"]: test["verdict"] for test in repo.block("report.json")["tests"]} == {
+        "test_two.py::test_it": "not_run", "test_two.py::test_other": "not_run"}
+    assert main(["gate", str(repo.path / "report.json")]) == 2
+    assert "2 planned tests were not run: test_two.py::test_it, test_two.py::test_other" in capsys.readouterr().out
+
+
+def test_a_killed_run_leaves_no_old_green(repo, capsys):
+    """What the run before has left is replaced at the start."""
+    repo.file("test_one.py", ONE + "\ndef test_kill():\n    import os\n    if 'KILL' in os.environ:\n"
+                                   "        os.kill(os.getpid(), 9)\n")
+    arguments = ("--json-report", "--json-report-file=report.json")
+    repo.run(*arguments, option="").assert_outcomes(passed=2)
+    assert main(["gate", str(repo.path / "report.json")]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KILL", "1")
+        repo.run(*arguments, option="")
+    capsys.readouterr()
+    assert main(["gate", str(repo.path / "report.json")]) == 2
+    assert "the run did not end by itself" in capsys.readouterr().out

@@ -63,9 +63,8 @@ class CheckItem(pytest.Item):
             case "xfail":
                 raise pytest.xfail.Exception(judgement.note)
             case verdict if verdict != "pass":
-                shown = "" if self.first_of_cell else self.parent.selected[0]
                 alone = self.parent.reproduction() if self.name in self.parent.reproducible() else ""
-                raise CheckFailure(failure_text(self.name, judgement, self.again, shown, alone))
+                raise CheckFailure(failure_text(self.name, result.judgements, self.again, alone))
 
     @property
     def first_of_cell(self) -> bool:
@@ -309,12 +308,13 @@ class MatrixSession:
         """The table of cells by backend and mode."""
         if self.config.option.collectonly:
             return
+        beside = None if self.baseline is None else comparison(self.journal.block(), [self.baseline])
         terminalreporter.section("torch.compile matrix", sep="-")
-        for line, markup in summary(self.journal):
+        for line, markup in summary(self.journal, beside.fresh if beside else None):
             terminalreporter.write_line(line, **markup)
-        if self.baseline is not None:
+        if beside is not None:
             terminalreporter.section(f"beside {self.settings.baseline}", sep="-")
-            for line, markup in comparison(self.journal.block(), [self.baseline]):
+            for line, markup in beside.lines:
                 terminalreporter.write_line(line, **markup)
         if lost := self._unsaved():
             terminalreporter.write_line(lost, red=True)

@@ -67,7 +67,10 @@ REQUIRED: Final = {verb: (verb, "reason") for verb in OUTCOMES} | {"limits": ("l
 
 def read_checks(reader: Reader, node: yaml.Node | None, what: str = "a check",
                 known: Sequence[str] = tuple(CHECKS)) -> tuple[str, ...]:
-    """Read a list of checks, each once; if there is no list, all known ones that need not be asked for."""
+    """Read a list of checks, each once; if there is no list, all known ones that need not be asked for.
+
+    However they are listed, causes are judged before what follows from them: in the order of ``known``.
+    """
     if node is None:
         return tuple(name for name in known if not CHECKS[name].on_request)
     found: list[str] = []
@@ -77,7 +80,7 @@ def read_checks(reader: Reader, node: yaml.Node | None, what: str = "a check",
             reader.wrong(item, f"checks: {name!r} is listed twice")
         elif name is not None:
             found.append(name)
-    return tuple(found)
+    return tuple(sorted(found, key=known.index))
 
 
 def read_rules(reader: Reader, node: yaml.Node | None, axes: Axes | None,

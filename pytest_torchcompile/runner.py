@@ -49,7 +49,7 @@ _APART = 104_729
 """Between the seeds of two replicas' batches: more than a cell has sizes."""
 _OWN_MISTAKE = "pytest-torchcompile itself failed, not the model: "
 _REFERENCES = References()
-_LOCATED = {"compiles", "equivalence", "gradients", "training_steps", "aliasing"}
+_LOCATED = {"compiles", *checks.COMPARING}
 """Sections that say which stage of the compiler brings a difference in."""
 
 

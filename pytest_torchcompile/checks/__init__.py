@@ -1,6 +1,7 @@
-"""CHECKS: what must hold of a cell, in the order of the report, and LIMITS: the numbers a matrix may change.
+"""CHECKS: what must hold of a cell, causes before what follows from them, and LIMITS: the numbers a matrix may change.
 
-To add a check: a file in this folder with its ``measure`` and ``judge``, and its record here.
+To add a check: a file in this folder with its ``measure`` and ``judge``, and its record here. From the record terminal,
+page, gate and playbook know it: how bad it is when it fails, whether it compares numbers, what of torch's log shows it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_torchcompile.backends import promised
+from pytest_torchcompile.checks import severity
+from pytest_torchcompile.checks.severity import Effect, Way
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 if TYPE_CHECKING:
     from pytest_torchcompile.checks.protocol import Check
 
-__all__ = ["CHECKS", "LIMITS", "CheckEntry", "Limit", "applies", "default_limits", "load"]
+__all__ = ["CHECKS", "COMPARING", "LIMITS", "CheckEntry", "Limit", "default_limits", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,16 @@ class CheckEntry:
 
     target: str
     help: str
+    effect: Effect
+    """What becomes of a model in which it does not hold, and how bad that is."""
     limits: tuple[Limit, ...] = ()
+    ways: tuple[Way, ...] = ()
+    """Ways in which it fails that are worse or milder than ``effect``; the first that fits counts."""
+    compares: bool = False
+    """Does it compare numbers (:mod:`~pytest_torchcompile.checks.numerics`), as ``compare()`` does?"""
+    logs: str = ""
+    """The channels of ``TORCH_LOGS`` that show what it judges (torch/_logging/_registrations.py, torch 2.8 to 2.15; a
+    test holds them against the torch that is installed)."""
     phases: tuple[str, ...] = ("training", "inference")
     """The phases in which it has something to judge."""
     graphs: bool = False
@@ -95,82 +107,129 @@ _HERE: Final = "pytest_torchcompile.checks"
 _ZERO_GRADIENTS: Final = Limit("zero_gradients", "max", None,
                                "gradients that may be zeros where eager has none; by default they are only noted")
 _GRAPH_BREAKS: Final = Limit("graph_breaks", "max", 0, "graph breaks in the cell's run")
+_DYNAMO: Final = "graph_breaks,recompiles"
+_BACKWARD: Final = "aot_joint_graph,output_code"
+_FORWARD: Final = "aot_graphs,output_code"
 
 CHECKS: Final[dict[str, CheckEntry]] = {
+    "graph_breaks": CheckEntry(
+        f"{_HERE}.graph_breaks:CHECK",
+        "the model is captured whole",
+        severity.BREAKS,
+        (_GRAPH_BREAKS,),
+        logs="graph_breaks",
+        fake=True,
+    ),
     "compiles": CheckEntry(
         f"{_HERE}.compiles:CHECK",
         "compiled code really ran, for enough of the model",
+        severity.EAGER,
         (Limit("coverage", "min", 1.0, "share of operator calls in compiled graphs", whole=False, most=1),),
+        (Way(severity.RAISED, severity.RAISES),
+         Way(severity.UNCOVERED, severity.EAGER, follows="graph_breaks"),
+         Way("^every output of the compiled model is zero", severity.WRONG),
+         Way("^the ledger could not read", severity.UNPROVEN)),
+        logs=_DYNAMO,
         fake=True,
     ),
     "equivalence": CheckEntry(
         f"{_HERE}.equivalence:CHECK",
         "outputs equal those of the eager model, within rounding noise",
+        severity.WRONG,
+        ways=(severity.STRIDES,),
+        compares=True,
+        logs=_FORWARD,
     ),
     "gradients": CheckEntry(
         f"{_HERE}.gradients:CHECK",
         "gradients equal those of the eager model, within rounding noise",
+        severity.WRONG,
         (_ZERO_GRADIENTS,),
+        (severity.STRIDES,),
+        compares=True,
+        logs=_BACKWARD,
         phases=("training",),
     ),
     "training_steps": CheckEntry(
         f"{_HERE}.training_steps:CHECK",
         "a few steps of SGD leave what they leave eagerly, within rounding noise",
+        severity.WRONG,
         (Limit("steps", "min", 3, "training steps that are compared", least=2),),
+        (severity.STRIDES,),
+        compares=True,
+        logs=_BACKWARD,
         phases=("training",),
     ),
     "aliasing": CheckEntry(
         f"{_HERE}.aliasing:CHECK",
         "outputs share memory exactly where eager's do, also when the model is called again",
-    ),
-    "graph_breaks": CheckEntry(
-        f"{_HERE}.graph_breaks:CHECK",
-        "the model is captured whole",
-        (_GRAPH_BREAKS,),
-        fake=True,
+        severity.OTHER_MEMORY,
+        compares=True,
+        logs=_FORWARD,
     ),
     "recompiles": CheckEntry(
         f"{_HERE}.recompiles:CHECK",
         "new shapes and values do not compile again and again",
+        severity.RECOMPILES,
         (Limit("recompiles", "max", None, "recompiles in the cell's run; by default what its shapes need"),),
+        logs="recompiles_verbose",
         fake=True,
     ),
     "shape_stability": CheckEntry(
         f"{_HERE}.shape_stability:CHECK",
         "once all sizes were met nothing is compiled again, also for lengths that are padded to a bucket",
+        severity.RECOMPILES,
         (Limit("late_recompiles", "max", None, "recompiles after the first pass over the sizes; by default none"),),
+        (Way("the compiled model raised", severity.RAISES),
+         Way("nothing of it ran compiled", severity.EAGER)),
+        logs="recompiles_verbose,dynamic",
     ),
     "cudagraphs": CheckEntry(
         f"{_HERE}.cudagraphs:CHECK",
         "each compiled graph of a warm step replays a CUDA graph, where the mode or the backend promises them",
+        severity.NO_REPLAY,
         (Limit("uncaptured", "max", None,
                "compiled graphs of a step, or parts of them, that may do without CUDA graphs; by default none"),),
+        (Way("^no compiled graph ran", severity.EAGER),),
         graphs=True,
     ),
     "smoketest": CheckEntry(
         f"{_HERE}.smoketest:CHECK",
         "CompileSmoketest says True of the compiled model",
+        severity.WRONG,
+        ways=(Way("of a model that was warm", severity.RECOMPILES),
+              Way(r"ran eagerly|nothing was compiled|nothing ran compiled", severity.EAGER),
+              Way(r"raises|did not end the same call|had to leave the same call|not enough memory", severity.RAISES),
+              Way("could not be told|not initialised yet|does not depend on", severity.UNPROVEN),
+              severity.STRIDES),
         ranks="one",
     ),
     "safe_fallback": CheckEntry(
         f"{_HERE}.safe_fallback:CHECK",
         "where the model does not compile, maybe_compile gives one that runs as eager does",
+        severity.CORRUPTED,
+        ways=(Way("^maybe_compile let a failure", severity.RAISES),
+              Way("^the log says|^with a sample batch", severity.UNLOGGED)),
         ranks="one",
     ),
     "rank_divergence": CheckEntry(
         f"{_HERE}.rank_divergence:CHECK",
         "every rank compiles the same, in the same calls",
+        severity.DIVERGES,
+        logs=_DYNAMO,
         ranks="several",
     ),
     "randomness": CheckEntry(
         f"{_HERE}.randomness:CHECK",
         "random numbers that compiled code draws itself have eager's distribution, and obey the seed",
+        severity.OTHER_CHANCES,
         on_request=True,
         ranks="one",
     ),
     "kernels": CheckEntry(
         f"{_HERE}.kernels:CHECK",
         "Inductor fuses the model into few enough kernels",
+        severity.TOO_MUCH,
         (Limit("kernels", "max", None, "kernels that Inductor generated; by default they are only recorded"),
          Limit("launches", "max", None, "kernels that a GPU runs in a compiled step; by default only recorded")),
         on_request=True,
@@ -178,19 +237,31 @@ CHECKS: Final[dict[str, CheckEntry]] = {
     "benchmark": CheckEntry(
         f"{_HERE}.benchmark:CHECK",
         "compiled is as much faster as is wanted, and takes no more memory",
+        severity.TOO_MUCH,
         (Limit("speedup", "min", None, "eager time over compiled time; by default it is only recorded", whole=False),
          Limit("memory_mib", "max", None, "peak memory of a compiled step, in MiB; by default it is only recorded",
                whole=False)),
+        (Way("^nothing ran compiled", severity.EAGER),
+         Way(r"compile\(s\) in the timed steps", severity.RECOMPILES)),
         on_request=True,
         ranks="one",
     ),
     "fuzz": CheckEntry(
         f"{_HERE}.fuzz:CHECK",
         "drawn sequences of shapes find nothing wrong either",
+        severity.WRONG,
         (_GRAPH_BREAKS,
          Limit("fuzz_recompiles", "max", None, "recompiles in a drawn sequence; by default what its sizes explain")),
+        (Way("^graph_breaks: ", severity.BREAKS),
+         Way("^recompiles: ", severity.RECOMPILES),
+         Way("^(eager|vacuous): ", severity.EAGER),
+         Way("^error: .*the compiled call raised", severity.RAISES),
+         Way("^alias: ", severity.OTHER_MEMORY),
+         Way("^stride: ", severity.OTHER_LAYOUT)),
         on_request=True,
         ranks="one",
     ),
 }
 LIMITS: Final[dict[str, Limit]] = {limit.name: limit for check in CHECKS.values() for limit in check.limits}
+COMPARING: Final = frozenset(name for name, check in CHECKS.items() if check.compares)
+"""The checks that compare numbers: their problems begin with the name of an output, a gradient, ..."""

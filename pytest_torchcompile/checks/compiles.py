@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.numerics import located
 from pytest_torchcompile.checks.protocol import Check
+from pytest_torchcompile.checks.severity import RAISED, UNCOVERED
 from pytest_torchcompile.instruments.records import SILENT
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.findings import headline
@@ -41,7 +42,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     """Problems of one section; ``limits`` may hold ``coverage``, the smallest share allowed (default 1)."""
     if error := section["error"]:
         yield Problem(
-            f"the compiled run raised {error['type']} in {error['phase']}; eager did not: {headline(error['text'])}",
+            f"{RAISED} {error['type']} in {error['phase']}; eager did not: {headline(error['text'])}",
             evidence=f"{error['text']}\n{error['traceback']}".strip() + located(section),
             hint="" if section.get("located") else
                  "the same call with backend='eager' and then 'aot_eager' tells which stage raises",
@@ -93,7 +94,7 @@ def _coverage(calls: list[Mapping[str, Any]], least: float) -> Iterator[Problem]
     if low["share"] < least:
         sites = "\n".join(low.get("sites", ()))
         yield Problem(
-            f"only {low['share']:.0%} of the model's operator calls ran inside compiled graphs at {low['call']}, "
+            f"only {low['share']:.0%} {UNCOVERED} at {low['call']}, "
             f"{least:.0%} wanted ({low['outside']} of {low['total']} ran eagerly)",
             evidence=sites,
             hint="graph_breaks lists where; if it is meant, give a rule `limits: {coverage: ...}`",

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.protocol import Check
+from pytest_torchcompile.checks.severity import EMPTY, RAISED
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
@@ -34,9 +35,8 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
             )
     elif section["raised"] or not section["graphs"]:
         # No graph, no break: silence about a run that compiled nothing would be a lie.
-        yield Problem("nothing to judge: "
-                      + (f"the compiled run raised {section['raised']}" if section["raised"]
-                         else "no graph was compiled"), hint="see the check `compiles` of this cell")
+        why = f"{RAISED} {section['raised']}" if section["raised"] else "no graph was compiled"
+        yield Problem(f"{EMPTY}: {why}", hint="see the check `compiles` of this cell")
 
 
 CHECK = Check("graph_breaks", measure, judge)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchcompile.checks.severity import EMPTY, RAISED
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
@@ -31,5 +32,5 @@ def unjudged(section: Mapping[str, Any]) -> list[Problem]:
     """The one problem of a section whose compiled run raised, so that there is nothing to judge."""
     if not section.get("raised"):
         return []
-    return [Problem(f"nothing to judge: the compiled run raised {section['raised']}",
+    return [Problem(f"{EMPTY}: {RAISED} {section['raised']}",
                     hint="see the check `compiles` of this cell")]

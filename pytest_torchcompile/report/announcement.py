@@ -11,9 +11,10 @@ from typing import Final
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.finding import Finding
+from pytest_torchcompile.report.finding import Finding, foremost
 from pytest_torchcompile.report.gate import Outcome
 from pytest_torchcompile.report.harmless import harmless_text
+from pytest_torchcompile.report.headline import headline, shortened
 
 __all__ = ["WORDS", "again", "announcement", "facts", "place", "refusal", "sentence"]
 
@@ -21,44 +22,24 @@ WORDS: Final = {0: "PASS", 1: "FAIL", 2: "UNUSABLE", 3: "NOTHING TO JUDGE"}
 SHOWN: Final = 20
 EVIDENCE: Final = 12
 CELLS: Final = 3
-SECOND: Final = 160
-"""Characters of a second cause in the first sentence."""
 
 
 def sentence(outcome: Outcome) -> str:
-    """What somebody who reads nothing else should know."""
+    """What somebody who reads nothing else should know, in at most 25 words."""
     return harmless_text(_sentence(outcome))
 
 
 def _sentence(outcome: Outcome) -> str:
     code = outcome.code
     if code == 0:
-        return f"PASS: {_good(outcome)}"
+        return shortened(f"PASS: {_good(outcome)}")
     decisive = [finding for finding in outcome.findings if finding.weight != "note"]
-    first, others = decisive[0], decisive[1:]
-    text = first.text
-    if first.weight == "fail" and first.cells and first.kind != "skip":
-        text = f"{_cells(first)}: {text}"
-        if failing := len(outcome.allowed.failing):
-            text = f"{failing} of {judged_things(outcome)} {'fails' if failing == 1 else 'fail'}: {text}"
-    text += _where(outcome, first)
-    if not outcome.worse.isdisjoint(first.cells):
-        text += ", new since the baseline"
-    if others and all(_fails_so(outcome, each) for each in (first, others[0])):
-        second, *others = others
-        text += f"; also {_cells(second)}: {textwrap.shorten(second.text, SECOND)}{_where(outcome, second)}"
-    more = f"; and {count(len(others), 'more finding')}" if others else ""
-    return f"{WORDS[code]}: {text}{more}"
-
-
-def _where(outcome: Outcome, finding: Finding) -> str:
-    shown = finding.weight == "fail" and finding.file and finding.file != outcome.policy.path
-    return f" ({place(finding)})" if shown else ""
-
-
-def _fails_so(outcome: Outcome, finding: Finding) -> bool:
-    """Is it why cells fail, not a demand on the run as a whole?"""
-    return bool(finding.cells) and finding.kind in outcome.allowed.failing.get(finding.cells[0], ())
+    first = decisive[0]
+    if first.cause is not None:
+        others = sum(finding.cause is None for finding in decisive)
+        return headline(outcome.causes, f"{WORDS[code]}: ", others)
+    more = f"; and {count(len(decisive) - 1, 'more finding')}" if decisive[1:] else ""
+    return f"{shortened(f'{WORDS[code]}: {first.text}', len(more.split()))}{more}"
 
 
 def refusal(error: Exception, code: int) -> str:
@@ -70,11 +51,12 @@ def announcement(outcome: Outcome) -> Iterator[str]:
     """The lines: the sentence, the findings, the facts."""
     yield sentence(outcome)
     yield ""
-    for finding in outcome.findings[:SHOWN]:
+    shown = foremost(outcome.findings, SHOWN)
+    for finding in shown:
         for line in _lines(outcome, finding):
             yield harmless_text(line)
-    if len(outcome.findings) > SHOWN:
-        yield f"... and {len(outcome.findings) - SHOWN} more findings"
+    if len(outcome.findings) > len(shown):
+        yield f"... and {len(outcome.findings) - len(shown)} more findings"
     if outcome.findings:
         yield ""
     yield harmless_text(facts(outcome))
@@ -100,14 +82,6 @@ def facts(outcome: Outcome) -> str:
         ran = sum(test.compiled for test in outcome.tests.values())
         told_things.append(f"{count(len(outcome.tests), 'test')}: {told}; {ran} ran compiled code")
     return f"{where}, {devices}: {'; '.join(told_things)}{shards}{commit}"
-
-
-def judged_things(outcome: Outcome) -> str:
-    """``8 cells and 3 tests``, or whichever there are."""
-    cells, tests = count(len(outcome.cells), "cell"), count(len(outcome.tests), "test")
-    if not outcome.tests:
-        return cells
-    return f"{cells} and {tests}" if outcome.cells else tests
 
 
 def again(outcome: Outcome, finding: Finding) -> str:
@@ -141,11 +115,6 @@ def _good(outcome: Outcome) -> str:
     return f"the {what}{matrix}{tests} {are} good on torch {environment.get('torch')}: {good}{fails}"
 
 
-def _cells(finding: Finding) -> str:
-    more = len(finding.cells) - 1
-    return finding.cells[0] + (f" (and {more} more)" if more else "")
-
-
 def _lines(outcome: Outcome, finding: Finding) -> Iterator[str]:
     where = place(finding)
     yield f"{finding.weight:9} {finding.text}" + (f"  {where}" if where and where not in finding.text else "")
@@ -153,6 +122,7 @@ def _lines(outcome: Outcome, finding: Finding) -> Iterator[str]:
     if len(evidence) > EVIDENCE:
         evidence[EVIDENCE:] = [f"... ({len(evidence) - EVIDENCE} more lines)"]
     yield from textwrap.indent("\n".join(evidence), " " * 12).splitlines()
+    yield from (f"{'':10}{line}" for line in finding.lines)
     if finding.hint:
         first, *rest = finding.hint.splitlines()
         yield f"{'':10}try    {first}"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from pytest_torchcompile.quantity import count
+from pytest_torchcompile.report.causes import Fresh
+from pytest_torchcompile.report.effects import check_effect
 from pytest_torchcompile.report.finding import first
 from pytest_torchcompile.report.judged import JudgedCell
 from pytest_torchcompile.report.metrics import METRICS
 from pytest_torchcompile.report.slower import Change, Pairs, slower
 
-__all__ = ["Change", "another_machine", "changes"]
+__all__ = ["Change", "another_machine", "changes", "fresh"]
 
 _Key = TypeVar("_Key", bound=tuple[Any, ...])
 _MACHINE: Final = ("cpu", "cores", "devices")
@@ -36,15 +38,24 @@ def changes(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], compa
     return [*found, *_improved(both, noun), *_new(now, then, noun)]
 
 
+def fresh(found: Sequence[Change]) -> Fresh:
+    """What causes are told to be new by."""
+    checks = {(cell, change.check) for change in found if change.kind == "failures" for cell in change.cells}
+    places = {(cell, change.file, change.line) for change in found if change.kind in ("graph_breaks", "recompiles")
+              for cell in change.cells}
+    return Fresh(frozenset(checks), frozenset(places))
+
+
 def _failures(both: Pairs, noun: str) -> Iterator[Change]:
+    """By check, the worst first."""
     by_check: dict[str, list[str]] = {}
     for cell, (now, then) in both.items():
         for check in now.bad:
             if check not in then.bad:
                 by_check.setdefault(check, []).append(cell)
-    for check, cells in by_check.items():
+    for check, cells in sorted(by_check.items(), key=lambda pair: -check_effect(pair[0]).severity):
         text = f"{check} held in the baseline and fails now in {count(len(cells), noun)}: {first(cells)}"
-        yield Change("failures", text, tuple(cells))
+        yield Change("failures", text, tuple(cells), check=check)
 
 
 def _measured(cell: JudgedCell, section: str) -> bool:

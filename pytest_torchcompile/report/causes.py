@@ -1,29 +1,46 @@
-"""Causes: what failing cells have in common, so that ten thousand red squares read as the few things to mend."""
+"""Causes: what failing cells have in common, so that ten thousand red squares read as the few things to mend.
+
+Terminal, gate, page, JUnit, annotations and playbook all tell what :func:`causes` returns, in its order: the worst
+first, of equals what is new since the baseline, of these what is in most cells.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
+from pytest_torchcompile.checks import COMPARING
+from pytest_torchcompile.checks.severity import RAISED, Effect, Severity
+from pytest_torchcompile.report.effects import effect_of, follows, without_ranks
 from pytest_torchcompile.report.facts import Facts, Problem, Verdict
 
-__all__ = ["Cause", "causes"]
+__all__ = ["Cause", "Fresh", "causes"]
 
 _REST = re.compile(r"\d.*", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w:.])\d[\d.,]*(?:e[+-]?\d+)?\b")
 """A number that is no part of a name, of a version or of a place (``file:line``)."""
 _STEP = re.compile(r"^step \d+: ")
-_RANKS = re.compile(r"^(?:every rank|ranks? \d+(?:, \d+)*): ")
-"""Which ranks of a cell have a problem (:mod:`pytest_torchcompile.verdicts`)."""
-_LEAVES = frozenset({"equivalence", "gradients", "training_steps", "aliasing"})
-"""Checks whose problems begin with the name of an output, a gradient, ..."""
-_EMPTY = "nothing to judge"
-"""How a check begins that has nothing to say because another one of the cell failed."""
-_RAISED = "the compiled run raised"
-"""How `compiles` tells of an exception: the same text in two models is the same fault of a backend."""
-_UNCOVERED = "of the model's operator calls ran inside compiled graphs"
-"""How `compiles` says that too little was compiled; where a graph breaks, that comes of it."""
+_FAILING: Final = ("fail", "error", "timeout", "crash", "xpass")
+_ALSO: Final = 160
+"""Characters of what another check says of the same cause."""
+_JUDGED: Final = ("fail", "xfail")
+"""Verdicts for which a check looked at what the cell's run recorded."""
+
+_Key: TypeAlias = "tuple[str, ...]"
+"""What two problems have in common that are one cause."""
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """What is worse than in the baseline."""
+
+    checks: frozenset[tuple[str, str]] = frozenset()
+    """(cell, check) that held and fails now."""
+    places: frozenset[tuple[str, str, int]] = frozenset()
+    """(cell, file, line) of graph breaks and recompiles that were not there."""
 
 
 @dataclass
@@ -32,49 +49,166 @@ class Cause:
 
     problem: Problem
     """As the first of the cells has it; numbers differ in the others."""
-    checks: list[str] = field(default_factory=list)
+    effect: Effect
     verdict: str = "fail"
+    checks: list[str] = field(default_factory=list)
+    """The checks that show it, the one that has told :attr:`problem` first."""
+    consequences: list[str] = field(default_factory=list)
+    """Checks that only fail because of it."""
+    also: dict[str, str] = field(default_factory=dict)
+    """The message of each further check that shows it."""
     cells: list[str] = field(default_factory=list)
     """Ids, in the order of the report."""
+    models: list[str] = field(default_factory=list)
+    """Of the cells; a test that is no cell of a matrix stands for itself."""
+    noun: str = "model"
+    """What :attr:`models` names: ``model``, or ``test``."""
+    gates: list[str] = field(default_factory=list)
+    """Gates of the run that do not pass because of it."""
+    new: bool = False
+    """Is it worse than in the baseline?"""
+
+    @property
+    def wrong_numbers(self) -> bool:
+        """Is it what no list may cut off?"""
+        return self.effect.severity == Severity.WRONG_NUMBERS
+
+    @property
+    def order(self) -> tuple[int, bool, int]:
+        """Sorts causes: by severity, then what is new, then by cells."""
+        return -self.effect.severity, not self.new, -len(self.cells)
+
+    def told(self) -> Iterator[str]:
+        """One line for each other check that shows it or follows from it."""
+        for check, message in self.also.items():
+            yield textwrap.shorten(f"also {check}: {message}", _ALSO, placeholder=" ...")
+        for check in self.consequences:
+            yield f"{check} follows from {self.checks[0]}"
+        for gate in self.gates:
+            yield f"so the gate {gate} does not pass"
 
 
-def causes(cells: Iterable[Facts], verdicts: Iterable[str] = ("fail", "error", "timeout", "crash", "xpass"),
-           ) -> list[Cause]:
-    """Group the problems of some cells, those in most cells first, of equals those with a place.
+@dataclass(frozen=True)
+class _Sighting:
+    """One problem of one cell that stands for itself."""
+
+    cell: Facts
+    verdict: Verdict
+    problem: Problem
+    effect: Effect
+    key: _Key
+
+    @property
+    def placed(self) -> bool:
+        return bool(self.problem.place)
+
+
+def causes(cells: Iterable[Facts], verdicts: Iterable[str] = _FAILING, fresh: Fresh | None = None) -> list[Cause]:
+    """Group the problems of some cells, and put the groups in order.
 
     One place in the user's code is one cause. Without a place, problems are one cause if their texts differ in numbers
     only: what a check finds wrong, only within one model; of values that differ, whichever output or gradient it is.
+    Problems of one cell that do the same to the model (outputs, gradients and steps that are wrong) are one cause too.
     """
     wanted = frozenset(verdicts)
-    found: dict[tuple[str, ...], Cause] = {}
-    for facts in cells:
-        problems = [(v, p) for v in facts.verdicts if v.verdict in wanted for p in v.problems]
-        broken = any(v.check == "graph_breaks" and v.verdict == "fail" for v, _ in problems)
-        own = [(v, p) for v, p in problems if not _follows(v, p, broken)] or problems
-        for verdict, problem in own:
-            key = (verdict.check, problem.place) if problem.place else ("", _kind(verdict, problem.message, facts))
-            cause = found.setdefault((verdict.verdict, *key), Cause(problem, verdict=verdict.verdict))
-            if verdict.check not in cause.checks:
-                cause.checks.append(verdict.check)
-            if cause.cells[-1:] != [facts.id]:
-                cause.cells.append(facts.id)
-    return sorted(found.values(), key=lambda cause: (-len(cause.cells), not cause.problem.place))
+    seen = [_sightings(facts, wanted) for facts in cells]
+    same = _same_causes(seen)
+    found: dict[_Key, Cause] = {}
+    for sightings in seen:
+        for sighting in sightings:
+            of = _placed_beside(sighting, sightings) or sighting
+            key = same.get(of.key, of.key)
+            cause = found.setdefault(key, Cause(sighting.problem, sighting.effect, sighting.verdict.verdict))
+            _add(cause, sighting, fresh or Fresh())
+            _add_consequences(cause, sighting, wanted)
+    return sorted(found.values(), key=lambda cause: (*cause.order, not cause.problem.place))
 
 
-def _follows(verdict: Verdict, problem: Problem, broken: bool) -> bool:
-    """Is it only what comes of another problem of the same cell?"""
-    message = _RANKS.sub("", problem.message)
-    uncovered = verdict.check == "compiles" and _UNCOVERED in message
-    return message.startswith(_EMPTY) or (broken and uncovered)
+def _sightings(facts: Facts, wanted: frozenset[str]) -> list[_Sighting]:
+    """The cell's problems that follow from no other; all of them if each follows from another."""
+    problems = [(v, p) for v in facts.verdicts if v.verdict in wanted for p in v.problems]
+    own = [(v, p) for v, p in problems if not _only_follows(v, p, facts)] or problems
+    return [_Sighting(facts, v, p, effect := effect_of(v, p), _key(v, p, effect, facts)) for v, p in own]
 
 
-def _kind(verdict: Verdict, message: str, facts: Facts) -> str:
+def _only_follows(verdict: Verdict, problem: Problem, facts: Facts) -> bool:
+    # A crash is the same at each check of the cell, and all of them are its cause's.
+    return verdict.verdict in _JUDGED and follows(verdict, problem, facts.verdicts) != ""
+
+
+def _same_causes(seen: Sequence[Sequence[_Sighting]]) -> dict[_Key, _Key]:
+    """For each key the one that stands for its cause: wrong numbers of one model that come together are one."""
+    stands_for: dict[_Key, _Key] = {}
+
+    def representative(key: _Key) -> _Key:
+        while (other := stands_for.get(key, key)) != key:
+            key = other
+        return key
+
+    for sightings in seen:
+        first: dict[Effect, _Key] = {}
+        for each in sightings:
+            if each.placed or not _of_one_model(each.verdict, each.problem):
+                continue
+            one, other = representative(first.setdefault(each.effect, each.key)), representative(each.key)
+            if one != other:
+                stands_for[other] = one
+    return {key: representative(key) for key in stands_for}
+
+
+def _placed_beside(sighting: _Sighting, sightings: Sequence[_Sighting]) -> _Sighting | None:
+    """The problem of the same cell that does the same to the model and has a place."""
+    if sighting.placed or not _of_one_model(sighting.verdict, sighting.problem):
+        return None
+    return next((each for each in sightings if each.placed and each.effect == sighting.effect), None)
+
+
+def _add(cause: Cause, sighting: _Sighting, fresh: Fresh) -> None:
+    facts, check, problem = sighting.cell, sighting.verdict.check, sighting.problem
+    if check not in cause.checks:
+        if problem.message != cause.problem.message:
+            cause.also[check] = problem.message
+        cause.checks.append(check)
+    if cause.cells[-1:] != [facts.id]:
+        cause.cells.append(facts.id)
+    if not cause.models and "model" not in facts.axes:
+        cause.noun = "test"
+    model = facts.axes.get("model", facts.id)
+    if model not in cause.models:
+        cause.models.append(model)
+    place = (facts.id, problem.file, problem.line)
+    cause.new = cause.new or (facts.id, check) in fresh.checks or place in fresh.places
+
+
+def _add_consequences(cause: Cause, sighting: _Sighting, wanted: frozenset[str]) -> None:
+    """Tell the cause which checks of the cell fail for nothing else."""
+    verdicts = sighting.cell.verdicts
+    for verdict in verdicts:
+        if verdict.verdict not in wanted or verdict.check in (*cause.checks, *cause.consequences):
+            continue
+        roots = {follows(verdict, problem, verdicts) for problem in verdict.problems}
+        if roots == {sighting.verdict.check}:
+            cause.consequences.append(verdict.check)
+
+
+def _of_one_model(verdict: Verdict, problem: Problem) -> bool:
+    """Is it told of one model only? An exception or a crash with the same text in two models is one cause."""
+    return verdict.verdict in _JUDGED and not without_ranks(problem.message).startswith(RAISED)
+
+
+def _key(verdict: Verdict, problem: Problem, effect: Effect, facts: Facts) -> _Key:
+    if problem.place:
+        return verdict.verdict, str(effect.severity), problem.place
+    return verdict.verdict, "", _kind(verdict, problem, facts)
+
+
+def _kind(verdict: Verdict, problem: Problem, facts: Facts) -> str:
     """What a problem says, without what differs from cell to cell; a crash is one for all checks of a cell."""
-    message = _RANKS.sub("", message)
-    if verdict.verdict != "fail" or message.startswith(_RAISED):
+    message = without_ranks(problem.message)
+    if not _of_one_model(verdict, problem):
         return _NUMBER.sub("#", message)
-    model = f"{facts.axes.get('model')}: {verdict.check}: "
+    model = f"{facts.axes.get('model', facts.id)}: {verdict.check}: "
     _, colon, rest = _STEP.sub("", message).partition(": ")
-    if verdict.check in _LEAVES and colon:  # the output or gradient comes first
+    if verdict.check in COMPARING and colon:  # the output or gradient comes first
         return model + _REST.sub("", rest)
     return model + _NUMBER.sub("#", message)

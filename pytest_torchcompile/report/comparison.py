@@ -4,47 +4,58 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.baseline import another_machine, changes
+from pytest_torchcompile.report.baseline import another_machine, changes, fresh
+from pytest_torchcompile.report.causes import Fresh
 from pytest_torchcompile.report.gate import judged
 from pytest_torchcompile.report.merging import merge
 from pytest_torchcompile.report.policy import BASELINE, Policy
 from pytest_torchcompile.report.reading import Report
 
-__all__ = ["comparison"]
+__all__ = ["Beside", "comparison"]
 
 SHOWN: Final = 30
 
 
-def comparison(block: dict[str, Any], baseline: Sequence[Report]) -> Iterator[tuple[str, dict[str, bool]]]:
-    """Lines with markup. Only cells that this run judged are compared: the others may be another shard's."""
+@dataclass
+class Beside:
+    """A run beside an earlier one."""
+
+    lines: list[tuple[str, dict[str, bool]]]
+    """What is printed, with markup."""
+    fresh: Fresh = field(default_factory=Fresh)
+    """What is worse than it was."""
+
+
+def comparison(block: dict[str, Any], baseline: Sequence[Report]) -> Beside:
+    """Compare. Only cells that this run judged: the others may be another shard's."""
     today = datetime.date.today()
     try:
         now, then = merge([Report("this run", block)]), merge(baseline)
         ours, theirs = judged(now, Policy(), today), judged(then, Policy(), today)
     except ReportError as error:
-        yield f"cannot be compared: {error}", {"red": True}
-        return
+        return Beside([(f"cannot be compared: {error}", {"red": True})])
     elsewhere = another_machine(now.environment, then.environment)
     planned = frozenset(now.matrix["cells_planned"])
     here = {name: cell for name, cell in ours.items() if cell.verdicts}
     found = changes(here, {name: cell for name, cell in theirs.items() if name in here or name not in planned},
                     comparable=not elsewhere)
-    yield from ((f"{key}: {before} -> {after}", {"yellow": True})
-                for key, before, after in _moved(then.environment, now.environment))
+    lines = [(f"{key}: {before} -> {after}", {"yellow": True})
+             for key, before, after in _moved(then.environment, now.environment)]
     if then.partial:
-        yield f"the baseline is partial: {then.problems[0]}", {"yellow": True}
+        lines.append((f"the baseline is partial: {then.problems[0]}", {"yellow": True}))
     if elsewhere:
-        yield f"{elsewhere}; times and sizes are not compared", {"yellow": True}
-    for change in found[:SHOWN]:
-        yield change.text, _markup(change.kind, change.sure)
+        lines.append((f"{elsewhere}; times and sizes are not compared", {"yellow": True}))
+    lines += [(change.text, _markup(change.kind, change.sure)) for change in found[:SHOWN]]
     if len(found) > SHOWN:
-        yield f"... and {len(found) - SHOWN} more", {}
+        lines.append((f"... and {len(found) - SHOWN} more", {}))
     if not found:
-        yield f"{count(len(here), 'cell')} as in the baseline", {"green": True}
+        lines.append((f"{count(len(here), 'cell')} as in the baseline", {"green": True}))
+    return Beside(lines, fresh(found))
 
 
 def _moved(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

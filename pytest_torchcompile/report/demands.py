@@ -13,14 +13,23 @@ from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.policy import Policy
 from pytest_torchcompile.report.record import GATES
 from pytest_torchcompile.report.record import gates as gates_of
+from pytest_torchcompile.report.told import Told
 
 __all__ = ["demands", "nothing"]
 
 
 def demands(merged: Merged, cells: Mapping[str, JudgedCell], policy: Policy,
-            excused: Mapping[str, str]) -> Iterator[Finding]:
-    """What the default rule and the policy ask of the run as a whole. ``excused``: cells whose failures are allowed."""
-    yield from _gates(merged, cells, policy, excused)
+            excused: Mapping[str, str], told: Told) -> Iterator[Finding]:
+    """What the default rule and the policy ask of the run as a whole.
+
+    Args:
+        merged: The run.
+        cells: Its cells, judged.
+        policy: Whose demands they are.
+        excused: Cells whose failures are allowed.
+        told: Why the others fail, which is not told once more for a gate.
+    """
+    yield from _gates(merged, cells, policy, excused, told)
     ran = [cell for cell in cells.values() if cell.proven]
     if policy.ran_at_least is not None and len(ran) < policy.ran_at_least:
         yield Finding("ran_at_least", "fail",
@@ -42,7 +51,7 @@ def _type(device: str) -> str:
 
 
 def _gates(merged: Merged, cells: Mapping[str, JudgedCell], policy: Policy,
-           excused: Mapping[str, str]) -> Iterator[Finding]:
+           excused: Mapping[str, str], told: Told) -> Iterator[Finding]:
     """A gate that the policy names allows no excuse; one that only the matrix runs, those of its cells."""
     own = [name for name in GATES if name in merged.matrix["checks"]]
     strict = gates_of(own, [_of(cell) for cell in cells.values()])
@@ -63,6 +72,8 @@ def _gates(merged: Merged, cells: Mapping[str, JudgedCell], policy: Policy,
         elif (verdict := stated[name]["verdict"]) != "pass":
             behind = [cell.id for cell in cells.values()
                       if cell.verdicts.get(name, {}).get("verdict") in (*BAD, "xfail", "not_run")]
+            if told.gate(name, behind):
+                continue
             why = "".join(f": {problem['message']}" for problem in stated[name]["problems"][:1])
             yield Finding("gate", "fail", f"the gate {name} does not pass ({verdict}){why}", tuple(behind))
 

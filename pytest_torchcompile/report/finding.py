@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-__all__ = ["EXIT_CODES", "Finding", "Weight", "exit_code", "first"]
+from pytest_torchcompile.checks.severity import Severity
+from pytest_torchcompile.report.causes import Cause
+
+__all__ = ["EXIT_CODES", "Finding", "Weight", "exit_code", "first", "foremost"]
 
 Weight: TypeAlias = Literal["fail", "unusable", "nothing", "note"]
 
@@ -30,12 +33,41 @@ class Finding:
     evidence: str = ""
     hint: str = ""
     """What to do; several lines where it is something to paste."""
+    cause: Cause | None = None
+    """Why the cells fail, if that is what it tells."""
+    severity: int = 0
+    """A :class:`~pytest_torchcompile.checks.severity.Severity`; 0 where it tells nothing of a model."""
+
+    @property
+    def new(self) -> bool:
+        """Is it a cause that was not there in the baseline?"""
+        return self.cause is not None and self.cause.new
+
+    @property
+    def order(self) -> tuple[int, int, bool, int]:
+        """Sorts findings: by what they mean for the exit code, then as causes are."""
+        weight = list(EXIT_CODES).index(self.weight)
+        if self.cause is None:
+            return weight, -self.severity, True, 0
+        return weight, *self.cause.order
+
+    @property
+    def lines(self) -> list[str]:
+        """What else is told of it, a line each."""
+        told = ["new since the baseline"] if self.new else []
+        return told if self.cause is None else [*told, *self.cause.told()]
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
     """The exit code that the findings amount to."""
     weights = {finding.weight for finding in findings}
     return next((code for weight, code in EXIT_CODES.items() if weight in weights), 0)
+
+
+def foremost(findings: Sequence[Finding], most: int) -> list[Finding]:
+    """The first so many findings, and whichever of the others tells of wrong numbers: these no list cuts off."""
+    return [each for place, each in enumerate(findings)
+            if place < most or each.severity == Severity.WRONG_NUMBERS]
 
 
 def first(names: Iterable[Any], shown: int = 3) -> str:

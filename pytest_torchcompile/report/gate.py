@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pytest_torchcompile import __version__
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report import slack
 from pytest_torchcompile.report.allowances import Allowed, allow
-from pytest_torchcompile.report.baseline import Change, another_machine, changes
-from pytest_torchcompile.report.causes import causes
+from pytest_torchcompile.report.baseline import Change, another_machine, changes, fresh
+from pytest_torchcompile.report.causes import Cause, Fresh, causes
 from pytest_torchcompile.report.demands import demands, nothing
+from pytest_torchcompile.report.effects import check_effect
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.finding import Finding, exit_code, first
 from pytest_torchcompile.report.judged import BAD, GOOD, JudgedCell, judge_again
@@ -22,6 +23,7 @@ from pytest_torchcompile.report.merging import VARYING, Merged, merge
 from pytest_torchcompile.report.policy import BASELINE, Policy
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.testjudged import demand_tests, judge_tests, whole_tests
+from pytest_torchcompile.report.told import Told
 from pytest_torchcompile.report.wholeness import expected, whole
 from pytest_torchcompile.wrappers.wrapping import wrapper_of
 
@@ -30,7 +32,6 @@ __all__ = ["Outcome", "gate", "judged"]
 _OF_WHAT_RAN: Final = frozenset({"skip", "gate", "ran_at_least", "tests", "devices", "pass_rate", "improved",
                                  "baseline"})
 """Findings that say nothing more where nothing ran."""
-_ORDER: Final = ("fail", "unusable", "nothing", "note")
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,6 @@ class Outcome:
     cells: dict[str, JudgedCell]
     policy: Policy
     allowed: Allowed
-    worse: frozenset[str]
-    """Cells and tests that are worse than in the baseline."""
     tests: dict[str, JudgedCell] = field(default_factory=dict)
     """Tests that use our fixtures, by node id."""
 
@@ -52,6 +51,11 @@ class Outcome:
     def code(self) -> int:
         """The exit code."""
         return exit_code(self.findings)
+
+    @property
+    def causes(self) -> list[Cause]:
+        """Why cells fail that may not, the worst first."""
+        return [finding.cause for finding in self.findings if finding.cause is not None]
 
     @property
     def facts(self) -> list[Facts]:
@@ -88,19 +92,20 @@ def gate(reports: Sequence[Report], policy: Policy | None = None, baseline: Sequ
     findings += apply_limits(cells.values(), policy, then, elsewhere)
     both = cells | tests
     allowed = allow(list(both.values()), policy, today, whole=not merged.problems)
-    differences = [] if then is None else list(_differences(cells, then, elsewhere, policy, allowed))
+    found: list[Change] = []
     if then is not None:
-        changed = changes(tests, tests_then, comparable=False, noun="test")
-        differences += _weighed(changed, policy, allowed)
-    worse = frozenset(cell for each in differences if each.weight == "fail" for cell in each.cells)
-    failing = list(_failing(allowed, both, worse))
-    demanded = [*demands(merged, cells, policy, allowed.excused), *demand_tests(tests, policy)]
-    findings = [*failing, *demanded, *findings, *differences, *allowed.findings,
-                *slack.findings(policy, cells, allowed.used), *_notes(merged, cells, allowed, policy)]
+        found = changes(cells, then, comparable=not elsewhere)
+        found += changes(tests, tests_then, comparable=False, noun="test")
+    failing = list(_failing(allowed, both, fresh(found)))
+    told = Told(each.cause for each in failing if each.cause is not None)
+    demanded = [*demands(merged, cells, policy, allowed.excused, told), *demand_tests(tests, policy)]
+    findings = [*failing, *demanded, *findings, *_differences(found, elsewhere, policy, allowed, told),
+                *allowed.findings, *slack.findings(policy, cells, allowed.used),
+                *_notes(merged, cells, allowed, policy)]
     if not failing and not any(each.proven and each.status in GOOD for each in both.values()):
         findings = [each for each in findings if each.kind not in _OF_WHAT_RAN] + [nothing(merged, cells, tests)]
-    findings.sort(key=lambda finding: _ORDER.index(finding.weight))
-    return Outcome(tuple(findings), merged, cells, policy, allowed, worse, tests)
+    findings.sort(key=lambda finding: finding.order)
+    return Outcome(tuple(findings), merged, cells, policy, allowed, tests)
 
 
 def judged(merged: Merged, policy: Policy, today: datetime.date) -> dict[str, JudgedCell]:
@@ -110,41 +115,44 @@ def judged(merged: Merged, policy: Policy, today: datetime.date) -> dict[str, Ju
             for name, cell in merged.cells.items()}
 
 
-def _failing(allowed: Allowed, cells: Mapping[str, JudgedCell], worse: frozenset[str]) -> Iterator[Finding]:
-    """A finding for each cause, those that are new since the baseline first."""
+def _failing(allowed: Allowed, cells: Mapping[str, JudgedCell], new: Fresh) -> Iterator[Finding]:
+    """A finding for each cause."""
     told: set[str] = set()
     facts = [Facts({"id": name, "axes": cells[name].axes, "status": cells[name].status, "checks": bad})
              for name, bad in allowed.failing.items()]
-    for cause in sorted(causes(facts, BAD), key=lambda each: worse.isdisjoint(each.cells)):
-        problem, check = cause.problem, cause.checks[0]
-        how = "" if cause.verdict == "fail" else f"{cause.verdict}: "
+    for cause in causes(facts, BAD, new):
+        problem = cause.problem
+        # A cell without a result has failed no check in particular.
+        kind = cause.checks[0] if cause.verdict in ("fail", "xpass") else cause.verdict
         told.update(cause.cells)
-        yield Finding(check, "fail", f"{check}: {how}{problem.message}", tuple(cause.cells), problem.file,
-                      int(problem.line), problem.evidence, problem.hint)
+        how = "xpass: " if cause.verdict == "xpass" else ""
+        yield Finding(kind, "fail", f"{kind}: {how}{problem.message}", tuple(cause.cells), problem.file,
+                      int(problem.line), problem.evidence, problem.hint, cause, cause.effect.severity)
     for name, bad in allowed.failing.items():
         if name not in told:
             check, verdict = next((check, found["verdict"]) for check, found in bad.items())
-            yield Finding(check, "fail", f"{check}: {verdict}; the report does not say why", (name,))
+            yield Finding(check, "fail", f"{check}: {verdict} in {name}; the report does not say why", (name,),
+                          severity=check_effect(check).severity)
 
 
-def _differences(cells: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], elsewhere: str, policy: Policy,
-                 allowed: Allowed) -> Iterator[Finding]:
-    """What is not as in the baseline. Failures that the policy allows are allowed here too."""
-    yield from _weighed(changes(cells, then, comparable=not elsewhere), policy, allowed)
-    if elsewhere:
-        yield Finding("baseline", "note", f"{elsewhere}; times and sizes are not compared")
-
-
-def _weighed(found: Iterable[Change], policy: Policy, allowed: Allowed) -> Iterator[Finding]:
+def _differences(found: Iterable[Change], elsewhere: str, policy: Policy, allowed: Allowed,
+                 told: Told) -> Iterator[Finding]:
+    """What is not as in the baseline. Failures that the policy allows are allowed here too; what a cause tells is new
+    there."""
     for change in found:
         affected = change.cells
         if change.kind in ("failures", "graph_breaks", "recompiles"):
             affected = tuple(cell for cell in affected if cell not in allowed.excused)
             if not affected:
                 continue
+        if told.change(replace(change, cells=affected)):
+            continue
         fails = change.kind in BASELINE and \
             policy.baseline.get(change.kind, "fail" if change.sure else "note") == "fail"
-        yield Finding("baseline", "fail" if fails else "note", change.text, affected, change.file, change.line)
+        yield Finding("baseline", "fail" if fails else "note", change.text, affected, change.file, change.line,
+                      severity=check_effect(change.check).severity if change.check else 0)
+    if elsewhere:
+        yield Finding("baseline", "note", f"{elsewhere}; times and sizes are not compared")
 
 
 def _fake_lane(cells: Mapping[str, JudgedCell]) -> Iterator[Finding]:

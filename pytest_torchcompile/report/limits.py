@@ -97,8 +97,8 @@ def _failed(name: str, found: float, limit: float, where: str) -> dict[str, Any]
     metric = METRICS[RATIOS.get(name, name)]
     unit = metric.unit if name in METRICS else " times the baseline's"
     wanted = "at least" if bounds(name) == "min" else "at most"
-    message = f"{metric.help}: {found:.4g}{unit}, {wanted} {limit:g}{unit} allowed"
-    problem = {"message": message, "evidence": f"limit {name} of {where}", "hint": "", "file": "", "line": 0}
+    message = f"{metric.help}: {found:.4g}{unit}, {wanted} {limit:g}{unit} allowed (limit {name} of {where})"
+    problem = {"message": message, "evidence": "", "hint": "", "file": "", "line": 0}
     return {"verdict": "fail", "problems": [problem]}
 
 

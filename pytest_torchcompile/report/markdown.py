@@ -9,6 +9,7 @@ from typing import Final
 
 from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.report.announcement import again, facts, place, sentence
+from pytest_torchcompile.report.finding import foremost
 from pytest_torchcompile.report.gate import Outcome
 from pytest_torchcompile.report.harmless import harmless_text
 
@@ -43,17 +44,19 @@ def _findings(outcome: Outcome) -> Iterator[str]:
     if not outcome.findings:
         return
     yield from ("| | what | where | cells |", "|---|---|---|---|")
-    for finding in outcome.findings[:SHOWN]:
+    shown = foremost(outcome.findings, SHOWN)
+    for finding in shown:
         more = len(finding.cells) - 2
         cells = ", ".join(code(cell) for cell in finding.cells[:2]) + (f" and {more} more" if more > 0 else "")
-        yield f"| {_MARKS[finding.weight]} | {escaped(finding.text)} | {escaped(place(finding))} | {cells} |"
-    if len(outcome.findings) > SHOWN:
-        yield f"| | ... and {len(outcome.findings) - SHOWN} more | | |"
+        text = "<br>".join(map(escaped, (finding.text, *finding.lines)))
+        yield f"| {_MARKS[finding.weight]} | {text} | {escaped(place(finding))} | {cells} |"
+    if len(outcome.findings) > len(shown):
+        yield f"| | ... and {len(outcome.findings) - len(shown)} more | | |"
     yield ""
-    for finding in outcome.findings[:SHOWN]:
+    for finding in shown:
         if "\n" in finding.hint:
             yield from block(finding.hint)
-    commands = [command for finding in outcome.findings[:SHOWN] if (command := again(outcome, finding))]
+    commands = [command for finding in shown if (command := again(outcome, finding))]
     if commands:
         yield "Again:"
         yield from block("\n".join(commands))

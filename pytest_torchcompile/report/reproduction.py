@@ -10,15 +10,13 @@ from typing import Any
 
 from pytest_torchcompile import __version__
 from pytest_torchcompile.cell import AXES, Cell
+from pytest_torchcompile.checks import COMPARING
 from pytest_torchcompile.dims import bindings
 from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Judgement, Observation
 from pytest_torchcompile.targets import Targets
 
 __all__ = ["file_name", "reproducible", "reproduction"]
-
-_COMPARED = frozenset({"equivalence", "gradients", "training_steps", "aliasing"})
-"""The checks that judge what ``compare()`` compares."""
 
 
 def file_name(cell: Cell) -> str:
@@ -30,11 +28,11 @@ def reproducible(check: str, judgement: Judgement, observation: Observation) -> 
     """Would ``compare()`` fail too? Not for a graph break, a recompile, or a part of the model that ran eagerly."""
     if judgement.verdict in ("crash", "timeout"):
         return True
-    if judgement.verdict != "fail" or check not in (*_COMPARED, "compiles"):
+    if judgement.verdict != "fail" or check not in (*COMPARING, "compiles"):
         return False
     compiles = observation.sections.get("compiles", {})
     no_graph = not any(graph["runs"] for graph in compiles.get("graphs", ()))
-    return bool(compiles.get("error")) or no_graph or check in _COMPARED
+    return bool(compiles.get("error")) or no_graph or check in COMPARING
 
 
 def reproduction(cell: Cell, entry: ModelEntry, root: Path, file: Path, failed: Mapping[str, str],

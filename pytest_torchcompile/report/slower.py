@@ -39,6 +39,8 @@ class Change:
     cells: tuple[str, ...]
     file: str = ""
     line: int = 0
+    check: str = ""
+    """The check that held; of ``failures`` only."""
     sure: bool = True
     """False: of single measurements, whose spread was taken from that between cells."""
 

@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,11 @@ from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.fuzz.options import ran_out
 from pytest_torchcompile.observation import VERDICTS, Judgement
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.causes import Cause, causes
+from pytest_torchcompile.report.causes import Fresh, causes
+from pytest_torchcompile.report.effects import follows
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.harmless import harmless_text
+from pytest_torchcompile.report.headline import headline
 from pytest_torchcompile.selection import idle_cells
 from pytest_torchcompile.wrappers.wrapping import lane_of
 from pytest_torchcompile.zygote import gpu_device_files
@@ -69,16 +71,18 @@ def _version(package: str) -> str:
         return "(not installed)"
 
 
-def failure_text(check: str, judgement: Judgement, again: str, shown: str = "", alone: str = "") -> str:
+def failure_text(check: str, judgements: Mapping[str, Judgement], again: str, alone: str = "") -> str:
     """Culprit, evidence, what to try, and how to run it again, or ``alone``, without the matrix.
 
-    ``shown`` names the check of the same cell at which it was already told why the cell has no result.
+    A problem that only follows from that of another check is one line. ``judgements``: of each check of the cell.
     """
+    verdicts = Facts({"checks": {name: judgement.to_dict() for name, judgement in judgements.items()}}).verdicts
+    own = next(verdict for verdict in verdicts if verdict.check == check)
     lines: list[str] = []
-    for problem in judgement.problems:
-        if shown and judgement.verdict not in ("fail", "xpass"):
+    for problem in own.problems:
+        if root := follows(own, problem, verdicts):
             text = textwrap.shorten(problem.message, _AGAIN, placeholder=" ...")
-            lines.append(f"{check}: {text} (evidence: see {shown} of this cell)")
+            lines.append(f"{check}: follows from {root}: {text}")
             continue
         lines.append(f"{check}: {problem.message}")
         if problem.evidence:
@@ -91,8 +95,11 @@ def failure_text(check: str, judgement: Judgement, again: str, shown: str = "", 
     return harmless_text("\n".join(lines))
 
 
-def summary(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
-    """Lines with markup: a table of cells by backend and mode, totals, and what a gate would not accept."""
+def summary(journal: Journal, fresh: Fresh | None = None) -> Iterator[tuple[str, dict[str, bool]]]:
+    """Lines with markup: a table of cells by backend and mode, totals, and what a gate would not accept.
+
+    ``fresh``: what is worse than in the baseline, if there is one.
+    """
     selected = [p for p in journal.planned if journal.selected(p.cell.id)]
     by_place: dict[tuple[str, str], Counter[str]] = {}
     total: Counter[str] = Counter()
@@ -123,7 +130,7 @@ def summary(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
                f"{count(compared, 'sequence was', 'sequences were')} compared, "
                f"{ran_out(spent)}", {"yellow": True})
     mistakes = journal.usage_errors()
-    told = list(_causes(journal, mistakes)) if bad else []
+    told = list(_causes(journal, mistakes, fresh)) if bad else []
     yield from told
     if missing := journal.not_run():
         yield f"{count(len(missing), 'planned verdict')} never came, for example {missing[0]}", {"red": True}
@@ -133,30 +140,33 @@ def summary(journal: Journal) -> Iterator[tuple[str, dict[str, bool]]]:
 
 
 _SHOWN = 8
-"""Causes that the summary lists, and cells that it names for each."""
+"""Causes that the summary lists (and all of wrong numbers), and cells that it names for each."""
 _AGAIN = 100
-"""Characters of why a cell has no result, where another check of the cell has told it in full."""
+"""Characters of a problem that only follows from another one of the cell."""
 
 
-def _causes(journal: Journal, mistakes: Collection[str]) -> Iterator[tuple[str, dict[str, bool]]]:
-    """What is wrong, once for all cells that it is wrong in; problems that only ever come together are one.
+def _causes(journal: Journal, mistakes: Collection[str],
+            fresh: Fresh | None) -> Iterator[tuple[str, dict[str, bool]]]:
+    """The headline, and what is wrong, once for all cells that it is wrong in.
 
     ``mistakes`` (of the matrix, which nobody can do without) are told in full.
     """
-    together: dict[tuple[str, ...], list[Cause]] = {}
-    for cause in causes(Facts(cell) for cell in journal.block()["cells"]):
-        together.setdefault(tuple(cause.cells), []).append(cause)
-    for number, (cells, found) in enumerate(together.items()):
-        if number == _SHOWN:
-            yield f"and {len(together) - _SHOWN} more causes", {"red": True}
-            return
-        first, checks = found[0], list(dict.fromkeys(check for cause in found for check in cause.checks))
-        place = f" ({first.problem.place})" if first.problem.place else ""
-        message = first.problem.message
+    found = causes((Facts(cell) for cell in journal.block()["cells"]), fresh=fresh)
+    if text := headline(found):
+        yield text, {"red": True}
+    shown = [cause for place, cause in enumerate(found) if place < _SHOWN or cause.wrong_numbers]
+    for cause in shown:
+        message = cause.problem.message
         text = message if message in mistakes else textwrap.shorten(message, 200, placeholder=" ...")
-        yield f"{count(len(cells), 'cell')}  {', '.join(checks)}: {text}{place}", {"red": True}
-        named = ", ".join(cells[:_SHOWN])
-        yield f"    in {named}" + (f" and {len(cells) - _SHOWN} more" if len(cells) > _SHOWN else ""), {}
+        place = f" ({cause.problem.place})" if cause.problem.place else ""
+        new = ", new since the baseline" if cause.new else ""
+        yield f"{count(len(cause.cells), 'cell')}  {', '.join(cause.checks)}: {text}{place}{new}", {"red": True}
+        more = len(cause.cells) - _SHOWN
+        yield "    in " + ", ".join(cause.cells[:_SHOWN]) + (f" and {more} more" if more > 0 else ""), {}
+        for check in cause.consequences:
+            yield f"    {check} follows from {cause.checks[0]}", {}
+    if len(found) > len(shown):
+        yield f"and {count(len(found) - len(shown), 'more cause')}", {"red": True}
 
 
 def _counts(counts: Counter[str] | None) -> str:

@@ -48,13 +48,14 @@ def test_shards_are_merged(run):
 
 
 def test_the_planted_regression_is_named_in_the_first_line(run):
-    """One cell of four breaks: cell, check, what and where."""
+    """One cell of four breaks: the model, what and where; below it the cell, the check, and what to do."""
     run.breaks(run.ids[2])
     found = outcome(run, 2)
     assert found.code == 1
-    assert sentence(found) == (f"FAIL: 1 of 4 cells fails: {run.ids[2]}: graph_breaks: "
-                               "graph break (1 place(s), 0 allowed): Tensor.item() (models.py:12)")
+    assert sentence(found) == "FAIL: 1 model has graph breaks (gpt, models.py:12)"
     text = "\n".join(announcement(found))
+    assert "fail      graph_breaks: graph break (1 place(s), 0 allowed): Tensor.item()  models.py:12\n" in text
+    assert "compiles follows from" not in text
     assert f"again  pytest --compile-matrix=matrix/smoke.yaml 'matrix/smoke.yaml::{run.ids[2]}::graph_breaks'" in text
     assert "try    don't" in text
 
@@ -65,22 +66,26 @@ def test_one_cause_in_many_cells_is_told_once(run):
         run.breaks(cell)
     (finding,) = outcome(run).findings
     assert finding.cells == tuple(run.ids)
-    assert sentence(outcome(run)).startswith(f"FAIL: 4 of 4 cells fail: {run.ids[0]} (and 3 more): graph_breaks:")
+    assert sentence(outcome(run)) == "FAIL: 2 models have graph breaks (net, gpt, models.py:12)"
 
 
-@pytest.mark.parametrize(("kind", "verdict"), [("crash", "crash"), ("timeout", "timeout"), ("user", "error")])
-def test_a_cell_without_a_result_fails(run, kind, verdict):
+@pytest.mark.parametrize(("kind", "verdict", "told"), [
+    ("crash", "crash", "crashes"), ("timeout", "timeout", "runs out of time"),
+    ("user", "error", "could not be judged")])
+def test_a_cell_without_a_result_fails(run, kind, verdict, told):
     """Crash, time-out and error are failures too."""
     run.fails(run.ids[0], kind, "killed by SIGSEGV")
-    first = f"FAIL: 1 of 4 cells fails: {run.ids[0]}: compiles: {verdict}: killed by SIGSEGV"
-    assert sentence(outcome(run)).startswith(first)
+    found = outcome(run)
+    assert sentence(found) == f"FAIL: 1 model {told} (net)"
+    assert [finding.text for finding in found.findings] == [f"{verdict}: killed by SIGSEGV"]
 
 
 def test_expected_failures_pass_until_they_do_not_fail(run):
     """xfail is good, xpass is not."""
     run.plan(run.ids[0], "xfail", rule="m.yaml:9")
     assert outcome(run).code == 1
-    assert "passed, although m.yaml:9 expects it to fail" in sentence(outcome(run))
+    assert sentence(outcome(run)) == "FAIL: 1 model passes unexpectedly (net)"
+    assert "passed, although m.yaml:9 expects it to fail" in "\n".join(announcement(outcome(run)))
     run.breaks(run.ids[0])
     assert outcome(run).code == 0
 
@@ -139,9 +144,7 @@ def test_a_second_cause_is_in_the_first_line_too(run):
     """Whoever reads one line only must not think that one thing is wrong."""
     run.breaks(run.ids[0])
     run.recompiles(run.ids[2], 5, function="Gpt.forward", file="gpt.py", line=7)
-    said = sentence(outcome(run))
-    assert said.startswith(f"FAIL: 2 of 4 cells fail: {run.ids[0]}: graph_breaks: ")
-    assert f"(models.py:12); also {run.ids[2]}: recompiles: " in said
+    assert sentence(outcome(run)) == "FAIL: 1 model recompiles too often (gpt, gpt.py:7); 1 model has graph breaks"
 
 
 @pytest.mark.parametrize(("key", "value"), [("torch", "2.12.0"), ("python", "3.12.1"), ("devices", ["cpu", "H100"]),
@@ -211,7 +214,7 @@ def test_a_verdict_that_is_worse_than_its_evidence_is_believed(run):
     """A worker that died after judging, or an edit: the failure counts."""
     run.stored[run.ids[0], "recompiles"] = "crash"
     assert outcome(run).code == 1
-    assert sentence(outcome(run)).startswith(f"FAIL: 1 of 4 cells fails: {run.ids[0]}: recompiles: crash")
+    assert sentence(outcome(run)).startswith(f"FAIL: recompiles: crash in {run.ids[0]}; the report")
 
 
 def test_another_version_of_ours_may_judge_otherwise(run):
@@ -331,6 +334,4 @@ def test_the_stored_regression():
     """The second shard with a branch on a tensor's value in the model."""
     found = gate([read_report(STORED / name) for name in ("shard-1.json", "broken-2.json")])
     assert found.code == 1
-    first = sentence(found)
-    assert first.startswith("FAIL: 2 of 4 cells fail: scorer-aot_eager-default-auto-none (and 1 more): graph_breaks: ")
-    assert "(models.py:12)" in first
+    assert sentence(found) == "FAIL: 1 model has graph breaks (scorer, models.py:12)"

@@ -42,7 +42,8 @@ def test_other_text_stays(text):
 
 def test_a_failure_in_the_terminal():
     """Indented as it is there, a command would still be one."""
-    text = failure_text("compiles", Judgement("crash", (Problem(HOSTILE, HOSTILE, HOSTILE),)), f"again {HOSTILE}")
+    judged = {"compiles": Judgement("crash", (Problem(HOSTILE, HOSTILE, HOSTILE),))}
+    text = failure_text("compiles", judged, f"again {HOSTILE}")
     assert not obeyed(text)
     assert text.count("seen") == 4 * HOSTILE.count("seen")
 

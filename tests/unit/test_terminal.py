@@ -75,25 +75,28 @@ def test_the_header_tells_where_a_check_that_was_named_has_nothing_to_judge(matr
 def test_failure_text():
     """Culprit, evidence, what to try, how to run it again."""
     judged = Judgement("fail", (Problem("2 breaks", "m.py:3\nm.py:9", "split it"),))
-    assert failure_text("graph_breaks", judged, "pytest x") == (
+    assert failure_text("graph_breaks", {"graph_breaks": judged}, "pytest x") == (
         "graph_breaks: 2 breaks\n    m.py:3\n    m.py:9\n  try    split it\n  again  pytest x")
 
 
 def test_a_crash_is_shown_once():
-    """Later checks of a cell that crashed point to the first."""
+    """Later checks of a cell that crashed follow from the first."""
     judged = Judgement("crash", (Problem("aborted (SIGABRT)", "a long stack"),))
-    assert failure_text("gradients", judged, "pytest x", "compiles") == (
-        "gradients: aborted (SIGABRT) (evidence: see compiles of this cell)\n  again  pytest x")
+    told = {"compiles": judged, "gradients": judged}
+    assert failure_text("compiles", told, "pytest x") == (
+        "compiles: aborted (SIGABRT)\n    a long stack\n  again  pytest x")
+    assert failure_text("gradients", told, "pytest x") == (
+        "gradients: follows from compiles: aborted (SIGABRT)\n  again  pytest x")
 
 
 def test_a_mistake_of_the_cell_is_told_in_full_once():
     """The first check tells it, later ones how it begins."""
     judged = Judgement("error", (Problem(f"tp_plan['up'] is 'colwise', {'and so on ' * 30}"),))
-    first, later = (failure_text(check, judged, "pytest x", shown)
-                    for check, shown in (("compiles", ""), ("gradients", "compiles")))
+    told = {"compiles": judged, "gradients": judged}
+    first, later = (failure_text(check, told, "pytest x") for check in told)
     assert judged.problems[0].message in first
-    assert later.startswith("gradients: tp_plan['up'] is 'colwise', and so on and so on")
-    assert later.endswith(" ... (evidence: see compiles of this cell)\n  again  pytest x")
+    assert later.startswith("gradients: follows from compiles: tp_plan['up'] is 'colwise', and so on and so on")
+    assert later.endswith(" ...\n  again  pytest x")
     assert len(later) < 180
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from pytest_torchcompile.report.effects import effect_of, follows
 from pytest_torchcompile.report.facts import Facts, Problem, Verdict
 from pytest_torchcompile.report.html.ledger import compiles, eager_frames, graph_breaks
 from pytest_torchcompile.report.html.markup import Child, Html, join, tag
@@ -60,22 +61,31 @@ def _ranks(facts: Facts, source: str) -> Iterator[Html]:
 
 def _checks(facts: Facts, source: str) -> Html:
     quiet = [v for v in facts.verdicts if not v.problems and not v.note]
-    loud = sorted((v for v in facts.verdicts if v.problems or v.note), key=lambda v: v.verdict == "pass")
+    loud = sorted((v for v in facts.verdicts if v.problems or v.note), key=_badness)
     shown = []
     for number, verdict in enumerate(loud):
         before = loud[number - 1]
         same = number and (verdict.problems, verdict.note) == (before.problems, before.note)
-        told = tag("p", f"the same as {before.check}") if same else join(_said(verdict, source))
+        told = tag("p", f"the same as {before.check}") if same else join(_said(verdict, facts, source))
         shown.append(tag("li", badge(verdict.verdict), " ", tag("b", verdict.check), told))
     if quiet:
         shown.append(tag("li", *(join(badge(v.verdict), f" {v.check}  ") for v in quiet), class_="quiet"))
     return section("Checks", tag("ul", *shown, class_="checks"))
 
 
-def _said(verdict: Verdict, source: str) -> Iterator[Child]:
+def _badness(verdict: Verdict) -> tuple[bool, int]:
+    """The worst first; what passes with a note comes last."""
+    effects = [effect_of(verdict, problem).severity for problem in verdict.problems]
+    return verdict.verdict == "pass", -max(effects, default=0)
+
+
+def _said(verdict: Verdict, facts: Facts, source: str) -> Iterator[Child]:
     if verdict.note:
         yield tag("p", cut(verdict.note))
     for problem in verdict.problems[:ROWS]:
+        if root := follows(verdict, problem, facts.verdicts):
+            yield tag("p", f"follows from {root}: ", cut(problem.message), class_="quiet")
+            continue
         yield _problem(problem, source)
     yield more(len(verdict.problems))
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.announcement import again
 from pytest_torchcompile.report.facts import Facts
-from pytest_torchcompile.report.finding import Finding
+from pytest_torchcompile.report.finding import Finding, foremost
 from pytest_torchcompile.report.gate import Outcome
 from pytest_torchcompile.report.html.heatmap import FAILING, HeatMap
 from pytest_torchcompile.report.html.markup import Html, join, tag
@@ -26,12 +26,13 @@ FINDINGS: Final = 60
 def overview(outcome: Outcome, source: str) -> Html:
     """What the gate says, as in its text; each finding leads to its cells."""
     found = outcome.findings
-    items = [_finding(outcome, finding, i, source) for i, finding in enumerate(found[:FINDINGS])]
+    shown = foremost(found, FINDINGS)
+    items = [_finding(outcome, finding, found.index(finding), source) for finding in shown]
     told = tag("ul", *items, class_="findings") if items else tag("p", "Nothing to tell. A cell of the map opens here.")
     policy = f", under {outcome.policy.path}" if outcome.policy.path else ""
     return tag(
         "section", tag("h2", f"What the gate says{policy}: exit code {outcome.code}"),
-        told, more(len(found), FINDINGS),
+        told, more(len(found), len(shown)),
         class_="overview", id="overview", tabindex=-1, aria_label="Overview",
     )  # fmt: skip
 
@@ -49,6 +50,7 @@ def _finding(outcome: Outcome, finding: Finding, index: int, source: str) -> Htm
             tag("span", told, class_="count") if cells or tests else finding.kind.replace("_", " "), " ",
             place(finding.file, finding.line, source) if finding.file else ""),
         tag("p", cut(finding.text), class_="message"),
+        *(tag("p", cut(line), class_="quiet") for line in finding.lines),
         tag("details", tag("summary", "evidence"), tag("pre", cut(finding.evidence))) if finding.evidence else None,
         hint(finding.hint),
         tag("p", "again ", tag("code", command), class_="again") if command else None,

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from pytest_torchcompile.checks import CHECKS, COMPARING
 from pytest_torchcompile.oracle.stages import STAGES, stages_before
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.causes import Cause, causes
@@ -17,26 +18,15 @@ __all__ = ["KNOBS", "gotchas"]
 
 TITLE: Final = 100
 VERDICTS: Final = ("xpass", "fail", "error", "timeout", "crash", "xfail")
-NUMERICAL: Final = frozenset({"equivalence", "gradients", "training_steps", "aliasing"})
-KNOBS: Final[dict[str, str]] = {
-    "graph_breaks": "graph_breaks",
-    "recompiles": "recompiles_verbose",
-    "shape_stability": "recompiles_verbose,dynamic",
-    "compiles": "graph_breaks,recompiles",
-    "equivalence": "aot_graphs,output_code",
-    "gradients": "aot_joint_graph,output_code",
-    "training_steps": "aot_joint_graph,output_code",
-    "aliasing": "aot_graphs,output_code",
-    "rank_divergence": "graph_breaks,recompiles",
+KNOBS: Final[dict[str, str]] = {name: check.logs for name, check in CHECKS.items() if check.logs} | {
     "crash": "+dynamo,aot_graphs,output_code",
     "timeout": "+dynamo,output_code",
 }
-"""Check (or verdict, where the cell had no end) to the channels of ``TORCH_LOGS`` that show it. Their names are in
-torch/_logging/_registrations.py, torch 2.8 to 2.15; a test holds them against the torch that is installed."""
+"""Check (or verdict, where the cell had no end) to the channels of ``TORCH_LOGS`` that show it."""
 
 
 def gotchas(cells: Sequence[Facts], matrix: str) -> list[str]:
-    """A paragraph for each cause, those in most cells first."""
+    """A paragraph for each cause, the worst first."""
     at = {cell.id: cell for cell in cells}
     found = causes(cells, VERDICTS)
     if not found:
@@ -54,6 +44,8 @@ def _gotcha(number: int, cause: Cause, at: Mapping[str, Facts], matrix: str) -> 
     whole = "" if short == problem.message else f" {prose(problem.message)}"
     yield f"In {count(len(cause.cells), 'cell')} {evidence(cause.cells)}{known}.{whole}"
     yield ""
+    for line in cause.told():
+        yield f"- {prose(line)}"
     if problem.hint:
         yield f"- Try: {prose(problem.hint)}"
     if stage := _stage(cause, at):
@@ -76,7 +68,7 @@ def _stage(cause: Cause, at: Mapping[str, Facts]) -> str:
 
     Graph breaks, recompiles and coverage are Dynamo's doing, whatever the backend.
     """
-    if cause.verdict == "fail" and not set(cause.checks) & NUMERICAL and "raised" not in cause.problem.message:
+    if cause.verdict == "fail" and COMPARING.isdisjoint(cause.checks) and "raised" not in cause.problem.message:
         return ""
     for failing in (at[cell] for cell in cause.cells):
         backend = failing.axes.get("backend", "")

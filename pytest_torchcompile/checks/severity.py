@@ -1,0 +1,95 @@
+"""Severity: how bad it is when a check does not hold, and how one says so of a model in a headline.
+
+A check's record has one :class:`Effect`; where the check can fail in several ways, each is told by the words that its
+problems hold (:class:`Way`). So what a report holds already says how bad it is, also one of an older version.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+__all__ = ["EMPTY", "RAISED", "UNCOVERED", "Effect", "Severity", "Way"]  # and the effects, one constant each
+
+EMPTY: Final = "nothing to judge"
+"""How a check begins that has nothing to say; mostly because another one of the cell failed."""
+RAISED: Final = "the compiled run raised"
+"""How `compiles` tells of an exception: the same text in two models is the same fault of a backend."""
+UNCOVERED: Final = "of the model's operator calls ran inside compiled graphs"
+"""How `compiles` says that too little was compiled; where a graph breaks, that comes of it."""
+
+
+class Severity(IntEnum):
+    """How bad it is: the larger the worse. Findings are told in this order, in every place."""
+
+    COSMETIC = 1
+    SLOW = 2
+    UNSTABLE = 3
+    SILENTLY_EAGER = 4
+    CRASH = 5
+    """Also a hang, no memory left, and everything else that ends without a result."""
+    WRONG_NUMBERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What becomes of a model whose check does not hold."""
+
+    severity: Severity
+    one: str
+    """``has graph breaks``: what one says of one model."""
+    many: str
+    """``have graph breaks``: what one says of several."""
+
+    def of(self, models: int) -> str:
+        """What one says of so many models."""
+        return self.one if models == 1 else self.many
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One of several ways in which a check fails."""
+
+    words: str
+    """A regular expression for the message of its problems."""
+    effect: Effect
+    follows: str = ""
+    """The check of the same cell that it only follows from, where that one fails too."""
+
+    def matches(self, message: str) -> bool:
+        """Is this the way in which the check failed?"""
+        return re.search(self.words, message) is not None
+
+
+
+
+WRONG: Final = Effect(Severity.WRONG_NUMBERS, "computes wrong numbers", "compute wrong numbers")
+OTHER_MEMORY: Final = Effect(Severity.WRONG_NUMBERS, "shares memory unlike eager", "share memory unlike eager")
+OTHER_CHANCES: Final = Effect(Severity.WRONG_NUMBERS, "draws wrong random numbers", "draw wrong random numbers")
+CORRUPTED: Final = Effect(Severity.WRONG_NUMBERS, "is corrupted by falling back", "are corrupted by falling back")
+CRASHES: Final = Effect(Severity.CRASH, "crashes", "crash")
+HANGS: Final = Effect(Severity.CRASH, "runs out of time", "run out of time")
+RAISES: Final = Effect(Severity.CRASH, "raises when compiled", "raise when compiled")
+UNJUDGED: Final = Effect(Severity.CRASH, "could not be judged", "could not be judged")
+EAGER: Final = Effect(Severity.SILENTLY_EAGER, "silently runs eagerly", "silently run eagerly")
+UNPROVEN: Final = Effect(Severity.SILENTLY_EAGER, "is unproven", "are unproven")
+RECOMPILES: Final = Effect(Severity.UNSTABLE, "recompiles too often", "recompile too often")
+DIVERGES: Final = Effect(Severity.UNSTABLE, "compiles otherwise on some ranks", "compile otherwise on some ranks")
+OTHER_LAYOUT: Final = Effect(Severity.UNSTABLE, "returns other strides", "return other strides")
+UNLOGGED: Final = Effect(Severity.UNSTABLE, "falls back otherwise than promised", "fall back otherwise than promised")
+BREAKS: Final = Effect(Severity.SLOW, "has graph breaks", "have graph breaks")
+NO_REPLAY: Final = Effect(Severity.SLOW, "runs without CUDA graphs", "run without CUDA graphs")
+TOO_MUCH: Final = Effect(Severity.SLOW, "goes over a limit", "go over a limit")
+FAILS: Final = Effect(Severity.CRASH, "fails", "fail")
+"""Of a test, which may look at anything."""
+STALE: Final = Effect(Severity.COSMETIC, "passes unexpectedly", "pass unexpectedly")
+
+STRIDES: Final = Way(": (?:stride|layout) is ", OTHER_LAYOUT)
+OF_EVERY_CHECK: Final = (
+    Way(f"^{EMPTY}", UNPROVEN, follows="compiles"),
+    Way("nothing (?:was|is) (?:compared|proved|proven)|proves? nothing|says? nothing|there is nothing to judge|"
+        r"no sequence was run|no step was made|were compared, \S+ wanted", UNPROVEN),
+)
+"""What is said where green would mean nothing."""

@@ -1,0 +1,84 @@
+"""Effects: what a problem of a report means for its model, how bad that is, and of which other problem it only comes.
+
+Told from the checks' records (:mod:`pytest_torchcompile.checks`) and the words of the problem, so that a report of any
+version can be put in order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from pytest_torchcompile.checks import CHECKS, LIMITS, severity
+from pytest_torchcompile.checks.severity import OF_EVERY_CHECK, Effect, Severity, Way
+from pytest_torchcompile.report.facts import Problem, Verdict
+from pytest_torchcompile.report.metrics import METRICS
+from pytest_torchcompile.report.testrecord import TEST_CHECK
+
+__all__ = ["check_effect", "effect_of", "follows", "without_ranks"]
+
+_RANKS: Final = re.compile(r"^(?:every rank|ranks? \d+(?:, \d+)*): ")
+"""Which ranks of a cell have a problem (:mod:`pytest_torchcompile.verdicts`)."""
+_OF_VERDICTS: Final = {"crash": severity.CRASHES, "timeout": severity.HANGS, "error": severity.UNJUDGED,
+                       "xpass": severity.STALE}
+"""What a verdict means whatever the check is. ``fail`` and ``xfail`` are not among them."""
+_OF_LIMITS: Final = {"silent_eager": severity.EAGER}
+"""Limits that only a policy has; of the others each is one of speed or size."""
+
+
+def effect_of(verdict: Verdict, problem: Problem) -> Effect:
+    """What the problem means for the cell's model."""
+    if verdict.verdict in _OF_VERDICTS:
+        return _OF_VERDICTS[verdict.verdict]
+    way = _way(verdict.check, without_ranks(problem.message))
+    return way.effect if way else check_effect(verdict.check)
+
+
+def check_effect(check: str) -> Effect:
+    """What it means that a check, or a limit of a policy, does not hold.
+
+    Nobody knows how bad a check of another version is: nothing but wrong numbers is told before it.
+    """
+    if check in CHECKS:
+        return CHECKS[check].effect
+    if check == TEST_CHECK:
+        return severity.FAILS
+    if check in METRICS or check in LIMITS or check.endswith("_ratio"):
+        return _OF_LIMITS.get(check, severity.TOO_MUCH)
+    return Effect(Severity.CRASH, f"fails {check}", f"fail {check}")
+
+
+def follows(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdict]) -> str:
+    """The check of the same cell from which the problem only follows; empty if it stands for itself.
+
+    ``verdicts``: all of the cell. A cell without a result has the same problem at each check: the first one tells it.
+    """
+    if verdict.verdict not in ("fail", "xfail"):
+        same = (other.check for other in verdicts if other.verdict == verdict.verdict and problem in other.problems)
+        first = next(same, verdict.check)
+        return "" if first == verdict.check else first
+    way = _way(verdict.check, without_ranks(problem.message))
+    failing = [other for other in verdicts if other.verdict in ("fail", "error") and other.check != verdict.check]
+    if way is None or not way.follows:
+        return ""
+    named = [other.check for other in failing if other.check == way.follows]
+    if named or way is not OF_EVERY_CHECK[0]:
+        return named[0] if named else ""
+    # It has nothing to judge: whichever check of the cell has something to say tells why.
+    return next((other.check for other in failing if any(_speaks(other, each) for each in other.problems)), "")
+
+
+def without_ranks(message: str) -> str:
+    """A message without the ranks that have the problem."""
+    return _RANKS.sub("", message)
+
+
+def _speaks(verdict: Verdict, problem: Problem) -> bool:
+    way = _way(verdict.check, without_ranks(problem.message))
+    return way is not OF_EVERY_CHECK[0]
+
+
+def _way(check: str, message: str) -> Way | None:
+    own: Iterable[Way] = CHECKS[check].ways if check in CHECKS else ()
+    return next((way for way in (*own, *OF_EVERY_CHECK) if way.matches(message)), None)

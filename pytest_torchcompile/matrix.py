@@ -69,9 +69,12 @@ class Matrix:
     """Seconds that fuzzing one cell may take; None: the matrix does not say."""
 
     def checks_of(self, planned: PlannedCell, asked: Sequence[str] = ()) -> list[str]:
-        """The checks that have something to judge in the cell: of those a run asks for, else of the matrix' own."""
+        """The checks that have something to judge in the cell: of those a run asks for, else of the matrix' own.
+
+        Causes are judged before what follows from them, whichever of them a rule has added.
+        """
         wanted = asked or (*self.checks, *planned.also)
-        return [name for name in wanted if CHECKS[name].applies(planned.cell.axes)]
+        return [name for name in CHECKS if name in wanted and CHECKS[name].applies(planned.cell.axes)]
 
 
 def load_matrix(path: str | Path, root: str | Path | None = None, *, shown: str | None = None,

@@ -380,9 +380,9 @@ rules:
 """)
     checks = {planned.cell.id.split("-", 1)[1]: matrix.checks_of(planned) for planned in matrix.cells}
     assert checks == {
-        "aot_eager-default-auto-none": ["compiles", "gradients", "fuzz", "randomness"],
+        "aot_eager-default-auto-none": ["compiles", "gradients", "randomness", "fuzz"],
         "aot_eager-default-auto-none-inference": ["compiles", "fuzz"],
-        "eager-default-auto-none": ["compiles", "gradients", "fuzz", "randomness"],
+        "eager-default-auto-none": ["compiles", "gradients", "randomness", "fuzz"],
         "eager-default-auto-none-inference": ["compiles"],
     }
     limits = [planned.limits for planned in matrix.cells]

@@ -187,7 +187,7 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.doctor import cells, machine
+    from pytest_torchcompile.doctor import cells, machine, try_training
     from pytest_torchcompile.matrix import default_path, load_matrix
     from pytest_torchcompile.zygote import set_environment
 
@@ -198,11 +198,19 @@ def _doctor(given: argparse.Namespace) -> int:
 
     for line in machine(environment()):
         print(line)
-    can, why_not = cells(matrix)
-    print(f"{path}: {can} of {count(len(matrix.cells), 'cell')} can run here")
-    for why, number in why_not.most_common():
+    survey = cells(matrix)
+    tried = try_training(matrix, survey.runnable)
+    failed = tried is not None and bool(tried.problems)
+    if tried is not None and tried.problems:
+        print(f"{path}: a training cell was tried and could not be judged here: {tried.cell}")
+        print("\n".join(f"  {line}" for line in tried.problems))
+    else:
+        if tried is not None:
+            print(f"one training cell was tried and ran ({tried.seconds:.1f} s): {tried.cell}")
+        print(f"{path}: {len(survey.runnable)} of {count(len(matrix.cells), 'cell')} can run here")
+    for why, number in survey.why_not.most_common():
         print(f"  {number} cannot: {why}")
-    return 0 if can else 1
+    return 0 if survey.runnable and not failed else 1
 
 
 # schema: the forms that editors and other tools check against
@@ -330,7 +338,8 @@ def _refuse_missing(device: str) -> None:
 
 COMMANDS: Final[dict[str, Command]] = {
     "cells": Command("Print the cells of a matrix, without running any.", _cells_arguments, _cells),
-    "doctor": Command("Say what this machine can run of a matrix, and why not the rest; exit code 1 if nothing.",
+    "doctor": Command("Say what this machine can run of a matrix, and why not the rest; exit code 1 if nothing, or if "
+                      "the training cell that it tries cannot be judged.",
                       _doctor_arguments, _doctor),
     "gate": Command("Judge reports: 0 pass, 1 fail, 2 unusable reports, 3 nothing to judge.", _gate_arguments, _gate),
     "html": Command("Write a page of reports: heat map, findings, each cell's ledger.", _html_arguments, _html),

@@ -1,21 +1,43 @@
-"""doctor: what of a matrix this machine can run, and why not the rest. Nothing is compiled."""
+"""doctor: what of a matrix this machine can run, and why not the rest. One training cell is run to prove it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile import leases
 from pytest_torchcompile.errors import Unavailable, UsageError
-from pytest_torchcompile.execution import gpus_of
+from pytest_torchcompile.execution import Execution, gpus_of
 from pytest_torchcompile.quantity import count
+from pytest_torchcompile.ranks import Zygote
+from pytest_torchcompile.settings import Settings
+from pytest_torchcompile.wrappers.wrapping import Wrapping
 from pytest_torchcompile.zygote import gpu_device_files
 
 if TYPE_CHECKING:
     from pytest_torchcompile.matrix import Matrix, PlannedCell
 
-__all__ = ["cells", "machine"]
+__all__ = ["Survey", "Tried", "cells", "machine", "try_training"]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Which cells of a matrix can run here, and how many cannot, by reason."""
+
+    runnable: tuple[PlannedCell, ...]
+    why_not: Counter[str]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One training cell that was run."""
+
+    cell: str
+    seconds: float
+    problems: tuple[str, ...] = ()
+    """Why it could not be judged: what it says, and what to do. Empty: it ran."""
 
 
 def machine(about: dict[str, Any]) -> Iterator[str]:
@@ -36,8 +58,8 @@ def machine(about: dict[str, Any]) -> Iterator[str]:
             f"can't use {', '.join(files)}" if files else "the machine shows none")
 
 
-def cells(matrix: Matrix) -> tuple[int, Counter[str]]:
-    """How many of the planned cells can run here, and how many cannot, by reason.
+def cells(matrix: Matrix) -> Survey:
+    """Which of the planned cells can run here, and how many cannot, by reason.
 
     Each model is made once on each device and in each dtype, but not run; each wrapper is looked up, and what its ranks
     need (torch.distributed, gloo or NCCL, the fake process group, NumPy).
@@ -46,6 +68,7 @@ def cells(matrix: Matrix) -> tuple[int, Counter[str]]:
     known: dict[Any, str] = {}
     ranks: dict[tuple[str, str], str] = {}
     why_not: Counter[str] = Counter()
+    runnable = []
     for planned in matrix.cells:
         cell = planned.cell
         key = (cell.model, cell.device, cell.dtype, cell.user, cell.backend, gpus_of(cell))
@@ -58,7 +81,33 @@ def cells(matrix: Matrix) -> tuple[int, Counter[str]]:
             ranks[pair] = _missing_for_ranks(matrix, planned)
         if why := known[key] or ranks[pair]:
             why_not[why] += 1
-    return len(matrix.cells) - sum(why_not.values()), why_not
+        else:
+            runnable.append(planned)
+    return Survey(tuple(runnable), why_not)
+
+
+def try_training(matrix: Matrix, runnable: tuple[PlannedCell, ...]) -> Tried | None:
+    """Run the first training cell of one rank, in a rank process as a run of the matrix would; None if there is none.
+
+    What the checks say of the model is not asked: a cell that fails them has run.
+    """
+    chosen = next((planned for planned in runnable if planned.cell.phase == "training"
+                   and Wrapping.read(planned.cell.wrapper).processes == 1), None)
+    if chosen is None:
+        return None
+    zygote = Zygote()
+    execution = Execution(matrix, Settings.read(lambda option: option.default), zygote.folder)
+    try:
+        result = execution.result(chosen, ("compiles",), ("compiles",))
+    finally:
+        execution.close()
+        zygote.close()
+    judged = result.judgements["compiles"]
+    told: list[str] = []
+    if judged.verdict in ("error", "crash", "timeout"):
+        for problem in judged.problems:
+            told += [line for line in (problem.message, problem.hint) if line]
+    return Tried(chosen.cell.id, result.seconds, tuple(told))
 
 
 def _missing_for_ranks(matrix: Matrix, planned: PlannedCell) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -116,6 +117,36 @@ def test_training_cells_run_where_torch_is_built_for_cuda(for_cuda):
     assert len(ran_models) == 1
     assert ran_models <= ran_backward
     assert not processes_of(repo, "zygote") & ran_backward
+
+
+def doctor(repo):
+    return repo.pytester.run(sys.executable, "-m", "pytest_torchcompile", "doctor")
+
+
+def test_doctor_runs_a_training_cell(for_cuda):
+    """It proves that cells run here before it says so."""
+    for_cuda.models(NOTES_PROCESS)
+    for_cuda.matrix(TRAINING)
+    result = doctor(for_cuda)
+    assert result.ret == 0, result.stderr.str()
+    result.stdout.re_match_lines([
+        r"no GPU: torch is built for CUDA 13.0, and ",
+        r"one training cell was tried and ran \([\d.]+ s\): net-eager-default-auto-none.*",
+        "matrix/default.yaml: 2 of 2 cells can run here"])
+    assert processes_of(for_cuda, "backward") <= processes_of(for_cuda, "model")
+
+
+def test_doctor_does_not_say_that_cells_can_run_which_cannot(for_cuda, monkeypatch):
+    """What the tried cell met, and what to do."""
+    monkeypatch.delenv("FAKE_CUDA")  # taken for a build for CPUs, in which the warm-up trains
+    for_cuda.matrix(TRAINING.replace("models:noted", "models:net"))
+    result = doctor(for_cuda)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([
+        "matrix/default.yaml: a training cell was tried and could not be judged here: net-eager*",
+        "  pytest-torchcompile itself failed, not the model: RuntimeError: Unable to handle autograd's threading*",
+        "  this is a mistake of pytest-torchcompile: please report it with the evidence"])
+    assert "can run here" not in result.stdout.str()
 
 
 def test_a_mistake_of_ours_is_never_the_users(for_cuda, monkeypatch):

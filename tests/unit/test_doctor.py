@@ -60,7 +60,9 @@ models: {net: {factory: "pytest_torchcompile.zoo:tiny_head", inputs: "pytest_tor
                dims: {B: 4}}}
 axes: {backend: [eager, aot_eager], wrapper: [ddp, pp]}
 """)
-    assert doctor.cells(load_matrix(path)) == (2, {"wrapper pp needs NumPy": 2})
+    survey = doctor.cells(load_matrix(path))
+    assert [planned.cell.wrapper for planned in survey.runnable] == ["ddp", "ddp"]
+    assert survey.why_not == {"wrapper pp needs NumPy": 2}
     assert sorted(asked) == ["ddp", "pp"]
 
 
@@ -75,9 +77,9 @@ models: {net: {factory: "pytest_torchcompile.zoo:tiny_head", inputs: "pytest_tor
                dims: {B: 4}}}
 axes: {backend: [eager], device: [cuda], wrapper: [none, ddp, ddp*4, fsdp2+tp, tp*fake8]}
 """)
-    can, why_not = doctor.cells(load_matrix(path))
-    assert can == 3
-    assert why_not == {"it needs 4 GPUs, and this machine has 2 to use": 2}
+    survey = doctor.cells(load_matrix(path))
+    assert len(survey.runnable) == 3
+    assert survey.why_not == {"it needs 4 GPUs, and this machine has 2 to use": 2}
 
 
 def test_no_compiler():

@@ -59,6 +59,11 @@ def processes(mark: str) -> list[int]:
     return found
 
 
+def _heed_ctrl_c() -> None:
+    """In the background, where this may run, SIGINT is ignored, and that is handed on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def one(disaster: str, device: str) -> dict[str, Any]:
     """Run pytest once and tell what came of it."""
     fault = disaster if disaster in ("dies", "hangs", "raises", "hogs", "faults") else "hangs"
@@ -71,7 +76,7 @@ def one(disaster: str, device: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "--compile-matrix=matrix.yaml",
                f"--compile-timeout={LIMITS[device]}"]
     process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL, start_new_session=True)
+                               stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=_heed_ctrl_c)
     if disaster in ("interrupted", "pytest killed"):
         while not (folder / "hangs").exists() and process.poll() is None:
             time.sleep(0.05)

@@ -14,10 +14,11 @@ import pytest
 from pytest_torchcompile.errors import ReportError, UsageError
 from pytest_torchcompile.execution import CellResult, Execution
 from pytest_torchcompile.matrix import Matrix, PlannedCell, load_matrix
-from pytest_torchcompile.observation import Judgement
+from pytest_torchcompile.observation import NO_RANK, Judgement
 from pytest_torchcompile.outside import Named, named_of
-from pytest_torchcompile.ranks import Zygote
+from pytest_torchcompile.rank_supply import CellNotRun, RankSupply
 from pytest_torchcompile.report.comparison import comparison
+from pytest_torchcompile.report.harmless import harmless_text
 from pytest_torchcompile.report.journal import Journal, replace
 from pytest_torchcompile.report.jsonfile import save_whole
 from pytest_torchcompile.report.reading import Report, read_report
@@ -59,9 +60,11 @@ class CheckItem(pytest.Item):
         self.config.stash[SESSION].judged[self.nodeid] = (result, judgement)
         match judgement.verdict:
             case "skip":
-                raise pytest.skip.Exception(judgement.note, _use_item_location=True)
+                raise pytest.skip.Exception(harmless_text(judgement.note), _use_item_location=True)
             case "xfail":
-                raise pytest.xfail.Exception(judgement.note)
+                raise pytest.xfail.Exception(harmless_text(judgement.note))
+            case "error" if (failure := result.observation.failure) and failure.kind == NO_RANK:
+                raise CellNotRun(harmless_text(failure.message))
             case verdict if verdict != "pass":
                 alone = self.parent.reproduction() if self.name in self.parent.reproducible() else ""
                 raise CheckFailure(failure_text(self.name, result.judgements, self.again, alone))
@@ -79,7 +82,7 @@ class CheckItem(pytest.Item):
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """The text of a check's failure as it is, without a traceback through this file."""
-        if isinstance(excinfo.value, CheckFailure):
+        if isinstance(excinfo.value, (CheckFailure, CellNotRun)):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
@@ -168,16 +171,12 @@ class MatrixSession:
         self.config, self.settings, self.matrix, self.named = config, settings, matrix, named
         self.planned = shard(matrix.cells, *settings.shard)
         self.judged: dict[str, tuple[CellResult, Judgement]] = {}
-        given: dict[str, Any] | None = getattr(config, "workerinput", None)  # what xdist gives to a worker
-        self.is_worker = given is not None
-        self.zygote: Zygote | None = None
+        self.is_worker = hasattr(config, "workerinput")  # of xdist
         self.baseline = _baseline(config, settings) if settings.baseline and not self.is_worker else None
         self.torchrun = _torchrun(config, settings)
         self.execution = Execution(matrix, settings, torchrun=self.torchrun)
         self.journal = Journal(matrix, self.planned, settings, own_file(config.rootpath, self.torchrun, JOURNAL_FILE))
-        if given is not None:
-            self.execution.workers = int(given["workercount"])
-            self.execution.folder = Path(given[ZYGOTE]) if given[ZYGOTE] else None
+        config.pluginmanager.register(RankSupply(config, settings, self.execution), "compile-matrix-ranks")
 
     # collection
 
@@ -216,18 +215,7 @@ class MatrixSession:
 
         return CellScheduling(config, log, self._seconds())
 
-    @pytest.hookimpl(optionalhook=True)  # xdist may be switched off
-    def pytest_configure_node(self, node: Any) -> None:
-        """Give each worker the zygote that all share."""
-        node.workerinput[ZYGOTE] = str(self._start_zygote() or "")
-
     # running
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection(self) -> None:
-        """Without xdist this process runs the cells: start importing torch while the matrix is collected."""
-        if not self.is_worker and not _distributed(self.config) and not self.config.option.collectonly:
-            self.execution.folder = self._start_zygote()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -292,12 +280,6 @@ class MatrixSession:
         if not self.config.option.collectonly:
             json_report["compile_matrix"] = self.journal.block()
 
-    def pytest_unconfigure(self) -> None:
-        """End every process that was started."""
-        self.execution.close()
-        if self.zygote is not None:
-            self.zygote.close()
-
     # the terminal
 
     def pytest_report_header(self) -> list[str]:
@@ -311,20 +293,13 @@ class MatrixSession:
         beside = None if self.baseline is None else comparison(self.journal.block(), [self.baseline])
         terminalreporter.section("torch.compile matrix", sep="-")
         for line, markup in summary(self.journal, beside.fresh if beside else None):
-            terminalreporter.write_line(line, **markup)
+            terminalreporter.write_line(harmless_text(line), **markup)
         if beside is not None:
             terminalreporter.section(f"beside {self.settings.baseline}", sep="-")
             for line, markup in beside.lines:
                 terminalreporter.write_line(line, **markup)
         if lost := self._unsaved():
             terminalreporter.write_line(lost, red=True)
-
-    def _start_zygote(self) -> Path | None:
-        if self.settings.inprocess:
-            return None
-        if self.zygote is None:
-            self.zygote = Zygote()
-        return self.zygote.folder
 
     def _seconds(self) -> dict[str, float]:
         cache = getattr(self.config, "cache", None)
@@ -337,7 +312,6 @@ class MatrixSession:
 
 
 SESSION = pytest.StashKey[MatrixSession]()
-ZYGOTE = "compile_zygote"
 
 
 def _distributed(config: pytest.Config) -> bool:

@@ -15,9 +15,9 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.group import Group
 from pytest_torchcompile.leases import Leases
 from pytest_torchcompile.matrix import Matrix, PlannedCell
-from pytest_torchcompile.observation import Failure, Job, Judgement, Observation
+from pytest_torchcompile.observation import NO_RANK, Failure, Job, Judgement, Observation
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.ranks import Outcome
+from pytest_torchcompile.ranks import NoRank, Outcome
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.torchrun import Nodes, Torchrun
 from pytest_torchcompile.verdicts import apply_xfail, judge
@@ -47,7 +47,9 @@ class Execution:
     matrix: Matrix
     settings: Settings
     folder: Path | None = None
-    """The zygote's folder; None runs cells in this process."""
+    """The run's folder (:mod:`pytest_torchcompile.zygotes`); None runs cells in this process."""
+    unable: str = ""
+    """Why no rank process can be had; then no cell is run any more."""
     workers: int = 1
     """pytest processes that run cells at the same time."""
     torchrun: Torchrun | None = None
@@ -125,6 +127,15 @@ class Execution:
             return self._execute(job, ranks, gpus)
 
     def _execute(self, job: Job, ranks: int, gpus: tuple[str, ...] = ()) -> list[Outcome]:
+        if self.unable:
+            return [Outcome(NO_RANK, message=self.unable)]
+        try:
+            return self._execute_cell(job, ranks, gpus)
+        except NoRank as error:
+            self.unable = str(error)
+            return [Outcome(NO_RANK, message=self.unable, evidence=error.evidence)]
+
+    def _execute_cell(self, job: Job, ranks: int, gpus: tuple[str, ...]) -> list[Outcome]:
         if self.folder is None:
             if ranks > 1:
                 why = f"wrapper {job.cell['wrapper']!r} needs {ranks} rank processes; --compile-inprocess has none"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchcompile.observation import Job
-from pytest_torchcompile.ranks import Outcome, Rank
+from pytest_torchcompile.ranks import NoRank, Outcome, Rank
 
 __all__ = ["GRACE", "Group", "ended_after", "failed"]
 
@@ -29,7 +29,7 @@ class Group:
     """Warm rank processes: rank 0 of every cell, rank 1 of those that have two, and so on."""
 
     def __init__(self, folder: Path) -> None:
-        """``folder`` is the zygote's."""
+        """``folder`` is the run's."""
         self.folder = folder
         self.ranks: list[Rank] = []
         self._gpus: tuple[str, ...] = ()
@@ -50,8 +50,13 @@ class Group:
             jobs = [replace(job, rank=r, world=world, rendezvous=os.path.join(meeting, "store"), timeout=timeout)
                     for r in range(world)]
             waiting: dict[Connection, int] = {}
-            for r, rank in enumerate(ranks):
-                waiting[rank.begin({"do": "cell", "job": jobs[r], "path": path, "gpus": gpus})] = r
+            try:
+                for r, rank in enumerate(ranks):
+                    waiting[rank.begin({"do": "cell", "job": jobs[r], "path": path, "gpus": gpus})] = r
+            except NoRank:
+                for rank in ranks:  # those that have begun wait for one that never will
+                    rank.close()
+                raise
             outcomes = _collect(ranks, waiting, timeout)
         if world > 1 and any(failed(outcome) for outcome in outcomes):
             for rank in ranks:  # a process that has lost its peers in a collective is not fit for another cell

@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-__all__ = ["VERDICTS", "Failure", "Job", "Judgement", "Observation", "Problem", "worst"]
+__all__ = ["NO_RANK", "VERDICTS", "Failure", "Job", "Judgement", "Observation", "Problem", "worst"]
 
 VERDICTS: Final = (
     "pass", "skip", "xfail", "not_run", "xpass", "fail", "error", "timeout", "crash",
 )  # from the best to the worst: a cell's status is the worst of its checks'
+
+NO_RANK: Final = "no_rank"
+"""The kind of failure of a cell that was not run, because no rank process could be had."""
 
 
 def worst(verdicts: list[str]) -> str:
@@ -66,8 +69,8 @@ class Failure:
 
     kind: str
     """``skip`` (this machine cannot), ``usage`` (the matrix is wrong), ``user`` (eager fails too),
-    ``crash``, ``timeout``, ``internal`` (our own mistake, nobody else's), ``aborted`` (of a rank: another one had
-    failed before)."""
+    ``crash``, ``timeout``, ``no_rank`` (see :data:`NO_RANK`), ``internal`` (our own mistake, nobody else's),
+    ``aborted`` (of a rank: another one had failed before)."""
     message: str
     phase: str = ""
     evidence: str = ""

@@ -25,10 +25,12 @@ from pytest_torchcompile.environment import environment
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.instruments import gpu
 from pytest_torchcompile.instruments.autotune import autotuning
+from pytest_torchcompile.instruments.pools import kept_processes
 from pytest_torchcompile.instruments.state import isolated
 from pytest_torchcompile.instruments.warmup import compile_threads
 from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Failure, Job, Observation
+from pytest_torchcompile.offspring import end_offspring, offspring_of
 from pytest_torchcompile.oracle.calls import Call, Side
 from pytest_torchcompile.oracle.localisation import located
 from pytest_torchcompile.oracle.replicas import alike
@@ -143,8 +145,11 @@ def _shapes(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
     return {name: None if is_lazy(tensor) else tensor.shape for name, tensor in tensors.items()}
 
 
-def run_cell(job: Job) -> tuple[dict[str, Any], bool]:
-    """Run a cell in this process. Returns the observation as plain data, and whether the process is spoilt."""
+def run_cell(job: Job, in_rank: bool = False) -> tuple[dict[str, Any], bool]:
+    """Run a cell in this process. Returns the observation as plain data, and whether the process is spoilt.
+
+    ``in_rank``: it is a rank process, so that what the cell started and left behind is to be ended with the cell.
+    """
     cell = Cell.from_dict(job.cell)
     seen = Observation(cell.id, environment=environment())
     # Also where nothing changes: this gives a fork its own thread pool. Autograd's threads, which start at once, would
@@ -152,6 +157,7 @@ def run_cell(job: Job) -> tuple[dict[str, Any], bool]:
     torch.set_num_threads(job.threads or torch.get_num_threads())
     compile_threads(job.compile_threads)
     subject.import_all(job.modules, Path(job.root))
+    known = offspring_of(os.getpid())  # what an import has started serves the cells after this one too
     poisoned = False
     try:
         with isolated(seen.leaks), same_random_draws(), autotuning(job.autotune_choices) as tuned:
@@ -174,6 +180,8 @@ def run_cell(job: Job) -> tuple[dict[str, Any], bool]:
         gpu.release()
     if Wrapping.read(cell.wrapper).ranks > 1:
         poisoned = poisoned or seen.failure is not None or left or not forget_shardings()
+    if in_rank:
+        end_offspring(keep=known | kept_processes(offspring_of(os.getpid(), known)))
     return seen.to_dict(), poisoned
 
 

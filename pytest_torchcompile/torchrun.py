@@ -69,7 +69,7 @@ class Nodes:
     rank, and one listens meanwhile for a rank that has failed, for which this one might wait until its time-out."""
 
     def __init__(self, folder: Path, torchrun: Torchrun) -> None:
-        """``folder`` is the zygote's."""
+        """``folder`` is the run's."""
         self.torchrun = torchrun
         self._rank, self._messenger, self._watcher = Rank(folder), Rank(folder), Rank(folder)
         self._runs = Counter[str]()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile import checks
 from pytest_torchcompile.checks import CHECKS
-from pytest_torchcompile.observation import Failure, Judgement, Observation, Problem
+from pytest_torchcompile.observation import NO_RANK, Failure, Judgement, Observation, Problem
 from pytest_torchcompile.quantity import numbered
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _HINTS = {
     "crash of ranks": "TORCH_LOGS=+dynamo TORCH_LOGS_OUT=torch.log in the environment tells how far each rank came",
     "timeout": "raise --compile-timeout if the cell is just slow",
     "user": "mend the model or its inputs first: eager must work",
+    NO_RANK: "see that python -c 'import torch' works here, and that memory and disk suffice",
     "internal": "this is a mistake of pytest-torchcompile: please report it with the evidence",
 }
 

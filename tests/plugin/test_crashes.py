@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from ctrl_c import heed_ctrl_c
 
 CHAOS = """
 class Chaos(Net):
@@ -81,7 +82,7 @@ def test_each_disaster_is_one_cells_verdict(repo, workers):
 def _pytest(repo, *args):
     command = [sys.executable, "-m", "pytest", "--compile-matrix", "-p", "no:cacheprovider", *args]
     return subprocess.Popen(command, cwd=repo.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                            start_new_session=True)
+                            start_new_session=True, preexec_fn=heed_ctrl_c)
 
 
 def _wait_for(path, seconds=90):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ctrl_c import heed_ctrl_c
 
 from pytest_torchcompile.report.schema import report_schema
 
@@ -71,7 +72,7 @@ def test_ctrl_c_leaves_no_rank(ranks):
     environment = os.environ | {"CHAOS_HANGS": str(repo.path / "hangs"), "RANKS_RUN": str(repo.path)}
     process = subprocess.Popen([sys.executable, "-m", "pytest", "--compile-matrix", "-p", "no:cacheprovider"],
                                cwd=repo.path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               text=True, start_new_session=True)
+                               text=True, start_new_session=True, preexec_fn=heed_ctrl_c)
     with process:
         deadline = time.monotonic() + 120
         while not (repo.path / "hangs").exists():

@@ -10,6 +10,7 @@ import pytest
 
 from pytest_torchcompile.matrix import load_matrix
 from pytest_torchcompile.observation import Failure, Judgement, Observation, Problem
+from pytest_torchcompile.report.causes import Fresh
 from pytest_torchcompile.report.journal import Journal
 from pytest_torchcompile.report.terminal import failure_text, header, summary
 from pytest_torchcompile.settings import Settings
@@ -178,6 +179,35 @@ def test_usage_errors_are_collected(journal, matrix):
         journal.add(verdict(planned.cell.id, "error", failure=Failure("usage", "m.yaml:4:3: no")))
     assert journal.usage_errors() == ["m.yaml:4:3: no"]
     assert Path(journal.path).is_file()
+
+
+def test_no_wrong_numbers_are_cut_off(tmp_path):
+    """Ten liars and ten graph breaks: eight causes are shown, and every lie, the new one first."""
+    names = [*(f"broken{number}" for number in range(10)), *(f"liar{number}" for number in range(10))]
+    models = "\n".join(f'  {name}: {{factory: "models:net", inputs: "models:batch"}}' for name in names)
+    (tmp_path / "m.yaml").write_text(f"version: 1\nmodels:\n{models}\naxes: {{backend: [eager]}}\n")
+    (tmp_path / "models.py").write_text("def net(): ...\ndef batch(): ...\n")
+    matrix = load_matrix(tmp_path / "m.yaml")
+    journal = Journal(matrix, matrix.cells, SETTINGS, tmp_path / "journal.jsonl")
+    for number, planned in enumerate(matrix.cells):
+        lies = planned.cell.model.startswith("liar")
+        problem = Problem("output: error is 9 times the noise") if lies else \
+            Problem("graph break (1 place(s), 0 allowed): x", file="m.py", line=number + 1)
+        check = "equivalence" if lies else "graph_breaks"
+        event = verdict(planned.cell.id) | {"check": check} | Judgement("fail", (problem,)).to_dict()
+        journal.expect([f"m.yaml::{planned.cell.id}::{check}"])
+        journal.add(event)
+    new = f"{names[-1]}-eager-default-auto-none"
+    lines = [line for line, _ in summary(journal, Fresh(frozenset({(new, "equivalence")})))]
+    journal.finish(0)
+    told = lines[lines.index(next(line for line in lines if "wrong numbers" in line)):]
+    liars = ", ".join((names[-1], *names[10:-1]))
+    assert told[0] == f"10 models compute wrong numbers ({liars}, 1 new); 10 models have graph breaks"
+    assert told[1:3] == ["1 cell  equivalence: output: error is 9 times the noise, new since the baseline",
+                         f"    in {new}"]
+    assert sum(line.startswith("1 cell  equivalence") for line in told) == 10
+    assert not any(line.startswith("1 cell  graph_breaks") for line in told)
+    assert told[-1] == "and 10 more causes"
 
 
 def test_a_mistake_is_one_line_of_the_summary(journal, matrix):

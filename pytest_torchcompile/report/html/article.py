@@ -61,7 +61,7 @@ def _ranks(facts: Facts, source: str) -> Iterator[Html]:
 
 def _checks(facts: Facts, source: str) -> Html:
     quiet = [v for v in facts.verdicts if not v.problems and not v.note]
-    loud = sorted((v for v in facts.verdicts if v.problems or v.note), key=_badness)
+    loud = sorted((v for v in facts.verdicts if v.problems or v.note), key=lambda verdict: _badness(verdict, facts))
     shown = []
     for number, verdict in enumerate(loud):
         before = loud[number - 1]
@@ -73,9 +73,10 @@ def _checks(facts: Facts, source: str) -> Html:
     return section("Checks", tag("ul", *shown, class_="checks"))
 
 
-def _badness(verdict: Verdict) -> tuple[bool, int]:
-    """The worst first; what passes with a note comes last."""
-    effects = [effect_of(verdict, problem).severity for problem in verdict.problems]
+def _badness(verdict: Verdict, facts: Facts) -> tuple[bool, int]:
+    """The worst first, then what only follows from another check; what passes with a note comes last."""
+    effects = [effect_of(verdict, problem).severity for problem in verdict.problems
+               if not follows(verdict, problem, facts.verdicts)]
     return verdict.verdict == "pass", -max(effects, default=0)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from pytest_torchcompile import leases
 from pytest_torchcompile.blame import gathered
 from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.errors import TorchcompileError, UsageError
 from pytest_torchcompile.group import Group
 from pytest_torchcompile.leases import Leases
 from pytest_torchcompile.matrix import Matrix, PlannedCell
@@ -77,7 +78,7 @@ class Execution:
         if planned.outcome == "skip":
             observation, seconds = Observation(planned.cell.id, failure=Failure("skip", planned.reason)), 0.0
         else:
-            outcomes = self._on_gpus(planned.cell, self._job(planned, selected))
+            outcomes = self._outcomes(planned.cell, self._job(planned, selected))
             observation = gathered(planned.cell.id, outcomes)
             seconds = max(outcome.seconds for outcome in outcomes)
         judgements = judge(observation, selected, planned.limits)
@@ -109,6 +110,22 @@ class Execution:
         targets = {t for m in self.matrix.models.values() for t in (m.factory, m.inputs, m.loss) if t}
         return tuple(sorted({target.partition(":")[0] for target in targets}))
 
+    def _outcomes(self, cell: Cell, job: Job) -> list[Outcome]:
+        """Run the cell; a fault of our own processes, files or locks is its error and nobody else's."""
+        if self.unable:
+            return [Outcome(NO_RANK, message=self.unable)]
+        try:
+            return self._on_gpus(cell, job)
+        except UsageError:
+            raise
+        except NoRank as error:
+            self.unable = str(error)
+            return [Outcome(NO_RANK, message=self.unable, evidence=error.evidence)]
+        except TorchcompileError as error:  # of a lease
+            return [Outcome(NO_RANK, message=str(error))]
+        except OSError as error:  # the folder of the run is full, or somebody has removed it
+            return [Outcome(NO_RANK, message=f"the run's own files in {self.folder} can't be used: {error}")]
+
     def _on_gpus(self, cell: Cell, job: Job) -> list[Outcome]:
         """Run the cell while it holds the GPUs that it needs; without a lease where there are none to share."""
         ranks = Wrapping.read(cell.wrapper).processes
@@ -127,15 +144,6 @@ class Execution:
             return self._execute(job, ranks, gpus)
 
     def _execute(self, job: Job, ranks: int, gpus: tuple[str, ...] = ()) -> list[Outcome]:
-        if self.unable:
-            return [Outcome(NO_RANK, message=self.unable)]
-        try:
-            return self._execute_cell(job, ranks, gpus)
-        except NoRank as error:
-            self.unable = str(error)
-            return [Outcome(NO_RANK, message=self.unable, evidence=error.evidence)]
-
-    def _execute_cell(self, job: Job, ranks: int, gpus: tuple[str, ...]) -> list[Outcome]:
         if self.folder is None:
             if ranks > 1:
                 why = f"wrapper {job.cell['wrapper']!r} needs {ranks} rank processes; --compile-inprocess has none"

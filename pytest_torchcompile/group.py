@@ -53,7 +53,7 @@ class Group:
             try:
                 for r, rank in enumerate(ranks):
                     waiting[rank.begin({"do": "cell", "job": jobs[r], "path": path, "gpus": gpus})] = r
-            except NoRank:
+            except (NoRank, OSError):
                 for rank in ranks:  # those that have begun wait for one that never will
                     rank.close()
                 raise

@@ -10,13 +10,15 @@ from typing import ClassVar
 import pytest
 
 from pytest_torchcompile import execution, group
+from pytest_torchcompile.blame import gathered
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.execution import Execution, gpus_of
 from pytest_torchcompile.leases import Leases
 from pytest_torchcompile.observation import Job, Observation
-from pytest_torchcompile.ranks import Outcome
+from pytest_torchcompile.ranks import NoRank, Outcome
 from pytest_torchcompile.settings import Settings
+from pytest_torchcompile.verdicts import judge
 
 SETTINGS = Settings.read(lambda option: option.default if option.metavar else False)
 
@@ -116,3 +118,28 @@ def test_without_gpus_nothing_is_leased(on, tmp_path):
     assert not (tmp_path / "queue").exists()
 
 
+
+
+@pytest.mark.parametrize(("error", "message", "once"), [
+    (NoRank("torch cannot be imported", "a traceback"), "torch cannot be imported", True),
+    (TorchcompileError("leases is a symbolic link"), "leases is a symbolic link", False),
+    (OSError(28, "No space left on device"), "the run's own files in . can't be used: [Errno 28] No space", False),
+])
+def test_a_fault_of_our_own_is_an_error_of_the_cell(on, monkeypatch, error, message, once):
+    """Where there are no processes any more, none is asked for again, and the evidence is told once."""
+    def fails(self, job):
+        FakeRank.log.append("asked")
+        raise error
+
+    on(0)  # sets the fakes
+    monkeypatch.setattr(FakeRank, "begin", fails)
+    mine = Execution(None, SETTINGS, folder=Path("."))
+    cell = Cell(model="m")
+    found = [mine._outcomes(cell, Job(cell.to_dict(), {}, ".", ()))[0] for _ in range(2)]
+    assert [outcome.status for outcome in found] == ["no_rank", "no_rank"]
+    assert all(outcome.message.startswith(message) for outcome in found)
+    assert [outcome.evidence for outcome in found] == [getattr(error, "evidence", ""), ""]
+    assert FakeRank.log.count("asked") == (1 if once else 2)
+    judged = judge(gathered(cell.id, found[:1]), ["compiles", "gradients"], {})
+    assert {judgement.verdict for judgement in judged.values()} == {"error"}
+    assert "see that python -c 'import torch' works here" in judged["compiles"].problems[0].hint

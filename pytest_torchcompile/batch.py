@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "source_of"]
 
 # What users write on a tensor with torch._dynamo.mark_dynamic, mark_static and their kin (torch 2.8 to 2.13,
 # _dynamo/decorators.py). `_dynamo_propagated_dynamic_indices` is torch's own note about an earlier call and
@@ -69,7 +69,8 @@ class Batch:
         """Copy every tensor: values, strides, ``requires_grad``, sharing and the user's dynamic marks.
 
         Tensors of one storage share the copy's storage, and an input that is a view with gaps or
-        of stride 0 stays one. Copies are leaves of the autograd graph and have no gradient.
+        of stride 0 stays one. Copies of leaves of the autograd graph are leaves; those of other tensors are no leaves
+        either, so that they may be written to in place, and :func:`source_of` has their gradient. None has a gradient.
         """
         return self.to()
 
@@ -84,6 +85,11 @@ class Batch:
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor in ``value``, in order."""
         return [leaf for leaf in pytree.tree_leaves(self.value) if isinstance(leaf, torch.Tensor)]
+
+
+def source_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The leaf at which the gradient of an input of a :class:`Batch` arrives: most often the input itself."""
+    return getattr(tensor, "_torchcompile_source", tensor)
 
 
 class _Copies:
@@ -112,10 +118,23 @@ class _Copies:
             new = torch.nn.Parameter(new, requires_grad=tensor.requires_grad)
         else:
             new.requires_grad_(tensor.requires_grad)
+            new = new if tensor.is_leaf else self.result(tensor, new)
         for mark in _MARKS:
             if hasattr(tensor, mark):
                 setattr(new, mark, copy.copy(getattr(tensor, mark)))
         return new
+
+    def result(self, tensor: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+        """A copy of a tensor that is the result of an operation: such a one may be written to in place, a leaf not.
+
+        Its gradient arrives at the leaf that it was copied from, which :func:`source_of` finds.
+        """
+        if not _plain(tensor) or _storage(tensor) in self.shared or not _dense(tensor):
+            return leaf
+        with torch.enable_grad():
+            copied = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(leaf)
+        copied._torchcompile_source = leaf  # type: ignore[attr-defined]
+        return copied
 
     def data(self, tensor: torch.Tensor) -> torch.Tensor:
         device, dtype = self.device or tensor.device, self.target(tensor.dtype)

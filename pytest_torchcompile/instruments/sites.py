@@ -19,6 +19,10 @@ _LIBRARIES: Final = tuple(
 )
 
 
+_HOME: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS: Final = tuple(os.path.join(_HOME, room) + os.sep for room in ("oracle", "instruments", "layer"))
+
+
 def readable(name: str) -> tuple[str, int]:
     """Name of a function as its author knows it, and the line where a resume function resumes (else 0).
 
@@ -42,14 +46,17 @@ def is_torch(path: str) -> bool:
 
 
 def owner(path: str, root: str | None = None) -> str:
-    """``mine``, ``third_party``, ``python`` or ``torch``. ``root``: the project's (default: the current).
+    """``mine``, ``third_party``, ``python``, ``torch`` or ``ours``. ``root``: the project's (default: the current).
 
-    ``python`` is the standard library: nobody's to change. A file that is none of these is ``mine`` too, also
+    ``python`` is the standard library: nobody's to change. ``ours`` are the frames of this package that call models and
+    watch them: never the user's, wherever it is installed. A file that is none of these is ``mine`` too, also
     outside the root: test files live in temporary folders, and source given as ``<string>`` has no folder.
     """
     if is_torch(path):
         return "torch"
     full = os.path.normpath(path)
+    if full.startswith(_OURS):
+        return "ours"
     if _installed(full):
         return "third_party"
     base = os.path.normpath(root or os.getcwd()) + os.sep

@@ -12,27 +12,63 @@ __all__ = ["alias_pairs", "visible_strides"]
 def alias_pairs(
     outputs: Iterable[tuple[str, torch.Tensor]], others: Iterable[tuple[str, torch.Tensor]]
 ) -> frozenset[tuple[str, str]]:
-    """Pairs ``(output, other name)`` of one storage; of several outputs each is paired with the first.
+    """Pairs ``(output, other name)`` that share elements: a write to one is seen in the other.
 
-    Empty tensors have no memory to share and are left out.
+    An output is paired with the first of the others that it overlaps, and with the first output before it. Two parts
+    of one allocation that have no element in common are none. Empty tensors have no memory to share.
     """
-    owners: dict[int, str] = {}
+    owners: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in others:
-        address = _address(tensor)
-        if address:
-            owners.setdefault(address, name)
+        if address := _address(tensor):
+            owners.setdefault(address, []).append((name, tensor))
     pairs = set()
-    first: dict[int, str] = {}
+    before: dict[int, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in outputs:
         address = _address(tensor)
         if not address:
             continue
-        if address in owners:
-            pairs.add((name, owners[address]))
-        if address in first:
-            pairs.add((name, first[address]))
-        first.setdefault(address, name)
+        for candidates in (owners.get(address, ()), before.get(address, ())):
+            if (other := _first_overlapping(tensor, candidates)) is not None:
+                pairs.add((name, other))
+        before.setdefault(address, []).append((name, tensor))
     return frozenset(pairs)
+
+
+def _first_overlapping(tensor: torch.Tensor, candidates: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+    return next((name for name, other in candidates if _overlap(tensor, other)), None)
+
+
+_LARGEST = 1 << 24
+"""Bytes of memory up to which it is looked at element by element; beyond that two interleaved tensors share it."""
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one storage have a byte in common."""
+    (start, end), (low, high) = _span(one), _span(other)
+    if start >= high or low >= end:
+        return False
+    first, size = min(start, low), max(end, high) - min(start, low)
+    if size > _LARGEST:
+        return True
+    taken = torch.zeros(size, dtype=torch.bool)
+    _bytes_of(one, taken, first).fill_(True)
+    return bool(_bytes_of(other, taken, first).any())
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first byte of a tensor in its storage, and the one after the last."""
+    start = tensor.storage_offset()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start * tensor.itemsize, (start + last + 1) * tensor.itemsize
+
+
+def _bytes_of(tensor: torch.Tensor, memory: torch.Tensor, first: int) -> torch.Tensor:
+    """The bytes of a tensor in a map of the memory that begins with the byte ``first``."""
+    strides = [stride * tensor.itemsize for stride in tensor.stride()]
+    # a stride of 0 reads the same bytes again, and torch refuses to write to such a view
+    sizes = [size if stride else 1 for size, stride in zip(tensor.shape, strides, strict=True)]
+    offset = tensor.storage_offset() * tensor.itemsize - first
+    return memory.as_strided((*sizes, tensor.itemsize), (*strides, 1), offset)
 
 
 def visible_strides(tensor: torch.Tensor) -> tuple[int, ...] | None:

@@ -26,7 +26,7 @@ def leaves_of(value: Any) -> tuple[list[tuple[str, Any]], str]:
 
     Any pytree (so also what transformers registers), dataclasses that nobody registered, and other objects that
     hold tensors in attributes (a cache, a distribution), at any depth. A leaf is a tensor or a Python object.
-    Uses ``torch.utils._pytree.tree_flatten_with_path`` and ``keystr`` (torch 2.2 to 2.13).
+    Uses ``torch.utils._pytree.tree_flatten_with_path`` and ``keystr`` (torch 2.2 to 2.15).
     """
     return _leaves(value, ())
 
@@ -37,7 +37,7 @@ def tensors_of(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _leaves(value: Any, above: tuple[int, ...]) -> tuple[list[tuple[str, Any]], str]:
-    found, spec = pytree.tree_flatten_with_path(value)
+    found, spec = _with_paths(value, ()), pytree.tree_structure(value)
     leaves: list[tuple[str, Any]] = []
     inner: list[str] = []
     for path, leaf in found:
@@ -54,6 +54,24 @@ def _leaves(value: Any, above: tuple[int, ...]) -> tuple[list[tuple[str, Any]], 
         inner.append(f"{type(leaf).__qualname__}({', '.join(f'{name}={text}' for name, _, text in inside)})")
     text = _shown(spec)
     return leaves, text + (f" with {'; '.join(inner)}" if inner else "")
+
+
+def _with_paths(value: Any, above: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]]:
+    """The leaves of a pytree, each with the keys that lead to it.
+
+    Level by level: a class may be registered without keys, as those of diffusers are. Its children have indices.
+    """
+    def is_child(part: Any) -> bool:
+        return part is not value
+
+    try:
+        children = pytree.tree_flatten_with_path(value, is_leaf=is_child)[0]
+    except ValueError:  # "Did not find a flatten_with_keys_fn"
+        parts = pytree.tree_leaves(value, is_leaf=is_child)
+        children = [((pytree.SequenceKey(number),), part) for number, part in enumerate(parts)]
+    if len(children) == 1 and children[0][1] is value:
+        return [(above, value)]
+    return [found for keys, part in children for found in _with_paths(part, (*above, *keys))]
 
 
 def opened(leaf: Any) -> list[tuple[str, Any]] | None:

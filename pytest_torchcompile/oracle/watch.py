@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.batch import Batch, source_of
 from pytest_torchcompile.oracle.aliasing import visible_strides
 from pytest_torchcompile.oracle.attributes import attribute_tensors
 from pytest_torchcompile.oracle.bits import fingerprint, same_bits
@@ -35,6 +35,8 @@ class Watch:
         self.parameters = [] if module is None else list(module.named_parameters())
         self.before = dict(_inputs(before))
         self.inputs = dict(_inputs(private))
+        self.sources = {name: source_of(tensor) for name, tensor in self.inputs.items()}
+        """Where the gradients of inputs arrive."""
         self.memories = [fingerprint(p) if sparing else _memory(p) for _, p in self.parameters]
         tensors = [*self.inputs.values(), *(p for _, p in self.parameters), *(b for _, b in self.buffers())]
         self.devices = {t.device for t in tensors}
@@ -92,7 +94,7 @@ class Watch:
     def differentiable(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters, and inputs that want a gradient."""
         yield from self.parameters
-        yield from ((name, t) for name, t in self.inputs.items() if t.requires_grad and t.is_leaf)
+        yield from ((name, source) for name, source in self.sources.items() if source.requires_grad and source.is_leaf)
 
 
 def _inputs(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:

@@ -7,7 +7,7 @@ from collections import UserDict
 import pytest
 import torch
 
-from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.batch import Batch, source_of
 
 
 def test_a_tensor_is_one_argument():
@@ -93,14 +93,18 @@ def test_a_clone_keeps_sharing():
     assert x[2] == 2
 
 
-def test_a_clone_keeps_requires_grad_and_is_a_leaf():
+def test_a_clone_keeps_requires_grad_and_what_is_a_leaf():
     """requires_grad is kept, the graph behind an input is not, nor is its gradient."""
     x = torch.ones(2, requires_grad=True)
     y = x * 2
     x.grad = torch.ones(2)
     copy = Batch.of((x, y, torch.ones(2))).clone()
     assert [a.requires_grad for a in copy.args] == [True, True, False]
-    assert all(a.is_leaf and a.grad is None for a in copy.args)
+    assert [a.is_leaf for a in copy.args] == [True, False, True]
+    assert all(source_of(a).is_leaf and source_of(a).grad is None for a in copy.args)
+    copy.args[1].sum().backward()
+    assert x.grad.tolist() == [1, 1]
+    assert source_of(copy.args[1]).grad.tolist() == [1, 1]
 
 
 def test_a_clone_drops_torchs_notes_and_keeps_the_users_marks():

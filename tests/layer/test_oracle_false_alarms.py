@@ -10,17 +10,25 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
-from pytest_torchcompile import CompileConfig, compare
+from pytest_torchcompile import CompileConfig, compare, maybe_compile, zoo
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks import safe_fallback
 from pytest_torchcompile.checks.numerics import judge_leaves, numerics, remark
+from pytest_torchcompile.instruments import frames
+from pytest_torchcompile.instruments.sites import owner
+from pytest_torchcompile.layer.twin import is_twin
 from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Job, Observation
+from pytest_torchcompile.oracle import held, recorder
+from pytest_torchcompile.oracle.aliasing import alias_pairs
 from pytest_torchcompile.oracle.chances import chances, compare_chances
 from pytest_torchcompile.oracle.limits import note, problem
+from pytest_torchcompile.oracle.paths import leaves_of
 from pytest_torchcompile.oracle.properties import attributes, properties
+from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Item, Recording
 from pytest_torchcompile.runner import run_cell
 from pytest_torchcompile.verdicts import judge
@@ -230,3 +238,98 @@ def test_random_draws_that_repeat_but_for_rounding_obey_the_seed():
 
     seeds = [leaf for leaf in repeats(nn.Dropout(0.5)) if leaf.name == "seeds"]
     assert seeds[0].message == ""
+
+
+class Keyless(dict):
+    """What diffusers registers with pytree: a dict of its own, without keys."""
+
+
+pytree.register_pytree_node(Keyless, lambda d: (list(d.values()), list(d)),
+                            lambda values, keys: Keyless(zip(keys, values, strict=True)))
+
+
+class ReturnsKeyless(nn.Module):
+    """Like every model of diffusers."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.net(x)
+        return {"out": Keyless(sample=y, parts=[y * 2, y * 3])}
+
+
+def test_classes_registered_without_keys_have_index_paths():
+    """They were an error that blamed the user, and maybe_compile raised."""
+    paths = [path for path, _ in leaves_of(ReturnsKeyless()(rows()))[0]]
+    assert paths == ["['out'][0]", "['out'][1][0]", "['out'][1][1]"]
+    found = compare(ReturnsKeyless(), [rows()], CompileConfig(enabled=True, backend="eager"))
+    assert found.ok, str(found)
+    made = maybe_compile(ReturnsKeyless(), CompileConfig(enabled=True, backend="eager"), None, rows())
+    assert is_twin(made)
+
+
+def test_parts_of_one_allocation_share_no_memory():
+    """What overlaps does, also interleaved and expanded; a planned buffer that holds two outputs is no alias."""
+    whole = torch.zeros(4, 6)
+    parts = [("head", whole[:2]), ("tail", whole[2:]), ("even", whole[:, ::2]), ("odd", whole[:, 1::2])]
+    assert alias_pairs(parts[:2], []) == set()
+    assert alias_pairs(parts[2:], []) == set()
+    assert alias_pairs(parts[:3:2], []) == {("even", "head")}
+    assert alias_pairs([("row", whole[1])], [("tail", whole[2:]), ("whole", whole)]) == {("row", "whole")}
+    assert alias_pairs([("wide", whole[:1].expand(3, 6)), ("head", whole[:2])], []) == {("head", "wide")}
+    assert alias_pairs([("ints", whole.view(torch.int32)[3]), ("tail", whole[2:])], []) == {("tail", "ints")}
+
+
+def in_one_buffer(graph, example):
+    """A backend that puts its outputs into one allocation, as Inductor's memory planning does."""
+
+    def run(*inputs):
+        outputs = graph(*inputs)
+        memory = torch.empty(sum(y.numel() for y in outputs))
+        places = memory.split([y.numel() for y in outputs])
+        return [place.view(y.shape).copy_(y) for place, y in zip(places, outputs, strict=True)]
+
+    return run
+
+
+def test_outputs_planned_into_one_buffer_are_no_alias():
+    """Eager allocates each by itself; nobody can see the difference."""
+    found = compare(lambda x: (x * 2, x + 1), [rows()], CompileConfig(enabled=True, backend=in_one_buffer), train=False)
+    assert found.ok, str(found)
+
+
+class WritesToInput(nn.Module):
+    """In place, to what another layer has computed: eager allows it, for a leaf it raises."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.net(x.mul_(2))
+
+
+def test_an_input_that_is_a_result_may_be_written_to():
+    """The copy that is run is a result too, and its gradient is compared."""
+    def batch():
+        return torch.linspace(-1, 1, 24).view(4, 6).requires_grad_() * 1.0
+
+    seen = record(net := WritesToInput(), net, Batch.of(batch()))
+    assert seen.error is None
+    assert torch.equal(seen.mutated["input[0] after the call"], 2 * batch().detach())
+    assert seen.gradients["gradient of input[0]"].any()
+    found = compare(WritesToInput(), [batch()], CompileConfig(enabled=True, backend="aot_eager"))
+    assert found.ok, str(found)
+    wrong = compare(WritesToInput(), [batch()], CompileConfig(enabled=True, backend="eager"),
+                    wrap=lambda model, settings: model if settings is None else torch.compile(
+                        lambda x: model(x * 1.0), backend="eager"), locate=False)
+    assert "mutation" in {problem.kind for problem in wrong.problems}
+
+
+def test_frames_of_ours_are_never_the_users():
+    """Not even where the package is a checkout in the user's project."""
+    for module in (held, recorder, frames):
+        assert owner(module.__file__, str(Path(module.__file__).parents[2])) == "ours"
+    assert owner(zoo.__file__, str(Path(zoo.__file__).parents[1])) == "mine"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.protocol import Check, unjudged
@@ -26,6 +27,7 @@ def measure(run: Run) -> dict[str, Any]:
         "graphs": len(run.compiled.seen["graphs"]),
         "recompiles": run.compiled.seen["recompiles"],
         **_sizes([dict(call.sizes) for call in run.calls]),
+        "bound": _bound([dict(call.sizes) for call in run.calls]),
         "dynamic": run.cell.dynamic,
     }
 
@@ -35,6 +37,28 @@ def _sizes(calls: list[dict[str, int]]) -> dict[str, int]:
     distinct = {tuple(sizes.values()) for sizes in calls}
     varying = [i for i, column in enumerate(zip(*distinct, strict=True)) if len(set(column)) > 1]
     return {"sizes": len(distinct), "special": sum(any(s[i] < 2 for i in varying) for s in distinct)}
+
+
+def _bound(calls: list[dict[str, int]]) -> dict[str, list[int]]:
+    """Which values each dim had in the calls."""
+    found: dict[str, set[int]] = {}
+    for sizes in calls:
+        for name, size in sizes.items():
+            found.setdefault(name, set()).add(size)
+    return {name: sorted(sizes) for name, sizes in found.items()}
+
+
+def dim_of(found: Mapping[str, Any], bound: Mapping[str, list[int]]) -> str:
+    """The declared dim whose one value gave way to another, where a number recompiled; else empty.
+
+    A model may be called with a dim itself, as an int: the length of a cache, a time step.
+    """
+    if found["cause"] != "value":
+        return ""
+    pair = {str(found.get("expected", "")), str(found.get("actual", ""))}
+    if len(pair) != 2:
+        return ""
+    return next((name for name, sizes in bound.items() if pair <= set(map(str, sizes))), "")
 
 
 def explained(dynamic: str, sizes: int, special: int = 0) -> int:
@@ -49,6 +73,7 @@ def explained(dynamic: str, sizes: int, special: int = 0) -> int:
     return max(0, graphs - 1)
 
 
+_NONE: Mapping[str, list[int]] = MappingProxyType({})
 SHAPES = frozenset({"shape", "stride", "symbolic"})
 """Causes that new sizes explain; any other recompile needs a limit of its own in the matrix."""
 
@@ -64,7 +89,9 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
                                                  hint="see the check `compiles` of this cell")]
         return
     recompiles = section["recompiles"]
-    if "recompiles" not in limits and (other := [r for r in recompiles if r["cause"] not in SHAPES]):
+    bound = section.get("bound", {})  # older reports do not say
+    other = [r for r in recompiles if r["cause"] not in SHAPES and not dim_of(r, bound)]
+    if "recompiles" not in limits and other:
         yield _problem(f"{len(other)} recompile(s) that no size explains", other)
         return
     if "recompiles" in limits:
@@ -77,13 +104,20 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         over = [r for r in recompiles if function_of(r) == worst]
         allowed = f"{most} explained by {section['sizes']} size(s) with dynamic={section['dynamic']}"
     if count > most:
-        yield _problem(f"{count} recompile(s), {allowed}", over)
+        yield _problem(f"{count} recompile(s), {allowed}", over, bound)
 
 
-def _problem(message: str, found: list[Mapping[str, Any]]) -> Problem:
+def _problem(message: str, found: list[Mapping[str, Any]], bound: Mapping[str, list[int]] = _NONE) -> Problem:
     first = found[0]
-    return Problem(message, "\n".join(map(_line, found)), advice(Compile.from_dict(dict(first))),
-                   first["file"], first["line"])
+    return Problem(message, "\n".join(map(_line, found)), _hint(first, bound), first["file"], first["line"])
+
+
+def _hint(found: Mapping[str, Any], bound: Mapping[str, list[int]]) -> str:
+    if name := dim_of(found, bound):
+        what = found.get("what") or "the number"
+        return (f"{what} is the dim {name} itself: torch compiles each of its values apart where the model decides by "
+                "it or asks for a Python number; pass it as a tensor")
+    return advice(Compile.from_dict(dict(found)))
 
 
 def function_of(found: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -59,7 +59,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
     """The first byte of a tensor in its storage, and the one after the last."""
     start = tensor.storage_offset()
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start * tensor.itemsize, (start + last + 1) * tensor.itemsize
+    return int(start * tensor.itemsize), int((start + last + 1) * tensor.itemsize)
 
 
 def _bytes_of(tensor: torch.Tensor, memory: torch.Tensor, first: int) -> torch.Tensor:

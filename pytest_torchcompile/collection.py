@@ -211,9 +211,9 @@ class MatrixSession:
         """Keep a cell's items on one worker, longest cells first, unless another --dist was asked for."""
         if config.getoption("dist") != "load":
             return None
-        from pytest_torchcompile.scheduling import CellScheduling
+        from pytest_torchcompile.scheduling import CellScheduling, families
 
-        return CellScheduling(config, log, self._seconds())
+        return CellScheduling(config, log, self._seconds(), families(self.planned))
 
     # running
 

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchcompile.scheduling import CellScheduling, units
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.expansion import PlannedCell
+from pytest_torchcompile.scheduling import CellScheduling, families, units
 
 ITEMS = [f"matrix/m.yaml::{cell}::{check}" for cell in ("short", "long", "new") for check in ("a", "b")]
 
@@ -33,11 +35,11 @@ class Node:
         self.shutting_down = True
 
 
-def scheduler(items, nodes):
+def scheduler(items, nodes, families=None, seconds=None):
     config = SimpleNamespace(getoption=lambda name: {"tx": ["popen"] * len(nodes), "maxschedchunk": None}.get(name),
                              getvalue=lambda name: ["popen"] * len(nodes),
                              option=SimpleNamespace(tx=["popen"] * len(nodes)))
-    made = CellScheduling(config, None, {})
+    made = CellScheduling(config, None, seconds or {}, families or {})
     for node in nodes:
         made.add_node(node)
         made.add_node_collection(node, items)
@@ -76,3 +78,51 @@ def test_a_worker_that_dies_gives_its_cells_back():
         made.mark_test_complete(other, made.node2pending[other][0])
     assert set(left) <= set(other.sent)
     assert made.tests_finished
+
+
+FAMILIES = {f"{model}{k}": model for model in "abc" for k in range(4)}
+CELLS = [f"m.yaml::{cell}::check" for cell in FAMILIES]
+
+
+def finish(made, node):
+    """The worker has run what it was at."""
+    made.mark_test_complete(node, made.node2pending[node][0])
+
+
+def sent(node):
+    return [CELLS[index].split("::")[1] for index in node.sent]
+
+
+def test_a_worker_stays_with_the_cells_of_a_model_in_a_first_run():
+    """Each begins with a model of its own, goes on with it, then with one that nobody is at; none is idle."""
+    nodes = [Node(), Node()]
+    made = scheduler(CELLS, nodes, FAMILIES)
+    made.schedule()
+    for _ in range(2):
+        for node in nodes:
+            finish(made, node)
+    assert [sent(node) for node in nodes] == [["a0", "a1", "a2", "a3"], ["b0", "b1", "b2", "b3"]]
+    finish(made, nodes[1])
+    assert sent(nodes[1])[-1] == "c0"
+    finish(made, nodes[0])
+    assert sent(nodes[0])[-1] == "c3"  # a is done, and c is another's: help it from its other end
+
+
+def test_timed_cells_start_longest_first_whatever_they_share():
+    """What was compiled once is in the caches; then the length alone counts."""
+    nodes = [Node(), Node()]
+    made = scheduler(CELLS, nodes, FAMILIES, {cell: float(k) for k, cell in enumerate(FAMILIES)})
+    made.schedule()
+    assert [sent(node) for node in nodes] == [["c3", "c2"], ["c1", "c0"]]
+
+
+def test_families_of_cells():
+    """Mode, dynamic, backend and wrapper leave the graphs' family; model, dtype, device, phase and user axes do not."""
+    cells = [Cell(model="m"), Cell(model="m", mode="max-autotune", wrapper="autocast", dynamic="static"),
+             Cell(model="m", dtype="bfloat16"), Cell(model="n"), Cell(model="m", phase="inference"),
+             Cell(model="m", user=(("width", 3),))]
+    found = families([PlannedCell(cell) for cell in cells])
+    assert len(found) == len(cells)
+    names = list(found.values())
+    assert names[0] == names[1]
+    assert len(set(names)) == len(cells) - 1

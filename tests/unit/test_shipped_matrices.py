@@ -9,6 +9,7 @@ import pytest
 from pytest_torchcompile.cell import DYNAMIC, MODES
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.dims import bindings
+from pytest_torchcompile.fuzz.sizes import varying
 from pytest_torchcompile.matrix import load_matrix
 from pytest_torchcompile.wrappers.wrapping import Wrapping, lane_of
 
@@ -28,14 +29,53 @@ def test_default_is_the_main_job():
     matrix = shipped("default")
     items = [(planned.cell.id, check) for planned in matrix.cells for check in matrix.checks
              if CHECKS[check].applies(planned.cell.axes)]
-    assert len(matrix.cells) > 100
+    assert len(matrix.cells) == 105  # README and docs/gating.md say so
     assert len(items) > 500
     assert {planned.cell.id: planned.outcome for planned in matrix.cells if planned.outcome != "run"} == {
         "mini_gpt-aot_eager-default-auto-tp": "xfail",
         "feed_forward-aot_eager-default-auto-tp_inner_blocks": "xfail",
         "residual_outside-aot_eager-default-auto-tp_inner_blocks": "xfail"}
     assert set(matrix.models) == {"tiny_head", "mini_gpt", "conv_net", "encoder", "moe_lite", "triton_op",
-                                  "feed_forward", "residual_outside"}
+                                  "feed_forward", "residual_outside", "any_rows", "any_length"}
+
+
+def test_default_has_every_value_of_every_axis():
+    """No value is there only in rules."""
+    matrix = shipped("default")
+    for axis in ("model", "mode", "dynamic", "backend", "wrapper"):
+        values = {planned.cell.axes[axis] for planned in matrix.cells}
+        assert values == values | {excluded.cell.axes[axis] for excluded in matrix.excluded}, axis
+
+
+def test_what_costs_too_much_on_one_model_another_one_shows(tmp_path):
+    """The rules that spare Inductor's C++ take out no combination of mode, dynamic, backend and wrapper, and no value
+    of an axis from any model."""
+    text = (FOLDER / "default.yaml").read_text()
+    start = text.index("  # Inductor's C++ is most of a cold run.")
+    spared = text[start:text.index("\n\n", start)]
+    assert spared.count("- exclude:") == 9
+    (tmp_path / "full.yaml").write_text(text.replace(spared, ""))
+    full, ours = load_matrix(tmp_path / "full.yaml"), shipped("default")
+    assert len(full.cells) == len(ours.cells) + 26
+
+    def combinations(matrix):
+        return {(cell.mode, cell.dynamic, cell.backend, cell.wrapper) for cell in (each.cell for each in matrix.cells)}
+
+    def values_of_models(matrix):
+        return {(each.cell.model, axis, value) for each in matrix.cells for axis, value in each.cell.axes.items()}
+
+    assert combinations(ours) == combinations(full)
+    assert values_of_models(ours) == values_of_models(full)
+
+
+def test_default_fuzzes_two_models():
+    """Hypothesis draws sizes in two cells of aot_eager, for twenty seconds each."""
+    matrix = shipped("default")
+    fuzzed = [planned.cell for planned in matrix.cells if "fuzz" in matrix.checks_of(planned)]
+    assert [cell.id for cell in fuzzed] == ["any_rows-aot_eager-default-auto-none",
+                                            "any_length-aot_eager-default-auto-none"]
+    assert matrix.fuzz_seconds == 20
+    assert all(varying(matrix.models[cell.model].dims) for cell in fuzzed)
 
 
 @pytest.mark.parametrize("name", ["default", "fake", "multi_gpu", "gpu"])
@@ -73,9 +113,9 @@ def test_sizes_are_neither_one_nor_equal(name):
 
 @pytest.mark.parametrize("name", ON_ANY_MACHINE)
 def test_several_sizes_in_every_model(name):
-    """Without a second size no cell could tell whether a shape recompiles."""
+    """Without a second size no cell could tell whether a shape recompiles; but for those that are drawn."""
     for entry in shipped(name).models.values():
-        assert len(bindings(entry.dims)) >= 2
+        assert len(bindings(entry.dims)) >= 2 or entry.name in ("any_rows", "any_length")
 
 
 def test_fuzz_draws_its_sizes():

@@ -145,7 +145,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         "gradients equal those of the eager model, within rounding noise",
         severity.WRONG,
         (_ZERO_GRADIENTS,),
-        (severity.STRIDES,),
+        (severity.STRIDES, Way("are zeros where eager has none", severity.ZEROS)),
         compares=True,
         logs=_BACKWARD,
         phases=("training",),

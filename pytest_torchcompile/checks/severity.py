@@ -78,6 +78,7 @@ UNPROVEN: Final = Effect(Severity.SILENTLY_EAGER, "is unproven", "are unproven")
 RECOMPILES: Final = Effect(Severity.UNSTABLE, "recompiles too often", "recompile too often")
 DIVERGES: Final = Effect(Severity.UNSTABLE, "compiles otherwise on some ranks", "compile otherwise on some ranks")
 OTHER_LAYOUT: Final = Effect(Severity.UNSTABLE, "returns other strides", "return other strides")
+ZEROS: Final = Effect(Severity.UNSTABLE, "fills in gradients of zeros", "fill in gradients of zeros")
 UNLOGGED: Final = Effect(Severity.UNSTABLE, "falls back otherwise than promised", "fall back otherwise than promised")
 BREAKS: Final = Effect(Severity.SLOW, "has graph breaks", "have graph breaks")
 NO_REPLAY: Final = Effect(Severity.SLOW, "runs without CUDA graphs", "run without CUDA graphs")
@@ -88,8 +89,9 @@ STALE: Final = Effect(Severity.COSMETIC, "passes unexpectedly", "pass unexpected
 
 STRIDES: Final = Way(": (?:stride|layout) is ", OTHER_LAYOUT)
 OF_EVERY_CHECK: Final = (
-    Way(f"^{EMPTY}", UNPROVEN, follows="compiles"),
-    Way("nothing (?:was|is) (?:compared|proved|proven)|proves? nothing|says? nothing|there is nothing to judge|"
+    Way(f"^{EMPTY}: (?:{RAISED}|no graph|no compiled|no rank has compiled|every output|rank .* has recorded nothing)",
+        UNPROVEN, follows="compiles"),
+    Way(rf"^{EMPTY}|nothing (?:was|is) (?:compared|proved|proven)|(?:proves?|says?) nothing|there is {EMPTY}|"
         r"no sequence was run|no step was made|were compared, \S+ wanted", UNPROVEN),
 )
 """What is said where green would mean nothing."""

@@ -59,24 +59,15 @@ def follows(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdict]) -> 
         first = next(same, verdict.check)
         return "" if first == verdict.check else first
     way = _way(verdict.check, without_ranks(problem.message))
-    failing = [other for other in verdicts if other.verdict in ("fail", "error") and other.check != verdict.check]
-    if way is None or not way.follows:
+    if way is None or way.follows in ("", verdict.check):
         return ""
-    named = [other.check for other in failing if other.check == way.follows]
-    if named or way is not OF_EVERY_CHECK[0]:
-        return named[0] if named else ""
-    # It has nothing to judge: whichever check of the cell has something to say tells why.
-    return next((other.check for other in failing if any(_speaks(other, each) for each in other.problems)), "")
+    fails = any(other.check == way.follows and other.verdict == "fail" for other in verdicts)
+    return way.follows if fails else ""
 
 
 def without_ranks(message: str) -> str:
     """A message without the ranks that have the problem."""
     return _RANKS.sub("", message)
-
-
-def _speaks(verdict: Verdict, problem: Problem) -> bool:
-    way = _way(verdict.check, without_ranks(problem.message))
-    return way is not OF_EVERY_CHECK[0]
 
 
 def _way(check: str, message: str) -> Way | None:

@@ -230,7 +230,7 @@ def test_what_several_ranks_have_is_one_cause():
     """Whichever of them have it, in which cell; what follows from it on one of them is none."""
     found = causes([
         failing("a", ("compiles", "fail", problem("every rank: the compiled run raised ValueError in forward: no")),
-                ("recompiles", "fail", problem("ranks 0, 1: nothing to judge: it raised"))),
+                ("recompiles", "fail", problem("ranks 0, 1: nothing to judge: the compiled run raised ValueError"))),
         failing("b", ("compiles", "fail", problem("rank 1: the compiled run raised ValueError in forward: no"))),
         failing("c", ("graph_breaks", "fail", problem("rank 0: graph break (1 place(s), 0 allowed): print"),
                       problem("ranks 1, 2, 3: graph break (2 place(s), 0 allowed): print"))),
@@ -250,8 +250,8 @@ def test_a_crash_is_one_cause_for_all_checks():
     found = causes([
         failing("a", ("compiles", "crash", crash), ("equivalence", "crash", crash)),
         failing("b", ("compiles", "fail", problem("it raised")),
-                ("recompiles", "fail", problem("nothing to judge: it raised"))),
-        failing("c", ("recompiles", "fail", problem("nothing to judge: no graph"))),
+                ("recompiles", "fail", problem("nothing to judge: the compiled run raised ValueError"))),
+        failing("c", ("recompiles", "fail", problem("nothing to judge: no graph was compiled"))),
     ])
     assert [(c.verdict, c.checks, c.cells) for c in found] == [
         ("crash", ["compiles", "equivalence"], ["a"]), ("fail", ["compiles"], ["b"]), ("fail", ["recompiles"], ["c"])]

@@ -216,8 +216,10 @@ UNCOVERED = "only 80% of the model's operator calls ran inside compiled graphs a
     ("compiles", "the compiled run raised ValueError in forward", {"graph_breaks": "graph break"}, ""),
     ("graph_breaks", "nothing to judge: the compiled run raised ValueError",
      {"compiles": "the compiled run raised ValueError in forward"}, "compiles"),
-    ("kernels", "nothing to judge: no graph", {"smoketest": "the smoketest says False"}, "smoketest"),
-    ("kernels", "nothing to judge: no graph", {"smoketest": "nothing to judge: no graph"}, ""),
+    ("recompiles", "nothing to judge: no graph was compiled", {"compiles": "nothing was compiled"}, "compiles"),
+    ("recompiles", "nothing to judge: no graph was compiled", {"smoketest": "the smoketest says False"}, ""),
+    ("fuzz", "nothing to judge: no dim of the model has more than one size", {"compiles": UNCOVERED}, ""),
+    ("equivalence", "rank 0: nothing to judge: no compiled code ran", {"compiles": "nothing was compiled"}, "compiles"),
     ("gradients", "gradient of w: wrong", {"equivalence": "output: wrong"}, ""),
 ])
 def test_what_follows_from_another_check(check, message, others, root):
@@ -257,6 +259,8 @@ EFFECTS = [
     ("equivalence", "fail", "nothing was compared: the model has no output", Severity.SILENTLY_EAGER),
     ("gradients", "fail", "every gradient is zero, NaN or infinite in the eager run too: their equality proves nothing",
      Severity.SILENTLY_EAGER),
+    ("gradients", "fail", "2 gradient(s) are zeros where eager has none, 0 allowed", Severity.UNSTABLE),
+    ("fuzz", "fail", "nothing to judge: no dim of the model has more than one size", Severity.SILENTLY_EAGER),
     ("equivalence", "crash", "killed by SIGSEGV", Severity.CRASH),
     ("recompiles", "timeout", "no end after 300 s", Severity.CRASH),
     ("recompiles", "error", "the observation has no section", Severity.CRASH),

@@ -14,6 +14,7 @@ import warnings
 
 import pytest
 import torch
+from torch_versions import GRAPH_BREAKS, TORCH
 
 from pytest_torchcompile.instruments import explain, observe
 
@@ -22,12 +23,13 @@ pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 FUNCTIONS = {}
 LOCK = threading.Lock()
-SAME_PLACES = tuple(map(int, torch.__version__.split(".")[:2])) in ((2, 13), (2, 14))
-"""Ids and what breaks at all change with torch; these are of 2.13."""
 
 
 def breaks(*places, whole=False, graphs=None):
-    """Note a function: its breaks as (id, lines below `def`), whether torch gives all of it up, graphs run."""
+    """Note a function: its breaks as (id, lines below `def`), whether torch gives all of it up, graphs run.
+
+    As in torch 2.13; ids and what breaks at all change with torch (torch_versions.GRAPH_BREAKS).
+    """
 
     def note(function):
         FUNCTIONS[function.__name__] = (function, list(places), whole, graphs)
@@ -338,12 +340,13 @@ def observed(function, backend="eager", calls=1, **options):
     return seen
 
 
-@pytest.mark.skipif(not SAME_PLACES, reason="the places are those of torch 2.13")
+@pytest.mark.skipif(TORCH not in GRAPH_BREAKS, reason=f"nobody has measured the places of torch {torch.__version__}")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_breaks_of_a_function(name, backend):
     """Exactly the known places, each once, as the user's own; eager frames only where torch gives up."""
-    function, places, whole, graphs = FUNCTIONS[name]
+    function, *known = FUNCTIONS[name]
+    places, whole, graphs = GRAPH_BREAKS[TORCH].get(name, known)
     seen = observed(function, backend)
     start = function.__code__.co_firstlineno + 1  # one for the decorator
     lines = [(gb, first_break(at) if callable(at) else start + at) for gb, at in places]

@@ -94,8 +94,6 @@ def made(k):
 
 
 T = torch.ones
-since_2_13 = pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
-                                reason="torch 2.13 tells more of it")
 FIRST, AGAIN = ["first"], ["first", "recompile"]
 
 
@@ -261,7 +259,6 @@ def test_no_grad(known_ledger):
             f(T(3))
 
 
-@since_2_13
 def test_autocast(known_ledger):
     """Warm-up without autocast."""
     with known_ledger(AGAIN, [("autocast", "autocast(cpu)_enabled", "False", "True")], [1, 1]) as c:
@@ -314,7 +311,6 @@ def test_two_closures(known_ledger):
         c(made(1))(T(3)), c(made(2))(T(3))
 
 
-@since_2_13
 def test_another_function(known_ledger):
     """A function as an argument."""
     with known_ledger(AGAIN, [("closure", "f", "builtin_function_or_method", "function _VariableFunctionsClass.cos")],
@@ -323,7 +319,6 @@ def test_another_function(known_ledger):
         f(T(3), torch.sin), f(T(3), torch.cos)
 
 
-@since_2_13
 def test_another_module(known_ledger):
     """A module as an argument."""
     with known_ledger(AGAIN, [("type", "type(f)", "Linear", "ReLU")], [1, 1]) as c:

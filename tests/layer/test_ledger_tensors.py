@@ -38,8 +38,6 @@ def mutated(x, y):
 
 
 T = torch.ones
-since_2_13 = pytest.mark.skipif(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13),
-                                reason="torch 2.13 tells more of it")
 FIRST, AGAIN = ["first"], ["first", "recompile"]
 
 
@@ -90,7 +88,6 @@ def test_marked_dynamic(known_ledger):
             f(x)
 
 
-@since_2_13
 def test_marked_late(known_ledger):
     """mark_dynamic only from the second call on."""
     with known_ledger(AGAIN, [("symbolic", "", "", "")], [1, 1]) as c:

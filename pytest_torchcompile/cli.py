@@ -241,6 +241,10 @@ def _gate_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the JSON report of a run, or of each of its shards; or a journal")
     parser.add_argument("--policy", metavar="FILE", help="what a release asks, and what it lets pass (docs/gating.md)")
     parser.add_argument("--baseline", metavar="REPORT", nargs="+", help="reports of an earlier run to compare with")
+    parser.add_argument("--commit", metavar="SHA", help="the reports must be of this commit, without uncommitted "
+                                                        "changes; HEAD: the one checked out here")
+    parser.add_argument("--earlier", action="store_true",
+                        help="judge what earlier runs left too, of whatever commit; else that is unusable")
     parser.add_argument("--junit", metavar="FILE", help="write JUnit XML, a test case for each cell")
     parser.add_argument("--summary", metavar="FILE", help="write the verdict as Markdown")
     parser.add_argument("--github", action="store_true",

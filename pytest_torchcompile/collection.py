@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_torchcompile.errors import ReportError, UsageError
 from pytest_torchcompile.execution import CellResult, Execution
-from pytest_torchcompile.matrix import Matrix, PlannedCell, load_matrix
+from pytest_torchcompile.matrix import Matrix, PlannedCell
 from pytest_torchcompile.observation import NO_RANK, Judgement
 from pytest_torchcompile.outside import Named, named_of
 from pytest_torchcompile.rank_supply import CellNotRun, RankSupply
 from pytest_torchcompile.report.comparison import comparison
+from pytest_torchcompile.report.files import JOURNAL_FILE, REPRODUCTIONS, replace
 from pytest_torchcompile.report.harmless import harmless_text
-from pytest_torchcompile.report.journal import Journal, replace
-from pytest_torchcompile.report.jsonfile import save_whole
-from pytest_torchcompile.report.reading import Report, read_report
+from pytest_torchcompile.report.journal import Journal
+from pytest_torchcompile.report.keeping import ReportKeeper
+from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.reproduction import file_name, reproducible, reproduction
 from pytest_torchcompile.report.terminal import failure_text, header, summary
-from pytest_torchcompile.selection import refuse_idle, refuse_unknown
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.shards import shard
 from pytest_torchcompile.shipped import find_matrix
@@ -32,12 +30,8 @@ from pytest_torchcompile.testlane import report_tests
 from pytest_torchcompile.torchrun import Torchrun, own_file
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
-__all__ = ["CellNode", "CheckFailure", "CheckItem", "MatrixFile", "MatrixSession", "start"]
+__all__ = ["CellNode", "CheckFailure", "CheckItem", "MatrixFile", "MatrixSession", "distributed"]
 
-REPORT_FILE = ".compile-matrix/report.json"
-REPRODUCTIONS = ".compile-matrix/repro"
-"""Where a failed cell's file is written."""
-JOURNAL_FILE = ".compile-matrix/journal.jsonl"
 SECONDS_KEY = "compile-matrix/seconds"
 """Where pytest's cache keeps how long each cell took, so that the next run starts the longest first."""
 PROPERTY = "compile_matrix"
@@ -58,6 +52,8 @@ class CheckItem(pytest.Item):
         result = self.parent.result()
         judgement = result.judgements[self.name]
         self.config.stash[SESSION].judged[self.nodeid] = (result, judgement)
+        if self.first_of_cell:
+            self.parent.forget_reproduction()
         match judgement.verdict:
             case "skip":
                 raise pytest.skip.Exception(harmless_text(judgement.note), _use_item_location=True)
@@ -132,10 +128,18 @@ class CellNode(pytest.Collector):
         return {name: judgement.problems[0].message for name, judgement in result.judgements.items()
                 if reproducible(name, judgement, result.observation)}
 
+    @property
+    def reproduction_file(self) -> Path:
+        """Where a test that fails as the cell does is written."""
+        return self.config.rootpath / REPRODUCTIONS / file_name(self.planned.cell)
+
+    def forget_reproduction(self) -> None:
+        """Remove the file of an earlier run: the cell has run, and may fail for another reason or for none."""
+        self.reproduction_file.unlink(missing_ok=True)
+
     def reproduction(self) -> str:
         """The command that runs such a file; the first item that asks has it written."""
-        cell, matrix = self.planned.cell, self.parent.matrix
-        file = self.config.rootpath / REPRODUCTIONS / file_name(cell)
+        cell, matrix, file = self.planned.cell, self.parent.matrix, self.reproduction_file
         if not self._reproduced:
             self._reproduced = True
             text = reproduction(cell, matrix.models[cell.model], Path(matrix.root), file, self.reproducible(),
@@ -167,16 +171,26 @@ class MatrixFile(pytest.File):
 class MatrixSession:
     """The hooks of a run with ``--compile-matrix``."""
 
-    def __init__(self, config: pytest.Config, settings: Settings, matrix: Matrix, named: Named) -> None:
+    def __init__(self, config: pytest.Config, settings: Settings, matrix: Matrix, named: Named,
+                 torchrun: Torchrun | None, baseline: Report | None, report: Path) -> None:
+        """``report`` is where the report will be."""
         self.config, self.settings, self.matrix, self.named = config, settings, matrix, named
+        self.torchrun, self.baseline = torchrun, baseline
         self.planned = shard(matrix.cells, *settings.shard)
         self.judged: dict[str, tuple[CellResult, Judgement]] = {}
         self.is_worker = hasattr(config, "workerinput")  # of xdist
-        self.baseline = _baseline(config, settings) if settings.baseline and not self.is_worker else None
-        self.torchrun = _torchrun(config, settings)
         self.execution = Execution(matrix, settings, torchrun=self.torchrun)
         self.journal = Journal(matrix, self.planned, settings, own_file(config.rootpath, self.torchrun, JOURNAL_FILE))
         config.pluginmanager.register(RankSupply(config, settings, self.execution), "compile-matrix-ranks")
+
+        self.keeper = ReportKeeper(config.rootpath, report, self.journal.path)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Begin the journal before anything can end the run: what is there is an earlier run's."""
+        if not self.is_worker and not self.config.option.collectonly:
+            self.keeper.begin(self.config.invocation_params.args)
+            self.journal.begin()
 
     # collection
 
@@ -253,9 +267,9 @@ class MatrixSession:
             self.journal.finish(int(session.exitstatus))
             self._keep_seconds()
             if not hasattr(self.config, "_json_report"):  # -p no:pytest_jsonreport: our block alone
-                self.journal.write(own_file(self.config.rootpath, self.torchrun, REPORT_FILE))
+                self.keeper.save({"compile_matrix": self.journal.block()})
             else:
-                save_whole(self.config)
+                self._save_whole()
         result = yield
         if not self.is_worker and not self.config.option.collectonly and self._unsaved():
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
@@ -266,13 +280,17 @@ class MatrixSession:
 
     def _unsaved(self) -> str:
         """Why there is no readable report file; pytest-json-report only prints that it could not save one."""
-        path = getattr(self.config.option, "json_report_file", None)
-        path = path or own_file(self.config.rootpath, self.torchrun, REPORT_FILE)
+        path = self.keeper.report
         try:
-            json.loads(Path(path).read_text(encoding="utf-8"))
+            json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             return f"the report {path} could not be written: {error}"
         return ""
+
+    def _save_whole(self) -> None:
+        """Have pytest-json-report's file written by us: it writes bit by bit, and over whatever is there."""
+        plugin, indent = self.config._json_report, self.config.option.json_report_indent  # type: ignore[attr-defined]
+        plugin.save_report = lambda _path: self.keeper.save(plugin.report, indent)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
@@ -298,6 +316,8 @@ class MatrixSession:
             terminalreporter.section(f"beside {self.settings.baseline}", sep="-")
             for line, markup in beside.lines:
                 terminalreporter.write_line(line, **markup)
+        if self.keeper.said:
+            terminalreporter.write_line(self.keeper.said)
         if lost := self._unsaved():
             terminalreporter.write_line(lost, red=True)
 
@@ -314,55 +334,6 @@ class MatrixSession:
 SESSION = pytest.StashKey[MatrixSession]()
 
 
-def _distributed(config: pytest.Config) -> bool:
+def distributed(config: pytest.Config) -> bool:
+    """Do workers of xdist run the items?"""
     return bool(config.getoption("tx", None))
-
-
-def start(config: pytest.Config, settings: Settings) -> None:
-    """Load the matrix and register the session's hooks. Raises UsageError for a mistake in the matrix."""
-    bases = config.invocation_params.dir, config.rootpath
-    matrix = load_matrix(find_matrix(settings.matrix, bases), shown=settings.matrix)
-    refuse_unknown(config.getoption("markexpr"), (planned.cell.axes for planned in matrix.cells))
-    named = bool(config.getoption("compile_checks"))  # for this run, not in the ini file for every matrix of a project
-    given = "--compile-checks" if named else "compile_checks" if settings.checks else f"{settings.matrix}: checks"
-    refuse_idle(settings.checks or matrix.checks, [planned.cell.axes for planned in matrix.cells], given, each=named)
-    typed = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
-    config.args, parts = named_of(typed, matrix, settings.matrix, config.invocation_params.dir, config.rootpath)
-    config.stash[SESSION] = session = MatrixSession(config, settings, matrix, parts)
-    _report(config, session.torchrun)
-    if not hasattr(config, "workerinput") and not config.option.collectonly:
-        shutil.rmtree(config.rootpath / REPRODUCTIONS, ignore_errors=True)  # of an earlier run
-    config.pluginmanager.register(session, "compile-matrix")
-    if not config.option.collectonly:
-        report_tests(config, session.journal)
-
-
-def _baseline(config: pytest.Config, settings: Settings) -> Report:
-    """Read the baseline before anything runs, so that a mistake in its name does not cost a run."""
-    try:
-        return read_report(config.invocation_params.dir / settings.baseline)
-    except ReportError as error:
-        raise UsageError(f"--compile-baseline: {error}") from None
-
-
-def _torchrun(config: pytest.Config, settings: Settings) -> Torchrun | None:
-    """What torchrun has told this process, if it is to be one rank of each cell."""
-    if settings.ranks != "torchrun" or config.option.collectonly:
-        return None
-    if _distributed(config) or hasattr(config, "workerinput"):
-        raise UsageError("--compile-ranks torchrun: every node runs the cells in the same order; leave out -n")
-    return Torchrun.read(os.environ)
-
-
-def _report(config: pytest.Config, torchrun: Torchrun | None) -> None:
-    """Switch pytest-json-report on, without what only makes the file large, unless it was asked for."""
-    option = config.option
-    if not hasattr(option, "json_report") or (option.collectonly and not option.json_report):
-        return  # what only lists tests leaves the report of the run before
-    if not option.json_report:
-        option.json_report = True
-        option.json_report_omit = [*option.json_report_omit, "collectors", "keywords", "log"]
-    if option.json_report_file == ".report.json":  # its default
-        option.json_report_file = str(own_file(config.rootpath, torchrun, REPORT_FILE))
-        if not hasattr(config, "workerinput") and not option.collectonly:
-            Path(option.json_report_file).unlink(missing_ok=True)  # a killed run must not leave an earlier one's

@@ -9,11 +9,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-__all__ = ["NO_RANK", "VERDICTS", "Failure", "Job", "Judgement", "Observation", "Problem", "worst"]
+__all__ = ["BAD", "GOOD", "NO_RANK", "VERDICTS", "Failure", "Job", "Judgement", "Observation", "Problem", "worst"]
 
 VERDICTS: Final = (
     "pass", "skip", "xfail", "not_run", "xpass", "fail", "error", "timeout", "crash",
 )  # from the best to the worst: a cell's status is the worst of its checks'
+GOOD: Final = ("pass", "xfail")
+"""Verdicts that every release takes."""
+BAD: Final = ("xpass", "fail", "error", "timeout", "crash")
+"""Verdicts that no release takes unless a policy allows it."""
 
 NO_RANK: Final = "no_rank"
 """The kind of failure of a cell that was not run, because no rank process could be had."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shlex
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +28,9 @@ MARKERS = (
 )
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare the options, each with an ini twin."""
+    _mark_earlier_report(pluginmanager.getplugin("pytestconfig"))
     group = parser.getgroup("compile", "torch.compile matrix (pytest-torchcompile)")
     for option in OPTIONS:
         if not option.metavar:
@@ -58,14 +62,34 @@ def pytest_configure(config: pytest.Config) -> None:
             report_tests(config, None)
         return
     _give_back_what_is_no_matrix(config)
-    from pytest_torchcompile.collection import start
     from pytest_torchcompile.errors import UsageError
     from pytest_torchcompile.settings import Settings
+    from pytest_torchcompile.startup import start
 
     try:
         start(config, Settings.read(lambda option: _setting(config, option)))
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def _mark_earlier_report(config: pytest.Config | None) -> None:
+    """Mark the report of an earlier run while nothing can have ended this one yet, no mistake in an option either.
+
+    The arguments are still texts: the first hook that has them read runs only if they hold no mistake. Workers of xdist
+    are no runs of their own.
+    """
+    if config is None or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    arguments = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
+    if not any(text.startswith("--compile-matrix") for text in (*arguments, *config.getini("addopts"))):
+        return
+    from pytest_torchcompile.report.earlier import asks_for_matrix, later_run, left_by_earlier_runs, mark_earlier
+
+    arguments = [*config.getini("addopts"), *arguments]
+    if asks_for_matrix(arguments):
+        for path in left_by_earlier_runs(config.rootpath, config.invocation_params.dir, arguments):
+            with contextlib.suppress(OSError):  # the run itself says that it can't write there
+                mark_earlier(path, later_run(arguments))
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:

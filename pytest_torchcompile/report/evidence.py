@@ -7,10 +7,20 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["EVIDENCE", "evidence", "fingerprint"]
+__all__ = ["EVIDENCE", "HEAD", "evidence", "fingerprint", "head_fingerprint"]
 
 EVIDENCE: Final = ("axes", "planned", "seconds", "observation")
 """The keys of a cell that verdicts are made from. (What they were found to be can be told again from these.)"""
+
+HEAD: Final = ("run", "environment", "matrix", "shard", "finished")
+"""The keys of a block that say what its verdicts hold for."""
+
+
+def head_fingerprint(block: Mapping[str, Any]) -> str:
+    """The fingerprint of what the verdicts hold for: environment, run, matrix, and the runs of kept verdicts."""
+    kept = {cell["id"]: cell["kept"] for cell in block["cells"] if "kept" in cell}
+    head = {key: block.get(key) for key in HEAD}
+    return fingerprint({**head, "kept": kept, "tests_kept": block.get("tests_kept", [])})
 
 
 def evidence(cell: Mapping[str, Any]) -> str:

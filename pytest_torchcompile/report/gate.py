@@ -20,6 +20,7 @@ from pytest_torchcompile.report.finding import Finding, exit_code, first
 from pytest_torchcompile.report.judged import BAD, GOOD, JudgedCell, judge_again
 from pytest_torchcompile.report.limits import apply_limits
 from pytest_torchcompile.report.merging import VARYING, Merged, merge
+from pytest_torchcompile.report.origin import Asked, origin
 from pytest_torchcompile.report.policy import BASELINE, Policy
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.testjudged import demand_tests, judge_tests, whole_tests
@@ -65,9 +66,10 @@ class Outcome:
 
 
 def gate(reports: Sequence[Report], policy: Policy | None = None, baseline: Sequence[Report] = (),
-         today: datetime.date | None = None) -> Outcome:
+         today: datetime.date | None = None, asked: Asked | None = None) -> Outcome:
     """Judge the run that the reports are of.
 
+    ``asked``: what the command line asks of the origin of the reports.
     ``baseline``: reports of an earlier run. They add findings and never take any away.
     Raises :class:`~pytest_torchcompile.errors.ReportError` for reports that are not of one run, and
     :class:`~pytest_torchcompile.errors.MatrixError` for a policy that names what the run does not have.
@@ -79,13 +81,16 @@ def gate(reports: Sequence[Report], policy: Policy | None = None, baseline: Sequ
                             merged.tests)
     cells = judged(merged, policy, today)
     tests = judge_tests(merged, merged.plugin == __version__)
-    findings = [*whole(merged, cells), *whole_tests(merged, tests), *expected(merged, policy)]
+    findings = [*whole(merged, cells), *whole_tests(merged, tests), *expected(merged, policy),
+                *origin(merged, policy, asked or Asked())]
     then: dict[str, JudgedCell] | None = None
     tests_then: dict[str, JudgedCell] = {}
     elsewhere = ""
     if baseline:
         before = merge(baseline, VARYING | policy.may_differ)
         findings += [Finding("baseline", "unusable", f"the baseline is partial: {text}") for text in before.problems]
+        findings += [Finding("baseline", "unusable", f"the baseline's {report.name} has a seal that is wrong")
+                     for report in before.reports if report.seal_broken]
         then = judged(before, Policy(), today)
         tests_then = judge_tests(before, before.plugin == __version__)
         elsewhere = another_machine(merged.environment, before.environment)

@@ -17,9 +17,11 @@ from pytest_torchcompile.report import github, junit, markdown
 from pytest_torchcompile.report.announcement import announcement, refusal
 from pytest_torchcompile.report.gate import Outcome, gate
 from pytest_torchcompile.report.harmless import harmless_text
+from pytest_torchcompile.report.origin import Asked, commit_named
 from pytest_torchcompile.report.output import write
 from pytest_torchcompile.report.policy import Policy
 from pytest_torchcompile.report.policyfile import read_policy
+from pytest_torchcompile.report.provenance import head_commit
 from pytest_torchcompile.report.reading import Report, read_report
 
 __all__ = ["INTERNAL", "SUMMARY_VARIABLE", "run"]
@@ -54,12 +56,13 @@ def _run(given: argparse.Namespace) -> int:
     policy = Policy() if given.policy is None else read_policy(given.policy)
     try:
         reports, baseline = _read(given.reports), _read(given.baseline or ())
-        outcome = gate(reports, policy, baseline)
+        asked = _asked(given, reports)
+        outcome = gate(reports, policy, baseline, asked=asked)
     except ReportError as error:
         return _refuse(given, error)
     taken: list[str] = []
     if given.update_policy:
-        taken, outcome = _updated(given, outcome, reports, baseline)
+        taken, outcome = _updated(given, outcome, reports, baseline, asked)
     lines = [*announcement(outcome), *(harmless_text(f"taken over: {text}") for text in taken)]
     if given.junit is not None:
         write(given.junit, junit.junit(outcome))
@@ -90,12 +93,23 @@ def _without_collecting() -> Iterator[None]:
 
 
 def _updated(given: argparse.Namespace, outcome: Outcome, reports: list[Report],
-             baseline: list[Report]) -> tuple[list[str], Outcome]:
+             baseline: list[Report], asked: Asked) -> tuple[list[str], Outcome]:
     """Take over what improved, and judge again by the policy that is there now."""
     from pytest_torchcompile.report.ratchet import update
 
     taken = update(outcome, Path(given.policy))
-    return taken, gate(reports, read_policy(given.policy), baseline) if taken else outcome
+    if not taken:
+        return taken, outcome
+    return taken, gate(reports, read_policy(given.policy), baseline, asked=asked)
+
+
+def _asked(given: argparse.Namespace, reports: list[Report]) -> Asked:
+    """What the command line asks of the origin of the reports."""
+    commit = "" if given.commit is None else commit_named(given.commit, Path())
+    folders = {report.name: Path(report.name).parent for report in reports}
+    commits = {folder: head_commit(folder) for folder in set(folders.values())}
+    heads = {name: commits[folder] or "" for name, folder in folders.items()}
+    return Asked(commit, given.earlier, heads)
 
 
 def _refuse(given: argparse.Namespace, error: ReportError) -> int:

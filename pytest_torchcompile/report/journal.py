@@ -1,6 +1,8 @@
 """Journal: every verdict is kept where it arrives and written at once as a JSON line; the report is made from it.
 
-A file that is only written at the end is lost with the process, so the journal is on disk while the run goes on.
+A file that is only written at the end is lost with the process, so the journal is on disk while the run goes on. It
+begins with the session: a run that is killed before its first verdict has left its plan, not the journal of an earlier
+run (:mod:`.earlier`).
 """
 
 from __future__ import annotations
@@ -15,15 +17,15 @@ from typing import IO, Any
 
 from pytest_torchcompile.matrix import Matrix, PlannedCell
 from pytest_torchcompile.report.evidence import fingerprint
+from pytest_torchcompile.report.files import make_folder
 from pytest_torchcompile.report.provenance import provenance
 from pytest_torchcompile.report.record import Record, now
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
-from pytest_torchcompile.report.seal import sealed
-from pytest_torchcompile.report.strictjson import dumps, plain
+from pytest_torchcompile.report.strictjson import plain
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.wrappers.wrapping import lane_of
 
-__all__ = ["Journal", "replace"]
+__all__ = ["Journal"]
 
 
 class Journal:
@@ -57,6 +59,22 @@ class Journal:
 
     # while the run goes on
 
+    def begin(self) -> None:
+        """Put the plan where the journal of the run before was, at once."""
+        make_folder(self.path.parent)
+        beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        if self._file is not None:
+            self._file.close()
+        try:
+            # A run beside this one goes on writing to the file that it opened.
+            self._file = beside.open("w", encoding="utf-8")
+            self._write({"kind": "plan", "head": self.record.head, "expected": self._expected,
+                         "expected_tests": self._expected_tests})
+            self._file.flush()
+            beside.replace(self.path)
+        finally:
+            beside.unlink(missing_ok=True)
+
     def expect(self, nodeids: Iterable[str]) -> None:
         """Take note of the items that this run will judge; each worker tells the same ones."""
         expected: dict[str, list[str]] = {}
@@ -64,7 +82,9 @@ class Journal:
             cell, check = _parts(nodeid)
             if cell in self._known:
                 expected.setdefault(cell, []).append(check)
-        self._expected = expected
+        if expected != self._expected:
+            self._expected = expected
+            self._plan_again()
 
     def add(self, carried: dict[str, Any]) -> None:
         """Keep one verdict: ``cell``, ``check``, ``verdict``, ``problems``, and with the first its observation."""
@@ -74,7 +94,10 @@ class Journal:
 
     def expect_tests(self, nodeids: Iterable[str]) -> None:
         """Take note of tests of this run that use our fixtures."""
-        self._expected_tests = list(dict.fromkeys((*self._expected_tests, *nodeids)))
+        expected = list(dict.fromkeys((*self._expected_tests, *nodeids)))
+        if expected != self._expected_tests:
+            self._expected_tests = expected
+            self._plan_again()
 
     def add_test(self, told: dict[str, Any], environment: dict[str, Any]) -> None:
         """Keep what came of one test that uses our fixtures."""
@@ -144,9 +167,11 @@ class Journal:
         """The report's block ``compile_matrix``; the schema is in :mod:`.schema`."""
         return self._now().block()
 
-    def write(self, path: Path) -> None:
-        """Write the block alone as a report, where pytest-json-report is switched off."""
-        replace(path, sealed(dumps({"compile_matrix": self.block()})))
+    def _plan_again(self) -> None:
+        """Write the plan as it is known now, while nothing else stands in the journal."""
+        record = self._now()
+        if self._file is not None and not record.verdicts and not record.tests:
+            self.begin()
 
     def _now(self) -> Record:
         self.record.expected = self._expected
@@ -155,28 +180,14 @@ class Journal:
 
     def _line(self, content: dict[str, Any]) -> None:
         if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.unlink(missing_ok=True)  # a run beside this one goes on writing to the file that it opened
-            self._file = self.path.open("x", encoding="utf-8")
-            self._write({"kind": "plan", "head": self.record.head, "expected": self._expected,
-                         "expected_tests": self._expected_tests})
+            self.begin()
         self._write(content)
-        self._file.flush()
+        if self._file is not None:
+            self._file.flush()
 
     def _write(self, content: dict[str, Any]) -> None:
         if self._file is not None:
             self._file.write(json.dumps({**content, "sha256": fingerprint(content)}) + "\n")
-
-
-def replace(path: Path, text: str) -> None:
-    """Write the file whole or not at all: a reader beside us, or a kill, must not find half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_text(text, encoding="utf-8", errors="backslashreplace")
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def _planned(planned: PlannedCell, matrix: Matrix) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pytest_torchcompile.cell import AXES, Cell
 from pytest_torchcompile.checks import CHECKS, LIMITS
 from pytest_torchcompile.expansion import PlannedCell
-from pytest_torchcompile.observation import Judgement, Observation, worst
+from pytest_torchcompile.observation import BAD, GOOD, Judgement, Observation, worst
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.evidence import evidence
 from pytest_torchcompile.report.metrics import Sections
@@ -24,11 +24,6 @@ from pytest_torchcompile.verdicts import apply_xfail, judge
 from pytest_torchcompile.wrappers.wrapping import lane_of, processes_of
 
 __all__ = ["BAD", "GOOD", "JudgedCell", "judge_again"]
-
-GOOD: Final = ("pass", "xfail")
-"""Verdicts that every release takes."""
-BAD: Final = ("xpass", "fail", "error", "timeout", "crash")
-"""Verdicts that no release takes unless a policy allows it."""
 
 
 @dataclass

@@ -139,7 +139,13 @@ def _environment(reports: Sequence[Report], varying: frozenset[str]) -> tuple[di
 
 def _environments(report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
     yield report.name, report.block["environment"]
+    for kept in report.block.get("tests_kept", ()):
+        if "environment" in kept:
+            yield f"an earlier run of tests of {report.name}", kept["environment"]
     for cell in report.cells:
+        for kept in cell.get("kept", ()):
+            if "environment" in kept:
+                yield f"an earlier run of cell {cell['id']} of {report.name}", kept["environment"]
         if cell["observation"] and (own := cell["observation"].get("environment")):
             yield f"cell {cell['id']} of {report.name}", own
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.report.journal import replace
+from pytest_torchcompile.report.files import replace
 
 __all__ = ["write"]
 

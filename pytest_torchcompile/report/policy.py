@@ -21,11 +21,14 @@ from pytest_torchcompile.yamlreader import Reader
 if TYPE_CHECKING:
     from pytest_torchcompile.report.judged import JudgedCell
 
-__all__ = ["BASELINE", "RATIOS", "AllowedFailure", "AllowedSkip", "LimitRule", "PassRate", "Policy", "Selector",
-           "bounds", "owners"]
+__all__ = ["BASELINE", "COMMIT", "HEAD", "RATIOS", "AllowedFailure", "AllowedSkip", "LimitRule", "PassRate", "Policy",
+           "Selector", "bounds", "owners"]
 
 RATIOS: Final = {f"{name}_ratio": name for name, metric in METRICS.items() if not metric.whole}
 """Limits that are multiples of the baseline's value."""
+HEAD: Final = "HEAD"
+"""Names the commit that is checked out."""
+COMMIT: Final = re.compile("[0-9a-f]{7,64}")
 BASELINE: Final[dict[str, str]] = {
     "failures": "a check that held in the baseline and fails now",
     "graph_breaks": "a graph break at a line that had none",
@@ -174,6 +177,12 @@ class Policy:
     allowed_skips: tuple[AllowedSkip, ...] = ()
     baseline: dict[str, str] = field(default_factory=dict)
     """Kind of change to ``fail`` or ``note``; not named: ``fail``."""
+    commit: str = ""
+    """The commit that the reports must be of: a SHA, or HEAD of the policy's folder; empty: any."""
+    max_age: datetime.timedelta | None = None
+    """How long ago the run may have ended."""
+    sealed: bool = False
+    """Must each report be sealed?"""
     ratchet: bool = False
     """Must limits on counts be as low as what was measured?"""
     places: dict[str, yaml.Node] = field(default_factory=dict)

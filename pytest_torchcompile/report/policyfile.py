@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +15,8 @@ from pytest_torchcompile.errors import nearest
 from pytest_torchcompile.report.metrics import METRICS
 from pytest_torchcompile.report.policy import (
     BASELINE,
+    COMMIT,
+    HEAD,
     RATIOS,
     AllowedFailure,
     AllowedSkip,
@@ -42,9 +46,14 @@ KEYS: Final = {
     "allowed_failures": "failures of `cells` or `tests` that are known, with reason, issue and last day",
     "allowed_skips": "`cells` or `tests` that may be skipped, with reason",
     "baseline": "kind of change against --baseline to `fail` (the default) or `note`",
+    "commit": "the commit that the reports must be of: a SHA, or HEAD of the policy's folder",
+    "max_age": "how long ago the run may have ended, in minutes, hours or days: 90m, 24h, 7d",
+    "sealed": "required: every report must be as its run wrote it, to the last byte",
     "ratchet": "true: a limit on a count that is higher than what was measured fails, until it is taken over",
 }
 _FAILURE_KEYS: Final = ("cells", "tests", "checks", "verdicts", "contains", "at_most", "reason", "issue", "until")
+_AGE: Final = re.compile("([1-9][0-9]{0,4})([mhd])")
+_UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
 _VERDICTS: Final = ("fail", "crash", "timeout", "error")
 _LIMITS: Final = tuple(dict.fromkeys((*LIMITS, *METRICS, *RATIOS)))
 
@@ -97,6 +106,12 @@ class _Reading:
                 values[name] = tuple(texts) if name == "devices" else frozenset(texts)
             elif name == "ratchet":
                 values[name] = self._truth(section, name)
+            elif name == "commit":
+                values[name] = self._commit(section)
+            elif name == "max_age":
+                values[name] = self._age(section)
+            elif name == "sealed":
+                values[name] = reader.name(section, "what seals may be", ("required",)) is not None
         values["environment"] = self._texts(found.get("environment"), "environment")
         values["baseline"] = self._baseline(found.get("baseline"))
         values["pass_rates"] = tuple(self._pass_rates(found["pass_rate"])) if "pass_rate" in found else ()
@@ -228,6 +243,21 @@ class _Reading:
     def _names(self, node: yaml.Node, what: str, known: tuple[str, ...], kind_of_name: str) -> tuple[str, ...]:
         items = self.reader.items(node, what, alone=True)
         return tuple(filter(None, (self.reader.name(item, kind_of_name, known) for item in items)))
+
+    def _commit(self, node: yaml.Node) -> str:
+        text = self.reader.text(node, "commit") or ""
+        if text and text != HEAD and not COMMIT.fullmatch(text):
+            self.reader.wrong(node, f"commit: found {text!r}, expected HEAD, or a commit's SHA of 7 letters (0-9, a-f) "
+                                    "or more")
+        return text
+
+    def _age(self, node: yaml.Node) -> datetime.timedelta | None:
+        text = self.reader.text(node, "max_age") or ""
+        found = _AGE.fullmatch(text)
+        if text and found is None:
+            self.reader.wrong(node, f"max_age: found {text!r}, expected minutes, hours or days, for example 90m, 24h "
+                                    "or 7d")
+        return None if found is None else datetime.timedelta(**{_UNITS[found[2]]: int(found[1])})
 
     def _truth(self, node: yaml.Node, what: str) -> bool:
         value = self.reader.scalar(node, what)

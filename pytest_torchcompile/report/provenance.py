@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["CI_VARIABLES", "provenance"]
+__all__ = ["CI_VARIABLES", "head_commit", "provenance"]
 
 CI_VARIABLES: Final = (
     "GITHUB_REPOSITORY", "GITHUB_WORKFLOW", "GITHUB_JOB", "GITHUB_RUN_ID", "GITHUB_RUN_NUMBER", "GITHUB_RUN_ATTEMPT",
@@ -20,6 +20,10 @@ CI_VARIABLES: Final = (
 )
 """The only environment variables that a report holds: names and numbers of runs, which CI systems set themselves."""
 LONGEST: Final = 200
+SOURCES: Final = ("*.py", "*.yaml", "*.yml")
+MOST: Final = 2000
+"""Untracked files that are looked into."""
+_SKIPPED: Final = frozenset({"site-packages", "node_modules", "__pycache__"})
 PATIENCE: Final = 10.0
 
 
@@ -34,19 +38,46 @@ def provenance(root: Path, variables: Mapping[str, str] = os.environ) -> dict[st
     }
 
 
+def head_commit(folder: Path) -> str | None:
+    """The commit that is checked out in a folder; None where there is no git."""
+    commit = _output(folder, "rev-parse", "HEAD")
+    return commit if commit is not None and re.fullmatch("[0-9a-f]{40,64}", commit) else None
+
+
 def _git(root: Path) -> dict[str, Any] | None:
     """The commit that is checked out, whether tracked files differ from it and how, and where ``root`` lies in it.
 
-    None where there is no git. Of the difference only a hash is kept: it tells two edits apart, and nothing else.
+    None where there is no git. Of differences, and of sources that git does not track, only a hash is kept: it tells
+    two edits apart, and nothing else.
     """
-    commit = _output(root, "rev-parse", "HEAD")
-    if commit is None or not re.fullmatch("[0-9a-f]{40,64}", commit):
+    commit = head_commit(root)
+    if commit is None:
         return None
     changes = _output(root, "status", "--porcelain", "--untracked-files=no")
     difference = _output(root, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD") if changes else ""
     told = hashlib.sha256(difference.encode("utf-8", "surrogateescape")).hexdigest() if difference else ""
     return {"commit": commit, "changed": changes != "", "diff_sha256": told,
-            "prefix": _output(root, "rev-parse", "--show-prefix") or ""}
+            "prefix": _output(root, "rev-parse", "--show-prefix") or "", "untracked_sha256": _untracked(root)}
+
+
+def _untracked(root: Path) -> str:
+    """The hash of Python and YAML files that git neither tracks nor ignores; empty without any.
+
+    Hidden folders and those of installed packages are left out: caches and environments often lie in a repository.
+    """
+    listed = _output(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *SOURCES) or ""
+    names = [name for name in listed.split("\0") if name and _SKIPPED.isdisjoint(Path(name).parts)
+             and not any(part.startswith(".") for part in Path(name).parts)]
+    if not names:
+        return ""
+    told = hashlib.sha256()
+    for name in sorted(names)[:MOST]:
+        told.update(name.encode("utf-8", "surrogateescape") + b"\0")
+        try:
+            told.update(hashlib.sha256((root / name).read_bytes()).digest())
+        except OSError:  # a link to nowhere
+            told.update(b"unreadable")
+    return told.hexdigest()
 
 
 def _output(root: Path, *command: str) -> str | None:

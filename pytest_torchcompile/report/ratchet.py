@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.report.files import replace
 from pytest_torchcompile.report.gate import Outcome
-from pytest_torchcompile.report.journal import replace
 from pytest_torchcompile.report.policy import Policy
 from pytest_torchcompile.report.policyfile import parse_policy
 from pytest_torchcompile.report.slack import Slack, counts

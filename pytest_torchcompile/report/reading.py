@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError, nearest
+from pytest_torchcompile.report.earlier import LATER_RUN
 from pytest_torchcompile.report.evidence import fingerprint
 from pytest_torchcompile.report.record import Record
 from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, line_schemas
-from pytest_torchcompile.report.seal import is_sealed
+from pytest_torchcompile.report.seal import SEAL, is_sealed
 from pytest_torchcompile.report.strictjson import StrictError, loads
 from pytest_torchcompile.report.upgrade import upgraded
 from pytest_torchcompile.report.validation import Validator, compiled
 
-__all__ = ["Report", "read_report"]
+__all__ = ["Report", "read_content", "read_report"]
 
 KEY: Final = "compile_matrix"
 MAX_BYTES: Final = 512 << 20
@@ -49,6 +50,10 @@ class Report:
     """Read from a journal?"""
     torn: bool = False
     """Was the journal's last line cut?"""
+    seal_broken: bool = False
+    """Is there a seal that does not hold?"""
+    later_run: str = ""
+    """The run that began after this one and left no report; empty if none did."""
     others_failed: tuple[str, ...] = ()
     """Tests of the same pytest run that failed, and are no checks of cells and use none of our fixtures."""
 
@@ -89,6 +94,24 @@ def read_report(path: str | Path) -> Report:
     if _JOURNAL.match(text):
         return _from_journal(name, text)
     sealed = is_sealed(data)
+    content = _content(text, name, sealed)
+    block = _block(content[KEY], name)
+    return Report(name, block, sealed, seal_broken=SEAL in content and not sealed, later_run=_later_run(content),
+                  others_failed=tuple(_others_failed(content.get("tests"), block)))
+
+
+def read_content(path: Path) -> dict[str, Any]:
+    """All that a report file holds, with a block as the current schema has it.
+
+    Raises :class:`~pytest_torchcompile.errors.ReportError` as :func:`read_report`, for a journal too.
+    """
+    name = str(path)
+    data = _data(path, name)
+    content = _content(_text(data, name), name, is_sealed(data))
+    return {**content, KEY: _block(content[KEY], name)}
+
+
+def _content(text: str, name: str, sealed: bool) -> dict[str, Any]:
     try:
         content = loads(text, sealed)
     except StrictError as error:
@@ -98,8 +121,17 @@ def read_report(path: str | Path) -> Report:
         hint = "was it run with --compile-matrix, or did a test use our fixtures?" if ran_tests else \
             "expected the JSON report of `pytest --compile-matrix`"
         raise ReportError(f"{name}: holds no block {KEY!r}; {hint}")
-    block = _block(content[KEY], name)
-    return Report(name, block, sealed, others_failed=tuple(_others_failed(content.get("tests"), block)))
+    return content
+
+
+def _later_run(content: dict[str, Any]) -> str:
+    """A mark counts whatever it holds."""
+    if LATER_RUN not in content:
+        return ""
+    mark = content[LATER_RUN]
+    if not isinstance(mark, dict):
+        return "a run of which nothing is told"
+    return f"`{mark.get('command', 'pytest')}` of {mark.get('began', 'an unknown time')}"
 
 
 def _others_failed(tests: Any, block: dict[str, Any]) -> Iterator[str]:
@@ -165,6 +197,8 @@ def _block(block: Any, name: str) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise ReportError(f"{name}: {error}") from None
     _hold(BLOCK, block, f"{name}: {KEY}")
+    if minor >= 3 and block["head_sha256"] is None:
+        raise ReportError(f"{name}: {KEY}.head_sha256: found null, expected a fingerprint")
     return dict(block)
 
 
@@ -188,7 +222,10 @@ def _from_journal(name: str, text: str) -> Report:
             if number < len(lines) or number == 1:
                 raise ReportError(f"{name}:{number}: cannot be read as JSON: {error}") from None
             torn = True
-    return Report(name, _block(_folded(name, contents), name), journal=True, torn=torn)
+    later_run = ""
+    if len(contents) > 1 and isinstance(contents[-1], dict) and contents[-1].get("kind") == "later_run":
+        later_run = _later_run({LATER_RUN: contents[-1]})
+    return Report(name, _block(_folded(name, contents), name), journal=True, torn=torn, later_run=later_run)
 
 
 def _folded(name: str, contents: Sequence[Any]) -> dict[str, Any]:
@@ -203,12 +240,15 @@ def _folded(name: str, contents: Sequence[Any]) -> dict[str, Any]:
     record.expected = contents[0]["expected"]
     record.expected_tests = contents[0].get("expected_tests", [])
     for number, content in enumerate(contents[1:], 2):
-        if record.exit_status is not None:
+        if record.exit_status is not None and content["kind"] != "later_run":
             raise ReportError(f"{name}:{number}: a line after the end")
         if content["kind"] == "end":
             record.finish(content["exit_status"], content["finished"])
         elif content["kind"] == "test":
             record.add_test(content["test"], content["environment"])
+        elif content["kind"] == "later_run":
+            if number < len(contents):
+                raise ReportError(f"{name}:{number}: a line follows the mark of a later run")
         elif content["check"] in record.verdicts.get(content["cell"], {}):
             raise ReportError(f"{name}:{number}: {content['cell']}::{content['check']} has a verdict already")
         else:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_torchcompile.observation import worst
-from pytest_torchcompile.report.evidence import evidence
+from pytest_torchcompile.report.evidence import evidence, head_fingerprint
 from pytest_torchcompile.report.provenance import provenance
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
 from pytest_torchcompile.report.testrecord import tell_tests
@@ -95,7 +95,7 @@ class Record:
     def block(self) -> dict[str, Any]:
         """The report's block ``compile_matrix``; the schema is in :mod:`.schema`."""
         cells = [self._cell(planned) for planned in self.head["cells"]]
-        return {
+        block = {
             **self.head,
             "run": {**self.head["run"], "finished": self.finished, "exit_status": self.exit_status},
             "environment": self.environment or self.tests_environment,
@@ -105,6 +105,7 @@ class Record:
             "tests_planned": list(self.expected_tests),
             "tests": tell_tests(self.expected_tests, self.tests),
         }
+        return {**block, "head_sha256": head_fingerprint(block)}
 
     def _ended(self) -> bool:
         """By itself: pytest's 0 and 1, and its 5 (nothing collected) for a shard that has no cells."""

@@ -10,7 +10,7 @@ from pytest_torchcompile.wrappers.wrapping import LANES
 
 __all__ = ["ENVIRONMENT_KEYS", "SCHEMA_VERSION", "block_schema", "line_schemas", "report_schema"]
 
-SCHEMA_VERSION: Final = "1.2"
+SCHEMA_VERSION: Final = "1.3"
 """MAJOR.MINOR: a reader takes any minor of its major and ignores keys it does not know. Earlier minors are brought up
 to this one by :mod:`~pytest_torchcompile.report.upgrade`."""
 
@@ -74,6 +74,12 @@ _PLANNED: Final = _object({
     "checks": _list(_TEXT, uniqueItems=True),
     "also": _list(_TEXT, uniqueItems=True),
 }, optional=("also",))
+_GIT: Final = _object({"commit": _TEXT, "changed": {"type": "boolean"}, "diff_sha256": _TEXT, "prefix": _TEXT,
+                       "untracked_sha256": _TEXT}, optional=("diff_sha256", "untracked_sha256"))
+_OF_RUN: Final = {"started": _maybe(_TEXT), "finished": _maybe(_TEXT), "git": _maybe(_GIT), "environment": _ENVIRONMENT}
+_KEPT: Final = _object({"checks": _list(_TEXT, uniqueItems=True), **_OF_RUN}, optional=("environment",))
+"""Verdicts of an earlier run, which a run of a part of the matrix left as they were."""
+_KEPT_TESTS: Final = _object({"tests": _list(_TEXT, uniqueItems=True), **_OF_RUN}, optional=("environment",))
 _CELL: Final = _object({
     "id": _TEXT,
     "axes": _map({"type": ["string", "number", "boolean", "null"]}),
@@ -85,7 +91,8 @@ _CELL: Final = _object({
     "seconds": {"type": ["number", "null"]},
     "observation": _maybe(_OBSERVATION),
     "evidence_sha256": {"type": ["string", "null"]},
-}, optional=("lane",))
+    "kept": _list(_KEPT),
+}, optional=("lane", "kept"))
 _TRUTH: Final = {"type": "boolean"}
 _TEST: Final = _object({
     "id": _TEXT,
@@ -116,8 +123,7 @@ _RUN: Final = _object({
     "started": _TEXT,
     "finished": {"type": ["string", "null"]},
     "exit_status": {"type": ["integer", "null"]},
-    "git": _maybe(_object({"commit": _TEXT, "changed": {"type": "boolean"}, "diff_sha256": _TEXT, "prefix": _TEXT},
-                          optional=("diff_sha256",))),
+    "git": _maybe(_GIT),
     "ci": _map(_TEXT),
 })
 
@@ -135,7 +141,9 @@ def block_schema() -> dict[str, Any]:
         "cells": _list(_CELL),
         "tests_planned": _list(_TEXT, uniqueItems=True),
         "tests": _list(_TEST),
-    })
+        "tests_kept": _list(_KEPT_TESTS),
+        "head_sha256": {"type": ["string", "null"]},
+    }, optional=("tests_kept",))
 
 
 def line_schemas() -> dict[str, dict[str, Any]]:
@@ -148,6 +156,7 @@ def line_schemas() -> dict[str, dict[str, Any]]:
                          "sha256": _TEXT}, optional=("expected_tests",)),
         "verdict": _object({**verdict, "sha256": _TEXT}, optional=("note", "seconds", "observation")),
         "test": _object({"test": _object({"id": _TEXT}), "environment": {"type": "object"}, "sha256": _TEXT}),
+        "later_run": _object({"began": _TEXT, "command": _TEXT, "sha256": _TEXT}),
         "end": _object({"exit_status": {"type": "integer"}, "finished": _TEXT, "sha256": _TEXT}),
     }
 

@@ -1,7 +1,8 @@
 """The seal of a report file: a checksum of its text as it was written, which tells at once that it is whole.
 
-It keeps accidents out, not forgers. A file without a seal, or whose text was formatted anew by another program, is read
-all the same; each of its verdicts is then held against the evidence beside it.
+It keeps accidents and careless edits out, not forgers: who can write a report can seal it too. A seal that is there and
+wrong says that the file is not as its run wrote it, and the gate does not judge it. A file without a seal is judged by
+its evidence and fingerprints, unless a policy says ``sealed: required``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import hashlib
 import re
 from typing import Final
 
-__all__ = ["is_sealed", "sealed"]
+__all__ = ["SEAL", "is_sealed", "sealed", "unsealed"]
+
+SEAL: Final = "compile_matrix_seal"
+"""The key that the seal is, at the top of a report."""
 
 _SEAL: Final = re.compile(rb', "compile_matrix_seal": "([0-9a-f]{64})"\}\s*\Z')
 _LENGTH: Final = 110
@@ -28,6 +32,14 @@ def is_sealed(data: bytes) -> bool:
     """Is the file as :func:`sealed` made it?"""
     found = _SEAL.search(data, max(0, len(data) - _LENGTH))
     return found is not None and _digest(memoryview(data)[:found.start()]) == found[1].decode()
+
+
+def unsealed(data: bytes) -> tuple[bytes, bool]:
+    """The JSON object without its seal, and whether it had one that held. A seal that is wrong stays where it is."""
+    found = _SEAL.search(data, max(0, len(data) - _LENGTH))
+    if found is None or not is_sealed(data):
+        return data.rstrip(), False
+    return data[:found.start()] + b"}", True
 
 
 def _digest(data: bytes | memoryview) -> str:

@@ -15,7 +15,7 @@ import pytest_torchcompile
 PACKAGE = Path(pytest_torchcompile.__file__).parent
 MODULES = {p.relative_to(PACKAGE).with_suffix("").as_posix().replace("/__init__", ""): p
            for p in sorted(PACKAGE.rglob("*.py"))}
-USES_PYTEST = {"plugin", "fixtures", "fixture_model", "collection", "rank_supply", "testlane"}
+USES_PYTEST = {"plugin", "fixtures", "fixture_model", "collection", "rank_supply", "startup", "testlane"}
 NEEDS_TORCH = {
     "batch", "environment", "runner", "store", "subject", "zoo", "triton_op",
     "instruments", "oracle", "wrappers", "layer", "gates", "faults", "backends/toolkit", "fuzz/attempts",

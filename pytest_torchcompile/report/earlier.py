@@ -1,0 +1,132 @@
+"""No old green: a run marks the report that it finds, before anything can end the run.
+
+A run leaves files in ``.compile-matrix/``. Who reads them later must never take those of an earlier run for its own:
+
+1. *Before pytest reads its options* (in ``pytest_addoption``, the first hook that we get) the report and the journal
+   that are there are marked: "a later run began at that time". A mistake on the command line, in a conftest or in the
+   matrix ends the run after that. What is left then says that it is of an earlier run, and the gate ends with 2.
+2. *At session start* the journal is replaced, at once, by one with the plan of this run (:mod:`.journal`).
+3. *At the end* the report is replaced, at once, by that of this run (:mod:`.keeping`). It has no mark.
+
+So a kill at any moment leaves a marked report beside a journal without an end, and neither is judged as green. Nothing
+is deleted: the marked report is whole, and ``gate --earlier`` judges it.
+
+The mark is in the file itself, not beside it, because CI often collects ``report.json`` alone. It is one more key at
+the end of the JSON object, or one more line of the journal. The seal, where it holds, is made anew with it.
+
+A mistake that pytest finds before it loads plugins (``-c`` names no file, ``-p`` names no module) leaves no mark. Its
+exit code 4 is then all there is, besides ``gate --commit`` and a policy's ``max_age``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_torchcompile.report.evidence import fingerprint
+from pytest_torchcompile.report.files import JOURNAL_FILE, REPORT_FILE, replace
+from pytest_torchcompile.report.record import now
+from pytest_torchcompile.report.seal import sealed, unsealed
+
+__all__ = ["LATER_RUN", "asks_for_matrix", "later_run", "left_by_earlier_runs", "mark_earlier"]
+
+LATER_RUN: Final = "compile_matrix_later_run"
+"""The key that the mark is, at the top of a report."""
+LATER_LINE: Final = "later_run"
+"""The kind of line that it is in a journal."""
+_ONLY_SHOWS: Final = frozenset({
+    "-h", "--help", "-V", "--version", "--co", "--collect-only", "--collectonly", "--fixtures", "--funcargs",
+    "--fixtures-per-test", "--markers", "--cache-show", "--setup-plan",
+})
+"""Options of pytest with which nothing is judged, so that a report stays that of the last run."""
+_OURS: Final = "--compile-"
+_TAIL: Final = 4000
+"""Bytes from the end in which a mark is looked for."""
+
+
+def asks_for_matrix(arguments: Sequence[str]) -> bool:
+    """Is a run of the matrix asked for, as far as can be told from arguments that nobody has read yet?"""
+    if not _ONLY_SHOWS.isdisjoint(arguments):
+        return False
+    return any(text == "--compile-matrix" or text.startswith("--compile-matrix=") for text in arguments)
+
+
+def left_by_earlier_runs(root: Path, base: Path, arguments: Sequence[str]) -> list[Path]:
+    """The report and the journal that this run will replace, named by arguments that nobody has read yet.
+
+    ``root`` is pytest's root folder, ``base`` the folder in which it was started.
+    """
+    rank = os.environ.get("RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
+    found = []
+    for file in (REPORT_FILE, JOURNAL_FILE):
+        path = root / file
+        if rank != "0":  # a rank after the first has files of its own
+            path = path.parent / f"rank{rank}" / path.name
+        found.append(path)
+    found += [base / name for name in _values(arguments, "--json-report-file")]
+    return [path for path in found if path.is_file()]
+
+
+def _values(arguments: Sequence[str], option: str) -> Iterator[str]:
+    for place, text in enumerate(arguments):
+        if text.startswith(f"{option}="):
+            yield text.partition("=")[2]
+        elif text == option and place + 1 < len(arguments):
+            yield arguments[place + 1]
+
+
+def later_run(arguments: Sequence[str]) -> dict[str, str]:
+    """What the mark says: when the later run began, and its command as far as it is ours.
+
+    Other arguments are left out, because a report holds no secrets.
+    """
+    words: list[str] = []
+    value_follows = False
+    for text in arguments:
+        ours = text.startswith(_OURS)
+        if ours or (value_follows and not text.startswith("-")):
+            words.append(text)
+        elif words[-1:] != ["..."]:
+            words.append("...")
+        value_follows = ours and "=" not in text
+    shown = " ".join(word if word == "..." else shlex.quote(word) for word in words)
+    return {"began": now(), "command": f"pytest {shown}"[:300]}
+
+
+def mark_earlier(path: Path, mark: dict[str, str]) -> None:
+    """Mark a report or a journal as of an earlier run; one that is marked, or no whole file of ours, stays as it is.
+
+    Raises OSError where the file can't be read or written.
+    """
+    data = path.read_bytes()
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return
+    if LATER_RUN.encode() in data[-_TAIL:] or b'{"kind": "later_run"' in data[-_TAIL:]:
+        return
+    if path.suffix == ".jsonl":
+        _mark_journal(path, data, mark)
+    else:
+        _mark_report(path, data, mark)
+
+
+def _mark_report(path: Path, data: bytes, mark: dict[str, str]) -> None:
+    body, was_sealed = unsealed(data)
+    if not body.endswith(b"}") or b'"compile_matrix"' not in body:
+        return  # cut off, or not ours: nobody takes it for a good report
+    marked = f'{body[:-1].decode("utf-8")}, "{LATER_RUN}": {json.dumps(mark)}}}'
+    replace(path, sealed(marked) if was_sealed else marked + "\n")
+
+
+def _mark_journal(path: Path, data: bytes, mark: dict[str, str]) -> None:
+    last = data.rstrip().rpartition(b"\n")[2]
+    if not last.startswith(b'{"kind": "end"'):
+        return  # its run was killed, which it says by itself
+    content: dict[str, Any] = {"kind": LATER_LINE, **mark}
+    line = json.dumps({**content, "sha256": fingerprint(content)})
+    replace(path, data.decode("utf-8").rstrip("\n") + f"\n{line}\n")

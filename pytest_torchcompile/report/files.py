@@ -1,0 +1,41 @@
+"""Files that a run writes: whole or not at all, in a folder that git does not see."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+__all__ = ["FOLDER", "JOURNAL_FILE", "PART_FILE", "PREVIOUS", "REPORT_FILE", "REPRODUCTIONS", "make_folder", "replace"]
+
+FOLDER: Final = ".compile-matrix"
+REPORT_FILE: Final = f"{FOLDER}/report.json"
+JOURNAL_FILE: Final = f"{FOLDER}/journal.jsonl"
+REPRODUCTIONS: Final = f"{FOLDER}/repro"
+"""Where a failed cell's file is written."""
+PREVIOUS: Final = f"{FOLDER}/previous"
+"""Where the report before is kept."""
+PART_FILE: Final = f"{FOLDER}/part/report.json"
+"""The record of the last run that judged only a part of the matrix."""
+
+
+def replace(path: Path, text: str) -> None:
+    """Write the file whole or not at all: a reader beside us, or a kill, must not find half of it."""
+    make_folder(path.parent)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8", errors="backslashreplace")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder; one in ``.compile-matrix`` gets the line that hides all of that from git."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for ours in (folder, *folder.parents):
+        if ours.name == FOLDER:
+            ignore = ours / ".gitignore"
+            if not ignore.exists():  # a user's own stays
+                ignore.write_text("*\n", encoding="ascii")
+            return

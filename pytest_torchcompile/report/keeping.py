@@ -1,0 +1,125 @@
+"""The report file of a run: what is written where, and what of an earlier run is kept. Nothing is destroyed.
+
+========================================  ===================================================================
+the run judged                            what becomes of the report
+========================================  ===================================================================
+the whole matrix                          it is replaced; the one before goes to ``.compile-matrix/previous``
+a part (``-k``, node ids, ``--lf``, ...)  the part's cells are taken over into it (:mod:`.takeover`), and the
+                                          part's own record is ``.compile-matrix/part/report.json``
+nothing (``-k nothing``, a usage error)   it stays, with the mark that a later run began (:mod:`.earlier`)
+========================================  ===================================================================
+
+Where a part cannot be taken over, because the report is of another matrix or shard, a whole report stays, marked.
+In ``previous`` a report of a part does not displace that of a whole run, nor a journal that has its report that of a
+run that was killed. So what is lost can always be had by one run that judges everything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_torchcompile.errors import ReportError
+from pytest_torchcompile.quantity import count
+from pytest_torchcompile.report.earlier import LATER_RUN, later_run, mark_earlier
+from pytest_torchcompile.report.files import PART_FILE, PREVIOUS, make_folder, replace
+from pytest_torchcompile.report.reading import read_content
+from pytest_torchcompile.report.seal import SEAL, sealed
+from pytest_torchcompile.report.strictjson import dumps
+from pytest_torchcompile.report.takeover import is_whole, judged_cells, not_mergeable, take_over
+
+__all__ = ["ReportKeeper"]
+
+BLOCK: Final = "compile_matrix"
+
+
+class ReportKeeper:
+    """Writes the report of one run."""
+
+    def __init__(self, root: Path, report: Path, journal: Path) -> None:
+        """``root`` is pytest's root folder."""
+        self.root, self.report, self.journal = root, report, journal
+        self.said = ""
+        """What became of an earlier report, in one sentence; empty if there is nothing to say."""
+
+    def begin(self, arguments: tuple[str, ...]) -> None:
+        """Mark what an earlier run left, unless that was done already, and keep the journal of one that was killed."""
+        mark = later_run(arguments)
+        for path in (self.report, self.journal):
+            if path.is_file():
+                mark_earlier(path, mark)
+        if self.journal.is_file() and _is_only_record(self.journal):
+            self._move(self.journal)
+
+    def save(self, content: dict[str, Any], indent: int | None = None) -> None:
+        """Write the content of the report file, as the table above says. Raises OSError."""
+        block = content[BLOCK]
+        kept = self._kept()
+        judged = judged_cells(block)
+        nothing = not judged and bool(block["cells"])
+        if kept is None or (is_whole(block) and not nothing):
+            self._replace(content, kept, indent)
+            return
+        replace(self.root / PART_FILE, sealed(dumps(content, indent)))
+        other = not_mergeable(kept[BLOCK], block)
+        if not nothing and not other:
+            self._take_over(content, kept, len(judged), indent)
+        elif nothing or is_whole(kept[BLOCK]):
+            why = "nothing was judged" if nothing else f"it {other}"
+            self.said = f"{self._shown()} is left as an earlier run wrote it, because {why}; " \
+                        f"the record of this run is {PART_FILE}"
+        else:
+            self._replace(content, kept, indent)
+
+    def _take_over(self, content: dict[str, Any], kept: dict[str, Any], judged: int, indent: int | None) -> None:
+        merged = take_over(kept, content)
+        self._keep_previous(kept)
+        replace(self.report, sealed(dumps(merged, indent)))
+        left = sum("kept" in cell for cell in merged[BLOCK]["cells"])
+        if left:
+            self.said = f"{self._shown()} has {count(judged, 'cell')} of this run, and verdicts of an earlier run " \
+                        f"in {count(left, 'cell')}; the record of this run alone is {PART_FILE}"
+
+    def _replace(self, content: dict[str, Any], kept: dict[str, Any] | None, indent: int | None) -> None:
+        self._keep_previous(kept)
+        replace(self.report, sealed(dumps(content, indent)))
+
+    def _keep_previous(self, kept: dict[str, Any] | None) -> None:
+        """Copy the report that is about to be replaced, unless it would displace one that says more."""
+        if not self.report.is_file():
+            return
+        there = self.root / PREVIOUS / self.report.name
+        if kept is None or _is_of_one_run(kept) or not there.exists():
+            self._move(self.report)
+
+    def _move(self, path: Path) -> None:
+        make_folder(self.root / PREVIOUS)
+        path.replace(self.root / PREVIOUS / path.name)
+
+    def _kept(self) -> dict[str, Any] | None:
+        """What is in the report file, without mark and seal; None if no report of ours can be read there."""
+        if not self.report.is_file():
+            return None
+        try:
+            content = read_content(self.report)
+        except ReportError:
+            return None
+        return {key: value for key, value in content.items() if key not in (LATER_RUN, SEAL)}
+
+    def _shown(self) -> str:
+        try:
+            return str(self.report.relative_to(self.root))
+        except ValueError:
+            return str(self.report)
+
+
+def _is_of_one_run(content: dict[str, Any]) -> bool:
+    """Is it the report of a run of the whole matrix, with nothing of another run in it?"""
+    block = content[BLOCK]
+    return is_whole(block) and not any("kept" in cell for cell in block["cells"])
+
+
+def _is_only_record(journal: Path) -> bool:
+    """Has the journal verdicts and no end? Then its run was killed, and left nothing else."""
+    lines = journal.read_bytes().rstrip().splitlines()
+    return len(lines) > 1 and not lines[-1].startswith((b'{"kind": "end"', b'{"kind": "later_run"'))

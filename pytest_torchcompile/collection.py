@@ -13,7 +13,7 @@ import pytest
 from pytest_torchcompile.execution import CellResult, Execution
 from pytest_torchcompile.matrix import Matrix, PlannedCell
 from pytest_torchcompile.observation import NO_RANK, Judgement
-from pytest_torchcompile.outside import Named, named_of
+from pytest_torchcompile.outside import Named
 from pytest_torchcompile.rank_supply import CellNotRun, RankSupply
 from pytest_torchcompile.report.comparison import comparison
 from pytest_torchcompile.report.files import JOURNAL_FILE, REPRODUCTIONS, replace
@@ -25,12 +25,10 @@ from pytest_torchcompile.report.reproduction import file_name, reproducible, rep
 from pytest_torchcompile.report.terminal import failure_text, header, summary
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.shards import shard
-from pytest_torchcompile.shipped import find_matrix
-from pytest_torchcompile.testlane import report_tests
 from pytest_torchcompile.torchrun import Torchrun, own_file
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
-__all__ = ["CellNode", "CheckFailure", "CheckItem", "MatrixFile", "MatrixSession", "distributed"]
+__all__ = ["CellNode", "CheckFailure", "CheckItem", "MatrixFile", "MatrixSession"]
 
 SECONDS_KEY = "compile-matrix/seconds"
 """Where pytest's cache keeps how long each cell took, so that the next run starts the longest first."""
@@ -332,8 +330,3 @@ class MatrixSession:
 
 
 SESSION = pytest.StashKey[MatrixSession]()
-
-
-def distributed(config: pytest.Config) -> bool:
-    """Do workers of xdist run the items?"""
-    return bool(config.getoption("tx", None))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchcompile.collection import SESSION, MatrixSession, distributed
+from pytest_torchcompile.collection import SESSION, MatrixSession
 from pytest_torchcompile.errors import ReportError, UsageError
 from pytest_torchcompile.matrix import load_matrix
 from pytest_torchcompile.outside import named_of
@@ -55,7 +55,7 @@ def _torchrun(config: pytest.Config, settings: Settings) -> Torchrun | None:
     """What torchrun has told this process, if it is to be one rank of each cell."""
     if settings.ranks != "torchrun" or config.option.collectonly:
         return None
-    if distributed(config) or hasattr(config, "workerinput"):
+    if config.getoption("tx", None) or hasattr(config, "workerinput"):
         raise UsageError("--compile-ranks torchrun: every node runs the cells in the same order; leave out -n")
     return Torchrun.read(os.environ)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchcompile.observation import worst
-from pytest_torchcompile.report.evidence import evidence
+from pytest_torchcompile.report.evidence import evidence, head_fingerprint
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
 
 AXES: dict[str, list[Any]] = {
@@ -51,7 +51,8 @@ def report(cells: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         "shard": {"index": 1, "of": 1}, "finished": True, "gates": {}, "cells": cells,
         "tests_planned": [], "tests": [],
     }  # fmt: skip
-    return {"compile_matrix": block | more}
+    block |= more
+    return {"compile_matrix": {**block, "head_sha256": head_fingerprint(block)}}
 
 
 def written(content: dict[str, Any], path: Path) -> Path:

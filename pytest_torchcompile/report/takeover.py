@@ -69,9 +69,10 @@ def _block(kept: Block, part: Block) -> Block:
     told = _told(kept, environment)
     news = {cell["id"]: cell for cell in part["cells"]}
     cells = [_cell(cell, news.get(cell["id"], cell), told) for cell in kept["cells"]]
+    tests = _tests(kept, part, told)
     block = {
-        **kept, **part, **_tests(kept, part, told), "environment": environment, "cells": cells,
-        "run": {**part["run"], "exit_status": _exit_status(kept, part, cells)},
+        **kept, **part, **tests, "environment": environment, "cells": cells,
+        "run": {**part["run"], "exit_status": _exit_status(kept, part, cells, tests["tests"])},
         "finished": part["finished"] and not _any_waits(cells),
         "gates": gates(kept["matrix"]["checks"], cells),
     }
@@ -172,7 +173,7 @@ def _waits(cell: Mapping[str, Any]) -> bool:
     return any(check["verdict"] == "not_run" for check in cell["checks"].values())
 
 
-def _exit_status(kept: Block, part: Block, cells: Sequence[Cell]) -> int | None:
+def _exit_status(kept: Block, part: Block, cells: Sequence[Cell], tests: Sequence[Block]) -> int | None:
     """The exit status that one run with these verdicts would have had.
 
     What an earlier run ended with for a reason that its cells do not show is not forgotten.
@@ -181,7 +182,7 @@ def _exit_status(kept: Block, part: Block, cells: Sequence[Cell]) -> int | None:
     if status not in (0, 1):
         return status
     failed = any(check["verdict"] in BAD for cell in cells for check in cell["checks"].values())
-    failed = failed or any(test["verdict"] in BAD for test in (*part["tests"], *kept["tests"]))
+    failed = failed or any(test["verdict"] in BAD for test in tests)
     before = (kept["run"] or {}).get("exit_status")
     shown = before == 0 or not is_whole(kept) or _any_waits(kept["cells"])
     if before == 1:

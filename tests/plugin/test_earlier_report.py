@@ -185,11 +185,11 @@ def test_the_command_that_a_failure_prints(repo, capsys):
 
 def test_the_gate_judges_what_is_of_one_commit(green, capsys):
     """A part of the same commit completes the report; one of another commit does not, unless that is wanted."""
-    assert green.run(*PLAIN, "-k", "hidden=8").ret == 0
+    assert green.run(*PLAIN, "-m", "compile_cell(hidden=8)").ret == 0
     code, first = gate(green, report(green), capsys=capsys)
     assert code == 0, first
     green.file("models.py", (green.path / "models.py").read_text() + "\n# edited\n")
-    assert green.run(*PLAIN, "-k", "hidden=8").ret == 0
+    assert green.run(*PLAIN, "-m", "compile_cell(hidden=8)").ret == 0
     code, first = gate(green, report(green), capsys=capsys)
     assert code == 2
     assert "1 of 2 cells has verdicts of an earlier run, which had other sources" in first
@@ -199,7 +199,7 @@ def test_the_gate_judges_what_is_of_one_commit(green, capsys):
 def test_without_git_nobody_knows_whether_sources_are_the_same(repo, capsys):
     repo.matrix(MATRIX)
     repo.run(*PLAIN)
-    repo.run(*PLAIN, "-k", "hidden=8")
+    repo.run(*PLAIN, "-m", "compile_cell(hidden=8)")
     assert gate(repo, report(repo), capsys=capsys)[0] == 2
     assert gate(repo, report(repo), "--earlier", capsys=capsys)[0] == 0
 
@@ -213,14 +213,14 @@ def test_an_untracked_file_is_a_source_too(repo, capsys):
     repo.file("models.py", text)
     repo.run(*PLAIN)
     repo.file("models.py", text + "# edited\n")
-    repo.run(*PLAIN, "-k", "hidden=8")
+    repo.run(*PLAIN, "-m", "compile_cell(hidden=8)")
     assert gate(repo, report(repo), capsys=capsys)[0] == 2
 
 
 def test_a_part_that_fails_is_told(green, capsys):
     """A worse verdict of a part holds."""
     green.models(BROKEN)
-    assert green.run(*PLAIN, "-k", "hidden=8").ret == 1
+    assert green.run(*PLAIN, "-m", "compile_cell(hidden=8)").ret == 1
     assert gate(green, report(green), capsys=capsys)[0] == 1
 
 
@@ -245,7 +245,7 @@ def test_the_report_before_is_kept(green, capsys):
     assert green.block(".compile-matrix/previous/report.json") == before
     whole = green.block()
     green.matrix(MATRIX.replace("[8, 16]", "[8, 16, 32]"))
-    result = green.run(*PLAIN, "-k", "hidden=32")
+    result = green.run(*PLAIN, "-m", "compile_cell(hidden=32)")
     result.stdout.fnmatch_lines(["*is left as an earlier run wrote it, because it is of another matrix; *"])
     assert green.block() == whole
     assert gate(green, report(green), capsys=capsys)[0] == 2
@@ -268,7 +268,7 @@ def test_a_part_without_an_earlier_report(repo, capsys, name):
 def test_under_xdist_and_without_json_report(green, capsys, plain):
     """The controller alone writes; a worker's selection is the run's."""
     options = ["-p", "no:pytest_jsonreport"] if plain else []
-    assert green.run("-n2", "-k", "hidden=8", *options).ret == 0
+    assert green.run("-n2", "-m", "compile_cell(hidden=8)", *options).ret == 0
     block = green.block()
     assert ["kept" in cell for cell in block["cells"]] == [False, True]
     assert gate(green, report(green), capsys=capsys)[0] == 0
@@ -286,6 +286,6 @@ def test_the_journal_of_a_killed_run_is_kept(green):
     journal = green.path / ".compile-matrix/journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
     journal.write_text("".join(lines[:-1]))
-    green.run(*PLAIN, "-k", "hidden=8")
-    green.run(*PLAIN, "-k", "hidden=8")
+    green.run(*PLAIN, "-m", "compile_cell(hidden=8)")
+    green.run(*PLAIN, "-m", "compile_cell(hidden=8)")
     assert (green.path / ".compile-matrix/previous/journal.jsonl").read_text() == "".join(lines[:-1])

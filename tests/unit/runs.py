@@ -15,6 +15,7 @@ from pytest_torchcompile import __version__
 from pytest_torchcompile.cell import AXES, Cell
 from pytest_torchcompile.expansion import PlannedCell
 from pytest_torchcompile.observation import Failure, Observation
+from pytest_torchcompile.report.evidence import head_fingerprint
 from pytest_torchcompile.report.judged import BAD
 from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.report.record import Record
@@ -43,6 +44,12 @@ def recompiled(**changes: Any) -> dict[str, Any]:
     return compiled(kind="recompile", cause="value", reason="self.n == 3") | changes
 
 
+def stated(report: Report) -> Report:
+    """The report with the fingerprint of what a test has edited in its environment, run or matrix."""
+    report.block["head_sha256"] = head_fingerprint(report.block)
+    return report
+
+
 class Run:
     """One run; every cell is good until a test says otherwise."""
 
@@ -58,6 +65,7 @@ class Run:
         self.observations = {name: self._observation(name) for name in self.cells}
         self.environment = dict(ENVIRONMENT)
         self.plugin = plugin
+        self.git: dict[str, Any] | None = None
         self.exit_status: int | None = None
         """Of pytest; None: 1 where a cell of the shard fails, else 0."""
         self.checks = list(CHECKS)
@@ -125,7 +133,7 @@ class Run:
         mine = [name for k, name in enumerate(self.cells) if k % of == index - 1]
         record = Record({
             "schema_version": SCHEMA_VERSION,
-            "run": {"plugin": self.plugin, "git": None, "ci": {}, "started": "2026-11-21T10:00:00+00:00"},
+            "run": {"plugin": self.plugin, "git": self.git, "ci": {}, "started": "2026-11-21T10:00:00+00:00"},
             "matrix": {"path": "matrix/smoke.yaml", "sha256": "6c" * 32, "cells_planned": self.ids,
                        "checks": self.checks, "excluded": {}},
             "shard": {"index": index, "of": of},

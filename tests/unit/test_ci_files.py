@@ -23,6 +23,8 @@ from pytest_torchcompile.shards import parse, shard
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "ci"
 OURS = f"pytest-torchcompile() {{ {sys.executable} -m pytest_torchcompile \"$@\"; }}\n"
+COMMITS = dict.fromkeys(("GITHUB_SHA", "BUILDKITE_COMMIT", "COMMIT"), "4f2c" * 10)
+"""What the engines call the commit that they have checked out."""
 FOUND = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
 PRINTS = "pytest() { printf '%s\\n' \"$@\"; return ${STATUS:-0}; }\n"
 
@@ -119,20 +121,24 @@ def gate_of(engine: str) -> str:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("lost", [False, True], ids=["complete", "a shard is lost"])
-def test_the_gate_wants_every_shard(engine, lost, tmp_path):
-    """Cells that all pass, on all machines, are a pass; without one machine's they are none."""
+@pytest.mark.parametrize(("lost", "commit"), [(False, "4f2c" * 10), (True, "4f2c" * 10), (False, "a" * 40)],
+                         ids=["complete", "a shard is lost", "another commit"])
+def test_the_gate_wants_every_shard(engine, lost, commit, tmp_path):
+    """Cells that all pass, on all machines, are a pass; without one machine's, or of another commit, they are none."""
     _, jobs = ENGINES[engine]()
     run = Run(model=["net", "gpt"], backend=["inductor", "aot_eager"], mode=["default", "max-autotune"], width=[8, 16])
+    run.git = {"commit": commit, "changed": False, "prefix": ""}
     for index, file in enumerate(run.write(tmp_path, len(jobs))):
         (tmp_path / f"reports/{index}").mkdir(parents=True)
         Path(file).rename(tmp_path / f"reports/{index}/report.json")
     if lost:
         (tmp_path / "reports/7/report.json").unlink()
-    command = gate_of(engine).replace(".venv/bin/", "")
-    done = subprocess.run(["bash", "-ec", OURS + command], cwd=tmp_path, env={"PATH": os.defpath, **FOUND},
+    command = gate_of(engine).replace(".venv/bin/", "").replace("$$", "$")
+    done = subprocess.run(["bash", "-ec", OURS + command], cwd=tmp_path, env={"PATH": os.defpath, **COMMITS, **FOUND},
                           capture_output=True, text=True, check=False)
-    assert done.returncode == (2 if lost else 0), done.stdout + done.stderr
+    other = commit not in COMMITS.values()
+    assert done.returncode == (2 if lost or other else 0), done.stdout + done.stderr
+    assert ("and 4f2c4f2c4f2c is wanted" in done.stdout) == other
     assert (f"shard {len(jobs)} of {len(jobs)} is missing" in done.stdout) == lost, done.stdout
     assert list(tmp_path.rglob("gate.xml"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from unit.runs import Run
+from unit.runs import Run, stated
 
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.report import gatecommand, github
@@ -131,7 +131,7 @@ def test_annotations_stand_at_the_users_line(run):
     run.breaks(run.ids[0])
     (report,) = run.reports()
     report.block["run"]["git"] = {"commit": "a" * 40, "changed": False, "prefix": "models/"}
-    (line,) = github.commands(gate([report]))
+    (line,) = github.commands(gate([stated(report)]))
     assert line.startswith("::error file=models/models.py,line=12,title=torch.compile gate::graph_breaks: graph break")
     assert line.endswith(f"[{run.ids[0]}]")
     for cell in run.ids:

@@ -21,7 +21,7 @@ from pytest_torchcompile.report.reading import read_report
 from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, report_schema
 from pytest_torchcompile.report.seal import is_sealed, sealed
 from pytest_torchcompile.report.strictjson import StrictError, dumps, loads
-from pytest_torchcompile.report.upgrade import STEPS, upgraded
+from pytest_torchcompile.report.upgrade import STEPS
 from pytest_torchcompile.report.validation import compiled
 
 STORED = Path(__file__).parent / "reports"
@@ -144,7 +144,7 @@ def test_a_newer_minor_and_unknown_keys_are_read(tmp_path):
 def old(block):
     """The block as schema 1.0 had it."""
     block = {key: value for key, value in block.items() if key != "run"} | {"schema_version": "1.0"}
-    block = {key: value for key, value in block.items() if not key.startswith("tests")}
+    block = {key: value for key, value in block.items() if not key.startswith("tests") and key != "head_sha256"}
     new = ("planned", "evidence_sha256")
     return block | {"cells": [{k: v for k, v in cell.items() if k not in new} for cell in block["cells"]]}
 
@@ -204,7 +204,7 @@ def test_damaged_journals(change, message, tmp_path):
 
 
 def test_a_seal_tells_every_change(tmp_path):
-    """Of one byte anywhere; without it the report is read all the same."""
+    """Of one byte anywhere; without it the report is judged all the same, and with a wrong one it is not."""
     text = sealed(json.dumps({"a": "é", "b": [1, 2]}))
     assert json.loads(text)["b"] == [1, 2]
     data = text.encode()
@@ -215,9 +215,48 @@ def test_a_seal_tells_every_change(tmp_path):
     path = tmp_path / "r.json"
     path.write_text(sealed(json.dumps({"compile_matrix": Run().blocks()[0]})))
     assert read_report(path).sealed
-    path.write_text(json.dumps(json.loads(path.read_text()), indent=1))
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content, indent=1))
+    outcome = gate([read_report(path)])
+    assert outcome.code == 2
+    assert outcome.findings[0].text == f"{path}: its seal is wrong: the file was changed or formatted anew since its " \
+                                       "run wrote it"
+    outcome = gate(Run().reports(), baseline=[read_report(path)])
+    assert (outcome.code, outcome.findings[0].text) == (2, f"the baseline's {path} has a seal that is wrong")
+    del content["compile_matrix_seal"]
+    path.write_text(json.dumps(content, indent=1))
     assert not read_report(path).sealed
     assert gate([read_report(path)]).code == 0
+
+
+def test_a_report_of_schema_1_2_has_no_fingerprint_of_its_run(tmp_path):
+    """It is judged as it was; one of this schema that lacks it is refused, and so is one that says to be older."""
+    block = Run().blocks()[0]
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"compile_matrix": block | {"schema_version": "1.2"}}))
+    with pytest.raises(ReportError, match=r"says that it is of schema 1\.2 or older, but has keys of a later one"):
+        read_report(path)
+    path.write_text(json.dumps({"compile_matrix": block | {"head_sha256": None}}))
+    with pytest.raises(ReportError, match="head_sha256: found null, expected a fingerprint"):
+        read_report(path)
+    del block["head_sha256"]
+    path.write_text(json.dumps({"compile_matrix": block | {"schema_version": "1.2"}}))
+    assert gate([read_report(path)]).code == 0
+
+
+@pytest.mark.parametrize(("key", "value"), [("environment", {"torch": "2.0.0"}), ("run", {"started": "2020"}),
+                                            ("run", {"ci": {"GITHUB_RUN_ID": "8"}}),
+                                            ("matrix", {"path": "b/smoke.yaml"}),
+                                            ("run", {"git": {"commit": "a" * 40, "changed": False, "prefix": ""}})])
+def test_what_a_report_is_of_has_a_fingerprint(key, value):
+    """An edited version of torch, commit or matrix is seen without a seal too."""
+    (report,) = Run().reports()
+    assert gate([report]).code == 0
+    report.block[key] |= value
+    outcome = gate([report])
+    assert outcome.code == 2
+    assert outcome.findings[0].text == "report.json: its environment, run or matrix is not as it was written: it was " \
+                                       "damaged or edited since"
 
 
 def test_evidence_does_not_depend_on_order_and_sees_every_value():
@@ -254,7 +293,6 @@ def test_the_validator_and_jsonschema_agree():
     validator = jsonschema.Draft202012Validator(report_schema())
     ours = compiled(block_schema())
     stored = json.loads((STORED / "broken-2.json").read_text())
-    stored["compile_matrix"] = upgraded(stored["compile_matrix"], 1)
     for content in ({"compile_matrix": Run().blocks()[0]}, stored):
         validator.validate(content)
         assert ours(content["compile_matrix"]) is None

@@ -12,9 +12,11 @@ import yaml
 from sample_report import SMALL, report, sample_report, written
 
 from pytest_torchcompile.options import OPTIONS
+from pytest_torchcompile.report.evidence import head_fingerprint
 
 FOLDER = Path(__file__).parents[2] / "docs" / "ci"
 FILES = sorted(FOLDER.glob("github-*.yml"))
+COMMIT = "4f2c" * 10
 HERE = f"set -eo pipefail\npytest-torchcompile() {{ {sys.executable} -m pytest_torchcompile \"$@\"; }}\n"
 
 
@@ -27,7 +29,7 @@ def steps(file: Path) -> dict[str, str]:
 
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a step as the runner does."""
-    known = {"GITHUB_SERVER_URL": "https://example.org", "GITHUB_REPOSITORY": "us/models", "GITHUB_SHA": "4f2c"}
+    known = {"GITHUB_SERVER_URL": "https://example.org", "GITHUB_REPOSITORY": "us/models", "GITHUB_SHA": COMMIT}
     return subprocess.run(["bash", "-c", HERE + command], cwd=folder, env={"PATH": "/usr/bin:/bin", **known},
                           capture_output=True, text=True, check=False)
 
@@ -57,6 +59,8 @@ def folder(tmp_path):
     for index in (1, 2):
         block = report(cells[index - 1 :: 2], shard={"index": index, "of": 2})
         block["compile_matrix"]["matrix"]["cells_planned"] = [each["id"] for each in cells]
+        block["compile_matrix"]["run"]["git"]["commit"] = COMMIT
+        block["compile_matrix"]["head_sha256"] = head_fingerprint(block["compile_matrix"])
         for name in (f"reports/report-{index}/report.json", f"baseline/{index}.json"):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             written(block, tmp_path / name)
@@ -74,7 +78,7 @@ def test_gate_and_page_run(folder):
     done = run(commands["gate: page"], folder)
     assert done.returncode == 0, done.stderr
     page = (folder / "compile-matrix.html").read_text()
-    assert 'href="https://example.org/us/models/blob/4f2c/models.py#L41"' in page
+    assert f'href="https://example.org/us/models/blob/{COMMIT}/models.py#L41"' in page
     assert (folder / "compile-matrix.svg").exists()
 
 

@@ -247,6 +247,8 @@ def _gate_arguments(parser: argparse.ArgumentParser) -> None:
                         help="judge what earlier runs left too, of whatever commit; else that is unusable")
     parser.add_argument("--junit", metavar="FILE", help="write JUnit XML, a test case for each cell")
     parser.add_argument("--summary", metavar="FILE", help="write the verdict as Markdown")
+    parser.add_argument("--force", action="store_true",
+                        help="replace files that are there and were not written by pytest-torchcompile")
     parser.add_argument("--github", action="store_true",
                         help="print annotations of GitHub Actions, and add the Markdown to the step's summary")
     parser.add_argument("--update-policy", action="store_true",
@@ -271,6 +273,8 @@ def _html_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--svg", metavar="FILE", help="write the heat map alone too, for a README or a comment")
     parser.add_argument("--source", metavar="URL", help="link places in the code to this address, which has {file} and "
                                                         "{line} in it")
+    parser.add_argument("--force", action="store_true",
+                        help="replace files that are there and were not written by pytest-torchcompile")
 
 
 def _html(given: argparse.Namespace) -> int:
@@ -288,6 +292,8 @@ def _playbook_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", default="docs/torch_compile.md",
                         help="default: %(default)s; - prints it")
     parser.add_argument("--policy", metavar="FILE", help="judge as `gate --policy` does")
+    parser.add_argument("--force", action="store_true",
+                        help="replace files that are there and were not written by pytest-torchcompile")
 
 
 def _playbook(given: argparse.Namespace) -> int:

@@ -65,9 +65,9 @@ def _run(given: argparse.Namespace) -> int:
         taken, outcome = _updated(given, outcome, reports, baseline, asked)
     lines = [*announcement(outcome), *(harmless_text(f"taken over: {text}") for text in taken)]
     if given.junit is not None:
-        write(given.junit, junit.junit(outcome))
+        write(given.junit, junit.junit(outcome), force=given.force)
     if given.summary is not None:
-        write(given.summary, markdown.markdown(outcome))
+        write(given.summary, markdown.markdown(outcome), force=given.force)
     if given.github:
         _summarise(markdown.markdown(outcome))
         lines += github.commands(outcome)
@@ -116,9 +116,9 @@ def _refuse(given: argparse.Namespace, error: ReportError) -> int:
     text = refusal(error, error.exit_code)
     print(text)
     if given.junit is not None:
-        write(given.junit, junit.refused(str(error), error.exit_code))
+        write(given.junit, junit.refused(str(error), error.exit_code), force=given.force)
     if given.summary is not None:
-        write(given.summary, markdown.short(text, error.exit_code))
+        write(given.summary, markdown.short(text, error.exit_code), force=given.force)
     if given.github:
         _summarise(markdown.short(text, error.exit_code))
         print(github.command(text))

@@ -28,9 +28,9 @@ def run(given: argparse.Namespace) -> int:
     reports = [read_report(path) for path in given.reports]
     baseline = [read_report(path) for path in given.baseline or ()]
     outcome = gate(reports, None if given.policy is None else read_policy(given.policy), baseline)
-    write(given.output, page(outcome, merge(baseline) if baseline else None, source=source))
+    write(given.output, page(outcome, merge(baseline) if baseline else None, source=source), force=given.force)
     if given.svg is not None:
-        write(given.svg, svg(outcome))
+        write(given.svg, svg(outcome), force=given.force)
     print(sentence(outcome))
     print(" and ".join(filter(None, (given.output, given.svg))), "written")
     return 0

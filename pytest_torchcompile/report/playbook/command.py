@@ -30,6 +30,6 @@ def run(given: argparse.Namespace) -> int:
     if given.output == "-":
         print(playbook(outcome), end="")
     else:
-        write(given.output, playbook(outcome))
+        write(given.output, playbook(outcome), force=given.force)
         print(given.output, "written")
     return 0

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from unit.runs import Run
+from unit.runs import Run, stated
 
 from pytest_torchcompile.errors import MatrixError
 from pytest_torchcompile.instruments.ledger import Ledger
@@ -99,7 +99,7 @@ def test_tests_beside_cells():
         own = block(test)
         run |= {"tests": own["tests"], "tests_planned": own["tests_planned"]}
         run["run"]["exit_status"] = own["run"]["exit_status"]
-        return gate([Report("report.json", run)])
+        return gate([stated(Report("report.json", run))])
 
     assert beside(recorded()).code == 0
     assert " and 1 test are good on torch" in sentence(beside(recorded()))

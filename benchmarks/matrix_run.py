@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
@@ -35,10 +36,12 @@ def run(command: list[str], environment: dict[str, str]) -> tuple[float, float, 
     return wall, cpu, last
 
 
-def comparable(outcome: str, axes: dict[str, str]) -> bool:
-    """Whether a plain test can run the cell too: on one rank, and Triton's kernels on a GPU alone."""
-    return outcome in ("run", "xfail") and Wrapping.read(axes["wrapper"]).ranks == 1 and (
-        axes["model"] != "triton_op" or axes["device"].startswith("cuda"))
+def comparable(cell: dict[str, Any]) -> bool:
+    """Whether a plain test does the same: on one rank, without fuzzing, and Triton's kernels on a GPU alone."""
+    axes = cell["axes"]
+    if cell["outcome"] not in ("run", "xfail") or cell["also"] or Wrapping.read(axes["wrapper"]).ranks > 1:
+        return False
+    return axes["model"] != "triton_op" or axes["device"].startswith("cuda")
 
 
 def main() -> None:
@@ -53,7 +56,7 @@ def main() -> None:
     found = subprocess.run([sys.executable, "-m", "pytest_torchcompile", "cells", "--json", args.matrix],
                            capture_output=True, text=True, cwd=REPOSITORY, check=True)
     modes = args.modes.split(",") if args.modes else ()
-    cells = [cell for cell in json.loads(found.stdout) if comparable(cell["outcome"], cell["axes"])
+    cells = [cell for cell in json.loads(found.stdout) if comparable(cell)
              and (not modes or cell["axes"]["mode"] in modes)][:: args.cells]
     results: dict[tuple[str, str], tuple[float, float]] = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import jsonschema
+
+from pytest_torchcompile.cli import main
+from pytest_torchcompile.report.schema import report_schema
+
 MODELS = """
 class Eight(Net):
     def forward(self, x):
@@ -43,6 +48,28 @@ def test_fuzz_runs_only_where_it_is_asked_for(repo):
     assert not any("::fuzz" in line for line in repo.run("--co", "-q").outlines)
     repo.matrix(MATRIX + "rules:\n  - limits: {fuzz_recompiles: 6}\n")
     repo.run("--compile-fuzz-examples=8").assert_outcomes(passed=1)
+
+
+def test_a_rule_has_some_cells_fuzzed(repo, capsys):
+    """The rule `also` gives them the check, in the run, in the report and to the gate; the matrix says how long."""
+    repo.matrix(MATRIX.replace("models:Eight", "models:net").replace("[eager]", "[eager, aot_eager]")
+                .replace("[fuzz]", "[compiles]")
+                + "fuzz_seconds: 120\nrules:\n  - also: fuzz\n    when: {backend: eager}\n")
+    result = repo.run("--compile-fuzz-examples=4")
+    result.assert_outcomes(passed=3)
+    fuzzed = "eight-eager-default-auto-none-inference"
+    assert repo.verdicts() == {f"{fuzzed}::compiles": "pass", f"{fuzzed}::fuzz": "pass",
+                               "eight-aot_eager-default-auto-none-inference::compiles": "pass"}
+    cells = {cell["id"]: cell for cell in repo.block()["cells"]}
+    assert cells[fuzzed]["planned"]["also"] == ["fuzz"]
+    assert cells[fuzzed]["observation"]["sections"]["fuzz"]["rungs"][-1]["tries"] == 4
+    jsonschema.validate({"compile_matrix": repo.block()}, report_schema())
+    report = str(repo.path / ".compile-matrix" / "report.json")
+    assert main(["gate", report]) == 0
+    repo.run("--compile-checks=compiles", "--compile-fuzz-examples=4").assert_outcomes(passed=2)
+    capsys.readouterr()
+    assert main(["gate", report]) == 2
+    assert "no verdict of fuzz" in capsys.readouterr().out
 
 
 def test_a_limit_of_fuzz_needs_the_check(repo):

@@ -8,7 +8,8 @@ that it has left behind. What the children write to their logs is kept within bo
 
 Forking a process that has run multi-threaded code is unsafe (libgomp's pool and Inductor's compile threads
 do not survive it), so everything before the fork runs with one thread and one compile thread, and on a machine
-with a GPU nothing but imports happens here: a CUDA driver that was initialised can't be used after a fork.
+with a GPU nothing but imports happens here: a CUDA driver that was initialised can't be used after a fork. A build
+for GPUs runs no backward pass here either (:func:`~pytest_torchcompile.instruments.warmup.warm_up`).
 """
 
 from __future__ import annotations

@@ -53,6 +53,9 @@ def _of_user(fault: Fault, step: int) -> Failed:
     if isinstance(fault.exception, torch.OutOfMemoryError):
         return Failed("not enough memory for the test, which holds two more copies of the model", "state", step,
                       fault.traceback)
+    if fault.ours:
+        return Failed(f"the test itself failed, which is no fault of the model: {_told(fault)}", fault.phase, step,
+                      fault.traceback)
     return Failed(f"the model raises without torch.compile too: {_told(fault)}", fault.phase, step, fault.traceback,
                   fault.exception)
 

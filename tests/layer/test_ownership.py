@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.layer.failures import Failed, refuse_of_user
 from pytest_torchcompile.matrix import load_matrix
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.oracle import recorder
 from pytest_torchcompile.oracle.recorder import record
+from pytest_torchcompile.oracle.recording import Fault
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.runner import run_cell
 
@@ -145,3 +147,16 @@ def test_a_factory_in_a_fork_that_came_too_late(tmp_path):
     failure = observed(tmp_path, "raises")
     assert failure["kind"] == "internal"
     assert failure["message"] == f"pytest-torchcompile itself failed, not the model: RuntimeError: {FORK}"
+
+
+@pytest.mark.parametrize(("ours", "text"), [
+    (True, "the test itself failed, which is no fault of the model: KeyError in forward: 'weights'"),
+    (False, "the model raises without torch.compile too: KeyError in forward: 'weights'"),
+])
+def test_the_smoketest_blames_no_model_for_us(ours, text):
+    """Only what is the user's has an error that is raised to him."""
+    error = KeyError("weights")
+    with pytest.raises(Failed) as found:
+        refuse_of_user(Fault.of(error, "forward", ours=ours), 1)
+    assert str(found.value) == text
+    assert found.value.user_error is (None if ours else error)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pytest_torchcompile.beside import TIMES_ITEMS, is_rerun
 from pytest_torchcompile.execution import CellResult, Execution
 from pytest_torchcompile.matrix import Matrix, PlannedCell
 from pytest_torchcompile.observation import NO_RANK, Judgement
@@ -94,6 +95,8 @@ class CellNode(pytest.Collector):
         super().__init__(**kwargs)
         self.planned = planned
         self.own_markers.append(pytest.mark.compile_cell(**planned.cell.axes).mark)
+        if self.config.pluginmanager.hasplugin(TIMES_ITEMS):
+            self.own_markers.append(pytest.mark.timeout(0).mark)  # --compile-timeout ends a cell with its process
         self.selected: list[str] = []
         """The checks of this cell that are run: all, less what ``-k``, ``-m`` or a node id left out."""
         self._reproduced = False
@@ -245,7 +248,7 @@ class MatrixSession:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep and journal each verdict where it arrives: in the controller, or in the only process."""
-        if not self.is_worker:
+        if not self.is_worker and not is_rerun(report):
             carried = getattr(report, PROPERTY, None)
             if carried is not None:
                 self.journal.add(json.loads(carried))

@@ -62,11 +62,13 @@ def pytest_configure(config: pytest.Config) -> None:
             report_tests(config, None)
         return
     _give_back_what_is_no_matrix(config)
+    from pytest_torchcompile.beside import refuse_options
     from pytest_torchcompile.errors import UsageError
     from pytest_torchcompile.settings import Settings
     from pytest_torchcompile.startup import start
 
     try:
+        refuse_options(config.getoption)
         start(config, Settings.read(lambda option: _setting(config, option)))
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None

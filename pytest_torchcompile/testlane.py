@@ -134,15 +134,18 @@ class Lane:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self) -> Generator[None, Any, Any]:
         """A test that a worker died in has crashed. Where no worker lived to tell which are ours, each may be one."""
+        for nodeid, text in self.lost.items():
+            if nodeid in self.known or (not self.all_known and "::" in nodeid):
+                self._crashed(nodeid, text)
+        return (yield)
+
+    def _crashed(self, nodeid: str, text: str) -> None:
         from pytest_torchcompile.observation import Problem
         from pytest_torchcompile.report.testrecord import RecordedTest
 
-        for nodeid, text in self.lost.items():
-            if nodeid in self.known or (not self.all_known and "::" in nodeid):
-                problem = Problem("the process that ran this test died", text[-EVIDENCE:])
-                self.keeper.expect_tests([nodeid])
-                self.keeper.add_test(RecordedTest(nodeid, "crash", (problem,)).to_dict(), {})
-        return (yield)
+        problem = Problem("the process that ran this test died", text[-EVIDENCE:])
+        self.keeper.expect_tests([nodeid])
+        self.keeper.add_test(RecordedTest(nodeid, "crash", (problem,)).to_dict(), {})
 
     def _plan(self, nodeids: list[str]) -> None:
         self.known.update(nodeids)

@@ -15,6 +15,7 @@ from pytest_torchcompile.report.gate import judged
 from pytest_torchcompile.report.merging import merge
 from pytest_torchcompile.report.policy import BASELINE, Policy
 from pytest_torchcompile.report.reading import Report
+from pytest_torchcompile.report.testjudged import judge_tests
 
 __all__ = ["Beside", "comparison"]
 
@@ -32,7 +33,7 @@ class Beside:
 
 
 def comparison(block: dict[str, Any], baseline: Sequence[Report]) -> Beside:
-    """Compare. Only cells that this run judged: the others may be another shard's."""
+    """Compare. Only cells and tests that this run judged: others may be another shard's, or were not asked for."""
     today = datetime.date.today()
     try:
         now, then = merge([Report("this run", block)]), merge(baseline)
@@ -44,6 +45,9 @@ def comparison(block: dict[str, Any], baseline: Sequence[Report]) -> Beside:
     here = {name: cell for name, cell in ours.items() if cell.verdicts}
     found = changes(here, {name: cell for name, cell in theirs.items() if name in here or name not in planned},
                     comparable=not elsewhere)
+    tests, tests_then = judge_tests(now, ours=True), judge_tests(then, ours=True)
+    found += changes(tests, {name: test for name, test in tests_then.items() if name in tests}, comparable=False,
+                     noun="test")
     lines = [(f"{key}: {before} -> {after}", {"yellow": True})
              for key, before, after in _moved(then.environment, now.environment)]
     if then.partial:
@@ -54,8 +58,13 @@ def comparison(block: dict[str, Any], baseline: Sequence[Report]) -> Beside:
     if len(found) > SHOWN:
         lines.append((f"... and {len(found) - SHOWN} more", {}))
     if not found:
-        lines.append((f"{count(len(here), 'cell')} as in the baseline", {"green": True}))
+        lines.append((f"{_counted(len(here), len(tests))} as in the baseline", {"green": True}))
     return Beside(lines, fresh(found))
+
+
+def _counted(cells: int, tests: int) -> str:
+    """``3 cells and 1 test``; tests only where there are any."""
+    return count(cells, "cell") + (f" and {count(tests, 'test')}" if tests else "")
 
 
 def _moved(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:

@@ -94,10 +94,14 @@ class Journal:
 
     def expect_tests(self, nodeids: Iterable[str]) -> None:
         """Take note of tests of this run that use our fixtures."""
-        expected = list(dict.fromkeys((*self._expected_tests, *nodeids)))
-        if expected != self._expected_tests:
-            self._expected_tests = expected
+        new = [nodeid for nodeid in dict.fromkeys(nodeids) if nodeid not in self._expected_tests]
+        if not new:
+            return
+        self._expected_tests = [*self._expected_tests, *new]
+        if self._is_open():
             self._plan_again()
+        else:  # under xdist a test is known when its worker begins it, and others are done by then
+            self._line({"kind": "tests_planned", "tests": new})
 
     def add_test(self, told: dict[str, Any], environment: dict[str, Any]) -> None:
         """Keep what came of one test that uses our fixtures."""
@@ -169,9 +173,13 @@ class Journal:
 
     def _plan_again(self) -> None:
         """Write the plan as it is known now, while nothing else stands in the journal."""
-        record = self._now()
-        if self._file is not None and not record.verdicts and not record.tests:
+        if self._file is not None and self._is_open():
             self.begin()
+
+    def _is_open(self) -> bool:
+        """Does nothing stand in the journal yet, but the plan?"""
+        record = self._now()
+        return not record.verdicts and not record.tests
 
     def _now(self) -> Record:
         self.record.expected = self._expected

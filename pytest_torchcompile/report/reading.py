@@ -244,6 +244,8 @@ def _folded(name: str, contents: Sequence[Any]) -> dict[str, Any]:
             raise ReportError(f"{name}:{number}: a line after the end")
         if content["kind"] == "end":
             record.finish(content["exit_status"], content["finished"])
+        elif content["kind"] == "tests_planned":
+            record.expected_tests = [*record.expected_tests, *content["tests"]]
         elif content["kind"] == "test":
             record.add_test(content["test"], content["environment"])
         elif content["kind"] == "later_run":

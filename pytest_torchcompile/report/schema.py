@@ -155,6 +155,7 @@ def line_schemas() -> dict[str, dict[str, Any]]:
         "plan": _object({"head": head, "expected": _map(_list(_TEXT)), "expected_tests": _list(_TEXT),
                          "sha256": _TEXT}, optional=("expected_tests",)),
         "verdict": _object({**verdict, "sha256": _TEXT}, optional=("note", "seconds", "observation")),
+        "tests_planned": _object({"tests": _list(_TEXT), "sha256": _TEXT}),
         "test": _object({"test": _object({"id": _TEXT}), "environment": {"type": "object"}, "sha256": _TEXT}),
         "later_run": _object({"began": _TEXT, "command": _TEXT, "sha256": _TEXT}),
         "end": _object({"exit_status": {"type": "integer"}, "finished": _TEXT, "sha256": _TEXT}),

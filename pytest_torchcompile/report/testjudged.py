@@ -95,7 +95,7 @@ def whole_tests(merged: Merged, tests: Mapping[str, JudgedCell]) -> Iterator[Fin
     """Tests that are missing, and where the reports contradict themselves."""
     for report in merged.reports:
         told = [test["id"] for test in report.block["tests"]]
-        if told != report.block["tests_planned"]:
+        if sorted(told) != sorted(report.block["tests_planned"]):
             text = f"{report.name}: the tests that it tells of are not those that it planned"
             yield Finding("contradiction", "unusable", text, hint="use the report as the run wrote it")
     idle = [name for name, test in tests.items() if test.status == "not_run"]

@@ -146,8 +146,15 @@ def test_nobody_asked(scored):
 def test_a_run_without_a_test_of_ours(repo):
     """Its JSON report is pytest-json-report's alone."""
     repo.file("test_plain.py", "def test_plain():\n    pass\n")
+    repo.file("conftest.py", """
+        import sys
+
+        def pytest_unconfigure():
+            open("loaded.txt", "w").write(str([name for name in ("torch", "yaml") if name in sys.modules]))
+        """)
     repo.run("--json-report", "--json-report-file=report.json", option="").assert_outcomes(passed=1)
     assert "compile_matrix" not in (repo.path / "report.json").read_text()
+    assert (repo.path / "loaded.txt").read_text() == "[]"
 
 
 def test_beside_a_matrix(repo, capsys):

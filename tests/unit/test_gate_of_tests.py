@@ -14,6 +14,7 @@ from pytest_torchcompile.instruments.ledger import Ledger
 from pytest_torchcompile.instruments.records import Compile, EagerFrame, Graph, GraphBreak
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.report.announcement import announcement, facts, sentence
+from pytest_torchcompile.report.comparison import comparison
 from pytest_torchcompile.report.gate import gate
 from pytest_torchcompile.report.html.document import page
 from pytest_torchcompile.report.html.svg import svg
@@ -233,6 +234,9 @@ def test_every_value_of_a_test_is_fingerprinted():
         place[path[-1]] = "pass" if path == ("verdict",) else "other"
         if compiled(block_schema())(broken) is None:
             assert gate([Report("report.json", broken)]).code in (1, 2), path
+        del place[path[-1]]
+        if compiled(block_schema())(broken) is None:
+            assert gate([Report("report.json", broken)]).code in (1, 2), path
 
 
 @pytest.mark.parametrize("damage", [
@@ -285,6 +289,15 @@ def test_a_baseline():
     assert "1 test is not in the baseline: t.py::t" in told(beside([recorded(), other], [recorded()]))
 
 
+def test_the_baseline_at_the_end_of_a_run():
+    """``--compile-baseline`` tells of tests too, but not of those that this run did not name."""
+    then = reports(recorded(), recorded("t.py::t"))
+    same = comparison(block(recorded()), then)
+    assert same.lines[-1][0] == "0 cells and 1 test as in the baseline"
+    worse = comparison(block(recorded(ledger=ledger(graph_breaks=[BREAK]))), then)
+    assert "new graph break at net.py:9 in 1 test: data dependent" in [text for text, _ in worse.lines]
+
+
 def test_silent_eager_frames_are_noted():
     """Without a limit the test passes in pytest, with a warning; the gate says it too."""
     outcome = judged(recorded(ledger=ledger(eager_frames=[SILENT])))
@@ -315,5 +328,28 @@ def test_the_page():
     assert "what was compiled" in text
     assert "no GPU" in text
     assert "<b>]" not in text
-    assert "assert 1 == 2" in svg(outcome)
+    assert "4 tests: 1 pass" in svg(outcome)
     assert "our fixtures" not in page(gate(Run(backend=["eager"]).reports()))
+
+
+def test_a_journal_that_learns_of_tests_late(tmp_path):
+    """Under xdist a worker tells of a test when it begins it, after others are done: the journal says the same."""
+    from pytest_torchcompile.matrix import load_matrix
+    from pytest_torchcompile.report.journal import Journal
+    from pytest_torchcompile.settings import Settings
+
+    (tmp_path / "late_models.py").write_text("def net(): pass\ndef batch(B): pass\n")
+    (tmp_path / "m.yaml").write_text("version: 1\naxes: {backend: [eager]}\nmodels:\n"
+                                     "  net: {factory: 'late_models:net', inputs: 'late_models:batch', dims: {B: 4}}\n")
+    settings = Settings("m.yaml", (), (1, 1), 300.0, "rank", False)
+    journal = Journal(load_matrix(tmp_path / "m.yaml"), (), settings, tmp_path / "journal.jsonl")
+    journal.begin()
+    for test in (recorded("t.py::a"), recorded("t.py::b")):
+        journal.expect_tests([test.id])
+        journal.add_test(test.to_dict(), {})
+    journal.expect_tests(["t.py::b", "t.py::c"])
+    journal.finish(0)
+    block = read_report(tmp_path / "journal.jsonl").block
+    assert block["tests_planned"] == ["t.py::a", "t.py::b", "t.py::c"]
+    assert block["tests"] == json.loads(json.dumps(journal.block()["tests"]))
+    assert block["tests"][2]["verdict"] == "not_run"

@@ -93,7 +93,7 @@ def _rate(good: int, ran: int) -> Html | None:
 
 
 def _run(run: Merged, cells: Sequence[Facts]) -> Html:
-    told = {"matrix": run.matrix["path"], **run.environment}
+    told = {"matrix": run.matrix["path"] or None, **run.environment}
     if run.git:
         told["commit"] = run.git["commit"] + (" (with changes)" if run.git["changed"] else "")
     rows = [tag("tr", tag("th", key, scope="row"), tag("td", _shown(value)))

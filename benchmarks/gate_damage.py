@@ -52,7 +52,7 @@ def main() -> None:
     from unit.damage import damages
 
     given = [int(text) for text in sys.argv[1:]]
-    count, seed = (*given, *(2400, 20261121)[len(given):])
+    count, seed = (*given, *(10_000, 20261121)[len(given):])
     reports, journals = ([(STORED / f"shard-{k}.{e}").read_text() for k in (1, 2)] for e in ("json", "jsonl"))
     codes: dict[str, Counter[int]] = {}
     wrong = 0

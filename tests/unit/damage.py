@@ -1,7 +1,7 @@
 """Damage: reports of a good run made wrong in some way, by a seed. No gate may pass any of them.
 
 Each damage takes the reports of a run as text and gives them back with something lost, changed or added that a verdict
-rests on. (What is only for information, like the time a run started, is left alone: a gate may pass it.)
+rests on.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pytest_torchcompile.report.evidence import fingerprint, head_fingerprint
+from pytest_torchcompile.report.seal import sealed
+
 Texts = list[str]
 Damage = Callable[[random.Random, Texts], Texts]
 BLOCK = "compile_matrix"
 OTHER_TYPES: list[Any] = [None, True, 7, -1, 0.5, "other", [], {}, ["x"], {"x": 1}, 1e308, 10**30]
-INFORMATION = frozenset({"ci", "started", "excluded"})
-"""Keys whose value no verdict rests on."""
+LATER = {"began": "2026-11-22T10:00:00+00:00", "command": "pytest --compile-matrix --compile-shard=9/8"}
 
 
 def damages(reports: Texts, journals: Texts, count: int, seed: int = 20261121) -> Iterator[tuple[str, Texts]]:
@@ -46,12 +48,11 @@ def _edited(draw: random.Random, texts: Texts, edit: Callable[[dict[str, Any]], 
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths of everything in a block, but what is only for information."""
+    """The paths of everything in a block."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in inner:
-        if key not in INFORMATION:
-            yield (*path, key)
-            yield from _places(child, (*path, key))
+        yield (*path, key)
+        yield from _places(child, (*path, key))
 
 
 def _at(block: Any, path: tuple[Any, ...]) -> Any:
@@ -244,7 +245,7 @@ def other_matrix(draw: random.Random, texts: Texts) -> Texts:
 
 def other_version(draw: random.Random, texts: Texts) -> Texts:
     """A schema that is newer, older than it is, or none."""
-    version = draw.choice(["2.0", "0.9", "1", "1.x", "", "1.0", "99.1", "1.1.1", " 1.1", "१.१"])
+    version = draw.choice(["2.0", "0.9", "1", "1.x", "", "1.0", "1.1", "1.2", "99.1", "1.1.1", " 1.1", "१.१"])
     return _edited(draw, texts, lambda block: block.update(schema_version=version))
 
 
@@ -270,7 +271,73 @@ def interrupted(draw: random.Random, texts: Texts) -> Texts:
     return _edited(draw, texts, edit)
 
 
+def seal_wrong(draw: random.Random, texts: Texts) -> Texts:
+    """A sealed report of which one character is another one, or whose text another program has formatted."""
+    def change(text: str) -> str:
+        whole = sealed(text)
+        if draw.random() < 0.2:
+            return json.dumps(json.loads(whole), indent=1)
+        place = draw.randrange(whole.rindex(', "compile_matrix_seal"'))
+        other = draw.choice([c for c in '0123456789abcdefghijklmnopqrstuvwxyz"{}[],: ' if c != whole[place]])
+        return whole[:place] + other + whole[place + 1:]
+    return _one(draw, texts, change)
+
+
+def other_run(draw: random.Random, texts: Texts) -> Texts:
+    """Every shard says that it is of another torch, commit, matrix or time: what a careless edit does."""
+    edit = draw.choice([
+        lambda block: block["environment"].update(torch="2.99.0"),
+        lambda block: block["environment"].update(devices=["NVIDIA H100"]),
+        lambda block: block["run"].update(git={"commit": "b" * 40, "changed": False, "prefix": ""}),
+        lambda block: block["run"].update(started="2026-11-22T09:00:00+00:00"),
+        lambda block: block["run"].update(finished="2026-11-22T09:00:00+00:00"),
+        lambda block: block["run"].update(ci={"GITHUB_RUN_ID": "7"}),
+        lambda block: block["matrix"].update(sha256="1" * 64),
+        lambda block: block["matrix"].update(excluded={"another reason": 7}),
+    ])
+    contents = [json.loads(text) for text in texts]
+    for content in contents:
+        edit(content[BLOCK])
+    return [json.dumps(content) for content in contents]
+
+
+def of_earlier_run(draw: random.Random, texts: Texts) -> Texts:
+    """A run began after this one and left no report: a kill, a usage error. The mark may hold anything."""
+    mark = draw.choice([LATER, LATER, {}, None, "x", [], 0, False])
+    whole = draw.random() < 0.5
+
+    def change(text: str) -> str:
+        marked = f'{text.rstrip()[:-1]}, "compile_matrix_later_run": {json.dumps(mark)}}}'
+        return sealed(marked) if whole else marked
+    return _one(draw, texts, change)
+
+
+def kept_of_other_sources(draw: random.Random, texts: Texts) -> Texts:
+    """Verdicts that a run of a part left as an earlier run, of another commit or of none, had found them."""
+    def edit(block: Any) -> None:
+        git = draw.choice([None, {"commit": "c" * 40, "changed": False, "prefix": ""}])
+        for cell in draw.sample(block["cells"], draw.randint(1, len(block["cells"]))):
+            names = draw.sample(list(cell["checks"]), draw.randint(1, len(cell["checks"])))
+            cell["kept"] = [{"checks": names, "started": block["run"]["started"],
+                             "finished": block["run"]["finished"], "git": git}]
+        block["head_sha256"] = head_fingerprint(block)
+    return _edited(draw, texts, edit)
+
+
 # what happens to journals
+
+
+def journal_of_earlier_run(draw: random.Random, texts: Texts) -> Texts:
+    """A run began after this one and left no journal."""
+    def change(text: str) -> str:
+        content = {"kind": "later_run", **LATER}
+        return text + json.dumps({**content, "sha256": fingerprint(content)}) + "\n"
+    return _one(draw, texts, change)
+
+
+def journal_of_no_verdict(draw: random.Random, texts: Texts) -> Texts:
+    """A run that was killed before its first verdict: its plan is all there is, beside the report of another shard."""
+    return _one(draw, texts, lambda text: text.splitlines(keepends=True)[0])
 
 
 def journal_cut(draw: random.Random, texts: Texts) -> Texts:
@@ -308,6 +375,8 @@ def journal_damaged(draw: random.Random, texts: Texts) -> Texts:
 OF_REPORTS: list[Damage] = [
     truncated, cut_anywhere, emptied, overwritten, not_json, field_dropped, entry_dropped, type_changed, top_changed,
     evidence_changed, cell_removed, cell_duplicated, cell_renamed, evidence_swapped, outcome_flipped, not_selected,
-    other_environment, other_matrix, other_version, other_shard, interrupted,
+    other_environment, other_matrix, other_version, other_shard, interrupted, seal_wrong, other_run, of_earlier_run,
+    kept_of_other_sources,
 ]
-OF_JOURNALS: list[Damage] = [journal_cut, journal_line_lost, journal_damaged]
+OF_JOURNALS: list[Damage] = [journal_cut, journal_line_lost, journal_damaged, journal_of_earlier_run,
+                             journal_of_no_verdict]

@@ -82,16 +82,15 @@ def _mark_earlier_report(config: pytest.Config | None) -> None:
     """
     if config is None or "PYTEST_XDIST_WORKER" in os.environ:
         return
-    arguments = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
-    if not any(text.startswith("--compile-matrix") for text in (*arguments, *config.getini("addopts"))):
+    typed = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
+    arguments = [*config.getini("addopts"), *typed]
+    if not any(text.startswith(("--compile-matrix", "--json-report")) for text in arguments):
         return
-    from pytest_torchcompile.report.earlier import asks_for_matrix, later_run, left_by_earlier_runs, mark_earlier
+    from pytest_torchcompile.report.earlier import later_run, left_by_earlier_runs, mark_earlier
 
-    arguments = [*config.getini("addopts"), *arguments]
-    if asks_for_matrix(arguments):
-        for path in left_by_earlier_runs(config.rootpath, config.invocation_params.dir, arguments):
-            with contextlib.suppress(OSError):  # the run itself says that it can't write there
-                mark_earlier(path, later_run(arguments))
+    for path in left_by_earlier_runs(config.rootpath, config.invocation_params.dir, arguments):
+        with contextlib.suppress(OSError):  # the run itself says that it can't write there
+            mark_earlier(path, later_run(arguments))
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:

@@ -32,7 +32,7 @@ from pytest_torchcompile.report.files import JOURNAL_FILE, REPORT_FILE, replace
 from pytest_torchcompile.report.record import now
 from pytest_torchcompile.report.seal import sealed, unsealed
 
-__all__ = ["LATER_RUN", "asks_for_matrix", "later_run", "left_by_earlier_runs", "mark_earlier"]
+__all__ = ["LATER_RUN", "later_run", "left_by_earlier_runs", "mark_earlier"]
 
 LATER_RUN: Final = "compile_matrix_later_run"
 """The key that the mark is, at the top of a report."""
@@ -48,27 +48,29 @@ _TAIL: Final = 4000
 """Bytes from the end in which a mark is looked for."""
 
 
-def asks_for_matrix(arguments: Sequence[str]) -> bool:
-    """Is a run of the matrix asked for, as far as can be told from arguments that nobody has read yet?"""
-    if not _ONLY_SHOWS.isdisjoint(arguments):
-        return False
-    return any(text == "--compile-matrix" or text.startswith("--compile-matrix=") for text in arguments)
-
-
 def left_by_earlier_runs(root: Path, base: Path, arguments: Sequence[str]) -> list[Path]:
     """The report and the journal that this run will replace, named by arguments that nobody has read yet.
 
-    ``root`` is pytest's root folder, ``base`` the folder in which it was started.
+    ``root`` is pytest's root folder, ``base`` the folder in which it was started. Without a matrix, tests that use our
+    fixtures are in pytest-json-report's file.
     """
+    if not _ONLY_SHOWS.isdisjoint(arguments):
+        return []
+    found = [base / name for name in _values(arguments, "--json-report-file")]
+    if "--json-report" in arguments:
+        found.append(base / ".report.json")  # where it is unless an option says otherwise
+    if any(text == "--compile-matrix" or text.startswith("--compile-matrix=") for text in arguments):
+        found += _of_matrix(root)
+    return [path for path in found if path.is_file()]
+
+
+def _of_matrix(root: Path) -> Iterator[Path]:
     rank = os.environ.get("RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
-    found = []
     for file in (REPORT_FILE, JOURNAL_FILE):
         path = root / file
         if rank != "0":  # a rank after the first has files of its own
             path = path.parent / f"rank{rank}" / path.name
-        found.append(path)
-    found += [base / name for name in _values(arguments, "--json-report-file")]
-    return [path for path in found if path.is_file()]
+        yield path
 
 
 def _values(arguments: Sequence[str], option: str) -> Iterator[str]:

@@ -104,7 +104,7 @@ def _kept(merged: Merged, asked: Asked) -> Iterator[Finding]:
     other: dict[str, str] = {}
     runs = {report.name: (report.block["run"] or {}).get("git") for report in merged.reports}
     for name, kept, file in _kept_verdicts(merged):
-        told = f"{_shown(kept['git'])}, {kept['finished']}"
+        told = f"{_shown(kept['git'])}, {_ago(kept['finished'], asked)}"
         alike = _same_sources(kept["git"], runs[file])
         (same if alike else other)[name] = told
     of = _all(merged)
@@ -206,6 +206,14 @@ def _time(text: Any) -> datetime.datetime | None:
     except (TypeError, ValueError):
         return None
     return time if time.tzinfo else None
+
+
+def _ago(finished: Any, asked: Asked) -> str:
+    time = _time(finished)
+    if time is None:
+        return "at a time that is not told"
+    now = asked.now or datetime.datetime.now(datetime.timezone.utc)
+    return f"{_duration(max(now - time, datetime.timedelta()))} ago"
 
 
 def _duration(span: datetime.timedelta) -> str:

@@ -152,8 +152,12 @@ def test_kept_verdicts(kept):
             gate([stated(report)])
         return
     same = kept == {"git": CLEAN}
-    outcome = gate([stated(report)])
+    outcome = gate([stated(report)], asked=Asked(now=ENDED))
     assert outcome.code == (0 if same else 2)
+    state = "no commit told" if kept["git"] is None else "commit 4f2c4f2c4f2c"
+    sources = " of the same sources" if same else ", which had other sources, or none that are known"
+    assert outcome.findings[0].text == \
+        f"1 of 4 cells has verdicts of an earlier run{sources} ({state}, 24 hours ago)"
     assert gate([report], asked=Asked(earlier=True)).code == 0
     assert gate([report], policy("max_age: 7d"), asked=Asked(earlier=True, now=ENDED)).code == 0
     outcome = gate([report], policy("max_age: 2h"), asked=Asked(earlier=True, now=ENDED))

@@ -1,0 +1,162 @@
+"""A run of a part taken over into the report that is kept."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+from unit.runs import Run
+
+from pytest_torchcompile.report.evidence import evidence, head_fingerprint
+from pytest_torchcompile.report.gate import gate
+from pytest_torchcompile.report.keeping import ReportKeeper
+from pytest_torchcompile.report.reading import Report, read_report
+from pytest_torchcompile.report.record import gates
+from pytest_torchcompile.report.takeover import is_whole, not_mergeable, take_over
+
+CLEAN = {"commit": "4f2c" * 10, "changed": False, "diff_sha256": "", "prefix": ""}
+
+
+@pytest.fixture
+def run():
+    run = Run()
+    run.git = CLEAN
+    return run
+
+
+def whole(run):
+    return json.loads(json.dumps(run.blocks()[0]))
+
+
+def part(run, *cells, checks=None, exit_status=None):
+    """The block of a run that judged these cells, or these checks of them."""
+    block = whole(run)
+    for cell in block["cells"]:
+        if cell["id"] not in cells:
+            cell |= {"selected": False, "checks": {}, "status": "not_run", "seconds": None, "observation": None}
+        elif checks:
+            sections = cell["observation"]["sections"]
+            cell["observation"]["sections"] = {name: sections[name] for name in checks}
+            cell["checks"] = {name: cell["checks"][name] for name in checks}
+        cell["evidence_sha256"] = evidence(cell)
+    block["run"] |= {"started": "2026-11-22T10:00:00+00:00", "finished": "2026-11-22T10:01:00+00:00"}
+    if exit_status is not None:
+        block["run"]["exit_status"] = exit_status
+    block["gates"] = gates(block["matrix"]["checks"], block["cells"])
+    return block | {"head_sha256": head_fingerprint(block)}
+
+
+def merged(kept, new):
+    assert not_mergeable(kept, new) == ""
+    block = take_over({"compile_matrix": kept}, {"compile_matrix": new})["compile_matrix"]
+    return block, gate([Report("report.json", json.loads(json.dumps(block)))])
+
+
+def test_a_cell_is_replaced_and_the_others_are_kept(run):
+    one, *others = run.ids
+    block, outcome = merged(whole(run), part(run, one))
+    assert outcome.code == 0
+    assert is_whole(block)
+    assert ["kept" in cell for cell in block["cells"]] == [False, True, True, True]
+    kept = block["cells"][1]["kept"]
+    assert kept == [{"checks": sorted(run.checks), "started": "2026-11-21T10:00:00+00:00",
+                     "finished": "2026-11-21T10:20:00+00:00", "git": CLEAN}]
+    again, outcome = merged(block, part(run, others[0]))
+    assert outcome.code == 0
+    assert again["cells"][2]["kept"] == kept
+    assert again["cells"][0]["kept"][0]["finished"] == "2026-11-22T10:01:00+00:00"
+
+
+def test_one_check_of_a_cell(run):
+    """The verdict and its section are replaced; the evidence is that of both, and is judged again."""
+    one = run.ids[0]
+    kept = whole(run)
+    run.breaks(one)
+    block, outcome = merged(kept, part(run, one, checks=["graph_breaks"], exit_status=1))
+    cell = block["cells"][0]
+    assert cell["checks"]["graph_breaks"]["verdict"] == cell["status"] == "fail"
+    assert cell["checks"]["recompiles"]["verdict"] == "pass"
+    assert cell["kept"][0]["checks"] == ["compiles", "recompiles"]
+    assert outcome.code == 1
+    assert not outcome.cells[one].contradictions
+
+
+def test_a_failure_that_is_mended(run):
+    """The exit status is that of one run with these verdicts."""
+    one = run.ids[0]
+    good = part(run, one)
+    run.breaks(one)
+    kept = whole(run)
+    assert kept["run"]["exit_status"] == 1
+    block, outcome = merged(kept, good)
+    assert block["run"]["exit_status"] == 0
+    assert outcome.code == 0
+
+
+@pytest.mark.parametrize("status", [1, 3, 2])
+def test_what_no_cell_explains_is_not_forgotten(run, status):
+    kept = whole(run)
+    kept["run"]["exit_status"] = status
+    block, outcome = merged(kept, part(run, run.ids[0]))
+    assert block["run"]["exit_status"] == status
+    assert outcome.code == 2
+
+
+def test_a_part_that_was_interrupted(run):
+    """What it did not come to is as it was, and the whole is partial."""
+    new = part(run, *run.ids[:2], exit_status=2)
+    waits = {"verdict": "not_run", "problems": []}
+    new["cells"][1] |= {"checks": {name: waits for name in run.checks}, "status": "not_run"}
+    new["finished"] = False
+    block, outcome = merged(whole(run), new)
+    assert block["cells"][1]["status"] == "pass"
+    assert outcome.code == 2
+
+
+@pytest.mark.parametrize("which", ["kept", "part"])
+def test_a_cell_without_a_result_is_not_mixed(run, which):
+    """Of a crash nothing else is known: the newer of the two stands alone."""
+    one = run.ids[0]
+    good = copy.deepcopy(run)
+    run.fails(one, "crash", "SIGSEGV")
+    kept, new = (whole(run), part(good, one, checks=["compiles"])) if which == "kept" else \
+        (whole(good), part(run, one))
+    block, outcome = merged(kept, new)
+    assert "kept" not in block["cells"][0]
+    assert outcome.code == (2 if which == "kept" else 1)
+
+
+def test_damaged_evidence_gets_no_new_fingerprint(run):
+    kept = whole(run)
+    for cell in kept["cells"]:
+        cell["observation"]["sections"]["compiles"]["seconds"] = 0.5
+    _, outcome = merged(kept, part(run, run.ids[0], checks=["compiles"]))
+    assert outcome.code == 2
+
+
+@pytest.mark.parametrize(("edit", "text"), [
+    (lambda block: block["matrix"].update(sha256="1" * 64), "is of another matrix"),
+    (lambda block: block["shard"].update(index=2, of=2), "is of shard 2 of 2"),
+    (lambda block: block["run"].update(plugin="9"), "was written by another version of pytest-torchcompile"),
+    (lambda block: block.update(schema_version="1.9"), "is of schema 1.9"),
+])
+def test_what_has_no_place(run, edit, text):
+    kept = whole(run)
+    edit(kept)
+    assert not_mergeable(kept, part(run, run.ids[0])) == text
+
+
+def test_tests_that_a_part_did_not_run_are_kept(run, tmp_path):
+    """Those of pytest-json-report too, with a summary that counts them all."""
+    tests = [{"nodeid": f"t.py::{name}", "outcome": outcome} for name, outcome in (("a", "failed"), ("b", "passed"))]
+    keeper = ReportKeeper(tmp_path, tmp_path / ".compile-matrix/report.json", tmp_path / "journal.jsonl")
+    keeper.save({"tests": tests, "summary": {}, "compile_matrix": whole(run)})
+    mended = {"nodeid": "t.py::a", "outcome": "passed"}
+    keeper.save({"tests": [mended], "summary": {}, "compile_matrix": part(run, run.ids[0])})
+    content = json.loads(keeper.report.read_text())
+    assert content["tests"] == [mended, tests[1]]
+    assert content["summary"] == {"passed": 2, "total": 2, "collected": 2}
+    assert read_report(keeper.report).sealed
+    assert keeper.said == ".compile-matrix/report.json has 1 cell of this run, and verdicts of an earlier run in 3 " \
+                          "cells; the record of this run alone is .compile-matrix/part/report.json"

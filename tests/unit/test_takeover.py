@@ -107,7 +107,7 @@ def test_a_part_that_was_interrupted(run):
     """What it did not come to is as it was, and the whole is partial."""
     new = part(run, *run.ids[:2], exit_status=2)
     waits = {"verdict": "not_run", "problems": []}
-    new["cells"][1] |= {"checks": {name: waits for name in run.checks}, "status": "not_run"}
+    new["cells"][1] |= {"checks": dict.fromkeys(run.checks, waits), "status": "not_run"}
     new["finished"] = False
     block, outcome = merged(whole(run), new)
     assert block["cells"][1]["status"] == "pass"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,16 +137,19 @@ class CellNode(pytest.Collector):
 
     def forget_reproduction(self) -> None:
         """Remove the file of an earlier run: the cell has run, and may fail for another reason or for none."""
-        self.reproduction_file.unlink(missing_ok=True)
+        remove = partial(self.reproduction_file.unlink, missing_ok=True)
+        self.parent.session_of.journal.trouble.try_writing(self.reproduction_file, remove)
 
     def reproduction(self) -> str:
-        """The command that runs such a file; the first item that asks has it written."""
+        """The command that runs such a file; the first item that asks has it written. Empty where it can't be."""
         cell, matrix, file = self.planned.cell, self.parent.matrix, self.reproduction_file
         if not self._reproduced:
             self._reproduced = True
             text = reproduction(cell, matrix.models[cell.model], Path(matrix.root), file, self.reproducible(),
                                 self.planned.limits)
-            replace(file, text)
+            self.parent.session_of.journal.trouble.try_writing(file, partial(replace, file, text))
+        if not file.exists():
+            return ""
         return f"pytest {os.path.relpath(file, self.config.invocation_params.dir)}"
 
 
@@ -190,7 +194,8 @@ class MatrixSession:
     def pytest_sessionstart(self) -> None:
         """Begin the journal before anything can end the run: what is there is an earlier run's."""
         if not self.is_worker and not self.config.option.collectonly:
-            self.keeper.begin(self.config.invocation_params.args)
+            begin = partial(self.keeper.begin, self.config.invocation_params.args)
+            self.journal.trouble.try_writing(self.keeper.report, begin)
             self.journal.begin()
 
     # collection
@@ -268,7 +273,7 @@ class MatrixSession:
             self.journal.finish(int(session.exitstatus))
             self._keep_seconds()
             if not hasattr(self.config, "_json_report"):  # -p no:pytest_jsonreport: our block alone
-                self.keeper.save({"compile_matrix": self.journal.block()})
+                self._save({"compile_matrix": self.journal.block()})
             else:
                 self._save_whole()
         result = yield
@@ -281,6 +286,8 @@ class MatrixSession:
 
     def _unsaved(self) -> str:
         """Why there is no readable report file; pytest-json-report only prints that it could not save one."""
+        if self.journal.trouble.text:
+            return self.journal.trouble.text
         path = self.keeper.report
         try:
             json.loads(path.read_text(encoding="utf-8"))
@@ -291,7 +298,16 @@ class MatrixSession:
     def _save_whole(self) -> None:
         """Have pytest-json-report's file written by us: it writes bit by bit, and over whatever is there."""
         plugin, indent = self.config._json_report, self.config.option.json_report_indent  # type: ignore[attr-defined]
-        plugin.save_report = lambda _path: self.keeper.save(plugin.report, indent)
+
+        def save_report(_path: str) -> None:
+            if not self._save(plugin.report, indent):
+                raise OSError("see below")  # else pytest-json-report says that it is saved
+
+        plugin.save_report = save_report
+
+    def _save(self, content: dict[str, Any], indent: int | None = None) -> bool:
+        """Whether the report could be written."""
+        return self.journal.trouble.try_writing(self.keeper.report, partial(self.keeper.save, content, indent))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:

@@ -102,7 +102,8 @@ def later_run(arguments: Sequence[str]) -> dict[str, str]:
 def mark_earlier(path: Path, mark: dict[str, str]) -> None:
     """Mark a report or a journal as of an earlier run; one that is marked, or no whole file of ours, stays as it is.
 
-    Raises OSError where the file can't be read or written.
+    Where there is no room for the mark, the file gets another name, under which no gate looks for it. Raises OSError
+    where that can't be done either.
     """
     data = path.read_bytes()
     try:
@@ -111,10 +112,13 @@ def mark_earlier(path: Path, mark: dict[str, str]) -> None:
         return
     if LATER_RUN.encode() in data[-_TAIL:] or b'{"kind": "later_run"' in data[-_TAIL:]:
         return
-    if path.suffix == ".jsonl":
-        _mark_journal(path, data, mark)
-    else:
-        _mark_report(path, data, mark)
+    try:
+        if path.suffix == ".jsonl":
+            _mark_journal(path, data, mark)
+        else:
+            _mark_report(path, data, mark)
+    except OSError:
+        path.replace(path.with_name(f"earlier.{path.stem}"))
 
 
 def _mark_report(path: Path, data: bytes, mark: dict[str, str]) -> None:

@@ -11,7 +11,8 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from contextlib import suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +23,7 @@ from pytest_torchcompile.report.provenance import provenance
 from pytest_torchcompile.report.record import Record, now
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
 from pytest_torchcompile.report.strictjson import plain
+from pytest_torchcompile.report.trouble import Trouble
 from pytest_torchcompile.settings import Settings
 from pytest_torchcompile.wrappers.wrapping import lane_of
 
@@ -38,7 +40,10 @@ class Journal:
         self._known = {p.cell.id for p in planned}
         self._expected: dict[str, list[str]] = {}
         self._expected_tests: list[str] = []
+        self.trouble = Trouble()
+        """What of the run's files could not be written; others than this one are noted here too."""
         self._file: IO[str] | None = None
+        self._given_up = False
 
     @cached_property
     def record(self) -> Record:
@@ -60,7 +65,11 @@ class Journal:
     # while the run goes on
 
     def begin(self) -> None:
-        """Put the plan where the journal of the run before was, at once."""
+        """Put the plan where the journal of the run before was, at once. A file that can't be written is given up."""
+        if not self.trouble.try_writing(self.path, self._begin):
+            self._give_up()
+
+    def _begin(self) -> None:
         make_folder(self.path.parent)
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         if self._file is not None:
@@ -70,7 +79,6 @@ class Journal:
             self._file = beside.open("w", encoding="utf-8")
             self._write({"kind": "plan", "head": self.record.head, "expected": self._expected,
                          "expected_tests": self._expected_tests})
-            self._file.flush()
             beside.replace(self.path)
         finally:
             beside.unlink(missing_ok=True)
@@ -187,15 +195,22 @@ class Journal:
         return self.record
 
     def _line(self, content: dict[str, Any]) -> None:
-        if self._file is None:
+        if self._file is None and not self._given_up:
             self.begin()
-        self._write(content)
-        if self._file is not None:
-            self._file.flush()
+        if self._file is not None and not self.trouble.try_writing(self.path, partial(self._write, content)):
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Write no more: what stands there has no end, so nobody takes it for a whole run."""
+        file, self._file, self._given_up = self._file, None, True
+        if file is not None:
+            with suppress(OSError):  # what it holds back can't be written either
+                file.close()
 
     def _write(self, content: dict[str, Any]) -> None:
         if self._file is not None:
             self._file.write(json.dumps({**content, "sha256": fingerprint(content)}) + "\n")
+            self._file.flush()
 
 
 def _planned(planned: PlannedCell, matrix: Matrix) -> dict[str, Any]:

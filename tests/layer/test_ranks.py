@@ -89,6 +89,7 @@ def test_a_thread_that_is_ending_is_left_out(tmp_path):
     ending = 'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 1080 in _delete\n'
     waiting = ('Thread 0x2 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 327 in wait\n'
                '  File "/home/me/model.py", line 3 in forward\n')
+    ours = f'Thread 0x4 (most recent call first):\n  File "{ranks.hangup.__file__}", line 29 in _wait_and_end\n'
     main = 'Current thread 0x3 (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
-    path.write_text(ending + waiting + main)
+    path.write_text(ending + ours + waiting + main)
     assert ranks._stacks(path) == (waiting + main).strip()

@@ -136,6 +136,9 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.equivalence:CHECK",
         "outputs equal those of the eager model, within rounding noise",
         severity.WRONG,
+        (Limit("rms", "max", None, "error of a whole output over its rounding noise; 4 by default", whole=False),
+         Limit("bias", "max", None, "systematic part of the error over the noise's; 8 by default", whole=False),
+         Limit("peak", "max", None, "error of the worst element over its noise; 16 by default", whole=False)),
         ways=(severity.STRIDES,),
         compares=True,
         logs=_FORWARD,
@@ -165,6 +168,13 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         "outputs share memory exactly where eager's do, also when the model is called again",
         severity.OTHER_MEMORY,
         compares=True,
+        logs=_FORWARD,
+    ),
+    "layout": CheckEntry(
+        f"{_HERE}.layout:CHECK",
+        "outputs, inputs and buffers have eager's strides, where no timing decides about them",
+        severity.OTHER_LAYOUT,
+        (Limit("strides", "max", None, "strides that may differ; by default those that are timed or of gradients"),),
         logs=_FORWARD,
     ),
     "recompiles": CheckEntry(

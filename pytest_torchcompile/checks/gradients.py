@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchcompile.checks.layout import is_stride
 from pytest_torchcompile.checks.numerics import GRADIENT, judge_leaves, judge_zero_gradients, numerics, remark
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
@@ -17,7 +18,8 @@ __all__ = ["CHECK"]
 
 def measure(run: Trial) -> dict[str, Any]:
     """The gradients of parameters and inputs, and how many of eager's are not zero."""
-    section = numerics(run, [(label, leaf) for label, leaf in run.leaves if leaf.name.startswith(GRADIENT)])
+    section = numerics(run, [(label, leaf) for label, leaf in run.leaves
+                             if leaf.name.startswith(GRADIENT) and not is_stride(leaf)])
     return section | {"nonzero": sum(passed.gradients for passed in run.passed)}
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.findings import findings
 from pytest_torchcompile.oracle.leaf import NOTED, Leaf
+from pytest_torchcompile.oracle.limits import Limits
 from pytest_torchcompile.oracle.notes import notes, vacuous
 from pytest_torchcompile.oracle.stages import explained
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GRADIENT", "judge_leaves", "judge_zero_gradients", "located", "numerics", "remark"]
 
+_NONE: Mapping[str, float] = MappingProxyType({})
 GRADIENT = "gradient of "
 """How the oracle names the leaves that are the check `gradients`'."""
 SHOWN = 5
@@ -38,6 +41,7 @@ def numerics(run: Trial, leaves: list[tuple[str, Leaf]]) -> dict[str, Any]:
         "vacuous": vacuous(leaves),
         "zero_gradients": sorted({leaf.name for _, leaf in leaves if leaf.kind == "zero_gradient"}),
         "bitwise": len(leaves) - len(inexact),
+        "looks": Limits().over(leaf for _, leaf in inexact).looks,
         "inexact": len(inexact),
         "leaves": [{"call": label, **leaf.to_dict()} for label, leaf in inexact[:KEPT]],
     }
@@ -73,8 +77,14 @@ def _distance(leaf: Leaf) -> float:
     return max(leaf.rms, leaf.peak / 4, (leaf.bias or 0) / 2)
 
 
-def judge_leaves(section: Mapping[str, Any], what: str) -> Iterator[Problem]:
-    """One problem for each leaf that is farther off than rounding explains."""
+NOISE_LIMITS = ("rms", "bias", "peak")
+"""Limits of a matrix in units of rounding noise."""
+
+
+def judge_leaves(section: Mapping[str, Any], what: str, limits: Mapping[str, float] = _NONE) -> Iterator[Problem]:
+    """One problem for each leaf that is farther off than rounding explains, or than ``limits`` allow."""
+    chosen = {name: limits[name] for name in NOISE_LIMITS if name in limits}
+    most = Limits(**chosen, looks=section.get("looks", 0))
     if section.get("vacuous"):
         yield Problem(f"{section['vacuous']}: nothing is proved", hint="other inputs or another loss")
     elif not section["compared"]:
@@ -83,7 +93,7 @@ def judge_leaves(section: Mapping[str, Any], what: str) -> Iterator[Problem]:
                       if what == "gradient" else "return a tensor")
     leaves = [(kept["call"], Leaf.from_dict({k: v for k, v in kept.items() if k != "call"}))
               for kept in section["leaves"]]
-    found = sorted(findings(leaves), key=lambda finding: _order(finding.where))
+    found = sorted(findings(leaves, most), key=lambda finding: _order(finding.where))
     for number, finding in enumerate(found[:SHOWN]):
         evidence = finding.evidence if number else finding.evidence + located(section)
         if number == SHOWN - 1 and (rest := [f.where for f in found[SHOWN:]]):

@@ -74,7 +74,7 @@ def _differences(run: Run, side: Side, call: Callable[..., Any], fallen: Callabl
             continue
         # Where eager does not repeat itself the fallback need not repeat it either.
         if leaf.message or repeated.distance(leaf.name, fallen_back) > FAR:
-            yield problem(leaf, Limits(0, 0, 0)) or f"{leaf.name}: differs"
+            yield problem(leaf, Limits(0, 0, 0, grain=0)) or f"{leaf.name}: differs"
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchcompile.checks.layout import is_stride
 from pytest_torchcompile.checks.numerics import judge_leaves, numerics, remark
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
@@ -24,7 +25,8 @@ STEPS = 3
 
 def measure(run: Trial) -> dict[str, Any]:
     """What was compared in the steps, and how many there were."""
-    return numerics(run, run.trained) | {"steps": run.steps if run.trained else 0, "rate": run.rate}
+    section = numerics(run, [(label, leaf) for label, leaf in run.trained if not is_stride(leaf)])
+    return section | {"steps": run.steps if run.trained else 0, "rate": run.rate}
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:

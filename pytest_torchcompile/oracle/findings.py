@@ -31,6 +31,9 @@ class Finding:
 
 def findings(leaves: Iterable[tuple[str, Leaf]], limits: Limits | None = None) -> list[Finding]:
     """One finding for each leaf and kind that is a problem in some call, in the order of the first."""
+    leaves = list(leaves)
+    if limits is None:
+        limits = Limits().over(leaf for _, leaf in leaves)
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for label, leaf in leaves:
         text = problem(leaf, limits)

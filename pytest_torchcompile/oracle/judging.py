@@ -97,7 +97,7 @@ def _measured(
     if leaf.message:
         return leaf
     systematic = Projections(scale.weights)
-    squares = zeros = peak = most = 0.0
+    squares = zeros = peak = most = farthest = largest = 0.0
     start = wrong = worst = blind = 0
     first = None
     for part, (found, seen) in stretches(scale, c, e):
@@ -110,6 +110,8 @@ def _measured(
         most = max(most, float(signal.amax()))
         blind += int((part.noise * limits.rms >= part.exact.abs().clamp_(min=scale.levels.typical)).sum())
         wrong += int((ratio > limits.rms).sum())
+        farthest = max(farthest, float(error.abs().amax()))
+        largest = max(largest, float(part.exact.abs().amax()))
         top = float(ratio.amax())
         if top > peak:
             peak, worst = top, start + int(ratio.argmax())
@@ -125,9 +127,20 @@ def _measured(
         rms=(squares / count) ** 0.5,
         bias=scale.noise.excess(systematic, _BIAS_FLOOR / limits.bias if limits.bias else 0.0),
         peak=peak,
+        grain=_grain(farthest, largest, scale.dtype),
         wrong=wrong / count,
         blind=count if nothing else min(count, leaf.blind + blind),
     )
+
+
+_TALL = 16.0
+"""Larger values, such as masks of -1e9, excuse no more than this one."""
+
+
+def _grain(farthest: float, largest: float, dtype: torch.dtype) -> float | None:
+    """See ``Leaf.grain``; None for a leaf of zeros."""
+    step = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) * min(largest, _TALL)
+    return farthest / step if step else None
 
 
 def _not_finite(

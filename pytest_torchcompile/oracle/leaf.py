@@ -40,6 +40,9 @@ class Leaf:
     """Systematic part of the error (its projections on the result and on a constant) over the noise's."""
     peak: float | None = None
     """Largest error of one element over the noise of that element."""
+    grain: float | None = None
+    """Largest error of one element over one eps of the leaf's largest value, where that is 16 or less: of float32's
+    eps for narrower dtypes too. Kernels that approximate (erf, expm1) are right to that, and no better near zero."""
     undecidable: int = 0
     """Discrete elements that differ and that rounding alone flips too: ties of argmax, top-k, comparisons."""
     blind: int = 0
@@ -86,7 +89,7 @@ class Leaf:
     def from_dict(cls, plain: dict[str, Any]) -> Leaf:
         """Read :meth:`to_dict` back; keys of a newer version are ignored."""
         known = {field.name: plain[field.name] for field in fields(cls) if field.name in plain}
-        for name in ("rms", "bias", "peak", "wrong"):
+        for name in ("rms", "bias", "peak", "grain", "wrong"):
             if isinstance(known.get(name), str):
                 known[name] = float(known[name])
         for name in ("eager", "compiled", "expected"):

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcompile.oracle.dice import Dice
-from pytest_torchcompile.oracle.operators import PRODUCTS, Operator, operator, terms
+from pytest_torchcompile.oracle.operators import APPROXIMATED, PRODUCTS, Operator, operator, terms
 from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, key_of
 from pytest_torchcompile.oracle.units import unit_of, widened
 
@@ -93,7 +93,25 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for result, fresh in zip(_several(out), about.fresh, strict=False):
             if fresh:
                 self._round_all(result, rounding.unit)
+        if about.name in APPROXIMATED and self._real(out):
+            self._approximate(out, args, about.name.endswith("_backward"))
         return out
+
+    def _approximate(self, out: torch.Tensor, args: tuple[Any, ...], backward: bool) -> None:
+        """An error in absolute terms, of the size of the function's arguments where those are larger than 1.
+
+        The accumulator's unit, 6e-8 in float32: the usual error, of which the largest are several times as large.
+        gelu(x) is x times a number that is known so well, and its backward that number times the gradient.
+        """
+        scale = torch.ones_like(out)
+        self._dice.disturb(scale, self.factor * self.accumulator)
+        scale.sub_(1)
+        sizes = [tensor.detach().abs() for tensor in args if self._real(tensor) and tensor.shape == out.shape]
+        if backward:
+            scale.mul_(sizes.pop(0))
+        for size in sizes:
+            scale.mul_(size.clamp(min=1))
+        out.add_(scale)
 
     def _rounding(self, about: Operator, args: tuple[Any, ...]) -> Rounding:
         known = self._roundings.get(key_of(about, args))

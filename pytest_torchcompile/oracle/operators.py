@@ -10,10 +10,15 @@ from typing import Any
 
 import torch
 
-__all__ = ["PRODUCTS", "Operator", "operator", "terms"]
+__all__ = ["APPROXIMATED", "PRODUCTS", "Operator", "operator", "terms"]
 
 PRODUCTS = frozenset({"addmm", "addmv", "baddbmm", "bmm", "mm", "mv"})
 """Matrix products, each linear in two tensors."""
+
+APPROXIMATED = frozenset({"celu", "elu", "erf", "erfc", "erfinv", "gelu", "gelu_backward", "selu"})
+"""Functions that kernels approximate to an absolute error: near their zeros that is far more than one rounding.
+
+Not expm1 and log1p, which are there to be right near zero."""
 
 # Operators that only move, choose or count values: what they return is one of their inputs, exactly.
 _EXACT = frozenset({

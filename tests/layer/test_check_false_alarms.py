@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.checks import load
+from pytest_torchcompile.checks import layout, load
 from pytest_torchcompile.dims import Dim
+from pytest_torchcompile.instruments.timed import autotunes, pads_by_timing
 from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Job, Observation
 from pytest_torchcompile.runner import run_cell
@@ -66,3 +67,77 @@ def test_a_number_that_is_no_dim_stays_a_value():
     (often,) = check(section | {"recompiles": [found, found]}, {})
     assert often.message == "2 recompile(s), 1 explained by 3 size(s) with dynamic=auto"
     assert often.hint.startswith("past is the dim past itself")
+
+
+class Padded(nn.Module):
+    """Returns a result of matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 5)
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def rows():
+    return torch.randn(4, 6)
+
+
+def padding(graph, example):
+    """A backend that lays its outputs out in rows of eight, as Inductor does where it finds that faster."""
+
+    def run(*inputs):
+        return [torch.empty_strided(y.shape, (8, 1)).copy_(y) if y.ndim == 2 else y for y in graph(*inputs)]
+
+    return run
+
+
+def stored(timed, name="output"):
+    return {"raised": None, "compared": 3, "strides": [
+        {"name": name, "eager": "(5, 1)", "compiled": "(8, 1)", "timed": timed, "calls": ["call 1", "call 1, again"]}]}
+
+
+def test_strides_are_the_check_layout_and_no_other():
+    """Numbers that are equal pass `equivalence`, however they lie in memory."""
+    seen = observed(Padded, rows, "equivalence", "layout", backend=f"{__name__}:padding", phase="inference")
+    found = judge(seen, ["equivalence", "layout"], {})
+    assert found["equivalence"].verdict == "pass"
+    (problem,) = found["layout"].problems
+    assert problem.message == "output: stride is (5, 1) in eager, (8, 1) compiled"
+    assert "and in 2 more call(s)" in problem.evidence
+    assert judge(seen, ["layout"], {"strides": 1})["layout"].verdict == "pass"
+
+
+def test_what_a_stopwatch_may_have_decided_is_told_and_fails_nothing():
+    """Nor do the strides of gradients; the limit counts them all."""
+    check = load("layout")
+    assert [p.message for p in check.judge(stored(""), {})] == ["output: stride is (5, 1) in eager, (8, 1) compiled"]
+    for section in (stored("autotuning"), stored("", "gradient of net.weight")):
+        assert list(check.judge(section, {})) == []
+        assert check.remark(section).startswith("1 stride(s) differ, which are not promised or allowed")
+        assert list(check.judge(section, {"strides": 1})) == []
+    assert check.remark(stored("autotuning")).endswith("; autotuning may have decided by timing")
+    (counted,) = check.judge(stored("autotuning"), {"strides": 0})
+    assert counted.message.endswith("(8, 1) compiled; autotuning may have decided by timing")
+
+
+@pytest.mark.parametrize(("settings", "devices", "tuned", "padded"), [
+    ({"backend": "inductor"}, {"cpu"}, False, False),
+    ({"backend": "inductor"}, {"cuda", "cpu"}, False, True),
+    ({"backend": "inductor", "options": {"shape_padding": False}}, {"cuda"}, False, False),
+    ({"backend": "inductor", "options": {"force_shape_pad": True}}, {"cuda"}, False, False),
+    ({"backend": "inductor", "mode": "max-autotune"}, {"cpu"}, True, False),
+    ({"backend": "aot_eager"}, {"cuda"}, False, False),
+])
+def test_where_inductor_uses_a_stopwatch(settings, devices, tuned, padded):
+    """On a GPU it times whether to pad; autotuning times everywhere."""
+    assert (autotunes(settings), pads_by_timing(settings, devices)) == (tuned, padded)
+
+
+def test_another_order_of_axes_is_no_padding():
+    """channels_last that was lost comes of no stopwatch."""
+    assert layout._is_padding("(5, 1)", "(8, 1)")
+    assert not layout._is_padding("(1, 5)", "(5, 1)")
+    assert not layout._is_padding("(8, 1)", "(5, 1)")
+    assert not layout._is_padding("(5, 1)", "None")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from torch.utils import _pytree as pytree
 from pytest_torchcompile import CompileConfig, compare, maybe_compile, zoo
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.checks import safe_fallback
+from pytest_torchcompile.checks import load, safe_fallback
 from pytest_torchcompile.checks.numerics import judge_leaves, numerics, remark
 from pytest_torchcompile.instruments import frames
 from pytest_torchcompile.instruments.sites import owner
@@ -25,7 +26,9 @@ from pytest_torchcompile.observation import Job, Observation
 from pytest_torchcompile.oracle import held, recorder
 from pytest_torchcompile.oracle.aliasing import alias_pairs
 from pytest_torchcompile.oracle.chances import chances, compare_chances
-from pytest_torchcompile.oracle.limits import note, problem
+from pytest_torchcompile.oracle.findings import findings
+from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.limits import Limits, note, problem
 from pytest_torchcompile.oracle.paths import leaves_of
 from pytest_torchcompile.oracle.properties import attributes, properties
 from pytest_torchcompile.oracle.recorder import record
@@ -333,3 +336,76 @@ def test_frames_of_ours_are_never_the_users():
     for module in (held, recorder, frames):
         assert owner(module.__file__, str(Path(module.__file__).parents[2])) == "ours"
     assert owner(zoo.__file__, str(Path(zoo.__file__).parents[1])) == "mine"
+
+
+def approximated(graph, example):
+    """A backend whose gelu is that of Inductor on a CPU: right to 1e-7 times its argument, also where it is near 0."""
+
+    def run(x):
+        wave = torch.sin(torch.arange(x.numel()) * 1.7).view(x.shape)
+        return [graph(x)[0] + 1.0e-7 * wave * x.abs().clamp(min=1)]
+
+    return run
+
+
+def test_an_approximation_is_right_in_absolute_terms():
+    """gelu of -5 is -1.4e-6: an error of 5e-7 there is none, one of 1e-5 is."""
+    x = torch.linspace(-6, 6, 2048)
+    found = compare(nn.functional.gelu, [x], CompileConfig(enabled=True, backend=approximated), train=False)
+    assert found.ok, str(found)
+
+    def off(graph, example):
+        return lambda x: [graph(x)[0] + 1e-5]
+
+    wrong = compare(nn.functional.gelu, [x], CompileConfig(enabled=True, backend=off), train=False, locate=False)
+    assert [problem.kind for problem in wrong.problems if problem.where == "output"] == ["value"]
+
+
+NEAR = Leaf("output", "value", numel=4, rms=9.0, bias=1.0, peak=9.0, index=(1,), eager=1e-9, compiled=2e-9,
+            expected=1e-9)
+
+
+def test_less_than_one_eps_of_the_largest_value_is_a_note():
+    """No problem and no fallback; above it, and where no such size is known, limits decide."""
+    assert problem(replace(NEAR, grain=0.9)) is None
+    assert "9 times the rounding noise (limit 7), but less than one eps of its largest value" in note(
+        replace(NEAR, grain=0.9))
+    assert problem(replace(NEAR, grain=1.1)) is not None
+    assert note(replace(NEAR, grain=1.1)) is None
+    assert problem(NEAR) is not None
+    assert problem(replace(NEAR, grain=0.9), Limits(0, 0, 0, grain=0)) is not None
+
+
+def test_masks_do_not_widen_what_is_excused():
+    """Beside -1e9 one eps of the largest value would be 119: a value of 16 is the largest that counts."""
+    def masked(x):
+        return torch.cat([torch.sin(x), torch.full((8,), -1e9)]) * 1.1
+
+    def off(graph, example):
+        return lambda x: [torch.cat([y[:-8] + 5e-6, y[-8:]]) for y in graph(x)]
+
+    x = torch.linspace(-2, 2, 256)
+    wrong = compare(masked, [x], CompileConfig(enabled=True, backend=off), train=False, locate=False)
+    assert "output" in {problem.where for problem in wrong.problems}
+
+
+def test_the_worst_of_many_elements_may_be_further_off():
+    """resnet18: 1 of 2,359,296 was 16.2 times its noise; the number of all elements looked at counts."""
+    worst = Leaf("gradient of w", "gradient", numel=2_359_296, rms=1.0, bias=1.0, peak=16.2)
+    assert problem(worst) is None
+    assert problem(replace(worst, peak=25.0)) is not None
+    small = replace(worst, numel=4096)
+    assert problem(small) is not None
+    assert findings([("call 1", small)]) != []
+    beside = replace(worst, name="other", peak=3.0)
+    assert findings([("call 1", small), ("call 1", beside)]) == []
+    assert findings([("call 1", replace(small, peak=25.0)), ("call 1", beside)]) != []
+
+
+def test_equivalence_takes_limits_in_units_of_noise():
+    """A matrix sets them with a reason; they hold for what was stored, too."""
+    section = numerics(SimpleNamespace(compiled=SimpleNamespace(error=None)), [("call 1", NEAR)]) | {"raised": None}
+    check = load("equivalence").judge
+    assert "9 times the rounding noise (limit 7)" in next(iter(check(section, {}))).message
+    assert list(check(section, {"rms": 6, "peak": 20})) == []
+    assert list(check(section, {"rms": 6, "peak": 8})) != []

@@ -24,7 +24,7 @@ class Reference:
     ``same-precision``  the model is float64 already: a run of it, noise of one unit in the last place
     ``float32``         half precision where float64 can't be had: the same in float32
     ``float64-inputs``  float64 without a look at the operators; noise by perturbed parameters and inputs
-    ``eager-draws``     a model spread over ranks: eager itself; noise by perturbed parameters and inputs
+    ``eager-draws``     spread over ranks, or nothing wider runs: eager itself; perturbed parameters and inputs
     ``eager-only``      nothing wider can be had: eager itself, and a scale made from its dtype
     ==================  ====================================================================================
     """
@@ -35,7 +35,7 @@ class Reference:
         self.why = ""
         """Why it is not ``float64``."""
         self.unit = 0.0
-        """Of ``eager-only``: the unit roundoff of a narrower dtype in which parts are known to have run."""
+        """Of a scale made from the dtype: the unit roundoff of a narrower dtype in which parts are known to run."""
         self.draws = 0
         """How many noise draws the estimates hold."""
         self.estimates: dict[str, Estimate] = {}

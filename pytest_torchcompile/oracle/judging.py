@@ -37,6 +37,8 @@ def continuous(
     leaf = replace(leaf, against=reference.kind, why=reference.why)
     if not estimate.draws:
         return _measured(leaf, e, c, assumed(e, dtype, estimate, reference.unit), limits)
+    if reference.kind == "eager-draws":
+        return _without_wide(leaf, e, c, estimate, reference, limits)
     scale = drawn(e, dtype, estimate, with_eager=True)
     mine, *others = scale.noise.means
     if mine <= _UNFIT**2 * max(sum(others) / len(others), 1.0):
@@ -48,6 +50,20 @@ def continuous(
     if problem(from_reference, limits) is None:
         return from_reference
     return _measured(replace(leaf, against="eager"), e, c, replace(alone, centre=e, eager=e), limits, estimate)
+
+
+def _without_wide(
+    leaf: Leaf, e: torch.Tensor, c: torch.Tensor, estimate: Estimate, reference: Reference, limits: Limits
+) -> Leaf:
+    """Measure from eager itself: by what disturbed inputs do to it, or by a scale from the dtype where that is wider.
+
+    Neither bounds all rounding: disturbed inputs know how ill-conditioned the program is, the dtype how it accumulates.
+    """
+    by_draws = _measured(leaf, e, c, drawn(e, e.dtype, estimate, with_eager=False), limits, estimate)
+    if problem(by_draws, limits) is None:
+        return by_draws
+    by_dtype = _measured(leaf, e, c, assumed(e, e.dtype, None, reference.unit), limits)
+    return by_draws if problem(by_dtype, limits) else by_dtype
 
 
 def discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, reference: Reference) -> Leaf:

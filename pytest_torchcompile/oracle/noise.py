@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcompile.oracle.dice import Dice
+from pytest_torchcompile.oracle.emulated import wide_version
 from pytest_torchcompile.oracle.operators import APPROXIMATED, PRODUCTS, Operator, operator, terms
 from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, key_of
 from pytest_torchcompile.oracle.units import unit_of, widened
@@ -72,12 +73,13 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return drawn
         if not about.writes:
             args = self._widened(args)
+        run = wide_version(about.name, func)
         if not self.factor or about.random or (about.exact and about.copies is None):
-            return func(*args, **kwargs)
+            return run(*args, **kwargs)
         rounding = self._rounding(about, args)
         if about.copies is not None:
-            return self._copied(func(*args, **kwargs), rounding.unit, narrow)
-        return self._noisy(func, about, args, kwargs, rounding)
+            return self._copied(run(*args, **kwargs), rounding.unit, narrow)
+        return self._noisy(run, about, args, kwargs, rounding)
 
     def _noisy(
         self, func: Any, about: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], rounding: Rounding

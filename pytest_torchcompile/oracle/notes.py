@@ -13,6 +13,7 @@ _VALUES = frozenset({"value", "gradient", "buffer", "mutation", "nondeterministi
 _KINDS = {
     "float32": "measured from a float32 run, not from a float64 one",
     "float64-inputs": "noise was drawn on parameters and inputs, not at every operator",
+    "eager-draws": "measured from eager itself; noise was drawn on its parameters and inputs",
     "eager-only": "measured from eager itself, with a tolerance made from the dtype",
 }
 

@@ -103,6 +103,16 @@ class Program:
             self._widest.clear()
         return seen
 
+    def disturbed(self, disturb: Callable[[torch.Tensor], None]) -> Recording:
+        """Run a copy in the model's own precision; ``disturb`` is given each of its floating tensors first."""
+        module, batch, also = twin(self.module), self.batch.clone(), [each.clone() for each in self.also]
+        inputs = [tensor for each in (batch, *also) for tensor in each.tensors()]
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers(), *inputs):
+                if tensor.is_floating_point() or tensor.is_complex():
+                    disturb(tensor)
+        return self._record(module, batch, also, None, sparing=True)
+
     def _record(
         self, module: torch.nn.Module, batch: Batch, also: Sequence[Batch], mode: AbstractContextManager[Any] | None,
         sparing: bool

@@ -20,6 +20,8 @@ from pytest_torchcompile.oracle.units import FLOAT32_UNIT, unit_of
 
 __all__ = ["DRAWS", "reference"]
 
+_ROUNDINGS = 4.0
+"""How many roundings parameters and inputs are disturbed by where nothing wider than eager runs."""
 DRAWS = (1, 4, 36)
 """Noise draws that a comparison has: at first, after a first suspicion, before a suspicion becomes a verdict."""
 
@@ -80,6 +82,11 @@ class _Runs(Reference):
                 break
             reasons.append(reason)
         else:
+            self.kind = "eager-draws"
+            if self._draw_from_eager():
+                reasons.append("noise is what disturbed parameters and inputs make of eager itself")
+                self.why = "; ".join(reasons)
+                return
             self.kind = "eager-only"
             self._expect(self.twin())
             if self.twin().error is not None:
@@ -98,6 +105,14 @@ class _Runs(Reference):
             self._draw(1.0)
             tries += 1
         return "" if self.draws else f"{kind}: every run with noise raised, the last one {self._refused}"
+
+    def _draw_from_eager(self) -> bool:
+        """Take eager itself for what is expected, and draw noise in its own precision; whether that worked."""
+        if self.twin().error is not None:
+            return False
+        self._expect(self.twin(), self._ranges())
+        self._draw(1.0)
+        return bool(self.draws)
 
     def _ranges(self) -> dict[str, float]:
         """Where the range of each leaf's dtype ends; asked only of float16, whose end programs do reach."""
@@ -156,11 +171,23 @@ class _Runs(Reference):
                 estimate.add(values.get(name), plain=noise == 1)
 
     def _run(self, noise: float) -> Recording:
+        if self.kind == "eager-draws":
+            return self._eagerly(noise)
         wide = torch.float32 if self.kind == "float32" else torch.float64
         try:
             return self._wide(wide, noise)
         except Exception as error:  # a device without float64, no memory for it
             return Recording(error=Fault.of(error, "widening"))
+
+    def _eagerly(self, noise: float) -> Recording:
+        """Eager with its parameters and inputs disturbed by a few roundings: less would be rounded away, and each
+        operator behind them rounds once more."""
+        if not noise:
+            return self.program.eager()
+        try:
+            return self.program.disturbed(lambda tensor: self._disturb(tensor, _ROUNDINGS * noise * self.unit))
+        except Exception as error:  # tensors that refuse to be written to
+            return Recording(error=Fault.of(error, "disturbing"))
 
     def _wide(self, wide: torch.dtype, noise: float) -> Recording:
         if self.kind == "float64-inputs":

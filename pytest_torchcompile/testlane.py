@@ -30,8 +30,6 @@ CARRIED: Final = "compile_test"
 PLANNED: Final = "compile_tests_planned"
 """What a worker of xdist tells at its end: the node ids of its tests that use our fixtures."""
 PACKAGE: Final = Path(__file__).parent
-OURS: Final = b'"compile_matrix"'
-"""Stands in a report file that has our block."""
 EVIDENCE: Final = 6000
 """Characters of a failure's text that are kept."""
 
@@ -158,10 +156,6 @@ class OwnReport:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.record: Record | None = None
-        self.is_worker = hasattr(config, "workerinput")
-        self.path = Path(config.option.json_report_file)
-        if not self.is_worker and _holds_our_block(self.path):
-            self._replace_old_report()
 
     def expect_tests(self, nodeids: Iterable[str]) -> None:
         """Take note of tests that will be run."""
@@ -198,22 +192,8 @@ class OwnReport:
             self.record = Record(head_without_matrix(self.config.rootpath))
         return self.record
 
-    def _replace_old_report(self) -> None:
-        """Replace an earlier report by one without a verdict: if this run is killed, the earlier one must not pass."""
-        from pytest_torchcompile.report.jsonfile import write_block
-        from pytest_torchcompile.report.record import Record, head_without_matrix
-
-        write_block(self.path, Record(head_without_matrix(self.config.rootpath)).block())
-
 
 _ATTEMPT = pytest.StashKey[_Attempt]()
-
-
-def _holds_our_block(path: Path) -> bool:
-    try:
-        return path.is_file() and OURS in path.read_bytes()
-    except OSError:
-        return False
 
 
 def _record_test(item: pytest.Item, attempt: _Attempt) -> RecordedTest:

@@ -9,15 +9,10 @@ from pytest_torchcompile.report.files import replace
 from pytest_torchcompile.report.seal import sealed
 from pytest_torchcompile.report.strictjson import dumps
 
-__all__ = ["save_whole", "write_block"]
+__all__ = ["save_whole"]
 
 
 def save_whole(config: Any) -> None:
     """Have pytest-json-report write its file at once: it writes it bit by bit, and a kill would leave a part of it."""
     plugin, indent = config._json_report, config.option.json_report_indent
     plugin.save_report = lambda path: replace(Path(path), sealed(dumps(plugin.report, indent)))
-
-
-def write_block(path: Path, block: dict[str, Any]) -> None:
-    """Write a report that has nothing but our block."""
-    replace(path, sealed(dumps({"compile_matrix": block})))

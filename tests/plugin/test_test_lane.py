@@ -203,15 +203,25 @@ def test_what_was_planned_and_never_ran(repo, capsys):
 
 
 def test_a_killed_run_leaves_no_old_green(repo, capsys):
-    """What the run before has left is replaced at the start."""
+    """What the run before has left is marked at the start; a mistake on the command line comes after that, too."""
     repo.file("test_one.py", ONE + "\ndef test_kill():\n    import os\n    if 'KILL' in os.environ:\n"
                                    "        os.kill(os.getpid(), 9)\n")
     arguments = ("--json-report", "--json-report-file=report.json")
     repo.run(*arguments, option="").assert_outcomes(passed=2)
+    green = (repo.path / "report.json").read_bytes()
     assert main(["gate", str(repo.path / "report.json")]) == 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KILL", "1")
-        repo.run(*arguments, option="")
-    capsys.readouterr()
-    assert main(["gate", str(repo.path / "report.json")]) == 2
-    assert "the run did not end by itself" in capsys.readouterr().out
+    for more, variable in ((), "KILL"), (("--no-such-option",), "UNUSED"):
+        (repo.path / "report.json").write_bytes(green)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(variable, "1")
+            repo.run(*arguments, *more, option="")
+        capsys.readouterr()
+        assert main(["gate", str(repo.path / "report.json")]) == 2
+        assert "is of an earlier" in capsys.readouterr().out
+
+
+def test_what_only_lists_tests_marks_nothing(repo):
+    repo.file("report.json", '{"compile_matrix": {}}')
+    repo.file("test_plain.py", "def test_plain():\n    pass\n")
+    repo.run("--json-report", "--json-report-file=report.json", "--markers", option="")
+    assert (repo.path / "report.json").read_text() == '{"compile_matrix": {}}'

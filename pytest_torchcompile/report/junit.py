@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 from xml.etree import ElementTree
 
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.announcement import WORDS, sentence
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.gate import Outcome
@@ -93,7 +94,8 @@ def _causes(outcome: Outcome) -> dict[str, list[Finding]]:
 def _told(finding: Finding, cell: str) -> str:
     """The whole of a cause in its first cell, and there it is said in the others."""
     if cell != finding.cells[0]:
-        return f"{finding.text}\n(one cause in {len(finding.cells)} cells, told at {finding.cells[0]})"
+        cells = count(len(finding.cells), "cell")
+        return f"{finding.text}\n(one cause in {cells}, told at {finding.cells[0]})"
     return "\n".join(filter(None, (finding.text, finding.evidence, *finding.lines, finding.hint and
                                    f"try {finding.hint}")))
 

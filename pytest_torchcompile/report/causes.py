@@ -186,6 +186,9 @@ def _add_consequences(cause: Cause, sighting: _Sighting, wanted: frozenset[str])
     for verdict in verdicts:
         if verdict.verdict not in wanted or verdict.check in (*cause.checks, *cause.consequences):
             continue
+        if {problem.message for problem in verdict.problems} == {sighting.problem.message}:
+            cause.checks.append(verdict.check)  # the cell has no result, of which no check follows from another
+            continue
         roots = {follows(verdict, problem, verdicts) for problem in verdict.problems}
         if roots == {sighting.verdict.check}:
             cause.consequences.append(verdict.check)

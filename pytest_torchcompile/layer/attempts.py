@@ -22,7 +22,8 @@ RESULTS: Final = {
     "fallback_eager": (logging.WARNING, "it runs eagerly from now on"),
     "user_error": (logging.INFO, "it raises without torch.compile too"),
     "raised": (logging.ERROR, "the failure is raised"),
-    "cannot_fall_back": (logging.ERROR, "the failure is raised, because to go on eagerly could give wrong results"),
+    "cannot_fall_back": (logging.ERROR, "the failure is raised, because to end this step eagerly could give wrong "
+                         "results"),
 }
 """What a record's ``result`` can be, its level, and what it means for the model."""
 

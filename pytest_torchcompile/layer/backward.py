@@ -9,16 +9,21 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
+
+from pytest_torchcompile.layer.copies import SMALL, Before, copied_before
+from pytest_torchcompile.layer.double_backward import differentiable_twice
+from pytest_torchcompile.layer.effects import Effects, effects_of
 
 if TYPE_CHECKING:
     from pytest_torchcompile.layer.fallback import Guard
 
 __all__ = ["guard_backward"]
 
+_NOTHING: Final = Before((), ())
 _DEPTH = 3
 """Nodes between an output and the compiled function: AOTAutograd makes views and copies of what it returns."""
 
@@ -43,6 +48,7 @@ def _put(function: Any, guard: weakref.ref[Guard]) -> None:
     backward = _Backward(function, guard)
     function._guarded = backward
     function._backward_impl = staticmethod(backward.run)
+    function.backward = staticmethod(differentiable_twice(function, guard))
 
 
 class _Backward:
@@ -52,6 +58,8 @@ class _Backward:
         self.compiled, self.info, self.guard = function._backward_impl, function._lazy_backward_info, guard
         self.fresh = True
         self.failed = False
+        self.effects: Effects | None = Effects()
+        """What a run changes besides the gradients; None where nobody knows."""
 
     def run(self, ctx: Any, args: list[Any]) -> Any:
         """What ``_backward_impl`` does; ``args`` are taken away while compiled code runs."""
@@ -59,6 +67,9 @@ class _Backward:
             return self._eagerly(args)
         count = len(args)
         kept = list(args) if self.fresh else None
+        if self.fresh and not self._harmless():
+            self.effects = effects_of(self._module, args) if self._module is not None else None
+        before = self._copied_before(args)
         began = time.perf_counter() if self.fresh else 0.0
         try:
             result = self.compiled(ctx, args)
@@ -69,22 +80,30 @@ class _Backward:
                 self._note_seconds(time.perf_counter() - began)
             self.fresh = False
             return result
-        return self._mend(kept or (args if len(args) == count else None), failure)
+        return self._mend(kept or (args if len(args) == count else None), failure, before)
+
+    def _copied_before(self, args: list[Any]) -> Before | None:
+        """What a run is about to change. Nearly always nothing."""
+        if self.effects is not None and self.effects.none:
+            return _NOTHING
+        return copied_before(self.effects, args, None if self.fresh else SMALL)
 
     def _note_seconds(self, seconds: float) -> None:
         """The first run compiles first, which is nearly all of it."""
         if (guard := self.guard()) is not None:
             guard.seconds += seconds
 
-    def _mend(self, args: list[Any] | None, error: Exception) -> Any:
+    def _mend(self, args: list[Any] | None, error: Exception, before: Before | None) -> Any:
         guard = self.guard()
         if guard is None:
             raise error
         if guard.trial or guard.attempt.config.fail_policy == "raise":
             guard.failed_backward(error)
-        if args is None or self._module is None or not self._harmless():
+        if args is None or self._module is None or before is None:
             guard.refuse(error, "its compiled backward pass raised while it ran. The gradients of this step are "
                                 "incomplete: drop them, and give maybe_compile a sample batch", "backward")
+        else:
+            before.restore()
         try:
             result = self._eagerly(args)
         except Exception:
@@ -99,6 +118,8 @@ class _Backward:
 
     def _harmless(self) -> bool:
         """Whether it can run again after it has begun: it draws nothing and writes to nothing."""
+        if self._module is None:
+            return True
         targets = [n.target for n in self._module.graph.nodes if n.op == "call_function"]
         return not any(isinstance(t, torch._ops.OpOverload) and (
             t._schema.is_mutable or torch.Tag.nondeterministic_seeded in t.tags) for t in targets)

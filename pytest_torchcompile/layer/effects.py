@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Before", "Effects", "effects_of"]
+__all__ = ["Effects", "effects_of"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,10 @@ class Effects:
     def none(self) -> bool:
         """Running it again, or for the first time after a failed run, gives the same."""
         return not self.mutated and not self.draws
+
+    def written_bytes(self, args: Sequence[Any]) -> int:
+        """The size of the inputs that a run writes to."""
+        return sum(args[place].nbytes for place in self.mutated)
 
 
 def effects_of(graph: Callable[..., Any], args: Sequence[Any]) -> Effects | None:
@@ -49,7 +53,7 @@ def effects_of(graph: Callable[..., Any], args: Sequence[Any]) -> Effects | None
 
 
 def _seen(mode: Any, graph: Callable[..., Any], args: Sequence[Any]) -> Effects:
-    fakes = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in args]
+    fakes = [_fake(mode, arg) if isinstance(arg, Tensor) else arg for arg in args]
     places: dict[int, list[int]] = {}
     for place, fake in enumerate(fakes):
         if isinstance(fake, Tensor):
@@ -58,6 +62,18 @@ def _seen(mode: Any, graph: Callable[..., Any], args: Sequence[Any]) -> Effects:
         graph(*fakes)
     mutated = {place for storage in seen.written for place in places.get(storage, ())}
     return Effects(tuple(sorted(mutated)), seen.draws)
+
+
+def _fake(mode: Any, tensor: Tensor) -> Any:
+    """A tensor without values; but of a number that Dynamo passes in a tensor, with it, because the graph asks for it.
+
+    Dynamo wraps floats (the ``eps`` of a norm) in graphs with dynamic sizes. ``FakeTensorConverter.from_real_tensor``
+    (torch/_subclasses/fake_tensor.py, torch 2.8 to 2.15).
+    """
+    if tensor.ndim or tensor.dtype is not torch.float64 or tensor.device.type != "cpu" or tensor.requires_grad:
+        return mode.from_tensor(tensor)
+    # A copy, because operators on known values are really run.
+    return mode.fake_tensor_converter.from_real_tensor(mode, tensor.clone(), make_constant=True)
 
 
 def _storage(tensor: Tensor) -> int:
@@ -96,31 +112,3 @@ def _arguments(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> It
             yield argument, args[place]
         elif argument.name in kwargs:
             yield argument, kwargs[argument.name]
-
-
-class Before:
-    """Copies of what a run is about to change; :meth:`restore` puts it back.
-
-    Values are put back without advancing version counters, as if nothing had been written.
-    """
-
-    def __init__(self, effects: Effects, args: Sequence[Any]) -> None:
-        self._saved = [(args[place], args[place].detach().clone()) for place in effects.mutated]
-        self._random = _random_states(args) if effects.draws else []
-
-    def restore(self) -> None:
-        """Put values and random states back."""
-        for tensor, value in self._saved:
-            tensor.data.copy_(value)
-        for put_back, state in self._random:
-            put_back(state)
-
-
-def _random_states(args: Sequence[Any]) -> list[tuple[Callable[[Tensor], None], Tensor]]:
-    found: list[tuple[Callable[[Tensor], None], Tensor]] = [(torch.set_rng_state, torch.get_rng_state())]
-    devices = {arg.device for arg in args if isinstance(arg, Tensor) and arg.device.type not in ("cpu", "meta")}
-    for device in devices:
-        module = torch.get_device_module(device)
-        found.append((lambda state, m=module, d=device: m.set_rng_state(state, d),  # type: ignore[misc]
-                      module.get_rng_state(device)))
-    return found

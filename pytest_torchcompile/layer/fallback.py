@@ -101,9 +101,11 @@ class Guard:
             raise error
 
     def refuse(self, error: BaseException, why: str, phase: str = "call") -> None:
-        """Raise :class:`CannotFallBack`."""
+        """Raise :class:`CannotFallBack`. Calls from then on run eagerly, if none is left to be recomputed."""
         if not self.trial:
             self._log("cannot_fall_back", phase, error, f"{headline(error)}; {why}")
+            if not self.outstanding.count:  # the step is lost, and the next one does not depend on it
+                self.drop()
         raise CannotFallBack(f"{self.attempt.model}, compiled, failed ({headline(error)}), and to go on eagerly could "
                              f"give other results than eager gives: {why}.") from error
 

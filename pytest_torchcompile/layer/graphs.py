@@ -1,8 +1,9 @@
 """The backend of a guarded model: what a compiled graph does when it raises.
 
 Beside what the backend made, the captured graph itself is kept. A compiled graph that raises is run eagerly instead, on
-the same inputs, if they are as they were: if it writes to nothing, or if it is its first run, before which what it
-writes to was copied. Where eager raises as well, that is the user's exception, and goes through.
+the same inputs, if they are as they were: if it writes to nothing, or if what it writes to was copied before. It is
+copied before the first run, and before each where it is little: random states and statistics, not caches. Where eager
+raises as well, that is the user's exception, and goes through.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from torch.utils import _pytree as pytree
 
 from pytest_torchcompile.layer.backward import guard_backward
 from pytest_torchcompile.layer.checkpointing import in_backward
-from pytest_torchcompile.layer.effects import Before, Effects, effects_of
+from pytest_torchcompile.layer.copies import SMALL, Before, Rewinding, copied_before
+from pytest_torchcompile.layer.double_backward import Differentiable
+from pytest_torchcompile.layer.effects import Effects, effects_of
 from pytest_torchcompile.layer.fallback import RAN, Guard, of_this_call
 
 __all__ = ["Backend"]
@@ -48,7 +51,7 @@ class Backend:
             if (guard := self.guard()) is not None:
                 guard.refused = error
             raise
-        return _run_of(_Graph(_written(compiled), kept, self.guard))
+        return _run_of(_Graph(_written(compiled), kept, self.guard, _fixed_places(example_inputs)))
 
     def __eq__(self, other: object) -> bool:
         return (isinstance(other, Backend) and bool(self.inner == other.inner)
@@ -56,6 +59,15 @@ class Backend:
 
     def __hash__(self) -> int:
         return hash(Backend)  # torch's own backends have no hash
+
+
+def _fixed_places(example_inputs: Sequence[Any]) -> frozenset[int]:
+    """The inputs without dynamic sizes: those of the examples are symbols."""
+    found = set()
+    for place, example in enumerate(example_inputs):
+        if isinstance(example, Tensor) and all(type(size) is int for size in example.shape):
+            found.add(place)
+    return frozenset(found)
 
 
 def _written(compiled: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,16 +107,31 @@ class _Failed(Exception):
 class _Graph:
     """One compiled graph, and the same graph uncompiled."""
 
-    def __init__(self, compiled: Callable[..., Any], graph: torch.fx.GraphModule, guard: weakref.ref[Guard]) -> None:
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        graph: torch.fx.GraphModule,
+        guard: weakref.ref[Guard],
+        fixed: frozenset[int],
+    ) -> None:
+        """``fixed``: the places of inputs that have the same shape in every run."""
         self.compiled, self.graph, self.guard = compiled, graph, guard
         self.fresh = True
+        self.plain = False
+        """A run is the compiled code alone."""
         self.effects: Effects | None = None
+        self.fixed = fixed
+        self.rewinding: Rewinding | None = None
+        """Copies what a run changes, if that is little."""
+        self.differentiable: Differentiable | None = None
+        """Remembers what a run was given, for the derivative of its gradients."""
         self.error: Exception | None = None
         """Why it is not run compiled any more."""
 
     def first(self, args: tuple[Any, ...]) -> Any:
         """The first run, the one that is most likely to fail."""
-        before = self._before(args)
+        self.effects = effects_of(self.graph, args)
+        before = copied_before(self.effects, args)
         try:
             result = self.compiled(*args)
         except Exception as error:
@@ -112,15 +139,39 @@ class _Graph:
         else:
             self.fresh = False
             guard_backward((*pytree.tree_leaves(result), *args), self.guard)
+            self._look_after(args, result)
+            self.plain = self.rewinding is None and self.differentiable is None
             return result
         return self.mend(args, failure, before)
 
-    def _before(self, args: tuple[Any, ...]) -> Before | None:
-        self.effects = effects_of(self.graph, args)
+    def _look_after(self, args: tuple[Any, ...], result: Any) -> None:
+        """Decide what further runs need besides the compiled code, now that one of them has gone well."""
+        effects = self.effects
+        if effects is None:
+            return
+        if effects.none:
+            self.differentiable = Differentiable.of(self.graph, result)
+            self._note(args, result)
+        elif effects.written_bytes(args) <= SMALL:
+            self.rewinding = Rewinding(effects, args, self.fixed)
+
+    def run(self, args: tuple[Any, ...]) -> Any:
+        """A further run: taken back if it fails, and its inputs remembered."""
+        copied = self.rewinding.begin(args) if self.rewinding is not None else None
         try:
-            return None if self.effects is None else Before(self.effects, args)
-        except Exception:  # no memory for copies
-            return None
+            result = self.compiled(*args)
+        except Exception as error:
+            failure = error
+        else:
+            if self.rewinding is not None:
+                self.rewinding.end(copied)
+            self._note(args, result)
+            return result
+        return self.mend(args, failure, None if copied is None else copied.before())
+
+    def _note(self, args: tuple[Any, ...], result: Any) -> None:
+        if self.differentiable is not None:
+            self.differentiable.note(result, args)
 
     def mend(self, args: tuple[Any, ...], error: Exception, before: Before | None = None) -> Any:
         """Run it eagerly in the place of a compiled run that raised; raise where that would be a guess."""
@@ -135,13 +186,13 @@ class _Graph:
             before.restore()
         elif began and not self._harmless(args):
             self._try_on_copies(args)
-            guard.refuse(error, self._why())
+            guard.refuse(error, self._why(args))
         if in_backward():
             self._try_on_copies(args)
             guard.failed(error)
         result = self.graph(*args)  # what this raises is the user's
         guard.failed(error, running=1)
-        self.error, self.compiled, self.fresh = error, _always_failing, False
+        self.error, self.compiled, self.plain = error, _always_failing, True
         return result
 
     def _harmless(self, args: tuple[Any, ...]) -> bool:
@@ -149,13 +200,14 @@ class _Graph:
             self.effects = effects_of(self.graph, args)
         return self.effects is not None and self.effects.none
 
-    def _why(self) -> str:
-        effects = self.effects
-        what = "writes to what cannot be told" if effects is None else " and ".join(
-            text for text, holds in (("writes to its inputs", effects.mutated), ("draws random numbers", effects.draws))
-            if holds)
-        return ("a compiled graph raised while it ran, and not in its first run, before which copies are made; it "
-                f"{what}, part of which may have happened. Give maybe_compile a sample batch, or run it uncompiled")
+    def _why(self, args: tuple[Any, ...]) -> str:
+        if self.effects is None:
+            what = "writes to what cannot be told"
+        else:
+            size = self.effects.written_bytes(args) / 2**20
+            what = f"writes to {size:.1f} MiB of its inputs, of which no copy is made before each run"
+        return (f"a compiled graph raised while it ran; it {what}, and part of that may have happened. "
+                "Give maybe_compile a sample batch, or run it uncompiled")
 
     def _try_on_copies(self, args: tuple[Any, ...]) -> None:
         """Raise what eager raises, which is the user's, without touching anything."""
@@ -177,12 +229,12 @@ def _run_of(state: _Graph) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         ran[0] += 1
         try:
-            if not state.fresh:
+            if state.plain:
                 return state.compiled(*args)
         except Exception as error:
             failure = error
         else:
-            return state.first(args)
+            return state.first(args) if state.fresh else state.run(args)
         return state.mend(args, failure)  # outside of the handler: an exception of the user's has no other before it
 
     return run

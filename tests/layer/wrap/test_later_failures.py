@@ -13,6 +13,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from pytest_torchcompile import CannotFallBack, CompileConfig, CompileFailed, maybe_compile, observe
+from pytest_torchcompile.layer.effects import effects_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
@@ -162,24 +163,73 @@ def test_a_later_run_of_a_graph_without_effects_raises(attempts):
     assert attempts("result") == ["deferred", "compiled", "fallback_eager"]
 
 
-def test_a_later_run_that_may_have_written_is_not_guessed(attempts):
-    compiled = maybe_compile(Net(breaks=False), on(RaisesWhenRun(2)))
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("run", [1, 2, 3])
+def test_a_later_run_with_batch_norm_and_random_numbers_is_rewound(attempts, run, dynamic):
+    """Its statistics are small, so they are copied before each run."""
+    compiled = maybe_compile(model := Net(breaks=False), on(RaisesWhenRun(run), dynamic=dynamic))
+    run_beside_eager(model, compiled, [rows(3)] * 5, backward=True)
+    assert attempts("result")[-1] == "fallback_eager"
+
+
+class Grows(nn.Module):
+    """Writes to an input whose size is not the same in every call."""
+
+    def forward(self, x):
+        x.add_(1)
+        return x * 2
+
+
+def test_what_is_written_may_have_another_size_in_each_call(attempts):
+    compiled = maybe_compile(Grows(), on(RaisesWhenRun(4), dynamic=True))
+    for count in (2, 3, 4, 5, 6):
+        given, expected = rows(count), rows(count) + 1
+        assert compiled(given).equal(expected * 2)
+        assert given.equal(expected), "written once"
+    assert attempts("result") == ["deferred", "compiled", "fallback_eager"]
+
+
+class Caches(nn.Module):
+    """Writes to a cache of more than 4 MiB."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(2**20 + 1))
+
+    def forward(self, x):
+        self.cache.add_(1)
+        return x + self.cache[0]
+
+
+def test_a_later_run_that_may_have_written_much_is_not_guessed(attempts):
+    compiled = maybe_compile(Caches(), on(RaisesWhenRun(2)))
     compiled(rows(2))
-    with pytest.raises(CannotFallBack, match=r"Net, compiled, failed .*planted: raises when run.*, and to go on eager"
-                       r"ly could give other results .* it writes to its inputs and draws random numbers"):  # fmt: skip
+    with pytest.raises(CannotFallBack, match=r"Caches, compiled, failed .*planted: raises when run.*, and to go on "
+                       r"eagerly could give other results .* it writes to 4\.0 MiB of its inputs, of which no "):
         compiled(rows(2))
     assert attempts("result") == ["deferred", "compiled", "cannot_fall_back"]
+    before = compiled._orig_mod.cache[0].item()
+    assert compiled(rows(2)).equal(rows(2) + before + 1), "the next step runs eagerly"
+    assert len(attempts()) == 3
 
 
-@pytest.mark.parametrize(("make", "effect"), [
-    (lambda: nn.BatchNorm1d(4), "writes to its inputs"), (lambda: nn.Dropout(), "draws random numbers"),
-    (lambda: nn.RReLU(), "draws random numbers"), (lambda: nn.BatchNorm1d(4).eval(), None),
-    (lambda: nn.Dropout().eval(), None), (lambda: nn.LayerNorm(4), None),
-    (lambda: nn.MultiheadAttention(4, 2, dropout=0.5), "draws random numbers"),
-    (lambda: nn.MultiheadAttention(4, 2), None),
+def test_a_graph_whose_writes_nobody_can_tell_is_not_guessed(attempts, monkeypatch):
+    """As with an operator that has no schema."""
+    monkeypatch.setattr("pytest_torchcompile.layer.graphs.effects_of", lambda graph, args: None)
+    compiled = maybe_compile(Pure(), on(RaisesWhenRun(2)))
+    compiled(rows(2))
+    with pytest.raises(CannotFallBack, match="it writes to what cannot be told, and part of that may have happened"):
+        compiled(rows(2))
+
+
+@pytest.mark.parametrize(("make", "effects"), [
+    (lambda: nn.BatchNorm1d(4), {"written"}), (lambda: nn.Dropout(), {"draws"}), (lambda: nn.RReLU(), {"draws"}),
+    (lambda: nn.BatchNorm1d(4).eval(), set()), (lambda: nn.Dropout().eval(), set()), (lambda: nn.LayerNorm(4), set()),
+    (lambda: nn.MultiheadAttention(4, 2, dropout=0.5), {"draws"}), (lambda: nn.MultiheadAttention(4, 2), set()),
 ])  # fmt: skip
-def test_effects_are_known_by_the_operators(attempts, make, effect):
-    inner = make()
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_effects_are_known_by_the_operators(attempts, monkeypatch, make, effects, dynamic):
+    inner, found = make(), []
 
     class Model(nn.Module):
         def __init__(self):
@@ -187,16 +237,20 @@ def test_effects_are_known_by_the_operators(attempts, make, effect):
             self.inner = inner
 
         def forward(self, x):
-            return inner(x, x, x)[0] if isinstance(inner, nn.MultiheadAttention) else inner(x)
+            several = isinstance(self.inner, nn.MultiheadAttention)
+            return self.inner(x, x, x)[0] if several else self.inner(x)
 
+    def noted(graph, args):
+        found.append(effects_of(graph, args))
+        return found[-1]
+
+    monkeypatch.setattr("pytest_torchcompile.layer.graphs.effects_of", noted)
     model = Model()
-    compiled = maybe_compile(model, on(RaisesWhenRun(2)))
-    compiled(rows(3))
-    if effect is None:
-        run_beside_eager(model, compiled, [rows(3)] * 2)
-    else:
-        with pytest.raises(CannotFallBack, match=effect):
-            compiled(rows(3))
+    run_beside_eager(model, maybe_compile(model, on(RaisesWhenRun(2), dynamic=dynamic)), [rows(3)] * 3)
+    assert attempts("result") == ["deferred", "compiled", "fallback_eager"]
+    assert found[0] is not None
+    assert {"written"} & effects == ({"written"} if found[0].mutated else set())
+    assert found[0].draws is ("draws" in effects)
 
 
 def boxed(graph, inputs):
@@ -252,6 +306,8 @@ def test_a_backward_pass_that_fails_in_a_later_step(attempts):
                        r"step are incomplete: drop them"):  # fmt: skip
         compiled(rows(2)).sum().backward()
     assert attempts("result")[-1] == "cannot_fall_back"
+    model.zero_grad()
+    run_beside_eager(model, compiled, [rows(2)], backward=True)  # the same step again, eagerly
 
 
 @pytest.mark.parametrize("backend", [

@@ -160,7 +160,7 @@ def test_a_run_without_a_test_of_ours(repo):
 def test_beside_a_matrix(repo, capsys):
     """One block has both; the journal, which is all that a kill leaves, has the same tests."""
     repo.file("test_one.py", ONE)
-    repo.run("test_one.py").assert_outcomes(passed=11)
+    assert repo.run("test_one.py").ret == 0
     (test,) = repo.block()["tests"]
     assert (test["id"], test["verdict"], test["counts"]["runs"]) == ("test_one.py::test_it", "pass", 1)
     assert len(repo.block()["cells"]) == 1

@@ -211,7 +211,10 @@ class _Trial:
         if off or made is None:
             _drop(built)
             return None
-        result = self._result(made)
+        try:
+            result = self._result(made)
+        except Exception as ours:  # what the model itself raises is in the result
+            return _Failure("healthcheck", ours, f"the healthcheck itself failed: {headline(ours)}", final=True)
         if result.ok:
             made.entries.keep()
             made.praise = result.reason

@@ -14,6 +14,7 @@ import torch
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch.utils import _pytree as pytree
 
 from pytest_torchcompile import CompileConfig, CompileFailed, maybe_compile
 
@@ -422,3 +423,48 @@ def test_arguments_in_the_wrong_places_are_refused(cfg, logger, text):
     """Also where compiling is switched off: the mistake is the same."""
     with pytest.raises(TypeError, match=text):
         maybe_compile(Net(), cfg, logger)
+
+
+class Given:
+    """What a model gives, as diffusers' models do: pytree knows the class, and no names of what is in it."""
+
+    def __init__(self, sample):
+        self.sample = sample
+
+
+pytree.register_pytree_node(Given, lambda given: ([given.sample], None), lambda values, context: Given(*values))
+
+
+class Gives(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return Given(self.layer(x))
+
+
+def test_an_output_of_a_class_that_pytree_knows_without_keys(attempts):
+    """It was an error, and the user's: "Did not find a flatten_with_keys_fn"."""
+    model = Gives()
+    compiled = maybe_compile(model, on(), sample_batch=X)
+    assert_same(compiled(X).sample, model(X).sample)
+    assert attempts("result") == ["compiled"]
+
+
+@pytest.mark.parametrize("policy", ["fallback_eager", "raise"])
+def test_an_error_of_the_healthcheck_itself_is_no_error_of_the_users(attempts, monkeypatch, policy):
+    def breaks(self, *given):
+        raise KeyError("planted: a fault of ours")
+
+    monkeypatch.setattr("pytest_torchcompile.layer.wrap.CompileSmoketest.run", breaks)
+    model = Net()
+    before = everything(model)
+    if policy == "raise":
+        with pytest.raises(CompileFailed, match="Net is not used compiled: the healthcheck itself failed: KeyError"):
+            maybe_compile(model, on(fail_policy=policy), sample_batch=X)
+    else:
+        assert maybe_compile(model, on(), sample_batch=X) is model
+    assert_same(everything(model), before)
+    assert attempts("result") == ["fallback_eager" if policy == "fallback_eager" else "raised"]
+    assert attempts("reason")[0].startswith("the healthcheck itself failed: KeyError: 'planted: a fault of ours'")

@@ -97,7 +97,7 @@ class ReportKeeper:
         path.replace(self.root / PREVIOUS / path.name)
 
     def _kept(self) -> dict[str, Any] | None:
-        """What is in the report file, without mark and seal; None if no report of ours can be read there."""
+        """What is in the report file, without mark and seal; None without a report that is as its run wrote it."""
         if not self.report.is_file():
             return None
         try:

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError, nearest
 from pytest_torchcompile.report.earlier import LATER_RUN
-from pytest_torchcompile.report.evidence import fingerprint
+from pytest_torchcompile.report.evidence import fingerprint, head_fingerprint
 from pytest_torchcompile.report.record import Record
 from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, line_schemas
 from pytest_torchcompile.report.seal import SEAL, is_sealed
@@ -103,12 +103,18 @@ def read_report(path: str | Path) -> Report:
 def read_content(path: Path) -> dict[str, Any]:
     """All that a report file holds, with a block as the current schema has it.
 
-    Raises :class:`~pytest_torchcompile.errors.ReportError` as :func:`read_report`, for a journal too.
+    Raises :class:`~pytest_torchcompile.errors.ReportError` as :func:`read_report`, for a journal too, and for a file
+    that is not as its run wrote it: who writes it again would give it a seal that holds.
     """
     name = str(path)
     data = _data(path, name)
-    content = _content(_text(data, name), name, is_sealed(data))
-    return {**content, KEY: _block(content[KEY], name)}
+    sealed = is_sealed(data)
+    content = _content(_text(data, name), name, sealed)
+    block = _block(content[KEY], name)
+    stated = block["head_sha256"]
+    if (SEAL in content and not sealed) or (stated is not None and stated != _head_fingerprint(block)):
+        raise ReportError(f"{name}: is not as its run wrote it: it was damaged or edited since; run the matrix again")
+    return {**content, KEY: block}
 
 
 def _content(text: str, name: str, sealed: bool) -> dict[str, Any]:
@@ -264,6 +270,13 @@ def _with_current_schema(head: dict[str, Any]) -> dict[str, Any]:
     major, minor = map(int, SCHEMA_VERSION.split("."))
     earlier = {f"{major}.{each}" for each in range(1, minor)}  # 1.0 had no journals
     return {**head, "schema_version": SCHEMA_VERSION} if version in earlier else head
+
+
+def _head_fingerprint(block: dict[str, Any]) -> str:
+    try:
+        return head_fingerprint(block)
+    except ValueError:  # a number too large for a float
+        return ""
 
 
 def _fingerprint(content: dict[str, Any]) -> str:

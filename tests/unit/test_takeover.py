@@ -160,3 +160,23 @@ def test_tests_that_a_part_did_not_run_are_kept(run, tmp_path):
     assert read_report(keeper.report).sealed
     assert keeper.said == ".compile-matrix/report.json has 1 cell of this run, and verdicts of an earlier run in 3 " \
                           "cells; the record of this run alone is .compile-matrix/part/report.json"
+
+
+@pytest.mark.parametrize("edit", ["seal", "head"])
+def test_a_report_that_was_edited_is_not_sealed_anew(run, tmp_path, edit):
+    """What a part is taken over into must be as its run wrote it; else it goes to ``previous``."""
+    keeper = ReportKeeper(tmp_path, tmp_path / ".compile-matrix/report.json", tmp_path / "journal.jsonl")
+    keeper.save({"tests": [], "summary": {}, "compile_matrix": whole(run)})
+    text = keeper.report.read_text()
+    if edit == "seal":
+        keeper.report.write_text(text.replace('"tests": []', '"tests": [{"nodeid": "t.py::a"}]', 1))
+    else:
+        content = json.loads(text)
+        del content["compile_matrix_seal"]
+        content["compile_matrix"]["run"]["started"] = "2026-11-22T09:00:00+00:00"
+        keeper.report.write_text(json.dumps(content))
+    edited = keeper.report.read_text()
+    keeper.begin(("-k", run.ids[0]))
+    keeper.save({"tests": [], "summary": {}, "compile_matrix": part(run, run.ids[0])})
+    assert gate([read_report(keeper.report)]).code == 2
+    assert (tmp_path / ".compile-matrix/previous/report.json").read_text()[:1000] == edited[:1000]

@@ -14,8 +14,9 @@ is deleted: the marked report is whole, and ``gate --earlier`` judges it.
 The mark is in the file itself, not beside it, because CI often collects ``report.json`` alone. It is one more key at
 the end of the JSON object, or one more line of the journal. The seal, where it holds, is made anew with it.
 
-A mistake that pytest finds before it loads plugins (``-c`` names no file, ``-p`` names no module) leaves no mark. Its
-exit code 4 is then all there is, besides ``gate --commit`` and a policy's ``max_age``.
+No mark is left by what ends or changes the run before pytest loads this plugin, or hides its options: ``-c`` or ``-p``
+that name nothing, a mistake in the ini file, an ``@file`` of arguments, ``PYTEST_DISABLE_PLUGIN_AUTOLOAD``. The exit
+code is then all there is, besides ``gate --commit`` and a policy's ``max_age``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,11 +33,15 @@ from pytest_torchcompile.report.evidence import fingerprint
 from pytest_torchcompile.report.files import JOURNAL_FILE, REPORT_FILE, replace
 from pytest_torchcompile.report.record import now
 from pytest_torchcompile.report.seal import sealed, unsealed
+from pytest_torchcompile.report.strictjson import dumps
 
-__all__ = ["LATER_RUN", "later_run", "left_by_earlier_runs", "mark_earlier"]
+__all__ = ["INTERRUPTED", "LATER_RUN", "later_run", "left_by_earlier_runs", "mark_earlier", "mark_interrupted",
+           "planned_in"]
 
 LATER_RUN: Final = "compile_matrix_later_run"
 """The key that the mark is, at the top of a report."""
+INTERRUPTED: Final = "compile_matrix_interrupted"
+"""The key, beside the mark, of what later runs were to judge that were killed: cells, and node ids of tests."""
 LATER_LINE: Final = "later_run"
 """The kind of line that it is in a journal."""
 _ONLY_SHOWS: Final = frozenset({
@@ -119,6 +125,36 @@ def mark_earlier(path: Path, mark: dict[str, str]) -> None:
             _mark_report(path, data, mark)
     except OSError:
         path.replace(path.with_name(f"earlier.{path.stem}"))
+
+
+def planned_in(journal: Path) -> list[str]:
+    """Cells and tests that a run was to judge which was killed; none if its journal has an end."""
+    lines = journal.read_bytes().rstrip().splitlines()
+    if not lines or lines[-1].startswith((b'{"kind": "end"', b'{"kind": "later_run"')):
+        return []
+    names: list[str] = []
+    for line in lines:
+        if line.startswith((b'{"kind": "plan"', b'{"kind": "tests_planned"')):
+            with suppress(ValueError, TypeError, AttributeError):  # cut off, or edited
+                told = json.loads(line)
+                names += [*told.get("expected", ()), *told.get("expected_tests", ()), *told.get("tests", ())]
+    return names
+
+
+def mark_interrupted(report: Path, names: Sequence[str]) -> None:
+    """Note in a marked report what was to be judged anew by a run that was killed. Raises OSError.
+
+    The mark alone goes when a run of a part is taken over. What was in the killed run's hands is then still in doubt.
+    """
+    body, was_sealed = unsealed(report.read_bytes())
+    try:
+        content = json.loads(body)
+        mark = content.pop(LATER_RUN)
+        before = content.pop(INTERRUPTED, [])
+        marked = dumps({**content, INTERRUPTED: list(dict.fromkeys([*before, *names])), LATER_RUN: mark})
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return  # not ours, or without a mark
+    replace(report, sealed(marked) if was_sealed else marked + "\n")
 
 
 def _mark_report(path: Path, data: bytes, mark: dict[str, str]) -> None:

@@ -10,6 +10,7 @@ nothing (``-k nothing``, a usage error)   it stays, with the mark that a later r
 ========================================  ===================================================================
 
 Where a part cannot be taken over, because the report is of another matrix or shard, a whole report stays, marked.
+Cells that a killed run was to judge, and that no run judged since, keep the report marked (:mod:`.earlier`).
 In ``previous`` a report of a part does not displace that of a whole run, nor a journal that has its report that of a
 run that was killed. So what is lost can always be had by one run that judges everything.
 """
@@ -21,7 +22,14 @@ from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.earlier import LATER_RUN, later_run, mark_earlier
+from pytest_torchcompile.report.earlier import (
+    INTERRUPTED,
+    LATER_RUN,
+    later_run,
+    mark_earlier,
+    mark_interrupted,
+    planned_in,
+)
 from pytest_torchcompile.report.files import PART_FILE, PREVIOUS, make_folder, replace
 from pytest_torchcompile.report.reading import read_content
 from pytest_torchcompile.report.seal import SEAL, sealed
@@ -48,8 +56,16 @@ class ReportKeeper:
         for path in (self.report, self.journal):
             if path.is_file():
                 mark_earlier(path, mark)
+        self._note_interrupted()
         if self.journal.is_file() and _is_only_record(self.journal):
             self._move(self.journal)
+
+    def _note_interrupted(self) -> None:
+        """Before the journal of a run that was killed goes, what it was to judge is noted in the report."""
+        if not self.report.is_file() or not self.journal.is_file():
+            return
+        if names := planned_in(self.journal):
+            mark_interrupted(self.report, names)
 
     def save(self, content: dict[str, Any], indent: int | None = None) -> None:
         """Write the content of the report file, as the table above says. Raises OSError."""
@@ -72,7 +88,7 @@ class ReportKeeper:
             self._replace(content, kept, indent)
 
     def _take_over(self, content: dict[str, Any], kept: dict[str, Any], judged: int, indent: int | None) -> None:
-        merged = take_over(kept, content)
+        merged = _with_mark(take_over(kept, content), kept)
         self._keep_previous(kept)
         replace(self.report, sealed(dumps(merged, indent)))
         left = sum("kept" in cell for cell in merged[BLOCK]["cells"])
@@ -97,20 +113,31 @@ class ReportKeeper:
         path.replace(self.root / PREVIOUS / path.name)
 
     def _kept(self) -> dict[str, Any] | None:
-        """What is in the report file, without mark and seal; None without a report that is as its run wrote it."""
+        """What is in the report file, without its seal; None without a report that is as its run wrote it."""
         if not self.report.is_file():
             return None
         try:
             content = read_content(self.report)
         except ReportError:
             return None
-        return {key: value for key, value in content.items() if key not in (LATER_RUN, SEAL)}
+        return {key: value for key, value in content.items() if key != SEAL}
 
     def _shown(self) -> str:
         try:
             return str(self.report.relative_to(self.root))
         except ValueError:
             return str(self.report)
+
+
+def _with_mark(merged: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+    """The report with the mark that it had, while verdicts are kept that a killed run was to judge anew."""
+    block = merged[BLOCK]
+    older = {cell["id"] for cell in block["cells"] if "kept" in cell}
+    older.update(name for each in block.get("tests_kept", ()) for name in each["tests"])
+    left = [name for name in kept.get(INTERRUPTED, ()) if name in older]
+    if not left or LATER_RUN not in kept:
+        return merged
+    return {**merged, INTERRUPTED: left, LATER_RUN: kept[LATER_RUN]}
 
 
 def _is_of_one_run(content: dict[str, Any]) -> bool:

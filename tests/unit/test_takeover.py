@@ -180,3 +180,39 @@ def test_a_report_that_was_edited_is_not_sealed_anew(run, tmp_path, edit):
     keeper.save({"tests": [], "summary": {}, "compile_matrix": part(run, run.ids[0])})
     assert gate([read_report(keeper.report)]).code == 2
     assert (tmp_path / ".compile-matrix/previous/report.json").read_text()[:1000] == edited[:1000]
+
+
+def killed(keeper, run, *, ended=False):
+    """The journal of a later run, which was to judge everything."""
+    plan = {"kind": "plan", "head": {}, "expected": dict.fromkeys(run.ids, run.checks), "expected_tests": []}
+    lines = [plan, {"kind": "verdict", "cell": run.ids[0], "verdict": "fail"}, *[{"kind": "end"}] * ended]
+    keeper.journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_a_killed_run_was_to_judge_stays_in_doubt(run, tmp_path, ended):
+    """Its failure is in no report. Cell by cell the doubt goes; a run that judges everything ends it at once."""
+    keeper = ReportKeeper(tmp_path, tmp_path / ".compile-matrix/report.json", tmp_path / "journal.jsonl")
+    keeper.save({"compile_matrix": whole(run)})
+    killed(keeper, run, ended=ended)
+    for k, name in enumerate(run.ids):
+        keeper.begin(("--compile-matrix=m.yaml", "-k", name))
+        keeper.journal.unlink(missing_ok=True)
+        keeper.save({"compile_matrix": part(run, name)})
+        report = read_report(keeper.report)
+        assert report.sealed
+        in_doubt = not ended and k + 1 < len(run.ids)
+        assert gate([report]).code == (2 if in_doubt else 0)
+        assert bool(report.later_run) == in_doubt
+
+
+def test_a_run_of_everything_ends_the_doubt(run, tmp_path):
+    keeper = ReportKeeper(tmp_path, tmp_path / ".compile-matrix/report.json", tmp_path / "journal.jsonl")
+    keeper.save({"compile_matrix": whole(run)})
+    killed(keeper, run)
+    for _ in range(2):  # a second run that was killed finds the note of the first
+        keeper.begin(())
+        killed(keeper, run)
+    assert json.loads(keeper.report.read_text())["compile_matrix_interrupted"] == run.ids
+    keeper.save({"compile_matrix": whole(run)})
+    assert gate([read_report(keeper.report)]).code == 0

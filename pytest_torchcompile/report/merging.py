@@ -98,7 +98,7 @@ def _identity(report: Report) -> dict[str, Any]:
     return {"matrix files (sha256)": matrix["sha256"], "planned cells": matrix["cells_planned"],
             "names of the matrix": path, "matrices": matrix, "numbers of shards": report.shard[1],
             "commits": git.get("commit", "unknown"),
-            "states of the working tree": (git.get("changed"), git.get("diff_sha256")),
+            "states of the working tree": (git.get("changed"), git.get("diff_sha256"), git.get("untracked_sha256")),
             "CI runs": ", ".join(ci.values()), "versions of pytest-torchcompile": run.get("plugin", "unknown")}
 
 

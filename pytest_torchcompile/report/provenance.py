@@ -54,7 +54,8 @@ def _git(root: Path) -> dict[str, Any] | None:
     if commit is None:
         return None
     changes = _output(root, "status", "--porcelain", "--untracked-files=no")
-    difference = _output(root, "diff", "--no-ext-diff", "--no-textconv", "--binary", "HEAD") if changes else ""
+    command = ("diff", "--no-ext-diff", "--no-textconv", "--binary", "--submodule=diff", "HEAD")
+    difference = _output(root, *command) if changes else ""
     told = hashlib.sha256(difference.encode("utf-8", "surrogateescape")).hexdigest() if difference else ""
     return {"commit": commit, "changed": changes != "", "diff_sha256": told,
             "prefix": _output(root, "rev-parse", "--show-prefix") or "", "untracked_sha256": _untracked(root)}

@@ -10,11 +10,11 @@ import pytest
 from unit.runs import Run, stated
 
 from pytest_torchcompile.cli import main
-from pytest_torchcompile.errors import MatrixError, UsageError
+from pytest_torchcompile.errors import MatrixError, ReportError, UsageError
 from pytest_torchcompile.report.gate import gate
 from pytest_torchcompile.report.origin import Asked, commit_named
 from pytest_torchcompile.report.policyfile import parse_policy
-from pytest_torchcompile.report.provenance import head_commit
+from pytest_torchcompile.report.provenance import head_commit, provenance
 from pytest_torchcompile.report.seal import sealed
 
 COMMIT = "4f2c" * 10
@@ -162,3 +162,31 @@ def test_kept_verdicts(kept):
     assert gate([report], policy("max_age: 7d"), asked=Asked(earlier=True, now=ENDED)).code == 0
     outcome = gate([report], policy("max_age: 2h"), asked=Asked(earlier=True, now=ENDED))
     assert outcome.findings[0].text.startswith(f"the run before, of which {cell['id']} is, ended 24 hours ago")
+
+
+@pytest.mark.parametrize("key", ["changed", "diff_sha256", "untracked_sha256"])
+def test_shards_of_other_sources_are_not_one_run(key):
+    """A file that git does not track is a source too."""
+    run = Run()
+    run.git = CLEAN
+    one, other = run.reports(2)
+    assert gate([one, other]).code == 0
+    other.block["run"]["git"] = CLEAN | {key: True if key == "changed" else "b" * 64}
+    with pytest.raises(ReportError, match="their states of the working tree differ"):
+        gate([one, stated(other)])
+
+
+def test_two_edits_of_a_submodule_are_told_apart(repository, tmp_path_factory):
+    source = tmp_path_factory.mktemp("source")
+    git(source, "init", "-q")
+    (source / "models.py").write_text("one\n")
+    git(source, "add", "-A")
+    git(source, "commit", "-qm", "one")
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(source), "sub")
+    git(repository, "commit", "-qm", "two")
+    told = [provenance(repository, {})["git"]]
+    for text in ("two\n", "three\n"):
+        (repository / "sub" / "models.py").write_text(text)
+        told.append(provenance(repository, {})["git"])
+    assert [each["changed"] for each in told] == [False, True, True]
+    assert len({each["diff_sha256"] for each in told}) == 3

@@ -84,7 +84,11 @@ class CheckItem(pytest.Item):
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The line of the model in the matrix file, and the item as a title."""
-        return self.path, self.parent.line, f"{self.parent.name}::{self.name}"
+        title = f"{self.parent.name}::{self.name}"
+        if "." in title:
+            # Where a title ends the node id, pytest shows its dots as "::" under -v. With a blank it does not end it.
+            title += " "
+        return self.path, self.parent.line, title
 
 
 class CellNode(pytest.Collector):

@@ -96,7 +96,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         return
     if "recompiles" in limits:
         most, count, over = limits["recompiles"], len(recompiles), recompiles
-        allowed = f"{most:g} allowed by the matrix"
+        allowed = f"{most:g} allowed"
     else:
         most = explained(section["dynamic"], section["sizes"], section.get("special", 0))
         by_function = Counter(map(function_of, recompiles))

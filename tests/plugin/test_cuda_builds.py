@@ -44,6 +44,7 @@ class Engine:
 
 def build_for_cuda(module):
     module.cuda = os.environ.get("FAKE_CUDA")
+    module.hip = module.xpu = None
 
 
 def replace_engine(module):

@@ -15,6 +15,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:
 REENTRANT = pytest.mark.parametrize("reentrant", [False, True])
 
 
+@pytest.fixture(autouse=True)
+def device_state():
+    """Torch refuses a checkpoint in whose forward pass CUDA is first initialised, as it is by a first compile."""
+    if torch.cuda.is_available():
+        torch.cuda.init()
+
+
 class Block(nn.Module):
     def __init__(self, breaks=False):
         super().__init__()

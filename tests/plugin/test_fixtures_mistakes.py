@@ -94,7 +94,7 @@ def test_a_matrix_item_takes_no_such_marker(repo):
     """)
     result = repo.run("-k", "compiles")
     assert result.ret == 4
-    result.stderr.fnmatch_lines(["ERROR: *compile_limits: compiles takes no fixtures; the marker is for test *"])
+    result.stderr.fnmatch_lines(["ERROR: *compile_limits: graph_breaks takes no fixtures; the marker is for test *"])
 
 
 def test_what_pytest_tells(repo):

@@ -174,7 +174,8 @@ def test_nothing_is_loaded_until_a_test_asks(repo):
     repo.file("test_it.py", "def test_it(): pass\n")
     repo.run("-s", "-p", "no:hypothesispytest", option="").stdout.fnmatch_lines([
         "loaded: [[][]] [[]'pytest_torchcompile.errors', 'pytest_torchcompile.exports', "
-        "'pytest_torchcompile.fixtures', 'pytest_torchcompile.options', 'pytest_torchcompile.plugin', 'pytest_torchcompile.shipped'[]]",
+        "'pytest_torchcompile.fixtures', 'pytest_torchcompile.options', "
+        "'pytest_torchcompile.plugin', 'pytest_torchcompile.shipped'[]]",
     ])
     repo.file("test_it.py", """
     import pytest

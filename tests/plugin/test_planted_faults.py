@@ -65,7 +65,7 @@ def raises_in_backward(graph, inputs):
 """
 CAUGHT = {
     "scaled": "equivalence", "one_element": "equivalence", "half": "equivalence", "dtype": "equivalence",
-    "strides": "equivalence", "detached": "gradients", "stale": "equivalence", "larger_only": "equivalence",
+    "strides": "layout", "detached": "gradients", "stale": "equivalence", "larger_only": "equivalence",
     "zeros": "equivalence", "gradient_scaled": "gradients", "gradient_negated": "gradients",
     "one_gradient_zero": "gradients", "raises_in_backward": "compiles",
 }
@@ -233,12 +233,12 @@ def test_the_checks_of_the_layer(repo):
     assert failed == {
         *(f"Net-models_raises_in_backward::{name}" for name in ("equivalence", "smoketest", "shape_stability")),
         "Net-models_wrong_after_a_step::smoketest",
-        *(f"Leaks-models_honest::{name}" for name in ("equivalence", "safe_fallback", "shape_stability")),
+        # Its eager runs differ among themselves, so what it computes after a fallback is undecided: a note.
+        *(f"Leaks-models_honest::{name}" for name in ("equivalence", "shape_stability")),
         "Keeps-models_honest::shape_stability",
         "CountsPads-models_honest::shape_stability",
     }, result.stdout.str()
     result.stdout.fnmatch_lines_random([
         "smoketest: the smoketest says False: output: error is * (step 2, comparison)",
-        "safe_fallback: after the fallback, output: error is *",
         "shape_stability: CountsPads.forward is compiled for S=2, padded to 4, after the bucket itself was met",
     ])

@@ -140,11 +140,7 @@ class Rank:
     def killed(self, message: str) -> Outcome:
         """Kill the process once its stacks are there; a ``timeout`` with them."""
         stacks = self._file("stacks")
-        for _ in range(20):  # faulthandler writes from a signal handler, also while C code runs
-            if stacks.stat().st_size:
-                break
-            time.sleep(0.05)
-        time.sleep(0.05)
+        _wait_for_stacks(stacks)
         recorded = flight.told(self._flight) if self._asked else ""
         evidence = "\n".join(filter(None, (_stacks(stacks), recorded, self.log)))
         self.close()
@@ -177,6 +173,20 @@ def _how_it_ended(status: int) -> str:
             "SIGABRT": "aborted", "SIGBUS": "bus error", "SIGFPE": "arithmetic error",
             "SIGILL": "illegal instruction"}.get(name, "ended by a signal")
     return f"{what} ({name})"
+
+
+def _wait_for_stacks(path: Path) -> None:
+    """Wait until faulthandler has written all stacks, two seconds at most.
+
+    It writes from a signal handler, also while C code runs, but line by line: on a busy machine half of it may be
+    there. Who is to blame for a hang is read off the stack of the current thread, so that one must not be missing.
+    """
+    size = 0
+    for _ in range(20):
+        before, size = size, path.stat().st_size
+        if size and size == before:
+            return
+        time.sleep(0.1)
 
 
 def _stacks(path: Path) -> str:

@@ -203,13 +203,17 @@ def _stacks(path: Path) -> str:
     return "\n".join(kept if len(kept) <= STACK_LINES else [*kept[:STACK_LINES], "  ..."]).strip()
 
 
+_WAITING = ("flight.py", "hangup.py")
+"""Where our own threads in a rank process wait."""
+
+
 def _ours(thread: str) -> bool:
     """Whether it is a thread that waits for the other side of this process.
 
     By the end of the path: a rank may have imported a checkout where pytest has the installed package.
     """
-    ends = [os.sep.join(Path(module.__file__).parts[-2:]) for module in (flight, hangup)]
-    return any(end in thread for end in ends)
+    package = Path(__file__).parent.name
+    return any(os.path.join(package, file) in thread for file in _WAITING)
 
 
 def _ending(thread: str) -> bool:

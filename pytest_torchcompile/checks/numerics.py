@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.findings import findings
 from pytest_torchcompile.oracle.leaf import NOTED, Leaf
-from pytest_torchcompile.oracle.limits import Limits
+from pytest_torchcompile.oracle.limits import Limits, excused
 from pytest_torchcompile.oracle.notes import notes, vacuous
 from pytest_torchcompile.oracle.stages import explained
 
@@ -30,6 +30,7 @@ KEPT = 200
 
 def numerics(run: Trial, leaves: list[tuple[str, Leaf]]) -> dict[str, Any]:
     """A section: how many leaves were compared, undecidable and bitwise equal, and all that were not in full."""
+    together = Limits().over(leaf for _, leaf in leaves)
     inexact = [(label, leaf) for label, leaf in leaves if not leaf.bitwise]
     inexact.sort(key=lambda pair: -_distance(pair[1]))
     error = run.compiled.error
@@ -37,22 +38,26 @@ def numerics(run: Trial, leaves: list[tuple[str, Leaf]]) -> dict[str, Any]:
         "raised": error.type if error else None,
         "compared": sum(leaf.decided for _, leaf in leaves),
         "undecided": sum(not leaf.decided for _, leaf in leaves),
+        "excused": sum(excused(leaf, together) for _, leaf in leaves),
         "notes": notes(leaves)[:KEPT],
         "vacuous": vacuous(leaves),
         "zero_gradients": sorted({leaf.name for _, leaf in leaves if leaf.kind == "zero_gradient"}),
         "bitwise": len(leaves) - len(inexact),
-        "looks": Limits().over(leaf for _, leaf in inexact).looks,
+        "looks": together.looks,
         "inexact": len(inexact),
         "leaves": [{"call": label, **leaf.to_dict()} for label, leaf in inexact[:KEPT]],
     }
 
 
 def remark(section: Mapping[str, Any]) -> str:
-    """How many values were decided, where some were not, and how many gradients are zeros in place of None."""
+    """How many values were decided, where some were not; how many were excused; how many gradients are zeros in place
+    of None."""
     found = []
     decided, undecided = section.get("compared", 0), section.get("undecided", 0)
     if undecided:
         found.append(f"{decided} of {decided + undecided} values were decided")
+    if small := section.get("excused"):  # older reports do not say
+        found.append(f"{small} value(s) are off by more than rounding, but less than one eps of their largest element")
     if zeros := section.get("zero_gradients"):
         found.append(f"{len(zeros)} gradient(s) are zeros where eager has none")
     return "; ".join(found)

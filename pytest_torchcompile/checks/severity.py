@@ -87,11 +87,14 @@ FAILS: Final = Effect(Severity.CRASH, "fails", "fail")
 """Of a test, which may look at anything."""
 STALE: Final = Effect(Severity.COSMETIC, "passes unexpectedly", "pass unexpectedly")
 
-STRIDES: Final = Way(": (?:stride|layout) is ", OTHER_LAYOUT)
+STRIDES: Final = Way(r": (?:stride|layout) is [^:]+ in eager, [^:]+ compiled(?: \(.*\))?$", OTHER_LAYOUT)
+_STARTS: Final = (rf"^(?:{EMPTY}|nothing (?:was|is) (?:compared|proved|proven)|no sequence was run|no step was made|"
+                  r"\d+ training steps were compared)")
+_ENDS: Final = rf"(?:nothing is proved|(?:proves?|says?) nothing|there is {EMPTY})(?: \([^()]*\))?$"
+"""Where our own words stand: names of the user's outputs and parameters are neither at a start nor at an end."""
 OF_EVERY_CHECK: Final = (
     Way(f"^{EMPTY}: (?:{RAISED}|no graph|no compiled|no rank has compiled|every output|rank .* has recorded nothing)",
         UNPROVEN, follows="compiles"),
-    Way(rf"^{EMPTY}|nothing (?:was|is) (?:compared|proved|proven)|(?:proves?|says?) nothing|there is {EMPTY}|"
-        r"no sequence was run|no step was made|were compared, \S+ wanted", UNPROVEN),
+    Way(f"{_STARTS}|{_ENDS}", UNPROVEN),
 )
 """What is said where green would mean nothing."""

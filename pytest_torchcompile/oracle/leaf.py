@@ -42,7 +42,9 @@ class Leaf:
     """Largest error of one element over the noise of that element."""
     grain: float | None = None
     """Largest error of one element over one eps of the leaf's largest value, where that is 16 or less: of float32's
-    eps for narrower dtypes too. Kernels that approximate (erf, expm1) are right to that, and no better near zero."""
+    eps for narrower dtypes too. Kernels that approximate (erf, expm1) are right to that, and no better near zero.
+    ``None`` where most elements that are off are lost: above the noise, and off by half of what is expected or more.
+    Approximations keep most values; a flush to zero, or to any constant, keeps none."""
     undecidable: int = 0
     """Discrete elements that differ and that rounding alone flips too: ties of argmax, top-k, comparisons."""
     blind: int = 0

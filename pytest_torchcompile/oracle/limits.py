@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.oracle.leaf import NOTED, Leaf, Scalar
 
-__all__ = ["Limits", "note", "problem"]
+__all__ = ["Limits", "excused", "note", "problem"]
 
 _SIDES = " (uncompiled on both sides: what is called eager is one process, and compiled the ranks)"
 _OF_NOISE = 4.0
@@ -32,7 +32,8 @@ class Limits:
     bias: float = 8.0
     peak: float = 16.0
     grain: float = 1.0
-    """An error up to so many eps of the leaf's largest value is no problem, whatever its noise: see ``Leaf.grain``."""
+    """An error up to so many eps of the leaf's largest value is no problem, whatever its noise, where most of the
+    values that are off are still there: see ``Leaf.grain``. It is told: see :func:`excused`."""
     looks: int = 0
     """Elements that were looked at together, in all leaves, calls and steps; 0: those of the leaf alone."""
 
@@ -78,6 +79,14 @@ def problem(leaf: Leaf, limits: Limits | None = None) -> str | None:
     return f"{leaf.name}: {text}{_values(leaf)}"
 
 
+def excused(leaf: Leaf, limits: Limits | None = None) -> bool:
+    """Whether a leaf exceeds a limit, and passes all the same because the error is small beside its largest value."""
+    limits = limits or Limits()
+    if leaf.kind in NOTED or leaf.message:
+        return False
+    return _excess(leaf, limits) is not None and problem(leaf, limits) is None
+
+
 def _excess(leaf: Leaf, limits: Limits) -> str | None:
     """Which limit of rounding noise a leaf exceeds, and by how much."""
     if leaf.bitwise:
@@ -110,7 +119,8 @@ def note(leaf: Leaf) -> str | None:
         if leaf.numerical:
             why = "its values are no larger than their rounding noise"
         return f"{leaf.name}: undecidable, {why}{_values(leaf)}"
-    if (text := _excess(leaf, Limits())) is not None and problem(leaf) is None:
+    if excused(leaf):
+        text = _excess(leaf, Limits())
         return f"{leaf.name}: {text}, but less than one eps of its largest value{_values(leaf)}"
     if leaf.undecidable:
         why = "eager itself overflows or rounding decides about it" if leaf.numerical else "rounding alone flips them"

@@ -376,6 +376,91 @@ def test_less_than_one_eps_of_the_largest_value_is_a_note():
     assert problem(replace(NEAR, grain=0.9), Limits(0, 0, 0, grain=0)) is not None
 
 
+def kept(value):
+    """What is left of a value whose elements below an eps of the largest are set to zero."""
+    return value * (value.abs() > 1.1e-7 * value.abs().max().clamp(max=16))
+
+
+class FlushedForward(torch.autograd.Function):
+    """Small outputs are lost, gradients right."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return kept(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+class FlushedBackward(torch.autograd.Function):
+    """Small gradients are lost, outputs right."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return kept(g)
+
+
+class Wide(nn.Module):
+    """One large feature beside seven small ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 8)
+        self.register_buffer("sizes", torch.tensor([16.0] + [1e-6] * 7))
+
+    def forward(self, x):
+        return torch.sigmoid(self.net(x)) * self.sizes
+
+
+class Rare(nn.Module):
+    """Seven of eight parameters have small gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(-1, 2, 8))
+        self.register_buffer("sizes", torch.tensor([4.0] + [3e-8] * 7))
+
+    def forward(self, x):
+        return (x * self.w * self.sizes).sum(-1)
+
+
+def test_values_that_are_flushed_to_zero_are_no_approximation():
+    """Most of what is off is lost: then no largest value excuses it."""
+    torch.manual_seed(0)
+
+    def flushed(graph, example):
+        return lambda *inputs: [FlushedForward.apply(y) for y in graph(*inputs)]
+
+    wrong = compare(Wide(), [torch.randn(4, 4)], CompileConfig(enabled=True, backend=flushed), locate=False)
+    assert "output" in {problem.where for problem in wrong.problems}
+
+
+def test_gradients_that_are_flushed_to_zero_are_no_approximation():
+    """The same rule."""
+    torch.manual_seed(0)
+
+    def flushed(graph, example):
+        def run(*inputs):
+            return graph(*(FlushedBackward.apply(x) if x.requires_grad else x for x in inputs))
+
+        return run
+
+    wrong = compare(Rare(), [torch.randn(4, 8)], CompileConfig(enabled=True, backend=flushed), locate=False)
+    assert "gradient of w" in {problem.where for problem in wrong.problems}
+
+
+def test_what_is_excused_is_told_with_the_verdict():
+    """Also where the check passes."""
+    section = numerics(SimpleNamespace(compiled=SimpleNamespace(error=None)), [("call 1", replace(NEAR, grain=0.9))])
+    assert remark(section) == ("1 value(s) are off by more than rounding, but less than one eps of their largest "
+                               "element")
+
+
 def test_masks_do_not_widen_what_is_excused():
     """Beside -1e9 one eps of the largest value would be 119: a value of 16 is the largest that counts."""
     def masked(x):

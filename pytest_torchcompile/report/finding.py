@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from pytest_torchcompile.checks.severity import Severity
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.causes import Cause
 
-__all__ = ["EXIT_CODES", "Finding", "Weight", "exit_code", "first", "foremost"]
+__all__ = ["EXIT_CODES", "Finding", "Weight", "contradiction", "exit_code", "first", "foremost"]
 
 Weight: TypeAlias = Literal["fail", "unusable", "nothing", "note"]
 
@@ -56,6 +57,18 @@ class Finding:
         """What else is told of it, a line each."""
         told = ["new since the baseline"] if self.new else []
         return told if self.cause is None else [*told, *self.cause.told()]
+
+
+def contradiction(noun: str, contradictions: Mapping[str, Sequence[str]], origin: str = "") -> Finding:
+    """Cells or tests (``noun``) whose reports contradict themselves; the first is told in full.
+
+    ``contradictions``: name to what contradicts itself in it, at least one of each. ``origin``: where the first stands.
+    """
+    name, texts = next(iter(contradictions.items()))
+    place = f" of {origin}" if origin else ""
+    more = f" ({count(len(contradictions), noun)} contradict themselves)" if len(contradictions) > 1 else ""
+    return Finding("contradiction", "unusable", f"{noun} {name}{place}: {texts[0]}{more}", tuple(contradictions),
+                   evidence="\n".join(texts[1:]), hint="use the report as the run wrote it")
 
 
 def exit_code(findings: Iterable[Finding]) -> int:

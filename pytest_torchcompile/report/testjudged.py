@@ -14,7 +14,7 @@ from pytest_torchcompile.instruments.records import SILENT
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.evidence import fingerprint
 from pytest_torchcompile.report.facts import Facts
-from pytest_torchcompile.report.finding import Finding, first
+from pytest_torchcompile.report.finding import Finding, contradiction, first
 from pytest_torchcompile.report.judged import GOOD, JudgedCell
 from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.policy import Policy
@@ -104,10 +104,7 @@ def whole_tests(merged: Merged, tests: Mapping[str, JudgedCell]) -> Iterator[Fin
         yield Finding("missing", "unusable", text, tuple(idle))
     wrong = {name: test.contradictions for name, test in tests.items() if test.contradictions}
     if wrong:
-        name, texts = next(iter(wrong.items()))
-        more = f" ({count(len(wrong), 'test')} contradict themselves)" if len(wrong) > 1 else ""
-        yield Finding("contradiction", "unusable", f"test {name}: {texts[0]}{more}", tuple(wrong),
-                      evidence="\n".join(texts[1:]), hint="use the report as the run wrote it")
+        yield contradiction("test", wrong)
 
 
 def demand_tests(tests: Mapping[str, JudgedCell], policy: Policy) -> Iterator[Finding]:

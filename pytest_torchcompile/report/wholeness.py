@@ -10,7 +10,7 @@ from typing import Any
 from pytest_torchcompile import __version__
 from pytest_torchcompile.errors import MatrixError
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.finding import Finding, Weight, first
+from pytest_torchcompile.report.finding import Finding, Weight, contradiction, first
 from pytest_torchcompile.report.judged import BAD, JudgedCell
 from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.policy import Policy
@@ -37,10 +37,7 @@ def whole(merged: Merged, cells: Mapping[str, JudgedCell]) -> Iterator[Finding]:
         yield Finding("missing", "unusable", text, tuple(idle))
     wrong = {name: cell.contradictions for name, cell in cells.items() if cell.contradictions}
     if wrong:
-        name, texts = next(iter(wrong.items()))
-        more = f" ({count(len(wrong), 'cell')} contradict themselves)" if len(wrong) > 1 else ""
-        yield Finding("contradiction", "unusable", f"cell {name} of {merged.origin[name]}: {texts[0]}{more}",
-                      tuple(wrong), evidence="\n".join(texts[1:]), hint="use the report as the run wrote it")
+        yield contradiction("cell", wrong, merged.origin[next(iter(wrong))])
     if any(cell["planned"] is None for cell in merged.cells.values()):
         text = "the reports are of schema 1.0, which keeps no evidence that its verdicts can be held against"
         yield Finding("schema", "unusable", text, hint="run the matrix again with this version of pytest-torchcompile")

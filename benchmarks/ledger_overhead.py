@@ -12,7 +12,7 @@ import time
 import torch
 from torch import nn
 
-from pytest_torchcompile.instruments import observe
+from pytest_torchcompile.ledger import observe
 
 TURNS = 31
 

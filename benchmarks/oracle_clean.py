@@ -20,7 +20,8 @@ import torch
 from oracle_programs import PROGRAMS, draw
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle import Limits, StateSnapshot, Tape, compare, note, problem, record, reference
+from pytest_torchcompile.oracle import Limits, Tape, compare, note, problem, record, reference
+from pytest_torchcompile.state.snapshot import StateSnapshot
 
 DTYPES = ("float32", "bfloat16", "float16")
 BACKENDS = ("inductor", "aot_eager", "aot_eager_decomp_partition")
@@ -52,7 +53,7 @@ def judged(name: str, dtype: torch.dtype, backend: str, seeds: range, device: st
         snapshot.restore()
 
         def made(batch=batch, seed=seed, tape=tape, references=references):
-            references.append(reference(model, batch, loss=program.loss, seed=seed, tape=tape))
+            references.append(reference(model, batch, loss=program.loss, seed=seed, tape=tape, draw=False))
             return references[-1]
 
         start = time.perf_counter()

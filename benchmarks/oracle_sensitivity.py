@@ -23,7 +23,8 @@ from oracle_programs import PROGRAMS, draw
 from torch import nn
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle import StateSnapshot, Tape, compare, problem, record, reference
+from pytest_torchcompile.oracle import Tape, compare, problem, record, reference
+from pytest_torchcompile.state.snapshot import StateSnapshot
 
 CHOSEN = ("mlp", "edges", "block", "llama", "recurrent", "writes", "mixed", "zoo conv_net", "zoo encoder")
 JUDGES = ("oracle", "assert_close", "same, tol 1e-4", "same, tol 1e-3")
@@ -93,7 +94,7 @@ def smallest(name: str, dtype: torch.dtype, number: int, one: bool) -> dict[str,
     snapshot, tape = StateSnapshot(model), Tape()
     eager = record(model, model, batch, loss=program.loss, mode=tape)
     snapshot.restore()
-    expected = reference(model, batch, loss=program.loss, tape=tape)
+    expected = reference(model, batch, loss=program.loss, tape=tape, draw=False)
     exact = {key: estimate.value for key, estimate in expected.estimates.items()}
     spoiler.measure(model, batch)
     snapshot.restore()

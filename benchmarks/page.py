@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from browser.chromium import Chromium, chromium
 from sample_report import SMALL, sample_report, written
 
-from pytest_torchcompile.report.gate import gate
-from pytest_torchcompile.report.html.document import page
-from pytest_torchcompile.report.html.svg import svg
+from pytest_torchcompile.gate.gate import gate
+from pytest_torchcompile.page.document import page
+from pytest_torchcompile.page.svg import svg
 from pytest_torchcompile.report.reading import read_report
 
 TIMES = 9

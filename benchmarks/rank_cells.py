@@ -24,10 +24,10 @@ from typing import Any
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.dims import Dim
-from pytest_torchcompile.group import Group
-from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Job
-from pytest_torchcompile.ranks import Zygote
+from pytest_torchcompile.plan.models import ModelEntry
+from pytest_torchcompile.ranks.rank import Zygote
+from pytest_torchcompile.ranks.rank_group import Group
 
 ROOT = Path(__file__).parent.parent / "tests" / "layer"
 CHECKS = ("compiles", "equivalence", "gradients", "rank_divergence")
@@ -43,10 +43,10 @@ def job(device: str) -> Job:
 def _spawned(rank: int, device: str, store: str, answers: Any) -> None:
     from dataclasses import replace
 
-    from pytest_torchcompile.zygote import set_environment
+    from pytest_torchcompile.ranks.serving import set_environment
 
     set_environment()
-    from pytest_torchcompile import runner
+    from pytest_torchcompile.run import runner
 
     seen, _ = runner.run_cell(replace(job(device), rank=rank, world=2, rendezvous=store))
     answers.put((seen["failure"], sum(seen["seconds"].values())))

@@ -12,19 +12,24 @@ from pytest_torchcompile.exports import on_first_use
 if TYPE_CHECKING:
     from pytest_torchcompile.cell import Cell
     from pytest_torchcompile.errors import CannotFallBack, CompileFailed
-    from pytest_torchcompile.fixtures import FuzzCutShortWarning, RanEagerlyWarning, StateLeakWarning, WarmUpLostWarning
-    from pytest_torchcompile.fuzz.calls import call
     from pytest_torchcompile.fuzz.drawing import shape_sequences
-    from pytest_torchcompile.fuzz.emitted import assert_calls, cell_sequences
-    from pytest_torchcompile.fuzz.shapes import compile_shapes, dim
-    from pytest_torchcompile.instruments import Ledger, observe
+    from pytest_torchcompile.fuzz.drawn_call import call
     from pytest_torchcompile.layer.benchmark import Benchmark, benchmark
     from pytest_torchcompile.layer.config import BucketConfig, CompileConfig
     from pytest_torchcompile.layer.equivalence import Comparison, assert_equivalent, compare
-    from pytest_torchcompile.layer.shapes import ShapeStabilizer
+    from pytest_torchcompile.layer.shape_stabilizer import ShapeStabilizer
     from pytest_torchcompile.layer.smoketest import CompileSmoketest, SmoketestResult
     from pytest_torchcompile.layer.wrap import maybe_compile
-    from pytest_torchcompile.matrix import Matrix, load_matrix
+    from pytest_torchcompile.ledger import Ledger, observe
+    from pytest_torchcompile.plan.matrix import Matrix, load_matrix
+    from pytest_torchcompile.plugin.compile_shapes import compile_shapes, dim
+    from pytest_torchcompile.plugin.fixtures import (
+        FuzzCutShortWarning,
+        RanEagerlyWarning,
+        StateLeakWarning,
+        WarmUpLostWarning,
+    )
+    from pytest_torchcompile.run.fuzz_test import assert_calls, cell_sequences
 
 __all__ = [
     "Benchmark",
@@ -67,25 +72,25 @@ _EXPORTS = {
     "CompileConfig": "layer.config",
     "CompileFailed": "errors",
     "CompileSmoketest": "layer.smoketest",
-    "FuzzCutShortWarning": "fixtures",
-    "Ledger": "instruments",
-    "Matrix": "matrix",
-    "RanEagerlyWarning": "fixtures",
-    "ShapeStabilizer": "layer.shapes",
+    "FuzzCutShortWarning": "plugin.fixtures",
+    "Ledger": "ledger",
+    "Matrix": "plan.matrix",
+    "RanEagerlyWarning": "plugin.fixtures",
+    "ShapeStabilizer": "layer.shape_stabilizer",
     "SmoketestResult": "layer.smoketest",
-    "StateLeakWarning": "fixtures",
-    "WarmUpLostWarning": "fixtures",
-    "assert_calls": "fuzz.emitted",
+    "StateLeakWarning": "plugin.fixtures",
+    "WarmUpLostWarning": "plugin.fixtures",
+    "assert_calls": "run.fuzz_test",
     "assert_equivalent": "layer.equivalence",
     "benchmark": "layer.benchmark",
-    "call": "fuzz.calls",
-    "cell_sequences": "fuzz.emitted",
+    "call": "fuzz.drawn_call",
+    "cell_sequences": "run.fuzz_test",
     "compare": "layer.equivalence",
-    "compile_shapes": "fuzz.shapes",
-    "dim": "fuzz.shapes",
-    "load_matrix": "matrix",
+    "compile_shapes": "plugin.compile_shapes",
+    "dim": "plugin.compile_shapes",
+    "load_matrix": "plan.matrix",
     "maybe_compile": "layer.wrap",
-    "observe": "instruments",
+    "observe": "ledger",
     "shape_sequences": "fuzz.drawing",
 }
 __getattr__, __dir__ = on_first_use(__name__, globals(), _EXPORTS)

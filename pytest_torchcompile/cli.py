@@ -21,7 +21,7 @@ from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.harmless import harmless_text
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.matrix import Excluded, Matrix, PlannedCell
+    from pytest_torchcompile.plan.matrix import Excluded, Matrix, PlannedCell
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -80,18 +80,19 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 def _cells_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("matrix", nargs="?", metavar="MATRIX",
-                        help="the file, or shipped:NAME; default: matrix/default.yaml here, else shipped:default")
+                        help="the file, or shipped:NAME; default: that of the ini key compile_matrix, else "
+                             "matrix/default.yaml here, else shipped:default")
     parser.add_argument("--json", action="store_true", help="a JSON list instead of a table")
     parser.add_argument("--shard", metavar="I/N", help="only the cells of one of N parts, for example 2/8")
 
 
 def _cells(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.matrix import default_path, load_matrix
-    from pytest_torchcompile.shards import parse, shard
+    from pytest_torchcompile.plan.matrix import load_matrix
+    from pytest_torchcompile.plan.shards import parse, shard
 
     part = parse(given.shard) if given.shard else None
     try:
-        matrix = load_matrix(default_path() if given.matrix is None else Path(given.matrix))
+        matrix = load_matrix(_matrix_path(given))
     except UsageError as error:
         if "no module" in str(error):  # pytest has its own way to find them
             print("pytest's setting `pythonpath` is not read here: PYTHONPATH=src finds modules in src",
@@ -108,6 +109,18 @@ def _cells(given: argparse.Namespace) -> int:
         for line in _totals(matrix, planned):
             print(line)
     return 0
+
+
+def _matrix_path(given: argparse.Namespace) -> Path:
+    """The matrix that was named, else the one that pytest would take; then it is told which and why."""
+    from pytest_torchcompile.plan.inifile import default_matrix
+
+    if given.matrix is not None:
+        return Path(given.matrix)
+    chosen = default_matrix()
+    if chosen.why:
+        print(harmless_text(chosen.why), file=sys.stderr)
+    return chosen.path
 
 
 def _record(cell: PlannedCell | Excluded) -> dict[str, Any]:
@@ -138,7 +151,7 @@ def _table(planned: Sequence[PlannedCell]) -> Iterator[str]:
 
 def _needs(planned: PlannedCell) -> str:
     """What a cell needs more of than most do."""
-    from pytest_torchcompile.execution import gpus_of
+    from pytest_torchcompile.ranks.execution import gpus_of
     from pytest_torchcompile.wrappers.wrapping import Wrapping
 
     ranks = Wrapping.read(planned.cell.wrapper).processes
@@ -183,18 +196,19 @@ def _counts(words: Iterable[str]) -> str:
 
 def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("matrix", nargs="?", metavar="MATRIX",
-                        help="the file, or shipped:NAME; default: matrix/default.yaml here, else shipped:default")
+                        help="the file, or shipped:NAME; default: that of the ini key compile_matrix, else "
+                             "matrix/default.yaml here, else shipped:default")
 
 
 def _doctor(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.doctor import cells, machine, try_training
-    from pytest_torchcompile.matrix import default_path, load_matrix
-    from pytest_torchcompile.zygote import set_environment
+    from pytest_torchcompile.plan.matrix import load_matrix
+    from pytest_torchcompile.ranks.doctor import cells, machine, try_training
+    from pytest_torchcompile.ranks.serving import set_environment
 
-    path = default_path() if given.matrix is None else Path(given.matrix)
+    path = _matrix_path(given)
     matrix = load_matrix(path)
     set_environment()
-    from pytest_torchcompile.environment import environment
+    from pytest_torchcompile.run.environment import environment
 
     for line in machine(environment()):
         print(line)
@@ -218,7 +232,7 @@ def _doctor(given: argparse.Namespace) -> int:
 
 SCHEMAS: Final = {
     "report": "pytest_torchcompile.report.schema:report_schema",
-    "matrix": "pytest_torchcompile.matrix_schema:matrix_schema",
+    "matrix": "pytest_torchcompile.plan.matrix_schema:matrix_schema",
 }
 
 
@@ -237,8 +251,9 @@ def _schema(given: argparse.Namespace) -> int:
 
 
 def _gate_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("reports", nargs="+", metavar="REPORT",
-                        help="the JSON report of a run, or of each of its shards; or a journal")
+    parser.add_argument("reports", nargs="*", metavar="REPORT",
+                        help="the JSON report of a run, or of each of its shards; or a journal; default: "
+                             ".compile-matrix/report.json, or the journal beside it where a run left no report")
     parser.add_argument("--policy", metavar="FILE", help="what a release asks, and what it lets pass (docs/gating.md)")
     parser.add_argument("--baseline", metavar="REPORT", nargs="+", help="reports of an earlier run to compare with")
     parser.add_argument("--commit", metavar="SHA", help="the reports must be of this commit, without uncommitted "
@@ -256,7 +271,7 @@ def _gate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _gate(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.report.gatecommand import run
+    from pytest_torchcompile.gate.command import run
 
     return run(given)
 
@@ -278,9 +293,25 @@ def _html_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _html(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.report.html.command import run
+    from pytest_torchcompile.page.command import run
 
     return run(given)
+
+
+# table: the models of a report, for a page of documentation
+
+
+def _models_table_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("reports", nargs="+", metavar="REPORT", help="reports of one run: one, or one of each shard")
+
+
+def _models_table(given: argparse.Namespace) -> int:
+    from pytest_torchcompile.page.models_table import table
+    from pytest_torchcompile.report.merging import merge
+    from pytest_torchcompile.report.reading import read_report
+
+    print(table(merge([read_report(path) for path in given.reports])), end="")
+    return 0
 
 
 # playbook: what a report says about compiling this repository's models
@@ -297,7 +328,7 @@ def _playbook_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _playbook(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.report.playbook.command import run
+    from pytest_torchcompile.playbook.command import run
 
     return run(given)
 
@@ -313,7 +344,7 @@ def _gates_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _gates(given: argparse.Namespace) -> int:
     from pytest_torchcompile.gates import Place, run
-    from pytest_torchcompile.zygote import set_environment
+    from pytest_torchcompile.ranks.serving import set_environment
 
     set_environment()
     _refuse_missing(given.device)
@@ -354,6 +385,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "gate": Command("Judge reports: 0 pass, 1 fail, 2 unusable reports, 3 nothing to judge.", _gate_arguments, _gate),
     "html": Command("Write a page of reports: heat map, findings, each cell's ledger.", _html_arguments, _html),
     "playbook": Command("Write down what reports say about compiling these models.", _playbook_arguments, _playbook),
+    "table": Command("Print a table of the models of reports, as Markdown.", _models_table_arguments, _models_table),
     "schema": Command("Print the JSON Schema of reports, or of matrix files.", _schema_arguments, _schema),
     "gates": Command("Run the three gates of the production layer on small models; exit code 0 or 1.",
                      _gates_arguments, _gates),

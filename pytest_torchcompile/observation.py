@@ -35,7 +35,7 @@ class Job:
     cell: dict[str, Any]
     """:meth:`pytest_torchcompile.cell.Cell.to_dict`."""
     entry: dict[str, Any]
-    """The model's entry of the matrix (:meth:`pytest_torchcompile.matrix.ModelEntry.to_dict`)."""
+    """The model's entry of the matrix (:meth:`pytest_torchcompile.plan.matrix.ModelEntry.to_dict`)."""
     root: str
     """The matrix' root folder, first on ``sys.path`` when factories are looked up."""
     checks: tuple[str, ...]
@@ -50,7 +50,7 @@ class Job:
     when it is imported holds for every cell, whichever ran before."""
     seed: int = 0
     fuzz: dict[str, Any] = field(default_factory=dict)
-    """:meth:`pytest_torchcompile.fuzz.options.FuzzOptions.to_dict`; empty: the default ones."""
+    """:meth:`pytest_torchcompile.fuzz.fuzz_options.FuzzOptions.to_dict`; empty: the default ones."""
     threads: int = 0
     """Threads that torch computes with; 0: torch's own choice."""
     compile_threads: int = 1
@@ -99,14 +99,17 @@ class Observation:
     """What the ranks after rank 0 recorded: ``sections``, ``failure``, ``seconds`` and ``leaks`` of each; rank 0's are
     the cell's own."""
 
+    sources: dict[str, str] | None = None
+    """The project's files that its process has imported (:mod:`~pytest_torchcompile.run.imported`); None: not known."""
     failed_at: float | None = None
     """``time.monotonic()`` of the first failure, by which the ranks of a cell are put in order. In no report."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`from_dict` takes."""
         data = asdict(self)
-        if self.failed_at is None:
-            del data["failed_at"]
+        for name in ("failed_at", "sources"):
+            if data[name] is None:
+                del data[name]
         return data
 
     @classmethod

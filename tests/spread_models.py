@@ -307,7 +307,7 @@ def voters(rank, voter):
 
 def gathered(rank, dynamic):
     """Coverage of a linear layer whose outputs all ranks put together, with and without a part that runs eagerly."""
-    from pytest_torchcompile.instruments.coverage import measure
+    from pytest_torchcompile.gauges.coverage import measure
 
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
     net = split(zoo.tiny_head(8, 6).to(device()), Cell(model="tiny_head", wrapper="tp"), mesh)

@@ -10,9 +10,9 @@ if find_spec("pytest") is not None:
 import torch
 
 from pytest_torchcompile import BucketConfig, CompileConfig, CompileSmoketest, ShapeStabilizer, maybe_compile
-from pytest_torchcompile.instruments import observe
+from pytest_torchcompile.ledger import observe
 
-for name in ("instruments", "oracle", "matrix", "ranks", "runner", "zoo", "verdicts"):
+for name in ("ledger", "gauges", "state", "oracle", "plan.matrix", "ranks.rank", "run.runner", "zoo", "run.verdicts"):
     import_module(f"pytest_torchcompile.{name}")
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_torchcompile import subject
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.matrix import load_matrix
+from pytest_torchcompile.plan.matrix import load_matrix
+from pytest_torchcompile.run import subject
 from pytest_torchcompile.wrappers.protocol import load
 
 PLAN = json.loads(Path(os.environ["NAIVE_CELLS"]).read_text())

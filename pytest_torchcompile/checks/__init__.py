@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pytest_torchcompile.backends import promised
 from pytest_torchcompile.checks import severity
 from pytest_torchcompile.checks.severity import Effect, Way
+from pytest_torchcompile.wrappers import limits_of
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 if TYPE_CHECKING:
     from pytest_torchcompile.checks.protocol import Check
 
-__all__ = ["CHECKS", "COMPARING", "LIMITS", "CheckEntry", "Limit", "default_limits", "load"]
+__all__ = ["CHECKS", "COMPARING", "LIMITS", "CheckEntry", "Column", "Limit", "computes_wrong_numbers",
+           "default_limits", "load", "way_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,22 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
+class Column:
+    """A number of a cell that the check's section holds: by its name at the top, or as the length of a list there.
+
+    Policy, baseline, page and playbook have each. The terminal sums up those of a check that a run has asked for.
+    """
+
+    name: str
+    kind: Literal["min", "max"]
+    """``max``: a policy says how large it may be; ``min``: how small."""
+    help: str
+    whole: bool = True
+    """Is it a count? Counts are exact, so they are compared exactly."""
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckEntry:
     """One check: where it is (loaded only when it runs), and the limits it takes."""
 
@@ -51,6 +69,8 @@ class CheckEntry:
     limits: tuple[Limit, ...] = ()
     ways: tuple[Way, ...] = ()
     """Ways in which it fails that are worse or milder than ``effect``; the first that fits counts."""
+    columns: tuple[Column, ...] = ()
+    """The numbers that it shows of each cell."""
     compares: bool = False
     """Does it compare numbers (:mod:`~pytest_torchcompile.checks.numerics`), as ``compare()`` does?"""
     logs: str = ""
@@ -88,10 +108,28 @@ class CheckEntry:
         return ""
 
 
-def default_limits(names: Iterable[str]) -> dict[str, float]:
-    """The limits of the checks that have a value where no rule sets one."""
+def default_limits(names: Iterable[str], wrapper: str = "none") -> dict[str, float]:
+    """The limits of the checks that have a value where no rule sets one, in cells of a wrapper."""
     limits = [limit for name in names for limit in CHECKS[name].limits]
-    return {limit.name: limit.default for limit in limits if limit.default is not None}
+    found = {limit.name: limit.default for limit in limits if limit.default is not None}
+    own = limits_of(wrapper)
+    return {name: own.get(name, value) for name, value in found.items()}
+
+
+def way_of(check: str, message: str) -> Way | None:
+    """The way in which a check failed, told by the message of its problem; None: as its record says by default."""
+    own: Iterable[Way] = CHECKS[check].ways if check in CHECKS else ()
+    told = severity.without_ranks(message)
+    return next((way for way in (*own, *severity.OF_EVERY_CHECK) if way.matches(told)), None)
+
+
+def computes_wrong_numbers(check: str, message: str) -> bool:
+    """Does a problem of this check mean that the model computes something else?"""
+    if check not in CHECKS:
+        return False
+    way = way_of(check, message)
+    effect = way.effect if way else CHECKS[check].effect
+    return effect.severity == severity.Severity.WRONG_NUMBERS
 
 
 @cache
@@ -106,6 +144,9 @@ _HERE: Final = "pytest_torchcompile.checks"
 
 _ZERO_GRADIENTS: Final = Limit("zero_gradients", "max", None,
                                "gradients that may be zeros where eager has none; by default they are only noted")
+_DECIDED: Final = Limit("decided", "min", None,
+                        "share of the leaves that rounding noise leaves decidable; by default it is only told",
+                        whole=False, most=1)
 _GRAPH_BREAKS: Final = Limit("graph_breaks", "max", 0, "graph breaks in the cell's run")
 _DYNAMO: Final = "graph_breaks,recompiles"
 _BACKWARD: Final = "aot_joint_graph,output_code"
@@ -117,6 +158,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         "the model is captured whole",
         severity.BREAKS,
         (_GRAPH_BREAKS,),
+        columns=(Column("graph_breaks", "max", "places where a graph ends early"),),
         logs="graph_breaks",
         fake=True,
     ),
@@ -124,11 +166,15 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.compiles:CHECK",
         "compiled code really ran, for enough of the model",
         severity.EAGER,
-        (Limit("coverage", "min", 1.0, "share of operator calls in compiled graphs", whole=False, most=1),),
+        (Limit("coverage", "min", 1.0, "share of operator calls in compiled graphs; lower where a wrapper or an "
+               "allowed graph break leaves some to eager", whole=False, most=1),),
         (Way(severity.RAISED, severity.RAISES),
          Way(severity.UNCOVERED, severity.EAGER, follows="graph_breaks"),
          Way("^every output of the compiled model is zero", severity.WRONG),
          Way("^the ledger could not read", severity.UNPROVEN)),
+        columns=(Column("silent_eager", "max", "frames that silently ran eagerly"),
+                 Column("graphs", "max", "graphs that the backend compiled"),
+                 Column("compile_seconds", "max", "seconds of all compiles of the cell", whole=False, unit=" s")),
         logs=_DYNAMO,
         fake=True,
     ),
@@ -138,7 +184,8 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         severity.WRONG,
         (Limit("rms", "max", None, "error of a whole output over its rounding noise; 4 by default", whole=False),
          Limit("bias", "max", None, "systematic part of the error over the noise's; 8 by default", whole=False),
-         Limit("peak", "max", None, "error of the worst element over its noise; 16 by default", whole=False)),
+         Limit("peak", "max", None, "error of the worst element over its noise; 16 by default", whole=False),
+         _DECIDED),
         ways=(severity.STRIDES,),
         compares=True,
         logs=_FORWARD,
@@ -147,7 +194,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.gradients:CHECK",
         "gradients equal those of the eager model, within rounding noise",
         severity.WRONG,
-        (_ZERO_GRADIENTS,),
+        (_ZERO_GRADIENTS, _DECIDED),
         (severity.STRIDES, Way(r"^\d+ gradient\(s\) are zeros where", severity.ZEROS)),
         compares=True,
         logs=_BACKWARD,
@@ -157,7 +204,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.training_steps:CHECK",
         "a few steps of SGD leave what they leave eagerly, within rounding noise",
         severity.WRONG,
-        (Limit("steps", "min", 3, "training steps that are compared", least=2),),
+        (Limit("steps", "min", 3, "training steps that are compared", least=2), _DECIDED),
         (severity.STRIDES,),
         compares=True,
         logs=_BACKWARD,
@@ -181,7 +228,9 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.recompiles:CHECK",
         "new shapes and values do not compile again and again",
         severity.RECOMPILES,
-        (Limit("recompiles", "max", None, "recompiles in the cell's run; by default what its shapes need"),),
+        (Limit("recompiles", "max", None, "recompiles in the cell's run; by default what its shapes need"),
+         Limit("unexplained", "max", None, "recompiles of one function that no size explains; by default none")),
+        columns=(Column("recompiles", "max", "recompiles in the cell's run"),),
         logs="recompiles_verbose",
         fake=True,
     ),
@@ -242,6 +291,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         severity.TOO_MUCH,
         (Limit("kernels", "max", None, "kernels that Inductor generated; by default they are only recorded"),
          Limit("launches", "max", None, "kernels that a GPU runs in a compiled step; by default only recorded")),
+        columns=(Column("kernels", "max", "kernels that Inductor generated"),),
         on_request=True,
     ),
     "benchmark": CheckEntry(
@@ -253,6 +303,8 @@ CHECKS: Final[dict[str, CheckEntry]] = {
                whole=False)),
         (Way("^nothing ran compiled", severity.EAGER),
          Way(r"compile\(s\) in the timed steps", severity.RECOMPILES)),
+        columns=(Column("speedup", "min", "eager time over compiled time", whole=False),
+                 Column("memory_mib", "max", "peak memory of a call", whole=False, unit=" MiB")),
         on_request=True,
         ranks="one",
     ),

@@ -14,7 +14,7 @@ from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.runner import Run
+    from pytest_torchcompile.wrappers.cell_trial import CellTrial
 
 __all__ = ["CHECK"]
 
@@ -23,7 +23,7 @@ SIGMAS = 2 * 2.576
 MIB = 2**20
 
 
-def measure(run: Run) -> dict[str, Any]:
+def measure(run: CellTrial) -> dict[str, Any]:
     """Times of a step, eager and compiled, their ratio, and the memory of a compiled step; all batches take part."""
     from pytest_torchcompile.layer.benchmark import Runner, beside
     from pytest_torchcompile.oracle.losses import default_loss

@@ -14,12 +14,12 @@ from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.calls import Call, Side
-    from pytest_torchcompile.runner import Run
+    from pytest_torchcompile.wrappers.cell_trial import CellTrial
 
 __all__ = ["CHECK"]
 
 
-def measure(run: Run) -> dict[str, Any]:
+def measure(run: CellTrial) -> dict[str, Any]:
     """Replays of each compiled graph in a step of each size, and the reasons that torch gave where it did without."""
     found: dict[str, Any] = {
         "raised": run.compiled.error.type if run.compiled.error else None,
@@ -32,10 +32,10 @@ def measure(run: Run) -> dict[str, Any]:
     return found
 
 
-def _step(run: Run, side: Side, call: Call) -> dict[str, Any]:
+def _step(run: CellTrial, side: Side, call: Call) -> dict[str, Any]:
     import torch
 
-    from pytest_torchcompile.instruments.replays import backwards, counted, step_begins
+    from pytest_torchcompile.gauges.replays import backwards, counted, step_begins
     from pytest_torchcompile.oracle.losses import loss_of
 
     batch = call.batch.clone()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.layout import is_stride
-from pytest_torchcompile.checks.numerics import GRADIENT, judge_leaves, numerics, remark
+from pytest_torchcompile.checks.numerics import GRADIENT, judge_decided, judge_leaves, numerics, remark
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
@@ -33,6 +33,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         yield from unjudged(section)
     else:
         yield from judge_leaves(section, "output", limits)
+        yield from judge_decided(section, limits)
 
 
 CHECK = Check("equivalence", measure, judge, remark)

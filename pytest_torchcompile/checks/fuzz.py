@@ -10,29 +10,29 @@ from pytest_torchcompile.checks.protocol import Check
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.runner import Run
+    from pytest_torchcompile.wrappers.cell_trial import CellTrial
 
 __all__ = ["CHECK"]
 
 _MUTE = "nothing but zeros, NaN or rounding noise"
 
 
-def measure(run: Run) -> dict[str, Any]:
+def measure(run: CellTrial) -> dict[str, Any]:
     """What the search came to on each rung of the backend ladder, and the shortest failing sequence.
 
     Drops what the cell has compiled: every sequence starts from a fresh compiler state. A model without any size that
     varies is not searched: all sequences would be the same.
     """
-    from pytest_torchcompile.fuzz.calls import code, plain
+    from pytest_torchcompile.fuzz.drawn_call import code, plain
     from pytest_torchcompile.fuzz.emitted import attempts_of, emitted
+    from pytest_torchcompile.fuzz.fuzz_options import FuzzOptions
     from pytest_torchcompile.fuzz.ladder import climb
-    from pytest_torchcompile.fuzz.options import FuzzOptions
     from pytest_torchcompile.fuzz.sizes import varying
 
-    if not (varied := varying(run.entry.dims)):
+    if not (varied := varying(run.dims)):
         return {"varied": [], "rungs": [], "finding": None}
     options = FuzzOptions(**run.job.fuzz)
-    rungs = climb(attempts_of(run), run.entry.dims, options.budget(), flips=run.train, seed=options.seed,
+    rungs = climb(attempts_of(run), run.dims, options.budget(), flips=run.train, seed=options.seed,
                   others={size for p in run.pristine.parameters() for size in p.shape},
                   database=options.database(), key=run.cell.id)
     result = rungs[-1][1]

@@ -6,7 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.layout import is_stride
-from pytest_torchcompile.checks.numerics import GRADIENT, judge_leaves, judge_zero_gradients, numerics, remark
+from pytest_torchcompile.checks.numerics import (
+    GRADIENT,
+    judge_decided,
+    judge_leaves,
+    judge_zero_gradients,
+    numerics,
+    remark,
+)
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
@@ -29,6 +36,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         yield from unjudged(section)
         return
     yield from judge_leaves(section, "gradient")
+    yield from judge_decided(section, limits)
     yield from judge_zero_gradients(section, limits)
     if section["compared"] and not section["nonzero"]:
         yield Problem("every gradient is zero, NaN or infinite in the eager run too: their equality proves nothing",

@@ -12,16 +12,16 @@ from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.runner import Run
+    from pytest_torchcompile.wrappers.cell_trial import CellTrial
 
 __all__ = ["CHECK"]
 
 SHOWN = 20
 
 
-def measure(run: Run) -> dict[str, Any]:
+def measure(run: CellTrial) -> dict[str, Any]:
     """The kernels of each graph, with the operators fused in them, and the calls that no kernel was generated for."""
-    from pytest_torchcompile.instruments.kernels import kernels, operators
+    from pytest_torchcompile.gauges.generated_kernels import kernels, operators
 
     error = run.compiled.error
     return {"raised": error.type if error else None,
@@ -29,9 +29,9 @@ def measure(run: Run) -> dict[str, Any]:
             "launches": None if error else _launches(run)}
 
 
-def _launches(run: Run) -> dict[str, Any] | None:
+def _launches(run: CellTrial) -> dict[str, Any] | None:
     """What the GPU ran in one warm step of the first size, eagerly and compiled, loss included; None without a GPU."""
-    from pytest_torchcompile.instruments import launches
+    from pytest_torchcompile.gauges import launches
     from pytest_torchcompile.layer.benchmark import Runner
     from pytest_torchcompile.oracle.losses import default_loss
 

@@ -31,7 +31,7 @@ def is_stride(leaf: Leaf) -> bool:
 
 def measure(run: Trial) -> dict[str, Any]:
     """Which strides differ, by leaf, each with what may have decided by timing."""
-    from pytest_torchcompile.instruments.timed import autotunes, pads_by_timing
+    from pytest_torchcompile.gauges.timed import autotunes, pads_by_timing
 
     devices = {tensor.device.type for call in run.calls for tensor in call.batch.tensors()}
     tuned, padded = autotunes(run.settings), pads_by_timing(run.settings, devices)

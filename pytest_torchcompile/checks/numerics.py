@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.oracle.compiler_stages import explained
 from pytest_torchcompile.oracle.findings import findings
 from pytest_torchcompile.oracle.leaf import NOTED, Leaf
 from pytest_torchcompile.oracle.limits import Limits, excused
 from pytest_torchcompile.oracle.notes import notes, vacuous
-from pytest_torchcompile.oracle.stages import explained
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["GRADIENT", "judge_leaves", "judge_zero_gradients", "located", "numerics", "remark"]
+__all__ = ["GRADIENT", "judge_decided", "judge_leaves", "judge_zero_gradients", "located", "numerics", "remark"]
 
 _NONE: Mapping[str, float] = MappingProxyType({})
 GRADIENT = "gradient of "
@@ -50,12 +51,12 @@ def numerics(run: Trial, leaves: list[tuple[str, Leaf]]) -> dict[str, Any]:
 
 
 def remark(section: Mapping[str, Any]) -> str:
-    """How many values were decided, where some were not; how many were excused; how many gradients are zeros in place
+    """How many leaves were decided, where some were not; how many were excused; how many gradients are zeros in place
     of None."""
     found = []
     decided, undecided = section.get("compared", 0), section.get("undecided", 0)
     if undecided:
-        found.append(f"{decided} of {decided + undecided} values were decided")
+        found.append(f"{decided} of {decided + undecided} leaves were decided")
     if small := section.get("excused"):  # older reports do not say
         found.append(f"{small} value(s) are off by more than rounding, but less than one eps of their largest element")
     if zeros := section.get("zero_gradients"):
@@ -72,6 +73,19 @@ def judge_zero_gradients(section: Mapping[str, Any], limits: Mapping[str, float]
                       evidence="\n".join(names),
                       hint="a parameter that takes no part in the loss: freeze it with requires_grad_(False), or raise "
                            "the limit `zero_gradients`")
+
+
+def judge_decided(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
+    """A problem where rounding noise leaves more undecided than the limit ``decided`` allows, if there is one."""
+    least = limits.get("decided", 0.0)
+    decided = section.get("compared", 0)
+    every = decided + section.get("undecided", 0)
+    if every and decided / every < least:
+        share = math.floor(decided / every * 10_000) / 10_000  # rounded down, so that as a limit it passes
+        yield Problem(f"{decided} of {every} leaves were decided, a share of {share:.4g}; {least:.4g} wanted",
+                      evidence="\n".join(section.get("notes", ())),
+                      hint="rounding noise is as large as these values: compare in a wider dtype, or with weights that "
+                           f"make them larger; or allow it by the rule `- limits: {{decided: {share:.4g}}}`")
 
 
 def _distance(leaf: Leaf) -> float:

@@ -10,7 +10,7 @@ from pytest_torchcompile.checks.severity import EMPTY, RAISED
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.runner import Run
+    from pytest_torchcompile.wrappers.cell_trial import CellTrial
 
 __all__ = ["Check", "unjudged"]
 
@@ -20,7 +20,7 @@ class Check:
     """A statement that must hold of every cell."""
 
     name: str
-    measure: Callable[[Run], dict[str, Any]]
+    measure: Callable[[CellTrial], dict[str, Any]]
     """Runs in the rank process: what was seen, as JSON-able data. Judges nothing."""
     judge: Callable[[Mapping[str, Any], Mapping[str, float]], Iterable[Problem]]
     """(section, limits) -> problems. Pure, without torch: a stored section can be judged again."""

@@ -14,7 +14,7 @@ from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.runner import Run
+    from pytest_torchcompile.wrappers.cell_trial import CellTrial
 
 __all__ = ["CHECK"]
 
@@ -24,13 +24,13 @@ SEEDS, FEW = 64, 4
 """Seeds that each side is run with; fewer where eager draws nothing, so that a seed must not matter at all."""
 
 
-def measure(run: Run) -> dict[str, Any]:
+def measure(run: CellTrial) -> dict[str, Any]:
     """The leaves that are no draws of one distribution, and whether there was anything random."""
-    from pytest_torchcompile.instruments import observe
+    from pytest_torchcompile.ledger import observe
     from pytest_torchcompile.oracle.calls import Side
     from pytest_torchcompile.oracle.chances import Chances, chances, compare_chances
     from pytest_torchcompile.oracle.limits import problem
-    from pytest_torchcompile.oracle.trial import own_random_draws
+    from pytest_torchcompile.oracle.random_draws import own_random_draws
 
     if run.compiled.error or run.side is None:
         return {"raised": run.compiled.error.type if run.compiled.error else "nothing"}

@@ -14,14 +14,14 @@ from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.runner import Run
+    from pytest_torchcompile.wrappers.cell_trial import CellTrial
 
 __all__ = ["CHECK"]
 
 
-def measure(run: Run) -> dict[str, Any]:
+def measure(run: CellTrial) -> dict[str, Any]:
     """What this rank compiled in which call, how often its graphs ran, and the collectives that it began."""
-    from pytest_torchcompile.wrappers.group import collectives
+    from pytest_torchcompile.wrappers.process_group import collectives
 
     seen, error = run.compiled.seen, run.compiled.error
     return {
@@ -39,7 +39,7 @@ _SHOWN = ("during", "function", "file", "line", "compile_id", "kind", "cause", "
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
-    """Problems of the sections of all ranks, which :func:`~pytest_torchcompile.blame.gathered` puts together."""
+    """Problems of the sections of all ranks, which :func:`~pytest_torchcompile.ranks.blame.gathered` puts together."""
     ranks = section.get("ranks", [])
     if missing := [r for r, rank in enumerate(ranks) if rank is None]:
         yield Problem(f"nothing to judge: rank {', '.join(map(str, missing))} has recorded nothing",

@@ -1,6 +1,6 @@
 """safe_fallback: where the cell's model does not compile, maybe_compile hands out a model that runs as eager does.
 
-Tried on the cell's own model and settings, during an outage of the compiler (:mod:`~.instruments.outage`): with a
+Tried on the cell's own model and settings, during an outage of the compiler (``gauges.outage``): with a
 sample batch it must return the model itself, untouched, and without one a model whose first call gives bit by bit what
 eager gives, gradients, buffers and random numbers included. Either way with a record in the log.
 """
@@ -16,7 +16,7 @@ from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.calls import Side
-    from pytest_torchcompile.runner import Run
+    from pytest_torchcompile.wrappers.cell_trial import CellTrial
 
 __all__ = ["CHECK"]
 
@@ -24,11 +24,11 @@ FELL_BACK = "fallback_eager"
 """What the log says of a model that runs eagerly instead."""
 
 
-def measure(run: Run) -> dict[str, Any]:
+def measure(run: CellTrial) -> dict[str, Any]:
     """What maybe_compile did with the cell's model during an outage."""
     import torch
 
-    from pytest_torchcompile.instruments.outage import outage
+    from pytest_torchcompile.gauges.outage import outage
     from pytest_torchcompile.layer.config import CompileConfig
     from pytest_torchcompile.layer.preserve import Kept
     from pytest_torchcompile.layer.wrap import maybe_compile
@@ -52,7 +52,7 @@ def measure(run: Run) -> dict[str, Any]:
     return found | {"met": [tried, met.met - tried] if found["error"] is None else [], "log": log.results}
 
 
-def _differences(run: Run, side: Side, call: Callable[..., Any], fallen: Callable[..., Any]) -> Iterator[str]:
+def _differences(run: CellTrial, side: Side, call: Callable[..., Any], fallen: Callable[..., Any]) -> Iterator[str]:
     """What one call of the model gives otherwise when it falls back, in one line each."""
     from pytest_torchcompile.layer.preserve import Kept
     from pytest_torchcompile.oracle import compare, record
@@ -126,7 +126,7 @@ def _state(module: Any) -> dict[str, Any]:
     """The tensors, flags and random state that an attempt could leave changed, by the name that a report gives them."""
     import torch
 
-    from pytest_torchcompile.oracle.attributes import attribute_tensors
+    from pytest_torchcompile.state.attributes import attribute_tensors
 
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     found: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in named.items()}
@@ -139,7 +139,7 @@ def _state(module: Any) -> dict[str, Any]:
 def _same(one: Any, other: Any) -> bool:
     import torch
 
-    from pytest_torchcompile.oracle.bits import same_bits
+    from pytest_torchcompile.state.bits import same_bits
 
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return same_bits(one, other)

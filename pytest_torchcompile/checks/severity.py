@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["EMPTY", "RAISED", "UNCOVERED", "Effect", "Severity", "Way"]  # and the effects, one constant each
+# And the effects, one constant each.
+__all__ = ["EMPTY", "RAISED", "UNCOVERED", "Effect", "Severity", "Way", "without_ranks"]
 
 EMPTY: Final = "nothing to judge"
 """How a check begins that has nothing to say; mostly because another one of the cell failed."""
@@ -19,6 +20,15 @@ RAISED: Final = "the compiled run raised"
 """How `compiles` tells of an exception: the same text in two models is the same fault of a backend."""
 UNCOVERED: Final = "of the model's operator calls ran inside compiled graphs"
 """How `compiles` says that too little was compiled; where a graph breaks, that comes of it."""
+
+
+_RANKS: Final = re.compile(r"^(?:every rank|ranks? \d+(?:, \d+)*): ")
+"""Which ranks of a cell have a problem (:mod:`pytest_torchcompile.run.verdicts`)."""
+
+
+def without_ranks(message: str) -> str:
+    """A problem's message without the ranks that have it."""
+    return _RANKS.sub("", message)
 
 
 class Severity(IntEnum):

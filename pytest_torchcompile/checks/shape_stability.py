@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile import dims
 from pytest_torchcompile.checks.protocol import Check, unjudged
-from pytest_torchcompile.instruments.advice import advice
-from pytest_torchcompile.instruments.records import Compile
+from pytest_torchcompile.ledger.advice import advice
+from pytest_torchcompile.ledger.records import Compile
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
     from pytest_torchcompile.batch import Batch
     from pytest_torchcompile.oracle.calls import Side
-    from pytest_torchcompile.runner import Run
+    from pytest_torchcompile.wrappers.cell_trial import CellTrial
 
 __all__ = ["CHECK", "between"]
 
 
-def measure(run: Run) -> dict[str, Any]:
+def measure(run: CellTrial) -> dict[str, Any]:
     """Recompiles after the first pass, and what lengths between the buckets did."""
     first = {call.label for call in run.calls}
     later = {passed.call.label for passed in run.passed} - first
@@ -38,7 +38,7 @@ def measure(run: Run) -> dict[str, Any]:
         "between": [], "unpadded": "", "covered": [],
     }
     if run.compiled.error is None and run.side is not None:
-        for name, dim in run.entry.dims.items():
+        for name, dim in run.dims.items():
             if not dim.buckets:
                 continue
             _pad_and_run(run, run.side, name, dim, found)
@@ -50,17 +50,17 @@ def measure(run: Run) -> dict[str, Any]:
     return found
 
 
-def _pad_and_run(run: Run, side: Side, name: str, dim: dims.Dim, found: dict[str, Any]) -> None:
+def _pad_and_run(run: CellTrial, side: Side, name: str, dim: dims.Dim, found: dict[str, Any]) -> None:
     """Run lengths between the buckets of one dim, and say in ``found`` what became of each."""
     from pytest_torchcompile.batch import Batch
-    from pytest_torchcompile.instruments import observe
-    from pytest_torchcompile.layer.shapes import ShapeStabilizer
+    from pytest_torchcompile.layer.shape_stabilizer import ShapeStabilizer
+    from pytest_torchcompile.ledger import observe
     from pytest_torchcompile.oracle.calls import Call
 
     stabilizer = ShapeStabilizer(dim.buckets)
     for length in between(dim):
         bucket = stabilizer.config.bucket(length)
-        sizes = dims.single({**run.entry.dims, name: dims.Dim(size=length)})
+        sizes = dims.single({**run.dims, name: dims.Dim(size=length)})
         try:
             batch = Batch.of(stabilizer.bucket_batch(run.batch(sizes, run.seed).value))
         except ValueError as why:  # nothing in it that is known to be padded

@@ -13,7 +13,7 @@ from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.runner import Run
+    from pytest_torchcompile.wrappers.cell_trial import CellTrial
 
 __all__ = ["CHECK"]
 
@@ -21,7 +21,7 @@ STEPS = 2
 """The second starts from parameters that the first has moved."""
 
 
-def measure(run: Run) -> dict[str, Any]:
+def measure(run: CellTrial) -> dict[str, Any]:
     """What the smoketest found, on the model and the code that the run has compiled."""
     import torch
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.layout import is_stride
-from pytest_torchcompile.checks.numerics import judge_leaves, numerics, remark
+from pytest_torchcompile.checks.numerics import judge_decided, judge_leaves, numerics, remark
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 
@@ -42,6 +42,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         yield Problem(f"{section['steps']} training steps were compared, {least:g} wanted",
                       hint="the observation was made under a lower limit `steps`: run the cell again")
     yield from judge_leaves(section, "step")
+    yield from judge_decided(section, limits)
 
 
 CHECK = Check("training_steps", measure, judge, remark)

@@ -14,11 +14,11 @@ from pytest_torchcompile.faults.case import Case, Program, untouched
 from pytest_torchcompile.faults.compiling import COMPILING, CONTROLS_OF_CHECKS
 from pytest_torchcompile.faults.failures import FAILURES
 from pytest_torchcompile.faults.form import FORM
-from pytest_torchcompile.faults.gradients import GRADIENTS
 from pytest_torchcompile.faults.moments import MOMENTS
 from pytest_torchcompile.faults.rewrites import REWRITES
 from pytest_torchcompile.faults.state import STATE
-from pytest_torchcompile.faults.values import VALUES
+from pytest_torchcompile.faults.wrong_gradients import GRADIENTS
+from pytest_torchcompile.faults.wrong_values import VALUES
 
 __all__ = ["CASES", "CONTROLS", "CORRECT", "FAULTS", "Case", "Program"]
 

@@ -74,7 +74,7 @@ class Case:
     alone: bool = False
     """Is everything else right, so that nothing else may be reported?"""
     check: str = "compare"
-    """What must catch it: ``compare``, a check of the matrix, or ``memory`` (``instruments.memory.growth``)."""
+    """What must catch it: ``compare``, a check of the matrix, or ``memory`` (``gauges.memory.growth``)."""
     dynamic: bool | None = None
     steps: int = 1
     below: str = ""

@@ -17,14 +17,14 @@ from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.faults.case import Case
 from pytest_torchcompile.faults.presence import Presence
-from pytest_torchcompile.instruments import memory
-from pytest_torchcompile.instruments.state import isolated
+from pytest_torchcompile.gauges import memory
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.equivalence import compare
-from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Job
-from pytest_torchcompile.runner import run_cell
-from pytest_torchcompile.subject import compiler
+from pytest_torchcompile.plan.models import ModelEntry
+from pytest_torchcompile.run.runner import run_cell
+from pytest_torchcompile.run.subject import compiler
+from pytest_torchcompile.state.torch_state import isolated
 
 __all__ = ["GOOD", "Outcome", "Report", "run"]
 

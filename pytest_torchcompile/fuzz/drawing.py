@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.dims import Dim, Dims, completed, mistakes
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.fuzz.calls import DrawnCall, Sequence
+from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence
 from pytest_torchcompile.fuzz.sizes import constants, free, ordered, telling
 
 if TYPE_CHECKING:

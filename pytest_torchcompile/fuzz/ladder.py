@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.dims import Dims
-from pytest_torchcompile.fuzz.calls import Sequence
 from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
+from pytest_torchcompile.fuzz.drawn_call import Sequence
 from pytest_torchcompile.fuzz.search import Budget, Examined, Result, search
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-    from pytest_torchcompile.fuzz.attempts import Attempts
+    from pytest_torchcompile.fuzz.sequence_run import Attempts
 
 __all__ = ["CHEAP", "climb"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.dims import Dims, completed
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.fuzz.calls import Sequence, from_plain, plain
+from pytest_torchcompile.fuzz.drawn_call import Sequence, from_plain, plain
 from pytest_torchcompile.fuzz.shrinking import minimal
 from pytest_torchcompile.fuzz.sizes import free
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from pytest_torchcompile.dims import Dims, completed
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.fuzz.calls import DrawnCall, Sequence
+from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence
 from pytest_torchcompile.fuzz.sizes import candidates, free, ordered
 
 __all__ = ["minimal"]

@@ -17,13 +17,13 @@ from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.gates import Place, Tried
 from pytest_torchcompile.gates.breaks import BREAKS, EXIT, Break
 from pytest_torchcompile.gates.upstream import injected
-from pytest_torchcompile.instruments.state import isolated
 from pytest_torchcompile.layer import wrap
 from pytest_torchcompile.layer.config import CompileConfig
-from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Job
-from pytest_torchcompile.ranks import Rank, Zygote
-from pytest_torchcompile.zygote import WARM
+from pytest_torchcompile.plan.models import ModelEntry
+from pytest_torchcompile.ranks.rank import Rank, Zygote
+from pytest_torchcompile.ranks.zygote import WARM
+from pytest_torchcompile.state.torch_state import isolated
 
 __all__ = ["tried"]
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from pytest_torchcompile.gates import Place, Tried
-from pytest_torchcompile.instruments import Ledger, observe
-from pytest_torchcompile.instruments.state import isolated
-from pytest_torchcompile.layer import shapes
+from pytest_torchcompile.layer import shape_stabilizer as shapes
+from pytest_torchcompile.ledger import Ledger, observe
+from pytest_torchcompile.state.torch_state import isolated
 
 __all__ = ["tried"]
 

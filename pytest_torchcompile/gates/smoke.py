@@ -12,8 +12,8 @@ from torch import nn
 from pytest_torchcompile.gates import Place, Tried
 from pytest_torchcompile.gates.breaks import BREAKS, Break, Net
 from pytest_torchcompile.gates.upstream import injected
-from pytest_torchcompile.instruments.state import isolated
 from pytest_torchcompile.layer import smoketest
+from pytest_torchcompile.state.torch_state import isolated
 
 __all__ = ["tried"]
 

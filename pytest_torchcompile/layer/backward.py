@@ -16,10 +16,10 @@ from torch import Tensor
 
 from pytest_torchcompile.layer.copies import SMALL, Before, copied_before
 from pytest_torchcompile.layer.double_backward import differentiable_twice
-from pytest_torchcompile.layer.effects import Effects, effects_of
+from pytest_torchcompile.layer.graph_effects import Effects, effects_of
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.layer.fallback import Guard
+    from pytest_torchcompile.layer.guarded_model import Guard
 
 __all__ = ["guard_backward"]
 

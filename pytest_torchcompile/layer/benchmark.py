@@ -12,15 +12,16 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.instruments import Ledger, launches, memory, observe
-from pytest_torchcompile.instruments.kernels import kernels
-from pytest_torchcompile.instruments.replays import step_begins
+from pytest_torchcompile.gauges import launches, memory
+from pytest_torchcompile.gauges.generated_kernels import kernels
+from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.layer.behind import compiled_part, whole
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.descent import adapted
 from pytest_torchcompile.layer.intervals import LEAST_ROUNDS, Ratio, quantile, ratio_of
 from pytest_torchcompile.layer.items import Items, count_items
 from pytest_torchcompile.layer.preserve import preserved
+from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.oracle import default_loss
 
 __all__ = ["Benchmark", "Runner", "Side", "benchmark", "beside"]

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pytest_torchcompile.backends import BACKENDS, NOT_ALONE, installed
 from pytest_torchcompile.cell import MODES
 from pytest_torchcompile.errors import nearest
-from pytest_torchcompile.layer.environment import read
+from pytest_torchcompile.layer.environment_variables import read
 
 __all__ = ["FAIL_POLICIES", "BucketConfig", "CompileConfig"]
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from pytest_torchcompile.layer.effects import Effects
+from pytest_torchcompile.layer.graph_effects import Effects
 
-__all__ = ["SMALL", "Before", "Rewinding", "copied_before"]
+__all__ = ["SMALL", "Before", "Rewinding", "copied_before", "getter"]
 
 SMALL: Final = 4 * 2**20
 """Bytes that are copied before each run of a graph that writes to its inputs, such as statistics of batch norm. More
@@ -56,10 +56,9 @@ class Rewinding:
         """``args`` of a run; ``fixed``: the places of tensors that have the same shape in every run."""
         self._effects = effects
         self._generators = _generators(effects, args)
-        written = [args[place] for place in effects.mutated]
-        self._plain = fixed.issuperset(effects.mutated) and not any(tensor.requires_grad for tensor in written)
-        self._getters = [_getter(places) for places in _alike(effects, args)]
-        self._unused: list[list[list[Tensor]]] = []
+        self._plain = fixed.issuperset(effects.mutated) and all(_joins(args[place]) for place in effects.mutated)
+        self._groups = _groups(effects, args) if self._plain else []
+        self._unused: list[list[Tensor]] = []
         """Memory for copies that no run in progress needs. Appending to it and popping need no lock."""
 
     def begin(self, args: Sequence[Any]) -> Copied | None:
@@ -67,56 +66,90 @@ class Rewinding:
         try:
             if not self._plain:
                 before = copied_before(self._effects, args, SMALL)
-                return None if before is None else Copied([], [], [], before)
-            lives = [getter(args) for getter in self._getters]
-            copies = self._unused.pop() if self._unused else _memory(lives)
-            for copy, live in zip(copies, lives, strict=True):
-                torch._foreach_copy_(copy, list(live))
-            return Copied(lives, copies, [(put, get()) for get, put in self._generators])
+                return None if before is None else Copied([], [], before)
+            copies = self._unused.pop() if self._unused else _memory(self._groups)
+            written = []
+            for group, copy in zip(self._groups, copies, strict=True):
+                lives = group.of(args)
+                group.join(lives, out=copy)
+                written.append((lives, group, copy))
+            return Copied(written, [(put, get()) for get, put in self._generators])
         except Exception:  # no memory for copies; or a CUDA graph is being captured, where no generator can be read
             return None
 
     def end(self, copied: Copied | None) -> None:
         """After a run that did not fail."""
-        if copied is not None and copied.copies:
-            self._unused.append(copied.copies)
+        if copied is not None and copied.written:
+            self._unused.append([copy for _, _, copy in copied.written])
 
 
 class Copied:
-    """What one run may change: live tensors and copies of them, in the same order, and states of generators."""
+    """What one run may change: live tensors, each group of them with the tensor that holds its copy, and states."""
 
-    __slots__ = ("copies", "lives", "other", "states")
+    __slots__ = ("other", "states", "written")
 
-    def __init__(self, lives: Any, copies: Any, states: Any, other: Before | None = None) -> None:
-        self.lives, self.copies, self.states, self.other = lives, copies, states, other
+    def __init__(
+        self, written: list[tuple[Sequence[Tensor], _Group, Tensor]], states: Any, other: Before | None = None
+    ) -> None:
+        self.written, self.states, self.other = written, states, other
 
     def before(self) -> Before:
         """To restore it."""
         if self.other is not None:
             return self.other
-        pairs = zip(self.lives, self.copies, strict=True)
-        return Before([pair for live, copy in pairs for pair in zip(live, copy, strict=True)], self.states)
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for lives, group, copy in self.written:
+            pairs.extend(zip(lives, group.parts(copy), strict=True))
+        return Before(pairs, self.states)
 
 
-def _memory(lives: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-    """Not inference tensors, which nobody could write to in a later run outside of inference mode."""
-    with torch.inference_mode(False):
-        return [[torch.empty_like(tensor) for tensor in live] for live in lives]
+class _Group:
+    """Tensors that one kernel copies into one: of one dtype, device, and shape but for the first dimension."""
+
+    def __init__(self, places: Sequence[int], args: Sequence[Any]) -> None:
+        first = args[places[0]]
+        self.of = getter(places)
+        """The tensors of a run."""
+        self.join: Callable[..., object] = torch.cat if first.ndim else torch.stack
+        """``foreach_copy`` takes four times as long on a CPU, where it copies one after the other (torch 2.13)."""
+        self._sizes = [args[place].shape[0] for place in places] if first.ndim else None
+        self._shape = (sum(self._sizes) if self._sizes else len(places), *first.shape[1:])
+        self._like = {"dtype": first.dtype, "device": first.device}
+
+    def memory(self) -> Tensor:
+        """Room for a copy of all."""
+        return torch.empty(self._shape, **self._like)
+
+    def parts(self, copy: Tensor) -> Sequence[Tensor]:
+        """The copy of each."""
+        return copy.split(self._sizes) if self._sizes else copy.unbind()  # type: ignore[no-untyped-call]
 
 
-def _alike(effects: Effects, args: Sequence[Any]) -> list[list[int]]:
-    """Places of what is written, those of one dtype and device together."""
+def _joins(tensor: Tensor) -> bool:
+    """Whether its values can be joined with others': it is no subclass, nothing differentiates it, it is strided."""
+    usual = type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
+    return usual and not tensor.requires_grad and tensor.layout is torch.strided and not tensor.is_quantized
+
+
+def _groups(effects: Effects, args: Sequence[Any]) -> list[_Group]:
     found: dict[Any, list[int]] = {}
     for place in effects.mutated:
-        found.setdefault((args[place].dtype, args[place].device), []).append(place)
-    return list(found.values())
+        tensor = args[place]
+        found.setdefault((tensor.dtype, tensor.device, tensor.ndim, tensor.shape[1:]), []).append(place)
+    return [_Group(places, args) for places in found.values()]
 
 
-def _getter(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Tensor]]:
+def _memory(groups: Sequence[_Group]) -> list[Tensor]:
+    """Not inference tensors, which nobody could write to in a later run outside of inference mode."""
+    with torch.inference_mode(False):
+        return [group.memory() for group in groups]
+
+
+def getter(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What takes the values at some places of a sequence, however few they are."""
     if len(places) > 1:
         return itemgetter(*places)
-    (place,) = places
-    return lambda args: (args[place],)
+    return lambda args: [args[place] for place in places]
 
 
 def _generators(effects: Effects, args: Sequence[Any]) -> list[tuple[Callable[[], Tensor], Callable[[Tensor], None]]]:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 import torch
 
 from pytest_torchcompile.oracle import Recording, Reference
-from pytest_torchcompile.oracle.reference_runs import DRAWS
+from pytest_torchcompile.oracle.reference_runs import DRAWS, FEW
 
 __all__ = ["Disturbed", "disturb"]
 
-_, FEW, ALL = DRAWS
-"""Draws at first and after a suspicion: a run with one draw alone would need a vote of all ranks for more."""
+ALL = DRAWS[-1]
+"""Draws after a suspicion. At first there are FEW: after one draw alone, more would need a vote of all ranks."""
 
 
 class Disturbed(Reference):

@@ -11,28 +11,32 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from pytest_torchcompile.layer.copies import getter
+
 if TYPE_CHECKING:
-    from pytest_torchcompile.layer.fallback import Guard
+    from pytest_torchcompile.layer.guarded_model import Guard
 
 __all__ = ["Differentiable", "differentiable_twice"]
 
 _GIVEN: Final = "_torchcompile_given"
 """The attribute of an autograd node that holds what its call was given."""
+_VERSION: Final = attrgetter("_version")
 _REFUSED: Final = "torch.compile with aot_autograd does not support double backward"
 
 
-@dataclass(frozen=True)
-class _Given:
+class _Given(NamedTuple):
     """One call of a graph: its inputs, held so that no memory lives longer for it, and their versions."""
 
     graph: Differentiable
-    inputs: tuple[Any, ...]
-    versions: tuple[int, ...]
+    inputs: list[Any]
+    versions: list[int]
+    """Of the tensors among the inputs, in their order."""
 
     def tensors(self) -> list[Any] | None:
         """The inputs, if all are still there and none was written to."""
@@ -40,23 +44,33 @@ class _Given:
         for held, value in zip(self.inputs, found, strict=True):
             if isinstance(held, weakref.ref) and value is None:
                 return None
-        versions = tuple(value._version for value in found if isinstance(value, Tensor))
+        versions = [value._version for value in found if isinstance(value, Tensor)]
         return found if versions == self.versions else None
 
 
 class Differentiable:
     """A captured graph whose outputs all come from one compiled function of AOTAutograd."""
 
-    def __init__(self, graph: Callable[..., Any], outputs: Sequence[tuple[int, int]]) -> None:
-        """``outputs``: the place of each output that has a gradient, and its number in the compiled function."""
+    def __init__(self, graph: Callable[..., Any], outputs: Sequence[tuple[int, int]], args: Sequence[Any]) -> None:
+        """``outputs``: the place of each output that has a gradient, and its number in the compiled function.
+
+        ``args`` of a run: Dynamo guards the type of each tensor and whether it needs a gradient, so that they are
+        asked here once, and not of a hundred parameters in each run.
+        """
         self.graph, self.outputs = graph, outputs
         self._first = outputs[0][0]
+        tensors = [place for place, arg in enumerate(args) if isinstance(arg, Tensor)]
+        self._tensors = getter(tensors)
+        self._weak = [place for place in tensors if not _outlives(args[place])]
         self._autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
                           for kind in ("cpu", "cuda")]
 
     @classmethod
-    def of(cls, graph: Callable[..., Any], result: Any) -> Differentiable | None:
-        """``result``: what a compiled run of ``graph`` gave. None where its gradients come from several places."""
+    def of(cls, graph: Callable[..., Any], result: Any, args: Sequence[Any]) -> Differentiable | None:
+        """``result``: what a compiled run of ``graph`` gave for ``args``.
+
+        None where its gradients come from several places.
+        """
         if not isinstance(result, (tuple, list)):
             return None
         tensors = [(place, out) for place, out in enumerate(result) if isinstance(out, Tensor)]
@@ -64,13 +78,15 @@ class Differentiable:
         nodes = {out.grad_fn for _, out in graded}
         if len(nodes) != 1 or not hasattr(nodes.pop(), "_forward_cls"):
             return None
-        return cls(graph, [(place, out.output_nr) for place, out in graded])
+        return cls(graph, [(place, out.output_nr) for place, out in graded], args)
 
     def note(self, result: Any, args: Sequence[Any]) -> None:
         """Remember at the outputs of a call what it was given."""
-        inputs = tuple([_held(arg) if isinstance(arg, Tensor) else arg for arg in args])
-        versions = tuple([arg._version for arg in args if isinstance(arg, Tensor)])
-        setattr(result[self._first].grad_fn, _GIVEN, _Given(self, inputs, versions))
+        held = list(args)
+        for place in self._weak:
+            held[place] = weakref.ref(args[place])
+        versions = list(map(_VERSION, self._tensors(args)))
+        setattr(result[self._first].grad_fn, _GIVEN, _Given(self, held, versions))
 
     @contextmanager
     def as_called(self) -> Iterator[None]:
@@ -82,9 +98,9 @@ class Differentiable:
             yield
 
 
-def _held(tensor: Tensor) -> Any:
-    """A parameter itself, which its gradient's node holds anyway; of any other tensor a weak reference."""
-    return tensor if type(tensor) is nn.Parameter and tensor.requires_grad else weakref.ref(tensor)
+def _outlives(tensor: Tensor) -> bool:
+    """Whether it may be held: a parameter is held by its gradient's node anyway. Of others a weak reference is kept."""
+    return type(tensor) is nn.Parameter and tensor.requires_grad
 
 
 def differentiable_twice(function: Any, guard: weakref.ref[Guard]) -> Callable[..., Any]:

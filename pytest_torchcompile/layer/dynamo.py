@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.errors import InstrumentError
-from pytest_torchcompile.layer.fallback import Guard
+from pytest_torchcompile.layer.guarded_model import Guard
 from pytest_torchcompile.layer.hooks import guards_on_hooks
 
 __all__ = ["Compiled", "backend_of", "context", "frame_of", "is_inlined", "sizes_seen"]

@@ -15,23 +15,23 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.checks import compiles
-from pytest_torchcompile.checks.aliasing import NOT_HELD
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.instruments.state import isolated
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.dynamo import frame_of
 from pytest_torchcompile.layer.selective import Selection
 from pytest_torchcompile.layer.twin import is_twin
 from pytest_torchcompile.oracle.calls import Call, Side
+from pytest_torchcompile.oracle.compiler_stages import explained
 from pytest_torchcompile.oracle.findings import Finding, findings, headline
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.localisation import located
-from pytest_torchcompile.oracle.notes import notes, vacuous, wavering
-from pytest_torchcompile.oracle.stages import explained
-from pytest_torchcompile.oracle.state import StateSnapshot
-from pytest_torchcompile.oracle.trial import Trial, same_random_draws
-from pytest_torchcompile.oracle.twins import Closure, twin
+from pytest_torchcompile.oracle.notes import NOT_HELD, notes, vacuous, wavering
+from pytest_torchcompile.oracle.proof import doubts, proof
+from pytest_torchcompile.oracle.random_draws import same_random_draws
+from pytest_torchcompile.oracle.trial import Trial
+from pytest_torchcompile.state.snapshot import StateSnapshot
+from pytest_torchcompile.state.torch_state import isolated
+from pytest_torchcompile.state.twins import Closure, twin
 
 __all__ = ["Comparison", "assert_equivalent", "compare"]
 
@@ -223,7 +223,7 @@ def _proof(trial: Trial) -> Iterator[Finding]:
     if all(passed.raised for passed in trial.passed):
         yield Finding("vacuous", "eager", "eager raises in every call: nothing was compared")
         return
-    whole = list(compiles.judge(compiles.measure(trial), {"coverage": 0.0}))
+    whole = list(doubts(proof(trial)))
     for found in whole:
         yield Finding("vacuous", "compiled code", found.message, found.evidence, found.hint)
     for call in trial.calls if not whole else ():

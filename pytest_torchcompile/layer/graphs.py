@@ -20,8 +20,8 @@ from pytest_torchcompile.layer.backward import guard_backward
 from pytest_torchcompile.layer.checkpointing import in_backward
 from pytest_torchcompile.layer.copies import SMALL, Before, Rewinding, copied_before
 from pytest_torchcompile.layer.double_backward import Differentiable
-from pytest_torchcompile.layer.effects import Effects, effects_of
-from pytest_torchcompile.layer.fallback import RAN, Guard, of_this_call
+from pytest_torchcompile.layer.graph_effects import Effects, effects_of
+from pytest_torchcompile.layer.guarded_model import RAN, Guard, of_this_call
 
 __all__ = ["Backend"]
 
@@ -44,14 +44,14 @@ class Backend:
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a captured graph."""
-        kept = _copy(graph)  # a backend may change what it is given
+        kept, fixed = _copy(graph), _fixed_places(graph)  # a backend may change what it is given
         try:
             compiled = self.inner(graph, example_inputs, **options)
         except Exception as error:
             if (guard := self.guard()) is not None:
                 guard.refused = error
             raise
-        return _run_of(_Graph(_written(compiled), kept, self.guard, _fixed_places(example_inputs)))
+        return _run_of(_Graph(_written(compiled), kept, self.guard, fixed))
 
     def __eq__(self, other: object) -> bool:
         return (isinstance(other, Backend) and bool(self.inner == other.inner)
@@ -61,11 +61,17 @@ class Backend:
         return hash(Backend)  # torch's own backends have no hash
 
 
-def _fixed_places(example_inputs: Sequence[Any]) -> frozenset[int]:
-    """The inputs without dynamic sizes: those of the examples are symbols."""
+def _fixed_places(graph: torch.fx.GraphModule) -> frozenset[int]:
+    """The inputs without dynamic sizes: where Dynamo traced with a symbol, another call may have another size.
+
+    The example inputs do not tell, for they are the real tensors of the first call. ``meta["example_value"]`` of a
+    captured graph's placeholders does (``wrap_fx_proxy`` in torch/_dynamo/variables/builder.py, torch 2.8 to 2.15).
+    """
     found = set()
-    for place, example in enumerate(example_inputs):
-        if isinstance(example, Tensor) and all(type(size) is int for size in example.shape):
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for place, node in enumerate(placeholders):
+        traced = node.meta.get("example_value")
+        if isinstance(traced, Tensor) and all(type(size) is int for size in traced.shape):
             found.add(place)
     return frozenset(found)
 
@@ -150,7 +156,7 @@ class _Graph:
         if effects is None:
             return
         if effects.none:
-            self.differentiable = Differentiable.of(self.graph, result)
+            self.differentiable = Differentiable.of(self.graph, result, args)
             self._note(args, result)
         elif effects.written_bytes(args) <= SMALL:
             self.rewinding = Rewinding(effects, args, self.fixed)

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from pytest_torchcompile.oracle import StateSnapshot
-from pytest_torchcompile.oracle.attributes import boxes
-from pytest_torchcompile.oracle.paths import STANDARD
-from pytest_torchcompile.oracle.sources import source_of
+from pytest_torchcompile.state.attributes import boxes
+from pytest_torchcompile.state.paths import STANDARD
+from pytest_torchcompile.state.snapshot import StateSnapshot
+from pytest_torchcompile.state.sources import source_of
 
 __all__ = ["Kept", "preserved"]
 

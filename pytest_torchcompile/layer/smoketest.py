@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.instruments import observe
 from pytest_torchcompile.layer.behind import whole
-from pytest_torchcompile.layer.failures import Failed
 from pytest_torchcompile.layer.preserve import preserved
+from pytest_torchcompile.layer.smoketest_failures import Failed
 from pytest_torchcompile.layer.steps import Steps
 from pytest_torchcompile.layer.together import Elsewhere, Together
+from pytest_torchcompile.ledger import observe
 
 __all__ = ["CompileSmoketest", "SmoketestResult"]
 

@@ -11,25 +11,25 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.instruments import Ledger, observe
-from pytest_torchcompile.instruments.records import SILENT
-from pytest_torchcompile.instruments.replays import step_begins
-from pytest_torchcompile.instruments.watch import eager_on_purpose
+from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.layer.behind import Whole, original
 from pytest_torchcompile.layer.chance import Means, compare_means, drew
 from pytest_torchcompile.layer.descent import Descent, adapted
 from pytest_torchcompile.layer.disturbance import Disturbed, disturb
-from pytest_torchcompile.layer.failures import Failed, alone, of_compiler, refuse_of_user, refuse_wrong
-from pytest_torchcompile.layer.gradients import Gradients
-from pytest_torchcompile.layer.numbers import finite, said, usable
+from pytest_torchcompile.layer.kept_gradients import Gradients
 from pytest_torchcompile.layer.preserve import Kept
+from pytest_torchcompile.layer.smoketest_failures import Failed, alone, of_compiler, refuse_of_user, refuse_wrong
+from pytest_torchcompile.layer.step_values import finite, said, usable
 from pytest_torchcompile.layer.together import Together
+from pytest_torchcompile.ledger import Ledger, observe
+from pytest_torchcompile.ledger.process_watch import eager_on_purpose
+from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.oracle import Fault, Recording, Reference, Tape, compare, note, problem, record, reference
-from pytest_torchcompile.oracle.bits import same_bits
 from pytest_torchcompile.oracle.held import Held, later
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.units import program_unit
 from pytest_torchcompile.oracle.variation import rolled, varied
+from pytest_torchcompile.state.bits import same_bits
 
 __all__ = ["Steps"]
 
@@ -371,7 +371,7 @@ class Steps:
         direct = self.module is model or not any(True for _ in self.module.parameters())
         with self._as_before(before):
             found = reference(model if direct else self.module, batch, loss=self.loss, train=self.train,
-                              seed=step, tape=tape, call=None if direct else model)
+                              seed=step, tape=tape, call=None if direct else model, draw=False)
             # a function may be bound to this very module, and a copy of it computes something else
             same = direct or not any(map(problem, compare(eager, found.twin(), lambda: assumed)))
         return found if same else assumed

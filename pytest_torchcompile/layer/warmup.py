@@ -12,10 +12,10 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.instruments import Ledger, observe
-from pytest_torchcompile.instruments.replays import step_begins
+from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.layer.behind import whole
 from pytest_torchcompile.layer.preserve import preserved
+from pytest_torchcompile.ledger import Ledger, observe
 
 __all__ = ["Warmed", "Warmup", "free_size", "warm_up"]
 

@@ -14,14 +14,14 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from torch import nn
 
 from pytest_torchcompile.errors import CompileFailed
-from pytest_torchcompile.layer.attempts import Attempt, Seconds, headline
+from pytest_torchcompile.layer.attempt_log import Attempt, Seconds, headline
 from pytest_torchcompile.layer.behind import modules_of
-from pytest_torchcompile.layer.blocks import inner_blocks
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.dynamo import Compiled, backend_of, context, frame_of, is_inlined, sizes_seen
-from pytest_torchcompile.layer.fallback import Guard, guarded
 from pytest_torchcompile.layer.graphs import Backend
+from pytest_torchcompile.layer.guarded_model import Guard, guarded
 from pytest_torchcompile.layer.hooks import Hooks
+from pytest_torchcompile.layer.inner_blocks import inner_blocks
 from pytest_torchcompile.layer.selective import Selection
 from pytest_torchcompile.layer.smoketest import CompileSmoketest, SmoketestResult
 from pytest_torchcompile.layer.together import Elsewhere, Together

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pytest_torchcompile.oracle.recording import Item as Item
     from pytest_torchcompile.oracle.recording import Recording as Recording
     from pytest_torchcompile.oracle.reference_runs import reference as reference
-    from pytest_torchcompile.oracle.state import StateSnapshot as StateSnapshot
     from pytest_torchcompile.oracle.tape import Tape as Tape
 
 _EXPORTS = {
@@ -34,7 +33,6 @@ _EXPORTS = {
     "Limits": "limits",
     "Recording": "recording",
     "Reference": "expected",
-    "StateSnapshot": "state",
     "Tape": "tape",
     "compare": "comparison",
     "default_loss": "losses",
@@ -50,7 +48,6 @@ __all__ = [
     "Limits",
     "Recording",
     "Reference",
-    "StateSnapshot",
     "Tape",
     "compare",
     "default_loss",

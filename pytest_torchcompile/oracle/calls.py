@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,10 +15,10 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.held import Held
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
-from pytest_torchcompile.oracle.state import StateSnapshot
 from pytest_torchcompile.oracle.variation import varied, vary
+from pytest_torchcompile.state.snapshot import StateSnapshot
 
-__all__ = ["Call", "Loss", "Make", "Passed", "Side", "passes_over"]
+__all__ = ["Call", "Loss", "Make", "Passed", "Side", "memory_behind", "passes_over"]
 
 Loss = Callable[[Any, Any], Any]
 """``loss(output, batch)``: a tensor of one element."""
@@ -69,6 +70,15 @@ def passes_over(calls: Sequence[Call], seed: int | None) -> Iterator[list[Call]]
         yield [replace(call, batch=varied(call.batch, seed), also=tuple(varied(batch, seed) for batch in call.also),
                        other=seed, suffix=", with other values") for call in calls]
     yield [replace(call, suffix=", again") for call in calls]
+
+
+def memory_behind(calls: Sequence[Call]) -> int:
+    """Bytes of memory of the device that the calls are on."""
+    for call in calls:
+        for tensor in call.batch.tensors():
+            if tensor.is_cuda:
+                return int(torch.cuda.get_device_properties(tensor.device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class Side:

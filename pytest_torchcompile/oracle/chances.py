@@ -18,7 +18,7 @@ from pytest_torchcompile.oracle.estimate import as_real, finite
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
-from pytest_torchcompile.oracle.state import StateSnapshot
+from pytest_torchcompile.state.snapshot import StateSnapshot
 
 __all__ = ["Chances", "chances", "compare_chances"]
 

@@ -8,16 +8,17 @@ from typing import Any
 
 import torch
 
-from pytest_torchcompile.oracle.bits import same_bits
 from pytest_torchcompile.oracle.estimate import nearby
 from pytest_torchcompile.oracle.expected import Reference
-from pytest_torchcompile.oracle.judging import continuous, discrete
+from pytest_torchcompile.oracle.judging import continuous, discrete, near
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.limits import Limits, problem
 from pytest_torchcompile.oracle.properties import ABSENT, attributes, errors, plain, properties
 from pytest_torchcompile.oracle.recording import Item, Recording
+from pytest_torchcompile.oracle.reference_runs import FEW
 from pytest_torchcompile.oracle.repetition import FAR, distance
 from pytest_torchcompile.oracle.training import role_of
+from pytest_torchcompile.state.bits import same_bits
 
 __all__ = ["compare"]
 
@@ -56,8 +57,8 @@ def compare(
         differ = list(attributes(name, kind, mine, found))
         leaves += values.settled(differ, lambda twin, n=name, k=kind, m=mine: _differ(n, k, m, twin))  # type: ignore[misc]
         if not any(leaf.kind in (kind, "shape", "zero_gradient") for leaf in differ):
-            leaves.append(values.leaf(name, kind, mine.value, found.value))
-    return leaves
+            leaves.append(values.first(name, kind, mine.value, found.value))
+    return values.decided(leaves)
 
 
 class _Values:
@@ -65,19 +66,33 @@ class _Values:
 
     def __init__(self, reference: Reference | Callable[[], Reference], limits: Limits) -> None:
         self._source, self._limits = reference, limits
+        self._without_draws = replace(limits, rms=limits.rms / 2, bias=limits.bias / 2, peak=limits.peak / 2)
+        """What a leaf must hold that no noise is drawn for: eager's own error is one measure of it, and a rough one."""
         self._twin: dict[str, tuple[str, Item]] | None = None
+        self._measured: dict[str, tuple[str, Any, Any]] = {}
+        """Kind, eager's value and the compiled one of the leaves that are not equal bit for bit."""
 
-    def leaf(self, name: str, kind: str, mine: Any, found: Any) -> Leaf:
+    def first(self, name: str, kind: str, mine: Any, found: Any) -> Leaf:
+        """Judge a value by the draws that there are: none at first, then by eager's own error."""
         leaf = self._without_reference(name, kind, mine, found)
         if leaf is not None:
             return leaf
-        leaf = self._judged(name, kind, mine, found)
-        # What a few draws cannot decide is suspicious too: more of them may say that it is no mere noise.
-        while (problem(leaf, self._limits) is not None or self._hasty(leaf)) and self._reference().more():
-            leaf = self._judged(name, kind, mine, found)
-        if self._wavers(name, kind, mine):
-            return self._wavering(leaf, mine, found)
-        return leaf
+        self._measured[name] = (kind, mine, found)
+        return self._judged(name, kind, mine, found)
+
+    def decided(self, leaves: list[Leaf]) -> list[Leaf]:
+        """Draw noise for the leaves that are still suspicious, until none is, or all draws are made."""
+        at = {leaf.name: i for i, leaf in enumerate(leaves) if self._measured.get(leaf.name, ("",))[0] == leaf.kind}
+        left = [name for name, i in at.items() if self._suspicious(leaves[i])]
+        while left and self._reference().more(left):
+            for name in left:
+                leaves[at[name]] = self._judged(name, *self._measured[name])
+            left = [name for name in left if self._suspicious(leaves[at[name]])]
+        for name, i in at.items():
+            kind, mine, found = self._measured[name]
+            if self._wavers(name, kind, mine):
+                leaves[i] = self._wavering(leaves[i], mine, found)
+        return leaves
 
     def _wavering(self, leaf: Leaf, mine: Any, found: Any) -> Leaf:
         """Undecidable, unless compiled is far outside of what eager's own runs differ by."""
@@ -99,9 +114,19 @@ class _Values:
             for leaf in leaves
         ]
 
-    def _hasty(self, leaf: Leaf) -> bool:
-        """Whether a leaf was left undecided, or elements of it excused, by a single draw."""
-        return self._reference().draws == 1 and bool(leaf.undecidable or not leaf.decided)
+    def _suspicious(self, leaf: Leaf) -> bool:
+        """Whether more draws may say something else: of a problem, or of what a few draws cannot decide."""
+        if problem(leaf, self._limits) is not None:
+            return True
+        estimate = self._reference().estimates.get(leaf.name)
+        if estimate is None or estimate.offered >= FEW:
+            return False
+        if not estimate.offered and problem(leaf, self._without_draws) is not None:
+            return True
+        undecided = bool(leaf.undecidable) or not leaf.decided
+        if estimate.offered:
+            return undecided and not estimate.drowned
+        return undecided or not near(self._measured[leaf.name][1], estimate)
 
     def _reference(self) -> Reference:
         if not isinstance(self._source, Reference):

@@ -13,6 +13,8 @@ __all__ = ["Dice"]
 _POOLS = {"cpu": 1 << 17}
 """Numbers in a pool: on a CPU as many as its cache holds."""
 _POOL = 1 << 20
+_APART = 7919
+"""Between the seeds of two sequences."""
 _KEPT = 16
 """Pools of factors that are kept, the ones of the units used last."""
 
@@ -29,6 +31,10 @@ class Dice:
         self._seed = seed
         self._pools: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
         self._factors: OrderedDict[tuple[torch.device, torch.dtype, float], torch.Tensor] = OrderedDict()
+
+    def throw(self, number: int) -> None:
+        """Begin the sequence of this number: it is the same one whenever it is begun."""
+        self._offsets.seed(self._seed + _APART * number)
 
     def disturb(self, tensor: torch.Tensor, unit: float) -> None:
         """Multiply every element by a factor within ``unit`` of 1, in place; zeros and infinities stay."""

@@ -20,6 +20,8 @@ _SMALL = 1 << 14
 """Elements up to which a tensor of a GPU is looked at on the CPU."""
 _FINE = 1 << 20
 """Leaves with fewer elements have their spread kept in float64."""
+_ROUNDINGS = 2.0**8
+_SIXTEENTH = 2.0**-4
 _NEAR = 0.9
 """Share of a dtype's range beyond which rounding decides about overflow."""
 
@@ -34,6 +36,8 @@ class Estimate:
     def __init__(self, value: Any, largest: float = float("inf")) -> None:
         """Start with the value itself; ``largest`` is the end of the range of eager's dtype."""
         self.value = _number(value)
+        self.offered = 0
+        """Draws that were made for this leaf, also those that raised or gave something else."""
         self.draws = 0
         """Draws that had the leaf's type and shape."""
         self.spread: torch.Tensor | None = None
@@ -85,6 +89,30 @@ class Estimate:
         self.flips = flips if self.flips is None else self.flips | flips
         if plain:
             self.flipped.append(int(flips.sum()))
+
+    def near(self, eager: torch.Tensor) -> bool:
+        """Whether eager is so near that its own error is nothing but rounding: within 256 roundings as a whole.
+
+        Of half precision, whose rounding is coarse, a sixteenth of the values at most.
+        """
+        if not self.continuous or self.value.shape != eager.shape:
+            return False
+        apart = size = 0.0
+        for mine, exact in pieces(eager, self.value):
+            error = finite(mine.double() - exact)
+            exact = finite(exact)
+            apart += float(error.dot(error))
+            size += float(exact.dot(exact))
+        share = min(_ROUNDINGS * torch.finfo(eager.dtype).eps / 2, _SIXTEENTH)
+        return apart <= share**2 * size
+
+    @property
+    def drowned(self) -> bool:
+        """Whether the usual noise is larger than every value: no further draw can then make something of the leaf."""
+        if not self.continuous or self.levels is None or not self.value.numel():
+            return False
+        largest = finite(self.value).abs().amax().reshape(1)
+        return bool(self.levels.of(largest) > largest)
 
     def repeated_by(self, value: Any, unit: float) -> bool:
         """Whether another run without noise came to the same value, within one rounding or its own share of the noise.

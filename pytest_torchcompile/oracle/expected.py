@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Final
 
 from pytest_torchcompile.oracle.estimate import Estimate
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.recording import Recording
 
-__all__ = ["Reference"]
+__all__ = ["WIDER", "Reference"]
+
+WIDER: Final = frozenset({"float64", "float32"})
+"""Kinds of references that are wider than eager: its own error from them is a measure of rounding."""
 
 _ENDLESS = float("inf")
 
@@ -37,7 +41,7 @@ class Reference:
         self.unit = 0.0
         """Of a scale made from the dtype: the unit roundoff of a narrower dtype in which parts are known to run."""
         self.draws = 0
-        """How many noise draws the estimates hold."""
+        """How many noise draws the estimate with the most of them holds."""
         self.estimates: dict[str, Estimate] = {}
         self._recording = recording
         self._expect(recording)
@@ -46,8 +50,8 @@ class Reference:
         ends = ranges or {}
         self.estimates = {n: Estimate(value, ends.get(n, _ENDLESS)) for n, _, value in recording.values()}
 
-    def more(self) -> bool:
-        """Draw more noise, before anything is reported as wrong; whether there was more to draw."""
+    def more(self, names: Collection[str] | None = None) -> bool:
+        """Draw more noise for some leaves, or for all; whether there was more to draw."""
         return False
 
     def twin(self) -> Recording:

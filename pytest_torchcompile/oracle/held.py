@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from pytest_torchcompile.oracle.aliasing import alias_pairs
-from pytest_torchcompile.oracle.bits import same_bits
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.ownership import run_theirs
-from pytest_torchcompile.oracle.paths import leaves_of
 from pytest_torchcompile.oracle.recording import Recording
+from pytest_torchcompile.oracle.shared_memory import alias_pairs
+from pytest_torchcompile.state.bits import same_bits
+from pytest_torchcompile.state.paths import leaves_of
 
 __all__ = ["Held", "later"]
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, pieces
-from pytest_torchcompile.oracle.expected import Reference
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, nearby, pieces
+from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.limits import Limits, problem
 from pytest_torchcompile.oracle.projections import Projections
-from pytest_torchcompile.oracle.scale import Scale, assumed, drawn, stretches
+from pytest_torchcompile.oracle.scale import Scale, assumed, drawn, of_eager, stretches
 
-__all__ = ["continuous", "discrete"]
+__all__ = ["continuous", "discrete", "near"]
 
 _BIAS_FLOOR = 2.0**-20
 """Relative offset that is never complained about: 16 roundings of float32."""
@@ -35,6 +36,8 @@ def continuous(
         leaf = replace(leaf, against="eager-only", why=why)
         return _measured(leaf, e, c, assumed(e, dtype, None, reference.unit), limits)
     leaf = replace(leaf, against=reference.kind, why=reference.why)
+    if not estimate.offered and reference.kind in WIDER:
+        return _measured(leaf, e, c, of_eager(e, dtype, estimate), limits, estimate)
     if not estimate.draws:
         return _measured(leaf, e, c, assumed(e, dtype, estimate, reference.unit), limits)
     if reference.kind == "eager-draws":
@@ -50,6 +53,16 @@ def continuous(
     if problem(from_reference, limits) is None:
         return from_reference
     return _measured(replace(leaf, against="eager"), e, c, replace(alone, centre=e, eager=e), limits, estimate)
+
+
+def near(eager: Any, estimate: Estimate) -> bool:
+    """Whether eager is so near to what is expected that its own error is rounding, and can be a measure of it."""
+    if isinstance(eager, (float, complex)):
+        eager = torch.tensor(eager, dtype=torch.float64 if isinstance(eager, float) else torch.complex128)
+    if not isinstance(eager, torch.Tensor) or not estimate.continuous:
+        return True
+    mine = as_real(nearby(eager.detach()))
+    return estimate.near(mine.float() if mine.dtype.itemsize == 1 else mine)
 
 
 def _without_wide(
@@ -83,7 +96,7 @@ def discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, reference:
         usual = max([int(loose.sum()), *estimate.flipped])
         if estimate.flips is not None:
             loose |= estimate.flips.flatten()
-        leaf = replace(leaf, against=reference.kind, draws=reference.draws + 1)
+        leaf = replace(leaf, against=reference.kind, draws=estimate.draws + 1)
     hard = differ & ~loose
     wrong, excused = int(hard.sum()), int((differ & loose).sum())
     leaf = _at(leaf, int((hard if wrong else differ).nonzero()[0]), eager, compiled, expected)

@@ -83,7 +83,13 @@ def _medians(counts: list[list[int]]) -> list[int]:
             while sum(heard[low:high]) < enough:
                 low, high = max(0, low - 1), min(len(counts), high + 1)
             medians[i] = _median([sum(column) for column in zip(*counts[low:high], strict=True)][:-1])
-    return [medians[min(medians, key=lambda known, i=i: abs(known - i))] for i in range(len(counts))]  # type: ignore[misc]
+    known = list(medians)
+    found, nearest = [], 0
+    for i in range(len(counts)):
+        while nearest + 1 < len(known) and abs(known[nearest + 1] - i) < abs(known[nearest] - i):
+            nearest += 1
+        found.append(medians[known[nearest]])
+    return found
 
 
 def _median(counts: list[int]) -> int:

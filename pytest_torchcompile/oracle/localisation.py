@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_torchcompile.instruments.state import forget_compiled
+from pytest_torchcompile.oracle.compiler_stages import stages_before
 from pytest_torchcompile.oracle.findings import findings
-from pytest_torchcompile.oracle.stages import stages_before
 from pytest_torchcompile.oracle.trial import Trial
+from pytest_torchcompile.state.torch_state import forget_compiled
 
 __all__ = ["located"]
 
@@ -15,8 +15,8 @@ __all__ = ["located"]
 def located(trial: Trial) -> dict[str, Any] | None:
     """Try the backends that do part of what the trial's backend does, until one differs or raises as it does.
 
-    Returns what :func:`~pytest_torchcompile.oracle.stages.explained` takes; None where nothing is wrong that a stage
-    could bring in. Everything compiled is forgotten.
+    Returns what :func:`~pytest_torchcompile.oracle.compiler_stages.explained` takes; None where nothing is wrong
+    that a stage could bring in. Everything compiled is forgotten.
     """
     error, wrong = trial.compiled.error, _wrong(trial)
     if error is None and not wrong:
@@ -30,7 +30,12 @@ def located(trial: Trial) -> dict[str, Any] | None:
             tried.append((name, _did(trial, name, wrong)))
             if tried[-1][1] != "agrees":
                 break
-    return {"backend": own, "stages": tried}
+        beyond: list[tuple[str, str]] = []
+        if error is not None and own == "aot_eager":
+            # What most users go on to: Inductor may do well what AOTAutograd's graphs raise when they run as they are.
+            forget_compiled()
+            beyond.append(("inductor", _did(trial, "inductor", wrong)))
+    return {"backend": own, "stages": tried, "beyond": beyond}
 
 
 def _did(trial: Trial, backend: str, wrong: set[tuple[str, str]]) -> str:

@@ -9,9 +9,9 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.oracle.layouts import dense
 from pytest_torchcompile.oracle.ownership import run_theirs
-from pytest_torchcompile.oracle.paths import leaves_of
+from pytest_torchcompile.state.layouts import dense
+from pytest_torchcompile.state.paths import leaves_of
 
 __all__ = ["default_loss", "left_out", "loss_of"]
 

@@ -16,7 +16,7 @@ __all__ = ["raised_by_us", "run_theirs", "says_fork"]
 Result = TypeVar("Result")
 
 _OURS: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_GUESTS: Final = tuple(_OURS + name for name in ("zoo", "wrappers", "backends", "layer", "instruments", "faults"))
+_GUESTS: Final = tuple(_OURS + name for name in ("zoo", "wrappers", "backends", "layer", "ledger", "gauges", "faults"))
 """What of ours runs around and inside the user's model, and hands on what that raises."""
 _ZOO: Final = _OURS + "zoo"
 _NEITHER: Final = (os.path.join(os.path.dirname(torch.__file__), ""),

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.instruments.watch import eager_on_purpose
-from pytest_torchcompile.oracle.attributes import attribute_tensors
+from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
-from pytest_torchcompile.oracle.state import StateSnapshot
 from pytest_torchcompile.oracle.tape import Tape
-from pytest_torchcompile.oracle.twins import twin
 from pytest_torchcompile.oracle.units import program_unit, widened
+from pytest_torchcompile.state.attributes import attribute_tensors
+from pytest_torchcompile.state.snapshot import StateSnapshot
+from pytest_torchcompile.state.twins import twin
 
 __all__ = ["Program"]
 

@@ -13,15 +13,15 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import TorchcompileError
-from pytest_torchcompile.instruments.replays import step_begins
-from pytest_torchcompile.oracle.aliasing import alias_pairs
+from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.oracle.losses import default_loss, left_out, loss_of
 from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.ownership import raised_by_us, run_theirs
-from pytest_torchcompile.oracle.paths import leaves_of
 from pytest_torchcompile.oracle.recording import Fault, Item, Recording, kept
 from pytest_torchcompile.oracle.replicas import average, losses_of_others
-from pytest_torchcompile.oracle.watch import Watch
+from pytest_torchcompile.oracle.shared_memory import alias_pairs
+from pytest_torchcompile.oracle.watched_memory import Watch
+from pytest_torchcompile.state.paths import leaves_of
 
 __all__ = ["record", "seed_everything"]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from pytest_torchcompile.oracle.aliasing import visible_strides
-from pytest_torchcompile.oracle.layouts import dense, layout_of
-from pytest_torchcompile.oracle.whole import whole
+from pytest_torchcompile.oracle.shared_memory import visible_strides
+from pytest_torchcompile.state.layouts import dense, layout_of
+from pytest_torchcompile.state.whole import whole
 
 __all__ = ["Fault", "Item", "Recording", "kept", "speaks"]
 
@@ -153,7 +153,7 @@ def speaks(tensor: torch.Tensor) -> bool:
 def kept(tensor: torch.Tensor) -> torch.Tensor:
     """A detached copy with the same strides where they can be kept; a distributed tensor is gathered whole.
 
-    A sparse or nested one is made dense (:func:`~pytest_torchcompile.oracle.layouts.dense`).
+    A sparse or nested one is made dense (:func:`~pytest_torchcompile.state.layouts.dense`).
 
     Gathering (``DTensor.full_tensor``) is collective: every rank must record the same call.
     """

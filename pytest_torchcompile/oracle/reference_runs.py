@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.dice import Dice
-from pytest_torchcompile.oracle.expected import Reference
+from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.precision import input_units
 from pytest_torchcompile.oracle.program import Program
@@ -18,12 +18,15 @@ from pytest_torchcompile.oracle.repetition import RUNS
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.units import FLOAT32_UNIT, unit_of
 
-__all__ = ["DRAWS", "reference"]
+__all__ = ["DRAWS", "FEW", "reference"]
 
 _ROUNDINGS = 4.0
 """How many roundings parameters and inputs are disturbed by where nothing wider than eager runs."""
-DRAWS = (1, 4, 36)
-"""Noise draws that a comparison has: at first, after a first suspicion, before a suspicion becomes a verdict."""
+DRAWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 36)
+"""Noise draws of a leaf, each time that it is still suspicious: all of them before a suspicion becomes a verdict."""
+FEW = 4
+"""Draws that a leaf gets before it is left undecided. Of the further ones every other has twice the noise, so that
+decisions on a knife's edge flip."""
 
 
 def reference(
@@ -37,6 +40,7 @@ def reference(
     unit: float | None = None,
     call: Callable[..., Any] | None = None,
     also: tuple[Batch, ...] = (),
+    draw: bool = True,
 ) -> Reference:
     """Run copies of ``module`` in float64, once exactly and once with rounding noise; more when there is a suspicion.
 
@@ -51,6 +55,7 @@ def reference(
             by, else that of the narrowest floating dtype among parameters, buffers and inputs.
         call: What runs ``module``, where that is not the module itself: a function that calls it.
         also: Batches of other replicas; as for ``record``.
+        draw: Whether to draw noise at once. If not it is drawn for the leaves that the exact run leaves suspicious.
     """
     program = Program.of(module, batch, call, loss=loss, train=train, seed=seed, tape=tape, also=also)
     try:
@@ -59,60 +64,64 @@ def reference(
         found = Reference(program.eager())
         found.why = f"the model can't be copied: {type(error).__name__}: {error}"
         return found
-    return _Runs(program, unit)
+    return _Runs(program, unit, draw)
 
 
 class _Runs(Reference):
     """A reference made by running copies of a program: the first kind of run that works."""
 
-    def __init__(self, program: Program, unit: float | None) -> None:
+    def __init__(self, program: Program, unit: float | None, draw: bool) -> None:
         self.program, self.unit = program, unit or program.unit
         self._by_operator = unit is None and self.unit > unit_of(torch.float64)
-        self.kind, self.why, self.draws, self._stage = "eager-only", "", 0, 0
+        self.kind, self.why, self.draws = "eager-only", "", 0
         self.estimates = {}
         self._dice = Dice(program.seed + 1000)
         self._twin: Recording | None = None
         self._twins: list[Recording] = []
-        self._refused: Fault | None = None
+        self._refused = 0
         self._again: dict[str, Any] | None = None
-        reasons = []
-        for kind in _kinds(self.unit):
-            reason = self._try(kind)
-            if not reason:
+        self._kinds = _kinds(self.unit)
+        self._reasons: list[str] = []
+        self._settle(draw)
+
+    def _settle(self, draw: bool) -> None:
+        """Take the first kind of run left that works, and make the estimates; with a draw if asked for or needed."""
+        while self._kinds:
+            self.kind = self._kinds.pop(0)
+            exact = self._run(0.0)
+            if exact.error is not None:
+                self._reasons.append(f"{self.kind}: {exact.error}")
+                continue
+            self._expect(exact, self._ranges())
+            # Eager's own error is a measure only where the run is wider than eager.
+            if (not draw and self.kind in WIDER) or self._first_draw(self.estimates):
                 break
-            reasons.append(reason)
         else:
             self.kind = "eager-draws"
             if self._draw_from_eager():
-                reasons.append("noise is what disturbed parameters and inputs make of eager itself")
-                self.why = "; ".join(reasons)
-                return
-            self.kind = "eager-only"
-            self._expect(self.twin())
-            if self.twin().error is not None:
-                reasons.append(f"a second eager run: {self.twin().error}")
-        self.why = "; ".join(reasons)
+                self._reasons.append("noise is what disturbed parameters and inputs make of eager itself")
+            else:
+                self.kind = "eager-only"
+                self._expect(self.twin())
+                if self.twin().error is not None:
+                    self._reasons.append(f"a second eager run: {self.twin().error}")
+        self.why = "; ".join(self._reasons)
 
-    def _try(self, kind: str) -> str:
-        """Make the estimates; return why that failed, or nothing."""
-        self.kind = kind
-        exact = self._run(0.0)
-        if exact.error is not None:
-            return f"{kind}: {exact.error}"
-        self._expect(exact, self._ranges())
-        tries = 0
-        while not self.draws and tries < DRAWS[1]:  # noise may take a program where it raises
-            self._draw(1.0)
-            tries += 1
-        return "" if self.draws else f"{kind}: every run with noise raised, the last one {self._refused}"
+    def _first_draw(self, names: Iterable[str]) -> bool:
+        """Draw once; whether a run with noise worked, which may take a program where it raises."""
+        for _ in range(FEW):
+            refused = self._draw(0, names)
+            if refused is None:
+                return True
+        self._reasons.append(f"{self.kind}: every run with noise raised, the last one {refused}")
+        return False
 
     def _draw_from_eager(self) -> bool:
         """Take eager itself for what is expected, and draw noise in its own precision; whether that worked."""
         if self.twin().error is not None:
             return False
         self._expect(self.twin(), self._ranges())
-        self._draw(1.0)
-        return bool(self.draws)
+        return self._draw(0, self.estimates) is None
 
     def _ranges(self) -> dict[str, float]:
         """Where the range of each leaf's dtype ends; asked only of float16, whose end programs do reach."""
@@ -124,14 +133,21 @@ class _Runs(Reference):
                 found[name] = torch.finfo(value.dtype).max
         return found
 
-    def more(self) -> bool:
-        """Draw three more; the next time 32, half of them with twice the noise, so that knife-edge decisions flip."""
-        if not self.draws or self._stage == len(DRAWS) - 1:
+    def more(self, names: Collection[str] | None = None) -> bool:
+        """Draw for the leaves with the fewest draws, up to the next number of :data:`DRAWS`."""
+        chosen = [name for name in (self.estimates if names is None else names) if name in self.estimates]
+        if not chosen or self.kind == "eager-only":
             return False
-        self._stage += 1
-        last = self._stage == len(DRAWS) - 1
-        for number in range(DRAWS[self._stage] - DRAWS[self._stage - 1]):
-            self._draw(1.0 + number % 2 if last else 1.0)
+        if not self.draws:
+            if not self._first_draw(chosen):
+                self._settle(draw=True)
+            return True
+        made = min(self.estimates[name].offered for name in chosen)
+        if made == DRAWS[-1]:
+            return False
+        enough = next(number for number in DRAWS if number > made)
+        for number in range(made, enough):
+            self._draw(number, [name for name in chosen if self.estimates[name].offered == number])
         return True
 
     def twin(self) -> Recording:
@@ -148,6 +164,8 @@ class _Runs(Reference):
 
     def repeats(self, name: str) -> bool:
         """Run the exact program once more; made when somebody asks."""
+        if not self.draws:
+            self.more()
         estimate = self.estimates.get(name)
         if estimate is None or not self.draws:
             return False
@@ -161,14 +179,25 @@ class _Runs(Reference):
         """Memory of the estimates and of the copy of the model."""
         return super().nbytes + self.program.nbytes
 
-    def _draw(self, noise: float) -> None:
+    def _draw(self, number: int, names: Iterable[str]) -> Fault | None:
+        """Make a draw for some leaves; returns what it raised. The same number is the same noise whenever it is drawn.
+
+        The first draw of all is repeated with other noise where it raises.
+        """
+        noise = 2.0 if number >= FEW and number % 2 else 1.0
+        self._dice.throw(number + DRAWS[-1] * self._refused)
         drawn = self._run(noise)
-        self._refused = drawn.error
-        if drawn.error is None:
-            self.draws += 1
-            values: dict[str, Any] = {name: value for name, _, value in drawn.values()}
-            for name, estimate in self.estimates.items():
+        if drawn.error is not None and not self.draws:
+            self._refused += 1
+            return drawn.error
+        values: dict[str, Any] = {name: value for name, _, value in drawn.values()}
+        for name in names:
+            estimate = self.estimates[name]
+            if drawn.error is None:
                 estimate.add(values.get(name), plain=noise == 1)
+            estimate.offered += 1
+        self.draws = max(self.draws, number + 1)
+        return drawn.error
 
     def _run(self, noise: float) -> Recording:
         if self.kind == "eager-draws":

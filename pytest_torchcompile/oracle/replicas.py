@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle.bits import same_bits
 from pytest_torchcompile.oracle.ownership import run_theirs
+from pytest_torchcompile.state.bits import same_bits
 
 __all__ = ["alike", "average", "losses_of_others"]
 

@@ -12,7 +12,7 @@ from pytest_torchcompile.oracle.levels import Levels, sample
 from pytest_torchcompile.oracle.projections import Noise, Projections
 from pytest_torchcompile.oracle.units import unit_of
 
-__all__ = ["Scale", "Stretch", "assumed", "drawn", "stretches"]
+__all__ = ["Scale", "Stretch", "assumed", "drawn", "of_eager", "stretches"]
 
 EAGER_ONLY_UNITS = 16.0
 """Without a reference: the assumed noise in unit roundoffs of an element and of its leaf's typical size."""
@@ -93,6 +93,18 @@ def drawn(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate, *, with_e
         estimate.value, dtype, draws, estimate.spread, estimate.reach, eager if with_eager else estimate.value,
         levels, estimate.levels, noise,
     )  # fmt: skip
+
+
+def of_eager(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate) -> Scale:
+    """The scale that eager's own error gives, the one draw that costs nothing."""
+    exact = sample(estimate.value)
+    levels = Levels(finite(exact), finite(sample(eager).double() - exact))
+    noise, own = Noise(), Projections(levels)
+    for mine, value in pieces(eager, estimate.value):
+        own.add(finite(mine.double() - value), finite(value.double()))
+    noise.add(own)
+    nothing = torch.zeros((), device=eager.device).expand(eager.numel())
+    return Scale(estimate.value, dtype, 1, nothing, nothing, eager, levels, levels, noise)
 
 
 def assumed(eager: torch.Tensor, dtype: torch.dtype, twin: Estimate | None, unit: float = 0.0) -> Scale:

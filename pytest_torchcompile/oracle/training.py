@@ -17,13 +17,13 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.instruments.replays import step_begins
+from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.losses import loss_of
 from pytest_torchcompile.oracle.ownership import run_theirs
-from pytest_torchcompile.oracle.paths import leaves_of
 from pytest_torchcompile.oracle.recording import Recording, kept
 from pytest_torchcompile.oracle.replicas import average, losses_of_others
+from pytest_torchcompile.state.paths import leaves_of
 
 __all__ = ["Training", "no_loss", "rate", "renamed", "role_of", "steps_of"]
 

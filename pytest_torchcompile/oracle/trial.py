@@ -19,12 +19,12 @@ import torch
 from pytest_torchcompile.backends import promised
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import TorchcompileError
-from pytest_torchcompile.instruments import Ledger, coverage, observe
-from pytest_torchcompile.instruments.records import Text
-from pytest_torchcompile.instruments.replays import step_begins
-from pytest_torchcompile.instruments.state import State
-from pytest_torchcompile.instruments.watch import eager_on_purpose
-from pytest_torchcompile.oracle.calls import Call, Loss, Make, Passed, Side, passes_over
+from pytest_torchcompile.gauges import coverage
+from pytest_torchcompile.gauges.replays import step_begins
+from pytest_torchcompile.ledger import Ledger, observe
+from pytest_torchcompile.ledger.process_watch import eager_on_purpose
+from pytest_torchcompile.ledger.records import Text
+from pytest_torchcompile.oracle.calls import Call, Loss, Make, Passed, Side, memory_behind, passes_over
 from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.findings import headline
@@ -33,13 +33,14 @@ from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Fault, Recording, speaks
 from pytest_torchcompile.oracle.reference_runs import reference
+from pytest_torchcompile.oracle.references import References
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.training import Training, no_loss, rate, renamed, steps_of
-from pytest_torchcompile.oracle.twins import twin
 from pytest_torchcompile.oracle.variation import vary
-from pytest_torchcompile.references import References
+from pytest_torchcompile.state.torch_state import State
+from pytest_torchcompile.state.twins import twin
 
-__all__ = ["Compiled", "EagerRaised", "Trial", "own_random_draws", "same_random_draws"]
+__all__ = ["Compiled", "EagerRaised", "Trial"]
 
 _LAYOUT = frozenset({"stride", "alias", "requires_grad", "rng"})
 """Kinds of leaves in which a part of a model may differ from the whole."""
@@ -125,6 +126,8 @@ class Trial:
         self.root, self.covered, self.may_raise, self.varied = root, covered, may_raise, varied
         self.passes, self.keep_texts, self._make_alone = passes, keep_texts, alone
         self.compared = compared
+        self.wrapping = "none"
+        """How the model is wrapped, for what is said of it."""
         self._alone: Side | None = None
         self.texts: list[Text] = []
         """Graphs and generated code, where they are kept."""
@@ -136,6 +139,7 @@ class Trial:
         self.trained: list[tuple[str, Leaf]] = []
         """What was compared in the training."""
         self._references, self._key = references or References(), key
+        self._references.make_room(memory_behind(self.calls))
         self._tapes: dict[Hashable, Tape] = {}
         self.side: Side | None = None
         """The compiled side, from the beginning of the run on: a check may go on with what was compiled."""
@@ -278,7 +282,8 @@ class Trial:
             if call.other is not None:
                 vary(model, call.other)
             return reference(model, call.batch, loss=self.loss, train=call.trains(self.train),
-                             seed=self.seed + call.index, tape=self._tapes[key], unit=self.unit, also=call.also)
+                             seed=self.seed + call.index, tape=self._tapes[key], unit=self.unit, also=call.also,
+                             draw=False)
 
         with self.phase("reference"):
             return self._references.get((*self._key, *key), make)
@@ -325,7 +330,8 @@ class Trial:
         training = Training(self.pristine, None, self.loss, self.rate)
         with self.phase("reference"):
             return self._references.get((*self._key, label), lambda: reference(
-                training, batch, loss=no_loss, seed=self.seed, tape=self._tapes[label], unit=self.unit))
+                training, batch, loss=no_loss, seed=self.seed, tape=self._tapes[label], unit=self.unit,
+                draw=False))
 
     def _cover_all(self, eager: Side, compiled: Side, seen: Ledger) -> Fault | None:
         for call in self.calls:
@@ -372,23 +378,3 @@ def _relative(seen: dict[str, Any], root: Path | None) -> dict[str, Any]:
             if isinstance(found, dict) and str(found.get("file", "")).startswith(home):
                 found["file"] = found["file"].removeprefix(home)
     return seen
-
-
-@contextmanager
-def same_random_draws() -> Iterator[None]:
-    """Have Inductor draw the random numbers that eager draws, so that dropout can be compared."""
-    with _fallback_random(True):
-        yield
-
-
-@contextmanager
-def own_random_draws() -> Iterator[None]:
-    """Have Inductor draw random numbers of its own, as it does unless it is told otherwise."""
-    with _fallback_random(False):
-        yield
-
-
-def _fallback_random(eager: bool) -> AbstractContextManager[None]:
-    from torch._inductor import config
-
-    return config.patch(fallback_random=eager)  # type: ignore[no-any-return]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle.whole import put, whole
+from pytest_torchcompile.state.whole import put, whole
 
 __all__ = ["rolled", "varied", "vary"]
 

@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from pytest_torchcompile.checks import COMPARING
-from pytest_torchcompile.checks.severity import RAISED, Effect, Severity
-from pytest_torchcompile.report.effects import effect_of, follows, without_ranks
+from pytest_torchcompile.checks.severity import RAISED, Effect, Severity, without_ranks
+from pytest_torchcompile.report.effects import effect_of, follows
 from pytest_torchcompile.report.facts import Facts, Problem, Verdict
 
-__all__ = ["Cause", "Fresh", "causes"]
+__all__ = ["Cause", "Fresh", "causes", "portable"]
 
 _REST = re.compile(r"\d.*", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w:.])\d[\d.,]*(?:e[+-]?\d+)?\b")
 """A number that is no part of a name, of a version or of a place (``file:line``)."""
+_INSTALLED: Final = re.compile(r"^.*[/\\](site|dist)-packages[/\\]")
 _STEP = re.compile(r"^step \d+: ")
 _FAILING: Final = ("fail", "error", "timeout", "crash", "xpass")
 _ALSO: Final = 160
@@ -40,7 +41,12 @@ class Fresh:
     checks: frozenset[tuple[str, str]] = frozenset()
     """(cell, check) that held and fails now."""
     places: frozenset[tuple[str, str, int]] = frozenset()
-    """(cell, file, line) of graph breaks and recompiles that were not there."""
+    """(cell, file, line) of graph breaks and recompiles that were not there; files as :func:`portable` has them."""
+
+
+def portable(file: str) -> str:
+    """A file of an installed package by its path inside of ``site-packages``: environments are in any folder."""
+    return _INSTALLED.sub("", file)
 
 
 @dataclass
@@ -176,7 +182,7 @@ def _add(cause: Cause, sighting: _Sighting, fresh: Fresh) -> None:
     model = facts.axes.get("model", facts.id)
     if model not in cause.models:
         cause.models.append(model)
-    place = (facts.id, problem.file, problem.line)
+    place = (facts.id, portable(problem.file), problem.line)
     cause.new = cause.new or (facts.id, check) in fresh.checks or place in fresh.places
 
 

@@ -30,13 +30,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_torchcompile.report.evidence import fingerprint
-from pytest_torchcompile.report.files import JOURNAL_FILE, REPORT_FILE, replace
+from pytest_torchcompile.report.files import JOURNAL_FILE, REPORT_FILE, behind_link, replace
 from pytest_torchcompile.report.record import now
 from pytest_torchcompile.report.seal import sealed, unsealed
 from pytest_torchcompile.report.strictjson import dumps
 
-__all__ = ["INTERRUPTED", "LATER_RUN", "later_run", "left_by_earlier_runs", "mark_earlier", "mark_interrupted",
-           "planned_in"]
+__all__ = ["INTERRUPTED", "LATER_RUN", "RENAMED", "later_run", "left_by_earlier_runs", "mark_earlier",
+           "mark_interrupted", "planned_in"]
 
 LATER_RUN: Final = "compile_matrix_later_run"
 """The key that the mark is, at the top of a report."""
@@ -50,6 +50,14 @@ _ONLY_SHOWS: Final = frozenset({
 })
 """Options of pytest with which nothing is judged, so that a report stays that of the last run."""
 _OURS: Final = "--compile-"
+RENAMED: Final = "earlier."
+"""How the name of a file begins that there was no room to mark."""
+_TAKE_A_VALUE: Final = frozenset({
+    "-k", "-m", "-c", "-o", "-p", "-r", "-W", "-n", "--config-file", "--override-ini", "--deselect", "--ignore",
+    "--ignore-glob", "--rootdir", "--confcutdir", "--basetemp", "--durations", "--maxfail", "--tb", "--dist", "--tx",
+    "--junitxml", "--json-report-file", "--import-mode", "--log-level", "--color", "--capture",
+})
+"""Options that want a value: what follows is none that pytest obeys, but its value, or a mistake."""
 _TAIL: Final = 4000
 """Bytes from the end in which a mark is looked for."""
 
@@ -60,7 +68,7 @@ def left_by_earlier_runs(root: Path, base: Path, arguments: Sequence[str]) -> li
     ``root`` is pytest's root folder, ``base`` the folder in which it was started. Without a matrix, tests that use our
     fixtures are in pytest-json-report's file.
     """
-    if not _ONLY_SHOWS.isdisjoint(arguments):
+    if _only_shows(arguments):
         return []
     found = [base / name for name in _values(arguments, "--json-report-file")]
     if "--json-report" in arguments:
@@ -68,6 +76,18 @@ def left_by_earlier_runs(root: Path, base: Path, arguments: Sequence[str]) -> li
     if any(text == "--compile-matrix" or text.startswith("--compile-matrix=") for text in arguments):
         found += _of_matrix(root)
     return [path for path in found if path.is_file()]
+
+
+def _only_shows(arguments: Sequence[str]) -> bool:
+    """Is this no run? A word where a value or a file is wanted (``-k --co``, ``-- --co``) does not say so."""
+    before = ""
+    for text in arguments:
+        if text == "--":
+            return False
+        if text in _ONLY_SHOWS and before not in _TAKE_A_VALUE:
+            return True
+        before = text
+    return False
 
 
 def _of_matrix(root: Path) -> Iterator[Path]:
@@ -108,9 +128,10 @@ def later_run(arguments: Sequence[str]) -> dict[str, str]:
 def mark_earlier(path: Path, mark: dict[str, str]) -> None:
     """Mark a report or a journal as of an earlier run; one that is marked, or no whole file of ours, stays as it is.
 
-    Where there is no room for the mark, the file gets another name, under which no gate looks for it. Raises OSError
-    where that can't be done either.
+    Where there is no room for the mark, the file gets another name, which says the same. Raises OSError where that
+    can't be done either.
     """
+    path = behind_link(path)
     data = path.read_bytes()
     try:
         data.decode("utf-8")
@@ -124,7 +145,7 @@ def mark_earlier(path: Path, mark: dict[str, str]) -> None:
         else:
             _mark_report(path, data, mark)
     except OSError:
-        path.replace(path.with_name(f"earlier.{path.stem}"))
+        path.replace(path.with_name(f"{RENAMED}{path.stem}"))
 
 
 def planned_in(journal: Path) -> list[str]:

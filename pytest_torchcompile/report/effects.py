@@ -6,23 +6,22 @@ version can be put in order.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from pytest_torchcompile.checks import CHECKS, LIMITS, severity
-from pytest_torchcompile.checks.severity import OF_EVERY_CHECK, Effect, Severity, Way
+from pytest_torchcompile.checks import CHECKS, LIMITS, severity, way_of
+from pytest_torchcompile.checks.severity import Effect, Severity
 from pytest_torchcompile.report.facts import Problem, Verdict
 from pytest_torchcompile.report.metrics import METRICS
 from pytest_torchcompile.report.testrecord import TEST_CHECK
 
-__all__ = ["check_effect", "effect_of", "follows", "without_ranks"]
+__all__ = ["check_effect", "effect_of", "follows", "told_by"]
 
-_RANKS: Final = re.compile(r"^(?:every rank|ranks? \d+(?:, \d+)*): ")
-"""Which ranks of a cell have a problem (:mod:`pytest_torchcompile.verdicts`)."""
 _OF_VERDICTS: Final = {"crash": severity.CRASHES, "timeout": severity.HANGS, "error": severity.UNJUDGED,
                        "xpass": severity.STALE}
 """What a verdict means whatever the check is. ``fail`` and ``xfail`` are not among them."""
+_JUDGED: Final = ("fail", "xfail")
+"""Verdicts on a result; any other is the same at each check of the cell."""
 _OF_LIMITS: Final = {"silent_eager": severity.EAGER}
 """Limits that only a policy has; of the others each is one of speed or size."""
 
@@ -31,7 +30,7 @@ def effect_of(verdict: Verdict, problem: Problem) -> Effect:
     """What the problem means for the cell's model."""
     if verdict.verdict in _OF_VERDICTS:
         return _OF_VERDICTS[verdict.verdict]
-    way = _way(verdict.check, without_ranks(problem.message))
+    way = way_of(verdict.check, problem.message)
     return way.effect if way else check_effect(verdict.check)
 
 
@@ -52,24 +51,21 @@ def check_effect(check: str) -> Effect:
 def follows(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdict]) -> str:
     """The check of the same cell from which the problem only follows; empty if it stands for itself.
 
-    ``verdicts``: all of the cell. A cell without a result has the same problem at each check: the first one tells it.
+    ``verdicts``: all of the cell. What ended a cell without a result follows from no check (:func:`told_by`).
     """
-    if verdict.verdict not in ("fail", "xfail"):
-        same = (other.check for other in verdicts if other.verdict == verdict.verdict and problem in other.problems)
-        first = next(same, verdict.check)
-        return "" if first == verdict.check else first
-    way = _way(verdict.check, without_ranks(problem.message))
+    if verdict.verdict not in _JUDGED:
+        return ""
+    way = way_of(verdict.check, problem.message)
     if way is None or way.follows in ("", verdict.check):
         return ""
     fails = any(other.check == way.follows and other.verdict == "fail" for other in verdicts)
     return way.follows if fails else ""
 
 
-def without_ranks(message: str) -> str:
-    """A message without the ranks that have the problem."""
-    return _RANKS.sub("", message)
-
-
-def _way(check: str, message: str) -> Way | None:
-    own: Iterable[Way] = CHECKS[check].ways if check in CHECKS else ()
-    return next((way for way in (*own, *OF_EVERY_CHECK) if way.matches(message)), None)
+def told_by(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdict]) -> str:
+    """The first check of a cell without a result, whose checks all have the same problem; empty for this very one."""
+    if verdict.verdict in _JUDGED:
+        return ""
+    same = (other.check for other in verdicts if other.verdict == verdict.verdict and problem in other.problems)
+    first = next(same, verdict.check)
+    return "" if first == verdict.check else first

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
-from pytest_torchcompile.instruments.records import Compile, EagerFrame, Graph, GraphBreak
+from pytest_torchcompile.ledger.records import Compile, EagerFrame, Graph, GraphBreak
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.wrappers.wrapping import lane_of
 
@@ -49,7 +49,7 @@ class Verdict:
 
 @dataclass
 class Kernel:
-    """One generated kernel (:class:`pytest_torchcompile.instruments.kernels.Kernel`)."""
+    """One generated kernel (:class:`pytest_torchcompile.gauges.generated_kernels.Kernel`)."""
 
     name: str
     language: str
@@ -60,7 +60,7 @@ class Kernel:
 
 @dataclass
 class Generated:
-    """What one run of one generated graph calls (:class:`pytest_torchcompile.instruments.kernels.Kernels`)."""
+    """What one run of one generated graph calls (:class:`pytest_torchcompile.gauges.generated_kernels.Kernels`)."""
 
     compile_id: str
     stage: str

@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-__all__ = ["FOLDER", "JOURNAL_FILE", "PART_FILE", "PREVIOUS", "REPORT_FILE", "REPRODUCTIONS", "make_folder", "replace"]
+__all__ = ["FOLDER", "JOURNAL_FILE", "PART_FILE", "PREVIOUS", "REPORT_FILE", "REPRODUCTIONS", "behind_link",
+           "make_folder", "replace"]
 
 FOLDER: Final = ".compile-matrix"
 REPORT_FILE: Final = f"{FOLDER}/report.json"
@@ -19,8 +20,14 @@ PART_FILE: Final = f"{FOLDER}/part/report.json"
 """The record of the last run that judged only a part of the matrix."""
 
 
+def behind_link(path: Path) -> Path:
+    """The file itself, where the path is a link: what we write belongs to where the link points."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 def replace(path: Path, text: str) -> None:
     """Write the file whole or not at all: a reader beside us, or a kill, must not find half of it."""
+    path = behind_link(path)
     make_folder(path.parent)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:

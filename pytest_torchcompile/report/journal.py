@@ -10,21 +10,23 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any
 
-from pytest_torchcompile.matrix import Matrix, PlannedCell
+from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.report.evidence import fingerprint
-from pytest_torchcompile.report.files import make_folder
+from pytest_torchcompile.report.files import behind_link, make_folder
+from pytest_torchcompile.report.metrics import Sections
 from pytest_torchcompile.report.provenance import provenance
 from pytest_torchcompile.report.record import Record, now
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
+from pytest_torchcompile.report.sources import Sources
 from pytest_torchcompile.report.strictjson import plain
 from pytest_torchcompile.report.trouble import Trouble
-from pytest_torchcompile.settings import Settings
+from pytest_torchcompile.run.settings import Settings
 from pytest_torchcompile.wrappers.wrapping import lane_of
 
 __all__ = ["Journal"]
@@ -34,20 +36,26 @@ class Journal:
     """The verdicts of one run, in the process that sees them all."""
 
     def __init__(self, matrix: Matrix, planned: Sequence[PlannedCell], settings: Settings, path: Path) -> None:
-        self.matrix, self.planned, self.settings, self.path = matrix, planned, settings, path
+        self.matrix, self.planned, self.settings, self.path = matrix, planned, settings, behind_link(path)
         self.exit_status: int | None = None
+        self.report = ""
+        """The report file, from the folder of the journal."""
+        self.overtaken_by = ""
+        """When a run began that writes the same report, and began before this one ended; empty if none did."""
         self._started = now()
         self._known = {p.cell.id for p in planned}
         self._expected: dict[str, list[str]] = {}
         self._expected_tests: list[str] = []
         self.trouble = Trouble()
         """What of the run's files could not be written; others than this one are noted here too."""
+        self._sources = Sources()
         self._file: IO[str] | None = None
         self._given_up = False
 
     @cached_property
     def record(self) -> Record:
         """What the run reported so far; made late, because workers and ``--collect-only`` never need it."""
+        self._sources = Sources.take(self.matrix.root)
         return Record({
             "schema_version": SCHEMA_VERSION,
             "run": {**provenance(self.matrix.root), "started": self._started},
@@ -71,17 +79,32 @@ class Journal:
 
     def _begin(self) -> None:
         make_folder(self.path.parent)
+        if self._file is not None and self._is_overtaken():
+            self._file.seek(0)
+            self._file.truncate()
+            self._write_plan()
+            return
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         if self._file is not None:
             self._file.close()
         try:
             # A run beside this one goes on writing to the file that it opened.
             self._file = beside.open("w", encoding="utf-8")
-            self._write({"kind": "plan", "head": self.record.head, "expected": self._expected,
-                         "expected_tests": self._expected_tests})
+            self._write_plan()
             beside.replace(self.path)
         finally:
             beside.unlink(missing_ok=True)
+
+    def _write_plan(self) -> None:
+        self._write({"kind": "plan", "head": self.record.head, "expected": self._expected,
+                     "expected_tests": self._expected_tests, "report": self.report})
+
+    def _is_overtaken(self) -> bool:
+        """Has a run that began after this one put its journal in the place of ours?"""
+        try:
+            return self._file is not None and not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+        except OSError:  # there is none any more
+            return False
 
     def expect(self, nodeids: Iterable[str]) -> None:
         """Take note of the items that this run will judge; each worker tells the same ones."""
@@ -97,6 +120,8 @@ class Journal:
     def add(self, carried: dict[str, Any]) -> None:
         """Keep one verdict: ``cell``, ``check``, ``verdict``, ``problems``, and with the first its observation."""
         carried = plain(carried)
+        if "observation" in carried:
+            self._leave_out_known(carried["observation"])
         self._line({"kind": "verdict", **carried})
         self._now().add(carried)
 
@@ -111,10 +136,16 @@ class Journal:
         else:  # under xdist a test is known when its worker begins it, and others are done by then
             self._line({"kind": "tests_planned", "tests": new})
 
-    def add_test(self, told: dict[str, Any], environment: dict[str, Any]) -> None:
+    def leave_out_tests(self, nodeids: Iterable[str]) -> None:
+        """Take note of tests of this run that use our fixtures and were deselected."""
+        self._now().leave_out_tests(list(nodeids))
+
+    def add_test(self, told: dict[str, Any], environment: dict[str, Any], sources: dict[str, str]) -> None:
         """Keep what came of one test that uses our fixtures."""
-        self._line({"kind": "test", "test": told, "environment": environment})
-        self._now().add_test(told, environment)
+        line = {"kind": "test", "test": told, "environment": environment, "sources": sources}
+        self._leave_out_known(line)
+        self._line(line)
+        self._now().add_test(told, environment, sources)
 
     def lost(self, nodeid: str, text: str) -> None:
         """The pytest process that ran this item died, so nobody reported its verdict."""
@@ -128,8 +159,17 @@ class Journal:
         """Close the journal."""
         self.exit_status = exit_status
         finished = now()
-        self._now().finish(exit_status, finished)
-        self._line({"kind": "end", "exit_status": exit_status, "finished": finished, "not_run": self.not_run()})
+        record = self._now()
+        edited = self._sources.edited(record.sources or {})
+        record.finish(exit_status, finished, edited)
+        line = {"kind": "end", "exit_status": exit_status, "finished": finished, "not_run": self.not_run()}
+        if edited:
+            line["sources_edited"] = edited
+        if record.tests_deselected:
+            line["tests_deselected"] = record.tests_deselected
+        self._line(line)
+        if self._is_overtaken():
+            self.overtaken_by = _began(self.path, self.report)
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -166,9 +206,24 @@ class Journal:
                 found[cell] = section["rungs"][-1]["examples"], section["rungs"][-1]["spent"]
         return found
 
+    def numbers(self, read: Callable[[Sections], float | None]) -> dict[str, float]:
+        """A number of each cell that has it."""
+        found: dict[str, float] = {}
+        for cell, observation in self._now().observations.items():
+            with suppress(KeyError, TypeError, ValueError):  # a section that was ended early
+                number = read(observation["sections"])
+                if number is not None:
+                    found[cell] = number
+        return found
+
     def selected(self, cell: str) -> bool:
         """Whether this run was to judge the cell, not deselected by ``-k``, ``-m`` or a node id."""
         return cell in self._expected
+
+    @property
+    def sources_edited(self) -> list[str]:
+        """Sources that were edited while the run went on; known when it has ended."""
+        return self._now().sources_edited
 
     def compiled(self) -> int:
         """How many cells executed compiled code."""
@@ -178,6 +233,12 @@ class Journal:
     def block(self) -> dict[str, Any]:
         """The report's block ``compile_matrix``; the schema is in :mod:`.schema`."""
         return self._now().block()
+
+    def _leave_out_known(self, told: dict[str, Any]) -> None:
+        """Take out of a line the imported files that an earlier line has."""
+        known = self._now().sources or {}
+        if told.get("sources"):
+            told["sources"] = {name: found for name, found in told["sources"].items() if known.get(name) != found}
 
     def _plan_again(self) -> None:
         """Write the plan as it is known now, while nothing else stands in the journal."""
@@ -211,6 +272,16 @@ class Journal:
         if self._file is not None:
             self._file.write(json.dumps({**content, "sha256": fingerprint(content)}) + "\n")
             self._file.flush()
+
+
+def _began(journal: Path, report: str) -> str:
+    """When the run began whose journal it is; empty if it writes another report."""
+    try:
+        with journal.open(encoding="utf-8") as file:
+            plan = json.loads(file.readline())
+        return str(plan["head"]["run"]["started"]) if plan["report"] == report else ""
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
 
 
 def _planned(planned: PlannedCell, matrix: Matrix) -> dict[str, Any]:

@@ -4,10 +4,13 @@
 the run judged                            what becomes of the report
 ========================================  ===================================================================
 the whole matrix                          it is replaced; the one before goes to ``.compile-matrix/previous``
-a part (``-k``, node ids, ``--lf``, ...)  the part's cells are taken over into it (:mod:`.takeover`), and the
+a part (``-k``, node ids, ``--lf``, ...)  its cells and tests are taken over into it (:mod:`.takeover`), and the
                                           part's own record is ``.compile-matrix/part/report.json``
 nothing (``-k nothing``, a usage error)   it stays, with the mark that a later run began (:mod:`.earlier`)
+tests only, by ``--json-report``          it is replaced; one that holds cells goes to ``.compile-matrix/previous``
 ========================================  ===================================================================
+
+Of two runs at once the one that began later has the report. The other one's is replaced, or marked while that goes on.
 
 Where a part cannot be taken over, because the report is of another matrix or shard, a whole report stays, marked.
 Cells that a killed run was to judge, and that no run judged since, keep the report marked (:mod:`.earlier`).
@@ -17,6 +20,7 @@ run that was killed. So what is lost can always be had by one run that judges ev
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,11 +34,12 @@ from pytest_torchcompile.report.earlier import (
     mark_interrupted,
     planned_in,
 )
-from pytest_torchcompile.report.files import PART_FILE, PREVIOUS, make_folder, replace
+from pytest_torchcompile.report.files import PART_FILE, PREVIOUS, behind_link, make_folder, replace
 from pytest_torchcompile.report.reading import read_content
 from pytest_torchcompile.report.seal import SEAL, sealed
 from pytest_torchcompile.report.strictjson import dumps
-from pytest_torchcompile.report.takeover import is_whole, judged_cells, not_mergeable, take_over
+from pytest_torchcompile.report.takeover import is_whole, judged_cells, judges_all_cells, not_mergeable, take_over
+from pytest_torchcompile.run.imported import edited_since
 
 __all__ = ["ReportKeeper"]
 
@@ -44,9 +49,10 @@ BLOCK: Final = "compile_matrix"
 class ReportKeeper:
     """Writes the report of one run."""
 
-    def __init__(self, root: Path, report: Path, journal: Path) -> None:
-        """``root`` is pytest's root folder."""
-        self.root, self.report, self.journal = root, report, journal
+    def __init__(self, root: Path, report: Path, journal: Path, project: Path | None = None) -> None:
+        """``root`` is pytest's root folder, ``project`` the one from which modules are imported (default: the same)."""
+        self.root, self.project = root, project or root
+        self.report, self.journal = behind_link(report), behind_link(journal)
         self.said = ""
         """What became of an earlier report, in one sentence; empty if there is nothing to say."""
 
@@ -67,8 +73,28 @@ class ReportKeeper:
         if names := planned_in(self.journal):
             mark_interrupted(self.report, names)
 
-    def save(self, content: dict[str, Any], indent: int | None = None) -> None:
-        """Write the content of the report file, as the table above says. Raises OSError."""
+    def save(self, content: dict[str, Any], indent: int | None = None, overtaken_by: str = "") -> None:
+        """Write the content of the report file, as the table above says. Raises OSError.
+
+        ``overtaken_by``: when a run began that began after this one, and whose report is to stay.
+        """
+        if overtaken_by and not self._give_way(content, overtaken_by, indent):
+            return
+        self._save(content, indent)
+
+    def _give_way(self, content: dict[str, Any], later: str, indent: int | None) -> bool:
+        """Whether this run may write its report, though a later one has begun: until that one has written its own."""
+        kept = self._kept()
+        if kept is not None and LATER_RUN not in kept:
+            replace(self.root / PART_FILE, sealed(dumps(content, indent)))
+            self.said = f"{self._shown()} is left as a run wrote it that began after this one ({later}); the record " \
+                        f"of this run is {PART_FILE}"
+            return False
+        self.said = f"{self._shown()} is marked as of an earlier run, because another one began beside it ({later})"
+        content[LATER_RUN] = {"began": later, "command": "pytest ..."}
+        return True
+
+    def _save(self, content: dict[str, Any], indent: int | None) -> None:
         block = content[BLOCK]
         kept = self._kept()
         judged = judged_cells(block)
@@ -80,7 +106,7 @@ class ReportKeeper:
         other = not_mergeable(kept[BLOCK], block)
         if not nothing and not other:
             self._take_over(content, kept, len(judged), indent)
-        elif nothing or is_whole(kept[BLOCK]):
+        elif nothing or (is_whole(kept[BLOCK]) and not judges_all_cells(block)):
             why = "nothing was judged" if nothing else f"it {other}"
             self.said = f"{self._shown()} is left as an earlier run wrote it, because {why}; " \
                         f"the record of this run is {PART_FILE}"
@@ -88,13 +114,18 @@ class ReportKeeper:
             self._replace(content, kept, indent)
 
     def _take_over(self, content: dict[str, Any], kept: dict[str, Any], judged: int, indent: int | None) -> None:
-        merged = _with_mark(take_over(kept, content), kept)
+        imported = (kept[BLOCK]["run"] or {}).get("sources", {})
+        edited = bool(edited_since(self.project, imported))
+        merged = _with_mark(take_over(kept, content, edited), kept)
         self._keep_previous(kept)
         replace(self.report, sealed(dumps(merged, indent)))
-        left = sum("kept" in cell for cell in merged[BLOCK]["cells"])
+        block = merged[BLOCK]
+        cells = sum("kept" in cell for cell in block["cells"])
+        tests = sum(len(each["tests"]) for each in block["tests_kept"])
+        left = [count(cells, "cell")] * bool(cells) + [count(tests, "test")] * bool(tests)
         if left:
             self.said = f"{self._shown()} has {count(judged, 'cell')} of this run, and verdicts of an earlier run " \
-                        f"in {count(left, 'cell')}; the record of this run alone is {PART_FILE}"
+                        f"in {' and '.join(left)}; the record of this run alone is {PART_FILE}"
 
     def _replace(self, content: dict[str, Any], kept: dict[str, Any] | None, indent: int | None) -> None:
         self._keep_previous(kept)
@@ -108,9 +139,14 @@ class ReportKeeper:
         if kept is None or _is_of_one_run(kept) or not there.exists():
             self._move(self.report)
 
+    def keep_before(self) -> None:
+        """Keep the report that a run without a matrix is about to replace, if it is one of ours. Raises OSError."""
+        if self.report.is_file() and f'"{BLOCK}"'.encode() in self.report.read_bytes():
+            self._keep_previous(self._kept())
+
     def _move(self, path: Path) -> None:
         make_folder(self.root / PREVIOUS)
-        path.replace(self.root / PREVIOUS / path.name)
+        shutil.move(path, self.root / PREVIOUS / path.name)  # a link may have led to another disk
 
     def _kept(self) -> dict[str, Any] | None:
         """What is in the report file, without its seal; None without a report that is as its run wrote it."""
@@ -143,7 +179,7 @@ def _with_mark(merged: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
 def _is_of_one_run(content: dict[str, Any]) -> bool:
     """Is it the report of a run of the whole matrix, with nothing of another run in it?"""
     block = content[BLOCK]
-    return is_whole(block) and not any("kept" in cell for cell in block["cells"])
+    return bool(block["cells"]) and judges_all_cells(block) and not any("kept" in cell for cell in block["cells"])
 
 
 def _is_only_record(journal: Path) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from pytest_torchcompile.instruments.records import SILENT
+from pytest_torchcompile.checks import CHECKS, Column
+from pytest_torchcompile.ledger.records import SILENT
 
 __all__ = ["METRICS", "Metric", "Sections", "spread"]
 
@@ -29,7 +30,16 @@ class Metric:
 
 
 def _count(section: str, key: str) -> Callable[[Sections], float | None]:
-    return lambda sections: len(sections[section][key]) if section in sections else None
+    """A count, or how many a list holds."""
+    def read(sections: Sections) -> float | None:
+        if section not in sections:
+            return None
+        found = sections[section][key]
+        if isinstance(found, (list, tuple)):
+            return len(found)
+        return found if isinstance(found, int) else None  # else a section of another version
+
+    return read
 
 
 def _silent(sections: Sections) -> float | None:
@@ -64,13 +74,20 @@ def spread(sections: Sections, name: str) -> float | None:
     return _top(f"{name}_spread")(sections)
 
 
-METRICS: Final[dict[str, Metric]] = {
-    "graph_breaks": Metric("max", True, "places where a graph ends early", _count("graph_breaks", "graph_breaks")),
-    "recompiles": Metric("max", True, "recompiles in the cell's run", _count("recompiles", "recompiles")),
-    "silent_eager": Metric("max", True, "frames that silently ran eagerly", _silent),
-    "graphs": Metric("max", True, "graphs that the backend compiled", _count("compiles", "graphs")),
-    "kernels": Metric("max", True, "kernels that Inductor generated", _kernels),
-    "compile_seconds": Metric("max", False, "seconds of all compiles of the cell", _compile_seconds, " s"),
-    "speedup": Metric("min", False, "eager time over compiled time", _top("speedup")),
-    "memory_mib": Metric("max", False, "peak memory of a call", _top("memory_mib"), " MiB"),
+_READERS: Final[dict[str, Callable[[Sections], float | None]]] = {
+    "silent_eager": _silent, "compile_seconds": _compile_seconds, "kernels": _kernels,
 }
+"""How the columns are read that are neither a number at the top of a section nor the length of a list there."""
+
+
+def _reader(check: str, column: Column) -> Callable[[Sections], float | None]:
+    if column.name in _READERS:
+        return _READERS[column.name]
+    return _count(check, column.name) if column.whole else _top(column.name)
+
+
+METRICS: Final[dict[str, Metric]] = {
+    column.name: Metric(column.kind, column.whole, column.help, _reader(check, column), column.unit)
+    for check, entry in CHECKS.items() for column in entry.columns
+}
+"""By the names of the columns that the checks' records have."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["CI_VARIABLES", "head_commit", "provenance"]
+__all__ = ["CI_VARIABLES", "SOURCES", "git_output", "git_state", "head_commit", "is_source", "provenance"]
 
 CI_VARIABLES: Final = (
     "GITHUB_REPOSITORY", "GITHUB_WORKFLOW", "GITHUB_JOB", "GITHUB_RUN_ID", "GITHUB_RUN_NUMBER", "GITHUB_RUN_ATTEMPT",
@@ -33,18 +33,18 @@ def provenance(root: Path, variables: Mapping[str, str] = os.environ) -> dict[st
 
     return {
         "plugin": __version__,
-        "git": _git(root),
+        "git": git_state(root),
         "ci": {name: variables[name][:LONGEST] for name in CI_VARIABLES if variables.get(name)},
     }
 
 
 def head_commit(folder: Path) -> str | None:
     """The commit that is checked out in a folder; None where there is no git."""
-    commit = _output(folder, "rev-parse", "HEAD")
+    commit = git_output(folder, "rev-parse", "HEAD")
     return commit if commit is not None and re.fullmatch("[0-9a-f]{40,64}", commit) else None
 
 
-def _git(root: Path) -> dict[str, Any] | None:
+def git_state(root: Path) -> dict[str, Any] | None:
     """The commit that is checked out, whether tracked files differ from it and how, and where ``root`` lies in it.
 
     None where there is no git. Of differences, and of sources that git does not track, only a hash is kept: it tells
@@ -53,22 +53,24 @@ def _git(root: Path) -> dict[str, Any] | None:
     commit = head_commit(root)
     if commit is None:
         return None
-    changes = _output(root, "status", "--porcelain", "--untracked-files=no")
+    changes = git_output(root, "status", "--porcelain", "--untracked-files=no")
     command = ("diff", "--no-ext-diff", "--no-textconv", "--binary", "--submodule=diff", "HEAD")
-    difference = _output(root, *command) if changes else ""
+    difference = git_output(root, *command) if changes else ""
     told = hashlib.sha256(difference.encode("utf-8", "surrogateescape")).hexdigest() if difference else ""
     return {"commit": commit, "changed": changes != "", "diff_sha256": told,
-            "prefix": _output(root, "rev-parse", "--show-prefix") or "", "untracked_sha256": _untracked(root)}
+            "prefix": git_output(root, "rev-parse", "--show-prefix") or "", "untracked_sha256": _untracked(root)}
+
+
+def is_source(name: str) -> bool:
+    """Is the file one of the project's own? Caches and environments often lie in a repository."""
+    parts = Path(name).parts
+    return bool(name) and _SKIPPED.isdisjoint(parts) and not any(part.startswith(".") for part in parts)
 
 
 def _untracked(root: Path) -> str:
-    """The hash of Python and YAML files that git neither tracks nor ignores; empty without any.
-
-    Hidden folders and those of installed packages are left out: caches and environments often lie in a repository.
-    """
-    listed = _output(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *SOURCES) or ""
-    names = [name for name in listed.split("\0") if name and _SKIPPED.isdisjoint(Path(name).parts)
-             and not any(part.startswith(".") for part in Path(name).parts)]
+    """The hash of Python and YAML files that git neither tracks nor ignores; empty without any."""
+    listed = git_output(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *SOURCES) or ""
+    names = [name for name in listed.split("\0") if is_source(name)]
     if not names:
         return ""
     told = hashlib.sha256()
@@ -81,7 +83,8 @@ def _untracked(root: Path) -> str:
     return told.hexdigest()
 
 
-def _output(root: Path, *command: str) -> str | None:
+def git_output(root: Path, *command: str) -> str | None:
+    """What git says; None where it says no, is not there, or takes too long."""
     try:
         done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, timeout=PATIENCE,
                               errors="surrogateescape", check=False, stdin=subprocess.DEVNULL)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError, nearest
-from pytest_torchcompile.report.earlier import LATER_RUN
+from pytest_torchcompile.report.earlier import LATER_RUN, RENAMED
 from pytest_torchcompile.report.evidence import fingerprint, head_fingerprint
 from pytest_torchcompile.report.record import Record
 from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, line_schemas
@@ -96,7 +96,7 @@ def read_report(path: str | Path) -> Report:
     sealed = is_sealed(data)
     content = _content(text, name, sealed)
     block = _block(content[KEY], name)
-    return Report(name, block, sealed, seal_broken=SEAL in content and not sealed, later_run=_later_run(content),
+    return Report(name, block, sealed, seal_broken=SEAL in content and not sealed, later_run=_later_run(content, name),
                   others_failed=tuple(_others_failed(content.get("tests"), block)))
 
 
@@ -130,10 +130,10 @@ def _content(text: str, name: str, sealed: bool) -> dict[str, Any]:
     return content
 
 
-def _later_run(content: dict[str, Any]) -> str:
-    """A mark counts whatever it holds."""
+def _later_run(content: dict[str, Any], name: str) -> str:
+    """A mark counts whatever it holds, and so does the name of a file that there was no room to mark."""
     if LATER_RUN not in content:
-        return ""
+        return "a run that could not mark this file" if Path(name).name.startswith(RENAMED) else ""
     mark = content[LATER_RUN]
     if not isinstance(mark, dict):
         return "a run of which nothing is told"
@@ -228,9 +228,9 @@ def _from_journal(name: str, text: str) -> Report:
             if number < len(lines) or number == 1:
                 raise ReportError(f"{name}:{number}: cannot be read as JSON: {error}") from None
             torn = True
-    later_run = ""
+    later_run = _later_run({}, name)
     if len(contents) > 1 and isinstance(contents[-1], dict) and contents[-1].get("kind") == "later_run":
-        later_run = _later_run({LATER_RUN: contents[-1]})
+        later_run = _later_run({LATER_RUN: contents[-1]}, name)
     return Report(name, _block(_folded(name, contents), name), journal=True, torn=torn, later_run=later_run)
 
 
@@ -249,11 +249,12 @@ def _folded(name: str, contents: Sequence[Any]) -> dict[str, Any]:
         if record.exit_status is not None and content["kind"] != "later_run":
             raise ReportError(f"{name}:{number}: a line after the end")
         if content["kind"] == "end":
-            record.finish(content["exit_status"], content["finished"])
+            record.leave_out_tests(content.get("tests_deselected", ()))
+            record.finish(content["exit_status"], content["finished"], content.get("sources_edited", ()))
         elif content["kind"] == "tests_planned":
             record.expected_tests = [*record.expected_tests, *content["tests"]]
         elif content["kind"] == "test":
-            record.add_test(content["test"], content["environment"])
+            record.add_test(content["test"], content["environment"], content.get("sources"))
         elif content["kind"] == "later_run":
             if number < len(contents):
                 raise ReportError(f"{name}:{number}: a line follows the mark of a later run")

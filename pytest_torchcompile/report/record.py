@@ -57,6 +57,11 @@ class Record:
         self.tests: dict[str, dict[str, Any]] = {}
         """Node id to what came of the test (:mod:`.testrecord`)."""
         self.tests_environment: dict[str, Any] = {}
+        self.tests_deselected: list[str] = []
+        self.sources: dict[str, str] | None = None
+        """The project's files that were imported (:mod:`~pytest_torchcompile.run.imported`); None: nobody told."""
+        self.sources_edited: list[str] = []
+        """Sources that were edited while the run went on."""
         self.exit_status: int | None = None
         self.finished: str | None = None
 
@@ -70,15 +75,21 @@ class Record:
             self._observe(cell, carried["observation"])
             self.seconds[cell] = carried["seconds"]
 
-    def add_test(self, told: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
+    def add_test(self, told: Mapping[str, Any], environment: Mapping[str, Any],
+                 sources: Mapping[str, str] | None = None) -> None:
         """Keep what came of one test; of a test that was run again the last."""
         self.tests[told["id"]] = dict(told)
+        self._import(sources)
         if len(environment.get("devices", ())) >= len(self.tests_environment.get("devices", ())):
             self.tests_environment = dict(environment) or self.tests_environment
 
-    def finish(self, exit_status: int, finished: str) -> None:
+    def leave_out_tests(self, nodeids: Sequence[str]) -> None:
+        """Take note of tests that use our fixtures and were deselected; each worker of xdist tells the same ones."""
+        self.tests_deselected = list(dict.fromkeys((*self.tests_deselected, *nodeids)))
+
+    def finish(self, exit_status: int, finished: str, sources_edited: Sequence[str] = ()) -> None:
         """The run ended by itself, with this exit status of pytest."""
-        self.exit_status, self.finished = exit_status, finished
+        self.exit_status, self.finished, self.sources_edited = exit_status, finished, list(sources_edited)
 
     def not_run(self) -> list[str]:
         """Items that were to be judged and have no verdict: ``cell::check``, and node ids of tests."""
@@ -97,7 +108,7 @@ class Record:
         cells = [self._cell(planned) for planned in self.head["cells"]]
         block = {
             **self.head,
-            "run": {**self.head["run"], "finished": self.finished, "exit_status": self.exit_status},
+            "run": self._run(),
             "environment": self.environment or self.tests_environment,
             "finished": self._ended() and not self.not_run(),
             "gates": gates(self.head["matrix"]["checks"], cells),
@@ -106,6 +117,16 @@ class Record:
             "tests": tell_tests(self.expected_tests, self.tests),
         }
         return {**block, "head_sha256": head_fingerprint(block)}
+
+    def _run(self) -> dict[str, Any]:
+        run = {**self.head["run"], "finished": self.finished, "exit_status": self.exit_status}
+        if self.sources is not None:
+            run["sources"] = self.sources
+        if self.tests_deselected:
+            run["tests_deselected"] = self.tests_deselected
+        if self.sources_edited:
+            run["sources_edited"] = self.sources_edited
+        return run
 
     def _ended(self) -> bool:
         """By itself: pytest's 0 and 1, and its 5 (nothing collected) for a shard that has no cells."""
@@ -127,10 +148,16 @@ class Record:
     def _observe(self, cell: str, observation: dict[str, Any]) -> None:
         observation = dict(observation)
         environment = observation.pop("environment", {})
+        self._import(observation.pop("sources", None))
         self.environment = self.environment or environment
         if environment and environment != self.environment:
             observation["environment"] = environment  # ranks that differ: the gate refuses a mixed report
         self.observations[cell] = observation
+
+    def _import(self, sources: Mapping[str, str] | None) -> None:
+        """Take note of imported files; of one that was imported twice the first, for it was edited since."""
+        if sources is not None:
+            self.sources = {**sources, **(self.sources or {})}
 
 
 def gates(checks: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

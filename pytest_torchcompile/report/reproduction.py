@@ -12,9 +12,9 @@ from pytest_torchcompile import __version__
 from pytest_torchcompile.cell import AXES, Cell
 from pytest_torchcompile.checks import COMPARING
 from pytest_torchcompile.dims import bindings
-from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Judgement, Observation
-from pytest_torchcompile.targets import Targets
+from pytest_torchcompile.plan.models import ModelEntry
+from pytest_torchcompile.plan.targets import Targets
 
 __all__ = ["file_name", "reproducible", "reproduction"]
 
@@ -50,7 +50,9 @@ def reproduction(cell: Cell, entry: ModelEntry, root: Path, file: Path, failed: 
     targets = Targets(root)
     code = {name: t.replace(":", ".") for name in ("factory", "inputs", "loss") if (t := getattr(entry, name))}
     axes = dict(cell.user) | ({"device": cell.device} if "device" in _named(targets, entry.factory) else {})
+    axes |= entry.arguments_of("factory")
     shared = {name: value for name, value in cell.user if name in _named(targets, entry.inputs)}
+    shared |= entry.arguments_of("inputs")
     sizes = "".join(f"    {shared | row!r},\n" for row in bindings(entry.dims))
     options = {"train": cell.phase == "training"}
     steps = {"steps": int(limits.get("steps", 2))} if "training_steps" in failed else {}
@@ -76,7 +78,7 @@ def reproduction(cell: Cell, entry: ModelEntry, root: Path, file: Path, failed: 
         f"\n\ndef test_{re.sub(r'[^0-9A-Za-z_]', '_', cell.model)}():\n",
         "    seed_everything(0)\n",
         f"    model = {code['factory']}({_keywords(axes)}).to(DEVICE, DTYPE)"
-        f"{'.train()' if cell.phase == 'training' else '.eval()'}\n",
+        f"{_mode(cell, entry)}\n",
         "    calls = []\n",
         "    for seed, sizes in enumerate(SIZES):\n",
         "        seed_everything(seed)\n",
@@ -88,6 +90,13 @@ def reproduction(cell: Cell, entry: ModelEntry, root: Path, file: Path, failed: 
         "        wrap=lambda model, settings: WRAPPER.wrap(model, settings, CELL),\n" if wrapper else "",
         f"        {_keywords(options | steps)},\n    )\n",
     ])
+
+
+def _mode(cell: Cell, entry: ModelEntry) -> str:
+    """The call that puts the model into the cell's phase; none where its modules keep their modes."""
+    if entry.mode_of_modules == "keep":
+        return ""
+    return ".train()" if cell.phase == "training" else ".eval()"
 
 
 def _named(targets: Targets, target: str) -> frozenset[str]:

@@ -56,13 +56,14 @@ _OBSERVATION: Final = _object({
     "seconds": _map(_NUMBER),
     "leaks": _list(_TEXT),
     "environment": _ENVIRONMENT,
+    "sources": _map(_TEXT),
     "ranks": _list(_object({
         "sections": _map({"type": "object"}),
         "failure": _maybe(_FAILURE),
         "seconds": _map(_NUMBER),
         "leaks": _list(_TEXT),
     })),
-}, optional=("environment", "ranks"))
+}, optional=("environment", "sources", "ranks"))
 _PLANNED: Final = _object({
     "outcome": {"enum": ["run", "skip", "xfail"]},
     "reason": _TEXT,
@@ -76,10 +77,12 @@ _PLANNED: Final = _object({
 }, optional=("also",))
 _GIT: Final = _object({"commit": _TEXT, "changed": {"type": "boolean"}, "diff_sha256": _TEXT, "prefix": _TEXT,
                        "untracked_sha256": _TEXT}, optional=("diff_sha256", "untracked_sha256"))
-_OF_RUN: Final = {"started": _maybe(_TEXT), "finished": _maybe(_TEXT), "git": _maybe(_GIT), "environment": _ENVIRONMENT}
-_KEPT: Final = _object({"checks": _list(_TEXT, uniqueItems=True), **_OF_RUN}, optional=("environment",))
-"""Verdicts of an earlier run, which a run of a part of the matrix left as they were."""
-_KEPT_TESTS: Final = _object({"tests": _list(_TEXT, uniqueItems=True), **_OF_RUN}, optional=("environment",))
+_OF_RUN: Final = {"started": _maybe(_TEXT), "finished": _maybe(_TEXT), "git": _maybe(_GIT), "environment": _ENVIRONMENT,
+                  "sources": {"enum": ["same", "edited", "unknown"]}}
+_KEPT: Final = _object({"checks": _list(_TEXT, uniqueItems=True), **_OF_RUN}, optional=("environment", "sources"))
+"""Verdicts of an earlier run, which a run of a part of the matrix left as they were. ``sources``: what became since of
+the files that the run had imported."""
+_KEPT_TESTS: Final = _object({"tests": _list(_TEXT, uniqueItems=True), **_OF_RUN}, optional=("environment", "sources"))
 _CELL: Final = _object({
     "id": _TEXT,
     "axes": _map({"type": ["string", "number", "boolean", "null"]}),
@@ -125,7 +128,11 @@ _RUN: Final = _object({
     "exit_status": {"type": ["integer", "null"]},
     "git": _maybe(_GIT),
     "ci": _map(_TEXT),
-})
+    "sources": _map(_TEXT),
+    "sources_edited": _list(_TEXT),
+    "tests_deselected": _list(_TEXT),
+}, optional=("sources", "sources_edited", "tests_deselected"))
+"""``sources``: the project's files that were imported, from the matrix' root, each with its SHA-256."""
 
 
 def block_schema() -> dict[str, Any]:
@@ -153,12 +160,15 @@ def line_schemas() -> dict[str, dict[str, Any]]:
     verdict = {**_CHECK["properties"], "cell": _TEXT, "check": _TEXT, "seconds": _NUMBER, "observation": _OBSERVATION}
     return {
         "plan": _object({"head": head, "expected": _map(_list(_TEXT)), "expected_tests": _list(_TEXT),
-                         "sha256": _TEXT}, optional=("expected_tests",)),
+                         "report": _TEXT, "sha256": _TEXT}, optional=("expected_tests", "report")),
         "verdict": _object({**verdict, "sha256": _TEXT}, optional=("note", "seconds", "observation")),
         "tests_planned": _object({"tests": _list(_TEXT), "sha256": _TEXT}),
-        "test": _object({"test": _object({"id": _TEXT}), "environment": {"type": "object"}, "sha256": _TEXT}),
+        "test": _object({"test": _object({"id": _TEXT}), "environment": {"type": "object"}, "sources": _map(_TEXT),
+                         "sha256": _TEXT}, optional=("sources",)),
         "later_run": _object({"began": _TEXT, "command": _TEXT, "sha256": _TEXT}),
-        "end": _object({"exit_status": {"type": "integer"}, "finished": _TEXT, "sha256": _TEXT}),
+        "end": _object({"exit_status": {"type": "integer"}, "finished": _TEXT, "sources_edited": _list(_TEXT),
+                        "tests_deselected": _list(_TEXT), "sha256": _TEXT},
+                       optional=("sources_edited", "tests_deselected")),
     }
 
 

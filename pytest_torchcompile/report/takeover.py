@@ -3,7 +3,7 @@
 Cells of the part replace those of the report. Where the part judged only some checks of a cell, its other verdicts
 stay, with the sections of its observation that they came from. What is kept says so in the cell::
 
-    "kept": [{"checks": ["equivalence"], "started": ..., "finished": ..., "git": {...}, "environment": {...}}]
+    "kept": [{"checks": ["equivalence"], "started": ..., "finished": ..., "git": {...}, "sources": "same"}]
 
 that is: these verdicts are of an earlier run, with its time and commit. The gate judges only what is of one commit.
 Pure functions of plain data.
@@ -19,14 +19,23 @@ from pytest_torchcompile.observation import BAD, worst
 from pytest_torchcompile.report.evidence import evidence, head_fingerprint
 from pytest_torchcompile.report.record import gates
 
-__all__ = ["is_whole", "judged_cells", "not_mergeable", "take_over"]
+__all__ = ["SAME", "is_whole", "judged_cells", "judges_all_cells", "not_mergeable", "take_over"]
 
 Block = dict[str, Any]
 Cell = dict[str, Any]
 BLOCK: Final = "compile_matrix"
+SAME: Final = "same"
+EDITED: Final = "edited"
+UNKNOWN: Final = "unknown"
+"""What became of the files that the run of a kept verdict had imported. Unknown: nobody told which they are."""
 
 
 def is_whole(block: Mapping[str, Any]) -> bool:
+    """Was all to be judged that there is? Tests that use our fixtures may have been deselected too."""
+    return judges_all_cells(block) and not (block["run"] or {}).get("tests_deselected")
+
+
+def judges_all_cells(block: Mapping[str, Any]) -> bool:
     """Was every check of every cell to be judged, with no ``-k``, node id or ``--compile-checks``?"""
     return all(cell["selected"] and set(cell["planned"]["checks"]) <= set(cell["checks"]) for cell in block["cells"])
 
@@ -49,12 +58,13 @@ def not_mergeable(kept: Mapping[str, Any], part: Mapping[str, Any]) -> str:
     return ""
 
 
-def take_over(kept: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+def take_over(kept: Mapping[str, Any], part: Mapping[str, Any], edited: bool = False) -> dict[str, Any]:
     """The content of the report with what the part judged in the place of what was there.
 
-    Both are whole contents of report files, whose blocks :func:`not_mergeable` has nothing against.
+    Both are whole contents of report files, whose blocks :func:`not_mergeable` has nothing against. ``edited``: a file
+    that earlier runs had imported is not any more as it was.
     """
-    block = _block(kept[BLOCK], part[BLOCK])
+    block = _block(kept[BLOCK], part[BLOCK], edited)
     content = {**part, BLOCK: block}
     if "tests" in kept and "tests" in part:
         tests = {test.get("nodeid"): test for test in (*kept["tests"], *part["tests"])}
@@ -64,41 +74,71 @@ def take_over(kept: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any
     return content
 
 
-def _block(kept: Block, part: Block) -> Block:
+def _block(kept: Block, part: Block, edited: bool) -> Block:
     environment = part["environment"] or kept["environment"]
-    told = _told(kept, environment)
+    told = _told(kept, environment, edited)
+    if edited:
+        kept = _doubted(kept)
     news = {cell["id"]: cell for cell in part["cells"]}
     cells = [_cell(cell, news.get(cell["id"], cell), told) for cell in kept["cells"]]
     tests = _tests(kept, part, told)
     block = {
         **kept, **part, **tests, "environment": environment, "cells": cells,
-        "run": {**part["run"], "exit_status": _exit_status(kept, part, cells, tests["tests"])},
+        "run": {**_run(kept, part, tests["tests"]), "exit_status": _exit_status(kept, part, cells, tests["tests"])},
         "finished": part["finished"] and not _any_waits(cells),
         "gates": gates(kept["matrix"]["checks"], cells),
     }
     return {**block, "head_sha256": head_fingerprint(block)}
 
 
+def _run(kept: Block, part: Block, tests: Sequence[Block]) -> dict[str, Any]:
+    """The run of the part, with what earlier runs imported and left out: whoever takes over again looks at each."""
+    before, run = kept["run"] or {}, {**part["run"]}
+    if "sources" in before and "sources" in run:
+        run["sources"] = {**before["sources"], **run["sources"]}
+    there = {test["id"] for test in tests}
+    left_out = dict.fromkeys((*before.get("tests_deselected", ()), *run.pop("tests_deselected", ())))
+    if names := [name for name in left_out if name not in there]:
+        run["tests_deselected"] = names
+    return run
+
+
+def _doubted(kept: Block) -> Block:
+    """The block, in which no kept verdict is of the same sources any more."""
+    def doubt(before: Sequence[Block]) -> list[Block]:
+        return [{**each, "sources": EDITED} if each.get("sources") == SAME else each for each in before]
+
+    cells = [{**cell, "kept": doubt(cell["kept"])} if "kept" in cell else cell for cell in kept["cells"]]
+    return {**kept, "cells": cells, "tests_kept": doubt(kept.get("tests_kept", []))}
+
+
 def _tests(kept: Block, part: Block, told: Mapping[str, Any]) -> Block:
     """Tests that use our fixtures: those of the part, and behind them those that it did not run."""
     news = {test["id"] for test in part["tests"]}
     left = [test for test in kept["tests"] if test["id"] not in news]
+    if judges_all_cells(part):  # then a test that was neither run nor deselected may be there no more
+        left = [test for test in left if test["id"] in part["run"].get("tests_deselected", ())]
+    names = [test["id"] for test in left]
     before = []
     for each in kept.get("tests_kept", []):
-        if names := [name for name in each["tests"] if name not in news]:
-            before.append({**each, "tests": names})
+        if still := [name for name in each["tests"] if name in names]:
+            before.append({**each, "tests": still})
     known = {name for each in before for name in each["tests"]}
-    if own := [test["id"] for test in left if test["id"] not in known]:
+    if own := [name for name in names if name not in known]:
         before.append({"tests": own, **told})
-    planned = dict.fromkeys((*kept["tests_planned"], *part["tests_planned"]))
-    tests = {"tests_planned": list(planned), "tests": [*left, *part["tests"]]}
-    return {**tests, "tests_kept": before} if before else tests
+    planned = [*names, *(name for name in part["tests_planned"] if name not in names)]
+    return {"tests_planned": planned, "tests": [*left, *part["tests"]], "tests_kept": before}
 
 
-def _told(kept: Block, environment: Mapping[str, Any]) -> dict[str, Any]:
+def _told(kept: Block, environment: Mapping[str, Any], edited: bool) -> dict[str, Any]:
     """What a verdict that is kept says of its run; the environment only where it is another one."""
     run = kept["run"] or {}
     told: dict[str, Any] = {key: run.get(key) for key in ("started", "finished", "git")}
+    told["sources"] = SAME
+    if "sources" not in run:
+        told["sources"] = UNKNOWN
+    elif edited or run.get("sources_edited"):
+        told["sources"] = EDITED
     if kept["environment"] and kept["environment"] != environment:
         told["environment"] = kept["environment"]
     return told
@@ -184,7 +224,7 @@ def _exit_status(kept: Block, part: Block, cells: Sequence[Cell], tests: Sequenc
     failed = any(check["verdict"] in BAD for cell in cells for check in cell["checks"].values())
     failed = failed or any(test["verdict"] in BAD for test in tests)
     before = (kept["run"] or {}).get("exit_status")
-    shown = before == 0 or not is_whole(kept) or _any_waits(kept["cells"])
+    shown = before == 0 or not judges_all_cells(kept) or _any_waits(kept["cells"])
     if before == 1:
         shown = shown or any(check["verdict"] in BAD for cell in kept["cells"] for check in cell["checks"].values())
         shown = shown or any(test["verdict"] in BAD for test in kept["tests"])

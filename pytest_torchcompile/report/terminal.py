@@ -12,22 +12,23 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from pytest_torchcompile.checks import CHECKS
-from pytest_torchcompile.fuzz.options import ran_out
+from pytest_torchcompile.fuzz.fuzz_options import ran_out
 from pytest_torchcompile.observation import VERDICTS, Judgement
+from pytest_torchcompile.plan.selection import idle_cells
 from pytest_torchcompile.quantity import count
+from pytest_torchcompile.ranks.zygote import gpu_device_files
 from pytest_torchcompile.report.causes import Fresh, causes
-from pytest_torchcompile.report.effects import follows
+from pytest_torchcompile.report.effects import follows, told_by
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.harmless import harmless_text
 from pytest_torchcompile.report.headline import headline
-from pytest_torchcompile.selection import idle_cells
+from pytest_torchcompile.report.metrics import METRICS
 from pytest_torchcompile.wrappers.wrapping import lane_of
-from pytest_torchcompile.zygote import gpu_device_files
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.matrix import Matrix, PlannedCell
+    from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
     from pytest_torchcompile.report.journal import Journal
-    from pytest_torchcompile.settings import Settings
+    from pytest_torchcompile.run.settings import Settings
 
 __all__ = ["failure_text", "header", "summary"]
 
@@ -84,6 +85,10 @@ def failure_text(check: str, judgements: Mapping[str, Judgement], again: str, al
             text = textwrap.shorten(problem.message, _AGAIN, placeholder=" ...")
             lines.append(f"{check}: follows from {root}: {text}")
             continue
+        if first := told_by(own, problem, verdicts):
+            text = textwrap.shorten(problem.message, _AGAIN, placeholder=" ...")
+            lines.append(f"{check}: the cell has no result, as {first} tells: {text}")
+            continue
         lines.append(f"{check}: {problem.message}")
         if problem.evidence:
             lines.append(textwrap.indent(problem.evidence, "    "))
@@ -124,6 +129,7 @@ def summary(journal: Journal, fresh: Fresh | None = None) -> Iterator[tuple[str,
     for cell in (p.cell.id for p in selected):
         if leaks := journal.leaks(cell):
             yield f"{cell} changed torch's settings, which were put back: {'; '.join(leaks)}", {"yellow": True}
+    yield from ((text, {}) for text in _columns(journal))
     if short := journal.cut_short():
         cell, (compared, spent) = min(short.items(), key=lambda each: each[1])
         yield (f"fuzz: {count(len(short), 'cell was', 'cells were')} not fuzzed to the end: of {cell} "
@@ -137,6 +143,18 @@ def summary(journal: Journal, fresh: Fresh | None = None) -> Iterator[tuple[str,
     for text in mistakes:
         if not any(text in line for line, _ in told):
             yield text, {"red": True}
+
+
+def _columns(journal: Journal) -> Iterator[str]:
+    """The numbers of checks that run on request only: how they are spread, and in which cell the worst one is."""
+    for column in (column for check in CHECKS.values() if check.on_request for column in check.columns):
+        found = journal.numbers(METRICS[column.name].read)
+        if not found:
+            continue
+        least, most = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
+        worst = least if column.kind == "min" else most
+        yield (f"{column.name}: {found[least]:.4g} to {found[most]:.4g}{column.unit} in {count(len(found), 'cell')}, "
+               f"the worst in {worst}")
 
 
 _SHOWN = 8

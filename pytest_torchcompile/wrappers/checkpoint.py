@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.wrappers.blocks import repeated_blocks
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
+from pytest_torchcompile.wrappers.repeated_blocks import repeated_blocks
 
 __all__ = ["CHECKPOINT", "checkpoint_blocks"]
 

@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.wrappers.blocks import repeated_blocks
 from pytest_torchcompile.wrappers.order import in_order
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
+from pytest_torchcompile.wrappers.repeated_blocks import repeated_blocks
 
 __all__ = ["FSDP2", "gather_back", "wrap"]
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.wrappers.blocks import compile_blocks
 from pytest_torchcompile.wrappers.protocol import Settings
+from pytest_torchcompile.wrappers.repeated_blocks import compile_blocks
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["in_order"]

@@ -20,7 +20,7 @@ from torch import nn
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import Unavailable, UsageError
-from pytest_torchcompile.instruments.watch import eager_on_purpose
+from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 

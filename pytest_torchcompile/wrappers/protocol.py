@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.subject import resolve
+from pytest_torchcompile.loading import resolve
 from pytest_torchcompile.wrappers import WRAPPERS
 from pytest_torchcompile.wrappers.wrapping import Wrapping, numbers_of_ranks
 

@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.wrappers.blocks import compile_blocks, repeated_blocks
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
+from pytest_torchcompile.wrappers.repeated_blocks import compile_blocks, repeated_blocks
 
 __all__ = ["REGIONAL"]
 

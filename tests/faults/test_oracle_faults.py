@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle import StateSnapshot, Tape, compare, problem, record, reference
+from pytest_torchcompile.oracle import Tape, compare, problem, record, reference
+from pytest_torchcompile.state.snapshot import StateSnapshot
 
 # Torch's own: Inductor's first import.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -16,7 +16,7 @@ def known_ledger(request):
     """
     import torch
 
-    from pytest_torchcompile.instruments import observe
+    from pytest_torchcompile.ledger import observe
 
     @contextlib.contextmanager
     def known(compiles, recompiles, runs, **options):
@@ -24,7 +24,8 @@ def known_ledger(request):
         with observe() as seen, torch.random.fork_rng():
             yield lambda f, **own: torch.compile(f, backend=request.param, **{**options, **own})
         torch.compiler.reset()
-        assert [c.kind for c in seen.compiles if c.kind != "backward"] == compiles
+        told = [(c.kind, c.reason) for c in seen.compiles if c.kind != "backward"]
+        assert [kind for kind, _ in told] == compiles, told
         # Torch 2.15 tells a parameter from other tensors in what it expected.
         found = [(r.cause, r.what, r.expected.replace("Parameter", "a tensor"), r.actual) for r in seen.recompiles]
         assert found == recompiles

@@ -9,7 +9,7 @@ import torch
 from torch._inductor import select_algorithm
 from torch._inductor.runtime import coordinate_descent_tuner, triton_heuristics
 
-from pytest_torchcompile.instruments.autotune import Autotuning, autotuning, fewer
+from pytest_torchcompile.gauges.autotune import Autotuning, autotuning, fewer
 
 
 class ExternKernelCaller:

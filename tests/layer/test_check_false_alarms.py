@@ -11,11 +11,11 @@ from torch import nn
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks import layout, load
 from pytest_torchcompile.dims import Dim
-from pytest_torchcompile.instruments.timed import autotunes, pads_by_timing
-from pytest_torchcompile.models import ModelEntry
+from pytest_torchcompile.gauges.timed import autotunes, pads_by_timing
 from pytest_torchcompile.observation import Job, Observation
-from pytest_torchcompile.runner import run_cell
-from pytest_torchcompile.verdicts import judge
+from pytest_torchcompile.plan.models import ModelEntry
+from pytest_torchcompile.run.runner import run_cell
+from pytest_torchcompile.run.verdicts import judge
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 

@@ -374,7 +374,7 @@ def test_a_default_device_that_was_left_is_taken_off(before):
     """It is a mode on torch's stack: where there was none before there is none afterwards, not one for the CPU."""
     from torch.overrides import _get_current_function_mode_stack
 
-    from pytest_torchcompile.instruments.state import isolated
+    from pytest_torchcompile.state.torch_state import isolated
 
     torch.set_default_device(before)
     leaks = []

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchcompile.instruments import coverage, observe
+from pytest_torchcompile.gauges import coverage
+from pytest_torchcompile.ledger import observe
 
 # Torch's own: Inductor's first import, and Dynamo looking at `.grad` of an input that is no leaf.
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),

@@ -12,13 +12,13 @@ from torch import nn
 from pytest_torchcompile import CompileConfig, compare
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.checks import CHECKS, load
-from pytest_torchcompile.instruments import gpu, observe
-from pytest_torchcompile.instruments.cudagraphs import partitioned
-from pytest_torchcompile.instruments.kernels import outside_of_partitions
-from pytest_torchcompile.instruments.replays import backwards, counted
+from pytest_torchcompile.gauges import gpu
+from pytest_torchcompile.gauges.replays import backwards, counted
+from pytest_torchcompile.ledger import observe
+from pytest_torchcompile.ledger.cudagraph_skips import outside_of_partitions, partitioned
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.oracle.training import Training, steps_of
-from pytest_torchcompile.runner import run_cell
+from pytest_torchcompile.run.runner import run_cell
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, when Inductor and CUDA are first used
@@ -194,7 +194,7 @@ def cell_of(model, **axes):
     cell = {"model": "m", "backend": "inductor", "mode": "reduce-overhead", "dynamic": "auto", "wrapper": "none",
             "dtype": "float32", "device": "cuda", "phase": "training", "user": {}} | axes
     from pytest_torchcompile.dims import Dim
-    from pytest_torchcompile.models import ModelEntry
+    from pytest_torchcompile.plan.models import ModelEntry
 
     made = ModelEntry("m", f"test_cudagraphs:{model}", "test_cudagraphs:rows", dims={"B": Dim(choices=(4, 6))})
     names = [name for name in ("compiles", "equivalence", "gradients", "training_steps", "aliasing", "cudagraphs")

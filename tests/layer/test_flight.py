@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from pytest_torchcompile import flight
-from pytest_torchcompile.instruments import flight_recorder
-from pytest_torchcompile.instruments.flight_recorder import enable, tail
+from pytest_torchcompile.gauges import flight_recorder
+from pytest_torchcompile.gauges.flight_recorder import enable, tail
+from pytest_torchcompile.ranks import flight
 
 NCCL, GENERIC = "_dump_nccl_trace_json", "_dump_fr_trace_json"
 

@@ -12,13 +12,13 @@ import torch
 from pytest_torchcompile import ShapeStabilizer
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.dims import Dim
-from pytest_torchcompile.fuzz.attempts import Attempts
-from pytest_torchcompile.fuzz.calls import call, code
 from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
+from pytest_torchcompile.fuzz.drawn_call import call, code
 from pytest_torchcompile.fuzz.ladder import climb
 from pytest_torchcompile.fuzz.search import Budget, Examined, Finding, search
+from pytest_torchcompile.fuzz.sequence_run import Attempts
 from pytest_torchcompile.oracle.calls import Side
-from pytest_torchcompile.oracle.trial import same_random_draws
+from pytest_torchcompile.oracle.random_draws import same_random_draws
 from tests.layer.fuzz_faults import (
     BreaksAbove100,
     Cancels,

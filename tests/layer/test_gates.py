@@ -9,7 +9,7 @@ from pytest_torchcompile import gates
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.gates import Place, Tried, breaks, fallback, shapes, smoke
 from pytest_torchcompile.layer import wrap
-from pytest_torchcompile.layer.shapes import ShapeStabilizer
+from pytest_torchcompile.layer.shape_stabilizer import ShapeStabilizer
 from pytest_torchcompile.layer.smoketest import CompileSmoketest, SmoketestResult
 
 CPU = Place()
@@ -167,7 +167,7 @@ def test_a_backend_that_torch_does_not_know(capsys):
 def test_torchs_own_faults_in_inductor():
     """What does not compile, raises or is wrong in Inductor's own kernels is refused, and falls back."""
     from pytest_torchcompile.gates.upstream import injected
-    from pytest_torchcompile.instruments.state import isolated
+    from pytest_torchcompile.state.torch_state import isolated
 
     place, seen = Place(backend="inductor"), []
     for broken, around in injected(place):

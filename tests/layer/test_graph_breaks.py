@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch_versions import GRAPH_BREAKS, TORCH
 
-from pytest_torchcompile.instruments import explain, observe
+from pytest_torchcompile.ledger import explain, observe
 
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
               pytest.mark.filterwarnings("ignore:told you so|Dynamo does not know how to trace")]  # fmt: skip
@@ -354,6 +354,7 @@ def test_breaks_of_a_function(name, backend):
     lines = []
     for gb, at in places:
         at = helpers.get(at, at)
+        gb = "" if TORCH == (2, 8) else gb
         lines.append((gb, first_break(at) if callable(at) else start + at))
     assert [(b.gb_id, b.line) for b in seen.graph_breaks] == lines
     assert {(b.file, b.owner) for b in seen.graph_breaks} <= {(__file__, "mine")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pytest_torchcompile.instruments.memory import growth
+from pytest_torchcompile.gauges.memory import growth
 
 MIB = 2**20
 

@@ -8,7 +8,9 @@ import torch._inductor.config
 from torch import nn
 
 from pytest_torchcompile.errors import InstrumentError, Unavailable
-from pytest_torchcompile.instruments import kernels, launches, memory, observe, stages
+from pytest_torchcompile.gauges import generated_kernels as kernels
+from pytest_torchcompile.gauges import launches, memory
+from pytest_torchcompile.ledger import observe, stages
 
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
               pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]  # fmt: skip

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcompile.checks import load
-from pytest_torchcompile.instruments import launches, observe
-from pytest_torchcompile.instruments.kernels import kernels, operators
+from pytest_torchcompile.gauges import launches
+from pytest_torchcompile.gauges.generated_kernels import kernels, operators
+from pytest_torchcompile.ledger import observe
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),

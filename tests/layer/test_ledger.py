@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_torchcompile.instruments import Ledger, observe
+from pytest_torchcompile.ledger import Ledger, observe
 
 # Torch's own: Inductor's first import, and Dynamo looking at `.grad` of an input that is no leaf.
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),

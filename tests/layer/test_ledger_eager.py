@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch_versions import TORCH, since
 
-from pytest_torchcompile.instruments import observe
+from pytest_torchcompile.ledger import observe
 
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
               pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]  # fmt: skip
-SAYS_WHY = TORCH >= (2, 9)
-"""Torch 2.8 does not say why it refuses a frame."""
+COROUTINES_FAIL = TORCH <= (2, 12)
+"""Torch cannot read the byte code that Python 3.12 and 3.13 make of a coroutine; 2.14 can (seen on 3.12)."""
 
 
 @pytest.fixture(autouse=True)
@@ -122,13 +122,13 @@ def wrapped(function):
 
 
 X = torch.ones(2, 4)
-EAGER = {  # torch 2.15 compiles a module of its own in place, as it does any other
+EAGER = {  # torch 2.14 compiles a module of its own in place, as it does any other
     "module of torch's own": (lambda: in_place(nn.Linear(4, 4)), X,
-                              since((2, 15), [], [("Linear.forward", "skipped", 2)])),
+                              since((2, 14), [], [("Linear.forward", "skipped", 2)])),
     "several": (lambda: in_place(nn.Sequential(nn.Linear(4, 4), nn.ReLU())), X,
-                since((2, 15), [], [("Sequential.forward", "skipped", 2)])),
+                since((2, 14), [], [("Sequential.forward", "skipped", 2)])),
     "one of two": (lambda: in_place(nn.Sequential(nn.Linear(4, 4), Mine())), X,
-                   since((2, 15), [], [("Sequential.forward", "skipped", 1)])),
+                   since((2, 14), [], [("Sequential.forward", "skipped", 1)])),
     "taken out by a break": (lambda: wrapped(Around(Breaks())), X,
                              [("Linear.forward", "graph_break", 1), ("ReLU.forward", "graph_break", 1)]),
     "disabled in place": (lambda: in_place(Off()), X, [("Off.forward", "disabled", 2)]),
@@ -142,7 +142,7 @@ HEALTHY = {
     "module of torch's own": (lambda: wrapped(nn.Linear(4, 4)), X, "Linear.forward"),
     "in place": (lambda: in_place(Mine()), X, "Mine.forward"),
     "in a container of torch's": (lambda: in_place(nn.Sequential(Mine())), X,
-                                  since((2, 15), "Sequential.forward", "Mine.forward")),
+                                  since((2, 14), "Sequential.forward", "Mine.forward")),
     "no break": (lambda: wrapped(Around()), X, "Around.forward"),
     "number left": (lambda: wrapped(number_left), Batch(X), "number_left"),
     "built-in": (lambda: wrapped(torch.sin), X, "sin"),
@@ -161,7 +161,7 @@ def observed(make, given):
     return seen
 
 
-@pytest.mark.parametrize("name", EAGER if SAYS_WHY else [n for n in EAGER if n not in ("hidden tensor", "generator")])
+@pytest.mark.parametrize("name", EAGER)
 def test_what_ran_eagerly_is_named(name):
     """Function, kind and calls, whether or not a graph ran beside it."""
     make, given, expected = EAGER[name]
@@ -183,7 +183,7 @@ def test_what_ran_compiled_is_no_alarm(name):
 def test_the_reasons_help():
     """A module compiled in place is told what does compile it; one that a break took out, where it was called."""
     found = observed(*EAGER["module of torch's own"][:2]).eager_frames
-    assert [frame.reason.endswith("torch.compile(module) does") for frame in found] == since((2, 15), [], [True])
+    assert [frame.reason.endswith("torch.compile(module) does") for frame in found] == since((2, 14), [], [True])
     found = observed(*EAGER["taken out by a break"][:2]).eager_frames[0]
     line = Around.forward.__code__.co_firstlineno + 2
     assert found.reason.endswith(f"a graph break took this one out, at test_ledger_eager.py:{line}")
@@ -196,7 +196,7 @@ def test_a_late_observation_names_what_it_can():
         call(X.t() if kind == "skipped" else X)
         with observe() as seen:
             call(X.t() if kind == "skipped" else X)
-        compiled = since((2, 15), kind == "skipped", False)
+        compiled = since((2, 14), kind == "skipped", False)
         assert [(f.kind, f.calls) for f in seen.eager_frames] == ([] if compiled else [(kind, 1)])
 
 
@@ -308,4 +308,10 @@ os._exit(0)
 def test_a_coroutine_runs_when_it_is_awaited():
     """The call that makes it ran no graph, and is no missed compile. One call, apart: torch 2.13 damages memory."""
     done = subprocess.run([sys.executable, "-c", COROUTINE], capture_output=True, text=True, check=False)
-    assert done.stdout == "[] 1\n", done.stderr
+    expected = "[] 1\n"
+    if sys.version_info < (3, 11):  # torch is not asked about it, and nothing is compiled
+        expected = "['skipped'] 0\n"
+    if sys.version_info >= (3, 12) and COROUTINES_FAIL:
+        expected = ""
+        assert "torch._dynamo.exc.InternalTorchDynamoError: KeyError: Instruction(" in done.stderr
+    assert done.stdout == expected, done.stderr

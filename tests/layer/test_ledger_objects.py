@@ -9,6 +9,9 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch_versions import since
+
+from pytest_torchcompile import observe
 
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
               pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]  # fmt: skip
@@ -261,7 +264,8 @@ def test_no_grad(known_ledger):
 
 def test_autocast(known_ledger):
     """Warm-up without autocast."""
-    with known_ledger(AGAIN, [("autocast", "autocast(cpu)_enabled", "False", "True")], [1, 1]) as c:
+    what = since((2, 11), "autocast(cpu)_enabled", "autocast")
+    with known_ledger(AGAIN, [("autocast", what, "False", "True")], [1, 1]) as c:
         f = c(add)
         f(T(3))
         with torch.autocast("cpu", torch.bfloat16):
@@ -313,15 +317,16 @@ def test_two_closures(known_ledger):
 
 def test_another_function(known_ledger):
     """A function as an argument."""
-    with known_ledger(AGAIN, [("closure", "f", "builtin_function_or_method", "function _VariableFunctionsClass.cos")],
-                      [1, 1]) as c:
+    was = since((2, 13), "builtin_function_or_method", "")
+    with known_ledger(AGAIN, [("closure", "f", was, "function _VariableFunctionsClass.cos")], [1, 1]) as c:
         f = c(apply)
         f(T(3), torch.sin), f(T(3), torch.cos)
 
 
 def test_another_module(known_ledger):
     """A module as an argument."""
-    with known_ledger(AGAIN, [("type", "type(f)", "Linear", "ReLU")], [1, 1]) as c:
+    was = since((2, 10), "Linear", "")
+    with known_ledger(AGAIN, [("type", "type(f)", was, "ReLU")], [1, 1]) as c:
         f = c(apply)
         f(T(2, 4), nn.Linear(4, 4)), f(T(2, 4), nn.ReLU())
 
@@ -360,3 +365,28 @@ def test_other_options(known_ledger):
     with known_ledger(["first", "instance"], [], [1, 1]) as c:
         torch.compile(add, backend="eager")(T(3))
         c(add, options=None, dynamic=True)(T(3))
+
+
+def decorated(function):
+    """As libraries put around the forward of each of their models."""
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    return wrapper
+
+
+class Decorated(torch.nn.Module):
+    @decorated
+    def forward(self, x):
+        return x.sin()
+
+
+def test_a_forward_behind_a_decorator_is_called_by_its_module():
+    """It was called "wrapper", like that of every other model."""
+    compiled = torch.compile(Decorated(), backend="eager")
+    with observe() as seen:
+        compiled(torch.ones(3))
+        compiled(torch.ones(4))
+    assert [found.function for found in seen.compiles] == ["Decorated.forward"] * 2

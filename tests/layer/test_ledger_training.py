@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchcompile.instruments import observe
+from pytest_torchcompile.ledger import observe
 
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
               pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]  # fmt: skip

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle import StateSnapshot, Tape, compare, problem, record, reference
+from pytest_torchcompile.oracle import Tape, compare, problem, record, reference
+from pytest_torchcompile.state.snapshot import StateSnapshot
 
 # Torch's own: Inductor's first import, and Dynamo looking at `.grad` of an input that is no leaf.
 pytestmark = [

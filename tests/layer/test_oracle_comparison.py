@@ -12,7 +12,8 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.oracle import Leaf, Limits, StateSnapshot, compare, note, problem, record, reference
+from pytest_torchcompile.oracle import Leaf, Limits, compare, note, problem, record, reference
+from pytest_torchcompile.state.snapshot import StateSnapshot
 
 
 def never():

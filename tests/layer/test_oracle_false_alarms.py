@@ -18,23 +18,23 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks import load, safe_fallback
 from pytest_torchcompile.checks.numerics import judge_leaves, numerics, remark
-from pytest_torchcompile.instruments import frames
-from pytest_torchcompile.instruments.sites import owner
 from pytest_torchcompile.layer.twin import is_twin
-from pytest_torchcompile.models import ModelEntry
+from pytest_torchcompile.ledger import frames
+from pytest_torchcompile.ledger.sites import owner
 from pytest_torchcompile.observation import Job, Observation
 from pytest_torchcompile.oracle import held, recorder
-from pytest_torchcompile.oracle.aliasing import alias_pairs
 from pytest_torchcompile.oracle.chances import chances, compare_chances
 from pytest_torchcompile.oracle.findings import findings
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.limits import Limits, note, problem
-from pytest_torchcompile.oracle.paths import leaves_of
 from pytest_torchcompile.oracle.properties import attributes, properties
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Item, Recording
-from pytest_torchcompile.runner import run_cell
-from pytest_torchcompile.verdicts import judge
+from pytest_torchcompile.oracle.shared_memory import alias_pairs
+from pytest_torchcompile.plan.models import ModelEntry
+from pytest_torchcompile.run.runner import run_cell
+from pytest_torchcompile.run.verdicts import judge
+from pytest_torchcompile.state.paths import leaves_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
@@ -183,7 +183,7 @@ def test_what_eager_does_not_repeat_is_undecided():
     section = numerics(SimpleNamespace(compiled=SimpleNamespace(error=None)), list(found.leaves))
     assert section["undecided"] >= 3
     assert list(judge_leaves(section, "output")) == []
-    assert remark(section) == f"{section['compared']} of {len(found.leaves)} values were decided"
+    assert remark(section) == f"{section['compared']} of {len(found.leaves)} leaves were decided"
 
 
 def test_what_is_far_from_every_eager_run_stays_wrong():

@@ -10,7 +10,8 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.oracle import StateSnapshot, default_loss, record
+from pytest_torchcompile.oracle import default_loss, record
+from pytest_torchcompile.state.snapshot import StateSnapshot
 
 
 class Model(nn.Module):

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.layer.failures import Failed, refuse_of_user
-from pytest_torchcompile.matrix import load_matrix
+from pytest_torchcompile.layer.smoketest_failures import Failed, refuse_of_user
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.oracle import recorder
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Fault
 from pytest_torchcompile.oracle.tape import Tape
-from pytest_torchcompile.runner import run_cell
+from pytest_torchcompile.plan.matrix import load_matrix
+from pytest_torchcompile.run.runner import run_cell
 
 FORK = "Unable to handle autograd's threading in combination with fork-based multiprocessing."
 

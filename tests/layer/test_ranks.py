@@ -11,8 +11,9 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from pytest_torchcompile import ranks, zygote
-from pytest_torchcompile.ranks import Rank, Zygote, _how_it_ended
+from pytest_torchcompile.ranks import hangup, serving, zygote
+from pytest_torchcompile.ranks import rank as rank_module
+from pytest_torchcompile.ranks.rank import Rank, Zygote, _how_it_ended, _stacks
 
 
 @pytest.fixture
@@ -54,6 +55,18 @@ def test_a_spoilt_rank_is_replaced(started):
     rank.close()
 
 
+@pytest.mark.parametrize(("limit", "memory"), [("max\n", 64 << 30), (f"{16 << 30}\n", 16 << 30), (None, 64 << 30)])
+def test_how_much_a_rank_may_grow(monkeypatch, tmp_path, limit, memory):
+    """A quarter of a core's share of what the machine, or the container, has."""
+    file = tmp_path / "memory.max"
+    if limit is not None:
+        file.write_text(limit)
+    monkeypatch.setattr(rank_module, "_CGROUP", file)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 16 << 20, "SC_PAGE_SIZE": 4096}.__getitem__)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert rank_module.growth_bytes() == memory // 8 // 4
+
+
 def test_a_fresh_interpreter_serves_as_a_fork_does(tmp_path):
     """Where a fork could not use CUDA, the child becomes a new interpreter that serves the same connection."""
     ours, theirs = socket.socketpair()
@@ -78,8 +91,8 @@ def test_how_a_process_ended(status, text):
 def test_a_process_is_told_its_gpus_before_it_uses_cuda(monkeypatch):
     """By the variable that CUDA reads when it is first used."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
-    monkeypatch.setattr("pytest_torchcompile.runner.environment", lambda: dict(os.environ))
-    done = ranks.execute({"do": "environment", "gpus": ("3", "5")})
+    monkeypatch.setattr("pytest_torchcompile.run.runner.environment", lambda: dict(os.environ))
+    done = serving.execute({"do": "environment", "gpus": ("3", "5")})
     assert done["value"]["CUDA_VISIBLE_DEVICES"] == "3,5"
 
 
@@ -89,7 +102,7 @@ def test_a_thread_that_is_ending_is_left_out(tmp_path):
     ending = 'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 1080 in _delete\n'
     waiting = ('Thread 0x2 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 327 in wait\n'
                '  File "/home/me/model.py", line 3 in forward\n')
-    ours = f'Thread 0x4 (most recent call first):\n  File "{ranks.hangup.__file__}", line 29 in _wait_and_end\n'
+    ours = f'Thread 0x4 (most recent call first):\n  File "{hangup.__file__}", line 29 in _wait_and_end\n'
     main = 'Current thread 0x3 (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
     path.write_text(ending + ours + waiting + main)
-    assert ranks._stacks(path) == (waiting + main).strip()
+    assert _stacks(path) == (waiting + main).strip()

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchcompile import zygote
-from pytest_torchcompile.blame import gathered
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks import CHECKS
-from pytest_torchcompile.group import Group
 from pytest_torchcompile.observation import Job, Observation
-from pytest_torchcompile.ranks import Zygote
-from pytest_torchcompile.store import all_well
-from pytest_torchcompile.verdicts import judge
+from pytest_torchcompile.ranks import zygote
+from pytest_torchcompile.ranks.blame import gathered
+from pytest_torchcompile.ranks.rank import Zygote
+from pytest_torchcompile.ranks.rank_group import Group
+from pytest_torchcompile.run.verdicts import judge
+from pytest_torchcompile.wrappers.rank_store import all_well
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ def group():
 def run(group, wrapper, *, timeout=60.0, backend="aot_eager", **entry):
     """Run one cell and return its observation, as a report would hold it, with the verdicts."""
     from pytest_torchcompile.dims import Dim
-    from pytest_torchcompile.models import ModelEntry
+    from pytest_torchcompile.plan.models import ModelEntry
 
     cell = Cell(model="net", backend=backend, wrapper=wrapper)
     model = ModelEntry(**{**NET, **entry}, dims={"B": Dim(choices=(4, 6, 9))})

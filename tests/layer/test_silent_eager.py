@@ -9,7 +9,7 @@ from torch import nn
 from pytest_torchcompile import CompileSmoketest
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.checks import load
-from pytest_torchcompile.instruments.records import SILENT
+from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.oracle.calls import Call, Side
 from pytest_torchcompile.oracle.trial import Trial
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+from dataclasses import replace
 
 import pytest
 import torch
 
-from pytest_torchcompile import subject, zoo
+from pytest_torchcompile import zoo
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import Unavailable, UsageError
-from pytest_torchcompile.models import ModelEntry
+from pytest_torchcompile.plan.models import ModelEntry
+from pytest_torchcompile.run import subject
 
 # Torch's own, when Dynamo or Inductor is first imported (2.8 to 2.13).
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -347,3 +349,38 @@ def test_a_compiler_with_a_strange_name_is_warned_of(cxx):
     for name in ("x86_64-linux-gnu-g++-13", "clang++-18", "gcc"):
         program = cxx(name, 0)
         assert subject.compiler() == program  # a warning would be an error here
+
+
+def test_arguments_of_the_matrix_reach_factory_and_inputs(write):
+    """Beside the user's axes and the dims."""
+    root = write("""
+        import torch
+
+        def factory(name, width):
+            return torch.nn.ModuleDict({name: torch.nn.Linear(width, width)})
+
+        def inputs(B, kind):
+            return torch.zeros(B, len(kind))
+    """)
+    given = replace(entry(B=2), arguments={"factory": {"name": "bert"}, "inputs": {"kind": "text"}})
+    model = subject.build(given, cell(width=3), root, 0)
+    assert list(model) == ["bert"]
+    [(sizes, batch)] = subject.batches(given, cell(width=3), root, 0)
+    assert (sizes, batch.value.shape) == ({"B": 2}, (2, 4))
+
+
+def test_modules_keep_their_mode_where_the_matrix_says_so(write):
+    """Dropout that is on in inference, or a batch norm that is frozen in training."""
+    root = write("""
+        import torch
+
+        def factory():
+            model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.BatchNorm1d(3))
+            model[1].eval()
+            return model
+    """)
+    kept = replace(entry(), mode_of_modules="keep")
+    for phase in ("training", "inference"):
+        assert [module.training for module in subject.build(kept, cell(phase=phase), root, 0)] == [True, False]
+        plain = subject.build(entry(), cell(phase=phase), root, 0)
+        assert [module.training for module in plain] == [phase == "training"] * 2

@@ -8,7 +8,7 @@ from torch import nn
 
 from pytest_torchcompile.backends.toolkit import Toolkit, both, calls, drop, edit, replace, results, toolkit
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.instruments import observe
+from pytest_torchcompile.ledger import observe
 
 
 class Net(nn.Module):

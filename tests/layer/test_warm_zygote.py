@@ -7,7 +7,7 @@ import torch
 from torch._inductor import config
 
 from pytest_torchcompile import observe
-from pytest_torchcompile.instruments import warmup
+from pytest_torchcompile.gauges import first_compile as warmup
 
 
 @pytest.fixture

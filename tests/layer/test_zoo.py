@@ -12,7 +12,7 @@ from torch import nn
 from pytest_torchcompile import zoo
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import Unavailable
-from pytest_torchcompile.instruments import observe
+from pytest_torchcompile.ledger import observe
 
 # Torch's own: when Dynamo is first imported, and Dynamo looking at `.grad` of an input that is no leaf.
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
@@ -253,7 +253,7 @@ def test_triton_op_on_a_cpu(monkeypatch):
         torch.testing.assert_close(output, expected)
         torch.testing.assert_close(torch.autograd.grad(output.pow(2).sum(), [x, *model.parameters()]), wanted)
 
-    from pytest_torchcompile import triton_op
+    from pytest_torchcompile.zoo import triton_op
 
     assert type(triton_op._ON_CPU).__name__ == "InterpretedFunction"
     assert type(triton_op._ON_GPU).__name__ == "JITFunction"
@@ -276,6 +276,6 @@ def test_triton_op_computes_and_differentiates():
         torch.testing.assert_close(output, expected)
         torch.testing.assert_close(torch.autograd.grad(output.pow(2).sum(), [x, *model.parameters()]), wanted)
 
-    from pytest_torchcompile.triton_op import gate
+    from pytest_torchcompile.zoo.triton_op import gate
 
     torch.library.opcheck(gate, (x, x.flip(0).detach().requires_grad_()))

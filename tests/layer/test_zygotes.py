@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchcompile import capped_log, zygotes
-from pytest_torchcompile.ranks import Rank
-from pytest_torchcompile.zygotes import NoRank, Zygote, connect_rank, is_alive
+from pytest_torchcompile.ranks import capped_log, zygotes
+from pytest_torchcompile.ranks.rank import Rank
+from pytest_torchcompile.ranks.zygotes import NoRank, Zygote, connect_rank, is_alive
 
 EMPTY_TORCH = """
 import os, sys, types
@@ -24,7 +24,7 @@ from pathlib import Path
 def environment():
     exec(Path(__file__).with_name("job.py").read_text(), {})
 
-runner = sys.modules["pytest_torchcompile.runner"] = types.ModuleType("pytest_torchcompile.runner")
+runner = sys.modules["pytest_torchcompile.run.runner"] = types.ModuleType("pytest_torchcompile.run.runner")
 runner.environment = environment
 
 class cuda:
@@ -147,7 +147,7 @@ def test_a_run_that_has_ended(run, tmp_path):
 OWNER = """
 import json, sys, time
 sys.path[:] = json.loads(sys.argv[1])
-from pytest_torchcompile.zygotes import Zygote
+from pytest_torchcompile.ranks.zygotes import Zygote
 print(Zygote().folder, flush=True)
 time.sleep(600)
 """
@@ -155,7 +155,7 @@ WORKER = """
 import json, sys
 from pathlib import Path
 sys.path[:] = json.loads(sys.argv[1])
-from pytest_torchcompile.zygotes import connect_rank
+from pytest_torchcompile.ranks.zygotes import connect_rank
 print(connect_rank(Path(sys.argv[2]))[1], flush=True)
 """
 

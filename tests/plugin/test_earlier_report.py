@@ -217,6 +217,57 @@ def test_an_untracked_file_is_a_source_too(repo, capsys):
     assert gate(repo, report(repo), capsys=capsys)[0] == 2
 
 
+@pytest.mark.parametrize("where", ["ignored", "outside", "fixture"])
+def test_sources_that_git_does_not_know(repo, capsys, monkeypatch, where):
+    """Verdicts are kept as those of the same sources only while what the run imported is as it was."""
+    repo.matrix(MATRIX)
+    other = repo.path.parent / f"{repo.path.name}-other"
+    other.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(other))
+    repo.file(".gitignore", "net_size.py\n")
+    size = (other if where == "outside" else repo.path) / "net_size.py"
+    size.write_text("SIZE = 6\n")
+    if where == "fixture":
+        repo.file("test_it.py", "import net_size, torch\n\ndef test_it(recompile_counter):\n"
+                                "    torch.compile(lambda x: x + 1, backend='eager')(torch.ones(net_size.SIZE))\n")
+    else:
+        repo.models("import net_size\n")
+    commit(repo)
+    tests = ["matrix/default.yaml", *(["test_it.py"] if where == "fixture" else [])]
+    assert repo.run(*PLAIN, *tests).ret == 0
+    assert any(name.endswith("net_size.py") for name in repo.block()["run"]["sources"])
+    part = ["matrix/default.yaml", "-m", "compile_cell(hidden=8)"]
+    assert repo.run(*PLAIN, *part).ret == 0
+    assert gate(repo, report(repo), capsys=capsys)[0] == 0
+    size.write_text("SIZE = 3 + 3\n")
+    assert repo.run(*PLAIN, *part).ret == 0
+    code, first = gate(repo, report(repo), capsys=capsys)
+    assert code == 2
+    assert "of an earlier run, which had other sources" in first
+    assert repo.run(*PLAIN, *part).ret == 0
+    assert gate(repo, report(repo), capsys=capsys)[0] == 2
+
+
+@pytest.mark.parametrize("file", ["models.py", "test_more.py", "new.py"])
+def test_sources_that_are_edited_while_the_run_goes_on(green, capsys, file):
+    """The report's commit is that of its beginning. What a run generates is no edit."""
+    green.file("test_more.py", f"def test_it():\n    open({file!r}, 'a').write('# edited')\n")
+    commit(green, "two")
+    result = green.run(*PLAIN, ".")
+    assert result.ret == 0
+    told = "sources were edited while this run went on, so the gate takes no verdict of it: "
+    end = json.loads((green.path / ".compile-matrix/journal.jsonl").read_text().splitlines()[-1])
+    for given in ([report(green)], [str(green.path / ".compile-matrix/journal.jsonl")]):
+        code, first = gate(green, *given, capsys=capsys)
+        if file == "new.py":
+            assert code == 0, first
+        else:
+            assert code == 2
+            assert first == f"UNUSABLE: {given[0]}: sources were edited while its run went on: {file}"
+    assert (told + file in result.stdout.str()) == (file != "new.py")
+    assert end.get("sources_edited", []) == [file] * (file != "new.py")
+
+
 def test_a_part_that_fails_is_told(green, capsys):
     """A worse verdict of a part holds."""
     green.models(BROKEN)

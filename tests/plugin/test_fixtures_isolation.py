@@ -174,8 +174,8 @@ def test_nothing_is_loaded_until_a_test_asks(repo):
     repo.file("test_it.py", "def test_it(): pass\n")
     repo.run("-s", "-p", "no:hypothesispytest", option="").stdout.fnmatch_lines([
         "loaded: [[][]] [[]'pytest_torchcompile.errors', 'pytest_torchcompile.exports', "
-        "'pytest_torchcompile.fixtures', 'pytest_torchcompile.options', "
-        "'pytest_torchcompile.plugin', 'pytest_torchcompile.shipped'[]]",
+        "'pytest_torchcompile.plan', 'pytest_torchcompile.plan.shipped', 'pytest_torchcompile.plugin', "
+        "'pytest_torchcompile.plugin.fixtures', 'pytest_torchcompile.run', 'pytest_torchcompile.run.options'[]]",
     ])
     repo.file("test_it.py", """
     import pytest
@@ -186,7 +186,7 @@ def test_nothing_is_loaded_until_a_test_asks(repo):
     """)
     result = repo.run("-s", "-p", "no:hypothesispytest", option="")
     result.assert_outcomes(skipped=2)
-    result.stdout.fnmatch_lines(["loaded: [[][]] *'pytest_torchcompile.markers'*"])
+    result.stdout.fnmatch_lines(["loaded: [[][]] *'pytest_torchcompile.plan.markers'*"])
 
 
 LOGS = """

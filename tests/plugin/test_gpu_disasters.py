@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pytest_torchcompile.zygote import gpu_device_files
+from pytest_torchcompile.ranks.zygote import gpu_device_files
 
 MODELS = """
 try:
@@ -81,7 +81,7 @@ def _first_gpu():
 
 
 POISONED = """
-from pytest_torchcompile.instruments import gpu
+from pytest_torchcompile.gauges import gpu
 
 def _poison(graph, inputs):
     def run(*args):
@@ -124,7 +124,7 @@ checks: [compiles]
 def test_more_gpus_than_the_machine_has(repo, monkeypatch):
     """A skip with its reason: of two GPUs none is the eighth. Needs no GPU: nobody gets so far as to use one."""
     repo.file("conftest.py", """
-        from pytest_torchcompile import execution
+        from pytest_torchcompile.ranks import execution
         execution.gpu_device_files = lambda: ["/dev/nvidia0", "/dev/nvidia1"]
     """)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchcompile.shipped import shipped_names, shipped_path
+from pytest_torchcompile.plan.shipped import shipped_names, shipped_path
 
 CELL = "tiny_head-eager-default-auto-none-inference"
 
@@ -27,7 +27,7 @@ def test_without_a_matrix_the_shipped_ones_are_named(pytester):
     (line,) = (line for line in result.stderr.lines if line.startswith("ERROR"))
     assert line == (f"ERROR: there is no matrix/default.yaml in {pytester.path}: write one, as README shows at its "
                     "beginning, or name a shipped one, as in --compile-matrix=shipped:smoke "
-                    "(shipped are default, fake, fuzz, gpu, multi_gpu, smoke)")
+                    "(shipped are default, fake, fuzz, gpu, multi_gpu, real, smoke)")
 
 
 def test_a_name_that_is_not_shipped(pytester):
@@ -39,7 +39,7 @@ def test_a_name_that_is_not_shipped(pytester):
 
 def test_every_shipped_matrix_has_its_name():
     """They are the files of the folder `matrix`, or in a wheel their copies."""
-    assert shipped_names() == ("default", "fake", "fuzz", "gpu", "multi_gpu", "smoke")
+    assert shipped_names() == ("default", "fake", "fuzz", "gpu", "multi_gpu", "real", "smoke")
     assert all(shipped_path(f"shipped:{name}").is_file() for name in shipped_names())
 
 
@@ -62,7 +62,7 @@ def test_the_command_that_runs_it_again(repo):
 
         @pytest.hookimpl(tryfirst=True)
         def pytest_collection_finish(session):
-            import pytest_torchcompile.execution as execution
+            import pytest_torchcompile.ranks.execution as execution
 
             def judge(observation, names, limits):
                 return {name: Judgement("fail", (Problem("planted"),)) for name in names}
@@ -139,7 +139,7 @@ def test_last_failed_knows_a_shipped_matrix(repo):
     """`--lf` selects what failed, by the same node id."""
     repo.file("conftest.py", """
         def pytest_collection_finish(session):
-            import pytest_torchcompile.execution as execution
+            import pytest_torchcompile.ranks.execution as execution
             from pytest_torchcompile.observation import Judgement, Problem
 
             def judge(observation, names, limits):

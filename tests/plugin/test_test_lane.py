@@ -170,6 +170,33 @@ def test_beside_a_matrix(repo, capsys):
     assert "1 test: 1 pass; 1 ran compiled code" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_test_that_is_deselected_does_not_vanish(repo, capsys, workers):
+    """It is kept as the run before found it; where no run has it, the gate tells that it was not run."""
+    repo.file("test_one.py", ONE + "\ndef test_other(recompile_counter):\n    pass\n")
+    report = str(repo.path / ".compile-matrix" / "report.json")
+    given = ["test_one.py", "--compile-checks=compiles", "-n", workers]
+    assert repo.run(*given, "--deselect", "test_one.py::test_it").ret == 0
+    assert repo.block()["run"]["tests_deselected"] == ["test_one.py::test_it"]
+    note = "note      1 test that uses our fixtures was deselected and not run: test_one.py::test_it"
+    assert note in told(report, capsys)
+    journal = read_report(repo.path / ".compile-matrix" / "journal.jsonl").block
+    assert journal["run"]["tests_deselected"] == ["test_one.py::test_it"]
+    assert repo.run(*given, "-k", "compiles or test_it").ret == 0
+    block = repo.block()
+    assert {test["id"] for test in block["tests"]} == {"test_one.py::test_it", "test_one.py::test_other"}
+    assert [each["tests"] for each in block["tests_kept"]] == [["test_one.py::test_other"]]
+    assert "tests_deselected" not in block["run"]
+    assert "verdicts of an earlier run" in told(report, capsys)
+
+
+def told(report, capsys):
+    """What the gate says of a report."""
+    capsys.readouterr()
+    main(["gate", report])
+    return capsys.readouterr().out
+
+
 def test_a_process_that_dies_is_a_crash_of_its_test(repo):
     """Under xdist the others go on, and the report tells which test it was."""
     repo.file("test_dies.py", """

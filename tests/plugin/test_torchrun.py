@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from pytest_torchcompile.observation import Job
-from pytest_torchcompile.ranks import Outcome
-from pytest_torchcompile.torchrun import Nodes, Torchrun
+from pytest_torchcompile.rank_outcome import RankOutcome
+from pytest_torchcompile.ranks.torchrun import Nodes, Torchrun
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()) or sys.platform != "linux",
@@ -140,11 +140,11 @@ class Stub:
 
     def finish(self):
         done = {"failure": None, "sections": {}}
-        return Outcome("done", done if self.last == "cell" else None)
+        return RankOutcome("done", done if self.last == "cell" else None)
 
     def run(self, job, timeout):
         self.asked.append(job)
-        return Outcome("done", [job["mine"]] * job["world"])
+        return RankOutcome("done", [job["mine"]] * job["world"])
 
     def close(self):
         pass
@@ -154,7 +154,7 @@ def test_a_cell_that_is_run_again_meets_elsewhere(monkeypatch, tmp_path):
     """The store keeps what was told of the first run (pytest-rerunfailures, pytest-repeat): a rank that crashes in the
     second would be taken for the one that was well.
     """
-    monkeypatch.setattr("pytest_torchcompile.torchrun.Rank", Stub)
+    monkeypatch.setattr("pytest_torchcompile.ranks.torchrun.Rank", Stub)
     monkeypatch.setattr(Stub, "asked", [])
     nodes = Nodes(tmp_path, Torchrun(0, 2, 0, "tcp://here:1/run/0"))
     job = Job(cell={"model": "net"}, entry={}, root="", checks=())

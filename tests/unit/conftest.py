@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_torchcompile.errors import MatrixError
-from pytest_torchcompile.matrix import Matrix, load_matrix
+from pytest_torchcompile.plan.matrix import Matrix, load_matrix
 
 ZOO = """
 def gpt(width=64, depth=2): ...

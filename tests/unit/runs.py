@@ -13,14 +13,14 @@ from typing import Any
 
 from pytest_torchcompile import __version__
 from pytest_torchcompile.cell import AXES, Cell
-from pytest_torchcompile.expansion import PlannedCell
+from pytest_torchcompile.gate.judged import BAD
 from pytest_torchcompile.observation import Failure, Observation
+from pytest_torchcompile.plan.expansion import PlannedCell
 from pytest_torchcompile.report.evidence import head_fingerprint
-from pytest_torchcompile.report.judged import BAD
 from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.report.record import Record
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
-from pytest_torchcompile.verdicts import apply_xfail, judge
+from pytest_torchcompile.run.verdicts import apply_xfail, judge
 from pytest_torchcompile.wrappers.wrapping import processes_of
 
 CHECKS = ["compiles", "graph_breaks", "recompiles"]
@@ -66,6 +66,7 @@ class Run:
         self.environment = dict(ENVIRONMENT)
         self.plugin = plugin
         self.git: dict[str, Any] | None = None
+        self.sources: dict[str, str] = {}
         self.exit_status: int | None = None
         """Of pytest; None: 1 where a cell of the shard fails, else 0."""
         self.checks = list(CHECKS)
@@ -139,6 +140,7 @@ class Run:
             "shard": {"index": index, "of": of},
             "cells": [{"id": name, "axes": self.cells[name].axes, "planned": self._planned(name)} for name in mine],
         })
+        record.sources = self.sources
         record.expected = {name: list(self.checks) for name in mine}
         for name in mine:
             for carried in self._carried(name):

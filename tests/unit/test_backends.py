@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 from pytest_torchcompile import backends
 from pytest_torchcompile.backends import BACKENDS, NOT_ALONE
 from pytest_torchcompile.checks import CHECKS, LIMITS
-from pytest_torchcompile.targets import Targets
+from pytest_torchcompile.plan.targets import Targets
 from pytest_torchcompile.wrappers import WRAPPERS
 
 
@@ -50,4 +50,5 @@ def test_checks():
         "late_recompiles": ("max", None), "uncaptured": ("max", None), "kernels": ("max", None),
         "launches": ("max", None), "speedup": ("min", None), "memory_mib": ("max", None),
         "fuzz_recompiles": ("max", None), "zero_gradients": ("max", None), "rms": ("max", None), "bias": ("max", None),
-        "peak": ("max", None), "strides": ("max", None)}
+        "peak": ("max", None), "strides": ("max", None), "unexplained": ("max", None),
+        "decided": ("min", None)}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcompile.blame import gathered
 from pytest_torchcompile.observation import Failure, Observation
-from pytest_torchcompile.ranks import Outcome
-from pytest_torchcompile.verdicts import judge
+from pytest_torchcompile.rank_outcome import RankOutcome
+from pytest_torchcompile.ranks.blame import gathered
+from pytest_torchcompile.run.verdicts import judge
 
 CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:18842"
 WAITING = 'Current thread 0x1 (most recent call first):\n  File "torch/autograd/graph.py", line 979 in run'
@@ -25,7 +25,7 @@ def done(error="", at=None, kind="", message=""):
     found = {"type": "RuntimeError", "text": error, "phase": "forward", "traceback": ""} if error else None
     seen = Observation("cell", {"compiles": compiles(found)}, failure=Failure(kind, message) if kind else None,
                        failed_at=at)
-    return Outcome("done", seen.to_dict(), seconds=1.0)
+    return RankOutcome("done", seen.to_dict(), seconds=1.0)
 
 
 def told(*outcomes):
@@ -58,8 +58,8 @@ def test_the_same_problem_of_all_ranks_is_told_once():
 
 
 @pytest.mark.parametrize("other", [
-    done(CLOSED, at=4.0), Outcome("aborted", message="was ended after rank 1 had failed"),
-    Outcome("crash", message="segmentation fault (SIGSEGV)", at=5.5),
+    done(CLOSED, at=4.0), RankOutcome("aborted", message="was ended after rank 1 had failed"),
+    RankOutcome("crash", message="segmentation fault (SIGSEGV)", at=5.5),
 ])
 def test_who_is_taken_along_is_no_finding(other):
     """Whatever comes of the peer of a rank that raised first, the rank that raised is told."""
@@ -71,7 +71,7 @@ def test_who_is_taken_along_is_no_finding(other):
 
 def test_a_crash_before_an_error_is_to_blame():
     """The error of the peer is what the network says of it."""
-    seen, verdict, _ = told(Outcome("crash", message="killed", at=3.0), done(CLOSED, at=2.0))
+    seen, verdict, _ = told(RankOutcome("crash", message="killed", at=3.0), done(CLOSED, at=2.0))
     assert (verdict, seen.failure.message) == ("crash", "rank 0: killed")
     assert seen.ranks[0]["failure"]["kind"] == "aborted"
     assert CLOSED in seen.failure.evidence
@@ -79,7 +79,7 @@ def test_a_crash_before_an_error_is_to_blame():
 
 def test_of_two_that_fail_by_themselves_the_first_is_to_blame():
     """A crash before an error is told, and an error before a crash."""
-    first, then = Outcome("crash", message="killed", at=4.0), Outcome("crash", message="killed", at=6.0)
+    first, then = RankOutcome("crash", message="killed", at=4.0), RankOutcome("crash", message="killed", at=6.0)
     assert told(done("broken", at=5.0), first)[:2][1] == "crash"
     assert told(done("broken", at=5.0), then)[2] == [
         "rank 0: the compiled run raised RuntimeError in forward; eager did not: broken"]
@@ -87,7 +87,7 @@ def test_of_two_that_fail_by_themselves_the_first_is_to_blame():
 
 def test_of_ranks_that_hang_the_one_outside_of_a_collective_is_told():
     """Both have no result; both stacks are kept."""
-    late = [Outcome("timeout", message="no result after 5 s", evidence=stack) for stack in (WAITING, ASLEEP)]
+    late = [RankOutcome("timeout", message="no result after 5 s", evidence=stack) for stack in (WAITING, ASLEEP)]
     seen, verdict, _ = told(*late)
     assert (verdict, seen.failure.message) == ("timeout", "rank 1: no result after 5 s")
     assert ASLEEP in seen.failure.evidence
@@ -106,7 +106,7 @@ def test_a_skip_of_one_rank_hides_no_failure():
     assert told(done("broken", at=5.0), skip)[1] == "fail"
     assert told(skip, done("broken", at=5.0))[1] == "fail"
     assert told(done(kind="user", message="eager fails", at=5.0), skip)[1] == "error"
-    assert told(skip, Outcome("aborted", message="was ended after rank 0 had failed"))[1] == "skip"
+    assert told(skip, RankOutcome("aborted", message="was ended after rank 0 had failed"))[1] == "skip"
     assert told(skip, done(CLOSED, at=7.0))[1] == "skip"
 
 
@@ -116,10 +116,10 @@ def test_a_skip_that_comes_first_hides_no_failure_either():
     assert told(skip, done("broken", at=5.0))[1] == "fail"
     seen, verdict, _ = told(skip, done(kind="user", message="eager fails", at=5.0))
     assert (verdict, seen.failure.message) == ("error", "rank 1: eager fails")
-    assert told(skip, Outcome("timeout", message="no result after 5 s", evidence=ASLEEP))[1] == "skip"
+    assert told(skip, RankOutcome("timeout", message="no result after 5 s", evidence=ASLEEP))[1] == "skip"
 
 
 def test_ranks_ended_with_nobody_to_blame_are_no_pass():
     """An observation whose every rank was taken along proves nothing."""
-    seen = gathered("cell", [Outcome("aborted", message="x"), Outcome("aborted", message="y")])
+    seen = gathered("cell", [RankOutcome("aborted", message="x"), RankOutcome("aborted", message="y")])
     assert judge(seen, ["compiles"], {})["compiles"].verdict == "error"

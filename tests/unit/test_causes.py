@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from pytest_torchcompile.instruments.causes import CAUSES, TABLE, classify
-from pytest_torchcompile.instruments.reasons import read
+from pytest_torchcompile.ledger.guard_causes import CAUSES, TABLE, classify
+from pytest_torchcompile.ledger.reasons import read
 
 CPU = "DispatchKeySet(CPU, BackendSelect, ADInplaceOrView, AutogradCPU)"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcompile.counters import GraphBreaks, RecompileCounter, judge
-from pytest_torchcompile.instruments.ledger import Ledger
-from pytest_torchcompile.instruments.records import Compile, EagerFrame, Graph, GraphBreak
-from pytest_torchcompile.markers import Limits
+from pytest_torchcompile.ledger.ledger import Ledger
+from pytest_torchcompile.ledger.records import Compile, EagerFrame, Graph, GraphBreak
+from pytest_torchcompile.plan.markers import Limits
+from pytest_torchcompile.run.counters import GraphBreaks, RecompileCounter, judge
 
 
 def ran(**lists):

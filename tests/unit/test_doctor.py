@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-import pytest_torchcompile
-from pytest_torchcompile import doctor, wrappers
+from pytest_torchcompile import run, wrappers
 from pytest_torchcompile.errors import Unavailable
-from pytest_torchcompile.matrix import load_matrix
+from pytest_torchcompile.plan.matrix import load_matrix
+from pytest_torchcompile.ranks import doctor
 
 ABOUT = {"torch": "2.13.0", "triton": None, "python": "3.11", "cores": 2, "cpu": "x86_64 AVX2", "compiler": "g++ 13",
          "cuda": None, "driver": None, "devices": ["cpu"]}
@@ -36,8 +36,8 @@ def test_gpus(monkeypatch, about, files, last):
 def machine_of(monkeypatch, refuse=lambda *given: None):
     """Stands in for what needs torch: every model can be made, and ``refuse`` says what ranks lack."""
     built = SimpleNamespace(settings=lambda *given: {}, build=lambda *given: None)
-    for package, name, module in ((pytest_torchcompile, "subject", built),
-                                  (wrappers, "group", SimpleNamespace(refuse=refuse)),
+    for package, name, module in ((run, "subject", built),
+                                  (wrappers, "process_group", SimpleNamespace(refuse=refuse)),
                                   (wrappers, "protocol", SimpleNamespace(load=lambda *given: None))):
         monkeypatch.setitem(sys.modules, f"{package.__name__}.{name}", module)
         monkeypatch.setattr(package, name, module, raising=False)

@@ -35,6 +35,9 @@ def folder(tmp_path):
     (["--json-report", "tests"], [".report.json"]),
     (["tests", "--compile-matrices"], []),
     (["--compile-matrix", "--co"], []),
+    (["--compile-matrix", "-k", "--co", "--bogus"], ["report.json", "journal.jsonl"]),
+    (["--compile-matrix", "--", "--co"], ["report.json", "journal.jsonl"]),
+    (["--compile-matrix", "-k", "x", "--co"], []),
     (["--compile-matrix", "--help"], []),
 ], ids=" ".join)
 def test_which_files(folder, monkeypatch, arguments, names):

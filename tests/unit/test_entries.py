@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcompile.instruments.entries import commonest, differing, nearest
-from pytest_torchcompile.instruments.reasons import Reason, read
+from pytest_torchcompile.ledger.entries import commonest, differing, nearest
+from pytest_torchcompile.ledger.reasons import Reason, read
 
 GRAD = '___check_global_state() against {"grad_mode":true,"num_threads":1}'
 NO_GRAD = '___check_global_state() against {"grad_mode":false,"num_threads":1}'
@@ -43,6 +43,14 @@ def test_the_nearest_entry_tells():
     assert nearest([grad, size], [GRAD, *x(3)], entries) is size
     assert nearest([grad, size], [NO_GRAD, *x(4)], entries) is grad
     assert nearest([grad, size], [], {}) is grad  # nothing is known of the entries
+
+
+def test_a_bare_guard_on_the_global_state_is_a_difference_too():
+    """Torch 2.8 to 2.10 write that guard without the state, the same for each entry."""
+    grad = read("0/1: GLOBAL_STATE changed: grad_mode")
+    size = read("0/0: tensor 'x' size mismatch at index 0. expected 3")
+    bare = "___check_global_state()"
+    assert nearest([grad, size], [bare, *x(4)], {"0/1": [bare, *x(3)], "0/0": [bare, *x(3)]}) is size
 
 
 def test_an_entry_of_another_backend_is_no_reason():

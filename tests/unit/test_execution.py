@@ -9,16 +9,18 @@ from typing import ClassVar
 
 import pytest
 
-from pytest_torchcompile import execution, group
-from pytest_torchcompile.blame import gathered
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import TorchcompileError
-from pytest_torchcompile.execution import Execution, gpus_of
-from pytest_torchcompile.leases import Leases
 from pytest_torchcompile.observation import Job, Observation
-from pytest_torchcompile.ranks import NoRank, Outcome
-from pytest_torchcompile.settings import Settings
-from pytest_torchcompile.verdicts import judge
+from pytest_torchcompile.rank_outcome import RankOutcome
+from pytest_torchcompile.ranks import execution
+from pytest_torchcompile.ranks import rank_group as group
+from pytest_torchcompile.ranks.blame import gathered
+from pytest_torchcompile.ranks.execution import Execution, gpus_of
+from pytest_torchcompile.ranks.leases import Leases
+from pytest_torchcompile.ranks.rank import NoRank
+from pytest_torchcompile.run.settings import Settings
+from pytest_torchcompile.run.verdicts import judge
 
 SETTINGS = Settings.read(lambda option: option.default if option.metavar else False)
 
@@ -38,7 +40,7 @@ class FakeRank:
         return ready
 
     def finish(self):
-        return Outcome("done", Observation("c").to_dict())
+        return RankOutcome("done", Observation("c").to_dict())
 
     def close(self):
         self.log.append("close")
@@ -96,7 +98,7 @@ def test_a_timed_cell_has_its_gpu_alone(on, tmp_path, monkeypatch):
                 seen.append("shared")
         except TorchcompileError:
             seen.append("alone")
-        return Outcome("done", Observation("c").to_dict())
+        return RankOutcome("done", Observation("c").to_dict())
 
     monkeypatch.setattr(FakeRank, "finish", finish)
     cells = on(1, workers_per_gpu=3)

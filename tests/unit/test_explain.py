@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from pytest_torchcompile.instruments import explain
-from pytest_torchcompile.instruments.advice import advice
-from pytest_torchcompile.instruments.causes import CAUSES
-from pytest_torchcompile.instruments.records import Compile, EagerFrame, GraphBreak
+from pytest_torchcompile.ledger import explain
+from pytest_torchcompile.ledger.advice import advice
+from pytest_torchcompile.ledger.guard_causes import CAUSES
+from pytest_torchcompile.ledger.records import Compile, EagerFrame, GraphBreak
 
 
 def recompile(cause, what="", expected="", actual="", reason="guard", **more):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile.checks import load
+from pytest_torchcompile.oracle.compiler_stages import explained, stages_before
 from pytest_torchcompile.oracle.findings import Finding, findings, headline
 from pytest_torchcompile.oracle.leaf import Leaf
-from pytest_torchcompile.oracle.stages import explained, stages_before
 
 WRONG = Leaf("output", "value", 8, dtype="float32", rms=50.0, bias=1.0, peak=60.0, index=(0,), eager=1.0, compiled=2.0,
              expected=1.0, against="float64", wrong=0.5)

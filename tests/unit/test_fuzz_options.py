@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.fuzz.options import FuzzOptions
+from pytest_torchcompile.fuzz.fuzz_options import FuzzOptions
 
 
 def test_as_typed(tmp_path):

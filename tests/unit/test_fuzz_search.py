@@ -11,12 +11,12 @@ from hypothesis.database import InMemoryExampleDatabase
 
 from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.fuzz.calls import call, code, from_plain, plain
 from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
+from pytest_torchcompile.fuzz.drawn_call import call, code, from_plain, plain
 from pytest_torchcompile.fuzz.search import Budget, Examined, Finding, search
-from pytest_torchcompile.fuzz.shapes import compile_shapes, dim
 from pytest_torchcompile.fuzz.shrinking import minimal
 from pytest_torchcompile.fuzz.sizes import ordered, telling
+from pytest_torchcompile.plugin.compile_shapes import compile_shapes, dim
 
 B = {"B": Dim(min=1, max=64)}
 HOLDS = Examined(None, 1, 1)

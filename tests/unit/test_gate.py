@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 from unit.runs import Run, stated
 
 from pytest_torchcompile.errors import ReportError
-from pytest_torchcompile.report.announcement import announcement, sentence
+from pytest_torchcompile.gate.announcement import announcement, sentence
+from pytest_torchcompile.gate.gate import gate
+from pytest_torchcompile.gate.policyfile import parse_policy
 from pytest_torchcompile.report.evidence import evidence
-from pytest_torchcompile.report.gate import gate
 from pytest_torchcompile.report.reading import read_report
 
 STORED = Path(__file__).parent / "reports"
@@ -88,6 +90,21 @@ def test_expected_failures_pass_until_they_do_not_fail(run):
     assert "passed, although m.yaml:9 expects it to fail" in "\n".join(announcement(outcome(run)))
     run.breaks(run.ids[0])
     assert outcome(run).code == 0
+
+
+def test_a_cell_that_is_expected_to_fail_does_not_count_as_one_that_holds(run):
+    """A run in which nothing else ran proves nothing, and such cells are not among those that a policy wants."""
+    for name in run.ids:
+        run.plan(name, "xfail", rule="m.yaml:9")
+        run.breaks(name)
+    assert outcome(run).code == 3
+    assert sentence(outcome(run)) == ("NOTHING TO JUDGE: not one cell holds: all that ran is expected to fail, by the "
+                                      "matrix or the policy")
+    run.planned[run.ids[0]] = {}
+    run.observations[run.ids[0]] = Run().observations[run.ids[0]]
+    assert outcome(run).code == 0
+    wanted = gate(run.reports(), parse_policy(b"version: 1\nran_at_least: 2\n", "release.yaml"), today=TODAY)
+    assert [finding.text for finding in wanted.findings] == ["1 cell ran compiled code, at least 2 wanted"]
 
 
 def test_an_expected_failure_whose_day_is_over_fails(run):
@@ -295,6 +312,22 @@ def test_an_exit_status_that_no_cell_explains_is_not_green(run):
     run.exit_status = 1
     assert outcome(run).code == 2
     assert "pytest ended with 1, though no cell or test failed" in sentence(outcome(run))
+
+
+def test_another_test_that_failed_is_told_in_one_sentence(run, tmp_path):
+    """The gate is for torch.compile; a policy may make it one for all of that pytest run."""
+    run.exit_status = 1
+    tests = [{"nodeid": "tests/test_it.py::test_it", "outcome": "failed"}]
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({"tests": tests, "compile_matrix": run.blocks()[0]}))
+    text = f"{path}: 1 other test of that pytest run failed, which the gate does not judge: tests/test_it.py::test_it"
+    found = gate([read_report(path)], today=TODAY)
+    assert (found.code, [finding.text for finding in found.findings]) == (0, [text])
+    for word, code in (("note", 0), ("fail", 1)):
+        policy = parse_policy(f"version: 1\nother_tests: {word}\n".encode(), "release.yaml")
+        found = gate([read_report(path)], policy, today=TODAY)
+        assert (found.code, [finding.text for finding in found.findings]) == (code, [text])
+    assert (found.findings[0].file, found.findings[0].line) == ("release.yaml", 2)
 
 
 @pytest.mark.parametrize("status", [2, 3, 4, 5, 137, None])

@@ -7,10 +7,10 @@ import datetime
 import pytest
 from unit.runs import Run, compiled
 
-from pytest_torchcompile.report.announcement import announcement, sentence
-from pytest_torchcompile.report.comparison import comparison
-from pytest_torchcompile.report.gate import gate
-from pytest_torchcompile.report.policyfile import parse_policy
+from pytest_torchcompile.gate.announcement import announcement, sentence
+from pytest_torchcompile.gate.baseline_summary import comparison
+from pytest_torchcompile.gate.gate import gate
+from pytest_torchcompile.gate.policyfile import parse_policy
 
 TODAY = datetime.date(2026, 11, 21)
 LOOSE = "version: 1\nlimits: [{graph_breaks: 9, recompiles: 9}]\n"
@@ -63,6 +63,16 @@ def test_new_graph_breaks_are_told_by_line(now, before):
     found = outcome(now, before)
     assert found.code == 1
     assert "new graph break at models.py:30 in 2 cells: Tensor.item()" in sentence(found)
+
+
+def test_an_environment_in_another_folder_has_no_new_graph_breaks(now, before):
+    """Files of installed packages are compared by their paths inside of site-packages."""
+    for run, folder in ((before, "/old/lib/python3.11/site-packages"), (now, "/new/lib/python3.12/site-packages")):
+        run.section(run.ids[0], "graph_breaks")["graph_breaks"] = [
+            {"reason": "print", "file": f"{folder}/library/model.py", "line": 7, "owner": "third_party"}]
+    assert outcome(now, before).code == 0
+    now.section(now.ids[0], "graph_breaks")["graph_breaks"][0]["file"] = "/new/site-packages/other/model.py"
+    assert "new graph break at other/model.py:7" in sentence(outcome(now, before))
 
 
 def test_a_graph_break_that_moved_is_not_new(now, before):

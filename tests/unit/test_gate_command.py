@@ -13,10 +13,11 @@ import pytest
 from unit.runs import Run, stated
 
 from pytest_torchcompile.cli import main
-from pytest_torchcompile.report import gatecommand, github
-from pytest_torchcompile.report.gate import gate
-from pytest_torchcompile.report.junit import junit
-from pytest_torchcompile.report.markdown import LONGEST, markdown
+from pytest_torchcompile.gate import command as gatecommand
+from pytest_torchcompile.gate import github
+from pytest_torchcompile.gate.gate import gate
+from pytest_torchcompile.gate.junit import junit
+from pytest_torchcompile.gate.markdown import LONGEST, markdown
 
 STORED = Path(__file__).parent / "reports"
 HOSTILE = "<script>alert(1)</script> | `x` [a](b) \x00\x1b[31m \ud800 %0A\n::error::é😀"
@@ -39,6 +40,22 @@ def hostile(run):
     return gate(run.reports())
 
 
+def test_without_arguments_it_judges_the_report_of_the_last_run_here(tmp_path, monkeypatch, capsys):
+    """Or its journal; or it says in one sentence what to type."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["gate"]) == 4
+    assert capsys.readouterr().err == (
+        "there is no .compile-matrix/report.json here: run `pytest --compile-matrix` first, or name a report, as in "
+        "`pytest-torchcompile gate report.json`\n")
+    folder = tmp_path / ".compile-matrix"
+    folder.mkdir()
+    (folder / "journal.jsonl").write_text("")
+    assert main(["gate"]) == 2
+    assert ".compile-matrix/journal.jsonl" in capsys.readouterr().out
+    Run().write(folder)
+    assert main(["gate"]) == 0
+
+
 def test_exit_codes(run, tmp_path, capsys):
     """0 pass, 1 fail, 2 unusable, 3 nothing to judge, 4 usage."""
     good = run.write(tmp_path)
@@ -56,7 +73,6 @@ def test_exit_codes(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("arguments", "text"), [
-    ([], "the following arguments are required: REPORT"),
     (["r.json", "--policy", "none.yaml"], "none.yaml:1:1: no such file"),
     (["r.json", "--update-policy"], "--update-policy: there is no policy to update; give one by --policy"),
     (["r.json", "--polcy", "p"], "unrecognized arguments"),

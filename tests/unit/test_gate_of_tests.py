@@ -10,17 +10,17 @@ import pytest
 from unit.runs import Run, stated
 
 from pytest_torchcompile.errors import MatrixError
-from pytest_torchcompile.instruments.ledger import Ledger
-from pytest_torchcompile.instruments.records import Compile, EagerFrame, Graph, GraphBreak
+from pytest_torchcompile.gate.announcement import announcement, facts, sentence
+from pytest_torchcompile.gate.baseline_summary import comparison
+from pytest_torchcompile.gate.gate import gate
+from pytest_torchcompile.gate.junit import junit
+from pytest_torchcompile.gate.markdown import markdown
+from pytest_torchcompile.gate.policyfile import parse_policy
+from pytest_torchcompile.ledger.ledger import Ledger
+from pytest_torchcompile.ledger.records import Compile, EagerFrame, Graph, GraphBreak
 from pytest_torchcompile.observation import Problem
-from pytest_torchcompile.report.announcement import announcement, facts, sentence
-from pytest_torchcompile.report.comparison import comparison
-from pytest_torchcompile.report.gate import gate
-from pytest_torchcompile.report.html.document import page
-from pytest_torchcompile.report.html.svg import svg
-from pytest_torchcompile.report.junit import junit
-from pytest_torchcompile.report.markdown import markdown
-from pytest_torchcompile.report.policyfile import parse_policy
+from pytest_torchcompile.page.document import page
+from pytest_torchcompile.page.svg import svg
 from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.report.record import Record, head_without_matrix
 from pytest_torchcompile.report.schema import block_schema
@@ -334,9 +334,9 @@ def test_the_page():
 
 def test_a_journal_that_learns_of_tests_late(tmp_path):
     """Under xdist a worker tells of a test when it begins it, after others are done: the journal says the same."""
-    from pytest_torchcompile.matrix import load_matrix
+    from pytest_torchcompile.plan.matrix import load_matrix
     from pytest_torchcompile.report.journal import Journal
-    from pytest_torchcompile.settings import Settings
+    from pytest_torchcompile.run.settings import Settings
 
     (tmp_path / "late_models.py").write_text("def net(): pass\ndef batch(B): pass\n")
     (tmp_path / "m.yaml").write_text("version: 1\naxes: {backend: [eager]}\nmodels:\n"
@@ -346,7 +346,7 @@ def test_a_journal_that_learns_of_tests_late(tmp_path):
     journal.begin()
     for test in (recorded("t.py::a"), recorded("t.py::b")):
         journal.expect_tests([test.id])
-        journal.add_test(test.to_dict(), {})
+        journal.add_test(test.to_dict(), {}, {})
     journal.expect_tests(["t.py::b", "t.py::c"])
     journal.finish(0)
     block = read_report(tmp_path / "journal.jsonl").block

@@ -11,9 +11,9 @@ from unit.runs import Run, stated
 
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.errors import MatrixError, ReportError, UsageError
-from pytest_torchcompile.report.gate import gate
-from pytest_torchcompile.report.origin import Asked, commit_named
-from pytest_torchcompile.report.policyfile import parse_policy
+from pytest_torchcompile.gate.gate import gate
+from pytest_torchcompile.gate.origin import Asked, commit_named
+from pytest_torchcompile.gate.policyfile import parse_policy
 from pytest_torchcompile.report.provenance import head_commit, provenance
 from pytest_torchcompile.report.seal import sealed
 
@@ -140,13 +140,14 @@ def test_mistakes(text, message):
 
 
 @pytest.mark.parametrize("kept", [{"git": CLEAN}, {"git": CLEAN, "environment": {"torch": "2.0"}}, {"git": None},
-                                  {"git": CLEAN | {"untracked_sha256": "a" * 64}}], ids=str)
+                                  {"git": CLEAN | {"untracked_sha256": "a" * 64}}, {"git": CLEAN, "sources": "edited"},
+                                  {"git": CLEAN, "sources": "unknown"}], ids=str)
 def test_kept_verdicts(kept):
     """Those of the same sources count; others only where that is wanted, and never those of another environment."""
     (report,) = reports(CLEAN)
     cell = report.cells[0]
     cell["kept"] = [{"checks": list(cell["checks"]), "started": "2026-11-20T10:00:00+00:00",
-                     "finished": "2026-11-20T10:20:00+00:00", **kept}]
+                     "finished": "2026-11-20T10:20:00+00:00", "sources": "same", **kept}]
     if "environment" in kept:
         with pytest.raises(Exception, match="mixed environments: "):
             gate([stated(report)])

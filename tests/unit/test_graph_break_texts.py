@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcompile.instruments.graph_breaks import disabled_function, headlines, is_limit, parse, same_place
+from pytest_torchcompile.ledger.break_text import disabled_function, headlines, is_limit, parse, same_place
 
 TEXT = '''Graph break in user code at /src/net.py:24
 Graph Break Reason: Encountered graph break when attempting to trace CALL: a function call, e.g. f(x, y):

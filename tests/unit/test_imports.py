@@ -1,4 +1,4 @@
-"""The import rules: modules import downwards, start-up is light, torch and pytest stay where they belong."""
+"""The import rules: rooms import downwards, start-up is light, torch and pytest stay where they belong."""
 
 from __future__ import annotations
 
@@ -15,20 +15,29 @@ import pytest_torchcompile
 PACKAGE = Path(pytest_torchcompile.__file__).parent
 MODULES = {p.relative_to(PACKAGE).with_suffix("").as_posix().replace("/__init__", ""): p
            for p in sorted(PACKAGE.rglob("*.py"))}
-USES_PYTEST = {"plugin", "fixtures", "fixture_model", "collection", "rank_supply", "startup", "testlane"}
-NEEDS_TORCH = {
-    "batch", "environment", "runner", "store", "subject", "zoo", "triton_op",
-    "instruments", "oracle", "wrappers", "layer", "gates", "faults", "backends/toolkit", "fuzz/attempts",
+ROOMS = (
+    "ground", "ledger", "gauges", "state", "backends", "zoo", "oracle", "layer", "wrappers", "fuzz", "checks", "plan",
+    "run", "ranks", "gates", "faults", "report", "gate", "page", "playbook", "plugin", "cli",
+)
+"""From the bottom to the top: a room imports from those before it, and from itself."""
+USES_PYTEST = {
+    "plugin", "plugin/collection", "plugin/fixture_model", "plugin/fixtures", "plugin/rank_supply", "plugin/scheduling",
+    "plugin/startup", "plugin/test_lane",
 }
-"""Modules and folders that may import torch at their top."""
+NEEDS_TORCH = {
+    "batch", "zoo", "ledger", "gauges", "state", "oracle", "layer", "wrappers", "gates", "faults", "backends/toolkit",
+    "fuzz/sequence_run", "run/environment", "run/runner", "run/subject",
+}
+"""Modules and rooms that may import torch at their top."""
 TORCH_FREE_IN_THEM = {
-    "wrappers", "gates", "oracle", "oracle/findings", "oracle/leaf", "oracle/limits", "oracle/notes", "oracle/stages",
-    "instruments", "instruments/records", "instruments/causes", "instruments/ledger", "instruments/graph_breaks",
-    "instruments/advice", "instruments/reasons", "instruments/explain", "instruments/sites",
-    "layer", "layer/config", "layer/environment", "wrappers/wrapping",
+    "wrappers", "wrappers/wrapping", "gates", "layer", "layer/config", "layer/environment_variables",
+    "oracle", "oracle/compiler_stages", "oracle/findings", "oracle/leaf", "oracle/limits", "oracle/notes",
+    "oracle/proof",
+    "ledger", "ledger/advice", "ledger/break_text", "ledger/explain", "ledger/guard_causes", "ledger/ledger",
+    "ledger/reasons", "ledger/records", "ledger/sites",
 }
 HEAVY = {"torch", "triton", "hypothesis", "pydantic", "numpy", "xdist"}
-AT_START = {"__init__", "exports", "plugin", "fixtures", "options", "errors"}
+AT_START = {"__init__", "errors", "exports", "plugin", "plugin/fixtures", "run", "run/options"}
 """What a run that does not use us loads; of these nothing may be heavy, nor yaml."""
 
 
@@ -59,11 +68,89 @@ def _may_have_torch(module: str) -> bool:
     return (module in NEEDS_TORCH or folder in NEEDS_TORCH) and module not in TORCH_FREE_IN_THEM
 
 
+def room_of(module: str) -> str:
+    """The room of a module; what lies in the package's own folder is the ground, but for the command line on top."""
+    if module in {"cli", "__main__"}:
+        return "cli"
+    folder = module.partition("/")[0]
+    return folder if folder in ROOMS else "ground"
+
+
+def edges(modules: dict[str, Path]) -> Iterator[tuple[str, str]]:
+    """Each import of one of our modules by another, also inside of functions and for types."""
+    for module, path in modules.items():
+        for name in imports(path, whole=True):
+            target = name.removeprefix("pytest_torchcompile").removeprefix(".").replace(".", "/")
+            if name.startswith("pytest_torchcompile.") and target in modules and target != module:
+                yield module, target
+
+
+def upward(modules: dict[str, Path]) -> list[str]:
+    """Imports that go from a room to one above it."""
+    found = {(room_of(module), room_of(target), module, target) for module, target in edges(modules)}
+    return sorted(f"{module} -> {target}" for above, below, module, target in found
+                  if ROOMS.index(below) > ROOMS.index(above))
+
+
+@pytest.mark.parametrize(("planted", "expected"), [
+    (None, []),
+    ("from pytest_torchcompile.checks.compiles import CHECK", ["oracle/planted -> checks/compiles"]),
+    ("def later():\n    import pytest_torchcompile.plugin.fixtures", ["oracle/planted -> plugin/fixtures"]),
+    ("if TYPE_CHECKING:\n    from pytest_torchcompile.layer import wrap",
+     ["oracle/planted -> layer", "oracle/planted -> layer/wrap"]),
+], ids=["ours", "planted", "planted in a function", "planted for types"])
+def test_rooms_import_downwards(planted, expected, tmp_path):
+    """No room imports from one above it; ``__init__`` of the package itself hands out everybody's public names."""
+    modules = {module: path for module, path in MODULES.items() if module != "__init__"}
+    if planted:
+        (tmp_path / "planted.py").write_text(planted)
+        modules["oracle/planted"] = tmp_path / "planted.py"
+    assert upward(modules) == expected
+
+
+def circles(modules: dict[str, Path]) -> list[set[str]]:
+    """Modules that import each other, over however many others."""
+    imported: dict[str, set[str]] = {module: set() for module in modules}
+    for module, target in edges(modules):
+        if modules[target].name != "__init__.py":  # a room's own file says what the room is for
+            imported[module].add(target)
+    found: list[set[str]] = []
+    for module in modules:
+        if not any(module in circle for circle in found):
+            circle = {other for other in reached(imported, module) if module in reached(imported, other)}
+            if circle:
+                found.append(circle)
+    return found
+
+
+def reached(imported: dict[str, set[str]], start: str) -> set[str]:
+    """Everything that importing a module may load."""
+    seen: set[str] = set()
+    waiting = [*imported[start]]
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            waiting += imported[module]
+    return seen
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["ours", "planted"])
+def test_no_circles(planted, tmp_path):
+    """No module imports itself over others, also not inside of functions or for types."""
+    modules = {module: path for module, path in MODULES.items() if module != "__init__"}
+    if planted:
+        (tmp_path / "this.py").write_text("def later():\n    from pytest_torchcompile.oracle.that import name")
+        (tmp_path / "that.py").write_text("from pytest_torchcompile.oracle.this import other")
+        modules |= {"oracle/this": tmp_path / "this.py", "oracle/that": tmp_path / "that.py"}
+    assert circles(modules) == ([{"oracle/this", "oracle/that"}] if planted else [])
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_heavy_imports(module):
     """Only the middle of the road imports torch at the top of a file; nothing at start-up imports anything heavy."""
     top = {name.partition(".")[0] for name in imports(MODULES[module], whole=False)}
-    if module == "scheduling":
+    if module == "plugin/scheduling":
         top.discard("xdist")  # loaded only by pytest-xdist's own hook
     assert not top & HEAVY or _may_have_torch(module), f"{module} imports {top & HEAVY} at its top"
     if module in AT_START:
@@ -72,9 +159,9 @@ def test_heavy_imports(module):
 
 @pytest.mark.parametrize("module", MODULES)
 def test_pytest_imports(module):
-    """Only the plugin's three files import pytest."""
+    """Only files of the plugin import pytest."""
     found = {name.partition(".")[0] for name in imports(MODULES[module], whole=True)}
-    assert not found & {"pytest", "_pytest"} or module in USES_PYTEST or module == "scheduling"
+    assert not found & {"pytest", "_pytest"} or module in USES_PYTEST
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from pytest_torchcompile.checks import load
-from pytest_torchcompile.instruments.kernels import kernels, read
-from pytest_torchcompile.instruments.records import Text
+from pytest_torchcompile.gauges.generated_kernels import kernels, read
+from pytest_torchcompile.ledger.records import Text
 
 CPP = '''# AOT ID: ['0_forward']
 import torch

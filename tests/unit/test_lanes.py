@@ -10,9 +10,9 @@ import yaml
 from unit.runs import Run
 
 from pytest_torchcompile.checks import CHECKS
-from pytest_torchcompile.report.announcement import facts, sentence
-from pytest_torchcompile.report.gate import gate
-from pytest_torchcompile.report.policy import PassRate, Policy
+from pytest_torchcompile.gate.announcement import facts, sentence
+from pytest_torchcompile.gate.gate import gate
+from pytest_torchcompile.gate.policy import PassRate, Policy
 from pytest_torchcompile.wrappers.wrapping import LANES, Wrapping, lane_of, wrapper_of
 
 TODAY = datetime.date(2026, 11, 21)

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchcompile import leases
 from pytest_torchcompile.errors import TorchcompileError
-from pytest_torchcompile.leases import Leases, visible_gpus
-from pytest_torchcompile.private_folder import PrivateFolder
+from pytest_torchcompile.ranks import leases
+from pytest_torchcompile.ranks.leases import Leases, visible_gpus
+from pytest_torchcompile.ranks.private_folder import PrivateFolder
 
 WORKER = """
 import json, os, random, sys, time
 from pathlib import Path
-from pytest_torchcompile.leases import Leases
+from pytest_torchcompile.ranks.leases import Leases
 folder, name, sharing, turns = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 draw = random.Random(int(name))
 leases = Leases(folder, tuple("0123"), sharing)

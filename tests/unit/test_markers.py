@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.markers import Combination, Limits, bucket_sizes, combinations, limits
+from pytest_torchcompile.plan.markers import Combination, Limits, bucket_sizes, combinations, limits
 
 
 class Unhashable:

@@ -15,10 +15,10 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from pytest_torchcompile.cell import AXES, DEFAULTS
-from pytest_torchcompile.checks import CHECKS
+from pytest_torchcompile.checks import CHECKS, default_limits
 from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import MatrixError
-from pytest_torchcompile.matrix import MARKS, ModelEntry, default_path, find_root, load_matrix
+from pytest_torchcompile.plan.matrix import MARKS, ModelEntry, find_root, load_matrix
 
 HEAD = "version: 1\nmodels: {gpt: {factory: zoo:anything, inputs: zoo:batch}}\n"
 
@@ -130,14 +130,14 @@ def test_backends_and_wrappers_of_others(project):
 
 def test_installed_backend(project, monkeypatch):
     """An entry point of torch's group is a backend."""
-    monkeypatch.setattr("pytest_torchcompile.axes.installed", lambda: frozenset({"hidet"}))
+    monkeypatch.setattr("pytest_torchcompile.plan.axes.installed", lambda: frozenset({"hidet"}))
     (planned,) = project.load(f"{HEAD}axes: {{backend: [hidet]}}").cells
     assert planned.cell.backend == "hidet"
 
 
 def test_ids_that_coincide_across_axes(project, monkeypatch):
     """Names that look alike once they are joined are refused, as nobody could name one of the cells."""
-    monkeypatch.setattr("pytest_torchcompile.axes.installed", lambda: frozenset({"x-y", "y"}))
+    monkeypatch.setattr("pytest_torchcompile.plan.axes.installed", lambda: frozenset({"x-y", "y"}))
     entry = "{factory: zoo:anything, inputs: zoo:batch}"
     text = f"version: 1\nmodels: {{a: {entry}, a-x: {entry}}}\naxes: {{backend: [x-y, y]}}"
     assert project.mistakes(text) == [
@@ -152,6 +152,10 @@ def test_expired_xfail(project):
         project.load(text, today=datetime.date(2026, 5, 1))
     matrix = project.load(text, today=datetime.date(2026, 5, 2))
     assert [each.outcome for each in matrix.cells] == ["skip"]
+    assert matrix.cells[0].expired is None
+    text = HEAD + "rules:\n- {xfail: {mode: default}, reason: known, until: 2026-05-01}\n"
+    (planned,) = project.load(text, today=datetime.date(2026, 5, 2)).cells
+    assert (planned.outcome, planned.expired.where) == ("run", "m.yaml:4")
     assert matrix.notes == (
         "m.yaml:4: this xfail expired on 2026-05-01, its cells are expected to pass: known",)
 
@@ -333,20 +337,6 @@ def test_find_root(tmp_path):
     assert find_root(nested) == find_root(plain) == tmp_path / "project"
 
 
-def test_default_path(tmp_path, monkeypatch):
-    """The working directory's own matrix, else the one that is shipped."""
-    monkeypatch.chdir(tmp_path)
-    package = tmp_path / "lib" / "package"
-    monkeypatch.setattr("pytest_torchcompile.shipped.__file__", str(package / "shipped.py"))
-    shipped = package / "matrices" / "default.yaml"
-    shipped.parent.mkdir(parents=True)
-    shipped.touch()
-    assert default_path() == shipped
-    (tmp_path / "matrix").mkdir()
-    (tmp_path / "matrix" / "default.yaml").touch()
-    assert str(default_path()) == "matrix/default.yaml"
-
-
 def test_root_is_found(project):
     """Without `root` the factories are looked up from the project's folder."""
     project.file.write_text(HEAD)
@@ -359,7 +349,7 @@ def test_no_torch(project):
     project.file.write_text(DESIGN)
     code = ("import sys\n"
             "for name in ('torch', 'hypothesis', 'pydantic', 'numpy', 'pytest'): sys.modules[name] = None\n"
-            "from pytest_torchcompile.matrix import load_matrix\n"
+            "from pytest_torchcompile.plan.matrix import load_matrix\n"
             f"print(len(load_matrix({str(project.file)!r}, {str(project.root)!r}).cells))")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "60\n"
@@ -406,3 +396,90 @@ rules:
     when: {backend: aot_eager}
 """)
     assert matrix.cells[0].checks == ("fuzz",)
+
+
+def test_a_wrapper_has_its_own_default_coverage(project):
+    """It is the nature of some to leave layers to eager; a rule of the matrix sets it all the same."""
+    assert default_limits(["compiles"], "regional") == {"coverage": 0}
+    assert default_limits(["compiles"], "fsdp2@inner_blocks*4") == {"coverage": 0}
+    assert default_limits(["compiles"], "mine:wrap") == default_limits(["compiles"]) == {"coverage": 1.0}
+    assert default_limits(["recompiles"], "regional") == {}
+    matrix = project.load(DESIGN.replace("wrapper: [", "wrapper: [regional, "), today=datetime.date(2027, 3, 1))
+    found = {planned.limits["coverage"] for planned in matrix.cells if planned.cell.wrapper == "regional"}
+    assert found == {0}
+OF_MODELS = """
+version: 1
+models:
+  small:
+    factory: {call: "zoo:anything", name: small, width: 8}
+    inputs: {call: "zoo:anything", kind: text}
+  large:
+    factory: zoo:anything
+    inputs: zoo:batch
+    axes: {backend: [aot_eager, eager], depth: [1, 2], phase: [inference]}
+    mode_of_modules: keep
+axes:
+  backend: [inductor, aot_eager]
+"""
+
+
+def ids(matrix):
+    return [planned.cell.id for planned in matrix.cells]
+
+
+def test_a_model_has_axes_of_its_own(project):
+    """They replace the matrix's; an axis of the user's that only one model has is no axis of the others."""
+    matrix = project.load(OF_MODELS)
+    assert ids(matrix) == [
+        "small-inductor-default-auto-none", "small-aot_eager-default-auto-none",
+        "large-aot_eager-default-auto-none-inference-depth=1", "large-aot_eager-default-auto-none-inference-depth=2",
+        "large-eager-default-auto-none-inference-depth=1", "large-eager-default-auto-none-inference-depth=2"]
+    assert matrix.cells[0].cell.user == ()
+
+
+def test_rules_name_the_values_of_any_model(project):
+    """An axis that a model lacks matches no value of a rule, and every `not`."""
+    rules = "rules: [{exclude: {depth: 2}, reason: x}, {exclude: {backend: eager}, reason: x}]"
+    matrix = project.load(OF_MODELS + rules)
+    assert ids(matrix)[2:] == ["large-aot_eager-default-auto-none-inference-depth=1"]
+    matrix = project.load(OF_MODELS + "rules: [{exclude: {not: {depth: [1, 2]}}, reason: x}]")
+    assert {planned.cell.model for planned in matrix.cells} == {"large"}
+
+
+@pytest.mark.parametrize(("strategy", "cells"), [("pairwise", 6), ("{sample: {n: 3}}", 3)])
+def test_strategies_choose_among_cells_of_different_axes(project, strategy, cells):
+    """The rows that a covering array is made from have a number for an axis that a model lacks."""
+    assert len(project.load(f"{OF_MODELS}strategy: {strategy}").cells) == cells
+
+
+def test_not_takes_cells_out_of_a_condition(project):
+    """A cell that has all that stands under `not` does not match; one that has a part of it does."""
+    axes = "axes: {backend: [eager, aot_eager], phase: [training, inference]}\n"
+    rule = "rules: [{exclude: {model: gpt, not: {backend: eager, phase: [training]}}, reason: x}]"
+    assert ids(project.load(project.head + axes + rule)) == ["gpt-eager-default-auto-none"]
+
+
+def test_arguments_are_data_of_the_model(project):
+    """As texts, numbers, true, false or null; also after a way through JSON."""
+    entry = project.load(OF_MODELS).models["small"]
+    assert entry.factory == "zoo:anything"
+    assert entry.arguments_of("factory") == {"name": "small", "width": 8}
+    assert entry.arguments_of("inputs") == {"kind": "text"}
+    assert (entry.mode_of_modules, project.load(OF_MODELS).models["large"].mode_of_modules) == ("phase", "keep")
+    assert ModelEntry.from_dict(json.loads(json.dumps(entry.to_dict()))) == entry
+
+
+@pytest.mark.parametrize(("installed", "outcome", "limit", "also"), [
+    ("2.13.0+cpu", "xfail", 3, ("fuzz",)), ("2.14.0.dev20260901", "xfail", 3, ("fuzz",)), ("2.11.0", "run", 0, ()),
+    (None, "xfail", 3, ("fuzz",)),
+])
+def test_a_rule_for_some_versions_of_torch(project, monkeypatch, installed, outcome, limit, also):
+    """With any other it is as if it were not there; where torch is not installed nobody knows, and it holds."""
+    monkeypatch.setattr("pytest_torchcompile.plan.matrix.torch_version", lambda: installed)
+    project.file.write_text(HEAD + """rules:
+- {xfail: {mode: default}, reason: known, torch: ">=2.12"}
+- {limits: {graph_breaks: 3}, torch: ">2.11.0"}
+- {also: fuzz, when: {mode: default}, torch: "!=2.11.*"}
+""")
+    (planned,) = load_matrix(str(project.file)).cells
+    assert (planned.outcome, planned.limits["graph_breaks"], planned.also) == (outcome, limit, also)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pytest_torchcompile import yamlnodes
 from pytest_torchcompile.errors import MatrixError
-from pytest_torchcompile.matrix import load_matrix
+from pytest_torchcompile.plan import nodes as yamlnodes
+from pytest_torchcompile.plan.matrix import load_matrix
 
 HEAD = "version: 1\nmodels: {gpt: {factory: zoo:gpt, inputs: zoo:batch}}\n"
 

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 
 from pytest_torchcompile.errors import MatrixError
-from pytest_torchcompile.matrix_schema import matrix_schema
+from pytest_torchcompile.plan.matrix_schema import matrix_schema
 from tests.unit.test_matrix import DESIGN, files
 from tests.unit.test_matrix_messages import CASES
 
@@ -31,6 +31,8 @@ ONLY_THE_READER = {
     "check not in matrix", "limit of no check",
     "also a check that every cell has", "also a check without anything to judge",
     "rule for nothing", "rule in the shadow", "zero cells",
+    "factory: unknown argument", "factory: argument name", "inputs: argument a dim", "axis an argument too",
+    "axes of a model: misspelt axis", "axes of a model: axis no factory takes", "rule of not for nothing",
     "model: dim name", "model: unknown dim", "model: cycle of dims", "model: no size",
 }
 NO_PLAIN_DATA = {"merge key", "complex key", "python object", "own tag", "alias to itself"}
@@ -78,6 +80,22 @@ def test_accepts_a_check_of_some_cells(project):
     text = f"{project.head}fuzz_seconds: 2.5\nrules: [{{also: [fuzz, randomness], when: {{model: gpt}}}}]"
     assert errors(yaml.load(text, _Plain)) == []
     assert project.load(text).fuzz_seconds == 2.5
+
+
+def test_accepts_what_a_model_says_of_itself(project):
+    """Arguments, axes and the mode of its modules; and a rule with `not`."""
+    text = """
+version: 1
+models:
+  gpt:
+    factory: {call: "zoo:gpt", width: 8}
+    inputs: {call: "zoo:anything", kind: text, padded: true}
+    axes: {backend: [eager], depth: [1, 2]}
+    mode_of_modules: keep
+rules: [{limits: {graph_breaks: 1}, when: {model: gpt, not: {depth: 1}}}]
+"""
+    assert errors(yaml.load(text, _Plain)) == []
+    assert len(project.load(text).cells) == 2
 
 
 def test_accepts_shipped_matrices(request):

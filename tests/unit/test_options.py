@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.options import OPTIONS
-from pytest_torchcompile.settings import Settings
+from pytest_torchcompile.run.options import OPTIONS
+from pytest_torchcompile.run.settings import Settings
 
 
 def read(**given):

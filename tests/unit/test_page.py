@@ -13,7 +13,7 @@ import pytest
 from sample_report import AXES, SMALL, cell, report, sample_report, written
 
 from pytest_torchcompile.cli import main
-from pytest_torchcompile.report.html.theme import VERDICT_STYLES
+from pytest_torchcompile.page.theme import VERDICT_STYLES
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ from sample_report import SMALL, cell, check, problem, sample_report
 
 from pytest_torchcompile.checks import compiles
 from pytest_torchcompile.observation import VERDICTS
+from pytest_torchcompile.page import theme
+from pytest_torchcompile.page.article import article
+from pytest_torchcompile.page.grid import WIDTH, arrange, split
+from pytest_torchcompile.page.markup import Html, data, join, tag, text
+from pytest_torchcompile.page.measures import measured
+from pytest_torchcompile.page.ordering import influence, order
+from pytest_torchcompile.page.pieces import link, place
 from pytest_torchcompile.report.causes import causes
 from pytest_torchcompile.report.facts import Facts
-from pytest_torchcompile.report.html import theme
-from pytest_torchcompile.report.html.article import article
-from pytest_torchcompile.report.html.grid import WIDTH, arrange, split
-from pytest_torchcompile.report.html.markup import Html, data, join, tag, text
-from pytest_torchcompile.report.html.measures import measured
-from pytest_torchcompile.report.html.ordering import influence, order
-from pytest_torchcompile.report.html.pieces import link, place
 from pytest_torchcompile.report.seconds import seconds
 
 # markup

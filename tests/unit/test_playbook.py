@@ -11,8 +11,8 @@ import pytest
 from sample_report import SMALL, cell, check, compiled, problem, recompiled, report, sample_report, written
 
 from pytest_torchcompile.cli import main
-from pytest_torchcompile.report.playbook.gotchas import KNOBS
-from pytest_torchcompile.report.playbook.prose import evidence, prose
+from pytest_torchcompile.playbook.gotchas import KNOBS
+from pytest_torchcompile.playbook.prose import evidence, prose
 
 REAL = {"model": ["scorer"], "backend": ["inductor"], "mode": ["default", "max-autotune"],
         "dynamic": ["auto", "static"]}  # fmt: skip
@@ -93,6 +93,15 @@ def test_stages_of_the_compiler_are_no_setting(told):
     """That aot_eager holds is told, but nobody is advised to use it."""
     text = told(sample_report({"model": ["scorer"], "backend": ["aot_eager", "eager"]}))["What to use"]
     assert "| `scorer` | not told | only stages of the compiler were tried; `aot_eager`, `eager` hold" in text
+
+
+def test_where_only_stages_ran_nothing_is_said_of_a_choice(told):
+    """No rule of choosing, nothing of speed, no warm-up: there is no setting that any of it is about."""
+    parts = told(sample_report({"model": ["scorer"], "backend": ["aot_eager"]}))
+    assert "only stages of the compiler were tried; `aot_eager` holds (" in parts["What to use"]
+    assert "Of the settings in which" not in parts["What to use"]
+    assert "Speed was not measured" not in parts["What to use"]
+    assert parts["Warm-up"].strip().startswith("Only stages of the compiler were tried")
 
 
 def test_the_fake_lane_is_no_setting(told):

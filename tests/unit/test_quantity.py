@@ -29,6 +29,7 @@ def test_numbered(ranks, text):
 def test_reports_count_cells_in_words():
     """In what the run, the gate and `cells` tell, no number stands beside a plural by itself."""
     folder = Path(pytest_torchcompile.__file__).parent
-    told = [*(folder / "report").rglob("*.py"), folder / "cli.py", folder / "selection.py"]
+    rooms = [path for room in ("report", "gate", "page", "playbook") for path in (folder / room).rglob("*.py")]
+    told = [*rooms, folder / "cli.py", folder / "plan" / "selection.py"]
     loose = re.compile(r"\{len\([^{}]*\)\} (cells|ranks)\b|\} (cell|rank|verdict|sequence)\(s\)")
     assert [f"{path.name}: {found[0]}" for path in told for found in loose.finditer(path.read_text("utf-8"))] == []

@@ -8,10 +8,10 @@ import pytest
 from unit.runs import Run
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.report.announcement import announcement
-from pytest_torchcompile.report.gate import gate
-from pytest_torchcompile.report.policyfile import read_policy
-from pytest_torchcompile.report.ratchet import update
+from pytest_torchcompile.gate.announcement import announcement
+from pytest_torchcompile.gate.gate import gate
+from pytest_torchcompile.gate.policyfile import read_policy
+from pytest_torchcompile.gate.ratchet import update
 
 TODAY = datetime.date(2026, 11, 21)
 POLICY = """\

@@ -9,7 +9,7 @@ import pytest
 import pytest_torchcompile
 from pytest_torchcompile.backends import BACKENDS
 from pytest_torchcompile.checks import CHECKS, LIMITS
-from pytest_torchcompile.options import OPTIONS
+from pytest_torchcompile.run.options import OPTIONS
 from pytest_torchcompile.wrappers import WRAPPERS
 
 README = Path(__file__).parents[2] / "README.md"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcompile.instruments.reasons import read, readable, split
+from pytest_torchcompile.ledger.reasons import read, readable, split
 
 
 @pytest.mark.parametrize(("payload", "texts"), [

@@ -13,9 +13,9 @@ import pytest
 from unit.runs import Run
 
 from pytest_torchcompile.errors import ReportError
+from pytest_torchcompile.gate.gate import gate
 from pytest_torchcompile.report import reading
 from pytest_torchcompile.report.evidence import evidence, fingerprint
-from pytest_torchcompile.report.gate import gate
 from pytest_torchcompile.report.provenance import CI_VARIABLES, provenance
 from pytest_torchcompile.report.reading import read_report
 from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, report_schema

@@ -8,8 +8,8 @@ import pytest
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.dims import Dim
-from pytest_torchcompile.models import ModelEntry
 from pytest_torchcompile.observation import Judgement, Observation
+from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.report.reproduction import file_name, reproducible, reproduction
 
 MODELS = """
@@ -23,9 +23,10 @@ def other(B): ...
 def written(tmp_path):
     (tmp_path / "models.py").write_text(MODELS)
 
-    def write(inputs="models:batch", failed=None, **axes):
+    def write(inputs="models:batch", failed=None, said=None, **axes):
         cell = Cell(model="net", user=(("hidden", 8),), **axes)
-        entry = ModelEntry("net", "models:net", inputs, "models:Losses.mse", {"B": Dim(buckets=(4, 8))}, "m.yaml:4:3")
+        entry = ModelEntry("net", "models:net", inputs, "models:Losses.mse", {"B": Dim(buckets=(4, 8))}, "m.yaml:4:3",
+                           **said or {})
         file = tmp_path / ".compile-matrix" / "repro" / file_name(cell)
         text = reproduction(cell, entry, tmp_path, file, failed or {"equivalence": "output: wrong"}, {"steps": 4})
         ast.parse(text)
@@ -84,3 +85,12 @@ RAN = {"graphs": [{"runs": 1}], "error": None}
 def test_what_compare_would_find_too(check, verdict, compiles, expected):
     """Not a graph break, a recompile, or too little coverage."""
     assert reproducible(check, Judgement(verdict), Observation("c", {"compiles": compiles})) is expected
+
+
+def test_what_the_matrix_says_of_the_model(written):
+    """Arguments are in the calls; modules that keep their modes are left alone."""
+    text = written("models:other", said={"arguments": {"factory": {"name": "bert"}, "inputs": {"kind": 1}},
+                                         "mode_of_modules": "keep"})
+    assert "models.net(hidden=8, device='cpu', name='bert').to(DEVICE, DTYPE)\n" in text
+    assert "    {'kind': 1, 'B': 4},\n" in text
+    assert ".train()" not in text

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.expansion import PlannedCell
-from pytest_torchcompile.scheduling import CellScheduling, families, units
+from pytest_torchcompile.plan.expansion import PlannedCell
+from pytest_torchcompile.plugin.scheduling import CellScheduling, families, units
 
 ITEMS = [f"matrix/m.yaml::{cell}::{check}" for cell in ("short", "long", "new") for check in ("a", "b")]
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.selection import idle_cells, refuse_idle, refuse_unknown
+from pytest_torchcompile.plan.selection import idle_cells, refuse_idle, refuse_unknown
 
 CELLS = [{"model": "net", "backend": "eager", "hidden": 8, "bias": True}, {"model": "net", "backend": "inductor"}]
 

@@ -12,18 +12,18 @@ from unit.runs import Run
 
 from pytest_torchcompile.checks import CHECKS, COMPARING
 from pytest_torchcompile.checks.severity import Effect, Severity
-from pytest_torchcompile.report import github
-from pytest_torchcompile.report.announcement import SHOWN, announcement, sentence
+from pytest_torchcompile.gate import github
+from pytest_torchcompile.gate.announcement import SHOWN, announcement, sentence
+from pytest_torchcompile.gate.gate import gate
+from pytest_torchcompile.gate.junit import junit
+from pytest_torchcompile.gate.markdown import markdown
+from pytest_torchcompile.page.document import page
+from pytest_torchcompile.playbook.chapters import playbook
 from pytest_torchcompile.report.causes import causes
-from pytest_torchcompile.report.effects import check_effect, effect_of, follows
+from pytest_torchcompile.report.effects import check_effect, effect_of, follows, told_by
 from pytest_torchcompile.report.facts import Facts, Problem, Verdict
-from pytest_torchcompile.report.gate import gate
 from pytest_torchcompile.report.headline import WORDS, headline, shortened
-from pytest_torchcompile.report.html.document import page
-from pytest_torchcompile.report.junit import junit
-from pytest_torchcompile.report.markdown import markdown
 from pytest_torchcompile.report.merging import merge
-from pytest_torchcompile.report.playbook.document import playbook
 
 TODAY = datetime.date(2026, 11, 21)
 HEADLINE = "1 model computes wrong numbers (liar, new); 9 models have graph breaks"
@@ -125,7 +125,7 @@ def test_the_page(outcome):
     assert listed.index("equivalence: output: error") < listed.index("graph_breaks: graph break")
     article = text[text.index('<article id="cell:broken0-inductor-default-auto-none"'):]
     article = article[:article.index("</article>")]
-    follows_from = article.index('<p class="quiet">follows from graph_breaks: only 80%')
+    follows_from = article.index('<p class="quiet">follows from graph_breaks: only 0.8')
     assert article.index("graph break (1 place(s)") < follows_from
 
 
@@ -206,7 +206,7 @@ def test_what_has_no_place_is_told_with_what_has_one_and_does_the_same():
         (["recompiles", "smoketest"], ["a1"]), (["recompiles", "smoketest"], ["a2"]), (["smoketest"], ["a3"])]
 
 
-UNCOVERED = "only 80% of the model's operator calls ran inside compiled graphs at call 1, 100% wanted"
+UNCOVERED = "only 0.8 of the model's operator calls ran inside compiled graphs at call 1, 1 wanted"
 
 
 @pytest.mark.parametrize(("check", "message", "others", "root"), [
@@ -227,6 +227,13 @@ def test_what_follows_from_another_check(check, message, others, root):
     verdict = Verdict(check, "fail", [Problem(message)])
     cell = [verdict, *(Verdict(name, "fail", [Problem(text)]) for name, text in others.items())]
     assert follows(verdict, verdict.problems[0], cell) == root
+
+
+def test_a_crash_follows_from_no_graph_break():
+    """Each check has it, since the cell has no result; the first one tells it."""
+    cell = [Verdict(name, "crash", [Problem("killed by SIGSEGV")]) for name in ("graph_breaks", "compiles")]
+    assert [follows(verdict, verdict.problems[0], cell) for verdict in cell] == ["", ""]
+    assert [told_by(verdict, verdict.problems[0], cell) for verdict in cell] == ["", "graph_breaks"]
 
 
 def test_a_cause_that_is_allowed_leaves_its_consequence_alone():

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pytest_torchcompile.cell import DYNAMIC, MODES, Cell
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.expansion import PlannedCell
-from pytest_torchcompile.shards import cost, parse, shard
+from pytest_torchcompile.plan.expansion import PlannedCell
+from pytest_torchcompile.plan.shards import cost, parse, shard
 
 CELLS = [
     PlannedCell(Cell(model=model, backend=backend, mode=mode, dynamic=dynamic, phase=phase), outcome)

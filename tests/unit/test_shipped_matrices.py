@@ -10,7 +10,7 @@ from pytest_torchcompile.cell import DYNAMIC, MODES
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.dims import bindings
 from pytest_torchcompile.fuzz.sizes import varying
-from pytest_torchcompile.matrix import load_matrix
+from pytest_torchcompile.plan.matrix import load_matrix
 from pytest_torchcompile.wrappers.wrapping import Wrapping, lane_of
 
 FOLDER = Path(__file__).parents[2] / "matrix"

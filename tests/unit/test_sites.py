@@ -7,7 +7,8 @@ import sysconfig
 
 import pytest
 
-from pytest_torchcompile.instruments.sites import is_torch, owner, readable
+import pytest_torchcompile
+from pytest_torchcompile.ledger.sites import is_torch, owner, readable
 
 STDLIB = sysconfig.get_path("stdlib")
 
@@ -26,6 +27,12 @@ STDLIB = sysconfig.get_path("stdlib")
 def test_owner(path, whose):
     """Torch, installed, Python's, and all the rest, which is the user's."""
     assert owner(path, "/root/project") == whose
+
+
+@pytest.mark.parametrize("file", ["run/runner.py", "ranks/serving.py", "ranks/zygote.py", "oracle/calls.py"])
+def test_frames_that_run_a_cell_are_nobodys_callers(file):
+    """A break was said to be called by them."""
+    assert owner(os.path.join(os.path.dirname(pytest_torchcompile.__file__), file), "/root/project") == "ours"
 
 
 def test_the_project_may_lie_below_pythons_own_folder():

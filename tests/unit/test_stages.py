@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcompile.instruments.records import Compile, Text
-from pytest_torchcompile.instruments.stages import caches, seconds, seconds_in, stages
+from pytest_torchcompile.ledger.records import Compile, Text
+from pytest_torchcompile.ledger.stages import caches, seconds, seconds_in, stages
 
 
 def compile_of(**more):

@@ -7,9 +7,10 @@ import json
 
 import pytest
 from unit.runs import Run
+from unit.test_gate_of_tests import recorded
 
+from pytest_torchcompile.gate.gate import gate
 from pytest_torchcompile.report.evidence import evidence, head_fingerprint
-from pytest_torchcompile.report.gate import gate
 from pytest_torchcompile.report.keeping import ReportKeeper
 from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.report.record import gates
@@ -61,11 +62,21 @@ def test_a_cell_is_replaced_and_the_others_are_kept(run):
     assert ["kept" in cell for cell in block["cells"]] == [False, True, True, True]
     kept = block["cells"][1]["kept"]
     assert kept == [{"checks": sorted(run.checks), "started": "2026-11-21T10:00:00+00:00",
-                     "finished": "2026-11-21T10:20:00+00:00", "git": CLEAN}]
+                     "finished": "2026-11-21T10:20:00+00:00", "git": CLEAN, "sources": "same"}]
     again, outcome = merged(block, part(run, others[0]))
     assert outcome.code == 0
     assert again["cells"][2]["kept"] == kept
     assert again["cells"][0]["kept"][0]["finished"] == "2026-11-22T10:01:00+00:00"
+
+
+def test_chunks_of_a_matrix_make_one_report(run):
+    """Runs of some models each (`-m "compile_cell(model='bert')"`): the gate passes once the last has come."""
+    first, second = run.ids[:2], run.ids[2:]
+    begun = part(run, *first)
+    assert gate([Report("report.json", begun)]).code == 2
+    block, outcome = merged(begun, part(run, *second))
+    assert outcome.code == 0
+    assert [cell["status"] for cell in block["cells"]] == ["pass"] * len(run.ids)
 
 
 def test_one_check_of_a_cell(run):
@@ -160,6 +171,42 @@ def test_tests_that_a_part_did_not_run_are_kept(run, tmp_path):
     assert read_report(keeper.report).sealed
     assert keeper.said == ".compile-matrix/report.json has 1 cell of this run, and verdicts of an earlier run in 3 " \
                           "cells; the record of this run alone is .compile-matrix/part/report.json"
+
+
+@pytest.mark.parametrize("of", ["all cells", "one cell"])
+def test_tests_that_were_deselected(run, of):
+    """They are kept with their age, or told as not run; what a whole run did not find may be there no more."""
+    kept = whole(run)
+    kept["tests"] = [recorded(f"t.py::{name}").to_dict() for name in "abc"]
+    kept["tests_planned"] = [test["id"] for test in kept["tests"]]
+    new = part(run, *(run.ids if of == "all cells" else run.ids[:1]))
+    new["tests"], new["tests_planned"] = [kept["tests"][0]], ["t.py::a"]
+    new["run"]["tests_deselected"] = ["t.py::b", "t.py::new"]
+    assert not is_whole(new)
+    block, outcome = merged(kept, new)
+    names = ["t.py::b"] if of == "all cells" else ["t.py::b", "t.py::c"]
+    assert block["tests_planned"] == [*names, "t.py::a"]
+    (before,) = block["tests_kept"]
+    assert (before["tests"], before["finished"]) == (names, "2026-11-21T10:20:00+00:00")
+    assert outcome.code == 0
+    told = [finding.text for finding in outcome.findings]
+    assert "1 test that uses our fixtures was deselected and not run: t.py::new" in told
+    assert any("verdicts of an earlier run of the same sources" in text for text in told)
+
+
+def test_a_whole_run_of_another_matrix_with_deselected_tests_replaces_the_report(run, tmp_path):
+    """Such a selection may stand in the ini file, and every run has it."""
+    keeper = ReportKeeper(tmp_path, tmp_path / ".compile-matrix/report.json", tmp_path / "journal.jsonl")
+    keeper.save({"compile_matrix": whole(run)})
+    for sha in ("1" * 64, "2" * 64):
+        new = whole(run)
+        new["matrix"]["sha256"] = sha
+        new["run"]["tests_deselected"] = ["t.py::a"]
+        new["head_sha256"] = head_fingerprint(new)
+        keeper.save({"compile_matrix": new})
+        assert read_report(keeper.report).block["matrix"]["sha256"] == sha
+    before = read_report(tmp_path / ".compile-matrix/previous/report.json").block
+    assert before["matrix"]["sha256"] == "1" * 64
 
 
 @pytest.mark.parametrize("edit", ["seal", "head"])

@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from pytest_torchcompile.targets import Targets
+from pytest_torchcompile.plan.targets import Targets
 
 MODULE = '''
 import os.path, json as j

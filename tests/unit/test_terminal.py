@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchcompile.matrix import load_matrix
+from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.observation import Failure, Judgement, Observation, Problem
+from pytest_torchcompile.plan.matrix import load_matrix
 from pytest_torchcompile.report.causes import Fresh
 from pytest_torchcompile.report.journal import Journal
+from pytest_torchcompile.report.metrics import METRICS
 from pytest_torchcompile.report.terminal import failure_text, header, summary
-from pytest_torchcompile.settings import Settings
+from pytest_torchcompile.run.settings import Settings
 
 MATRIX = """
 version: 1
@@ -81,13 +83,13 @@ def test_failure_text():
 
 
 def test_a_crash_is_shown_once():
-    """Later checks of a cell that crashed follow from the first."""
+    """Later checks of a cell that crashed name the first, from which a crash does not follow."""
     judged = Judgement("crash", (Problem("aborted (SIGABRT)", "a long stack"),))
     told = {"compiles": judged, "gradients": judged}
     assert failure_text("compiles", told, "pytest x") == (
         "compiles: aborted (SIGABRT)\n    a long stack\n  again  pytest x")
     assert failure_text("gradients", told, "pytest x") == (
-        "gradients: follows from compiles: aborted (SIGABRT)\n  again  pytest x")
+        "gradients: the cell has no result, as compiles tells: aborted (SIGABRT)\n  again  pytest x")
 
 
 def test_a_mistake_of_the_cell_is_told_in_full_once():
@@ -96,9 +98,30 @@ def test_a_mistake_of_the_cell_is_told_in_full_once():
     told = {"compiles": judged, "gradients": judged}
     first, later = (failure_text(check, told, "pytest x") for check in told)
     assert judged.problems[0].message in first
-    assert later.startswith("gradients: follows from compiles: tp_plan['up'] is 'colwise', and so on and so on")
+    assert later.startswith("gradients: the cell has no result, as compiles tells: tp_plan['up'] is 'colwise', and so")
     assert later.endswith(" ...\n  again  pytest x")
     assert len(later) < 180
+
+
+def test_the_columns_of_a_check_that_was_asked_for(journal, matrix):
+    """The terminal knows them from the check's record; a section that was ended early has none."""
+    measured = [{"speedup": 1.25, "memory_mib": 3.0}, {"speedup": 0.5}, {}]
+    for planned, numbers in zip(matrix.cells, measured, strict=False):
+        carried = verdict(planned.cell.id)
+        carried["observation"]["sections"] |= {"benchmark": numbers, "kernels": {"raised": "ValueError"}}
+        journal.add(carried)
+    lines = [text for text, _ in summary(journal)]
+    assert f"speedup: 0.5 to 1.25 in 2 cells, the worst in {matrix.cells[1].cell.id}" in lines
+    assert f"memory_mib: 3 to 3 MiB in 1 cell, the worst in {matrix.cells[0].cell.id}" in lines
+    assert not [line for line in lines if line.startswith(("kernels", "graphs"))]
+
+
+def test_every_number_that_is_shown_is_a_column_of_a_check():
+    """So a newcomer's column is known to terminal, page, policy and baseline alike."""
+    columns = {column.name: column for check in CHECKS.values() for column in check.columns}
+    assert list(METRICS) == list(columns)
+    metric, column = METRICS["speedup"], columns["speedup"]
+    assert (metric.kind, metric.whole, metric.help) == (column.kind, column.whole, column.help)
 
 
 def test_summary(journal, matrix):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_torchcompile.instruments.values import actual, shown
+from pytest_torchcompile.ledger.guard_values import actual, shown
 
 Point = namedtuple("Point", "a b")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 from types import SimpleNamespace
 
 import pytest
 
 from pytest_torchcompile.checks import CHECKS, load
 from pytest_torchcompile.observation import Failure, Judgement, Observation, Problem, worst
-from pytest_torchcompile.verdicts import apply_xfail, judge
+from pytest_torchcompile.run.verdicts import apply_xfail, judge
 
 
 def section(**changes):
@@ -27,7 +28,7 @@ ERROR = {"type": "InductorError", "text": "no", "phase": "forward", "traceback":
     ({"graphs": [{"runs": 0}]}, "graphs were compiled, but none was ever executed"),
     ({"eager_frames": [FRAME]}, "1 frame(s) silently ran eagerly: limit"),
     ({"coverage": [{"call": "call 2 (B=1)", "share": 0.5, "total": 4, "outside": 2, "sites": ["m.py:3"]}]},
-     "only 50% of the model's operator calls ran inside compiled graphs at call 2 (B=1), 100% wanted "
+     "only 0.5 of the model's operator calls ran inside compiled graphs at call 2 (B=1), 1 wanted "
      "(2 of 4 ran eagerly)"),
     ({"lost": ["a record of a kind that is unknown"]}, "can't vouch for this cell"),
     ({"all_zero": [True], "eager_all_zero": [True]}, "their equality proves nothing"),
@@ -50,6 +51,50 @@ def test_a_lower_coverage_can_be_allowed():
     low = section(coverage=[{"call": "call 1", "share": 0.5, "total": 4, "outside": 2, "sites": []}])
     assert not list(load("compiles").judge(low, {"coverage": 0.5}))
     assert list(load("compiles").judge(low, {"coverage": 0.51}))
+
+
+def low(share=0.76839, **changes):
+    """A section in which some operators ran eagerly."""
+    return section(coverage=[{"call": "call 1", "share": share, "total": 4, "outside": 2, "sites": []}], **changes)
+
+
+def test_the_coverage_to_paste_is_one_that_passes():
+    """As a number, rounded down, as a rule of the matrix has it."""
+    (problem,) = load("compiles").judge(low(), {"coverage": 1.0})
+    assert problem.message.startswith("only 0.7683 of the model's")
+    assert problem.hint.endswith("if it is meant, allow it by the rule `- limits: {coverage: 0.7683}`")
+    assert not list(load("compiles").judge(low(), {"coverage": 0.7683}))
+
+
+@pytest.mark.parametrize(("changes", "why"), [
+    ({"breaks": 1}, "graph_breaks lists where"),
+    ({"wrapper": "fsdp2*fake8"}, "no graph broke: the wrapper fsdp2*fake8 runs operators of its own"),
+    ({"wrapper": "none"}, "no graph broke: torch does not compile the functions that ran"),
+])  # fmt: skip
+def test_why_operators_ran_eagerly(changes, why):
+    """The check graph_breaks is named only where it lists something."""
+    (problem,) = load("compiles").judge(low(**changes), {})
+    assert problem.hint.startswith(why)
+
+
+def test_classes_of_torchs_own_are_not_compiled_in_place():
+    """That is what the hint is about, where it is so."""
+    frame = FRAME | {"kind": "skipped", "reason": "torch does not compile modules of its own in place"}
+    (problem,) = load("compiles").judge(section(graphs=[], eager_frames=[frame]), {})
+    assert problem.hint.endswith("give the blocks a class of your own, whose forward calls the one of torch's class")
+    (problem,) = load("compiles").judge(section(graphs=[]), {})
+    assert "a stance or TORCHDYNAMO_DISABLE=1" in problem.hint
+
+
+def test_an_allowed_break_explains_what_ran_between_graphs():
+    """Without a lower coverage; a break too many, or frames that were given up as a whole, are not explained."""
+    judge = load("compiles").judge
+    assert not list(judge(low(breaks=1), {"coverage": 1.0, "graph_breaks": 1}))
+    assert list(judge(low(breaks=2), {"coverage": 1.0, "graph_breaks": 1}))
+    assert list(judge(low(breaks=0), {"coverage": 1.0, "graph_breaks": 1}))
+    assert list(judge(low(breaks=1, eager_frames=[FRAME | {"kind": "graph_break"}]),
+                      {"coverage": 1.0, "graph_breaks": 1}))
+    assert list(judge(low(breaks=1), {"coverage": 0.9, "graph_breaks": 1})), "a share that is asked for is asked for"
 
 
 def test_silent_frames_are_a_problem_for_each_place():
@@ -188,7 +233,8 @@ def test_failures(kind, verdict):
 
 
 def planned(checks=()):
-    return SimpleNamespace(outcome="xfail", checks=checks, reason="known", issue="a/b#1", rule="m.yaml:3")
+    return SimpleNamespace(outcome="xfail", checks=checks, reason="known", issue="a/b#1", rule="m.yaml:3",
+                           expired=None)
 
 
 def judged(**verdicts):
@@ -207,6 +253,38 @@ def test_xfail(before, checks, after):
     """Strict: an expected failure that did not come fails; an error or a skip is never an expected failure."""
     found = apply_xfail(judged(**before), planned(checks))
     assert {name: j.verdict for name, j in found.items()} == after
+
+
+@pytest.mark.parametrize(("check", "message", "hidden"), [
+    ("equivalence", "output: 0.3 is 12 times its rounding noise", False),
+    ("gradients", "rank 1: gradient of w: wrong", False),
+    ("safe_fallback", "the running mean is not as it was", False),
+    ("equivalence", "nothing to judge: the compiled run raised ValueError", True),
+    ("equivalence", "output: stride is (4, 1) in eager, (1, 4) compiled", True),
+    ("graph_breaks", "graph break (1 place(s))", True),
+])
+def test_an_xfail_that_names_no_checks_hides_no_wrong_numbers(check, message, hidden):
+    """Nor is it called stale beside them: what it expects may have come too."""
+    before = {check: Judgement("fail", (Problem(message, hint="look"),)), "recompiles": Judgement("pass")}
+    found = apply_xfail(before, planned())
+    assert {name: each.verdict for name, each in found.items()} == {check: "xfail" if hidden else "fail",
+                                                                    "recompiles": "pass"}
+    if not hidden:
+        assert found[check].problems[0].hint == (
+            "look; the xfail of m.yaml:3 names no checks, so it hides no wrong numbers; if these are known, give it "
+            f"`checks: [{check}]`")
+    assert apply_xfail(before, planned((check,)))[check].verdict == "xfail"
+
+
+@pytest.mark.parametrize(("checks", "told"), [((), "ab"), (("a",), "a"), (("b",), "b")])
+def test_an_xfail_whose_day_is_over_is_named_at_the_failure(checks, told):
+    """Who reads the failure did nothing: the day came."""
+    rule = SimpleNamespace(until=datetime.date(2026, 5, 1), where="m.yaml:3", reason="known", checks=checks)
+    over = SimpleNamespace(outcome="run", expired=rule)
+    found = apply_xfail(judged(a="fail", b="crash", c="pass"), over)
+    assert {name: each.verdict for name, each in found.items()} == {"a": "fail", "b": "crash", "c": "pass"}
+    hint = "it was expected to fail until 2026-05-01 (m.yaml:3: known); that day is over"
+    assert {name for name, each in found.items() if each.problems and each.problems[0].hint == hint} == set(told)
 
 
 def test_an_incomplete_selection_proves_no_unexpected_pass():
@@ -382,3 +460,145 @@ def test_a_hint_that_can_be_followed(several, hint):
     (problem,) = judge(seen, ["compiles"], {})["compiles"].problems
     assert hint in problem.hint
     assert ("--compile-inprocess" in problem.hint) is not several
+
+
+def recompile(cause="shape", function="f", **found):
+    """A recompile as a section has it."""
+    return {"function": function, "file": "m.py", "line": 3, "compile_id": "0/1", "kind": "recompile", "reason": "why",
+            "cause": cause, "during": "call 2", **found}
+
+
+def recompiling(*recompiles, dynamic="auto", sizes=2, **more):
+    """A section of `recompiles`."""
+    return {"raised": None, "graphs": 1, "recompiles": list(recompiles), "sizes": sizes, "special": 0, "bound": {},
+            "dynamic": dynamic, **more}
+
+
+def test_recompiles_that_no_size_explains_are_allowed_per_function():
+    """The number to write is that of the worst function, not the cell's total with all that sizes explain."""
+    values = [recompile("value", expected="1", actual=str(n), line=n) for n in (2, 3)]
+    section = recompiling(recompile(), *values, recompile("value", function="g", expected="1", actual="2"))
+    judge = load("recompiles").judge
+    (problem,) = judge(section, {})
+    assert problem.message == "3 recompile(s) that no size explains"
+    assert problem.hint.endswith("if it is meant, allow it by the rule `- limits: {unexplained: 1}`")
+    one = [recompile("value", expected="1", actual=str(n), what=f"v{n}", reason="") for n in (2, 3)]
+    (problem,) = judge(recompiling(recompile(), *one), {"unexplained": 1})
+    assert problem.hint.startswith("pass v3 as a tensor"), "the first one is allowed"
+    assert problem.hint.endswith("`- limits: {unexplained: 2}`")
+    assert not list(judge(recompiling(recompile(), *one), {"unexplained": 2}))
+
+
+def test_the_hint_is_of_the_recompile_over_the_limit():
+    """The sizes explain the first; what comes after it is decided by the code."""
+    first = recompile(what="x.size(1)", expected="20", actual="40")
+    second = recompile("symbolic", what="x.size(1)", expected="3*x.size(1) < 256", actual="90",
+                       reason="3*x.size(1) < 256", source="if big.shape[1] < 256:", at="m.py:7")
+    (problem,) = load("recompiles").judge(recompiling(first, second, sizes=3), {})
+    assert problem.message == "2 recompile(s), 1 explained by 3 size(s) with dynamic=auto"
+    assert problem.hint.startswith("the code decides by a size (if big.shape[1] < 256:, m.py:7)")
+    assert "asked by `if big.shape[1] < 256:` at m.py:7" in problem.evidence
+    assert not list(load("recompiles").judge(recompiling(first, second, sizes=3), {"unexplained": 1}))
+    (problem,) = load("recompiles").judge(recompiling(first, second, sizes=3), {"recompiles": 1})
+    assert problem.hint.startswith("the code decides by a size")
+    assert problem.hint.endswith("`- limits: {recompiles: 2}`")
+
+
+def test_a_size_that_equals_another_one():
+    """Torch takes equal sizes for one; what is advised is another size, and nothing that is done already."""
+    found = recompile(what="ids.size(1)", expected="16", actual="24")
+    judge = load("recompiles").judge
+    (problem,) = judge(recompiling(found, dynamic="dynamic", sizes=3, equal={"S": {"16": "head_dim"}}), {})
+    assert problem.hint.startswith("S was 16 when it was compiled, and so is head_dim: torch takes equal sizes for "
+                                   "one. Give S a size that nothing else in the model has, such as 17")
+    (problem,) = judge(recompiling(found, dynamic="dynamic", sizes=3), {})
+    assert "dynamic=True" not in problem.hint
+
+
+def test_classes_that_differ_though_their_names_do_not():
+    """As parametrize makes them: one class for each module, all of one name."""
+    found = recompile("type", what="type(self.conv)", expected="ParametrizedConv1d", actual="ParametrizedConv1d")
+    (problem,) = load("recompiles").judge(recompiling(found), {})
+    assert "type(self.conv)  ParametrizedConv1d -> another class of the name ParametrizedConv1d" in problem.evidence
+    assert problem.hint.startswith("ParametrizedConv1d is made anew for each module")
+
+
+def broke(line, **found):
+    """A graph break as a section has it."""
+    return {"reason": f"broke at {line}", "gb_id": "gb0001", "file": "m.py", "line": line, "owner": "mine", **found}
+
+
+def test_the_break_that_made_torch_give_up_a_frame_is_told_first():
+    """With its line of code and its callers; then what was given up because of it, and the rule that allows all."""
+    breaks = [broke(9, reason="Encountered graph break that we cannot resume from.", whole_frame=True,
+                    gave_up="M.forward"),
+              broke(4, hint="Avoid it.", source="x.item()", stack=("m.py:4 in f", "m.py:9 in M.forward"))]
+    cause, after = load("graph_breaks").judge({"raised": None, "graphs": [1], "graph_breaks": breaks}, {})
+    assert cause.message == "graph break (2 place(s), 0 allowed): broke at 4"
+    assert cause.evidence == "m.py:4 (mine)  gb0001\n    x.item()\ncalled by m.py:9 in M.forward"
+    assert cause.hint == "Avoid it; if it is meant, allow it by the rule `- limits: {graph_breaks: 2}`"
+    assert after.line == 9
+    assert after.evidence.endswith("all of M.forward ran eagerly because of it")
+
+
+@pytest.mark.parametrize("check", ["equivalence", "gradients", "training_steps"])
+def test_a_share_of_decided_leaves_can_be_asked_for(check):
+    """What noise leaves undecided passes by default, and is counted with the verdict."""
+    seen = {"raised": None, "compared": 63, "undecided": 18, "leaves": [], "vacuous": None, "nonzero": 1, "steps": 3,
+            "notes": ["output: nothing can be said"]}
+    assert not list(load(check).judge(seen, {}))
+    assert load(check).remark(seen) == "63 of 81 leaves were decided"
+    (problem,) = load(check).judge(seen, {"decided": 1})
+    assert problem.message == "63 of 81 leaves were decided, a share of 0.7777; 1 wanted"
+    assert "output: nothing can be said" in problem.evidence
+    assert problem.hint.endswith("`- limits: {decided: 0.7777}`")
+    assert not list(load(check).judge(seen, {"decided": 0.7777}))
+
+
+def test_frames_that_torch_made_are_told_by_what_they_are_the_rest_of():
+    """After the break that made torch give them up; the line is that of the function, not of the break."""
+    reason = "WON'T CONVERT torch_dynamo_resume_in__pad1d_at_150 /library/encodec.py line 150"
+    breaks = [broke(138, reason=reason), broke(150, reason="Data-dependent branching")]
+    cause, after = load("graph_breaks").judge({"raised": None, "graphs": [1], "graph_breaks": breaks}, {})
+    assert cause.line == 150
+    assert after.message.endswith(": the rest of _pad1d after the graph break at line 150 was given up")
+
+
+def test_a_raised_error_names_the_users_line():
+    """The traceback of a graph has generated code alone."""
+    found = section(error=ERROR, raised_at=["m.py", 7, "x.view(-1)"])
+    (problem,) = load("compiles").judge(found, {})
+    assert (problem.file, problem.line) == ("m.py", 7)
+    assert problem.evidence.startswith("the operator comes from m.py:7\n    x.view(-1)\n")
+
+
+def test_that_inductor_works_where_aot_eager_raises_is_said():
+    """Where it does."""
+    stages = {"backend": "aot_eager", "stages": [["eager", "agrees"]], "beyond": [["inductor", "agrees"]]}
+    (problem,) = load("compiles").judge(section(error=ERROR, located=stages), {})
+    assert problem.evidence.endswith("; inductor works where aot_eager raises")
+    stages["beyond"] = [["inductor", "raises RuntimeError"]]
+    (problem,) = load("compiles").judge(section(error=ERROR, located=stages), {})
+    assert "works where" not in problem.evidence
+
+
+def test_recompiles_beyond_the_sizes_are_counted_with_those_that_no_size_explains():
+    """So that the number in the message is the number to write."""
+    found = [recompile(), recompile(actual="3"), recompile("value", expected="1", actual="2")]
+    (problem,) = load("recompiles").judge(recompiling(*found), {})
+    assert problem.message == "1 recompile(s) that no size explains, and 1 of f more than its sizes do"
+    assert problem.hint.endswith("`- limits: {unexplained: 2}`")
+
+
+def test_a_break_in_a_frame_that_was_given_up_is_a_cause():
+    """Torch gave the frame up for it, and nothing else broke before."""
+    breaks = [broke(4, whole_frame=True, gave_up="M.forward"), broke(9)]
+    found = load("graph_breaks").judge({"raised": None, "graphs": [1], "graph_breaks": breaks}, {})
+    assert [problem.line for problem in found] == [4, 9]
+
+
+def test_what_came_of_torchs_hint_is_said_before_it():
+    """It was tried."""
+    breaks = [broke(4, hint="Set x = True.", hint_tried="x = True was tried and does not help here")]
+    (problem,) = load("graph_breaks").judge({"raised": None, "graphs": [1], "graph_breaks": breaks}, {})
+    assert problem.hint.startswith("x = True was tried and does not help here. Torch's hint: Set x = True; if it is")

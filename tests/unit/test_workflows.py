@@ -11,8 +11,8 @@ import pytest
 import yaml
 from sample_report import SMALL, report, sample_report, written
 
-from pytest_torchcompile.options import OPTIONS
 from pytest_torchcompile.report.evidence import head_fingerprint
+from pytest_torchcompile.run.options import OPTIONS
 
 FOLDER = Path(__file__).parents[2] / "docs" / "ci"
 FILES = sorted(FOLDER.glob("github-*.yml"))
@@ -35,8 +35,8 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_there_are_workflows():
-    """One for CPU, one for GPU runners."""
-    assert [file.stem for file in FILES] == ["github-cpu", "github-gpu", "github-shards"]
+    """One for CPU, one for GPU runners, one for shards, and the weekly one of this repository."""
+    assert [file.stem for file in FILES] == ["github-cpu", "github-gpu", "github-real", "github-shards"]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

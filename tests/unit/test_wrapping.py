@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile.errors import MatrixError
-from pytest_torchcompile.matrix import load_matrix
+from pytest_torchcompile.plan.matrix import load_matrix
 from pytest_torchcompile.wrappers import WRAPPERS
 from pytest_torchcompile.wrappers.wrapping import ORDERS, Wrapping
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 
@@ -19,3 +21,24 @@ def attempts(caplog):
     torch.compiler.reset()
     yield found
     torch.compiler.reset()
+
+
+@pytest.fixture
+def count_calls():
+    """``count_calls(file, run)``: how many functions the code of a file of the layer calls while ``run()`` runs."""
+
+    def counted(file, run):
+        found = []
+
+        def note(frame, event, argument):
+            if event == "c_call" and frame.f_code.co_filename.endswith(f"layer/{file}"):
+                found.append(argument)
+
+        sys.setprofile(note)
+        try:
+            run()
+        finally:
+            sys.setprofile(None)
+        return len(found)
+
+    return counted

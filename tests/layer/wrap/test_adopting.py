@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pytest_torchcompile.layer.attempts import RESULTS
+from pytest_torchcompile.layer.attempt_log import RESULTS
 
 PAGE = Path(__file__).parents[3] / "docs" / "adopting.md"
 

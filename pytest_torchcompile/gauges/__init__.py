@@ -1,0 +1,1 @@
+"""Instruments beside the ledger: memory, kernels, launches, coverage, replays, autotuning, the GPU itself."""

@@ -1,0 +1,185 @@
+"""Kernels that Inductor generated, what is fused in each and where it comes from; library calls beside them.
+
+Reads the code that Inductor wrote (event ``inductor_output_code``; PythonWrapperCodegen in
+torch/_inductor/codegen/wrapper.py, torch 2.8 to 2.15). It is recorded on a cache hit as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.ledger.cudagraph_skips import DEFINED_KERNEL
+from pytest_torchcompile.ledger.records import Text
+
+__all__ = ["Kernel", "Kernels", "kernels", "provenance", "read"]
+
+_FUSED: Final = re.compile(r"^(?:cpp|triton)_(?:[a-z]{3}_)?fused_(.*?)_?\d*$")
+_STAGE: Final = re.compile(r"^# AOT ID: \['\d+_(\w+)'\]", re.M)
+_SOURCES: Final = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")
+_LEVEL: Final = "trace.provenance_tracking_level"
+_LINE: Final = re.compile(r'File "(.+?)", line (\d+)')
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One generated kernel."""
+
+    name: str
+    language: str
+    """``cpp`` or ``triton``."""
+    ops: tuple[str, ...]
+    """ATen operators fused in it."""
+    lines: tuple[str, ...] = ()
+    """``file:line`` of the user's code; empty unless compiled under :func:`provenance`."""
+    calls: int = 0
+    """How often one run of the graph calls it."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What one run of one generated graph calls."""
+
+    compile_id: str
+    stage: str
+    """``forward``, ``backward`` or ``inference``."""
+    generated: tuple[Kernel, ...] = ()
+    library: dict[str, int] = field(default_factory=dict)
+    """Calls of library kernels, like ``addmm``."""
+    fallbacks: dict[str, int] = field(default_factory=dict)
+    """Calls of ATen operators that Inductor generates no code for, like ``aten.sort.stable``."""
+
+    @property
+    def launches(self) -> int:
+        """Calls of all kinds in one run."""
+        return sum(k.calls for k in self.generated) + sum(self.library.values()) + sum(self.fallbacks.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def kernels(texts: Iterable[Text], operators: Iterable[str] = ()) -> list[Kernels]:
+    """Kernels of each generated graph, in order.
+
+    :param texts: :attr:`Ledger.texts` of an observation with `keep_texts`.
+    :param operators: known ATen operators, which :func:`operators` lists; without them the words of a kernel's
+        name cannot be told apart (``native_layer_norm_relu``) unless its comment names them.
+    """
+    known, found = frozenset(operators), list[Kernels]()
+    for text in texts:
+        if text.stage == "code":
+            found.append(read(text.text, text.compile_id, known))
+        elif text.stage == "kernel_lines" and found and text.text.startswith("{"):  # right after its code
+            found[-1] = _with_lines(found[-1], text.text)
+    return found
+
+
+def read(code: str, compile_id: str = "", operators: frozenset[str] = frozenset()) -> Kernels:
+    """Kernels of one generated module."""
+    defined, sources = dict(DEFINED_KERNEL.findall(code)), _sources(code)
+    generated: Counter[str] = Counter()
+    library: Counter[str] = Counter()
+    fallbacks: Counter[str] = Counter()
+    for name in _called(code):
+        first = name.partition(".")[0]
+        if first in defined:
+            generated[first] += 1
+        elif name.startswith("extern_kernels."):
+            library[name.removeprefix("extern_kernels.")] += 1
+        elif name.startswith(("torch.ops.", "aten.")):
+            fallbacks[name.removeprefix("torch.ops.")] += 1
+    stage = _STAGE.search(code)
+    return Kernels(compile_id, stage[1] if stage else "inference", tuple(
+        Kernel(name, language.partition("_")[0], sources.get(name) or _fused(name, operators), calls=generated[name])
+        for name, language in defined.items()
+    ), dict(library), dict(fallbacks))  # fmt: skip
+
+
+def _called(code: str) -> Iterator[str]:
+    """Names of all functions called in ``call`` and in partitions of it."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.FunctionDef) and (node.name == "call" or node.name.startswith("partition_")):
+            yield from (ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call))
+
+
+def _sources(code: str) -> dict[str, tuple[str, ...]]:
+    """ATen operators from the comment above each generated kernel, where there is one (Triton)."""
+    found: dict[str, tuple[str, ...]] = {}
+    pending: tuple[str, ...] = ()
+    for line in code.splitlines():
+        if match := _SOURCES.search(line):
+            ops = (op.strip().removeprefix("aten.") for op in match[2].split(","))
+            pending = tuple(dict.fromkeys(op for op in ops if op))
+        elif pending and not line.lstrip().startswith("#"):
+            if match := re.match(r"(\w+) = async_compile\.", line):
+                found[match[1]] = pending
+            pending = ()
+    return found
+
+
+def _fused(name: str, operators: frozenset[str]) -> tuple[str, ...]:
+    """Operators out of a kernel's name: they stand in it sorted and joined by ``_``."""
+    match = _FUSED.match(name)
+    if not match or not match[1]:
+        return ()
+    words = match[1].split("_")
+    return _split(words, 0, "", operators) or (match[1],)
+
+
+def _split(words: list[str], start: int, before: str, operators: frozenset[str]) -> tuple[str, ...] | None:
+    """The longest known operator first, each after the one before in the alphabet; None where it does not fit."""
+    if start == len(words):
+        return ()
+    for end in range(len(words), start, -1):
+        word = "_".join(words[start:end])
+        if word in operators and word >= before and (rest := _split(words, end, word, operators)) is not None:
+            return (word, *rest)
+    return None
+
+
+def _with_lines(found: Kernels, text: str) -> Kernels:
+    """Add the user's lines; torch numbers the calls (``kernel:2``), several may be of one kernel."""
+    lines: dict[str, list[str]] = {}
+    for call, stacks in json.loads(text).items():
+        places = (_LINE.findall(stack) for stack in stacks if isinstance(stack, str))
+        lines.setdefault(call.partition(":")[0], []).extend(f"{p[-1][0]}:{p[-1][1]}" for p in places if p)
+    generated = tuple(
+        Kernel(k.name, k.language, k.ops, tuple(dict.fromkeys(lines.get(k.name, ()))), k.calls) for k in found.generated
+    )
+    return Kernels(found.compile_id, found.stage, generated, found.library, found.fallbacks)
+
+
+def operators() -> frozenset[str]:
+    """ATen operators of this torch, without overloads."""
+    import torch
+
+    names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    return frozenset(name.removeprefix("aten::").partition(".")[0] for name in names)
+
+
+@contextlib.contextmanager
+def provenance() -> Iterator[None]:
+    """Compile with the lines of the user's code noted for each kernel.
+
+    ``torch._inductor.config.trace.provenance_tracking_level`` (since torch 2.9) is part of the cache key: switch
+    it on for all of the runs that shall share a cache, or for none. Code from a cache brings the lines of the
+    run that filled it.
+
+    :raises InstrumentError: this torch cannot.
+    """
+    import torch
+    import torch._inductor.config as config
+
+    if _LEVEL not in config.get_config_copy():
+        raise InstrumentError(f"torch {torch.__version__} has no torch._inductor.config.{_LEVEL}, which notes the "
+                              "lines of kernels; torch 2.9 and later have it")
+    with config.patch({_LEVEL: 1}):
+        yield

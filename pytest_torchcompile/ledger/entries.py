@@ -1,0 +1,105 @@
+"""Cached entries of a function, and which of them a new call was nearest to."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.ledger.guard_causes import classify
+from pytest_torchcompile.ledger.reasons import Reason
+
+__all__ = ["cached", "commonest", "compiled_so_far", "differing", "guards_of", "nearest"]
+
+_OTHER_BACKEND: Final = "BACKEND_MATCH"
+_SUBJECT: Final = re.compile(r"\b[LG](?:\['[^']*'\]|\[-?\d+\]|\.\w+)+")
+_OF_SIZE: Final = re.compile(r"\.(size|stride|storage_offset)$")
+_BARE_STATE: Final = "___check_global_state()"
+_STATE: Final = re.compile(r" against | == |\(")
+
+
+def cached(code: types.CodeType) -> list[Any]:
+    """Entries that torch holds for a code object (``_debug_get_cache_entry_list``, torch 2.8 to 2.15)."""
+    import torch
+    from torch._C._dynamo import eval_frame
+
+    try:
+        return list(eval_frame._debug_get_cache_entry_list(code))
+    except AttributeError:
+        raise InstrumentError(
+            f"torch {torch.__version__} has no torch._C._dynamo.eval_frame._debug_get_cache_entry_list, which lists "
+            "what is compiled; please report it with this version"
+        ) from None
+
+
+def compiled_so_far() -> int:
+    """Graphs compiled since torch's counters were last cleared (``torch._dynamo.utils.counters``, torch 2.8 to 2.15).
+
+    Does not load torch: where nobody has, nothing was compiled.
+    """
+    utils = sys.modules.get("torch._dynamo.utils")
+    return int(utils.counters.get("stats", {}).get("unique_graphs", 0)) if utils else 0
+
+
+def guards_of(manager: Any) -> tuple[str, ...]:
+    """All guards of an entry, as text (``GuardManagerWrapper.code_parts`` in torch/_dynamo/guards.py, seen in 2.13).
+
+    Empty where torch has none: then the entry last used is taken for the nearest.
+    """
+    return tuple(getattr(manager, "code_parts", None) or ())
+
+
+def nearest(reasons: Sequence[Reason], new: Sequence[str], entries: Mapping[str, Sequence[str]]) -> Reason:
+    """Of one failed guard for each cached entry, that of the entry with the fewest differences to the new one.
+
+    Torch names the first guard of each entry that failed, of the entry last used first. That one may differ in
+    more than the new call did: after calls with and without gradients, a new size fails against the entry without
+    them because of the grad mode, though there is an entry with that mode, which fails because of the size.
+
+    :param new: guards of the entry that was made for the call.
+    :param entries: compile id to the guards of the entry.
+    """
+    own = [reason for reason in reasons if not reason.guard.startswith(_OTHER_BACKEND)]
+    if not own:
+        return Reason("")
+    return min(own, key=lambda reason: _distance(reason, entries.get(reason.entry, ()), new))  # of several the first
+
+
+def _distance(reason: Reason, old: Sequence[str], new: Sequence[str]) -> int:
+    """How many things an entry differs in; one more if torch's global state does and its guard is bare (2.8-2.10)."""
+    untold = reason.guard.startswith("GLOBAL_STATE changed") and _BARE_STATE in old
+    return differing(old, new) + untold
+
+
+def commonest(reasons: Iterable[Reason]) -> Reason:
+    """Of one failed guard for each cached entry, the first of the kind that there are most of."""
+    listed = list(reasons)
+    kinds = Counter(_kind(reason) for reason in listed)
+    return max(listed, key=lambda reason: kinds[_kind(reason)], default=Reason(""))
+
+
+def _kind(reason: Reason) -> tuple[str, str]:
+    return classify(reason.guard), reason.what
+
+
+def differing(old: Iterable[str], new: Iterable[str]) -> int:
+    """How many things two sets of guards both speak of, and differently; a thing counts once.
+
+    >>> differing(["L['k'] == 1", "check_tensor(L['x'], size=[3])"], ["L['k'] == 1", "check_tensor(L['x'], size=[4])"])
+    1
+    """
+    before, now = _by_subject(old), _by_subject(new)
+    return sum(before[subject] != now[subject] for subject in before.keys() & now.keys())
+
+
+def _by_subject(guards: Iterable[str]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for guard in guards:
+        match = _SUBJECT.search(guard)
+        subject = _OF_SIZE.sub("", match[0]) if match else _STATE.split(guard, maxsplit=1)[0]
+        found.setdefault(subject, set()).add(guard)
+    return found

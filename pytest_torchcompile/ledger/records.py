@@ -1,0 +1,195 @@
+"""What `observe()` hands out: one plain record for each compile, graph break, eager frame, failure and graph.
+
+No torch here, so that a stored observation can be read and judged anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+__all__ = [
+    "SILENT",
+    "Compile",
+    "CudagraphSkip",
+    "EagerFrame",
+    "Failure",
+    "Graph",
+    "GraphBreak",
+    "Record",
+    "Text",
+    "compiled_unit",
+]
+
+SILENT = frozenset({"limit", "suppressed", "stance", "off", "skipped"})
+"""Kinds of :class:`EagerFrame` that nobody asked for and torch does not tell of: what no limit of a matrix allows, and
+no smoketest takes for compiled. The others (a graph break, a disabled module, nothing to compile) are what the
+coverage limit is for."""
+
+R = TypeVar("R", bound="Record")
+
+
+@dataclass
+class Record:
+    """Something that the observed run did, as JSON-able data."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that :meth:`from_dict` takes."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls: type[R], data: dict[str, Any]) -> R:
+        """Make a record from what :meth:`to_dict` returned; keys of a newer version are dropped."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known})
+
+
+@dataclass
+class Compile(Record):
+    """One compile of one frame, the first or a later one."""
+
+    function: str
+    """Name in user code; for a compiled module ``Model.forward``."""
+    file: str
+    line: int
+    """First line of the function (one-based)."""
+    compile_id: str
+    """Torch's id, ``frame/compile``. The second part says nothing about recompiles."""
+    kind: str
+    """``first``, ``recompile`` (an entry was there, its guards failed), ``instance`` (the entry there is that
+    of another torch.compile, which keeps its own), ``raced`` (another thread compiled the same meanwhile), ``resume``
+    (the rest of a frame after a graph break) or ``backward`` (compiled when the first backward needed it)."""
+    reason: str = ""
+    """The guard that failed, in torch's words, for the cached entry nearest to the call; empty unless a recompile."""
+    cause: str = ""
+    """Class of the reason (:mod:`pytest_torchcompile.ledger.guard_causes`); empty unless a recompile."""
+    all_reasons: tuple[str, ...] = ()
+    """One failed guard for each cached entry, that of the one last used first."""
+    what: str = ""
+    """What the guard compared, as an expression of the function's own names; empty where not known."""
+    expected: str = ""
+    """Its value when the cached entry was compiled; empty where not known."""
+    actual: str = ""
+    """Its value now; empty where not known."""
+    source: str = ""
+    """The line of code that the guard comes from."""
+    at: str = ""
+    """``file:line`` of that line; torch may shorten the path."""
+    advice: str = ""
+    """What torch itself advises."""
+    during: str = ""
+    """Label of the call during which it happened (:meth:`Ledger.during`)."""
+    graphs: int = 0
+    """Graphs given to the backend; 0 where the frame broke before its first operator."""
+    ops: int = 0
+    """Call nodes in those graphs."""
+    guards: int = 0
+    seconds: float = 0.0
+    """Wall time of the whole compile."""
+    seconds_in: dict[str, float] = field(default_factory=dict)
+    """The same by stage, each without the next: ``dynamo``, ``aot`` (AOTAutograd, or another backend), ``inductor``,
+    ``kernels`` (g++ or Triton)."""
+    resumed_at: int = 0
+    """For a resume function the line of the graph break; else 0."""
+    caches: tuple[str, ...] = ()
+    """What the compile caches answered, in order: ``fx hit``, ``fx miss``, ``aot bypass``, ..."""
+
+
+@dataclass
+class GraphBreak(Record):
+    """One place in user code where a graph ends early."""
+
+    reason: str
+    """Torch's headline, one line."""
+    gb_id: str
+    """``gb0025``; empty where torch names none (torch 2.8)."""
+    file: str
+    """Of the innermost user frame."""
+    line: int
+    hint: str = ""
+    owner: str = "mine"
+    """``mine`` (under the project's root), ``third_party`` or ``torch``."""
+    function: str = ""
+    whole_frame: bool = False
+    """True where torch gave up a whole frame: all of :attr:`gave_up` ran eagerly."""
+    explanation: str = ""
+    link: str = ""
+    during: str = ""
+    compile_id: str = ""
+    stack: tuple[str, ...] = ()
+    """Traced frames, innermost first, like ``net.py:12 in forward``; torch's own are left out."""
+    gave_up: str = ""
+    """Name of the function that torch gave up because of it; it may be a caller of :attr:`function`."""
+
+
+@dataclass
+class EagerFrame(Record):
+    """A frame that ran eagerly though it was asked to compile."""
+
+    function: str
+    file: str
+    line: int
+    reason: str
+    kind: str
+    """``limit`` (recompile limit), ``suppressed`` (an error in compiling, hidden by suppress_errors),
+    ``graph_break`` (a break that torch cannot resume from), ``disabled``, ``stance``, ``off`` (compiler is
+    switched off), ``empty`` (nothing to compile in it), ``skipped`` (torch does not compile such code, and does not
+    say so) or ``unknown`` (given up before the observation began)."""
+    during: str = ""
+    calls: int = 1
+    """Calls seen to run eagerly for this reason."""
+
+
+@dataclass
+class CudagraphSkip(Record):
+    """A graph that was to become a CUDA graph and did not."""
+
+    reason: str
+    file: str = ""
+    """Of the user's line that torch names; empty where it names none."""
+    line: int = 0
+    during: str = ""
+    part: bool = False
+    """There is a CUDA graph, but it holds only a part of the compiled graph."""
+
+
+@dataclass
+class Failure(Record):
+    """A compile that raised to its caller."""
+
+    function: str
+    file: str
+    line: int
+    compile_id: str
+    type: str
+    """Class name of the exception."""
+    message: str
+    during: str = ""
+
+
+@dataclass
+class Graph(Record):
+    """One graph that a backend compiled, and how often it ran."""
+
+    compile_id: str
+    ops: int | None
+    """Call nodes in the graph; None where it was compiled before the observation began."""
+    runs: int = 0
+    function: str = ""
+
+
+@dataclass
+class Text(Record):
+    """What one stage of one compile made, as text; kept only where :func:`observe` was asked for it."""
+
+    compile_id: str
+    stage: str
+    """``dynamo``, ``joint``, ``forward``, ``backward``, ``post_grad``, ``code`` or ``kernel_lines``."""
+    text: str
+    during: str = ""
+
+
+def compiled_unit(compiled: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What is compiled by itself, of a :class:`Compile` as a dict: a function, or the rest of one after a break."""
+    return compiled["file"], compiled["line"], compiled["function"], compiled.get("resumed_at", 0)

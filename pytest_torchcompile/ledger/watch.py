@@ -1,0 +1,163 @@
+"""Watch: what all open ledgers of a process share. Hooks go in with the first ledger, out with the last.
+
+:mod:`.process_watch` makes the process' only one, and names its hooks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import types
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, TypeAlias, TypeVar
+
+from pytest_torchcompile.ledger.entries import cached, guards_of
+from pytest_torchcompile.ledger.in_progress import Attempt, Region
+from pytest_torchcompile.ledger.ledger import Ledger
+from pytest_torchcompile.ledger.records import Compile, CudagraphSkip, EagerFrame, Failure
+from pytest_torchcompile.ledger.users import Functions, owner_of, parts, runs_later
+
+__all__ = ["Awaited", "Hook", "Place", "Watch"]
+
+R = TypeVar("R")
+Place = tuple[str, str, int]
+"""Function, file and line."""
+Hook: TypeAlias = "Callable[[Watch], contextlib.AbstractContextManager[None]]"
+"""Installs itself for a watch while a block runs."""
+
+
+class _Thread(threading.local):
+    """What one thread is doing."""
+
+    def __init__(self) -> None:
+        self.attempts: list[Attempt] = []
+        self.regions: list[Region] = []
+        self.runs = 0
+        """Graphs run by this thread since it was first watched."""
+
+
+class Awaited:
+    """A module or function of which it's asked whether a compiled call of it ran a graph."""
+
+    def __init__(self, model: Any) -> None:
+        self.functions = {id(part): part for part in parts(model)}
+        self.called = self.ran = False
+
+    def met(self, region: Region, ran: bool) -> None:
+        """A compiled callable was called; was it this one, or a part of it?"""
+        if id(owner_of(region.function)) in self.functions:
+            self.called, self.ran = True, self.ran or ran or runs_later(region.function)
+
+
+class Watch:
+    """Hooks and the ledgers that they report to."""
+
+    def __init__(self, hooks: Iterable[Hook]) -> None:
+        self.hooks = tuple(hooks)
+        self.ledgers: list[tuple[Ledger, str | None]] = []
+        """Open ledgers, each with its project's root folder."""
+        self.thread = _Thread()
+        self.given_up: dict[Place, list[EagerFrame]] = {}
+        """Why a compiled callable ran without any graph, from the call where torch said so."""
+        self.broken: set[Place] = set()
+        """Compiled callables in which a graph broke."""
+        self.finished: dict[int, tuple[int, float]] = {}
+        """Code, by its identity, to the thread that compiled it last, and when."""
+        self.eager: dict[int, types.CodeType] = {}
+        """Code that is known to run eagerly, by its identity."""
+        self.limited: dict[int, types.CodeType] = {}
+        """Code that has hit a recompile limit, by its identity."""
+        self.functions = Functions()
+        self.awaited: list[Awaited] = []
+        """What is waited for to run compiled; looking costs time in each call, so nothing is that has run."""
+        self.marker: Callable[[str], contextlib.AbstractContextManager[Any]] | None = None
+        """Opened around each graph that runs, with its compile id, and, with an empty one, around each compile: for an
+        instrument that needs the borders."""
+        self.on_purpose = 0
+        """Blocks in which everything runs eagerly on purpose (``eager_on_purpose``)."""
+        self.lock = threading.RLock()
+        self._hooks = contextlib.ExitStack()
+
+    def open(self, ledger: Ledger, root: str | None) -> None:
+        """Begin to report to a ledger."""
+        with self.lock:
+            if not self.ledgers:
+                with contextlib.ExitStack() as hooks:
+                    for hook in self.hooks:
+                        hooks.enter_context(hook(self))
+                    self._hooks = hooks.pop_all()
+            self.ledgers = [*self.ledgers, (ledger, root)]
+
+    def close(self, ledger: Ledger) -> None:
+        """Stop reporting to a ledger; the last one takes the hooks out."""
+        with self.lock:
+            self.ledgers = [entry for entry in self.ledgers if entry[0] is not ledger]
+            if not self.ledgers:
+                self.given_up.clear()
+                self.broken.clear()
+                self.eager.clear()
+                self.finished.clear()
+                self.functions = Functions()
+                self.awaited = []
+                self.thread = _Thread()
+                self._hooks.close()
+
+    def add(self, record: Compile | EagerFrame | Failure | CudagraphSkip) -> None:
+        """Enter a record in every open ledger, each with its own label."""
+        for ledger, _root in self.ledgers:
+            ledger.add(replace(record, during=ledger.label))
+
+    def wait_for(self, model: Any) -> Awaited:
+        """Note from here on whether compiled calls of a model, or of a part of it, run a graph."""
+        self.awaited.append(awaited := Awaited(model))
+        return awaited
+
+    def called(self, region: Region, ran: bool) -> None:
+        """A call of a compiled callable has ended."""
+        for awaited in self.awaited:
+            awaited.met(region, ran)
+        self.awaited = [awaited for awaited in self.awaited if not awaited.ran]
+
+    def where(self, region: Region) -> Place:
+        """The compiled callable that a region is a call of."""
+        return self.functions.of_callable(region.function)
+
+    def give_up(self, attempt: Attempt, eager: EagerFrame) -> None:
+        """Enter a frame that runs eagerly from now on."""
+        self.add(eager)
+        if attempt.frame_code is not None:
+            self.eager[id(attempt.frame_code)] = attempt.frame_code
+        if self.thread.regions:
+            self.thread.regions[-1].gave_up += (eager,)
+
+    def raced(self, attempt: Attempt, made: Any) -> bool:
+        """Whether another thread compiled the same while this one waited for torch's lock, so that an entry fits now.
+
+        Of that entry torch can name no guard. Since 2.13 it says "Unexpected recompilation"
+        (``get_guard_fail_reason_helper`` in torch/_dynamo/guards.py). Before, and for a call that waited for a second
+        compile, it looks only at entries that were there when the call began. Then an entry with the same guards tells.
+
+        :param made: the guarded code that this attempt ended with.
+        """
+        thread, when = self.finished.get(id(attempt.frame_code), (0, 0.0))
+        if attempt.frame_code is None or thread == threading.get_ident() or when <= attempt.begun:
+            return False
+        if any(reason.guard.startswith("Unexpected recompilation") for reason in attempt.reasons):
+            return True
+        new = set(guards_of(made.guard_manager))
+        return bool(new) and any(new == set(guards_of(entry.guard_manager)) for entry in cached(attempt.frame_code))
+
+    def guarded(self, work: Callable[..., R], *args: Any) -> R | None:
+        """Do some bookkeeping. If it fails, the run that is watched goes on, and the ledgers say what they lack."""
+        try:
+            return work(*args)
+        except Exception as error:
+            self.lose(f"{work.__qualname__}: {type(error).__name__}: {error}"[:200])
+            return None
+
+    def lose(self, text: str) -> None:
+        """Say in every open ledger what could not be read."""
+        for ledger, _root in self.ledgers:
+            if text not in ledger.lost:
+                ledger.lost.append(text)

@@ -1,0 +1,75 @@
+"""Proof: did compiled code run, and could its results have told anything? No torch.
+
+Every verdict on a compiled model rests on this. The record is plain data, so that a stored one can be judged again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile.ledger.records import SILENT
+from pytest_torchcompile.observation import Problem
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.trial import Trial
+
+__all__ = ["doubts", "eager_frames", "proof"]
+
+
+def proof(trial: Trial) -> dict[str, Any]:
+    """What a run shows: graphs with how often each ran, frames that ran eagerly, calls whose outputs are all zero."""
+    seen = trial.compiled.seen
+    judged = [passed for passed in trial.passed if not passed.raised]
+    return {
+        "graphs": seen["graphs"],
+        "eager_frames": seen["eager_frames"],
+        "lost": seen["lost"],
+        "all_zero": [passed.zero for passed in judged],
+        "eager_all_zero": [passed.eager_zero for passed in judged],
+    }
+
+
+def doubts(section: Mapping[str, Any]) -> Iterator[Problem]:
+    """What keeps a run from proving anything about compiled code; nothing if it does prove something."""
+    if not section["graphs"]:
+        yield Problem("nothing was compiled: no graph reached the backend",
+                      evidence=eager_frames(section),
+                      hint=_why_nothing(section))
+        return
+    if not any(graph["runs"] for graph in section["graphs"]):
+        yield Problem("graphs were compiled, but none was ever executed", evidence=eager_frames(section))
+    else:
+        yield from _silent([frame for frame in section["eager_frames"] if frame["kind"] in SILENT], section)
+    if section["lost"]:
+        yield Problem("the ledger could not read everything that torch reported, so it can't vouch for this cell",
+                      evidence="\n".join(section["lost"]),
+                      hint="this torch is newer than pytest-torchcompile knows: please report it")
+    if section["all_zero"] and all(section["all_zero"]):
+        yield Problem("every output is zero, NaN or infinite, compiled and eager: their equality proves nothing"
+                      if all(section["eager_all_zero"]) else
+                      "every output of the compiled model is zero, NaN or infinite",
+                      hint="give the model inputs and weights that reach its outputs")
+
+
+def _why_nothing(section: Mapping[str, Any]) -> str:
+    if any(frame["kind"] == "skipped" for frame in section["eager_frames"]):
+        return ("torch.compile leaves code of torch's own classes eager where it is compiled in place: give the blocks "
+                "a class of your own, whose forward calls the one of torch's class")
+    return "a frame without tensor operations, torch.compiler.disable, a stance or TORCHDYNAMO_DISABLE=1 does this"
+
+
+def _silent(silent: list[Mapping[str, Any]], section: Mapping[str, Any]) -> Iterator[Problem]:
+    """A problem for each place."""
+    for file, line in dict.fromkeys((frame["file"], frame["line"]) for frame in silent):
+        here = [frame for frame in silent if (frame["file"], frame["line"]) == (file, line)]
+        kinds = ", ".join(sorted({frame["kind"] for frame in here}))
+        yield Problem(f"{len(here)} frame(s) silently ran eagerly: {kinds} in {here[0]['function']}",
+                      evidence=eager_frames(section), file=file, line=line)
+
+
+def eager_frames(section: Mapping[str, Any]) -> str:
+    """A line for each frame that ran eagerly."""
+    lines = [f"{f['function']}  {f['file']}:{f['line']}  {f['kind']}: {f['reason']}"
+             for f in section["eager_frames"]]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""From a YAML file to planned cells, with ``file:line:column`` for every mistake. Plain data, no torch."""

@@ -1,0 +1,217 @@
+"""Models: what a matrix says of the modules under test, as plain data; nothing is imported from here."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
+
+import yaml
+
+from pytest_torchcompile.cell import Scalar
+from pytest_torchcompile.dims import Dim, bindings, mistakes
+from pytest_torchcompile.errors import UsageError, nearest
+from pytest_torchcompile.plan.nodes import kind
+from pytest_torchcompile.plan.reader import Missing, Reader
+from pytest_torchcompile.plan.targets import Targets
+
+__all__ = ["CALL", "DIM_KEYS", "MODEL_KEYS", "MODES_OF_MODULES", "ModelEntry", "read_models"]
+
+MODEL_KEYS: Final = {
+    "factory": "module:attribute, called with the cell's user axes as keywords; returns a torch.nn.Module. "
+               "{call: module:attribute, NAME: VALUE} hands it more keywords",
+    "inputs": "module:attribute, called with the dims as keywords; returns the arguments of one call. "
+              "{call: module:attribute, NAME: VALUE} hands it more keywords",
+    "loss": "module:attribute, called with output and batch; default: weighted mean of y^2 + y over every float output",
+    "dims": "the named sizes that inputs are made for",
+    "axes": "axis to the values it takes for this model, instead of those of the key `axes`",
+    "mode_of_modules": "phase (default): train() or eval() of the whole model, as the axis phase says; keep: each "
+                       "module stays in the mode that the factory left it in",
+}
+MODES_OF_MODULES: Final = ("phase", "keep")
+CALL: Final = "call"
+"""The key of a factory or inputs that names the code; all others are its arguments."""
+REQUIRED: Final = ("factory", "inputs")
+DIM_KEYS: Final = {
+    "min": "least size",
+    "max": "greatest size",
+    "multiple_of": "every size is a multiple of this",
+    "choices": "the sizes that occur",
+    "buckets": "the sizes that inputs are padded to",
+}
+MODEL_NAME: Final = r"[A-Za-z_][\w.+-]*"
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One entry of ``models``: targets as ``module:attribute``, dims, and where it is written."""
+
+    name: str
+    factory: str
+    inputs: str
+    loss: str | None = None
+    dims: dict[str, Dim] = field(default_factory=dict)
+    where: str = ""
+    """``file:line:column``"""
+    arguments: dict[str, dict[str, Scalar]] = field(default_factory=dict)
+    """For ``factory`` and ``inputs``, the keywords that the matrix itself hands them."""
+    mode_of_modules: str = "phase"
+    """``keep``: the cell's phase leaves train() and eval() of the modules alone."""
+
+    def arguments_of(self, role: str) -> dict[str, Scalar]:
+        """The keywords that the matrix hands to ``factory`` or ``inputs``."""
+        return self.arguments.get(role, {})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that :meth:`from_dict` takes, also after a way through JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelEntry:
+        """Make an entry from what :meth:`to_dict` returned."""
+        dims = {name: Dim(**_tuples(dim)) for name, dim in data["dims"].items()}
+        return cls(**{f.name: data[f.name] for f in fields(cls)} | {"dims": dims})
+
+
+def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+
+
+def read_models(reader: Reader, node: yaml.Node,
+                targets: Targets) -> tuple[dict[str, ModelEntry], dict[str, yaml.Node]]:
+    """Read the section ``models``; entries with mistakes are left out.
+
+    Returns the entries, and for each model that has the key ``axes`` what stands there.
+    """
+    before = len(reader.problems)
+    models: dict[str, ModelEntry] = {}
+    axes: dict[str, yaml.Node] = {}
+    for name, key, value in reader.entries(node, "models"):
+        clean = len(reader.problems)
+        found = reader.fields(value, f"model {name!r}", MODEL_KEYS, REQUIRED)
+        entry = _model(reader, name, key, found, targets)
+        if entry is not None and len(reader.problems) == clean:
+            models[name] = entry
+        if "axes" in found:
+            axes[name] = found["axes"]
+    if not models and len(reader.problems) == before:
+        reader.wrong(node, "models: there is none; expected at least one model with factory and inputs")
+    return models, axes
+
+
+def _model(reader: Reader, name: str, key: yaml.Node, found: Mapping[str, yaml.Node],
+           targets: Targets) -> ModelEntry | None:
+    before = len(reader.problems)
+    if not re.fullmatch(MODEL_NAME, name):
+        reader.wrong(key, f"{name!r} cannot name a model; expected letters, digits and _ . + -")
+    what = f"model {name!r}"
+    code: dict[str, str] = {}
+    arguments: dict[str, dict[str, Scalar]] = {}
+    for role in ("factory", "inputs", "loss"):
+        if role in found:
+            code[role], given = _code(reader, found[role], f"{role} of {what}", targets, role != "loss")
+            if given:
+                arguments[role] = given
+    mode = "phase"
+    if "mode_of_modules" in found:
+        mode = reader.name(found["mode_of_modules"], f"a mode_of_modules of {what}", MODES_OF_MODULES) or mode
+    dims = _dims(reader, found["dims"], what) if "dims" in found else {}
+    for argument in arguments.get("inputs", {}):
+        if argument in dims:
+            reader.wrong(found["inputs"], f"inputs of {what}: {argument!r} is a dim too; take it out of one of them")
+    if len(reader.problems) > before or not {*REQUIRED} <= code.keys():
+        return None
+    where = f"{reader.where(key)}:{key.start_mark.column + 1}"
+    return ModelEntry(name, code["factory"], code["inputs"], code.get("loss"), dims, where, arguments, mode)
+
+
+def _code(reader: Reader, node: yaml.Node, what: str, targets: Targets,
+          with_arguments: bool) -> tuple[str, dict[str, Scalar]]:
+    """Read ``module:attribute``, or a mapping of it and the keywords that it is called with."""
+    arguments: dict[str, Scalar] = {}
+    given = []
+    if with_arguments and isinstance(node, yaml.MappingNode):
+        entries = {name: (key, value) for name, key, value in reader.entries(node, what)}
+        if CALL not in entries:
+            near = f"; {nearest(next(iter(entries)), (CALL,))}" if entries else ""
+            reader.wrong(node, f"{what}: key {CALL!r} is missing, the code that gets the other keys as keywords{near}")
+            return "", {}
+        node = entries.pop(CALL)[1]
+        given = [(name, key, value) for name, (key, value) in entries.items()]
+    target = reader.text(node, what)
+    if target is None:
+        return "", {}
+    mistake = targets.mistake(target)
+    if mistake:
+        reader.wrong(node, f"{what}: {mistake}")
+        return target, {}
+    taken = targets.parameters(target)
+    for name, key, item in given:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            reader.wrong(key, f"{name!r} cannot name an argument of {what}; expected a Python name")
+        elif taken is not None and name not in taken:
+            reader.wrong(key, f"{what}: {target} takes no keyword {name!r}; {nearest(name, taken)}")
+        else:
+            value = reader.scalar(item, f"argument {name!r} of {what}")
+            if not isinstance(value, Missing):
+                arguments[name] = value
+    return target, arguments
+
+
+def _dims(reader: Reader, node: yaml.Node, what: str) -> dict[str, Dim]:
+    """Read the dims of one model, and try whether every batch has its sizes."""
+    before = len(reader.problems)
+    dims: dict[str, Dim] = {}
+    nodes = {}
+    for name, key, value in reader.entries(node, f"dims of {what}"):
+        if not name.isidentifier() or keyword.iskeyword(name):
+            reader.wrong(key, f"{name!r} cannot name a dim, a keyword for inputs; expected a Python name")
+        elif (dim := _dim(reader, value, f"dim {name!r}")) is not None:
+            dims[name], nodes[name] = dim, value
+    if len(reader.problems) == before:
+        for name, text in mistakes(dims):
+            reader.wrong(nodes[name], f"dim {name!r}: {text}")
+    if len(reader.problems) == before:
+        try:
+            bindings(dims)
+        except UsageError as error:
+            reader.wrong(node, f"dims of {what}: {error}")
+    return dims
+
+
+def _dim(reader: Reader, node: yaml.Node, what: str) -> Dim | None:
+    if isinstance(node, yaml.MappingNode):
+        return _free_dim(reader, node, what)
+    if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and not node.style:
+        size = reader.integer(node, what)
+        return None if size is None else Dim(size=size)
+    if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":str"):
+        return Dim(expression=node.value)
+    expected = f"a size, an expression of other dims such as S + 1, or a mapping of {', '.join(DIM_KEYS)}"
+    reader.wrong(node, f"{what}: found {kind(node)}, expected {expected}")
+    return None
+
+
+def _free_dim(reader: Reader, node: yaml.Node, what: str) -> Dim | None:
+    before = len(reader.problems)
+    found: dict[str, Any] = {}
+    for name, value in reader.fields(node, what, DIM_KEYS).items():
+        if name in ("choices", "buckets"):
+            found[name] = _sizes(reader, value, f"{name} of {what}")
+        else:
+            least = 1 if name == "multiple_of" else 0
+            found[name] = reader.integer(value, f"{name} of {what}", least=least)
+    return Dim(**found) if len(reader.problems) == before else None
+
+
+def _sizes(reader: Reader, node: yaml.Node, what: str) -> tuple[int, ...]:
+    sizes: list[int] = []
+    for item in reader.items(node, what):
+        size = reader.integer(item, what)
+        if size in sizes:
+            reader.wrong(item, f"{what}: {size} is listed twice")
+        elif size is not None:
+            sizes.append(size)
+    return tuple(sizes)

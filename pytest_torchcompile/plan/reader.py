@@ -1,0 +1,195 @@
+"""Reader: takes typed values out of a node tree and collects every mistake, each with its line and column."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import yaml
+
+from pytest_torchcompile.cell import Scalar
+from pytest_torchcompile.errors import MatrixError, nearest
+from pytest_torchcompile.plan.nodes import kind
+
+__all__ = ["DAY", "MISSING", "Missing", "Problem", "Reader"]
+
+SHOWN_PROBLEMS: Final = 20
+LONGEST: Final = 800  # characters of one text
+_INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})")
+_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
+DAY: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_WORDS: Final[dict[str, Scalar]] = {"true": True, "false": False, "null": None, "~": None}
+# What YAML 1.1 makes of a plain word, and a reader of the file does not expect.
+_READ_AS: Final = {"bool": "a boolean", "int": "a number", "float": "a number", "null": "nothing",
+                   "timestamp": "a date", "merge": "a merge key", "value": "a default key"}
+
+
+class Missing:
+    """The type of :data:`MISSING`."""
+
+
+MISSING: Final = Missing()
+"""No value, because there is a mistake; None is a value."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """One mistake; line and column count from 1."""
+
+    line: int
+    column: int
+    text: str
+
+
+class Reader:
+    """Reads nodes of one file.
+
+    A method that finds a mistake notes it, and returns None, MISSING or fewer entries.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.problems: list[Problem] = []
+
+    def wrong(self, node: yaml.Node, text: str) -> None:
+        """Note a mistake at the node."""
+        if len(text) > LONGEST:
+            text = f"{text[:LONGEST]}..."
+        self.problems.append(Problem(node.start_mark.line + 1, node.start_mark.column + 1, text))
+
+    def finish(self) -> None:
+        """Raise :class:`MatrixError` if there are mistakes: one a line, in the order of the file."""
+        if not self.problems:
+            return
+        first, *others = sorted(set(self.problems))
+        lines = [first.text, *(f"{self.path}:{p.line}:{p.column}: {p.text}" for p in others)]
+        if len(lines) > SHOWN_PROBLEMS:
+            lines[SHOWN_PROBLEMS:] = [f"... and {len(lines) - SHOWN_PROBLEMS} more"]
+        raise MatrixError(self.path, first.line, first.column, "\n".join(lines))
+
+    def where(self, node: yaml.Node) -> str:
+        """Return ``file:line``."""
+        return f"{self.path}:{node.start_mark.line + 1}"
+
+    def entries(self, node: yaml.Node, what: str) -> list[tuple[str, yaml.Node, yaml.Node]]:
+        """Return (key, node of the key, node of the value) of a mapping, without keys given twice."""
+        if not isinstance(node, yaml.MappingNode):
+            self.wrong(node, f"{what}: found {kind(node)}, expected a mapping")
+            return []
+        found: dict[str, tuple[str, yaml.Node, yaml.Node]] = {}
+        for key, value in node.value:
+            name = self.text(key, f"a key of {what}")
+            if name in found:
+                first = found[name][1].start_mark.line + 1
+                self.wrong(key, f"key {name!r} is given twice, first in line {first}")
+            elif name is not None:
+                found[name] = (name, key, value)
+        return list(found.values())
+
+    def fields(self, node: yaml.Node, what: str, known: Collection[str],
+               required: Iterable[str] = ()) -> dict[str, yaml.Node]:
+        """Return the values of a mapping whose keys are known beforehand."""
+        before = len(self.problems)
+        found = {}
+        for name, key, value in self.entries(node, what):
+            found[name] = value
+            if name not in known:
+                self.wrong(key, f"unknown key {name!r} in {what}; {nearest(name, known)}")
+        missing = [name for name in required if name not in found]
+        if missing and len(self.problems) == before:  # else the key is likely there, misspelt
+            self.wrong(node, f"{what}: key {missing[0]!r} is missing")
+        return {name: value for name, value in found.items() if name in known}
+
+    def items(self, node: yaml.Node, what: str, *, alone: bool = False) -> list[yaml.Node]:
+        """Return the entries of a list that is not empty; if ``alone``, a scalar stands for a list of one."""
+        if alone and isinstance(node, yaml.ScalarNode):
+            return [node]
+        if not isinstance(node, yaml.SequenceNode):
+            self.wrong(node, f"{what}: found {kind(node)}, expected a list")
+            return []
+        if not node.value:
+            self.wrong(node, f"{what}: the list is empty; expected at least one entry")
+        return list(node.value)
+
+    def text(self, node: yaml.Node, what: str) -> str | None:
+        """Return a string that has something in it."""
+        if not isinstance(node, yaml.ScalarNode) or not node.value.strip():
+            self.wrong(node, f"{what}: found {kind(node)}, expected a text")
+        elif not node.style and (read := _READ_AS.get(node.tag.rsplit(":", 1)[-1])):
+            self.wrong(node, f"{what}: YAML reads {node.value} as {read}, expected a text; quote it")
+        else:
+            return str(node.value)
+        return None
+
+    def name(self, node: yaml.Node, what: str, known: Iterable[str]) -> str | None:
+        """Return one of the known names."""
+        known = list(known)
+        scalar = isinstance(node, yaml.ScalarNode)
+        if scalar and node.value in known:
+            return str(node.value)
+        self.wrong(node, f"{kind(node)} is not {what}; {nearest(node.value if scalar else '', known)}")
+        return None
+
+    def number(self, node: yaml.Node, what: str, *, whole: bool = True, least: float | None = 0,
+               most: float | None = None) -> int | float | None:
+        """Return a number, as JSON writes them, from ``least`` to ``most``."""
+        expected = "a whole number" if whole else "a number"
+        pattern = _INTEGER if whole else _NUMBER
+        if not isinstance(node, yaml.ScalarNode) or node.style or not pattern.fullmatch(node.value):
+            self.wrong(node, f"{what}: found {kind(node)}, expected {expected}")
+            return None
+        value = int(node.value) if _INTEGER.fullmatch(node.value) else float(node.value)
+        if (least is not None and value < least) or (most is not None and value > most):
+            limits = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
+            self.wrong(node, f"{what}: found {node.value}, expected {expected} {limits}")
+            return None
+        return value
+
+    def integer(self, node: yaml.Node, what: str, *, least: int = 0) -> int | None:
+        """Return a whole number of at least ``least``."""
+        value = self.number(node, what, least=least)
+        return None if value is None else int(value)
+
+    def date(self, node: yaml.Node, what: str) -> datetime.date | None:
+        """Return a day."""
+        try:
+            if isinstance(node, yaml.ScalarNode) and re.fullmatch(DAY, node.value):
+                return datetime.date.fromisoformat(node.value)
+        except ValueError:
+            pass  # 2027-02-30
+        self.wrong(node, f"{what}: found {kind(node)}, expected a day as YYYY-MM-DD")
+        return None
+
+    def scalar(self, node: yaml.Node, what: str) -> Scalar | Missing:
+        """Return a text, number, true, false or null; refuse what YAML 1.1 and a human read differently."""
+        if not isinstance(node, yaml.ScalarNode):
+            self.wrong(node, f"{what}: found {kind(node)}, expected a text, a number, true, false or null")
+            return MISSING
+        text: str = node.value
+        if node.style:
+            return text
+        if text in _WORDS:
+            return _WORDS[text]
+        if _INTEGER.fullmatch(text):
+            return int(text)
+        if _NUMBER.fullmatch(text):
+            return self._float(node, what)
+        read = _READ_AS.get(node.tag.rsplit(":", 1)[-1])
+        if read is None:
+            return text
+        self.wrong(node, f"{what}: found {kind(node)}, which YAML reads as {read}; quote it to mean a text")
+        return MISSING
+
+    def _float(self, node: yaml.ScalarNode, what: str) -> float | Missing:
+        """2.10 is the number 2.1, and likely meant as a version: ask."""
+        value = float(node.value)
+        if re.search(r"\.[0-9]+0$", node.value):
+            self.wrong(node, f"{what}: YAML reads {node.value} as {value}; quote it to mean a text")
+            return MISSING
+        if value in (float("inf"), float("-inf")):
+            self.wrong(node, f"{what}: {node.value} is too large a number")
+            return MISSING
+        return value

@@ -1,0 +1,256 @@
+"""Rules: what a matrix says of some of its cells: exclude, skip, xfail, limits."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+import yaml
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from pytest_torchcompile.cell import Scalar
+from pytest_torchcompile.checks import CHECKS, LIMITS
+from pytest_torchcompile.errors import nearest
+from pytest_torchcompile.plan.axes import Axes, same
+from pytest_torchcompile.plan.nodes import kind
+from pytest_torchcompile.plan.reader import Missing, Reader
+
+__all__ = ["NOT", "OUTCOMES", "RULE_KEYS", "VERBS", "Rule", "read_checks", "read_rules"]
+
+OUTCOMES: Final = ("exclude", "skip", "xfail")
+VERBS: Final[dict[str, tuple[str, ...]]] = {
+    "exclude": ("reason", "issue", "torch"),
+    "skip": ("reason", "issue", "torch"),
+    "xfail": ("reason", "issue", "until", "checks", "torch"),
+    "limits": ("when", "reason", "torch"),
+    "also": ("when", "reason", "torch"),
+}
+"""Verb to the keys that a rule with this verb may have besides it."""
+NOT: Final = "not"
+"""The key of a condition whose own condition must not hold."""
+Select: TypeAlias = "dict[str, tuple[Scalar, ...]]"
+RULE_KEYS: Final = {
+    "exclude": "the cells that make no sense: axis to value, or to a list of values; `not` to such a mapping",
+    "skip": "the cells that cannot run",
+    "xfail": "the cells that are known to fail; one that passes fails the run, so that stale rules leave",
+    "limits": "limit to number, for the cells of `when`",
+    "also": "checks that only the cells of `when` have, besides those of the key `checks`",
+    "when": "the cells that the limits or checks are for; of limits all of them if left out",
+    "reason": "why, for the report",
+    "issue": "where it is tracked, for example owner/repo#123",
+    "until": "the last day on which the xfail holds, YYYY-MM-DD",
+    "checks": "the checks that are known to fail; left out: any, but no wrong numbers",
+    "torch": "the versions of torch that the rule is for, like \">=2.12, <2.14\"; with any other it is not there",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule. A cell matches if each axis of ``select`` has one of the values there, unless ``unless`` holds."""
+
+    verb: str
+    select: dict[str, tuple[Scalar, ...]]
+    where: str
+    """``file:line``"""
+    reason: str = ""
+    issue: str = ""
+    until: datetime.date | None = None
+    checks: tuple[str, ...] = ()
+    """Of an xfail those that are known to fail, of ``also`` those that it adds."""
+    limits: dict[str, float] = field(default_factory=dict)
+    unless: dict[str, tuple[Scalar, ...]] = field(default_factory=dict)
+    """What stands under ``not``: a cell that has one of the values for each of these axes does not match."""
+
+    torch: str = ""
+    """The versions of torch that the rule is for, as pip writes them; empty: all."""
+
+    def is_for(self, torch: str | None) -> bool:
+        """Is the rule for this version of torch? For an unknown one (None) it is."""
+        return not self.torch or torch is None or SpecifierSet(self.torch).contains(torch, prereleases=True)
+
+    def expired(self, today: datetime.date) -> bool:
+        """Is ``until`` over?"""
+        return self.until is not None and today > self.until
+
+
+REQUIRED: Final = {verb: (verb, "reason") for verb in OUTCOMES} | {"limits": ("limits",), "also": ("also", "when")}
+"""Verb to the keys that a rule with this verb must have."""
+
+
+def read_checks(reader: Reader, node: yaml.Node | None, what: str = "a check",
+                known: Sequence[str] = tuple(CHECKS)) -> tuple[str, ...]:
+    """Read a list of checks, each once; if there is no list, all known ones that need not be asked for.
+
+    However they are listed, causes are judged before what follows from them: in the order of ``known``.
+    """
+    if node is None:
+        return tuple(name for name in known if not CHECKS[name].on_request)
+    found: list[str] = []
+    for item in reader.items(node, "checks", alone=True):
+        name = reader.name(item, what, known)
+        if name in found:
+            reader.wrong(item, f"checks: {name!r} is listed twice")
+        elif name is not None:
+            found.append(name)
+    return tuple(sorted(found, key=known.index))
+
+
+def read_rules(reader: Reader, node: yaml.Node | None, axes: Axes | None,
+               checks: tuple[str, ...]) -> list[tuple[Rule, yaml.Node]]:
+    """Read the section ``rules``, each rule with its node; those with mistakes are left out.
+
+    ``axes`` None: the axes have mistakes themselves, so values are not looked up in them.
+    """
+    if node is None or (isinstance(node, yaml.SequenceNode) and not node.value):
+        return []
+    rules = _Rules(reader, axes, checks, _asked_also(reader, node))
+    found = ((rules.read(item), item) for item in reader.items(node, "rules"))
+    return [(rule, item) for rule, item in found if rule is not None]
+
+
+def _asked_also(reader: Reader, node: yaml.Node) -> tuple[str, ...]:
+    """The checks that some rule asks of some cells: limits and xfails of any rule may name them."""
+    names: dict[str, None] = {}
+    for item in node.value if isinstance(node, yaml.SequenceNode) else ():
+        for key, value in item.value if isinstance(item, yaml.MappingNode) else ():
+            if key.value == "also":
+                for name in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    if isinstance(name, yaml.ScalarNode) and name.value in CHECKS:
+                        names[name.value] = None
+    return tuple(names)
+
+
+@dataclass
+class _Rules:
+    reader: Reader
+    axes: Axes | None
+    checks: tuple[str, ...]
+    """The key ``checks``."""
+    also: tuple[str, ...]
+    """What some rule asks of some cells."""
+
+    def read(self, node: yaml.Node) -> Rule | None:
+        """Read one rule; None if it has a mistake."""
+        before = len(self.reader.problems)
+        verb = self._verb(node)
+        if verb is None:
+            return None
+        keys = (verb, *VERBS[verb])
+        required = REQUIRED[verb]
+        found = self.reader.fields(node, f"this {verb} rule", keys, required)
+        values: dict[str, Any] = {}
+        for name in ("reason", "issue"):
+            if name in found:
+                values[name] = self.reader.text(found[name], name) or ""
+        if "torch" in found:
+            values["torch"] = self._versions(found["torch"])
+        if "until" in found:
+            values["until"] = self.reader.date(found["until"], "until")
+        if "checks" in found:
+            what = "a check of this matrix"
+            values["checks"] = read_checks(self.reader, found["checks"], what, (*self.checks, *self.also))
+        if verb == "also" and verb in found:
+            values["checks"] = self._also(found[verb])
+        selector = found.get(verb if verb in OUTCOMES else "when")
+        values["select"], values["unless"] = self._condition(selector, verb) if selector is not None else ({}, {})
+        if verb == "limits" and verb in found:
+            values["limits"] = self._limits(found[verb])
+        if len(self.reader.problems) > before:
+            return None
+        return Rule(verb, where=self.reader.where(node), **values)
+
+    def _versions(self, node: yaml.Node) -> str:
+        text = self.reader.text(node, "torch") or ""
+        try:
+            SpecifierSet(text)
+        except InvalidSpecifier:
+            self.reader.wrong(node, f"torch: {text!r} names no versions; expected them as pip has them, "
+                                    "like \">=2.12, <2.14\"")
+        return text
+
+    def _verb(self, node: yaml.Node) -> str | None:
+        keys = [name for name, _, _ in self.reader.entries(node, "a rule")]
+        verbs = [name for name in keys if name in VERBS]
+        if len(verbs) == 1:
+            return verbs[0]
+        if verbs:
+            self.reader.wrong(node, f"this rule has the verbs {' and '.join(verbs)}; expected one in a rule")
+        elif keys:
+            strange = next((name for name in keys if name not in RULE_KEYS), keys[0])
+            found = ", ".join(map(repr, keys))
+            self.reader.wrong(node, f"this rule has no verb, only {found}; {nearest(strange, VERBS)}")
+        elif isinstance(node, yaml.MappingNode):
+            self.reader.wrong(node, f"this rule is empty; expected one of {', '.join(VERBS)}")
+        return None
+
+    def _condition(self, node: yaml.Node, verb: str) -> tuple[Select, Select]:
+        """Which values a cell must have, and which it must not have together."""
+        entries = self.reader.entries(node, verb)
+        if not entries and isinstance(node, yaml.MappingNode):
+            self.reader.wrong(node, f"{verb}: no axis is named, so every cell matches; expected at least one")
+        unless: Select = {}
+        for name, _, value in entries:
+            if name == NOT:
+                inner = self.reader.entries(value, NOT)
+                if not inner and isinstance(value, yaml.MappingNode):
+                    self.reader.wrong(value, f"{NOT}: no axis is named, so no cell matches; expected at least one")
+                unless = self._select(inner)
+        return self._select([entry for entry in entries if entry[0] != NOT], NOT), unless
+
+    def _select(self, entries: list[tuple[str, yaml.Node, yaml.Node]], *words: str) -> Select:
+        """Read axes and their values; ``words`` are what else might stand in place of an axis."""
+        select: Select = {}
+        for axis, key, value in entries:
+            if self.axes is None:
+                continue
+            if axis not in self.axes:
+                self.reader.wrong(key, f"unknown axis {axis!r}; {nearest(axis, [*self.axes, *words])}")
+                continue
+            select[axis] = self._values(axis, value, self.axes[axis])
+        return select
+
+    def _values(self, axis: str, node: yaml.Node, known: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+        keys = {same(value) for value in known}
+        found: list[Scalar] = []
+        for item in self.reader.items(node, f"axis {axis!r}", alone=True):
+            value = self.reader.scalar(item, f"axis {axis!r}")
+            if isinstance(value, Missing):
+                continue
+            if same(value) not in keys:
+                what = "model" if axis == "model" else f"value of axis {axis!r}"
+                alike = [other for other in known if str(other) == str(value)]
+                near = f"it has {alike[0]!r}" if alike else nearest(str(value), map(str, known))
+                self.reader.wrong(item, f"{value!r} is not a {what} in this matrix; {near}")
+            elif value in found:
+                self.reader.wrong(item, f"axis {axis!r}: {kind(item)} is listed twice")
+            else:
+                found.append(value)
+        return tuple(found)
+
+    def _also(self, node: yaml.Node) -> tuple[str, ...]:
+        """Checks that not every cell has already."""
+        names = read_checks(self.reader, node)
+        for name in names:
+            if name in self.checks:
+                self.reader.wrong(node, f"also: every cell has {name!r} already; take it out here, or out of `checks`")
+        return names
+
+    def _limits(self, node: yaml.Node) -> dict[str, float]:
+        limits = {}
+        for name, key, value in self.reader.entries(node, "limits"):
+            if name not in LIMITS:
+                self.reader.wrong(key, f"unknown limit {name!r}; {nearest(name, LIMITS)}")
+                continue
+            owners = [check for check, entry in CHECKS.items() if LIMITS[name] in entry.limits]
+            if not any(owner in (*self.checks, *self.also) for owner in owners):
+                self.reader.wrong(key, f"limit {name!r} has no effect: checks leaves out {owners[0]!r}")
+            limit = LIMITS[name]
+            number = self.reader.number(value, f"limit {name!r}", whole=limit.whole, least=limit.least,
+                                        most=limit.most)
+            if number is not None:
+                limits[name] = number
+        if not limits and isinstance(node, yaml.MappingNode) and not node.value:
+            self.reader.wrong(node, f"limits: none is given; expected at least one of {', '.join(LIMITS)}")
+        return limits

@@ -1,0 +1,51 @@
+"""Prose: texts of a report within Markdown, and cells as evidence behind a sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from pytest_torchcompile.gate.markdown import code
+from pytest_torchcompile.report.harmless import harmless_text
+
+__all__ = ["evidence", "prose", "table"]
+
+SHOWN: Final = 2
+"""Cells named behind a sentence."""
+TEXT: Final = 500
+_MARKUP: Final = re.compile(r"([\\`*\[\]<>|&~#]|(?<!\w)_|_(?!\w))")
+"""What is markup within a line of GitHub's Markdown (spec 0.29); ``_`` within a word is none."""
+
+
+def prose(text: str) -> str:
+    """A report's text on one line, in which nothing is markup but its own `code`.
+
+    A backtick without its partner would pair with one of ours, so that the rest of the line changed sides: then none
+    is taken for markup.
+
+    >>> prose("set `a_b` to *1* <b>")
+    'set `a_b` to \\\\*1\\\\* \\\\<b\\\\>'
+    """
+    line = " ".join(harmless_text(text).split())
+    line = line if len(line) <= TEXT else f"{line[:TEXT]}..."
+    parts = line.split("`")
+    if "``" in line or "|" in line or len(parts) % 2 == 0:
+        return _MARKUP.sub(r"\\\1", line)
+    return "".join(code(part) if number % 2 else _MARKUP.sub(r"\\\1", part) for number, part in enumerate(parts))
+
+
+def evidence(cells: Iterable[str]) -> str:
+    """``(`a`, `b` and 3 more)``."""
+    names = list(dict.fromkeys(cells))
+    more = len(names) - SHOWN
+    return f"({', '.join(map(code, names[:SHOWN]))}{f' and {more} more' if more > 0 else ''})"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table whose cells are Markdown already, and the empty line after it."""
+    return [_row(head), "|" + "---|" * len(head), *map(_row, rows), ""]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

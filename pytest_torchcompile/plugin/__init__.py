@@ -1,0 +1,153 @@
+"""What pytest sees of this package. A run that does not use it pays for this file, fixtures.py and options.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_torchcompile.plan.shipped import names_matrix
+from pytest_torchcompile.plugin import fixtures
+from pytest_torchcompile.run.options import OPTIONS, Option
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.fuzz.fuzz_options import FuzzOptions
+
+MARKERS = (
+    "compile_cell(**axes): on every item of a matrix; selects exactly, for example "
+    "-m \"compile_cell(backend='eager')\"",
+    "compile_modes(*modes, dynamic='auto', backend='inductor', wrapper='none', fullgraph=False): run a test that uses "
+    "the fixture compiled_model once for each valid combination; each keyword is one value or a list of them",
+    "compile_limits(recompiles=None, graph_breaks=None, eager_frames=None): fail a test that passed if it went over "
+    "one of these numbers, or if no compiled code ran",
+    "shape_buckets(*sizes): the sizes of the fixture shape_buckets",
+)
+
+
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare the options, each with an ini twin."""
+    _mark_earlier_report(pluginmanager.getplugin("pytestconfig"))
+    group = parser.getgroup("compile", "torch.compile matrix (pytest-torchcompile)")
+    for option in OPTIONS:
+        if not option.metavar:
+            parser.addini(option.ini, option.help, type="bool", default=False)
+            group.addoption(option.flag, action="store_true", default=None, help=option.help)
+            continue
+        parser.addini(option.ini, option.help, default=option.default)
+        value: dict[str, Any] = {"nargs": "?", "const": ""} if option.optional else {}
+        group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help, **value)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-json-report looks at its own option
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the markers, and hand over to the matrix session if one is asked for."""
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    config.pluginmanager.register(fixtures, "torchcompile-fixtures")
+    _fix_seed(config)
+    if config.getoption("compile_matrix") is None:
+        for option in (_BY_NAME[name] for name in _OF_CELLS):
+            if config.getoption(option.ini):
+                raise pytest.UsageError(f"{option.flag} is about the cells of a matrix, and none is asked for; add "
+                                        "--compile-matrix, or take it off")
+        if any(_setting(config, _BY_NAME[name]) != _BY_NAME[name].default for name in _FUZZ):
+            fuzz_options(config)  # a bad value is told now, not by the first test that is fuzzed
+        if getattr(config.option, "json_report", False):
+            from pytest_torchcompile.plugin.test_lane import report_tests
+
+            report_tests(config, None)
+        return
+    _give_back_what_is_no_matrix(config)
+    from pytest_torchcompile.errors import UsageError
+    from pytest_torchcompile.plugin.beside import refuse_options
+    from pytest_torchcompile.plugin.startup import start
+    from pytest_torchcompile.run.settings import Settings
+
+    try:
+        refuse_options(config.getoption)
+        start(config, Settings.read(lambda option: _setting(config, option)))
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _mark_earlier_report(config: pytest.Config | None) -> None:
+    """Mark the report of an earlier run while nothing can have ended this one yet, no mistake in an option either.
+
+    The arguments are still texts: the first hook that has them read runs only if they hold no mistake. Workers of xdist
+    are no runs of their own.
+    """
+    if config is None or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    typed = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
+    arguments = [*config.getini("addopts"), *typed]
+    if not any(text.startswith(("--compile-matrix", "--json-report")) for text in arguments):
+        return
+    from pytest_torchcompile.report.earlier import later_run, left_by_earlier_runs, mark_earlier
+
+    for path in left_by_earlier_runs(config.rootpath, config.invocation_params.dir, arguments):
+        with contextlib.suppress(OSError):  # the run itself says that it can't write there
+            mark_earlier(path, later_run(arguments))
+
+
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """``--compile-selftest`` runs planted faults instead of tests."""
+    if config.getoption("compile_selftest") is None:
+        return None
+    from pytest_torchcompile.errors import UsageError
+    from pytest_torchcompile.faults.selftest import selftest
+
+    try:
+        return selftest(_setting(config, _BY_NAME["selftest"]), partial(print, flush=True),
+                        _setting(config, _BY_NAME["selftest-device"]))
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def _give_back_what_is_no_matrix(config: pytest.Config) -> None:
+    """In ``pytest --compile-matrix tests`` argparse takes ``tests`` for the option's value: it is pytest's."""
+    given = config.option.compile_matrix
+    if given and not names_matrix(given):
+        config.option.compile_matrix = ""
+        named = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
+        config.args, config.args_source = [given, *named], pytest.Config.ArgsSource.ARGS
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """The seed of fuzzing, if it is not the one that every run has."""
+    seed = _setting(config, _BY_NAME["fuzz-seed"])
+    return [] if seed == "0" else [f"torch.compile fuzzing: --compile-fuzz-seed={seed}"]
+
+
+def fuzz_options(config: pytest.Config) -> FuzzOptions:
+    """The options of fuzzing. Raises :class:`pytest.UsageError` for a value that is none."""
+    from pytest_torchcompile.errors import UsageError
+    from pytest_torchcompile.fuzz.fuzz_options import FuzzOptions
+
+    examples, seconds, seed = (str(_setting(config, _BY_NAME[name])) for name in _FUZZ)
+    try:
+        return FuzzOptions.read(examples, seconds, seed, config.rootpath)
+    except UsageError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+_BY_NAME = {option.name: option for option in OPTIONS}
+_OF_CELLS = ("checks", "shard", "baseline")
+_FUZZ = ("fuzz-examples", "fuzz-seconds", "fuzz-seed")
+
+
+def _fix_seed(config: pytest.Config) -> None:
+    """Draw the seed ``random`` once, before xdist hands the options to its workers."""
+    if _setting(config, _BY_NAME["fuzz-seed"]) == "random":
+        import random
+
+        config.option.compile_fuzz_seed = str(random.SystemRandom().randrange(1, 10**9))
+
+
+def _setting(config: pytest.Config, option: Option) -> Any:
+    """Command line before ini file before default."""
+    given = config.getoption(option.ini)
+    return config.getini(option.ini) if given is None or given == "" else given

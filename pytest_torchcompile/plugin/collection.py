@@ -1,0 +1,361 @@
+"""A matrix file as pytest sees it: the file is a node, a cell a node in it, a check of the cell an item."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Generator, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_torchcompile.gate.baseline_summary import comparison
+from pytest_torchcompile.observation import NO_RANK, Judgement
+from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
+from pytest_torchcompile.plan.shards import shard
+from pytest_torchcompile.plugin.beside import TIMES_ITEMS, is_rerun
+from pytest_torchcompile.plugin.outside import Named
+from pytest_torchcompile.plugin.rank_supply import CellNotRun, RankSupply
+from pytest_torchcompile.ranks.execution import CellResult, Execution
+from pytest_torchcompile.ranks.torchrun import Torchrun, own_file
+from pytest_torchcompile.report.files import JOURNAL_FILE, REPRODUCTIONS, replace
+from pytest_torchcompile.report.finding import first
+from pytest_torchcompile.report.harmless import harmless_text
+from pytest_torchcompile.report.journal import Journal
+from pytest_torchcompile.report.keeping import ReportKeeper
+from pytest_torchcompile.report.reading import Report
+from pytest_torchcompile.report.reproduction import file_name, reproducible, reproduction
+from pytest_torchcompile.report.terminal import failure_text, header, summary
+from pytest_torchcompile.run.settings import Settings
+from pytest_torchcompile.wrappers.wrapping import Wrapping
+
+__all__ = ["CellNode", "CheckFailure", "CheckItem", "MatrixFile", "MatrixSession"]
+
+SECONDS_KEY = "compile-matrix/seconds"
+"""Where pytest's cache keeps how long each cell took, so that the next run starts the longest first."""
+PROPERTY = "compile_matrix"
+"""The attribute of a test report that carries a verdict, as JSON text, from an xdist worker to the controller."""
+
+
+class CheckFailure(Exception):
+    """A check of a cell did not hold; its text is the whole failure report."""
+
+
+class CheckItem(pytest.Item):
+    """One check of one cell."""
+
+    parent: CellNode
+
+    def runtest(self) -> None:
+        """Have the cell run, unless an item before this one did, and report this check's verdict."""
+        result = self.parent.result()
+        judgement = result.judgements[self.name]
+        self.config.stash[SESSION].judged[self.nodeid] = (result, judgement)
+        if self.first_of_cell:
+            self.parent.forget_reproduction()
+        match judgement.verdict:
+            case "skip":
+                raise pytest.skip.Exception(harmless_text(judgement.note), _use_item_location=True)
+            case "xfail":
+                raise pytest.xfail.Exception(harmless_text(judgement.note))
+            case "error" if (failure := result.observation.failure) and failure.kind == NO_RANK:
+                raise CellNotRun(harmless_text(failure.message))
+            case verdict if verdict != "pass":
+                alone = self.parent.reproduction() if self.name in self.parent.reproducible() else ""
+                raise CheckFailure(failure_text(self.name, result.judgements, self.again, alone))
+
+    @property
+    def first_of_cell(self) -> bool:
+        """Whether this is the first item of its cell that this run judges."""
+        return self.name == self.parent.selected[0]
+
+    @property
+    def again(self) -> str:
+        """The command that runs this item again."""
+        given = self.parent.parent.session_of.settings.matrix
+        return f"pytest --compile-matrix={given} '{self.nodeid}'"
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """The text of a check's failure as it is, without a traceback through this file."""
+        if isinstance(excinfo.value, (CheckFailure, CellNotRun)):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The line of the model in the matrix file, and the item as a title."""
+        title = f"{self.parent.name}::{self.name}"
+        if "." in title:
+            # Where a title ends the node id, pytest shows its dots as "::" under -v. With a blank it does not end it.
+            title += " "
+        return self.path, self.parent.line, title
+
+
+class CellNode(pytest.Collector):
+    """One cell of the matrix."""
+
+    parent: MatrixFile
+
+    def __init__(self, *, planned: PlannedCell, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.planned = planned
+        self.own_markers.append(pytest.mark.compile_cell(**planned.cell.axes).mark)
+        if self.config.pluginmanager.hasplugin(TIMES_ITEMS):
+            self.own_markers.append(pytest.mark.timeout(0).mark)  # --compile-timeout ends a cell with its process
+        self.selected: list[str] = []
+        """The checks of this cell that are run: all, less what ``-k``, ``-m`` or a node id left out."""
+        self._reproduced = False
+
+    @property
+    def line(self) -> int:
+        """Line of the cell's model in the matrix file, counted from 0 as pytest does."""
+        where = self.parent.matrix.models[self.planned.cell.model].where
+        return int(where.rsplit(":", 2)[-2]) - 1
+
+    def applicable(self) -> list[str]:
+        """The checks that the run asks for and that have something to judge in the cell's phase."""
+        return self.parent.matrix.checks_of(self.planned, self.parent.session_of.settings.checks)
+
+    def collect(self) -> Iterator[CheckItem]:
+        """One item for each check."""
+        for name in self.applicable():
+            if self.parent.session_of.named.has(self.name, name):
+                yield CheckItem.from_parent(self, name=name)
+
+    def result(self) -> CellResult:
+        """What came of the cell; it runs when this is first asked."""
+        return self.parent.session_of.execution.result(self.planned, self.selected, self.applicable())
+
+    def reproducible(self) -> dict[str, str]:
+        """The checks that a file without the matrix would fail as well, and what each says; in one process, that is."""
+        if Wrapping.read(self.planned.cell.wrapper).ranks > 1:
+            return {}
+        result = self.result()
+        return {name: judgement.problems[0].message for name, judgement in result.judgements.items()
+                if reproducible(name, judgement, result.observation)}
+
+    @property
+    def reproduction_file(self) -> Path:
+        """Where a test that fails as the cell does is written."""
+        return self.config.rootpath / REPRODUCTIONS / file_name(self.planned.cell)
+
+    def forget_reproduction(self) -> None:
+        """Remove the file of an earlier run: the cell has run, and may fail for another reason or for none."""
+        remove = partial(self.reproduction_file.unlink, missing_ok=True)
+        self.parent.session_of.journal.trouble.try_writing(self.reproduction_file, remove)
+
+    def reproduction(self) -> str:
+        """The command that runs such a file; the first item that asks has it written. Empty where it can't be."""
+        cell, matrix, file = self.planned.cell, self.parent.matrix, self.reproduction_file
+        if not self._reproduced:
+            self._reproduced = True
+            text = reproduction(cell, matrix.models[cell.model], Path(matrix.root), file, self.reproducible(),
+                                self.planned.limits)
+            self.parent.session_of.journal.trouble.try_writing(file, partial(replace, file, text))
+        if not file.exists():
+            return ""
+        return f"pytest {os.path.relpath(file, self.config.invocation_params.dir)}"
+
+
+class MatrixFile(pytest.File):
+    """The matrix file."""
+
+    @property
+    def session_of(self) -> MatrixSession:
+        """The matrix session that this file belongs to."""
+        return self.config.stash[SESSION]
+
+    @property
+    def matrix(self) -> Matrix:
+        """The matrix that the file describes."""
+        return self.session_of.matrix
+
+    def collect(self) -> Iterator[CellNode]:
+        """One node for each planned cell of this shard."""
+        for planned in self.session_of.planned:
+            if self.session_of.named.has(planned.cell.id):
+                yield CellNode.from_parent(self, name=planned.cell.id, planned=planned)
+
+
+class MatrixSession:
+    """The hooks of a run with ``--compile-matrix``."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, matrix: Matrix, named: Named,
+                 torchrun: Torchrun | None, baseline: Report | None, report: Path) -> None:
+        """``report`` is where the report will be."""
+        self.config, self.settings, self.matrix, self.named = config, settings, matrix, named
+        self.torchrun, self.baseline = torchrun, baseline
+        self.planned = shard(matrix.cells, *settings.shard)
+        self.judged: dict[str, tuple[CellResult, Judgement]] = {}
+        self.is_worker = hasattr(config, "workerinput")  # of xdist
+        self.execution = Execution(matrix, settings, torchrun=self.torchrun)
+        self.journal = Journal(matrix, self.planned, settings, own_file(config.rootpath, self.torchrun, JOURNAL_FILE))
+        config.pluginmanager.register(RankSupply(config, settings, self.execution), "compile-matrix-ranks")
+
+        self.keeper = ReportKeeper(config.rootpath, report, self.journal.path, matrix.root)
+        self.journal.report = Path(os.path.relpath(self.keeper.report, self.journal.path.parent)).as_posix()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Begin the journal before anything can end the run: what is there is an earlier run's."""
+        if not self.is_worker and not self.config.option.collectonly:
+            begin = partial(self.keeper.begin, self.config.invocation_params.args)
+            self.journal.trouble.try_writing(self.keeper.report, begin)
+            self.journal.begin()
+
+    # collection
+
+    def pytest_collect_file(self, file_path: Path, parent: pytest.Collector) -> MatrixFile | None:
+        """The matrix file is a test file."""
+        if not self.named.node_id and file_path == self.matrix.path:
+            return MatrixFile.from_parent(parent, path=file_path)
+        return None
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, Any, Any]:
+        """A matrix that pytest does not look up hangs on the session."""
+        report = yield
+        if (name := self.named.node_id) and isinstance(collector, pytest.Session) and report.passed:
+            report.result.append(MatrixFile.from_parent(collector, path=self.matrix.path, nodeid=name))
+        return report
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Tell each cell and the journal what is left to judge, when everybody has deselected."""
+        for item in session.items:
+            if isinstance(item, CheckItem):
+                item.parent.selected.append(item.name)
+        self.journal.expect(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)  # xdist may be switched off
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
+        """Under xdist the controller collects nothing itself: the workers tell what will be judged."""
+        self.journal.expect(ids)
+
+    @pytest.hookimpl(optionalhook=True)  # xdist may be switched off
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Keep a cell's items on one worker, longest cells first, unless another --dist was asked for."""
+        if config.getoption("dist") != "load":
+            return None
+        from pytest_torchcompile.plugin.scheduling import CellScheduling, families
+
+        return CellScheduling(config, log, self._seconds(), families(self.planned))
+
+    # running
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Put the verdict on the report; the first item of a cell carries the cell's observation."""
+        report = yield
+        judged = self.judged.pop(item.nodeid, None)
+        if judged is not None and isinstance(item, CheckItem):
+            result, judgement = judged
+            carried: dict[str, Any] = {"cell": item.parent.name, "check": item.name, **judgement.to_dict()}
+            if item.first_of_cell:
+                carried["observation"] = result.observation.to_dict()
+                carried["seconds"] = result.seconds
+            setattr(report, PROPERTY, json.dumps(carried))
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep and journal each verdict where it arrives: in the controller, or in the only process."""
+        if not self.is_worker and not is_rerun(report):
+            carried = getattr(report, PROPERTY, None)
+            if carried is not None:
+                self.journal.add(json.loads(carried))
+            elif str(report.when) == "???":  # xdist's name for the stage in which a worker died
+                self.journal.lost(report.nodeid, str(report.longrepr))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest-json-report writes its file in this hook
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        """A planned verdict that never came fails the run; so does a mistake in the matrix found late."""
+        if not self.is_worker and not self.config.option.collectonly:
+            if self.journal.usage_errors():
+                session.exitstatus = pytest.ExitCode.USAGE_ERROR
+            elif session.exitstatus == pytest.ExitCode.OK and self.journal.not_run():
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            elif not self.planned and self.settings.shard[1] > 1 and session.exitstatus == 5:
+                session.exitstatus = pytest.ExitCode.OK  # no tests (5), but as planned: more shards than cells
+            self.journal.finish(int(session.exitstatus))
+            self._keep_seconds()
+            if not hasattr(self.config, "_json_report"):  # -p no:pytest_jsonreport: our block alone
+                self._save({"compile_matrix": self.journal.block()})
+            else:
+                self._save_whole()
+        result = yield
+        if not self.is_worker and not self.config.option.collectonly and self._unsaved():
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+        if self.torchrun and self.torchrun.rank and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+            # Rank 0 says so. Of a process that fails torchrun ends all others at once, and rank 0 may not be done.
+            session.exitstatus = pytest.ExitCode.OK
+        return result
+
+    def _unsaved(self) -> str:
+        """Why there is no readable report file; pytest-json-report only prints that it could not save one."""
+        if self.journal.trouble.text:
+            return self.journal.trouble.text
+        path = self.keeper.report
+        try:
+            json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            return f"the report {path} could not be written: {error}"
+        return ""
+
+    def _save_whole(self) -> None:
+        """Have pytest-json-report's file written by us: it writes bit by bit, and over whatever is there."""
+        plugin, indent = self.config._json_report, self.config.option.json_report_indent  # type: ignore[attr-defined]
+
+        def save_report(_path: str) -> None:
+            if not self._save(plugin.report, indent):
+                raise OSError("see below")  # else pytest-json-report says that it is saved
+
+        plugin.save_report = save_report
+
+    def _save(self, content: dict[str, Any], indent: int | None = None) -> bool:
+        """Whether the report could be written."""
+        return self.journal.trouble.try_writing(self.keeper.report, partial(self.keeper.save, content, indent,
+                                                                                 self.journal.overtaken_by))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
+        """Add our block to pytest-json-report's file."""
+        if not self.config.option.collectonly:
+            json_report["compile_matrix"] = self.journal.block()
+
+    # the terminal
+
+    def pytest_report_header(self) -> list[str]:
+        """Versions, device, compiler, and what is planned."""
+        return header(self.matrix, self.planned, self.settings)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The table of cells by backend and mode."""
+        if self.config.option.collectonly:
+            return
+        beside = None if self.baseline is None else comparison(self.journal.block(), [self.baseline])
+        terminalreporter.section("torch.compile matrix", sep="-")
+        for line, markup in summary(self.journal, beside.fresh if beside else None):
+            terminalreporter.write_line(harmless_text(line), **markup)
+        if beside is not None:
+            terminalreporter.section(f"beside {self.settings.baseline}", sep="-")
+            for line, markup in beside.lines:
+                terminalreporter.write_line(line, **markup)
+        if edited := self.journal.sources_edited:
+            text = f"sources were edited while this run went on, so the gate takes no verdict of it: {first(edited)}"
+            terminalreporter.write_line(text, yellow=True)
+        if self.keeper.said:
+            terminalreporter.write_line(self.keeper.said)
+        if lost := self._unsaved():
+            terminalreporter.write_line(lost, red=True)
+
+    def _seconds(self) -> dict[str, float]:
+        cache = getattr(self.config, "cache", None)
+        return dict(cache.get(SECONDS_KEY, {})) if cache else {}
+
+    def _keep_seconds(self) -> None:
+        cache = getattr(self.config, "cache", None)
+        if cache:
+            cache.set(SECONDS_KEY, self._seconds() | self.journal.seconds())
+
+
+SESSION = pytest.StashKey[MatrixSession]()

@@ -1,0 +1,72 @@
+"""Outside: a matrix that pytest does not look up itself, because it is shipped or lies outside the rootdir.
+
+pytest would load every ``conftest.py`` and package on the way to such a file, and has no node id for it. So the file
+hangs on the session itself, and what the command line names of it is read here. Its node is called as a shipped matrix
+is, or by the file's name alone: of a path that is there pytest would take another rootdir, with other settings.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_torchcompile.checks import CHECKS
+from pytest_torchcompile.errors import UsageError, nearest
+from pytest_torchcompile.plan.matrix import Matrix
+from pytest_torchcompile.plan.shipped import is_shipped
+
+__all__ = ["Named", "named_of"]
+
+
+@dataclass(frozen=True)
+class Named:
+    """What of the matrix is to be collected, and by whom."""
+
+    node_id: str = ""
+    """What the file's node is called; empty: pytest looks the file up, and names it itself."""
+    parts: tuple[tuple[str, ...], ...] = ((),)
+    """Each: the whole file (nothing), a cell, or a cell and a check of it."""
+
+    def has(self, *names: str) -> bool:
+        """Whether a cell, or a cell and a check of it, is part of what was named."""
+        return any(part[:len(names)] == names[:len(part)] for part in self.parts)
+
+
+def named_of(typed: Sequence[str], matrix: Matrix, given: str, base: Path, rootdir: Path) -> tuple[list[str], Named]:
+    """The arguments that are left for pytest to look up, and what of the matrix is to be collected.
+
+    The matrix runs alone, or after what the command line names; not twice if that names the matrix itself.
+    ``typed``: the files and folders that were typed; ``given``: the matrix as typed; ``base``: where paths begin.
+    Raises :class:`UsageError` for a cell or check that is not there, as pytest does for a test.
+    """
+    if not is_shipped(given) and matrix.path.is_relative_to(rootdir):
+        named = any(_is_path(argument, base, matrix.path) for argument in typed)
+        return ([*typed] if named else [*typed, str(matrix.path)]), Named()
+    name = given if is_shipped(given) else matrix.path.name
+    inside: list[str] = []
+    others: list[str] = []
+    for argument in typed:
+        names_it = argument.partition("::")[0] == name or _is_path(argument, base, matrix.path)
+        (inside if names_it else others).append(argument)
+    cells = [planned.cell.id for planned in matrix.cells]
+    parts = []
+    for argument in inside:
+        names = argument.split("::")[1:]
+        _refuse_unknown(argument, names, cells)
+        parts.append(tuple(names))
+    return others, Named(name, tuple(parts) or ((),))
+
+
+def _is_path(argument: str, base: Path, path: Path) -> bool:
+    """Whether the part of the argument before its first ``::`` is that file; ``..`` is taken out, as pytest does."""
+    return os.path.abspath(base / argument.partition("::")[0]) == str(path)
+
+
+def _refuse_unknown(argument: str, names: Sequence[str], cells: Collection[str]) -> None:
+    for name, known, what in zip(names, (cells, CHECKS), ("cell", "check"), strict=False):
+        if name not in known:
+            raise UsageError(f"not found: {argument}: the matrix has no {what} {name!r}; {nearest(name, known)}")
+    if len(names) > 2:
+        raise UsageError(f"not found: {argument}: expected MATRIX::CELL::CHECK")

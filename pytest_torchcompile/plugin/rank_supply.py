@@ -1,0 +1,95 @@
+"""RankSupply: the hooks by which the pytest processes of a run come to rank processes, and say where there are none.
+
+The pytest that sees all verdicts owns the run's folder (:mod:`~pytest_torchcompile.ranks.zygotes`); workers are
+told it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from pytest_torchcompile.ranks.execution import Execution
+from pytest_torchcompile.ranks.rank import Zygote
+from pytest_torchcompile.run.settings import Settings
+
+__all__ = ["CellNotRun", "RankSupply"]
+
+FOLDER: Final = "compile_zygote"
+UNABLE: Final = "compile_unable"
+NOT_RUN: Final = "compile_not_run"
+"""The attribute of a test report whose cell was not run. Of thousands each would be told at length as a failure."""
+
+
+class CellNotRun(Exception):
+    """No rank process could be had for the cell; the text is one sentence."""
+
+
+class RankSupply:
+    """Starts the zygote when it is needed, and ends every process with the run."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, execution: Execution) -> None:
+        self.config, self.settings, self.execution = config, settings, execution
+        self.zygote: Zygote | None = None
+        given: dict[str, Any] | None = getattr(config, "workerinput", None)  # what xdist gives to a worker
+        self.is_worker = given is not None
+        if given is not None:
+            execution.workers = int(given["workercount"])
+            execution.folder = Path(given[FOLDER]) if given[FOLDER] else None
+            execution.unable = given[UNABLE]
+
+    @pytest.hookimpl(optionalhook=True)  # xdist may be switched off
+    def pytest_configure_node(self, node: Any) -> None:
+        """Give each worker the zygote that all share."""
+        self._start()
+        node.workerinput[FOLDER] = str(self.execution.folder or "")
+        node.workerinput[UNABLE] = self.execution.unable
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self) -> None:
+        """Without xdist this process runs the cells: start importing torch while the matrix is collected."""
+        distributed = bool(self.config.getoption("tx", None))
+        if not self.is_worker and not distributed and not self.config.option.collectonly:
+            self._start()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        """Mark what was not run, for the controller too."""
+        report = yield
+        if call.excinfo is not None and isinstance(call.excinfo.value, CellNotRun):
+            setattr(report, NOT_RUN, True)
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> Any:
+        """Count what was not run apart from failures, so that the end of the run says once why."""
+        if getattr(report, NOT_RUN, False):
+            return "not run", "E", ("NOT RUN", {"red": True})
+        return None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say that the zygote was killed, though it may have cost nothing."""
+        if self.zygote is not None and self.zygote.was_replaced:
+            terminalreporter.write_line(
+                "the process that starts rank processes was killed, perhaps for want of memory, and started again",
+                yellow=True)
+
+    def pytest_unconfigure(self) -> None:
+        """End every process that was started."""
+        self.execution.close()
+        if self.zygote is not None:
+            self.zygote.close()
+
+    def _start(self) -> None:
+        if self.settings.inprocess or self.zygote is not None or self.execution.unable:
+            return
+        try:
+            self.zygote = Zygote()
+        except OSError as error:
+            self.execution.unable = f"no folder for rank processes could be made: {error}"
+            return
+        self.execution.folder = self.zygote.folder

@@ -1,0 +1,143 @@
+"""CellScheduling: a cell's items stay on one xdist worker, and the longest cells start first.
+
+In a first run nobody knows how long a cell takes, and nothing is compiled yet. Then a worker stays with the cells of
+one model: they share graphs and kernels, which two workers would compile at the same time.
+
+xdist's own ``loadgroup`` does not group on pytest 9.2 with xdist 3.8 (pytest-dev/pytest-xdist#1386), and its
+``load`` hands the two longest tests to the same worker. Derives from ``LoadScheduling``, whose internals are
+not a stable API: seen in pytest-xdist 3.6 to 3.8.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from xdist.scheduler.load import LoadScheduling  # type: ignore[import-untyped]  # it has no py.typed
+
+from pytest_torchcompile.plan.shipped import names_matrix
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_torchcompile.plan.expansion import PlannedCell
+
+__all__ = ["CellScheduling", "families", "units"]
+
+
+def families(planned: Iterable[PlannedCell]) -> dict[str, str]:
+    """Cell id to what cells with the same graphs have in common: the model, and what its tensors are."""
+    found = {}
+    for each in planned:
+        cell = each.cell
+        found[cell.id] = "-".join(map(str, (cell.model, cell.dtype, cell.device, cell.phase, cell.user)))
+    return found
+
+
+def units(collection: Sequence[str], seconds: Mapping[str, float]) -> list[list[int]]:
+    """Indices of the items that belong together, the longest unit first.
+
+    Items of one cell (``file.yaml::cell::check``, ``shipped:name::cell::check``) are a unit, any other item is one
+    of its own. A cell that was never timed counts as long as the longest known: it is better to start it too early.
+    """
+    grouped: dict[str, list[int]] = {}
+    for index, nodeid in enumerate(collection):
+        file, *rest = nodeid.split("::")
+        key = f"{file}::{rest[0]}" if names_matrix(file) and rest else nodeid
+        grouped.setdefault(key, []).append(index)
+    unknown = max(seconds.values(), default=0.0)
+
+    def cost(key: str) -> float:
+        file, _, cell = key.partition("::")
+        return seconds.get(cell, unknown) if names_matrix(file) else 0.0
+
+    return [grouped[key] for key in sorted(grouped, key=lambda k: -cost(k))]  # stable: equal costs keep their order
+
+
+class CellScheduling(LoadScheduling):  # type: ignore[misc]  # its base is untyped
+    """Sends whole units; a worker always knows one item beyond the one it runs, as xdist demands."""
+
+    def __init__(self, config: pytest.Config, log: Any, seconds: Mapping[str, float],
+                 families: Mapping[str, str]) -> None:
+        super().__init__(config, log)
+        self.collection: list[str] | None = None
+        self._seconds = seconds
+        self._families = families
+        self._at: dict[Any, str] = {}
+        """The family of the cell that each worker was last sent."""
+        self._units: deque[list[int]] = deque()
+
+    def schedule(self) -> None:
+        """Give every worker its first unit once all have collected the same items."""
+        if self.collection is not None:
+            for node in self.nodes:
+                self.check_schedule(node)
+            return
+        if not self._check_nodes_have_same_collection():
+            self.log("**Different tests collected, aborting run**")
+            return
+        items: list[str] = next(iter(self.node2collection.values()))
+        self.collection = items
+        self._units.extend(units(items, self._seconds))
+        self._mirror()
+        for node in self.nodes:
+            self.check_schedule(node)
+
+    def check_schedule(self, node: Any, duration: float = 0) -> None:
+        """Send units until the worker has an item to run and one to know of; shut it down when none is left."""
+        if node.shutting_down:
+            return
+        while self._units and len(self.node2pending[node]) < 2:
+            unit = self._next_unit(node)
+            self.node2pending[node].extend(unit)
+            node.send_runtest_some(unit)
+        self._mirror()
+        if not self._units:
+            node.shutdown()
+
+    def _next_unit(self, node: Any) -> list[int]:
+        """Take the longest unit; of cells that were never timed, one that shares graphs with the worker's last."""
+        untimed = [unit for unit in self._units if self._family(unit)]
+        unit = self._units[0]
+        if unit in untimed:
+            others = {family for other, family in self._at.items() if other is not node and other in self.node2pending}
+            same = [each for each in untimed if self._family(each) == self._at.get(node)]
+            free = [each for each in untimed if self._family(each) not in others]
+            # Where every family is at work somewhere, the last unit: whoever works on it comes from the other end.
+            unit = (same or free or untimed[-1:])[0]
+            self._at[node] = self._family(unit)
+        self._units.remove(unit)
+        return unit
+
+    def _family(self, unit: list[int]) -> str:
+        """The family of a unit that was never timed; empty for a timed one, and for what is no cell."""
+        file, *rest = (self.collection or [])[unit[0]].split("::")
+        timed = not names_matrix(file) or not rest or rest[0] in self._seconds
+        return "" if timed else self._families.get(rest[0], "")
+
+    def mark_test_pending(self, item: str) -> None:
+        """Run an item again (asked for by plugins that re-run tests)."""
+        if self.collection is not None:
+            self._return([self.collection.index(item)])
+
+    def remove_node(self, node: Any) -> str | None:
+        """A worker is gone: what it had not run goes back, first in the queue. Returns the item it was running."""
+        pending = self.node2pending.pop(node)
+        self._at.pop(node, None)
+        if not pending or self.collection is None:
+            return None
+        running: int = pending.pop(0)
+        self._return(pending)
+        return self.collection[running]
+
+    def _return(self, indices: Iterable[int]) -> None:
+        if indices := list(indices):
+            self._units.appendleft(indices)
+        self._mirror()
+        for node in self.nodes:
+            self.check_schedule(node)
+
+    def _mirror(self) -> None:
+        """The base class asks ``pending`` whether the run is over."""
+        self.pending[:] = [index for unit in self._units for index in unit]

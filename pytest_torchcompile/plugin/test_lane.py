@@ -1,0 +1,322 @@
+"""The lane ``test``: what came of each test that uses our fixtures is told to the report.
+
+A process that runs tests puts a record on the report of each test's tear-down; the controller of xdist, or the only
+process, takes it off and keeps it. Registered only where a report is asked for, and idle until such a test comes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import pytest
+
+from pytest_torchcompile.plugin.fixtures import HEAVIEST, gather_evidence, is_watched
+from pytest_torchcompile.run.imported import imported_sources
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.observation import Problem
+    from pytest_torchcompile.report.record import Record
+    from pytest_torchcompile.report.sources import Sources
+    from pytest_torchcompile.report.testrecord import RecordedTest
+    from pytest_torchcompile.run.counters import Evidence
+
+__all__ = ["Lane", "OwnReport", "report_tests"]
+
+CARRIED: Final = "compile_test"
+"""The attribute of a pytest report that carries a test's record, as JSON text, from an xdist worker."""
+PLANNED: Final = "compile_tests_planned"
+"""What a worker of xdist tells at its end: the node ids of its tests that use our fixtures."""
+DESELECTED: Final = "compile_tests_deselected"
+"""The same of those that `-k`, `-m` or `--deselect` left out."""
+PACKAGE: Final = Path(__file__).parent.parent
+EVIDENCE: Final = 6000
+"""Characters of a failure's text that are kept."""
+
+
+class Keeper(Protocol):
+    """Who keeps what came of the tests: the journal of a matrix run, or :class:`OwnReport`."""
+
+    def expect_tests(self, nodeids: Iterable[str]) -> None:
+        """Take note of tests that will be run."""
+
+    def leave_out_tests(self, nodeids: Iterable[str]) -> None:
+        """Take note of tests that use our fixtures and were deselected."""
+
+    def add_test(self, told: dict[str, Any], environment: dict[str, Any], sources: dict[str, str]) -> None:
+        """Keep what came of one, and which files its process has imported."""
+
+
+def report_tests(config: pytest.Config, keeper: Keeper | None) -> None:
+    """Have the tests reported to ``keeper``; without one, in pytest-json-report's own file.
+
+    Where tests are only listed, none is reported; but that file may be that of a run.
+    """
+    if keeper is None:
+        keeper = OwnReport(config)
+        config.pluginmanager.register(keeper, "compile-own-report")
+    if config.option.collectonly:
+        return
+    config.pluginmanager.register(Lane(config, keeper), "compile-tests")
+
+
+@dataclass
+class _Attempt:
+    """One run of one test, phase by phase."""
+
+    number: int
+    reports: list[pytest.TestReport] = field(default_factory=list)
+    evidence: Evidence | None = None
+    ledger: dict[str, Any] | None = None
+    """As it was when the body ended, which is when it was judged."""
+
+
+class Lane:
+    """The hooks that make the records, and those that collect them."""
+
+    def __init__(self, config: pytest.Config, keeper: Keeper) -> None:
+        self.config, self.keeper = config, keeper
+        self.is_worker = hasattr(config, "workerinput")
+        self.known: set[str] = set()
+        """Tests that are known to use our fixtures."""
+        self.all_known = False
+        """Has a process told all of them?"""
+        self.deselected: list[str] = []
+        self.lost: dict[str, str] = {}
+        """Node id of an item that a worker of xdist died in, to what xdist says of it."""
+
+    # where tests run
+
+    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
+        """Take note of those of our tests that `-k`, `-m` or `--deselect` left out."""
+        self.deselected += [item.nodeid for item in items if is_watched(item)]
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Take note of the tests that are left when everybody has deselected."""
+        planned = [item.nodeid for item in session.items if is_watched(item)]
+        if self.is_worker:
+            self.config.workeroutput[PLANNED] = planned  # type: ignore[attr-defined]
+            self.config.workeroutput[DESELECTED] = self.deselected  # type: ignore[attr-defined]
+        else:
+            self.keeper.leave_out_tests(self.deselected)
+            self._plan(planned)
+            self.all_known = True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: what others make of xfail and the like is done
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Put the test's record on the last of its reports."""
+        report: pytest.TestReport = yield
+        if not is_watched(item):
+            return report
+        if report.when == "setup":
+            before = item.stash.get(_ATTEMPT, None)
+            item.stash[_ATTEMPT] = _Attempt(before.number + 1 if before else 1)
+            setattr(report, CARRIED, json.dumps({"begun": item.nodeid}))
+        attempt = item.stash[_ATTEMPT]
+        attempt.reports.append(report)
+        if report.when != "teardown" and (evidence := gather_evidence(item)) is not None:
+            attempt.evidence, attempt.ledger = evidence, evidence.ledger.to_dict()
+        if report.when == "teardown":
+            told = _record_test(item, attempt).to_dict()
+            sources = imported_sources(item.config.rootpath)
+            setattr(report, CARRIED, json.dumps({"test": told, "environment": _environment(), "sources": sources}))
+        return report
+
+    # where reports arrive
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep a test's record."""
+        if self.is_worker:
+            return
+        carried = json.loads(getattr(report, CARRIED, "{}"))
+        if "begun" in carried:
+            self._plan([carried["begun"]])
+        elif "test" in carried:
+            self.keeper.add_test(carried["test"], carried["environment"], carried["sources"])
+        elif str(report.when) == "???":  # the stage in which a process died (xdist, pytest-forked)
+            self.lost[report.nodeid] = str(report.longrepr)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Take over which tests a worker of xdist was to run."""
+        planned = getattr(node, "workeroutput", {}).get(PLANNED)
+        if planned is not None:
+            self.keeper.leave_out_tests(node.workeroutput[DESELECTED])
+            self._plan(planned)
+            self.all_known = True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self) -> Generator[None, Any, Any]:
+        """A test that a worker died in has crashed. Where no worker lived to tell which are ours, each may be one."""
+        for nodeid, text in self.lost.items():
+            if nodeid in self.known or (not self.all_known and "::" in nodeid):
+                self._crashed(nodeid, text)
+        return (yield)
+
+    def _crashed(self, nodeid: str, text: str) -> None:
+        from pytest_torchcompile.observation import Problem
+        from pytest_torchcompile.report.testrecord import RecordedTest
+
+        problem = Problem("the process that ran this test died", text[-EVIDENCE:])
+        self.keeper.expect_tests([nodeid])
+        self.keeper.add_test(RecordedTest(nodeid, "crash", (problem,)).to_dict(), {}, {})
+
+    def _plan(self, nodeids: list[str]) -> None:
+        self.known.update(nodeids)
+        self.keeper.expect_tests(nodeids)
+
+
+class OwnReport:
+    """The block of a run without a matrix: no cells, but tests. It is part of pytest-json-report's file."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.record: Record | None = None
+        self._sources: Sources | None = None
+
+    def expect_tests(self, nodeids: Iterable[str]) -> None:
+        """Take note of tests that will be run."""
+        known = dict.fromkeys(nodeids)
+        if known:
+            record = self._begun()
+            record.expected_tests = list(dict.fromkeys((*record.expected_tests, *known)))
+
+    def leave_out_tests(self, nodeids: Iterable[str]) -> None:
+        """Take note of tests that were deselected."""
+        if names := list(nodeids):
+            self._begun().leave_out_tests(names)
+
+    def add_test(self, told: dict[str, Any], environment: dict[str, Any], sources: dict[str, str]) -> None:
+        """Keep what came of one."""
+        self._begun().add_test(told, environment, sources)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest-json-report writes its file in this hook
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        """The run has ended by itself."""
+        if hasattr(self.config, "_json_report") and not hasattr(self.config, "workerinput"):
+            self._keep_before()
+        if self.record is not None and hasattr(self.config, "_json_report"):
+            from pytest_torchcompile.report.jsonfile import save_whole
+            from pytest_torchcompile.report.record import now
+
+            edited = self._sources.edited(self.record.sources or {}) if self._sources else ()
+            self.record.finish(int(session.exitstatus), now(), edited)
+            save_whole(self.config)
+        return (yield)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
+        """Add our block, if one of the tests was ours."""
+        if self.record is not None:
+            json_report["compile_matrix"] = self.record.block()
+
+    def _keep_before(self) -> None:
+        """Keep what a matrix run has left in the file that pytest-json-report is about to replace."""
+        from pytest_torchcompile.report.keeping import ReportKeeper
+
+        path = Path(self.config.invocation_params.dir, self.config.option.json_report_file)
+        with suppress(OSError):  # pytest-json-report says so itself
+            ReportKeeper(self.config.rootpath, path, path).keep_before()
+
+    def _begun(self) -> Record:
+        if self.record is None:
+            from pytest_torchcompile.report.record import Record, head_without_matrix
+            from pytest_torchcompile.report.sources import Sources
+
+            self._sources = Sources.take(self.config.rootpath)
+            self.record = Record(head_without_matrix(self.config.rootpath))
+        return self.record
+
+
+_ATTEMPT = pytest.StashKey[_Attempt]()
+
+
+def _record_test(item: pytest.Item, attempt: _Attempt) -> RecordedTest:
+    """What came of one attempt, when its last phase has been reported."""
+    from pytest_torchcompile.report.testrecord import RecordedTest
+
+    verdict, note, problems = _verdict(item, attempt.reports)
+    found = RecordedTest(item.nodeid, verdict, problems, note, attempts=attempt.number,
+                         seconds=round(sum(report.duration for report in attempt.reports), 6))
+    if attempt.evidence is None:
+        return found
+    return _with_evidence(found, item, attempt.evidence, attempt.ledger)
+
+
+def _with_evidence(found: RecordedTest, item: pytest.Item, evidence: Evidence,
+                   ledger: dict[str, Any] | None) -> RecordedTest:
+    from dataclasses import asdict, replace
+
+    limits = {}
+    for each in fields(evidence.limits) if evidence.limits is not None else ():
+        if (number := getattr(evidence.limits, each.name)) is not None:
+            limits[each.name] = number
+    heaviest = item.stash.get(HEAVIEST, None)
+    if heaviest is not None and heaviest.ledger is not None and found.verdict == "pass":
+        ledger = heaviest.ledger.to_dict()
+    return replace(
+        found, limits=limits, must_run=evidence.must_run, asks_model=evidence.asks_model,
+        model=None if evidence.model is None else asdict(evidence.model), ledger=ledger,
+        sequences=None if heaviest is None else heaviest.sequences,
+    )
+
+
+def _verdict(item: pytest.Item, reports: list[pytest.TestReport]) -> tuple[str, str, tuple[Problem, ...]]:
+    """Verdict, note and problems, as pytest has judged the phases."""
+    failed = [report for report in reports if report.failed]
+    if failed:
+        problems = tuple(_problem(item, report) for report in failed)
+        if failed[0].when != "call":
+            return "error", "", problems
+        strict = str(failed[0].longrepr).startswith("[XPASS(strict)]")
+        return ("xpass" if strict else "fail"), "", problems
+    for report in reports:
+        if report.skipped and hasattr(report, "wasxfail"):
+            return "xfail", report.wasxfail, ()
+        if report.skipped:
+            return "skip", _skip_reason(report), ()
+    unexpected = [report.wasxfail for report in reports if hasattr(report, "wasxfail")]
+    return "pass", f"expected to fail, and passed: {unexpected[0]}" if unexpected else "", ()
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return told.removeprefix("Skipped: ")
+
+
+def _problem(item: pytest.Item, report: pytest.TestReport) -> Problem:
+    """The failure of one phase: its first line, where it was raised, and its whole text."""
+    from pytest_torchcompile.observation import Problem
+
+    where = "" if report.when == "call" else f"in its {report.when}: "
+    text = report.longreprtext
+    file, line = item.location[0], (item.location[1] or 0) + 1
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:
+        return Problem(where + _first_line(text), text[-EVIDENCE:], file=file, line=line)
+    path, root = Path(crash.path), item.config.rootpath
+    if not path.is_relative_to(PACKAGE):  # what our own code says of a test is said of the test's place
+        file, line = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path), crash.lineno
+    message = _first_line(crash.message).removeprefix("Failed: ")
+    evidence = text.removeprefix(message).lstrip("\n")  # a text of ours begins with its first line
+    return Problem(where + message, evidence[-EVIDENCE:], file=file, line=line)
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else "it failed without a text"
+
+
+def _environment() -> dict[str, Any]:
+    """Of this process, if it has loaded torch."""
+    if "torch" not in sys.modules:
+        return {}
+    from pytest_torchcompile.run.environment import own_environment
+
+    return own_environment()

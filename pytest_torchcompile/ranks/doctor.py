@@ -1,0 +1,139 @@
+"""doctor: what of a matrix this machine can run, and why not the rest. One training cell is run to prove it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_torchcompile.errors import Unavailable, UsageError
+from pytest_torchcompile.quantity import count
+from pytest_torchcompile.ranks import leases
+from pytest_torchcompile.ranks.execution import Execution, gpus_of
+from pytest_torchcompile.ranks.rank import Zygote
+from pytest_torchcompile.ranks.zygote import gpu_device_files
+from pytest_torchcompile.run.settings import Settings
+from pytest_torchcompile.wrappers.wrapping import Wrapping
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
+
+__all__ = ["Survey", "Tried", "cells", "machine", "try_training"]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Which cells of a matrix can run here, and how many cannot, by reason."""
+
+    runnable: tuple[PlannedCell, ...]
+    why_not: Counter[str]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One training cell that was run."""
+
+    cell: str
+    seconds: float
+    problems: tuple[str, ...] = ()
+    """Why it could not be judged: what it says, and what to do. Empty: it ran."""
+
+
+def machine(about: dict[str, Any]) -> Iterator[str]:
+    """Lines about the machine, from :func:`~pytest_torchcompile.run.environment.environment`."""
+    yield (f"torch {about['torch']}, triton {about['triton'] or 'none'}, Python {about['python']}, "
+           f"{about['cores']} cores ({about['cpu']})")
+    yield (f"C++ compiler: {about['compiler']}" if about["compiler"] else
+           "no C++ compiler, which Inductor needs on a CPU: install g++ or clang")
+    gpus = [device for device in about["devices"] if device != "cpu"]
+    files = gpu_device_files()
+    if gpus:
+        usable = ", ".join(leases.visible_gpus(files)) or "all, without leases"
+        yield f"CUDA {about['cuda']}, driver {about['driver'] or 'unknown'}: {', '.join(gpus)} (leased: {usable})"
+    elif about["cuda"] is None:
+        yield "no GPU: this build of torch has no CUDA" + (f", and the machine has {', '.join(files)}" if files else "")
+    else:
+        yield f"no GPU: torch is built for CUDA {about['cuda']}, and " + (
+            f"can't use {', '.join(files)}" if files else "the machine shows none")
+
+
+def cells(matrix: Matrix) -> Survey:
+    """Which of the planned cells can run here, and how many cannot, by reason.
+
+    Each model is made once on each device and in each dtype, but not run; each wrapper is looked up, and what its ranks
+    need (torch.distributed, gloo or NCCL, the fake process group, NumPy).
+    Raises :class:`UsageError` for a mistake in the matrix or in a factory.
+    """
+    known: dict[Any, str] = {}
+    ranks: dict[tuple[str, str], str] = {}
+    why_not: Counter[str] = Counter()
+    runnable = []
+    for planned in matrix.cells:
+        cell = planned.cell
+        key = (cell.model, cell.device, cell.dtype, cell.user, cell.backend, gpus_of(cell))
+        if planned.outcome == "skip":
+            why_not[f"a rule skips it: {planned.reason}"] += 1
+            continue
+        if key not in known:
+            known[key] = _missing(matrix, planned)
+        if (pair := (cell.wrapper, cell.device)) not in ranks:
+            ranks[pair] = _missing_for_ranks(matrix, planned)
+        if why := known[key] or ranks[pair]:
+            why_not[why] += 1
+        else:
+            runnable.append(planned)
+    return Survey(tuple(runnable), why_not)
+
+
+def try_training(matrix: Matrix, runnable: tuple[PlannedCell, ...]) -> Tried | None:
+    """Run the first training cell of one rank, in a rank process as a run of the matrix would; None if there is none.
+
+    What the checks say of the model is not asked: a cell that fails them has run.
+    """
+    chosen = next((planned for planned in runnable if planned.cell.phase == "training"
+                   and Wrapping.read(planned.cell.wrapper).processes == 1), None)
+    if chosen is None:
+        return None
+    zygote = Zygote()
+    execution = Execution(matrix, Settings.read(lambda option: option.default), zygote.folder)
+    try:
+        result = execution.result(chosen, ("compiles",), ("compiles",))
+    finally:
+        execution.close()
+        zygote.close()
+    judged = result.judgements["compiles"]
+    told: list[str] = []
+    if judged.verdict in ("error", "crash", "timeout"):
+        for problem in judged.problems:
+            told += [line for line in (problem.message, problem.hint) if line]
+    return Tried(chosen.cell.id, result.seconds, tuple(told))
+
+
+def _missing_for_ranks(matrix: Matrix, planned: PlannedCell) -> str:
+    from pytest_torchcompile.wrappers import process_group as group
+    from pytest_torchcompile.wrappers import protocol
+
+    where = matrix.models[planned.cell.model].where
+    try:
+        group.refuse(planned.cell, protocol.load(planned.cell.wrapper, matrix.root, where), where)
+    except Unavailable as why:
+        return str(why)
+    return ""
+
+
+def _missing(matrix: Matrix, planned: PlannedCell) -> str:
+    from pytest_torchcompile.run import subject
+
+    cell, entry = planned.cell, matrix.models[planned.cell.model]
+    gpus = leases.visible_gpus(gpu_device_files())
+    if gpus and (needed := gpus_of(cell)) > len(gpus):
+        return f"it needs {count(needed, 'GPU')}, and this machine has {len(gpus)} to use"
+    try:
+        subject.settings(cell, matrix.root, entry.where)
+        subject.build(entry, cell, matrix.root, 0)
+    except Unavailable as why:
+        return str(why)
+    except MemoryError as why:
+        raise UsageError(f"{entry.where}: the model does not fit into memory: {why}") from why
+    return ""

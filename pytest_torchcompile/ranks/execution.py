@@ -1,0 +1,177 @@
+"""Execution: the side of pytest that has cells run, and keeps what came of them. No torch, no pytest."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.errors import TorchcompileError, UsageError
+from pytest_torchcompile.observation import NO_RANK, Failure, Job, Judgement, Observation
+from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
+from pytest_torchcompile.quantity import count
+from pytest_torchcompile.rank_outcome import RankOutcome
+from pytest_torchcompile.ranks import leases
+from pytest_torchcompile.ranks.blame import gathered
+from pytest_torchcompile.ranks.leases import Leases
+from pytest_torchcompile.ranks.rank import NoRank
+from pytest_torchcompile.ranks.rank_group import Group
+from pytest_torchcompile.ranks.torchrun import Nodes, Torchrun
+from pytest_torchcompile.ranks.zygote import gpu_device_files
+from pytest_torchcompile.run.settings import Settings
+from pytest_torchcompile.run.verdicts import apply_xfail, judge
+from pytest_torchcompile.wrappers.wrapping import Wrapping
+
+__all__ = ["CellResult", "Execution", "gpus_of"]
+
+TIMED = "benchmark"
+"""The check whose cell has its GPU alone."""
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What came of one cell: a judgement for each check that was asked for, and what they rest on."""
+
+    judgements: dict[str, Judgement]
+    observation: Observation
+    seconds: float
+    """Wall seconds of the whole cell."""
+
+
+@dataclass
+class Execution:
+    """Runs each planned cell once, in a rank process or, for debuggers, in this one."""
+
+    matrix: Matrix
+    settings: Settings
+    folder: Path | None = None
+    """The run's folder (:mod:`pytest_torchcompile.ranks.zygotes`); None runs cells in this process."""
+    unable: str = ""
+    """Why no rank process can be had; then no cell is run any more."""
+    workers: int = 1
+    """pytest processes that run cells at the same time."""
+    torchrun: Torchrun | None = None
+    """Where torchrun has started this pytest for one rank of each cell."""
+    _group: Group | Nodes | None = None
+    _leases: Leases | None = None
+    _done: dict[str, CellResult] = field(default_factory=dict)
+
+    def result(self, planned: PlannedCell, selected: Sequence[str], applicable: Sequence[str]) -> CellResult:
+        """Run the cell if it was not run yet.
+
+        ``selected`` are the checks that this run judges, ``applicable`` all that the matrix has for the cell.
+        """
+        key = planned.cell.id
+        if key not in self._done:
+            self._done[key] = self._run(planned, selected, applicable)
+        return self._done[key]
+
+    def close(self) -> None:
+        """End the rank processes, whatever they are doing."""
+        if self._group is not None:
+            self._group.close()
+
+    def _run(self, planned: PlannedCell, selected: Sequence[str], applicable: Sequence[str]) -> CellResult:
+        if planned.outcome == "skip":
+            observation, seconds = Observation(planned.cell.id, failure=Failure("skip", planned.reason)), 0.0
+        else:
+            outcomes = self._outcomes(planned.cell, self._job(planned, selected))
+            observation = gathered(planned.cell.id, outcomes)
+            seconds = max(outcome.seconds for outcome in outcomes)
+        judgements = judge(observation, selected, planned.limits)
+        judgements = apply_xfail(judgements, planned, complete=set(selected) >= set(applicable))
+        return CellResult(judgements, observation, seconds)
+
+    def _job(self, planned: PlannedCell, selected: Sequence[str]) -> Job:
+        ranks = Wrapping.read(planned.cell.wrapper).processes
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return Job(
+            cell=planned.cell.to_dict(),
+            entry=self.matrix.models[planned.cell.model].to_dict(),
+            root=str(self.matrix.root),
+            checks=tuple(selected),
+            limits=planned.limits,
+            # An expected failure is known; and what finds out more must not turn a failure into a timeout.
+            locate=0.0 if planned.outcome == "xfail" else self.settings.timeout / 4,
+            modules=self.matrix_modules,
+            fuzz=self.settings.fuzz.of_cells(self.matrix.fuzz_seconds, self.matrix.root).to_dict(),
+            # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
+            threads=_omp_threads() or max(1, min(cores, 4) // ranks),
+            compile_threads=max(1, cores // self.workers // ranks),
+            autotune_choices=self.matrix.autotune_choices,
+        )
+
+    @property
+    def matrix_modules(self) -> tuple[str, ...]:
+        """Every module that a model of the matrix is made from."""
+        targets = {t for m in self.matrix.models.values() for t in (m.factory, m.inputs, m.loss) if t}
+        return tuple(sorted({target.partition(":")[0] for target in targets}))
+
+    def _outcomes(self, cell: Cell, job: Job) -> list[RankOutcome]:
+        """Run the cell; a fault of our own processes, files or locks is its error and nobody else's."""
+        if self.unable:
+            return [RankOutcome(NO_RANK, message=self.unable)]
+        try:
+            return self._on_gpus(cell, job)
+        except UsageError:
+            raise
+        except NoRank as error:
+            self.unable = str(error)
+            return [RankOutcome(NO_RANK, message=self.unable, evidence=error.evidence)]
+        except TorchcompileError as error:  # of a lease
+            return [RankOutcome(NO_RANK, message=str(error))]
+        except OSError as error:  # the folder of the run is full, or somebody has removed it
+            return [RankOutcome(NO_RANK, message=f"the run's own files in {self.folder} can't be used: {error}")]
+
+    def _on_gpus(self, cell: Cell, job: Job) -> list[RankOutcome]:
+        """Run the cell while it holds the GPUs that it needs; without a lease where there are none to share."""
+        ranks = Wrapping.read(cell.wrapper).processes
+        wanted = gpus_of(cell)
+        # torchrun's ranks have the GPUs that whoever started it gave them.
+        if not wanted or self.folder is None or self.torchrun is not None:
+            return self._execute(job, ranks)
+        if self._leases is None:
+            self._leases = leases.here(leases.visible_gpus(gpu_device_files()), self.settings.workers_per_gpu)
+        if not self._leases.gpus:
+            return self._execute(job, ranks)
+        if wanted > len(self._leases.gpus):
+            why = f"it needs {count(wanted, 'GPU')}, and this machine has {len(self._leases.gpus)} to use"
+            return [RankOutcome("skip", message=why)]
+        with self._leases.held(wanted, alone=TIMED in job.checks) as gpus:
+            return self._execute(job, ranks, gpus)
+
+    def _execute(self, job: Job, ranks: int, gpus: tuple[str, ...] = ()) -> list[RankOutcome]:
+        if self.folder is None:
+            if ranks > 1:
+                why = f"wrapper {job.cell['wrapper']!r} needs {ranks} rank processes; --compile-inprocess has none"
+                return [RankOutcome("skip", message=why)]
+            from pytest_torchcompile.ranks.serving import execute
+
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # as in a rank process: pytest's filters are for the user's tests
+                return [RankOutcome("done", execute({"do": "cell", "job": job, "path": []})["value"])]
+        if self._group is None:
+            self._group = Group(self.folder) if self.torchrun is None else Nodes(self.folder, self.torchrun)
+        # What a rank finds out alone, while the others are at something else, ends in a collective that nobody joins.
+        job = replace(job, locate=0.0) if ranks > 1 else job
+        where = job, ranks, sys.path, self.settings.timeout
+        outcomes = self._group.run(*where) if isinstance(self._group, Nodes) else self._group.run(*where, gpus)
+        if self.settings.isolation == "cell":
+            self._group.close()
+        return outcomes
+
+
+def gpus_of(cell: Cell) -> int:
+    """How many GPUs a cell needs: one for each rank, and as many as make its device's number one of them."""
+    kind, _, number = cell.device.partition(":")
+    return max(Wrapping.read(cell.wrapper).processes, int(number or 0) + 1) if kind == "cuda" else 0
+
+
+def _omp_threads() -> int:
+    """The user's OMP_NUM_THREADS (of the outer level, where it is a list), or 0."""
+    given = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(given) if given.isdigit() else 0

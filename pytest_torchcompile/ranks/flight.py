@@ -1,0 +1,92 @@
+"""The tail of a rank's flight recorder, asked for from outside while the rank is stuck in a collective. No torch.
+
+The rank's main thread waits in C++ code then, without the interpreter's lock, so another thread of it can read the
+recorder. It waits for a byte in a named pipe, ``FILE.ask``, and answers in ``FILE``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+__all__ = ["answering", "ask", "told"]
+
+PATIENCE: Final = 2.0
+"""Seconds that an answer may take."""
+_ASK, _END = b"?", b"."
+
+
+def ask(file: Path) -> bool:
+    """Ask the process that answers in ``file``; False if none is listening."""
+    try:
+        pipe = os.open(_pipe(file), os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # there is no pipe, or nobody at its other end
+        return False
+    try:
+        os.write(pipe, _ASK)
+    except OSError:
+        return False
+    finally:
+        os.close(pipe)
+    return True
+
+
+def told(file: Path) -> str:
+    """The answer to :func:`ask`."""
+    deadline = time.monotonic() + PATIENCE
+    while not file.exists():
+        if time.monotonic() > deadline:
+            return (f"flight recorder: not read within {PATIENCE:g} s, because the main thread does not let go of the "
+                    "interpreter")
+        time.sleep(0.02)
+    return file.read_text()
+
+
+@contextmanager
+def answering(file: Path) -> Iterator[None]:
+    """Inside of it this process answers one question in ``file``, of the collectives that it begins from now on.
+
+    To be entered before the process makes its first process group.
+    """
+    from pytest_torchcompile.gauges import flight_recorder
+
+    flight_recorder.enable()
+    asked = _pipe(file)
+    for left in (asked, file):  # of a process that had the same number
+        left.unlink(missing_ok=True)
+    os.mkfifo(asked, 0o600)
+    pipe = os.open(asked, os.O_RDWR)  # for writing too: a read must not end because nobody has opened it yet
+    thread = threading.Thread(target=_answer, args=(pipe, file, time.time_ns()), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        os.write(pipe, _END)
+        thread.join()
+        os.close(pipe)
+        with contextlib.suppress(OSError):  # the folder is removed when the run ends
+            asked.unlink()
+
+
+def _answer(pipe: int, file: Path, since: int) -> None:
+    from pytest_torchcompile.gauges import flight_recorder
+
+    if os.read(pipe, 1) != _ASK:
+        return
+    try:
+        text = flight_recorder.tail(since)
+    except Exception as why:
+        text = f"flight recorder: it could not be read: {type(why).__name__}: {why}"
+    unfinished = file.with_name(f"{file.name}.new")
+    unfinished.write_text(text)
+    unfinished.replace(file)
+
+
+def _pipe(file: Path) -> Path:
+    return file.with_name(f"{file.name}.ask")

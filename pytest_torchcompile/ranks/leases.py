@@ -1,0 +1,211 @@
+"""Leases: which cells hold which GPUs of this host, whatever the number of workers and of pytest runs.
+
+File locks, all or nothing under one mutex, so that nobody holds one GPU while waiting for another (no deadlock), and
+in strict order of tickets, so that a cell that wants all GPUs is not overtaken for ever (no starving). The kernel drops
+the locks of a process that is gone. A cell that shares a GPU holds its file's lock together with others and one slot of
+it alone; one that wants the GPU to itself holds the file's lock alone.
+
+The folder is in ``/tmp`` under a name that anybody can guess: see :mod:`~pytest_torchcompile.ranks.private_folder`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pytest_torchcompile.errors import TorchcompileError
+from pytest_torchcompile.ranks.private_folder import PrivateFolder
+
+__all__ = ["Leases", "here", "visible_gpus"]
+
+POLL_SECONDS: Final = 0.02
+MUTEX_SECONDS: Final = 60.0
+"""How long the mutex may be waited for, which nobody holds for more than a moment."""
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_gpus(device_files: Sequence[str]) -> tuple[str, ...]:
+    """Names of the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them: its list, or all by number.
+
+    ``device_files`` are those of the machine's GPUs: no driver is asked, which would initialise it.
+    """
+    given = os.environ.get(VISIBLE)
+    if given is None:
+        return tuple(str(number) for number in range(len(device_files)))
+    names = [name.strip() for name in given.split(",")]
+    end = next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))  # CUDA stops there too
+    return tuple(names[:end])
+
+
+def here(gpus: Sequence[str], sharing: int) -> Leases:
+    """The leases of this host and user: a folder that every pytest run of theirs shares."""
+    return Leases(Path(tempfile.gettempdir()) / f"pytest-torchcompile-gpus-{os.getuid()}", tuple(gpus), sharing)
+
+
+@dataclass
+class Leases:
+    """GPUs, handed out by file locks below ``folder`` (a local disk: NFS may not lock)."""
+
+    folder: Path
+    gpus: tuple[str, ...]
+    sharing: int = 1
+    """How many may hold one GPU at a time."""
+    _last: tuple[str, ...] = field(default=(), repr=False)
+    """What was held before: taken again where it is free, since a process there is warm."""
+
+    @contextlib.contextmanager
+    def held(self, count: int, *, alone: bool = False, timeout: float = 3600.0) -> Iterator[tuple[str, ...]]:
+        """Hold ``count`` different GPUs while the block runs; ``alone``: shared with nobody. 0 holds nothing.
+
+        Raises:
+            ValueError: more than there are: whoever asks should have said so when planning.
+            TorchcompileError: after ``timeout`` seconds of waiting, with who stands before; or the folder is not ours.
+        """
+        if count > len(self.gpus):
+            raise ValueError(f"{count} GPUs wanted, {len(self.gpus)} here")
+        if count == 0:
+            yield ()
+            return
+        taken = self._wait(count, alone or self.sharing == 1, timeout)
+        self._last = tuple(sorted(taken, key=self.gpus.index))
+        try:
+            yield self._last
+        finally:
+            _close(taken)
+
+    def _wait(self, count: int, alone: bool, timeout: float) -> dict[str, list[int]]:
+        folder = PrivateFolder.open(self.folder)
+        try:
+            queue = PrivateFolder.open(Path("queue"), inside=folder)
+            try:
+                return self._wait_in(folder, queue, count, alone, timeout)
+            finally:
+                queue.close()
+        finally:
+            folder.close()
+
+    def _wait_in(self, folder: PrivateFolder, queue: PrivateFolder, count: int, alone: bool,
+                 timeout: float) -> dict[str, list[int]]:
+        deadline = time.monotonic() + timeout
+        name, ticket = _take_ticket(folder, queue)
+        try:
+            while True:
+                with _mutex(folder):
+                    head = _head(queue)
+                    if head == name and (taken := self._take(folder, count, alone)) is not None:
+                        return taken
+                if time.monotonic() > deadline:
+                    raise TorchcompileError(f"no {count} GPU(s) of {', '.join(self.gpus)} in {timeout:g} s; "
+                                            f"{'others hold them' if head == name else f'ticket {head} is first'} "
+                                            f"(locks in {self.folder})")
+                time.sleep(POLL_SECONDS)
+        finally:
+            queue.remove_file(name)
+            os.close(ticket)
+
+    def _take(self, folder: PrivateFolder, count: int, alone: bool) -> dict[str, list[int]] | None:
+        """Locks of so many GPUs, the ones held last first; None, and nothing held, if there are not enough."""
+        taken: dict[str, list[int]] = {}
+        for gpu in sorted(self.gpus, key=lambda gpu: gpu not in self._last):
+            if (locks := self._lock_one(folder, gpu, alone)) is not None:
+                taken[gpu] = locks
+            if len(taken) == count:
+                return taken
+        _close(taken)
+        return None
+
+    def _lock_one(self, folder: PrivateFolder, gpu: str, alone: bool) -> list[int] | None:
+        name = f"gpu-{gpu.replace('/', '_')}"
+        whole = folder.open_file(name)
+        if not _try(whole, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
+            os.close(whole)
+            return None
+        for slot in range(0 if alone else self.sharing):
+            part = folder.open_file(f"{name}.{slot}")
+            if _try(part, fcntl.LOCK_EX):
+                return [whole, part]
+            os.close(part)
+        if alone:
+            return [whole]
+        os.close(whole)
+        return None
+
+
+@contextlib.contextmanager
+def _mutex(folder: PrivateFolder) -> Iterator[None]:
+    """Be the only one at the queue while the block runs.
+
+    Raises :class:`~pytest_torchcompile.errors.TorchcompileError` where a process that is stopped holds it.
+    """
+    deadline = time.monotonic() + MUTEX_SECONDS
+    lock = folder.open_file("mutex")
+    try:
+        while not _try(lock, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise TorchcompileError(f"{folder.path / 'mutex'} has been locked for {MUTEX_SECONDS:g} s; expected a "
+                                        "moment; end the process that holds it (fuser names it)")
+            time.sleep(POLL_SECONDS)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _take_ticket(folder: PrivateFolder, queue: PrivateFolder) -> tuple[str, int]:
+    """A new ticket at the end of the queue, locked as long as this process lives."""
+    with _mutex(folder):
+        name = f"{_next_number(folder, queue):012d}"
+        ticket = queue.open_file(name)
+        _try(ticket, fcntl.LOCK_EX)
+    return name, ticket
+
+
+def _next_number(folder: PrivateFolder, queue: PrivateFolder) -> int:
+    """Count on, behind all that wait; a counter that was cut or overwritten begins anew."""
+    last = max(map(int, _tickets(queue)), default=0)
+    counter = folder.open_file("counter")
+    try:
+        written = os.read(counter, 32).strip()
+        if written.isdigit():
+            last = max(last, int(written))
+        os.ftruncate(counter, 0)
+        os.pwrite(counter, str(last + 1).encode(), 0)
+    finally:
+        os.close(counter)
+    return last + 1
+
+
+def _head(queue: PrivateFolder) -> str:
+    """The first ticket whose owner lives; the tickets of dead ones are thrown away."""
+    for name in _tickets(queue):
+        ticket = queue.open_file(name)
+        dead = _try(ticket, fcntl.LOCK_EX)
+        os.close(ticket)
+        if not dead:
+            return name
+        queue.remove_file(name)
+    return ""
+
+
+def _tickets(queue: PrivateFolder) -> list[str]:
+    return [name for name in queue.file_names() if name.isascii() and name.isdigit()]
+
+
+def _try(lock: int, how: int) -> bool:
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _close(taken: dict[str, list[int]]) -> None:
+    for locks in taken.values():
+        for lock in locks:
+            os.close(lock)

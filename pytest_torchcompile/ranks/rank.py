@@ -1,0 +1,218 @@
+"""Rank processes: a cell runs in one, so that a crash or a hang is that cell's verdict and nobody else's end.
+
+A rank process is a fork of the :mod:`~pytest_torchcompile.ranks.zygote`, so it starts in some 30 ms with torch
+imported, and is reused between cells. :class:`Zygote` (of :mod:`~pytest_torchcompile.ranks.zygotes`) and :class:`Rank`
+are the side that pytest sees; :mod:`~pytest_torchcompile.ranks.serving` is the rank's own. No torch is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from pytest_torchcompile.rank_outcome import RankOutcome
+from pytest_torchcompile.ranks import flight
+from pytest_torchcompile.ranks.capped_log import read_ends, start_anew
+from pytest_torchcompile.ranks.zygotes import START_SECONDS, NoRank, Zygote, connect_rank, is_alive
+from pytest_torchcompile.run.offspring import kill_group
+
+__all__ = ["START_SECONDS", "NoRank", "Rank", "Zygote", "growth_bytes"]
+
+_CGROUP = Path("/sys/fs/cgroup/memory.max")
+"""What a container may use (cgroup v2); ``max`` where there is no limit."""
+STACK_LINES = 80
+"""How many lines of a dead process' stacks go into a report."""
+
+
+class Rank:
+    """One rank process, started when first needed and started anew after a crash or a time-out."""
+
+    def __init__(self, folder: Path) -> None:
+        """``folder`` is the run's: :attr:`pytest_torchcompile.ranks.zygotes.Zygote.folder`."""
+        self.folder = folder
+        self.pid = 0
+        self._home = folder
+        """Where the files of the process are: its zygote's folder."""
+        self._connection: Connection | None = None
+        self._first_rss = 0
+        self._began = 0.0
+        self._asked = False
+        """Whether the flight recorder was asked for."""
+
+    def run(self, job: dict[str, Any], timeout: float) -> RankOutcome:
+        """Have the rank do a job: a plain dict with the key ``do``, see
+        :func:`~pytest_torchcompile.ranks.serving.execute`.
+
+        ``timeout`` is in seconds; when it passes, the process' stacks are taken and it is killed.
+        """
+        connection = self.begin(job)
+        if connection.poll(timeout):
+            return self.finish()
+        return self.give_up(f"no result after {timeout:g} s")
+
+    def begin(self, job: dict[str, Any]) -> Connection:
+        """Hand the rank a job; what is returned is ready, as ``connection.wait`` means it, once it has an outcome.
+
+        Raises :class:`NoRank` where there is no process, and none can be started.
+        """
+        if self._connection is not None and self._connection.poll(0):
+            self.close()  # it died between two cells (a rank says nothing unasked): not the next cell's fault
+        connection = self._connection or self._start()
+        start_anew(self._file("log"))
+        self._began = time.monotonic()
+        with contextlib.suppress(OSError):  # it has died: finish() says how
+            connection.send({**job, "flight": self._flight})
+        return connection
+
+    def finish(self) -> RankOutcome:
+        """The outcome of a job whose connection is ready."""
+        try:
+            if self._connection is None:
+                raise EOFError
+            answer = json.loads(self._connection.recv())
+        except (EOFError, OSError):
+            return self._crashed()
+        self._recycle(answer)
+        return RankOutcome("done", answer["value"], seconds=self._seconds)
+
+    def give_up(self, message: str) -> RankOutcome:
+        """Take the stacks of a rank that has no outcome, and kill it."""
+        self.ask_for_stacks()
+        return self.killed(message)
+
+    @property
+    def log(self) -> str:
+        """What the last job wrote to stdout and stderr, the first and the last lines of it."""
+        return read_ends(self._file("log"))
+
+    @property
+    def _flight(self) -> Path:
+        """Where the process tells what its flight recorder holds."""
+        return self._file("flight")
+
+    def _file(self, kind: str) -> Path:
+        return self._home / f"{self.pid}.{kind}"
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def close(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            kill_group(self.pid)
+
+    def _start(self) -> Connection:
+        self._connection, self.pid, self._home = connect_rank(self.folder)
+        self._first_rss = 0
+        return self._connection
+
+    def ask_for_stacks(self) -> None:
+        """Have the process write where its threads are and, if it is one of several, its last collectives."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+        self._asked = flight.ask(self._flight)
+
+    def killed(self, message: str) -> RankOutcome:
+        """Kill the process once its stacks are there; a ``timeout`` with them."""
+        stacks = self._file("stacks")
+        _wait_for_stacks(stacks)
+        recorded = flight.told(self._flight) if self._asked else ""
+        evidence = "\n".join(filter(None, (_stacks(stacks), recorded, self.log)))
+        self.close()
+        return RankOutcome("timeout", message=message, evidence=evidence, seconds=self._seconds)
+
+    def _crashed(self) -> RankOutcome:
+        seconds, at = self._seconds, time.monotonic()
+        status_file = self._file("status")
+        deadline = time.monotonic() + 5
+        # Without its zygote nobody knows how it ended.
+        while not status_file.exists() and is_alive(self._home) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        message = _how_it_ended(int(status_file.read_text())) if status_file.exists() else "the process is gone"
+        evidence = "\n".join(filter(None, (_stacks(self._file("stacks")), self.log)))
+        self.close()
+        return RankOutcome("crash", message=message, evidence=evidence, seconds=seconds, at=at)
+
+    def _recycle(self, answer: dict[str, Any]) -> None:
+        self._first_rss = self._first_rss or answer["rss"]
+        if answer["poisoned"] or answer["rss"] - self._first_rss > growth_bytes():
+            self.close()
+
+
+def growth_bytes() -> int:
+    """How much a rank process may grow before it is replaced: a quarter of a core's share of the memory.
+
+    Cells leave some 70 MB each behind (compiled code, libraries), and there may be a rank process for each core.
+    """
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, ValueError):  # no cgroup v2, or no limit in it
+        memory = min(memory, int(_CGROUP.read_text()))
+    return memory // (os.cpu_count() or 1) // 4
+
+
+def _how_it_ended(status: int) -> str:
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"the process ended itself with exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    what = {"SIGSEGV": "segmentation fault", "SIGKILL": "killed, perhaps for want of memory",
+            "SIGABRT": "aborted", "SIGBUS": "bus error", "SIGFPE": "arithmetic error",
+            "SIGILL": "illegal instruction"}.get(name, "ended by a signal")
+    return f"{what} ({name})"
+
+
+def _wait_for_stacks(path: Path) -> None:
+    """Wait until faulthandler has written all stacks, two seconds at most.
+
+    It writes from a signal handler, also while C code runs, but line by line: on a busy machine half of it may be
+    there. Who is to blame for a hang is read off the stack of the current thread, so that one must not be missing.
+    """
+    size = 0
+    for _ in range(20):
+        before, size = size, path.stat().st_size
+        if size and size == before:
+            return
+        time.sleep(0.1)
+
+
+def _stacks(path: Path) -> str:
+    """What faulthandler wrote: the innermost frames come first, so the head is kept; our own are left out."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return ""
+    threads = re.split(r"^(?=Thread 0x|Current thread 0x)", text, flags=re.MULTILINE)
+    lines = "".join(thread for thread in threads if not _ours(thread) and not _ending(thread)).splitlines()
+    ours = f'File "{Path(__file__).parent.parent}{os.sep}'
+    kept = [line for line in lines if ours not in line and 'File "<string>"' not in line
+            and not line.startswith("Extension modules:")]
+    return "\n".join(kept if len(kept) <= STACK_LINES else [*kept[:STACK_LINES], "  ..."]).strip()
+
+
+_WAITING = ("flight.py", "hangup.py")
+"""Where our own threads in a rank process wait."""
+
+
+def _ours(thread: str) -> bool:
+    """Whether it is a thread that waits for the other side of this process.
+
+    By the end of the path: a rank may have imported a checkout where pytest has the installed package.
+    """
+    package = Path(__file__).parent.name
+    return any(os.path.join(package, file) in thread for file in _WAITING)
+
+
+def _ending(thread: str) -> bool:
+    """Whether only Python's own frames of a thread are left: it has done what it was for (the flight recorder's)."""
+    frames = [line for line in thread.splitlines() if line.startswith("  File ")]
+    return bool(frames) and all(f'{os.sep}threading.py"' in frame for frame in frames)

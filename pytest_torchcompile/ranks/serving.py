@@ -1,0 +1,102 @@
+"""The rank's own end: a fork of the zygote does jobs until the other side closes. No torch until the first job."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from pytest_torchcompile.ranks import flight, hangup
+from pytest_torchcompile.run.offspring import adopt_orphans
+
+__all__ = ["execute", "serve", "set_environment"]
+
+
+def set_environment() -> None:
+    """What must be in the environment before torch is loaded; what the user has set stays.
+
+    A passive wait saves 15 to 35 % of the CPU time of parallel workers and changes no cache key. Kineto, the
+    profiler behind coverage, writes a line to stderr for each start and stop unless its log level is above all.
+    Asking NVML instead of CUDA whether there is a GPU keeps the driver uninitialised, so that forks can use it.
+    """
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
+def serve(fd: int, folder: Path) -> None:
+    """Do jobs until the other side closes. Runs in a fresh fork of the zygote."""
+    os.setpgid(0, 0)  # a group of its own, so that its compiler processes can be killed with it
+    pid = os.getpid()
+    _redirect(folder / f"{pid}.log")
+    adopt_orphans()
+    with (folder / f"{pid}.stacks").open("wb") as stacks, Connection(fd) as connection:
+        faulthandler.enable(stacks)
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+        hangup.end_with_other_side(fd)
+        connection.send(pid)
+        while True:
+            try:
+                job = connection.recv()
+            except EOFError:
+                return
+            # As JSON, so that only plain data gets out: unpickling a torch object would import torch in pytest.
+            connection.send(json.dumps(execute(job, in_rank=True)))
+
+
+def _redirect(log: Path) -> None:
+    fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 -- they last as long as the process
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+
+def execute(job: dict[str, Any], in_rank: bool = False) -> dict[str, Any]:
+    """Do one job in this process: ``{"do": "cell", "job": Job, "path": [...], "gpus": [...]}``,
+    ``{"do": "environment"}``, or ``{"do": "tell", ...}`` and ``{"do": "watch", ...}`` with the arguments of
+    ``tell`` and ``failed_elsewhere`` (:mod:`~pytest_torchcompile.wrappers.rank_store`).
+
+    ``path`` is pytest's ``sys.path``: a model must be importable here whenever it is there. ``gpus`` are those that
+    this process may use from now on; CUDA looks when it is first used. ``flight`` is where a rank of several tells what
+    its flight recorder holds. ``in_rank``: this is a rank process, and not pytest's own.
+    """
+    if gpus := job.get("gpus"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    sys.path += [entry for entry in job.get("path", ()) if entry not in sys.path]
+    set_environment()
+    from pytest_torchcompile.run import runner
+
+    value: Any
+    if job["do"] == "cell":
+        several = job["job"].world > 1
+        with flight.answering(job["flight"]) if several else contextlib.nullcontext():
+            value, poisoned = runner.run_cell(job["job"], in_rank)
+    elif job["do"] == "tell":
+        from pytest_torchcompile.wrappers.rank_store import tell
+
+        value, poisoned = tell(job["meeting"], job["rank"], job["world"], job["mine"], job["patience"]), False
+    elif job["do"] == "watch":
+        from pytest_torchcompile.wrappers.rank_store import failed_elsewhere
+
+        value, poisoned = failed_elsewhere(job["meeting"], job["rank"], job["patience"]), False
+    else:
+        value, poisoned = runner.environment(), False
+    return {"value": value, "poisoned": poisoned, "rss": _rss()}
+
+
+def _rss() -> int:
+    """Resident bytes of this process; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

@@ -1,0 +1,199 @@
+"""The zygote: one process that imports torch once and forks a rank process for whoever connects.
+
+It listens on ``FOLDER/socket`` until the FIFO ``FOLDER/../lifeline`` closes (see
+:mod:`pytest_torchcompile.ranks.zygotes`), so it can't outlive the pytest that owns the run, not even one that was
+killed. Each connection gets a forked child that serves jobs (see :mod:`pytest_torchcompile.ranks.serving`); when a
+child ends, its wait status is written
+to ``FOLDER/<pid>.status``, because only the parent can know by which signal it died. With a child end the processes
+that it has left behind. What the children write to their logs is kept within bounds.
+
+Forking a process that has run multi-threaded code is unsafe (libgomp's pool and Inductor's compile threads
+do not survive it), so everything before the fork runs with one thread and one compile thread, and on a machine
+with a GPU nothing but imports happens here: a CUDA driver that was initialised can't be used after a fork. A build
+for GPUs runs no backward pass here either (:func:`~pytest_torchcompile.gauges.first_compile.warm_up`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Final
+
+from pytest_torchcompile.ranks.capped_log import drop_middle
+from pytest_torchcompile.ranks.serving import set_environment
+from pytest_torchcompile.ranks.zygotes import is_alive
+from pytest_torchcompile.run.offspring import adopt_orphans, children_of, end_offspring, kill_group
+
+__all__ = ["WARM", "gpu_device_files", "main", "preload"]
+
+WARM = "PYTEST_TORCHCOMPILE_WARM"
+"""Set to 0 in the environment to import only, without the warm-up compile."""
+LOOK_SECONDS: Final = 0.25
+"""How often the logs are looked at."""
+HURRY_SECONDS: Final = 0.02
+"""The same while one of them grows fast."""
+FAST_BYTES: Final = 4 << 20
+"""What a log may grow by between two looks."""
+
+
+def gpu_device_files() -> list[str]:
+    """Device files of GPUs, found without asking a driver (asking would initialise it)."""
+    dev = Path("/dev")
+    return sorted(str(p) for pattern in ("nvidia[0-9]*", "kfd") for p in dev.glob(pattern))
+
+
+def preload() -> None:
+    """Import what every rank needs, and run one tiny compile where a fork afterwards is safe."""
+    import torch
+    import torch._dynamo
+    import torch._inductor.compile_fx
+
+    torch.set_num_threads(1)
+    if not gpu_device_files() and os.environ.get(WARM, "1") != "0":
+        from pytest_torchcompile.gauges.first_compile import warm_up
+
+        warm_up()
+    gc.collect()
+    gc.freeze()  # the pages of all these modules stay shared with the children
+
+
+def spoilt_for_cuda() -> bool:
+    """Whether this is the fork of a process that had talked to the CUDA driver, so that CUDA can't be used in it.
+
+    ``torch.cuda._is_in_bad_fork``: torch 2.8 to 2.15.
+    """
+    import torch
+
+    return bool(gpu_device_files()) and torch.cuda._is_in_bad_fork()
+
+
+_FRESH = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from pathlib import Path
+from pytest_torchcompile.ranks.serving import serve
+serve(int(sys.argv[2]), Path(sys.argv[3]))
+"""
+"""A rank process in a new interpreter, for when a fork would not do."""
+
+
+def main(folder: Path, alive: int) -> None:
+    """Serve until the owner of the run ends. ``alive`` is a file that is locked as long as this process has it open."""
+    os.set_inheritable(alive, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is pytest's to handle; it then closes the lifeline
+    faulthandler.enable()
+    set_environment()
+    lifeline = os.open(folder.parent / "lifeline", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(str(folder / "socket"))
+    server.listen(64)
+    try:
+        preload()
+    except Exception as error:
+        traceback.print_exc()
+        (folder / "failed").write_text(_cannot_import(error), encoding="utf-8")
+        sys.exit(1)
+    adopt_orphans()
+    wake, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake_write)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    ranks: dict[int, int] = {}
+    own = children_of(os.getpid())  # what the imports have started
+    # A lifeline whose other end was closed before it was opened here does not become readable.
+    while is_alive(folder.parent):
+        ready, _, _ = select.select([server.fileno(), lifeline, wake], [], [], _cap_logs(ranks, folder))
+        if wake in ready:
+            os.read(wake, 4096)
+        _reap(ranks, own, folder)
+        if lifeline in ready:
+            break
+        if server.fileno() in ready:
+            _fork(server, folder, (wake, wake_write, lifeline, alive), ranks)
+    for pid in ranks:
+        kill_group(pid)
+    end_offspring()
+
+
+def _cannot_import(error: Exception) -> str:
+    """One sentence."""
+    first = str(error).strip().partition("\n")[0]
+    return f"torch cannot be imported by {sys.executable}: {type(error).__name__}: {first}"
+
+
+def _cap_logs(ranks: dict[int, int], folder: Path) -> float | None:
+    """Drop the middle of each long log; the seconds after which to look again, None where nobody writes."""
+    fast = False
+    for pid, before in ranks.items():
+        ranks[pid] = drop_middle(folder / f"{pid}.log")
+        fast = fast or ranks[pid] - before > FAST_BYTES
+    if not ranks:
+        return None
+    return HURRY_SECONDS if fast else LOOK_SECONDS
+
+
+def _fork(server: socket.socket, folder: Path, private: tuple[int, ...], ranks: dict[int, int]) -> None:
+    """Give the next connection a rank process. ``ranks``: the length of each one's log."""
+    connection, _ = server.accept()
+    try:
+        pid = os.fork()
+    except OSError:  # too many processes, or no memory: that is one cell's error, told by the closed connection
+        traceback.print_exc()
+        connection.close()
+        return
+    if pid:
+        connection.close()
+        ranks[pid] = 0
+        return
+    status = 70  # EX_SOFTWARE: reached only if serve() itself is broken
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        for fd in private:
+            os.close(fd)
+        server.close()
+        faulthandler.disable()
+        fd = connection.detach()
+        if spoilt_for_cuda():
+            os.set_inheritable(fd, True)
+            os.execv(sys.executable, [sys.executable, "-c", _FRESH, json.dumps(sys.path), str(fd), str(folder)])
+        from pytest_torchcompile.ranks.serving import serve
+
+        serve(fd, folder)
+        status = 0
+    except BaseException:
+        traceback.print_exc()  # into the rank's log, whose end becomes the cell's evidence
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
+
+
+def _reap(ranks: dict[int, int], own: set[int], folder: Path) -> None:
+    """Take note of the rank processes that have ended, once what they left behind has ended too."""
+    statuses: dict[int, int] = {}
+    for pid in list(ranks):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            del ranks[pid]
+            drop_middle(folder / f"{pid}.log")
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+            statuses[pid] = status
+    if statuses:
+        end_offspring(keep={*ranks, *own})
+    for pid, status in statuses.items():
+        unfinished = folder / f"{pid}.status.new"
+        with contextlib.suppress(OSError):  # a full disk: how it ended stays unknown
+            unfinished.write_text(str(status))
+            unfinished.rename(folder / f"{pid}.status")

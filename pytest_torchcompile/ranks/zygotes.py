@@ -1,0 +1,248 @@
+"""Zygotes of a run: the first one, and the one that takes its place if it is killed. No torch.
+
+A run has a folder that its owner, the pytest that sees all verdicts, makes and removes::
+
+    torchcompile-XXXX/
+      alive        locked by the owner as long as it lives
+      lifeline     a FIFO that the owner holds open; each zygote ends when it closes
+      renewing     locked by whoever starts another zygote
+      1/           the first zygote's: alive (locked by it), socket, its log, the files of its rank processes
+      2/           the second one's
+
+Workers of xdist know only the folder. Whoever finds the newest zygote dead starts the next one, which does not end
+with who started it, but with the owner. Rank processes live on when their zygote is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
+
+from pytest_torchcompile.errors import TorchcompileError
+from pytest_torchcompile.ranks.capped_log import read_ends
+
+__all__ = ["START_SECONDS", "NoRank", "Zygote", "connect_rank", "is_alive"]
+
+START_SECONDS: Final = 180.0
+"""How long a rank process may take to answer first: the zygote may still be importing torch."""
+ZYGOTES: Final = 2
+"""How many a run may have: one, and one more where it was killed."""
+_PREFIX: Final = "torchcompile-"
+_FRESH_SECONDS: Final = 60.0
+"""A folder without an owner that is younger than this may be of a run that begins."""
+_END_SECONDS: Final = 5.0
+_POLL_SECONDS: Final = 0.05
+_REFUSALS: Final = 3
+"""How often a living zygote may close a connection without a word: it could not fork, or its child died at once."""
+_COMMAND: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
+    "from pathlib import Path; from pytest_torchcompile.ranks.zygote import main;"
+    "main(Path(sys.argv[2]), int(sys.argv[3]))"
+)
+
+
+class NoRank(TorchcompileError):
+    """No rank process can be had; the text is one sentence, ``evidence`` what the zygote wrote."""
+
+    def __init__(self, text: str, evidence: str = "") -> None:
+        super().__init__(text)
+        self.evidence = evidence
+
+
+class Zygote:
+    """The owner's side: makes the folder with the first zygote, and ends all of them, and with them every rank."""
+
+    def __init__(self) -> None:
+        """Raises OSError where there is no room for the folder."""
+        # AF_UNIX paths are limited to about 100 bytes, so a long TMPDIR can't be used.
+        parent = Path(tempfile.gettempdir())
+        parent = parent if len(str(parent)) < 60 else Path("/tmp")
+        _sweep(parent)
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        self._alive = _locked(self.folder / "alive")
+        os.mkfifo(self.folder / "lifeline", 0o600)
+        # For reading too, since to open a FIFO for writing waits for a reader.
+        self._lifeline = os.open(self.folder / "lifeline", os.O_RDWR | os.O_CLOEXEC)
+        self._process = _start(self.folder, 1)
+
+    @property
+    def was_replaced(self) -> bool:
+        """Whether the first zygote was killed, and another one started."""
+        return _newest(self.folder) > 1
+
+    def close(self) -> None:
+        """End every rank process and remove the folder."""
+        # In this order: who opens the lifeline too late to see it close finds that nobody owns the run.
+        os.close(self._alive)
+        os.close(self._lifeline)
+        for number in range(1, _newest(self.folder) + 1):
+            _wait_for_end(self.folder / str(number))
+        self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def connect_rank(root: Path) -> tuple[Connection, int, Path]:
+    """A new rank process: the connection to it, its number, and the folder of its files.
+
+    Raises :class:`NoRank` where the newest zygote is dead and no other one may be started, or where it says nothing.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        number = _newest(root)
+        if number == 0:
+            raise NoRank(f"the folder of the run's processes is gone: {root}")
+        folder = root / str(number)
+        answer = _ask(folder, deadline)
+        if answer is not None:
+            return *answer, folder
+        _renew(root, number)
+
+
+def is_alive(folder: Path) -> bool:
+    """Whether the process that locked ``folder/alive`` lives."""
+    try:
+        file = os.open(folder / "alive", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+def _newest(root: Path) -> int:
+    """The number of the last zygote that was started; 0 where the run has ended."""
+    return max((number for number in range(1, ZYGOTES + 1) if (root / str(number)).is_dir()), default=0)
+
+
+def _start(root: Path, number: int) -> subprocess.Popen[bytes]:
+    folder = root / str(number)
+    folder.mkdir(mode=0o700)
+    alive = _locked(folder / "alive")  # the lock is the zygote's too, and lasts until both have closed the file
+    try:
+        with (folder / "zygote.log").open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND, json.dumps(sys.path), str(folder), str(alive)],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, pass_fds=(alive,),
+            )
+    finally:
+        os.close(alive)
+    (folder / "pid").write_text(str(process.pid))
+    return process
+
+
+def _ask(folder: Path, deadline: float) -> tuple[Connection, int] | None:
+    """The connection to a new rank process, and its number; None where the zygote is dead."""
+    refused = 0
+    while time.monotonic() < deadline:
+        lives = is_alive(folder)
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            channel.connect(str(folder / "socket"))
+        except OSError:
+            channel.close()
+            if not lives:
+                return None
+            time.sleep(_POLL_SECONDS)  # it has not opened its socket yet
+            continue
+        connection = Connection(channel.detach())
+        try:
+            if connection.poll(max(0.0, deadline - time.monotonic())):
+                return connection, connection.recv()
+        except (EOFError, OSError):
+            refused += 1
+        connection.close()
+        if not is_alive(folder):
+            return None
+        if refused == _REFUSALS:
+            raise NoRank("a rank process could not be started", _log(folder))
+        time.sleep(_POLL_SECONDS)  # the zygote may be about to end
+    raise NoRank(f"no rank process has answered in {START_SECONDS:g} s", _log(folder))
+
+
+def _renew(root: Path, dead: int) -> None:
+    """Start the zygote after this one, unless somebody has. Raises :class:`NoRank` where there are to be no more."""
+    folder = root / str(dead)
+    try:
+        lock = _locked(root / "renewing")
+    except OSError:
+        raise NoRank(f"the folder of the run's processes is gone: {root}") from None
+    try:
+        if _newest(root) > dead or is_alive(folder):  # somebody has, while this one waited for the lock
+            return
+        failed = folder / "failed"
+        if failed.exists():
+            raise NoRank(failed.read_text(encoding="utf-8"), _log(folder))
+        if dead == ZYGOTES:
+            raise NoRank(f"the process that starts rank processes was killed {ZYGOTES} times, and is not started again",
+                         _log(folder))
+        # It ends with the run, maybe after this process, so nobody waits for it, and Python need not warn of that.
+        _start(root, dead + 1).returncode = 0
+    finally:
+        os.close(lock)
+
+
+def _log(folder: Path) -> str:
+    return read_ends(folder / "zygote.log")
+
+
+def _locked(path: Path) -> int:
+    """A file's descriptor, with its lock."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
+
+
+def _wait_for_end(folder: Path) -> None:
+    """Wait until a zygote has ended its rank processes and itself; kill it where it does not."""
+    deadline = time.monotonic() + _END_SECONDS
+    while is_alive(folder):
+        if time.monotonic() > deadline:
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+            return
+        time.sleep(0.01)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders of this user's runs that were killed."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            found = folder.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and _is_left(folder, found):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_left(folder: Path, found: os.stat_result) -> bool:
+    """Whether nobody owns the folder any more."""
+    if is_alive(folder):
+        return False
+    if (folder / "alive").exists():
+        return True
+    # Of a run that begins, or of a version without that file, whose zygote listens in the folder itself.
+    return time.time() - found.st_mtime > _FRESH_SECONDS and not _listens(folder / "socket")
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+        try:
+            channel.connect(str(path))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,334 @@
+"""What the fixtures hand to a test: views of one ledger, and how its limits are judged. No pytest, no torch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+from pytest_torchcompile.ledger import explain
+from pytest_torchcompile.ledger.ledger import Ledger
+from pytest_torchcompile.ledger.records import SILENT, Compile, EagerFrame, GraphBreak
+from pytest_torchcompile.plan.markers import Limits
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pytest_torchcompile.layer.shape_stabilizer import ShapeStabilizer
+
+__all__ = ["Evidence", "GraphBreaks", "HeaviestSequence", "ModelCalls", "RecompileCounter", "ShapeBuckets", "judge",
+           "never_ran", "ran_eagerly"]
+
+
+@dataclass(frozen=True)
+class ModelCalls:
+    """Of the model that ``compiled_model`` compiled: was it called, and did a compiled graph run in its calls?"""
+
+    called: bool
+    ran: bool
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a test is judged by, beside what its own body says: in the run, and again from the report."""
+
+    ledger: Ledger
+    limits: Limits | None
+    """Of its markers; None where it has none."""
+    must_run: bool
+    """Does a test in which no compiled graph ran go over its limits?"""
+    asks_model: bool
+    """Does it take ``compiled_model`` itself, so that it has to run it?"""
+    model: ModelCalls | None
+    """None where any graph will do: see :func:`never_ran`."""
+
+    def problem(self) -> str:
+        """Why the test can't pass, whatever its body says; empty where it can."""
+        asks = self.asks_model
+        if self.limits is not None:
+            if problems := judge(self.limits, self.ledger, self.must_run):
+                return "compile_limits: " + "\n\n".join(problems)
+            # Whoever allows eager frames may mean all of the model.
+            asks = asks and not (self.limits.eager_frames and self.ledger.eager_frames)
+        return never_ran(self.ledger, self.model) if asks else ""
+
+
+class HeaviestSequence:
+    """Of the sequences of a fuzzed test the one that compiled most: its ledger is what the report holds."""
+
+    def __init__(self) -> None:
+        self.sequences = 0
+        self.ledger: Ledger | None = None
+        """A copy: the test's own is emptied before each sequence."""
+        self._weight: tuple[int, ...] = ()
+
+    def note(self, ledger: Ledger) -> None:
+        """A sequence has passed."""
+        self.sequences += 1
+        weight = (len(ledger.recompiles), len(ledger.graph_breaks), len(ledger.eager_frames), len(ledger.compiles))
+        if self.ledger is None or weight > self._weight:
+            self.ledger, self._weight = Ledger.from_dict(ledger.to_dict()), weight
+
+
+class RecompileCounter:
+    """What torch.compile compiled in this test so far."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.unused: list[str] = []
+        """Expectations that were made and not entered: ``with`` was forgotten."""
+        self.trusted = False
+        """Whether the test read a number that means nothing if nothing ran compiled, and did not look if it did."""
+
+    @property
+    def count(self) -> int:
+        """Number of recompiles: compiles because the guards of an earlier one failed."""
+        return len(self.recompiles)
+
+    @property
+    def recompiles(self) -> list[Compile]:
+        """The recompiles, in order of time."""
+        self.trusted = True
+        return list(self._ledger.recompiles)
+
+    @property
+    def compiles(self) -> list[Compile]:
+        """All compiles, in order of time: first ones, recompiles, resume functions, backwards."""
+        self.trusted = False
+        return list(self._ledger.compiles)
+
+    def explain(self, allowed: int | None = None) -> str:
+        """Each recompile in words: old -> new value, guard, place, what to try; ``allowed`` is told in the title."""
+        return _told(explain.recompiles(self._ledger.recompiles, allowed or 0), allowed)
+
+    def expect(self, n: int) -> _Expectation:
+        """``with recompile_counter.expect(1):`` fails unless the block recompiles exactly ``n`` times.
+
+        It fails, too, where the number would prove nothing: no compiled graph ran in the block, or torch gave
+        up and ran a frame eagerly (recompile limit, suppressed error, stance, compiler off).
+        """
+        __tracebackhide__ = True
+        given: object = n
+        if not isinstance(given, int) or isinstance(given, bool) or given < 0:
+            raise ValueError(f"expect({n!r}); expected a whole number from 0 on")
+        return self._expectation(f"expect({n})", n)
+
+    def assert_no_recompiles(self) -> _Expectation:
+        """``with recompile_counter.assert_no_recompiles():`` is :meth:`expect` of 0."""
+        return self._expectation("assert_no_recompiles()", 0)
+
+    def _expectation(self, call: str, n: int) -> _Expectation:
+        self.unused.append(call)
+        return _Expectation(self._ledger, n, lambda: self.unused.remove(call))
+
+    def __repr__(self) -> str:
+        return f"<{self.count} recompiles, {len(self._ledger.compiles)} compiles>"
+
+
+class GraphBreaks(Sequence[GraphBreak]):
+    """The places where a graph broke in this test so far; equals a list of the same records."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.trusted = False
+        """Whether the test looked; that there are none means nothing if nothing ran compiled."""
+
+    @overload
+    def __getitem__(self, index: int) -> GraphBreak: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[GraphBreak]: ...
+    def __getitem__(self, index: int | slice) -> GraphBreak | list[GraphBreak]:
+        self.trusted = True
+        return self._ledger.graph_breaks[index]
+
+    def __len__(self) -> int:
+        self.trusted = True
+        return len(self._ledger.graph_breaks)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == (list(other) if isinstance(other, GraphBreaks) else other)
+
+    def explain(self, allowed: int | None = None) -> str:
+        """Each break in words: reason, place, whose code, torch's hint; ``allowed`` is told in the title."""
+        return _told(explain.graph_breaks(self._ledger.graph_breaks, allowed or 0), allowed)
+
+    def __repr__(self) -> str:
+        places = ", ".join(f"{found.file}:{found.line}" for found in self._ledger.graph_breaks)
+        return f"<graph breaks: {places or 'none'}>"
+
+
+class ShapeBuckets:
+    """The sizes that the test runs through."""
+
+    def __init__(self, sizes: tuple[int, ...], ledger: Ledger) -> None:
+        self.sizes = sizes
+        """From the marker ``shape_buckets``, or those of a plain ``BucketConfig``."""
+        self._ledger = ledger
+
+    @property
+    def stabilizer(self) -> ShapeStabilizer:
+        """A ``ShapeStabilizer`` that pads to these sizes."""
+        from pytest_torchcompile.layer.shape_stabilizer import ShapeStabilizer
+
+        return ShapeStabilizer(self.sizes)
+
+    def batches(self, make: Callable[..., Any]) -> Iterator[Any]:
+        """Yield what ``make`` returns for each size, smallest first.
+
+        Called as ``make(S=size)`` where it has a parameter ``S`` (or takes any keyword, and nothing by place), else
+        as ``make(size)``. What happens while a batch is in use is told as happening during ``S=...``.
+
+        Raises :class:`TypeError` at once if ``make`` can't be called so.
+        """
+        call = _caller(make)
+        return (batch for size in self.sizes for batch in self._during(size, call))
+
+    def _during(self, size: int, call: Callable[[int], Any]) -> Iterator[Any]:
+        with self._ledger.during(f"S={size}"):
+            yield call(size)
+
+    def __repr__(self) -> str:
+        return f"<shape buckets {', '.join(map(str, self.sizes))}>"
+
+
+def judge(limits: Limits, ledger: Ledger, must_run: bool) -> list[str]:
+    """Return a text for each limit that does not hold.
+
+    Frames that ran eagerly without the user's wish (recompile limit, suppressed error, stance, compiler off) fail
+    any limit unless ``eager_frames`` allows them, for they make the other numbers smaller than the truth. With
+    ``must_run`` a test in which no compiled graph ran fails as well, unless it may run eagerly.
+    """
+    problems = []
+    if limits.recompiles is not None and len(ledger.recompiles) > limits.recompiles:
+        problems.append(explain.recompiles(ledger.recompiles, limits.recompiles))
+    if limits.graph_breaks is not None and len(ledger.graph_breaks) > limits.graph_breaks:
+        problems.append(explain.graph_breaks(ledger.graph_breaks, limits.graph_breaks))
+    if limits.eager_frames is None:
+        problems += _silent(ledger.eager_frames)
+    elif len(ledger.eager_frames) > limits.eager_frames:
+        title, *lines = explain.eager_frames(ledger.eager_frames).splitlines()
+        problems.append("\n".join([f"{title}, {limits.eager_frames or 'none'} allowed", *lines]))
+    allowed = limits.eager_frames and ledger.eager_frames  # whoever allows them may mean all of the test
+    if not problems and must_run and not allowed and not _runs(ledger):
+        problems.append("nothing to judge: no compiled graph ran in this test" + _eagerly(ledger))
+    return problems + _lost(ledger)
+
+
+def never_ran(ledger: Ledger, model: ModelCalls | None) -> str:
+    """Why a test that asked for a compiled model proves nothing about it; empty where it may.
+
+    A call that raised is what a test may be about. ``model``: what is known of calls of that very model; None where
+    a wrapper of the user's may have made anything of it, and any graph will do.
+    """
+    if ((model is None or model.ran) and _runs(ledger)) or ledger.raised or ledger.failures:
+        return ""
+    if model and model.called and _runs(ledger):
+        return "compiled_model was called, but nothing of it ran compiled: no graph ran in its calls" + _eagerly(ledger)
+    if ledger.eager_frames and not _runs(ledger):
+        return "compiled_model was called, but nothing of it ran compiled: no graph ran in this test" + _eagerly(ledger)
+    return ("compiled_model was never called, so this test says nothing about it; call it, or take the fixture "
+            "`model` instead")
+
+
+def ran_eagerly(ledger: Ledger, counter: RecompileCounter | None, breaks: GraphBreaks | None) -> str:
+    """What makes a test say less than it seems to, without being wrong: a text, or an empty one."""
+    if silent := [frame for frame in ledger.eager_frames if frame.kind in SILENT]:
+        text = explain.eager_frames(silent)
+        return _titled(f"{text.splitlines()[0]} though meant to be compiled, and torch did not raise "
+                       f"(compile_limits(eager_frames={len(ledger.eager_frames)}) allows it)", text)
+    if _runs(ledger) or ledger.raised or ledger.failures or ledger.graph_breaks:
+        return ""
+    if counter and counter.trusted:
+        return "recompile_counter was asked, but no compiled graph ran in this test: its 0 proves nothing"
+    if breaks is not None and breaks.trusted:
+        return "graph_breaks was asked, but no compiled graph ran in this test: that it is empty proves nothing"
+    return ""
+
+
+class _Expectation:
+    """The number of recompiles that a block must have."""
+
+    def __init__(self, ledger: Ledger, expected: int, entered: Callable[[], None]) -> None:
+        self._ledger, self._expected, self._entered = ledger, expected, entered
+        self._new = True
+
+    def __enter__(self) -> None:
+        if self._new:  # it may be entered again
+            self._entered()
+        self._new = False
+        self._recompiles, self._runs = len(self._ledger.recompiles), _runs(self._ledger)
+        self._calls = {id(frame): frame.calls for frame in self._ledger.eager_frames}
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 traceback: TracebackType | None) -> None:
+        __tracebackhide__ = True
+        if kind is None and (problems := self._problems()):
+            raise AssertionError("\n\n".join(problems))
+
+    def _problems(self) -> list[str]:
+        found = self._ledger.recompiles[self._recompiles :]
+        problems = []
+        if len(found) != self._expected:
+            allowed = explain.recompiles(found, self._expected)
+            title = f"{len(found)} recompile{'' if len(found) == 1 else 's'}, {self._expected} expected"
+            problems.append(_titled(title, allowed) if self._expected else allowed)
+        problems += _silent([frame for frame in self._ledger.eager_frames
+                             if frame.calls > self._calls.get(id(frame), 0)])
+        if not problems and _runs(self._ledger) == self._runs:
+            problems.append("no compiled graph ran in the block, so that its recompiles prove nothing"
+                            + _eagerly(self._ledger))
+        return problems + _lost(self._ledger)
+
+
+def _told(text: str, allowed: int | None) -> str:
+    title = text.splitlines()[0]
+    return text if allowed is not None else _titled(title.partition(",")[0], text)
+
+
+def _titled(title: str, text: str) -> str:
+    return "\n".join([title, *text.splitlines()[1:]])
+
+
+def _runs(ledger: Ledger) -> int:
+    return sum(graph.runs for graph in ledger.graphs)
+
+
+def _silent(frames: Sequence[EagerFrame]) -> list[str]:
+    silent = [frame for frame in frames if frame.kind in SILENT]
+    if not silent:
+        return []
+    return [_titled(f"torch gave up compiling, so that the other numbers are too small: "
+                    f"{explain.eager_frames(silent).splitlines()[0]}", explain.eager_frames(silent))]
+
+
+def _eagerly(ledger: Ledger) -> str:
+    return "\n" + explain.eager_frames(ledger.eager_frames) if ledger.eager_frames else ""
+
+
+def _lost(ledger: Ledger) -> list[str]:
+    if not ledger.lost:
+        return []
+    return ["not all that torch did could be read (a newer torch than pytest-torchcompile knows?), and the numbers may "
+            "be too small: " + "; ".join(ledger.lost)]
+
+
+def _caller(make: Callable[..., Any]) -> Callable[[int], Any]:
+    name = getattr(make, "__name__", repr(make))
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):  # written in C
+        return make
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    named = signature.parameters.get("S")
+    by_place = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                inspect.Parameter.VAR_POSITIONAL}
+    keyword = (inspect.Parameter.VAR_KEYWORD in kinds and by_place.isdisjoint(kinds) if named is None
+               else named.kind in (named.KEYWORD_ONLY, named.POSITIONAL_OR_KEYWORD))
+    try:
+        signature.bind(S=1) if keyword else signature.bind(1)
+    except TypeError as error:
+        called = f"{name}(S=size)" if keyword else f"{name}(size)"
+        raise TypeError(f"shape_buckets.batches calls {called}: {error}; "
+                        "functools.partial gives it what else it needs") from None
+    return (lambda size: make(S=size)) if keyword else make

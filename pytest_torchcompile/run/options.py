@@ -1,0 +1,54 @@
+"""OPTIONS: every setting of a matrix run, declared once; parser, ini keys, help and README are made from it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pytest_torchcompile.plan.shipped import DEFAULT
+
+__all__ = ["OPTIONS", "Option"]
+
+
+class Option(NamedTuple):
+    """One setting: ``--compile-NAME`` on the command line, ``compile_NAME`` in the ini file."""
+
+    name: str
+    help: str
+    default: str = ""
+    metavar: str = ""
+    """Empty: a flag."""
+    optional: bool = False
+    """May the option be given without a value?"""
+
+    @property
+    def flag(self) -> str:
+        """``--compile-name``."""
+        return f"--compile-{self.name}"
+
+    @property
+    def ini(self) -> str:
+        """``compile_name``."""
+        return f"compile_{self.name.replace('-', '_')}"
+
+
+OPTIONS = (
+    Option("matrix", "Run the cells of a matrix file, or of a shipped one (shipped:smoke); without FILE, the ini "
+           "key's or matrix/default.yaml", DEFAULT, "FILE", optional=True),
+    Option("checks", "Judge only these checks, separated by commas (default: those of the matrix)", "", "NAMES"),
+    Option("shard", "Run one of N parts of the matrix, for example 2/8", "", "I/N"),
+    Option("baseline", "Print at the end what differs from an earlier report", "", "REPORT"),
+    Option("timeout", "Seconds that one cell may take before its process is stopped", "300", "SECONDS"),
+    Option("isolation", "'rank': processes are reused between cells; 'cell': a fresh one for each", "rank", "WHAT"),
+    Option("workers-per-gpu", "Cells that may run on one GPU at a time, if its memory is enough for so many; a cell "
+           "that is timed (check benchmark) has it alone", "1", "N"),
+    Option("ranks", "'here': the ranks of a cell are processes of this machine; 'torchrun': torchrun has started one "
+           "pytest for each, on any number of machines", "here", "WHERE"),
+    Option("selftest", "Run no tests, but planted faults, and say which our checks catch on this torch; WORDS: only "
+           "those of these kinds, or with these words in their names, separated by commas", "", "WORDS", optional=True),
+    Option("selftest-device", "Where the planted faults run, for example cuda", "cpu", "DEVICE"),
+    Option("fuzz-examples", "Sequences of shapes that are drawn for each fuzzed cell or test", "30", "N"),
+    Option("fuzz-seconds", "Seconds that fuzzing one cell or test may take, shrinking included (default: those of the "
+           "matrix, else 60)", "", "SECONDS"),
+    Option("fuzz-seed", "Seed of the drawn sequences; 'random': another one each run, printed", "0", "SEED"),
+    Option("inprocess", "Run cells in pytest's own process, for debuggers: a crash then ends pytest"),
+)

@@ -1,0 +1,258 @@
+"""The runner: one cell, in one rank. Build it, run it eagerly, run it compiled while instruments watch.
+
+A cell is compiled once, whatever the number of checks: each check then writes its section of the
+observation from what that one run recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from pytest_torchcompile import checks
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.checks.training_steps import STEPS
+from pytest_torchcompile.errors import Unavailable, UsageError
+from pytest_torchcompile.gauges import gpu
+from pytest_torchcompile.gauges.autotune import autotuning
+from pytest_torchcompile.gauges.first_compile import compile_threads
+from pytest_torchcompile.gauges.pools import kept_processes
+from pytest_torchcompile.loading import import_all
+from pytest_torchcompile.observation import Failure, Job, Observation
+from pytest_torchcompile.oracle.calls import Call, Side
+from pytest_torchcompile.oracle.hints import tried_hints
+from pytest_torchcompile.oracle.localisation import located
+from pytest_torchcompile.oracle.random_draws import same_random_draws
+from pytest_torchcompile.oracle.references import References
+from pytest_torchcompile.oracle.replicas import alike
+from pytest_torchcompile.oracle.trial import EagerRaised
+from pytest_torchcompile.oracle.units import unit_of
+from pytest_torchcompile.plan.models import ModelEntry
+from pytest_torchcompile.run import subject
+from pytest_torchcompile.run.environment import environment
+from pytest_torchcompile.run.imported import imported_sources
+from pytest_torchcompile.run.offspring import end_offspring, offspring_of
+from pytest_torchcompile.state.torch_state import isolated
+from pytest_torchcompile.wrappers.cell_trial import CellTrial
+from pytest_torchcompile.wrappers.process_group import forget_shardings, joined, left_behind
+from pytest_torchcompile.wrappers.protocol import Wrapper
+from pytest_torchcompile.wrappers.protocol import load as load_wrapper
+from pytest_torchcompile.wrappers.wrapping import Wrapping
+
+__all__ = ["TUNING", "Run", "environment", "run_cell"]
+
+TUNING = "autotuning, in these"
+"""What of the other phases' seconds autotuning took."""
+
+_APART = 104_729
+"""Between the seeds of two replicas' batches: more than a cell has sizes."""
+_OWN_MISTAKE = "pytest-torchcompile itself failed, not the model: "
+_REFERENCES = References()
+_LOCATED = {"compiles", *checks.COMPARING}
+"""Sections that say which stage of the compiler brings a difference in."""
+
+
+class Run(CellTrial):
+    """One cell being run: what a check's ``measure`` may ask for. Everything is measured once."""
+
+    def __init__(self, job: Job, cell: Cell, wrapper: Wrapper, mesh: Any = None) -> None:
+        self.cell, self.job, self.wrapper, self._mesh = cell, job, wrapper, mesh
+        self._fake = Wrapping.read(cell.wrapper).fake
+        self.entry = ModelEntry.from_dict(job.entry)
+        self.dims, self.matrix = self.entry.dims, self.entry.where.rsplit(":", 2)[0]
+        root = self._home = Path(job.root)
+        settings = subject.settings(cell, root, self.entry.where)
+        steps = int(job.limits.get("steps", STEPS)) if "training_steps" in job.checks else 1
+        # Built several times, not copied: a forward that was patched onto a module stays bound to the original.
+        # This first one is never run.
+        self._first = subject.build(self.entry, cell, root, job.seed)
+        super().__init__(
+            self._side, self._first, settings, self._calls(),
+            loss=subject.loss(self.entry, root), train=cell.phase == "training", seed=job.seed, root=root,
+            unit=unit_of(getattr(torch, self.wrapper.unit)) if self.wrapper.unit else None,
+            # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
+            references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
+                                         cell.wrapper, job.seed, self.replica),
+            covered=True, steps=steps, keep_texts="kernels" in job.checks,
+            alone=None if mesh is None or self._fake else self._one_process,
+            compared=not self._fake, varied=not self._fake,
+        )
+        self.wrapping = cell.wrapper
+
+    def _calls(self) -> list[Call]:
+        """The cell's calls. Each replica draws batches of its own, so that one that ignores the others is found out."""
+        drawn = [subject.batches(self.entry, self.cell, self._home, self.job.seed + _APART * replica)
+                 for replica in range(self.replicas)]
+        first, *rest = ([batch for _, batch in calls] for calls in drawn)
+        if self.cell.phase == "training" and rest and all(alike(first, other) for other in rest):
+            raise UsageError(f"{self.entry.where}: inputs {self.entry.inputs!r} gives all {self.replicas} replicas the "
+                             "same batch, so nobody could tell whether gradients are averaged; have it draw from "
+                             "torch's own generator, which is seeded for each replica")
+        own = drawn.pop(self.replica)
+        others = list(zip(*drawn, strict=True)) or [()] * len(own)
+        return [Call(i, batch, sizes, also=tuple(other for _, other in others[i]))
+                for i, (sizes, batch) in enumerate(own)]
+
+    @property
+    def replicas(self) -> int:
+        """How many ranks or groups of ranks have a batch of their own."""
+        return int(self._mesh["data"].size()) if "data" in self._dimensions and not self._fake else 1
+
+    @property
+    def replica(self) -> int:
+        """Which of them this rank belongs to."""
+        return int(self._mesh.get_local_rank("data")) if "data" in self._dimensions else 0
+
+    @property
+    def single(self) -> bool:
+        """Whether no other rank waits for what this one does."""
+        return self._mesh is None
+
+    @property
+    def _dimensions(self) -> tuple[str, ...]:
+        return () if self._mesh is None else self._mesh.mesh_dim_names
+
+    def batch(self, sizes: Mapping[str, int], seed: int) -> Batch:
+        """Another batch for the cell's model."""
+        return subject.batch(self.entry, self.cell, self._home, seed, sizes)
+
+    def _side(self, settings: dict[str, Any] | None) -> Side:
+        model = self._another()
+        mesh = () if self._mesh is None else (self._mesh,)
+        call = self.wrapper.wrap(model, settings, self.cell, *mesh)
+        if not callable(call):
+            raise UsageError(f"{self.entry.where}: wrapper {self.cell.wrapper!r} returned {call!r}; expected what is "
+                             "called in place of the model")
+        return Side(call, model, settle=self.wrapper.settle, whole=self.wrapper.whole,
+                    owned=self.wrapper.owned)
+
+    def _one_process(self) -> Side:
+        model = self._another()
+        return Side(model, model, alone=True)
+
+    def _another(self) -> torch.nn.Module:
+        """The model once more, with the parameters and buffers of the first."""
+        other = subject.build(self.entry, self.cell, self._home, self.seed)
+        for kind in ("parameters", "buffers"):
+            ours, theirs = (dict(getattr(m, f"named_{kind}")()) for m in (self._first, other))
+            if _shapes(ours) != _shapes(theirs):
+                raise UsageError(f"{self.entry.where}: factory {self.entry.factory!r} made another model when it was "
+                                 f"called again: its {kind} differ in name or shape")
+            with torch.no_grad():
+                for name, tensor in ours.items():
+                    if not is_lazy(tensor):
+                        theirs[name].copy_(tensor)
+        return other
+
+
+def _shapes(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    return {name: None if is_lazy(tensor) else tensor.shape for name, tensor in tensors.items()}
+
+
+def run_cell(job: Job, in_rank: bool = False) -> tuple[dict[str, Any], bool]:
+    """Run a cell in this process. Returns the observation as plain data, and whether the process is spoilt.
+
+    ``in_rank``: it is a rank process, so that what the cell started and left behind is to be ended with the cell.
+    """
+    cell = Cell.from_dict(job.cell)
+    seen = Observation(cell.id, environment=environment())
+    # Also where nothing changes: this gives a fork its own thread pool. Autograd's threads, which start at once, would
+    # each make one, and the second ends the process ("Invalid thread pool!", seen in torch 2.13.0+cu130).
+    torch.set_num_threads(job.threads or torch.get_num_threads())
+    compile_threads(job.compile_threads)
+    import_all(job.modules, Path(job.root))
+    seen.sources = imported_sources(Path(job.root), job.modules)
+    known = offspring_of(os.getpid())  # what an import has started serves the cells after this one too
+    poisoned = False
+    try:
+        with isolated(seen.leaks), same_random_draws(), autotuning(job.autotune_choices) as tuned:
+            seen.failure = _observe_cell(job, cell, seen)
+            if seen.failure is not None:
+                seen.failed_at = time.monotonic()
+        if tuned.seconds:
+            seen.seconds[TUNING] = tuned.seconds
+    except Exception:
+        seen.failure = Failure("internal", "torch's state could not be put back after the cell",
+                               "clean-up", traceback.format_exc())
+        poisoned = True
+    seen.sources |= imported_sources(Path(job.root), job.modules)
+    left = left_behind()
+    if why := gpu.spoilt(wait=not left):
+        # Whatever else it looks like is what came of this: eager, the reference and every check after it fail too.
+        seen.failure = Failure("crash", f"the GPU can't be used any more by the process that ran the cell: {why}",
+                               "on the GPU", _before(seen))
+        poisoned = True
+    elif not left:
+        gpu.release()
+    if Wrapping.read(cell.wrapper).ranks > 1:
+        poisoned = poisoned or seen.failure is not None or left or not forget_shardings()
+    if in_rank:
+        end_offspring(keep=known | kept_processes(offspring_of(os.getpid(), known)))
+    return seen.to_dict(), poisoned
+
+
+def _before(seen: Observation) -> str:
+    """What the cell itself had said when the GPU failed."""
+    error = seen.sections.get("compiles", {}).get("error")
+    raised = f"the compiled run raised {error['type']} in {error['phase']}\n{error['traceback']}" if error else ""
+    failed = f"{seen.failure.message}\n{seen.failure.evidence}".strip() if seen.failure else ""
+    return raised or failed
+
+
+def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
+    try:
+        where = ModelEntry.from_dict(job.entry).where
+        wrapper = load_wrapper(cell.wrapper, Path(job.root), where)
+        with joined(job, cell, wrapper, where, lambda: seen.failed_at is not None) as mesh:
+            _observe_run(Run(job, cell, wrapper, mesh), seen)
+    except Unavailable as why:
+        return Failure("skip", str(why))
+    except UsageError as why:
+        return Failure("usage", str(why))
+    except EagerRaised as why:
+        return _eager_raised(why, Path(job.root))
+    except Exception as why:
+        if gpu.out_of_memory(why):
+            return Failure("crash", f"the GPU has no memory left: {why}", "on the GPU", traceback.format_exc())
+        return Failure("internal", f"{_OWN_MISTAKE}{type(why).__name__}: {why}", "", traceback.format_exc())
+    return None
+
+
+def _observe_run(run: Run, seen: Observation) -> None:
+    run.run()
+    seen.failed_at = run.compiled.error.at if run.compiled.error else None
+    seen.seconds = run.seconds
+    seen.leaks += run.leaks
+    # That compiled code ran is asked of every verdict. In the order of CHECKS: the last drops what was compiled.
+    for name in [name for name in checks.CHECKS if name == "compiles" or name in run.job.checks]:
+        seen.sections[name] = checks.load(name).measure(run)
+    if run.compared and sum(run.seconds.values()) <= run.job.locate and (found := located(run)):
+        for name in _LOCATED & seen.sections.keys():
+            seen.sections[name]["located"] = found
+    breaks = seen.sections.get("graph_breaks", {}).get("graph_breaks", ())
+    broken = run.compared and run.single and len(breaks) > run.job.limits.get("graph_breaks", 0)
+    if broken and sum(run.seconds.values()) <= run.job.locate:
+        for number, came in tried_hints(run, breaks).items():
+            breaks[number]["hint_tried"] = came
+
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def _eager_raised(why: EagerRaised, root: Path) -> Failure:
+    """One line with the innermost place in the user's code; what else of it was on the way there is the evidence."""
+    frames = [f"{os.path.relpath(file, root) if Path(file).is_relative_to(root) else file}:{line} in {name}"
+              for file, line, name in re.findall(r'File "(.+?)", line (\d+), in (\S+)', why.error.traceback)
+              if not file.startswith(_TORCH)]
+    if not frames:
+        return Failure("user", str(why), why.error.phase, why.error.traceback)
+    return Failure("user", f"{why} ({frames[-1]})", why.error.phase, "\n".join(frames[:-1]))

@@ -1,0 +1,100 @@
+"""Settings: the options of one run, read once and validated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pytest_torchcompile.errors import UsageError, nearest
+from pytest_torchcompile.fuzz.fuzz_options import FuzzOptions
+from pytest_torchcompile.run.options import OPTIONS, Option
+
+__all__ = ["ISOLATION", "RANKS", "Settings"]
+
+ISOLATION: Final = ("rank", "cell")
+RANKS: Final = ("here", "torchrun")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one run, validated."""
+
+    matrix: str
+    checks: tuple[str, ...]
+    shard: tuple[int, int]
+    timeout: float
+    isolation: str
+    inprocess: bool
+    ranks: str = "here"
+    """Where the ranks of a cell are: a word of :data:`RANKS`."""
+    baseline: str = ""
+    """An earlier report to compare with."""
+    workers_per_gpu: int = 1
+    """Cells that may run on one GPU at a time."""
+    fuzz: FuzzOptions = field(default_factory=FuzzOptions)
+
+    @classmethod
+    def read(cls, get: Callable[[Option], Any]) -> Settings:
+        """Make settings from a function that gives each option's text (a flag's bool).
+
+        Raises :class:`~pytest_torchcompile.errors.UsageError`, naming the option.
+        """
+        given = {option.name: get(option) for option in OPTIONS}
+        return cls(
+            matrix=given["matrix"],
+            checks=_checks(given["checks"]),
+            shard=_shard(given["shard"]),
+            timeout=_seconds(given["timeout"]),
+            isolation=_word("isolation", given["isolation"], ISOLATION, "a way to isolate cells"),
+            inprocess=(inprocess := given["inprocess"] in (True, "true", "1", "yes", "on")),
+            ranks=_ranks(given["ranks"], inprocess),
+            fuzz=FuzzOptions.read(given["fuzz-examples"], given["fuzz-seconds"], given["fuzz-seed"]),
+            baseline=given["baseline"],
+            workers_per_gpu=_workers(given["workers-per-gpu"]),
+        )
+
+
+def _checks(text: str) -> tuple[str, ...]:
+    from pytest_torchcompile.checks import CHECKS
+
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in CHECKS:
+            raise UsageError(f"--compile-checks: {name!r} is not a check; {nearest(name, CHECKS)}")
+    return tuple(name for name in CHECKS if name in names)  # causes before what follows from them
+
+
+def _shard(text: str) -> tuple[int, int]:
+    from pytest_torchcompile.plan.shards import parse
+
+    return parse(text) if text else (1, 1)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"--compile-timeout: {text!r} is not a number of seconds above 0, for example 300")
+    return seconds
+
+
+def _workers(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise UsageError(f"--compile-workers-per-gpu: {text!r} is not a whole number from 1 on, for example 4")
+    return int(text)
+
+
+def _word(option: str, text: str, words: tuple[str, ...], what: str) -> str:
+    if text not in words:
+        raise UsageError(f"--compile-{option}: {text!r} is not {what}; {nearest(text, words)}")
+    return text
+
+
+def _ranks(text: str, inprocess: bool) -> str:
+    where = _word("ranks", text, RANKS, "a place for ranks")
+    if where == "torchrun" and inprocess:
+        raise UsageError("--compile-ranks torchrun runs a rank in a process of its own; leave out --compile-inprocess")
+    return where

@@ -1,0 +1,207 @@
+"""The subject of a cell: the model under test, its batches and loss, made from a matrix entry's references.
+
+Runs in rank processes. What is wrong with the matrix or the user's factories is a
+:class:`~pytest_torchcompile.errors.UsageError` that starts with the place in the matrix; what this machine
+cannot do is :class:`~pytest_torchcompile.errors.Unavailable`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import random
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_torchcompile import dims
+from pytest_torchcompile.backends import BACKENDS
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.errors import Unavailable, UsageError
+from pytest_torchcompile.loading import kind_of, one_line, resolve
+from pytest_torchcompile.oracle.ownership import says_fork
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.plan.matrix import ModelEntry
+
+__all__ = ["batch", "batches", "build", "compiler", "loss", "settings"]
+
+
+def build(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.nn.Module:
+    """Make the model of a cell: parameters drawn from ``seed``, on the cell's device and in its dtype.
+
+    The factory is called with the cell's own (user) axes and the entry's arguments as keywords; one that has a
+    parameter ``device`` is told the cell's device too. Only floating parameters and buffers change their dtype. Raises
+    :class:`UsageError` if the factory cannot be called so, raises, or returns something else than a module,
+    and :class:`Unavailable` if this machine lacks the device or the dtype.
+    """
+    device, dtype = _placement(cell, entry.where)
+    factory = resolve(entry.factory, root, entry.where)
+    axes = dict(cell.user) | entry.arguments_of("factory")
+    if "device" in _named(factory):
+        axes.setdefault("device", cell.device)
+    _check_keywords(factory, axes, f"{entry.where}: factory {entry.factory!r}", "axis", "axes")
+    _seed(seed)
+    model = _call(factory, axes, f"{entry.where}: factory {entry.factory!r}")
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"{entry.where}: factory {entry.factory!r} returned {kind_of(model)}; "
+                         "expected a torch.nn.Module (wrap a function in one)")
+    model = model.to(device=device, dtype=dtype)
+    return model if entry.mode_of_modules == "keep" else model.train(cell.phase == "training")
+
+
+def batches(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> list[tuple[dict[str, int], Batch]]:
+    """Make the batches of a cell, each with its sizes: one per binding of the entry's dims.
+
+    The inputs function is called with the sizes as keywords, and with those user axes that it names.
+    Raises as :func:`build`.
+    """
+    return [(sizes, batch(entry, cell, root, seed + index, sizes))
+            for index, sizes in enumerate(dims.bindings(entry.dims))]
+
+
+def batch(entry: ModelEntry, cell: Cell, root: Path, seed: int, sizes: Mapping[str, int]) -> Batch:
+    """Make one batch of the given sizes; as :func:`batches`."""
+    device, dtype = _placement(cell, entry.where)
+    inputs = resolve(entry.inputs, root, entry.where)
+    keywords = {name: value for name, value in cell.user if name in _named(inputs)}
+    keywords |= entry.arguments_of("inputs") | dict(sizes)
+    _check_keywords(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}", "dim", "dims")
+    _seed(seed)
+    value = _call(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}")
+    return Batch.of(value).to(device=device, dtype=dtype)
+
+
+def loss(entry: ModelEntry, root: Path) -> Callable[..., Any] | None:
+    """Return the entry's loss function, or None if it has none."""
+    if not entry.loss:
+        return None
+    found: Callable[..., Any] = resolve(entry.loss, root, entry.where)
+    return found
+
+
+def settings(cell: Cell, root: Path, where: str) -> dict[str, Any]:
+    """Return the keyword arguments of ``torch.compile`` that a cell means.
+
+    A backend ``module:attribute`` is looked up. ``mode`` is handed only to a backend that takes modes (torch
+    itself ignores it elsewhere). Raises :class:`UsageError` for a backend that cannot be looked up and
+    :class:`Unavailable` if it needs a C++ compiler and there is none.
+    """
+    found: dict[str, Any] = {"backend": cell.backend, "dynamic": cell.torch_dynamic}
+    if ":" in cell.backend:
+        found["backend"] = resolve(cell.backend, root, where)
+    elif (record := BACKENDS.get(cell.backend)) is not None and record.modes and cell.mode != "default":
+        found["mode"] = cell.mode
+    if cell.backend == "inductor" and torch.device(cell.device).type == "cpu" and compiler() is None:
+        raise Unavailable("no C++ compiler found; install g++ or clang")
+    return found
+
+
+def _named(function: Callable[..., Any]) -> set[str]:
+    """Names of the parameters that a keyword can reach; none if the signature is unknown or says ``**``."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return set()
+    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def _check_keywords(function: Callable[..., Any], given: dict[str, Any], what: str, one: str,
+                    many: str) -> None:
+    """Raise :class:`UsageError` if the keywords do not fit the function's parameters."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # written in C: the call itself will tell
+    parameters = signature.parameters.values()
+    takes = ", ".join(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    takes = f"it takes {takes}" if takes else "it takes no parameters"
+    try:
+        signature.bind(**given)
+    except TypeError as error:
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            for name in given.keys() - _named(function):
+                raise UsageError(f"{what} has no parameter for the {one} {name!r}; {takes}") from None
+        raise UsageError(f"{what} cannot be called with the {many} {', '.join(given) or '(none)'}: "
+                         f"{error}; {takes}") from None
+
+
+def _call(function: Callable[..., Any], keywords: dict[str, Any], what: str) -> Any:
+    try:
+        return function(**keywords)
+    except (Unavailable, UsageError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        if says_fork(error):
+            raise
+        raise UsageError(f"{what} raised {one_line(error)}") from error
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:  # only a factory that has imported it can draw from it
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def _placement(cell: Cell, where: str) -> tuple[torch.device, torch.dtype]:
+    """The cell's device and dtype; Unavailable where a small matrix product of that dtype fails there."""
+    dtype: Any = getattr(torch, cell.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"{where}: torch has no dtype {cell.dtype!r}")
+    try:
+        device = torch.device(cell.device)
+    except RuntimeError as error:
+        raise UsageError(f"{where}: no device {cell.device!r}: {str(error).splitlines()[0]}") from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if not torch.cuda.is_available():
+            raise Unavailable(f"device {cell.device!r} is not here: torch.cuda.is_available() is false")
+        if (device.index or 0) >= count:
+            raise Unavailable(f"device {cell.device!r} is not here: this machine has {count} of them")
+        if cell.dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            raise Unavailable(f"device {cell.device!r} does not compute in bfloat16")
+    if (missing := _missing(str(device), dtype)) is not None:
+        raise Unavailable(f"device {cell.device!r} with dtype {cell.dtype} does not work here: {missing}")
+    return device, dtype
+
+
+@functools.cache
+def _missing(device: str, dtype: torch.dtype) -> str | None:
+    """Why a small matrix product does not run, or None if it does."""
+    try:
+        ones = torch.ones(2, 2, device=device, dtype=dtype)
+        torch.mm(ones, ones)
+    except Exception as error:  # each device has its own way to say no
+        return one_line(error)
+    return None
+
+
+@functools.cache
+def compiler() -> str | None:
+    """Return the C++ compiler that Inductor will call, or None: ``$CXX``, else g++ (clang++ on macOS).
+
+    As torch 2.8 to 2.15 (``_inductor/cpp_builder.py: cpp_compiler_search``): the whole of ``$CXX`` is the
+    name of one program, and it counts if ``--version`` succeeds. Warns if the name does not tell what it is:
+    Inductor then writes its precompiled header under a name that the compiler does not look for, and each
+    kernel takes three times as long.
+    """
+    name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    try:
+        subprocess.run([name, "--version"], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if not re.search(r"clang|gcc|g\+\+|gnu-c\+\+", name):
+        warnings.warn(
+            f"CXX={name}: torch knows a compiler by its name, and this one has no g++, gcc or clang in it: "
+            "Inductor's precompiled header is silently off and each C++ kernel takes about 3 times as long "
+            "to compile; name the real compiler", RuntimeWarning, stacklevel=2)
+    return name

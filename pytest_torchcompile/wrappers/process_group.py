@@ -1,0 +1,201 @@
+"""The process group of a cell that runs on several ranks: made before it, taken apart after it.
+
+The one file of this folder that touches what torch keeps to itself.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.errors import Unavailable, UsageError
+from pytest_torchcompile.observation import Job
+from pytest_torchcompile.wrappers.protocol import Wrapper
+from pytest_torchcompile.wrappers.wrapping import Wrapping
+
+__all__ = ["collectives", "forget_shardings", "joined", "left_behind", "refuse"]
+
+_LONGER = 120.0
+"""Seconds by which the collectives' own time-out is longer than the cell's: the side that waits ends a cell that hangs,
+and takes the stacks of every rank first."""
+
+
+@contextmanager
+def joined(job: Job, cell: Cell, wrapper: Wrapper, where: str, failed: Callable[[], bool]) -> Iterator[Any]:
+    """Join the cell's process group; yield the ``DeviceMesh``, or None for a cell of one rank.
+
+    ``failed`` tells at the end whether the cell has failed on this rank, as does an exception in the block. Raises
+    :class:`Unavailable` where this machine can't have the group.
+    """
+    refuse(cell, wrapper, where)
+    if wrapper.ranks == 1:
+        yield None
+        return
+    if Wrapping.read(cell.wrapper).fake:
+        with _faked(cell, wrapper) as mesh:
+            yield mesh
+        return
+    device = _device(job, cell)
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from pytest_torchcompile.wrappers.rank_store import all_well, rendezvous
+
+    with _own_caches(cell, f"{job.rank}of{job.world}"):
+        store = rendezvous(job)
+        # Without device_id: with it torch 2.11 splits the groups of a mesh from this one, which ends a process that
+        # has had a group before with a segmentation fault (pytorch/pytorch#192109).
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo", rank=job.rank, world_size=job.world, store=store,
+            timeout=datetime.timedelta(seconds=job.timeout + _LONGER),
+        )
+        well = False
+        try:
+            yield init_device_mesh(device.type, wrapper.shape(job.world), mesh_dim_names=wrapper.axes)
+            well = not failed()
+        finally:
+            # NCCL's communicators end together: who ends its own waits for ranks that may be waiting for it. After a
+            # failure the group is left to end with the processes, so that each rank can say what it has seen.
+            if device.type == "cpu" or all_well(store, job, well):
+                dist.destroy_process_group()
+                forget_shardings()
+
+
+def left_behind() -> bool:
+    """Whether a cell has left its process group, which nothing can be done about but to end the process."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+@contextmanager
+def _faked(cell: Cell, wrapper: Wrapper) -> Iterator[Any]:
+    """The mesh of rank 0 in a group that this process is alone in: each collective is said to be done, and none is."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    with _own_caches(cell, "fake"):
+        dist.init_process_group("fake", rank=0, world_size=wrapper.ranks, store=_fake_store(cell)())
+        try:
+            shape = wrapper.shape(wrapper.ranks)
+            yield init_device_mesh(torch.device(cell.device).type, shape, mesh_dim_names=wrapper.axes)
+        finally:
+            dist.destroy_process_group()
+            forget_shardings()
+
+
+def refuse(cell: Cell, wrapper: Wrapper, where: str) -> None:
+    """Raise :class:`Unavailable` where this machine can't have a cell of the wrapper, however many devices it has.
+
+    Raises :class:`UsageError`, starting with ``where``, for a device that several ranks can't have. Makes no group.
+    """
+    if wrapper.ranks > 1:
+        device = torch.device(cell.device)
+        if not torch.distributed.is_available():
+            raise Unavailable(f"wrapper {cell.wrapper!r} needs torch.distributed, which this torch is built without")
+        if Wrapping.read(cell.wrapper).fake:
+            _fake_store(cell)
+        elif device.type == "cpu":
+            if not torch.distributed.is_gloo_available():
+                raise Unavailable(f"wrapper {cell.wrapper!r} on cpu needs gloo, which this torch is built without")
+        elif device.type != "cuda":
+            raise Unavailable(f"wrapper {cell.wrapper!r} runs on cpu and cuda, not on {device.type}")
+        elif ":" in cell.device:
+            raise UsageError(f"{where}: wrapper {cell.wrapper!r} takes one GPU for each rank, and device "
+                             f"{cell.device!r} names one; write device: cuda")
+        elif not torch.cuda.is_available():
+            raise Unavailable(f"device {cell.device!r} is not here: torch.cuda.is_available() is false")
+        elif not torch.distributed.is_nccl_available():
+            raise Unavailable(f"wrapper {cell.wrapper!r} on cuda needs NCCL, which this torch is built without")
+    if wrapper.check is not None:
+        wrapper.check()
+
+
+def _fake_store(cell: Cell) -> Any:
+    """``torch.testing._internal.distributed.fake_pg.FakeStore``, whose import makes the backend ``fake`` known: torch
+    2.8 to 2.13.
+    """
+    try:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+    except ImportError as why:
+        raise Unavailable(f"wrapper {cell.wrapper!r} needs torch's fake process group, and torch {torch.__version__} "
+                          f"has none: {why}") from None
+    return FakeStore
+
+
+def _device(job: Job, cell: Cell) -> torch.device:
+    """The device of this rank; on CUDA it becomes the current one."""
+    device = torch.device(cell.device)
+    if device.type == "cpu":
+        if job.local_rank < 0 and Path("/sys/class/net/lo").exists():  # all ranks are here: the name need not resolve
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        return device
+    mine, wanted = (job.rank, job.world) if job.local_rank < 0 else (job.local_rank, job.local_rank + 1)
+    if (count := torch.cuda.device_count()) < wanted:
+        raise Unavailable(f"wrapper {cell.wrapper!r} needs {wanted} GPUs, and this machine has {count}")
+    torch.cuda.set_device(mine)
+    return torch.device("cuda", mine)
+
+
+@contextmanager
+def _own_caches(cell: Cell, rank: str) -> Iterator[None]:
+    """Compiled code in a folder of this wrapper, world and rank.
+
+    AOTAutograd's cache keeps names of process groups in what it stores but not in its key, so that a rank may be handed
+    code that calls another one's group (seen in torch 2.13: ``Could not resolve the process group``).
+    """
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    key = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(key)
+    wrapper = re.sub(r"[^\w.+-]", "_", cell.wrapper)
+    os.environ[key] = str(Path(cache_dir()) / "ranks" / wrapper / rank)
+    try:
+        yield
+    finally:
+        os.environ.pop(key)
+        if before is not None:
+            os.environ[key] = before
+
+
+def forget_shardings() -> bool:
+    """Drop DTensor's cache of sharding decisions, which name the groups that are gone; False if torch has no way to.
+
+    What ``torch.distributed.tensor.debug._clear_sharding_prop_cache`` does, whose module can't be imported without
+    NumPy: torch 2.8 to 2.13, there also the cache of the dispatch in C++. Where the first is missing a
+    process can't be used for another cell.
+    """
+    from torch.distributed.tensor import DTensor
+
+    dispatcher: Any = getattr(DTensor, "_op_dispatcher", None)
+    propagate = getattr(getattr(dispatcher, "sharding_propagator", None), "propagate_op_sharding", None)
+    clear = getattr(propagate, "cache_clear", None)
+    if clear is None:
+        return False
+    clear()
+    getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()
+    return True
+
+
+def collectives() -> dict[str, int]:
+    """How many collectives this rank has begun in each of its process groups, by what the mesh calls it.
+
+    ``torch.distributed.distributed_c10d._world.pg_group_ranks``, ``ProcessGroup._get_sequence_number_for_group``:
+    torch 2.8 to 2.13. Empty where torch does not tell.
+    """
+    from torch.distributed import distributed_c10d
+
+    found: dict[str, int] = {}
+    try:
+        for group, ranks in distributed_c10d._world.pg_group_ranks.items():
+            name = f"{getattr(group, 'group_desc', '') or 'group'} of {len(ranks)}"
+            found[name] = found.get(name, 0) + int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError):
+        return {}
+    return found

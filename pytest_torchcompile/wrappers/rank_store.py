@@ -1,0 +1,99 @@
+"""The store in which ranks meet: a file for those of one host, torchrun's for those of several."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import time
+import zlib
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from pytest_torchcompile.observation import Job
+from pytest_torchcompile.rank_outcome import RankOutcome, rank_failed
+
+__all__ = ["all_well", "failed_elsewhere", "rendezvous", "tell"]
+
+_PIECE: Final = 1 << 20
+"""Bytes of one value: the store takes no more than a few MiB."""
+_POLL_SECONDS: Final = 0.01
+_WATCH_SECONDS: Final = 0.1
+"""Between two looks at whether a rank has failed: every rank asks one store."""
+_FAILED: Final = "failed"
+
+
+def rendezvous(job: Job) -> Any:
+    """The store of a cell's process group."""
+    if not job.rendezvous.startswith("tcp://"):
+        return dist.FileStore(job.rendezvous, job.world)  # type: ignore[attr-defined]
+    return _agents(f"{job.rendezvous}/group", job.timeout)
+
+
+def all_well(store: Any, job: Job, well: bool) -> bool:
+    """Whether the cell went well on every rank. Waits for all that have not said so, until one has said otherwise.
+
+    A rank that is gone never says anything; the side that waits for the cell then ends the others too.
+    """
+    if not well:
+        store.set("not well", "1")
+        return False
+    came = store.add("well", 1)
+    while came < job.world:
+        if store.check(["not well"]):
+            return False
+        time.sleep(_POLL_SECONDS)
+        came = store.add("well", 0)
+    return True
+
+
+def tell(meeting: str, rank: int, world: int, mine: str, patience: float) -> list[str | None]:
+    """Tell all ranks an outcome, as JSON, and hear theirs; None of one that is silent for ``patience`` seconds."""
+    store, deadline = _agents(meeting, patience), time.monotonic() + patience
+    data = zlib.compress(mine.encode())
+    pieces = [data[i : i + _PIECE] for i in range(0, len(data), _PIECE)]
+    for number, piece in enumerate(pieces):
+        store.set(f"{rank}/{number}", piece)
+    store.set(f"{rank}", str(len(pieces)))
+    if rank_failed(RankOutcome(**json.loads(mine))):
+        store.set(_FAILED, str(rank))
+    heard: list[str | None] = []
+    for other in range(world):
+        left = max(deadline - time.monotonic(), 0.001)
+        try:
+            store.wait([f"{other}"], datetime.timedelta(seconds=left))
+        except dist.DistError:
+            heard.append(None)
+            continue
+        heard.append(_told(store, other))
+    return heard
+
+
+def failed_elsewhere(meeting: str, rank: int, patience: float) -> int | None:
+    """A rank that has told of a failure; None once this one has told its own outcome, or after ``patience``.
+
+    A rank whose peer is gone does not always notice: over NCCL it waits for it until its time-out.
+    """
+    store, deadline = _agents(meeting, patience), time.monotonic() + patience
+    while not store.check([f"{rank}"]) and time.monotonic() < deadline:
+        if store.check([_FAILED]):
+            return int(store.get(_FAILED))
+        time.sleep(_WATCH_SECONDS)
+    return None
+
+
+def _told(store: Any, rank: int) -> str:
+    """What a rank has told, which its key says is there."""
+    pieces = (store.get(f"{rank}/{number}") for number in range(int(store.get(f"{rank}"))))
+    return zlib.decompress(b"".join(pieces)).decode()
+
+
+def _agents(meeting: str, seconds: float) -> Any:
+    """The store of torchrun's agent, and in it the keys of ``tcp://HOST:PORT/PREFIX``."""
+    found = re.fullmatch(r"tcp://(.+?):(\d+)/(.*)", meeting, re.DOTALL)
+    if found is None:
+        raise ValueError(f"{meeting!r} is no meeting place; expected tcp://HOST:PORT/PREFIX")
+    store = dist.TCPStore(found[1], int(found[2]), is_master=False,  # type: ignore[attr-defined]
+                          timeout=datetime.timedelta(seconds=seconds))
+    return dist.PrefixStore(found[3], store)  # type: ignore[attr-defined]

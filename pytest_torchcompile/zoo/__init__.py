@@ -321,7 +321,7 @@ def triton_op(device: str = "cuda") -> nn.Module:
         raise Unavailable("triton_op needs Triton, which is not installed (pip install triton)")
     if kind == "cpu" and importlib.util.find_spec("numpy") is None:
         raise Unavailable("triton_op needs NumPy on a CPU, for Triton's interpreter (pip install numpy)")
-    from pytest_torchcompile.zoo.triton_op import GatedUnit
+    from pytest_torchcompile.zoo.gated_unit import GatedUnit
 
     return GatedUnit()
 

@@ -253,11 +253,11 @@ def test_triton_op_on_a_cpu(monkeypatch):
         torch.testing.assert_close(output, expected)
         torch.testing.assert_close(torch.autograd.grad(output.pow(2).sum(), [x, *model.parameters()]), wanted)
 
-    from pytest_torchcompile.zoo import triton_op
+    from pytest_torchcompile.zoo import gated_unit
 
-    assert type(triton_op._ON_CPU).__name__ == "InterpretedFunction"
-    assert type(triton_op._ON_GPU).__name__ == "JITFunction"
-    torch.library.opcheck(triton_op.gate, (x, x.flip(0).detach().requires_grad_()))
+    assert type(gated_unit._ON_CPU).__name__ == "InterpretedFunction"
+    assert type(gated_unit._ON_GPU).__name__ == "JITFunction"
+    torch.library.opcheck(gated_unit.gate, (x, x.flip(0).detach().requires_grad_()))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -276,6 +276,6 @@ def test_triton_op_computes_and_differentiates():
         torch.testing.assert_close(output, expected)
         torch.testing.assert_close(torch.autograd.grad(output.pow(2).sum(), [x, *model.parameters()]), wanted)
 
-    from pytest_torchcompile.zoo.triton_op import gate
+    from pytest_torchcompile.zoo.gated_unit import gate
 
     torch.library.opcheck(gate, (x, x.flip(0).detach().requires_grad_()))

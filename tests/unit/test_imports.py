@@ -209,6 +209,30 @@ def test_a_whole_run_that_does_not_use_us_is_light(tmp_path):
     assert "loaded: []" in done.stdout, done.stdout
 
 
+def hidden_names(modules: dict[str, Path]) -> list[str]:
+    """What a package defines or exports by the name of a module in it: importing that module replaces it."""
+    found = []
+    for package, path in modules.items():
+        if path.name == "__init__.py":
+            body = ast.parse(path.read_text()).body
+            names = {node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+            for node in body:
+                if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                    names |= set(ast.literal_eval(node.value))
+            folder = "" if package == "__init__" else f"{package}/"
+            found += [f"{folder}{name}" for name in sorted(names) if f"{folder}{name}" in modules]
+    return found
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["ours", "planted"])
+def test_no_module_hides_a_name_of_its_package(planted, tmp_path):
+    """``zoo:triton_op`` was a function until a module of that name was imported, and a module from then on."""
+    modules = dict(MODULES)
+    if planted:
+        modules["zoo/mini_gpt"] = tmp_path / "mini_gpt.py"
+    assert hidden_names(modules) == (["zoo/mini_gpt"] if planted else [])
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_size(module):
     """No file is over 400 lines."""

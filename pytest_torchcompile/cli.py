@@ -88,9 +88,9 @@ def _cells_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _cells(given: argparse.Namespace) -> int:
     from pytest_torchcompile.plan.matrix import load_matrix
-    from pytest_torchcompile.plan.shards import parse, shard
+    from pytest_torchcompile.plan.shards import cells_of_shard, parse_shard
 
-    part = parse(given.shard) if given.shard else None
+    part = parse_shard(given.shard) if given.shard else None
     try:
         matrix = load_matrix(_matrix_path(given))
     except UsageError as error:
@@ -98,7 +98,7 @@ def _cells(given: argparse.Namespace) -> int:
             print("pytest's setting `pythonpath` is not read here: PYTHONPATH=src finds modules in src",
                   file=sys.stderr)
         raise
-    planned = shard(matrix.cells, *part) if part else matrix.cells
+    planned = cells_of_shard(matrix.cells, *part) if part else matrix.cells
     excluded = () if part else matrix.excluded  # they are no one's part
     if given.json:
         records = [*map(_record, planned), *map(_record, excluded)]
@@ -113,7 +113,7 @@ def _cells(given: argparse.Namespace) -> int:
 
 def _matrix_path(given: argparse.Namespace) -> Path:
     """The matrix that was named, else the one that pytest would take; then it is told which and why."""
-    from pytest_torchcompile.plan.inifile import default_matrix
+    from pytest_torchcompile.plan.matrix_path import default_matrix
 
     if given.matrix is not None:
         return Path(given.matrix)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import ast
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import islice
+from typing import Final
 
 from pytest_torchcompile.errors import UsageError, nearest
-from pytest_torchcompile.expressions import evaluate, names
 
-__all__ = ["Dim", "Dims", "bindings", "completed", "mistakes", "single"]
+__all__ = ["Dim", "Dims", "batch_sizes", "complete_sizes", "dim_mistakes", "evaluate", "first_sizes", "names_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +51,21 @@ class Dim:
 Dims = Mapping[str, Dim]
 
 
-def single(dims: Dims) -> dict[str, int]:
-    """Return the one batch that serves where a single one is needed: the first of :func:`bindings`."""
-    return bindings(dims)[0]
+def first_sizes(dims: Dims) -> dict[str, int]:
+    """Return the one batch that serves where a single one is needed: the first of :func:`batch_sizes`."""
+    return batch_sizes(dims)[0]
 
 
-def bindings(dims: Dims) -> list[dict[str, int]]:
+def batch_sizes(dims: Dims) -> list[dict[str, int]]:
     """Return the batches that one cell runs, each a size per dim, in the order of the dims.
 
     Dims with buckets or choices step through them together: the k-th batch takes the k-th size of each, and
     shorter lists begin again. A dim with bounds only has one size in all batches: near the middle, equal to
     no other dim's (torch gives equal sizes one symbol: duck shapes) and neither 0 nor 1 (torch never makes
     those dynamic), where the bounds leave room for that.
-    Raises :class:`UsageError` for what :func:`mistakes` finds.
+    Raises :class:`UsageError` for what :func:`dim_mistakes` finds.
     """
-    for name, text in mistakes(dims):
+    for name, text in dim_mistakes(dims):
         raise UsageError(f"dim {name!r}: {text}")
     rows = _listed(dims)
     order = _order(dims)
@@ -72,7 +76,7 @@ def bindings(dims: Dims) -> list[dict[str, int]]:
     return [{name: row[name] for name in dims} for row in rows]
 
 
-def completed(dims: Dims, sizes: Mapping[str, int]) -> dict[str, int]:
+def complete_sizes(dims: Dims, sizes: Mapping[str, int]) -> dict[str, int]:
     """Return one batch: the sizes given for the free dims, the numbers, and what the expressions make of them.
 
     Raises :class:`UsageError` where an expression has no value for these sizes.
@@ -82,7 +86,7 @@ def completed(dims: Dims, sizes: Mapping[str, int]) -> dict[str, int]:
     return {name: row[name] for name in dims}
 
 
-def mistakes(dims: Dims) -> list[tuple[str, str]]:
+def dim_mistakes(dims: Dims) -> list[tuple[str, str]]:
     """Return (dim, what is wrong with it) for every dim that has no size, or none within its own bounds."""
     found = [(name, text) for name, dim in dims.items() for text in _mistakes(name, dim, dims)]
     if not found and (cycle := _cycle(dims)):
@@ -95,7 +99,7 @@ def _mistakes(name: str, dim: Dim, dims: Dims) -> Iterator[str]:
         return
     if dim.expression is not None:
         try:
-            used = names(dim.expression)
+            used = names_in(dim.expression)
         except UsageError as error:
             yield str(error)
             return
@@ -123,7 +127,7 @@ def _cycle(dims: Dims) -> list[str] | None:
 
 
 def _uses(dim: Dim) -> frozenset[str]:
-    return frozenset() if dim.expression is None else names(dim.expression)
+    return frozenset() if dim.expression is None else names_in(dim.expression)
 
 
 def _order(dims: Dims) -> list[str]:
@@ -144,13 +148,13 @@ def _compute(dims: Dims, order: Iterable[str], rows: list[dict[str, int]]) -> No
     for row in rows:
         for name in order:
             text = dims[name].expression
-            if text is not None and name not in row and names(text) <= row.keys():
+            if text is not None and name not in row and names_in(text) <= row.keys():
                 row[name] = evaluate(text, row)
 
 
 def _with_size(dims: Dims, order: list[str], rows: list[dict[str, int]], name: str,
                sizes: range) -> list[dict[str, int]]:
-    """Return the batches with a size for the free dim ``name``, the best by the rule of :func:`bindings`."""
+    """Return the batches with a size for the free dim ``name``, the best by the rule of :func:`batch_sizes`."""
     taken = {size for row in rows for size in row.values()}
     for size in islice(_outward(sizes), 1000):
         tried = [row | {name: size} for row in rows]
@@ -178,3 +182,84 @@ def _outward(sizes: range) -> Iterator[int]:
 def _up(size: int, step: int) -> int:
     """Return the least multiple of ``step`` that is at least ``size``."""
     return -(-size // step) * step
+
+
+# Expressions: integer arithmetic, and nothing else of Python.
+
+_OPERATORS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_CALLS: Final[dict[str, Callable[..., int]]] = {"min": min, "max": max}
+_ALLOWED: Final = "integers, other dims, + - * // %, min(), max() and parentheses"
+_LONGEST: Final = 200  # characters: far beyond any real size, far below what could take long
+
+
+def names_in(text: str) -> frozenset[str]:
+    """Return the dims that the expression uses; raises :class:`UsageError` if it is none."""
+    nodes = list(ast.walk(_parse(text)))
+    called = [node.func for node in nodes if isinstance(node, ast.Call)]
+    return frozenset(node.id for node in nodes if isinstance(node, ast.Name) and node not in called)
+
+
+def evaluate(text: str, sizes: Mapping[str, int]) -> int:
+    """Return the value of the expression; raises :class:`UsageError` if it is no size (negative, say)."""
+    try:
+        value = _value(_parse(text), sizes)
+    except ZeroDivisionError:
+        value = -1
+    if value < 0:
+        given = ", ".join(f"{name} = {sizes[name]}" for name in sorted(names_in(text)))
+        raise UsageError(f"{text!r} gives no size" + (f" for {given}" if given else ""))
+    return value
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> ast.expr:
+    """Parse and check every node against the whitelist, so that evaluation meets nothing unknown."""
+    if len(text) > _LONGEST:
+        raise UsageError(f"an expression of {len(text)} characters; at most {_LONGEST} are read")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python warns of odd literals; they are refused below
+            tree = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise UsageError(f"{text!r} is not an expression of {_ALLOWED}") from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            raise UsageError(f"{text!r} divides with '/', which gives no whole number; use '//'")
+        if not _allowed(node):
+            raise UsageError(f"{text!r} uses {_source(node)}; allowed are {_ALLOWED}")
+    return tree
+
+
+def _allowed(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return type(node.value) is int
+    if isinstance(node, ast.Call):
+        known = isinstance(node.func, ast.Name) and node.func.id in _CALLS
+        return known and bool(node.args) and not node.keywords
+    return isinstance(node, (ast.BinOp, ast.UnaryOp, ast.USub, ast.UAdd, ast.Name, ast.Load, *_OPERATORS))
+
+
+def _source(node: ast.AST) -> str:
+    return repr(ast.unparse(node)) if isinstance(node, ast.expr) else f"the operator {type(node).__name__}"
+
+
+def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
+    if isinstance(node, ast.Constant):
+        return int(node.value)  # type: ignore[arg-type]  # _allowed lets only ints through
+    if isinstance(node, ast.Name):
+        return sizes[node.id]
+    if isinstance(node, ast.UnaryOp):
+        value = _value(node.operand, sizes)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.BinOp):
+        return _OPERATORS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        found = [_value(argument, sizes) for argument in node.args]
+        return _CALLS[node.func.id](found)
+    raise UsageError(f"{_source(node)} is not an expression of {_ALLOWED}")

@@ -6,10 +6,13 @@ again under other limits.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-__all__ = ["BAD", "GOOD", "NO_RANK", "VERDICTS", "Failure", "Job", "Judgement", "Observation", "Problem", "worst"]
+__all__ = ["BAD", "GOOD", "NO_RANK", "VERDICTS", "Failure", "Job", "Judgement", "Observation", "Problem", "RankOutcome",
+           "rank_failed", "worst"]
 
 VERDICTS: Final = (
     "pass", "skip", "xfail", "not_run", "xpass", "fail", "error", "timeout", "crash",
@@ -79,6 +82,27 @@ class Failure:
     phase: str = ""
     evidence: str = ""
     """Stacks, the last lines of the log, a traceback."""
+
+
+@dataclass(frozen=True)
+class RankOutcome:
+    """How a job ended: ``done`` with its value, ``crash`` or ``timeout`` with evidence, ``no_rank`` if none began."""
+
+    status: str
+    value: Any = None
+    message: str = ""
+    evidence: str = ""
+    seconds: float = 0.0
+    at: float = field(default_factory=time.monotonic)
+    """``time.monotonic()`` when it was noticed."""
+
+
+def rank_failed(outcome: RankOutcome) -> bool:
+    """Whether the other ranks may now wait for this one in vain."""
+    if outcome.status != "done":
+        return True
+    seen: Mapping[str, Any] = outcome.value
+    return bool(seen["failure"] or (seen["sections"].get("compiles") or {}).get("error"))
 
 
 @dataclass

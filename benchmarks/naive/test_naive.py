@@ -28,13 +28,13 @@ def compiled_and_eager(cell: Cell):
     torch._dynamo.utils.counters.clear()
     entry, root = MATRIX.models[cell.model], MATRIX.root
     wrapper = load(cell.wrapper, root, "")
-    loss = subject.loss(entry, root) or (lambda out, batch: out.float().square().mean())
+    loss = subject.loss_function(entry, root) or (lambda out, batch: out.float().square().mean())
     results = []
-    for settings in (None, subject.settings(cell, root, "")):
-        model = subject.build(entry, cell, root, 0)
+    for settings in (None, subject.compile_settings(cell, root, "")):
+        model = subject.build_model(entry, cell, root, 0)
         call = wrapper.wrap(model, settings, cell)
         outs = []
-        for _, batch in subject.batches(entry, cell, root, 0):
+        for _, batch in subject.make_batches(entry, cell, root, 0):
             batch = batch.clone()
             model.zero_grad(set_to_none=True)
             torch.manual_seed(0)

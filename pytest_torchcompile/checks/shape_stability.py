@@ -60,7 +60,7 @@ def _pad_and_run(run: CellTrial, side: Side, name: str, dim: dims.Dim, found: di
     stabilizer = ShapeStabilizer(dim.buckets)
     for length in between(dim):
         bucket = stabilizer.config.bucket(length)
-        sizes = dims.single({**run.dims, name: dims.Dim(size=length)})
+        sizes = dims.first_sizes({**run.dims, name: dims.Dim(size=length)})
         try:
             batch = Batch.of(stabilizer.bucket_batch(run.batch(sizes, run.seed).value))
         except ValueError as why:  # nothing in it that is known to be padded

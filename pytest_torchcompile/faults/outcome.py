@@ -23,7 +23,7 @@ from pytest_torchcompile.layer.equivalence import compare
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run.runner import run_cell
-from pytest_torchcompile.run.subject import compiler
+from pytest_torchcompile.run.subject import cxx_compiler
 from pytest_torchcompile.state.torch_state import isolated
 
 __all__ = ["GOOD", "Outcome", "Report", "run"]
@@ -71,7 +71,7 @@ class Outcome:
 def run(case: Case) -> Outcome:
     """Run one case through the check that is there for it."""
     start = time.perf_counter()
-    if case.inductor and case.program.device == "cpu" and compiler() is None:
+    if case.inductor and case.program.device == "cpu" and cxx_compiler() is None:
         return Outcome(case, "unavailable", (), "no C++ compiler found; install g++ or clang")
     if case.program.cpu_only and case.program.device != "cpu":
         return Outcome(case, "unavailable", (), case.program.cpu_only)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.dims import Dim, Dims, completed, mistakes
+from pytest_torchcompile.dims import Dim, Dims, complete_sizes, dim_mistakes
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence
 from pytest_torchcompile.fuzz.sizes import constants, free, ordered, telling
@@ -32,7 +32,7 @@ def shape_sequences(
     """
     from hypothesis import strategies as st
 
-    for name, text in mistakes(dims):
+    for name, text in dim_mistakes(dims):
         raise UsageError(f"dim {name!r}: {text}")
     names = free(dims)
     others = constants(dims) | set(others)
@@ -97,7 +97,7 @@ def _call(dims: Dims, sizes: dict[str, int], where: Where | None, training: bool
 def _together(dims: Dims, sizes: dict[str, int], where: Where | None) -> dict[str, int] | None:
     """All sizes of a call; None if they do not belong together, or an expression of them is no size."""
     try:
-        every = completed(dims, sizes)
+        every = complete_sizes(dims, sizes)
     except UsageError:
         return None
     return every if where is None or where(**every) else None

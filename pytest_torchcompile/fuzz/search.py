@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.dims import Dims, completed
+from pytest_torchcompile.dims import Dims, complete_sizes
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.drawn_call import Sequence, from_plain, plain
 from pytest_torchcompile.fuzz.shrinking import minimal
@@ -192,7 +192,7 @@ class _Search:
                    and self.dims[name].allows(sizes[name])) for name in chosen):
             return False
         try:
-            return completed(self.dims, {name: sizes[name] for name in chosen}) == sizes
+            return complete_sizes(self.dims, {name: sizes[name] for name in chosen}) == sizes
         except UsageError:
             return False
 

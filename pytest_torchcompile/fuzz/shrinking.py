@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from pytest_torchcompile.dims import Dims, completed
+from pytest_torchcompile.dims import Dims, complete_sizes
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence
 from pytest_torchcompile.fuzz.sizes import candidates, free, ordered
@@ -116,7 +116,7 @@ def _renamed(sequence: Sequence, dims: Dims, name: str, sizes: dict[int, int]) -
 def _call(each: DrawnCall, dims: Dims, sizes: dict[str, int]) -> DrawnCall | None:
     chosen = {name: size for name, size in each.sizes if name in free(dims)} | sizes
     try:
-        return DrawnCall(tuple(completed(dims, chosen).items()), each.training)
+        return DrawnCall(tuple(complete_sizes(dims, chosen).items()), each.training)
     except UsageError:  # an expression of these sizes is no size
         return None
 

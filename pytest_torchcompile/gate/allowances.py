@@ -11,7 +11,7 @@ from typing import Any, Final
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.policy import AllowedFailure, PassRate, Policy
 from pytest_torchcompile.gate.skips import skips
-from pytest_torchcompile.plan.axes import same
+from pytest_torchcompile.plan.axes import value_key
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding, Weight, first
 from pytest_torchcompile.report.testrecord import TEST_LANE
@@ -139,6 +139,6 @@ def _groups(rate: PassRate, ran: Sequence[JudgedCell]) -> Iterator[tuple[str, li
         groups: dict[Any, list[JudgedCell]] = {}
         for cell in here:
             if rate.axis in cell.axes and (rate.only is None or rate.only.matches(cell.axes)):
-                groups.setdefault(same(cell.axes[rate.axis]), []).append(cell)
+                groups.setdefault(value_key(cell.axes[rate.axis]), []).append(cell)
         for (_, value), group in groups.items():
             yield f"{where} with {rate.axis} = {value}", group

@@ -20,7 +20,7 @@ from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.evidence import evidence
 from pytest_torchcompile.report.metrics import Sections
 from pytest_torchcompile.report.testrecord import TEST_LANE
-from pytest_torchcompile.run.verdicts import apply_xfail, expired_hint, judge, with_hint
+from pytest_torchcompile.run.verdicts import apply_xfail, expired_hint, judge_observation, with_hint
 from pytest_torchcompile.wrappers.wrapping import lane_of, processes_of
 
 __all__ = ["BAD", "GOOD", "JudgedCell", "judge_again"]
@@ -195,11 +195,11 @@ def _rejudge(judged: JudgedCell, cell: Mapping[str, Any], limits: Mapping[str, f
     observation = Observation.from_dict(cell["observation"])
     planned = _planned(cell)
     complete = not judged.missing
-    claimed = apply_xfail(judge(observation, names, planned.limits), planned, complete)
+    claimed = apply_xfail(judge_observation(observation, names, planned.limits), planned, complete)
     now = claimed
     if limits or expired:
         again = replace(planned, outcome="run") if expired else planned
-        now = apply_xfail(judge(observation, names, {**planned.limits, **limits}), again, complete)
+        now = apply_xfail(judge_observation(observation, names, {**planned.limits, **limits}), again, complete)
     for name in names:
         stored = cell["checks"][name]
         if stored["verdict"] == claimed[name].verdict:

@@ -13,7 +13,7 @@ import yaml
 from pytest_torchcompile.cell import Scalar
 from pytest_torchcompile.checks import CHECKS, LIMITS
 from pytest_torchcompile.errors import nearest
-from pytest_torchcompile.plan.axes import same
+from pytest_torchcompile.plan.axes import value_key
 from pytest_torchcompile.plan.reader import Reader
 from pytest_torchcompile.report.metrics import METRICS
 from pytest_torchcompile.report.testrecord import TEST_LANE
@@ -85,7 +85,7 @@ class Selector:
 
     def matches(self, axes: Mapping[str, Scalar]) -> bool:
         """Is the cell with these axes one of them?"""
-        return all(axis in axes and any(same(axes[axis]) == same(value) for value in values)
+        return all(axis in axes and any(value_key(axes[axis]) == value_key(value) for value in values)
                    for axis, values in self.values.items())
 
     def __str__(self) -> str:
@@ -104,18 +104,18 @@ class Selector:
                                             f"{nearest(pattern, tests)}")
             return
         known = dict.fromkeys(axis for axes in plan for axis in axes)
-        before = len(reader.problems)
+        before = len(reader.mistakes)
         for axis, values in self.values.items():
             if axis not in known:
                 reader.wrong(self.axes[axis], f"unknown axis {axis!r}; {nearest(axis, known)}")
                 continue
-            there = {same(axes[axis]): axes[axis] for axes in plan if axis in axes}
+            there = {value_key(axes[axis]): axes[axis] for axes in plan if axis in axes}
             for value in values:
-                if same(value) not in there:
+                if value_key(value) not in there:
                     what = "model" if axis == "model" else f"value of axis {axis!r}"
                     reader.wrong(self.axes[axis], f"{value!r} is not a {what} in this run; "
                                                   f"{nearest(str(value), map(str, there.values()))}")
-        if len(reader.problems) == before and not any(map(self.matches, plan)):
+        if len(reader.mistakes) == before and not any(map(self.matches, plan)):
             reader.wrong(self.node, f"matches no cell: {self}; remove it, or correct a value")
 
 

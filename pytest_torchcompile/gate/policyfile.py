@@ -24,7 +24,7 @@ from pytest_torchcompile.gate.policy import (
     Policy,
     Selector,
 )
-from pytest_torchcompile.plan.nodes import compose, kind, read
+from pytest_torchcompile.plan.nodes import compose, describe_node, read_bytes
 from pytest_torchcompile.plan.reader import Missing, Reader
 from pytest_torchcompile.report.metrics import METRICS
 from pytest_torchcompile.report.record import GATES
@@ -64,7 +64,7 @@ def read_policy(path: str | Path) -> Policy:
 
     Raises :class:`~pytest_torchcompile.errors.MatrixError` with a line for each mistake, in the file's order.
     """
-    return parse_policy(read(Path(path), str(path), "policy"), str(path))
+    return parse_policy(read_bytes(Path(path), str(path), "policy"), str(path))
 
 
 def parse_policy(data: bytes, shown: str) -> Policy:
@@ -86,7 +86,8 @@ class _Reading:
         found = reader.fields(node, "the policy", KEYS, ("version",))
         if (version := found.pop("version", None)) is not None and \
                 (not isinstance(version, yaml.ScalarNode) or version.value != str(VERSION) or version.style):
-            reader.wrong(version, f"version: found {kind(version)}, expected {VERSION}, the only one that is read here")
+            reader.wrong(version, f"version: found {describe_node(version)}, expected {VERSION}, "
+                                  "the only one that is read here")
         values: dict[str, Any] = {}
         for name, section in found.items():
             if name in ("limits", "allowed_failures", "allowed_skips"):
@@ -123,12 +124,12 @@ class _Reading:
 
     def _entries(self, node: yaml.Node, what: str) -> list[yaml.Node]:
         """The entries of a list that may be empty: the last one of a list goes, and its key may stay."""
-        if kind(node) == "nothing" or (isinstance(node, yaml.SequenceNode) and not node.value):
+        if describe_node(node) == "nothing" or (isinstance(node, yaml.SequenceNode) and not node.value):
             return []
         return self.reader.items(node, what)
 
     def _limit_rule(self, node: yaml.Node) -> LimitRule | None:
-        before = len(self.reader.problems)
+        before = len(self.reader.mistakes)
         entries = self.reader.entries(node, "an entry of limits")
         when = Selector({}, node)
         limits: dict[str, float] = {}
@@ -142,7 +143,7 @@ class _Reading:
                 self.reader.wrong(key, f"unknown limit {name!r}; {nearest(name, (*_LIMITS, 'when', 'reason'))}")
             elif (number := self._limit(name, value)) is not None:
                 limits[name], nodes[name] = number, value
-        if len(self.reader.problems) > before:
+        if len(self.reader.mistakes) > before:
             return None
         if not limits:
             self.reader.wrong(node, f"this entry has no limit; expected at least one of {', '.join(_LIMITS)}")
@@ -155,7 +156,7 @@ class _Reading:
         return self.reader.number(node, name, whole=name in METRICS and METRICS[name].whole)
 
     def _failure(self, node: yaml.Node) -> AllowedFailure | None:
-        before = len(self.reader.problems)
+        before = len(self.reader.mistakes)
         found = self.reader.fields(node, "an allowed failure", _FAILURE_KEYS, ("reason", "issue", "until"))
         values: dict[str, Any] = {name: self.reader.text(found[name], name)
                                   for name in ("reason", "issue", "contains") if name in found}
@@ -170,16 +171,16 @@ class _Reading:
         if "at_most" in found:
             values["at_most"] = self.reader.integer(found["at_most"], "at_most", least=1)
             values["at_most_node"] = found["at_most"]
-        return AllowedFailure(**values) if len(self.reader.problems) == before and values else None
+        return AllowedFailure(**values) if len(self.reader.mistakes) == before and values else None
 
     def _skip(self, node: yaml.Node) -> AllowedSkip | None:
-        before = len(self.reader.problems)
+        before = len(self.reader.mistakes)
         found = self.reader.fields(node, "an allowed skip", ("cells", "tests", "contains", "reason"), ("reason",))
         values: dict[str, Any] = {name: self.reader.text(found[name], name)
                                   for name in ("reason", "contains") if name in found}
         if (selector := self._cells_or_tests(node, found)) is not None:
             values["cells"] = selector
-        return AllowedSkip(**values) if len(self.reader.problems) == before and values else None
+        return AllowedSkip(**values) if len(self.reader.mistakes) == before and values else None
 
     def _tests(self, node: yaml.Node) -> int | None:
         found = self.reader.fields(node, "tests", ("ran_at_least",), ("ran_at_least",))
@@ -266,5 +267,5 @@ class _Reading:
     def _truth(self, node: yaml.Node, what: str) -> bool:
         value = self.reader.scalar(node, what)
         if not isinstance(value, (bool, Missing)):
-            self.reader.wrong(node, f"{what}: found {kind(node)}, expected true or false")
+            self.reader.wrong(node, f"{what}: found {describe_node(node)}, expected true or false")
         return value is True

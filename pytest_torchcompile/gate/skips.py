@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.policy import Policy
-from pytest_torchcompile.plan.axes import same
+from pytest_torchcompile.plan.axes import value_key
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.testrecord import TEST_LANE
@@ -64,13 +64,13 @@ def _to_write(reason: str, group: Sequence[JudgedCell], cells: Sequence[JudgedCe
 def _selector(group: Sequence[JudgedCell], cells: Sequence[JudgedCell]) -> dict[str, list[Any]]:
     """The fewest axes whose values tell these cells from all others; all axes, if three do not."""
     wanted = {cell.id for cell in group}
-    values = {axis: list({same(cell.axes[axis]): cell.axes[axis] for cell in group}.values())
+    values = {axis: list({value_key(cell.axes[axis]): cell.axes[axis] for cell in group}.values())
               for axis in group[0].axes if all(axis in cell.axes for cell in group)}
-    keys = {axis: {same(value) for value in there} for axis, there in values.items()}
+    keys = {axis: {value_key(value) for value in there} for axis, there in values.items()}
     for size in (1, 2, 3):
         for axes in combinations(values, size):
             if all(cell.id in wanted for cell in cells
-                   if all(axis in cell.axes and same(cell.axes[axis]) in keys[axis] for axis in axes)):
+                   if all(axis in cell.axes and value_key(cell.axes[axis]) in keys[axis] for axis in axes)):
                 return {axis: values[axis] for axis in axes}
     return values
 

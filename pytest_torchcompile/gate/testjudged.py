@@ -51,7 +51,7 @@ def judge_test(told: Mapping[str, Any], ours: bool) -> JudgedCell:
 
 def _problem(told: Mapping[str, Any]) -> str:
     """Why a test can't have passed; empty if it can."""
-    from pytest_torchcompile.plan.markers import Limits
+    from pytest_torchcompile.plan.markers import MarkerLimits
     from pytest_torchcompile.run.counters import Evidence, ModelCalls
 
     if told["problems"]:
@@ -59,7 +59,7 @@ def _problem(told: Mapping[str, Any]) -> str:
     if told["ledger"] is None:
         return "nothing: it has none"
     evidence = Evidence(
-        ledger=Ledger.from_dict(told["ledger"]), limits=Limits(**told["limits"]) if told["limits"] else None,
+        ledger=Ledger.from_dict(told["ledger"]), limits=MarkerLimits(**told["limits"]) if told["limits"] else None,
         must_run=told["must_run"], asks_model=told["asks_model"],
         model=None if told["model"] is None else ModelCalls(told["model"]["called"], told["model"]["ran"]),
     )

@@ -11,7 +11,7 @@ from pytest_torchcompile import __version__
 from pytest_torchcompile.errors import MatrixError
 from pytest_torchcompile.gate.judged import BAD, JudgedCell
 from pytest_torchcompile.gate.policy import Policy
-from pytest_torchcompile.plan.shipped import is_shipped
+from pytest_torchcompile.plan.matrix_path import is_shipped
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding, Weight, contradiction, first
 from pytest_torchcompile.report.merging import Merged

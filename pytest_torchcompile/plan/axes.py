@@ -15,13 +15,13 @@ from pytest_torchcompile.backends import BACKENDS, NOT_ALONE, installed
 from pytest_torchcompile.cell import AXES, DEVICES, DYNAMIC, Scalar, id_word
 from pytest_torchcompile.errors import nearest
 from pytest_torchcompile.plan.models import ModelEntry
-from pytest_torchcompile.plan.nodes import kind
+from pytest_torchcompile.plan.nodes import describe_node
 from pytest_torchcompile.plan.reader import MISSING, Missing, Reader
 from pytest_torchcompile.plan.targets import Targets
 from pytest_torchcompile.wrappers import WRAPPERS
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
-__all__ = ["DEVICE", "Axes", "read_axes", "same"]
+__all__ = ["DEVICE", "Axes", "read_axes", "value_key"]
 
 Axes = dict[str, tuple[Scalar, ...]]
 """The values of every axis: first those that the package knows, then the user's, by name."""
@@ -31,7 +31,7 @@ _RESERVED: Final = ("user", "id", "axes", "check", "checks")
 _TORCH_WORDS: Final = {"true": "dynamic", "false": "static", "null": "auto", "none": "auto"}
 
 
-def same(value: Scalar) -> tuple[str, Scalar]:
+def value_key(value: Scalar) -> tuple[str, Scalar]:
     """A key that tells 1, 1.0 and true apart, which are equal in Python."""
     return type(value).__name__, value
 
@@ -66,8 +66,8 @@ def _every_value(usual: Axes, axes_of: Mapping[str, Axes]) -> Axes:
     every: Axes = {"model": tuple(axes_of)} | usual
     for axes in axes_of.values():
         for name, values in axes.items():
-            known = {same(value) for value in every.get(name, ())}
-            every[name] = every.get(name, ()) + tuple(value for value in values if same(value) not in known)
+            known = {value_key(value) for value in every.get(name, ())}
+            every[name] = every.get(name, ()) + tuple(value for value in values if value_key(value) not in known)
     return _in_order(every)
 
 
@@ -131,7 +131,8 @@ class _Values:
             if first := found.get(value) or words.get(id_word(value)):
                 alike = "equals" if value in found else "has the same word in cell ids as"
                 line = first.start_mark.line + 1
-                self.reader.wrong(item, f"axis {axis!r}: {kind(item)} {alike} {kind(first)} in line {line}")
+                self.reader.wrong(item, f"axis {axis!r}: {describe_node(item)} {alike} {describe_node(first)} "
+                                        f"in line {line}")
             found.setdefault(value, item)
             words.setdefault(id_word(value), item)
         return tuple(found)

@@ -10,11 +10,11 @@ from typing import Final
 
 from pytest_torchcompile.cell import AXES, Cell, Scalar
 from pytest_torchcompile.checks import default_limits
-from pytest_torchcompile.plan.axes import Axes, same
+from pytest_torchcompile.plan.axes import Axes, value_key
 from pytest_torchcompile.plan.rules import OUTCOMES, Rule
 from pytest_torchcompile.wrappers import limits_of
 
-__all__ = ["MAX_CELLS", "Excluded", "Expansion", "PlannedCell", "count", "expand"]
+__all__ = ["MAX_CELLS", "Excluded", "Expansion", "PlannedCell", "count_combinations", "expand"]
 
 MAX_CELLS: Final = 250_000
 """Beyond this a matrix is a mistake: a second each would take three days."""
@@ -66,7 +66,7 @@ class Expansion:
     """For each rule, how many cells it matches, whatever another rule decided before."""
 
 
-def count(axes_of: Mapping[str, Axes]) -> int:
+def count_combinations(axes_of: Mapping[str, Axes]) -> int:
     """Return the number of combinations of the axes' values, over all models."""
     return sum(prod(map(len, axes.values())) for axes in axes_of.values())
 
@@ -152,17 +152,17 @@ def _numbers(select: Mapping[str, tuple[Scalar, ...]], axes: Axes) -> list[tuple
     found = []
     for column, (axis, values) in enumerate(axes.items()):
         if axis in select:
-            wanted = {same(value) for value in select[axis]}
-            found.append((column, frozenset(k for k, value in enumerate(values) if same(value) in wanted)))
+            wanted = {value_key(value) for value in select[axis]}
+            found.append((column, frozenset(k for k, value in enumerate(values) if value_key(value) in wanted)))
     return found
 
 
 def _cells(axes: Axes, axes_of: Mapping[str, Axes]) -> Iterator[tuple[tuple[int, ...], Cell]]:
     """Yield each cell with its values as numbers; the number of values stands for an axis that the model lacks."""
-    places = {axis: {same(value): k for k, value in enumerate(values)} for axis, values in axes.items()}
+    places = {axis: {value_key(value): k for k, value in enumerate(values)} for axis, values in axes.items()}
     for own in axes_of.values():
         user = [name for name in own if name not in AXES]
-        numbers = [[places[axis][same(value)] for value in own[axis]] if axis in own else [len(places[axis])]
+        numbers = [[places[axis][value_key(value)] for value in own[axis]] if axis in own else [len(places[axis])]
                    for axis in axes]
         for row, values in zip(product(*numbers), product(*own.values()), strict=True):
             given = dict(zip(own, values, strict=True))

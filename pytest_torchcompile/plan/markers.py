@@ -15,7 +15,7 @@ from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.layer.config import BucketConfig
 from pytest_torchcompile.wrappers import WRAPPERS
 
-__all__ = ["READERS", "Combination", "Limits", "bucket_sizes", "combinations", "limits"]
+__all__ = ["READERS", "Combination", "MarkerLimits", "read_bucket_sizes", "read_combinations", "read_limits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Combination:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MarkerLimits:
     """The largest numbers that a test may reach; None: no limit."""
 
     recompiles: int | None = None
@@ -53,7 +53,7 @@ class Limits:
     eager_frames: int | None = None
 
 
-def combinations(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Combination, ...]:
+def read_combinations(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Combination, ...]:
     """Read ``compile_modes(*modes, dynamic=..., backend=..., wrapper=..., fullgraph=...)``.
 
     Each keyword is one value or a list of them; the modes vary slowest. A mode other than ``default`` goes only with
@@ -77,9 +77,9 @@ def combinations(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Comb
     return tuple(found)
 
 
-def limits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Limits:
+def read_limits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MarkerLimits:
     """Read ``compile_limits(recompiles=..., graph_breaks=..., eager_frames=...)``."""
-    known = [f.name for f in fields(Limits)]
+    known = [f.name for f in fields(MarkerLimits)]
     if args:
         raise UsageError(f"{args[0]!r} has no name; expected {known[0]}={args[0]!r} or another of {', '.join(known)}")
     _known(kwargs, known)
@@ -88,10 +88,10 @@ def limits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Limits:
     for name, value in kwargs.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise UsageError(f"{name}={value!r}; expected a whole number from 0 on")
-    return Limits(**kwargs)
+    return MarkerLimits(**kwargs)
 
 
-def bucket_sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+def read_bucket_sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     """Read ``shape_buckets(128, 256)``."""
     if kwargs:
         raise UsageError(f"unknown argument {next(iter(kwargs))!r}; expected sizes alone, "
@@ -102,7 +102,7 @@ def bucket_sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int,
         raise UsageError(str(error)) from None
 
 
-READERS: Final = {"compile_modes": combinations, "compile_limits": limits, "shape_buckets": bucket_sizes}
+READERS: Final = {"compile_modes": read_combinations, "compile_limits": read_limits, "shape_buckets": read_bucket_sizes}
 """Marker to the function that reads its arguments."""
 
 

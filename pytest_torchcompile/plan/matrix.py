@@ -17,12 +17,12 @@ import yaml
 from pytest_torchcompile.cell import Scalar
 from pytest_torchcompile.checks import CHECKS, default_limits
 from pytest_torchcompile.plan.axes import Axes, read_axes
-from pytest_torchcompile.plan.expansion import MAX_CELLS, Excluded, Expansion, PlannedCell, count, expand
+from pytest_torchcompile.plan.expansion import MAX_CELLS, Excluded, Expansion, PlannedCell, count_combinations, expand
+from pytest_torchcompile.plan.matrix_path import is_shipped, shipped_path
 from pytest_torchcompile.plan.models import ModelEntry, read_models
-from pytest_torchcompile.plan.nodes import compose, kind, read
+from pytest_torchcompile.plan.nodes import compose, describe_node, read_bytes
 from pytest_torchcompile.plan.reader import Reader
 from pytest_torchcompile.plan.rules import OUTCOMES, Rule, read_checks, read_rules
-from pytest_torchcompile.plan.shipped import is_shipped, shipped_path
 from pytest_torchcompile.plan.strategy import Strategy, choose, read_strategy
 from pytest_torchcompile.plan.targets import Targets
 
@@ -91,7 +91,7 @@ def load_matrix(path: str | Path, root: str | Path | None = None, *, shown: str 
     if is_shipped(str(path)):
         path = shipped_path(str(path))
     path = Path(os.path.abspath(path))  # without `..`, as pytest has paths
-    data = read(path, shown)
+    data = read_bytes(path, shown)
     node = compose(data, shown)
     # A shipped matrix is read as if it lay in the user's own folder `matrix`.
     place = Path.cwd() / "matrix" / path.name if is_shipped(shown) else path
@@ -147,11 +147,11 @@ def _read(reader: Reader, node: yaml.Node, targets: Targets) -> _Sections:
     if "version" in found:
         version = found["version"]
         if not isinstance(version, yaml.ScalarNode) or version.value != str(VERSION) or version.style:
-            text = f"version: found {kind(version)}, expected {VERSION}, the only one that is read here"
+            text = f"version: found {describe_node(version)}, expected {VERSION}, the only one that is read here"
             reader.wrong(version, text)
     models, own = read_models(reader, found["models"], targets) if "models" in found else ({}, {})
     axes, axes_of = read_axes(reader, found.get("axes"), models, own, targets)
-    consistent = not reader.problems  # else a rule that names what is misspelt above would be blamed as well
+    consistent = not reader.mistakes  # else a rule that names what is misspelt above would be blamed as well
     checks = read_checks(reader, found.get("checks"))
     rules = read_rules(reader, found.get("rules"), axes if consistent else None, checks)
     choices = reader.integer(found["autotune_choices"], "autotune_choices") if "autotune_choices" in found else None
@@ -165,7 +165,7 @@ def _read(reader: Reader, node: yaml.Node, targets: Targets) -> _Sections:
 def _expand(reader: Reader, node: yaml.Node, sections: _Sections,
             today: datetime.date) -> tuple[Expansion, list[str]]:
     """Expand; note rules without effect, cells that share an id, and that no cell is left."""
-    total = count(sections.axes_of)
+    total = count_combinations(sections.axes_of)
     if total > MAX_CELLS:
         reader.wrong(node, f"the axes multiply to {total:,} cells, more than {MAX_CELLS:,}; take values out")
         reader.finish()

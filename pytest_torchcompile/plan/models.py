@@ -11,9 +11,9 @@ from typing import Any, Final
 import yaml
 
 from pytest_torchcompile.cell import Scalar
-from pytest_torchcompile.dims import Dim, bindings, mistakes
+from pytest_torchcompile.dims import Dim, batch_sizes, dim_mistakes
 from pytest_torchcompile.errors import UsageError, nearest
-from pytest_torchcompile.plan.nodes import kind
+from pytest_torchcompile.plan.nodes import describe_node
 from pytest_torchcompile.plan.reader import Missing, Reader
 from pytest_torchcompile.plan.targets import Targets
 
@@ -85,25 +85,25 @@ def read_models(reader: Reader, node: yaml.Node,
 
     Returns the entries, and for each model that has the key ``axes`` what stands there.
     """
-    before = len(reader.problems)
+    before = len(reader.mistakes)
     models: dict[str, ModelEntry] = {}
     axes: dict[str, yaml.Node] = {}
     for name, key, value in reader.entries(node, "models"):
-        clean = len(reader.problems)
+        clean = len(reader.mistakes)
         found = reader.fields(value, f"model {name!r}", MODEL_KEYS, REQUIRED)
         entry = _model(reader, name, key, found, targets)
-        if entry is not None and len(reader.problems) == clean:
+        if entry is not None and len(reader.mistakes) == clean:
             models[name] = entry
         if "axes" in found:
             axes[name] = found["axes"]
-    if not models and len(reader.problems) == before:
+    if not models and len(reader.mistakes) == before:
         reader.wrong(node, "models: there is none; expected at least one model with factory and inputs")
     return models, axes
 
 
 def _model(reader: Reader, name: str, key: yaml.Node, found: Mapping[str, yaml.Node],
            targets: Targets) -> ModelEntry | None:
-    before = len(reader.problems)
+    before = len(reader.mistakes)
     if not re.fullmatch(MODEL_NAME, name):
         reader.wrong(key, f"{name!r} cannot name a model; expected letters, digits and _ . + -")
     what = f"model {name!r}"
@@ -121,7 +121,7 @@ def _model(reader: Reader, name: str, key: yaml.Node, found: Mapping[str, yaml.N
     for argument in arguments.get("inputs", {}):
         if argument in dims:
             reader.wrong(found["inputs"], f"inputs of {what}: {argument!r} is a dim too; take it out of one of them")
-    if len(reader.problems) > before or not {*REQUIRED} <= code.keys():
+    if len(reader.mistakes) > before or not {*REQUIRED} <= code.keys():
         return None
     where = f"{reader.where(key)}:{key.start_mark.column + 1}"
     return ModelEntry(name, code["factory"], code["inputs"], code.get("loss"), dims, where, arguments, mode)
@@ -162,7 +162,7 @@ def _code(reader: Reader, node: yaml.Node, what: str, targets: Targets,
 
 def _dims(reader: Reader, node: yaml.Node, what: str) -> dict[str, Dim]:
     """Read the dims of one model, and try whether every batch has its sizes."""
-    before = len(reader.problems)
+    before = len(reader.mistakes)
     dims: dict[str, Dim] = {}
     nodes = {}
     for name, key, value in reader.entries(node, f"dims of {what}"):
@@ -170,12 +170,12 @@ def _dims(reader: Reader, node: yaml.Node, what: str) -> dict[str, Dim]:
             reader.wrong(key, f"{name!r} cannot name a dim, a keyword for inputs; expected a Python name")
         elif (dim := _dim(reader, value, f"dim {name!r}")) is not None:
             dims[name], nodes[name] = dim, value
-    if len(reader.problems) == before:
-        for name, text in mistakes(dims):
+    if len(reader.mistakes) == before:
+        for name, text in dim_mistakes(dims):
             reader.wrong(nodes[name], f"dim {name!r}: {text}")
-    if len(reader.problems) == before:
+    if len(reader.mistakes) == before:
         try:
-            bindings(dims)
+            batch_sizes(dims)
         except UsageError as error:
             reader.wrong(node, f"dims of {what}: {error}")
     return dims
@@ -190,12 +190,12 @@ def _dim(reader: Reader, node: yaml.Node, what: str) -> Dim | None:
     if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":str"):
         return Dim(expression=node.value)
     expected = f"a size, an expression of other dims such as S + 1, or a mapping of {', '.join(DIM_KEYS)}"
-    reader.wrong(node, f"{what}: found {kind(node)}, expected {expected}")
+    reader.wrong(node, f"{what}: found {describe_node(node)}, expected {expected}")
     return None
 
 
 def _free_dim(reader: Reader, node: yaml.Node, what: str) -> Dim | None:
-    before = len(reader.problems)
+    before = len(reader.mistakes)
     found: dict[str, Any] = {}
     for name, value in reader.fields(node, what, DIM_KEYS).items():
         if name in ("choices", "buckets"):
@@ -203,7 +203,7 @@ def _free_dim(reader: Reader, node: yaml.Node, what: str) -> Dim | None:
         else:
             least = 1 if name == "multiple_of" else 0
             found[name] = reader.integer(value, f"{name} of {what}", least=least)
-    return Dim(**found) if len(reader.problems) == before else None
+    return Dim(**found) if len(reader.mistakes) == before else None
 
 
 def _sizes(reader: Reader, node: yaml.Node, what: str) -> tuple[int, ...]:

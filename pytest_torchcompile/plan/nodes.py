@@ -11,7 +11,7 @@ import yaml
 
 from pytest_torchcompile.errors import MatrixError, nearest
 
-__all__ = ["compose", "kind", "read"]
+__all__ = ["compose", "describe_node", "read_bytes"]
 
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 32
@@ -26,7 +26,7 @@ _PLAIN: Final = frozenset(
 )
 
 
-def read(path: Path, shown: str, what: str = "matrix") -> bytes:
+def read_bytes(path: Path, shown: str, what: str = "matrix") -> bytes:
     """Return the bytes of a file, which is to be a ``what``.
 
     Raises :class:`MatrixError` for what is no readable file of at most 1 MiB.
@@ -75,7 +75,7 @@ def compose(data: bytes, shown: str, required: str = "the keys version and model
     return node
 
 
-def kind(node: yaml.Node) -> str:
+def describe_node(node: yaml.Node) -> str:
     """What the node is, for error texts: ``a mapping``, ``a list``, ``'abc'``, ``nothing``."""
     if isinstance(node, yaml.MappingNode):
         return "a mapping"

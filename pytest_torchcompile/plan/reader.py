@@ -12,9 +12,9 @@ import yaml
 
 from pytest_torchcompile.cell import Scalar
 from pytest_torchcompile.errors import MatrixError, nearest
-from pytest_torchcompile.plan.nodes import kind
+from pytest_torchcompile.plan.nodes import describe_node
 
-__all__ = ["DAY", "MISSING", "Missing", "Problem", "Reader"]
+__all__ = ["DAY", "MISSING", "Missing", "Mistake", "Reader"]
 
 SHOWN_PROBLEMS: Final = 20
 LONGEST: Final = 800  # characters of one text
@@ -36,7 +36,7 @@ MISSING: Final = Missing()
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Problem:
+class Mistake:
     """One mistake; line and column count from 1."""
 
     line: int
@@ -52,19 +52,19 @@ class Reader:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.problems: list[Problem] = []
+        self.mistakes: list[Mistake] = []
 
     def wrong(self, node: yaml.Node, text: str) -> None:
         """Note a mistake at the node."""
         if len(text) > LONGEST:
             text = f"{text[:LONGEST]}..."
-        self.problems.append(Problem(node.start_mark.line + 1, node.start_mark.column + 1, text))
+        self.mistakes.append(Mistake(node.start_mark.line + 1, node.start_mark.column + 1, text))
 
     def finish(self) -> None:
         """Raise :class:`MatrixError` if there are mistakes: one a line, in the order of the file."""
-        if not self.problems:
+        if not self.mistakes:
             return
-        first, *others = sorted(set(self.problems))
+        first, *others = sorted(set(self.mistakes))
         lines = [first.text, *(f"{self.path}:{p.line}:{p.column}: {p.text}" for p in others)]
         if len(lines) > SHOWN_PROBLEMS:
             lines[SHOWN_PROBLEMS:] = [f"... and {len(lines) - SHOWN_PROBLEMS} more"]
@@ -77,7 +77,7 @@ class Reader:
     def entries(self, node: yaml.Node, what: str) -> list[tuple[str, yaml.Node, yaml.Node]]:
         """Return (key, node of the key, node of the value) of a mapping, without keys given twice."""
         if not isinstance(node, yaml.MappingNode):
-            self.wrong(node, f"{what}: found {kind(node)}, expected a mapping")
+            self.wrong(node, f"{what}: found {describe_node(node)}, expected a mapping")
             return []
         found: dict[str, tuple[str, yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
@@ -92,14 +92,14 @@ class Reader:
     def fields(self, node: yaml.Node, what: str, known: Collection[str],
                required: Iterable[str] = ()) -> dict[str, yaml.Node]:
         """Return the values of a mapping whose keys are known beforehand."""
-        before = len(self.problems)
+        before = len(self.mistakes)
         found = {}
         for name, key, value in self.entries(node, what):
             found[name] = value
             if name not in known:
                 self.wrong(key, f"unknown key {name!r} in {what}; {nearest(name, known)}")
         missing = [name for name in required if name not in found]
-        if missing and len(self.problems) == before:  # else the key is likely there, misspelt
+        if missing and len(self.mistakes) == before:  # else the key is likely there, misspelt
             self.wrong(node, f"{what}: key {missing[0]!r} is missing")
         return {name: value for name, value in found.items() if name in known}
 
@@ -108,7 +108,7 @@ class Reader:
         if alone and isinstance(node, yaml.ScalarNode):
             return [node]
         if not isinstance(node, yaml.SequenceNode):
-            self.wrong(node, f"{what}: found {kind(node)}, expected a list")
+            self.wrong(node, f"{what}: found {describe_node(node)}, expected a list")
             return []
         if not node.value:
             self.wrong(node, f"{what}: the list is empty; expected at least one entry")
@@ -117,7 +117,7 @@ class Reader:
     def text(self, node: yaml.Node, what: str) -> str | None:
         """Return a string that has something in it."""
         if not isinstance(node, yaml.ScalarNode) or not node.value.strip():
-            self.wrong(node, f"{what}: found {kind(node)}, expected a text")
+            self.wrong(node, f"{what}: found {describe_node(node)}, expected a text")
         elif not node.style and (read := _READ_AS.get(node.tag.rsplit(":", 1)[-1])):
             self.wrong(node, f"{what}: YAML reads {node.value} as {read}, expected a text; quote it")
         else:
@@ -130,7 +130,7 @@ class Reader:
         scalar = isinstance(node, yaml.ScalarNode)
         if scalar and node.value in known:
             return str(node.value)
-        self.wrong(node, f"{kind(node)} is not {what}; {nearest(node.value if scalar else '', known)}")
+        self.wrong(node, f"{describe_node(node)} is not {what}; {nearest(node.value if scalar else '', known)}")
         return None
 
     def number(self, node: yaml.Node, what: str, *, whole: bool = True, least: float | None = 0,
@@ -139,7 +139,7 @@ class Reader:
         expected = "a whole number" if whole else "a number"
         pattern = _INTEGER if whole else _NUMBER
         if not isinstance(node, yaml.ScalarNode) or node.style or not pattern.fullmatch(node.value):
-            self.wrong(node, f"{what}: found {kind(node)}, expected {expected}")
+            self.wrong(node, f"{what}: found {describe_node(node)}, expected {expected}")
             return None
         value = int(node.value) if _INTEGER.fullmatch(node.value) else float(node.value)
         if (least is not None and value < least) or (most is not None and value > most):
@@ -160,13 +160,13 @@ class Reader:
                 return datetime.date.fromisoformat(node.value)
         except ValueError:
             pass  # 2027-02-30
-        self.wrong(node, f"{what}: found {kind(node)}, expected a day as YYYY-MM-DD")
+        self.wrong(node, f"{what}: found {describe_node(node)}, expected a day as YYYY-MM-DD")
         return None
 
     def scalar(self, node: yaml.Node, what: str) -> Scalar | Missing:
         """Return a text, number, true, false or null; refuse what YAML 1.1 and a human read differently."""
         if not isinstance(node, yaml.ScalarNode):
-            self.wrong(node, f"{what}: found {kind(node)}, expected a text, a number, true, false or null")
+            self.wrong(node, f"{what}: found {describe_node(node)}, expected a text, a number, true, false or null")
             return MISSING
         text: str = node.value
         if node.style:
@@ -180,7 +180,7 @@ class Reader:
         read = _READ_AS.get(node.tag.rsplit(":", 1)[-1])
         if read is None:
             return text
-        self.wrong(node, f"{what}: found {kind(node)}, which YAML reads as {read}; quote it to mean a text")
+        self.wrong(node, f"{what}: found {describe_node(node)}, which YAML reads as {read}; quote it to mean a text")
         return MISSING
 
     def _float(self, node: yaml.ScalarNode, what: str) -> float | Missing:

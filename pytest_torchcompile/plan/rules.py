@@ -13,8 +13,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pytest_torchcompile.cell import Scalar
 from pytest_torchcompile.checks import CHECKS, LIMITS
 from pytest_torchcompile.errors import nearest
-from pytest_torchcompile.plan.axes import Axes, same
-from pytest_torchcompile.plan.nodes import kind
+from pytest_torchcompile.plan.axes import Axes, value_key
+from pytest_torchcompile.plan.nodes import describe_node
 from pytest_torchcompile.plan.reader import Missing, Reader
 
 __all__ = ["NOT", "OUTCOMES", "RULE_KEYS", "VERBS", "Rule", "read_checks", "read_rules"]
@@ -133,7 +133,7 @@ class _Rules:
 
     def read(self, node: yaml.Node) -> Rule | None:
         """Read one rule; None if it has a mistake."""
-        before = len(self.reader.problems)
+        before = len(self.reader.mistakes)
         verb = self._verb(node)
         if verb is None:
             return None
@@ -157,7 +157,7 @@ class _Rules:
         values["select"], values["unless"] = self._condition(selector, verb) if selector is not None else ({}, {})
         if verb == "limits" and verb in found:
             values["limits"] = self._limits(found[verb])
-        if len(self.reader.problems) > before:
+        if len(self.reader.mistakes) > before:
             return None
         return Rule(verb, where=self.reader.where(node), **values)
 
@@ -212,19 +212,19 @@ class _Rules:
         return select
 
     def _values(self, axis: str, node: yaml.Node, known: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
-        keys = {same(value) for value in known}
+        keys = {value_key(value) for value in known}
         found: list[Scalar] = []
         for item in self.reader.items(node, f"axis {axis!r}", alone=True):
             value = self.reader.scalar(item, f"axis {axis!r}")
             if isinstance(value, Missing):
                 continue
-            if same(value) not in keys:
+            if value_key(value) not in keys:
                 what = "model" if axis == "model" else f"value of axis {axis!r}"
                 alike = [other for other in known if str(other) == str(value)]
                 near = f"it has {alike[0]!r}" if alike else nearest(str(value), map(str, known))
                 self.reader.wrong(item, f"{value!r} is not a {what} in this matrix; {near}")
             elif value in found:
-                self.reader.wrong(item, f"axis {axis!r}: {kind(item)} is listed twice")
+                self.reader.wrong(item, f"axis {axis!r}: {describe_node(item)} is listed twice")
             else:
                 found.append(value)
         return tuple(found)

@@ -13,7 +13,7 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.plan.expansion import PlannedCell
 
-__all__ = ["cost", "parse", "shard"]
+__all__ = ["cells_of_shard", "estimated_seconds", "parse_shard"]
 
 MOST: Final = 9999
 _KERNELS: Final = 8.0
@@ -21,7 +21,7 @@ _AUTOTUNED: Final = 4.0
 """Rough seconds of a cold cell on CPU: generated kernels must be built, autotuned ones several times."""
 
 
-def parse(text: str) -> tuple[int, int]:
+def parse_shard(text: str) -> tuple[int, int]:
     """Read ``2/8`` as (2, 8). Raises :class:`UsageError` for anything that is no part of a whole."""
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
     if match is None:
@@ -34,7 +34,7 @@ def parse(text: str) -> tuple[int, int]:
     return index, of
 
 
-def shard(cells: Sequence[PlannedCell], index: int, of: int) -> tuple[PlannedCell, ...]:
+def cells_of_shard(cells: Sequence[PlannedCell], index: int, of: int) -> tuple[PlannedCell, ...]:
     """Return part ``index`` (from 1) of ``of``, in the order of ``cells``.
 
     Every cell is in exactly one part, the same whatever the order of ``cells``. The dearest cell goes first,
@@ -44,13 +44,13 @@ def shard(cells: Sequence[PlannedCell], index: int, of: int) -> tuple[PlannedCel
     mine = set()
     for planned in sorted(cells, key=_order):
         load, part = loads[0]
-        heapq.heapreplace(loads, (load + cost(planned), part))
+        heapq.heapreplace(loads, (load + estimated_seconds(planned), part))
         if part == index:
             mine.add(planned.cell.id)
     return tuple(planned for planned in cells if planned.cell.id in mine)
 
 
-def cost(planned: PlannedCell) -> float:
+def estimated_seconds(planned: PlannedCell) -> float:
     """Return about how long the cell takes, in seconds of a machine that has compiled nothing yet."""
     cell = planned.cell
     if planned.outcome == "skip":
@@ -65,4 +65,4 @@ def cost(planned: PlannedCell) -> float:
 
 def _order(planned: PlannedCell) -> tuple[float, str, str, bytes]:
     cell: Cell = planned.cell
-    return -cost(planned), cell.model, cell.dynamic, hashlib.sha256(cell.id.encode()).digest()
+    return -estimated_seconds(planned), cell.model, cell.dynamic, hashlib.sha256(cell.id.encode()).digest()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_torchcompile.plan.shipped import names_matrix
+from pytest_torchcompile.plan.matrix_path import names_matrix
 from pytest_torchcompile.plugin import fixtures
 from pytest_torchcompile.run.options import OPTIONS, Option
 

@@ -14,7 +14,7 @@ import pytest
 from pytest_torchcompile.gate.baseline_summary import comparison
 from pytest_torchcompile.observation import NO_RANK, Judgement
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
-from pytest_torchcompile.plan.shards import shard
+from pytest_torchcompile.plan.shards import cells_of_shard
 from pytest_torchcompile.plugin.beside import TIMES_ITEMS, is_rerun
 from pytest_torchcompile.plugin.outside import Named
 from pytest_torchcompile.plugin.rank_supply import CellNotRun, RankSupply
@@ -186,7 +186,7 @@ class MatrixSession:
         """``report`` is where the report will be."""
         self.config, self.settings, self.matrix, self.named = config, settings, matrix, named
         self.torchrun, self.baseline = torchrun, baseline
-        self.planned = shard(matrix.cells, *settings.shard)
+        self.planned = cells_of_shard(matrix.cells, *settings.shard)
         self.judged: dict[str, tuple[CellResult, Judgement]] = {}
         self.is_worker = hasattr(config, "workerinput")  # of xdist
         self.execution = Execution(matrix, settings, torchrun=self.torchrun)

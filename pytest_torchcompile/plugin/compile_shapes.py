@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.dims import Dim, Dims, mistakes
+from pytest_torchcompile.dims import Dim, Dims, dim_mistakes
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence, code
 from pytest_torchcompile.fuzz.fuzz_options import FuzzOptions, ran_out
@@ -20,7 +20,7 @@ from pytest_torchcompile.quantity import count
 if TYPE_CHECKING:
     from pytest_torchcompile.fuzz.search import Examined, Result
     from pytest_torchcompile.ledger import Ledger
-    from pytest_torchcompile.plan.markers import Limits
+    from pytest_torchcompile.plan.markers import MarkerLimits
     from pytest_torchcompile.run.counters import HeaviestSequence
 
 __all__ = ["Batches", "compile_shapes", "dim"]
@@ -67,7 +67,7 @@ def compile_shapes(
     and so does one with a ``where`` that nothing satisfies.
     """
     named = {name: _dim(name, value) for name, value in dims.items()}
-    for name, text in mistakes(named):
+    for name, text in dim_mistakes(named):
         raise UsageError(f"compile_shapes: dim {name!r}: {text}")
 
     if not flips and not varying(named):
@@ -197,7 +197,7 @@ class _Runs:
     """Runs the test over one sequence after another, each from the same state."""
 
     def __init__(self, drawn: Drawn, args: tuple[Any, ...], fixtures: dict[str, Any], ledger: Ledger,
-                 limits: Limits | None, heaviest: HeaviestSequence) -> None:
+                 limits: MarkerLimits | None, heaviest: HeaviestSequence) -> None:
         from torch import nn
 
         from pytest_torchcompile.state.snapshot import StateSnapshot
@@ -241,9 +241,9 @@ class _Runs:
         self.ran += 1
         self.looked = self.looked or (batches is not None and batches.looked)
         if self.limits is not None:
-            from pytest_torchcompile.run.counters import judge
+            from pytest_torchcompile.run.counters import judge_limits
 
-            if problems := judge(self.limits, self.ledger, True):
+            if problems := judge_limits(self.limits, self.ledger, True):
                 raise AssertionError("compile_limits: " + "\n\n".join(problems))
         self.heaviest.note(self.ledger)
 

@@ -42,7 +42,7 @@ def compile_model(request: pytest.FixtureRequest, model: Any, how: Combination) 
     try:
         with quiet():
             wrapper = load(how.wrapper, Path(request.config.rootpath), where, alone=True)
-            settings = subject.settings(cell, Path(request.config.rootpath), where)
+            settings = subject.compile_settings(cell, Path(request.config.rootpath), where)
             if not isinstance(how.backend, str):
                 settings["backend"] = how.backend
             if how.fullgraph:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.fuzz.fuzz_options import FuzzOptions
     from pytest_torchcompile.ledger import Ledger
     from pytest_torchcompile.ledger.watch import Awaited
-    from pytest_torchcompile.plan.markers import Combination, Limits
+    from pytest_torchcompile.plan.markers import Combination, MarkerLimits
     from pytest_torchcompile.run.counters import Evidence, GraphBreaks, HeaviestSequence, RecompileCounter, ShapeBuckets
 
 __all__ = ["FuzzCutShortWarning", "RanEagerlyWarning", "StateLeakWarning", "WarmUpLostWarning"]
@@ -113,11 +113,11 @@ def shape_buckets(request: pytest.FixtureRequest, _compile_watch: Ledger) -> Sha
     are 256, 512, 1024 and 2048.
     """
     from pytest_torchcompile.layer.config import BucketConfig
-    from pytest_torchcompile.plan.markers import bucket_sizes
+    from pytest_torchcompile.plan.markers import read_bucket_sizes
     from pytest_torchcompile.run.counters import ShapeBuckets
 
     mark = request.node.get_closest_marker("shape_buckets")
-    sizes = bucket_sizes(mark.args, mark.kwargs) if mark else BucketConfig().buckets
+    sizes = read_bucket_sizes(mark.args, mark.kwargs) if mark else BucketConfig().buckets
     return ShapeBuckets(sizes, _compile_watch)
 
 
@@ -151,7 +151,7 @@ def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
 
 
 @pytest.fixture
-def _compile_fuzz(request: pytest.FixtureRequest) -> tuple[FuzzOptions, Limits | None, HeaviestSequence]:
+def _compile_fuzz(request: pytest.FixtureRequest) -> tuple[FuzzOptions, MarkerLimits | None, HeaviestSequence]:
     """What ``compile_shapes`` must know: the options of fuzzing, the test's limits, and where sequences are noted."""
     from pytest_torchcompile.plugin import fuzz_options
     from pytest_torchcompile.run.counters import HeaviestSequence
@@ -166,10 +166,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if mark is None or "compile_config" not in metafunc.fixturenames:
         return
     from pytest_torchcompile.errors import UsageError
-    from pytest_torchcompile.plan.markers import combinations
+    from pytest_torchcompile.plan.markers import read_combinations
 
     try:
-        found = combinations(mark.args, mark.kwargs)
+        found = read_combinations(mark.args, mark.kwargs)
     except UsageError:  # told for all tests at once, after collection
         return
     metafunc.parametrize("compile_config", found, indirect=True, ids=[made.id for made in found])
@@ -292,18 +292,18 @@ def gather_evidence(item: pytest.Item) -> Evidence | None:
     )
 
 
-def _limits(item: pytest.Item) -> Limits | None:
+def _limits(item: pytest.Item) -> MarkerLimits | None:
     """What the markers ``compile_limits`` of a test, its class and its module say together; the nearest wins."""
     marks = list(item.iter_markers("compile_limits"))
     if not marks:
         return None
-    from pytest_torchcompile.plan.markers import limits
+    from pytest_torchcompile.plan.markers import read_limits
 
     together: dict[str, Any] = {}
     for mark in marks:  # the nearest first
-        limits(mark.args, mark.kwargs)
+        read_limits(mark.args, mark.kwargs)
         together = {**mark.kwargs, **together}
-    return limits((), together)
+    return read_limits((), together)
 
 
 def _watched_first(item: pytest.Item, names: list[str]) -> list[str]:

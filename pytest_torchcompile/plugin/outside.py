@@ -15,7 +15,7 @@ from pathlib import Path
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.plan.matrix import Matrix
-from pytest_torchcompile.plan.shipped import is_shipped
+from pytest_torchcompile.plan.matrix_path import is_shipped
 
 __all__ = ["Named", "named_of"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from xdist.scheduler.load import LoadScheduling  # type: ignore[import-untyped]  # it has no py.typed
 
-from pytest_torchcompile.plan.shipped import names_matrix
+from pytest_torchcompile.plan.matrix_path import names_matrix
 
 if TYPE_CHECKING:
     import pytest

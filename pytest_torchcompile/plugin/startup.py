@@ -9,8 +9,8 @@ import pytest
 
 from pytest_torchcompile.errors import ReportError, UsageError
 from pytest_torchcompile.plan.matrix import load_matrix
+from pytest_torchcompile.plan.matrix_path import find_matrix
 from pytest_torchcompile.plan.selection import refuse_idle, refuse_unknown
-from pytest_torchcompile.plan.shipped import find_matrix
 from pytest_torchcompile.plugin.collection import SESSION, MatrixSession
 from pytest_torchcompile.plugin.outside import named_of
 from pytest_torchcompile.plugin.test_lane import report_tests

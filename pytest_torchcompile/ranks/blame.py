@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from pytest_torchcompile.observation import Failure, Observation
-from pytest_torchcompile.rank_outcome import RankOutcome
+from pytest_torchcompile.observation import Failure, Observation, RankOutcome
 
 __all__ = ["gathered"]
 

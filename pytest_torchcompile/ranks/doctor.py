@@ -130,8 +130,8 @@ def _missing(matrix: Matrix, planned: PlannedCell) -> str:
     if gpus and (needed := gpus_of(cell)) > len(gpus):
         return f"it needs {count(needed, 'GPU')}, and this machine has {len(gpus)} to use"
     try:
-        subject.settings(cell, matrix.root, entry.where)
-        subject.build(entry, cell, matrix.root, 0)
+        subject.compile_settings(cell, matrix.root, entry.where)
+        subject.build_model(entry, cell, matrix.root, 0)
     except Unavailable as why:
         return str(why)
     except MemoryError as why:

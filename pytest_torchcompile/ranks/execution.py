@@ -11,10 +11,9 @@ from pathlib import Path
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import TorchcompileError, UsageError
-from pytest_torchcompile.observation import NO_RANK, Failure, Job, Judgement, Observation
+from pytest_torchcompile.observation import NO_RANK, Failure, Job, Judgement, Observation, RankOutcome
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.rank_outcome import RankOutcome
 from pytest_torchcompile.ranks import leases
 from pytest_torchcompile.ranks.blame import gathered
 from pytest_torchcompile.ranks.leases import Leases
@@ -23,7 +22,7 @@ from pytest_torchcompile.ranks.rank_group import Group
 from pytest_torchcompile.ranks.torchrun import Nodes, Torchrun
 from pytest_torchcompile.ranks.zygote import gpu_device_files
 from pytest_torchcompile.run.settings import Settings
-from pytest_torchcompile.run.verdicts import apply_xfail, judge
+from pytest_torchcompile.run.verdicts import apply_xfail, judge_observation
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["CellResult", "Execution", "gpus_of"]
@@ -82,7 +81,7 @@ class Execution:
             outcomes = self._outcomes(planned.cell, self._job(planned, selected))
             observation = gathered(planned.cell.id, outcomes)
             seconds = max(outcome.seconds for outcome in outcomes)
-        judgements = judge(observation, selected, planned.limits)
+        judgements = judge_observation(observation, selected, planned.limits)
         judgements = apply_xfail(judgements, planned, complete=set(selected) >= set(applicable))
         return CellResult(judgements, observation, seconds)
 

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from pytest_torchcompile.rank_outcome import RankOutcome
+from pytest_torchcompile.observation import RankOutcome
 from pytest_torchcompile.ranks import flight
 from pytest_torchcompile.ranks.capped_log import read_ends, start_anew
 from pytest_torchcompile.ranks.zygotes import START_SECONDS, NoRank, Zygote, connect_rank, is_alive

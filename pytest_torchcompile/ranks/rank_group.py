@@ -14,8 +14,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from pytest_torchcompile.observation import Job
-from pytest_torchcompile.rank_outcome import RankOutcome, rank_failed
+from pytest_torchcompile.observation import Job, RankOutcome, rank_failed
 from pytest_torchcompile.ranks.rank import NoRank, Rank
 
 __all__ = ["GRACE", "Group", "ended_after"]

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.observation import Job
+from pytest_torchcompile.observation import Job, RankOutcome, rank_failed
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.rank_outcome import RankOutcome, rank_failed
 from pytest_torchcompile.ranks.rank import START_SECONDS, Rank
 from pytest_torchcompile.ranks.rank_group import GRACE, ended_after
 

@@ -11,7 +11,7 @@ from typing import Any
 from pytest_torchcompile import __version__
 from pytest_torchcompile.cell import AXES, Cell
 from pytest_torchcompile.checks import COMPARING
-from pytest_torchcompile.dims import bindings
+from pytest_torchcompile.dims import batch_sizes
 from pytest_torchcompile.observation import Judgement, Observation
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.plan.targets import Targets
@@ -53,7 +53,7 @@ def reproduction(cell: Cell, entry: ModelEntry, root: Path, file: Path, failed: 
     axes |= entry.arguments_of("factory")
     shared = {name: value for name, value in cell.user if name in _named(targets, entry.inputs)}
     shared |= entry.arguments_of("inputs")
-    sizes = "".join(f"    {shared | row!r},\n" for row in bindings(entry.dims))
+    sizes = "".join(f"    {shared | row!r},\n" for row in batch_sizes(entry.dims))
     options = {"train": cell.phase == "training"}
     steps = {"steps": int(limits.get("steps", 2))} if "training_steps" in failed else {}
     wrapper = cell.wrapper != "none"

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, overload
 from pytest_torchcompile.ledger import explain
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT, Compile, EagerFrame, GraphBreak
-from pytest_torchcompile.plan.markers import Limits
+from pytest_torchcompile.plan.markers import MarkerLimits
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from pytest_torchcompile.layer.shape_stabilizer import ShapeStabilizer
 
-__all__ = ["Evidence", "GraphBreaks", "HeaviestSequence", "ModelCalls", "RecompileCounter", "ShapeBuckets", "judge",
-           "never_ran", "ran_eagerly"]
+__all__ = ["Evidence", "GraphBreaks", "HeaviestSequence", "ModelCalls", "RecompileCounter", "ShapeBuckets",
+           "judge_limits", "never_ran", "ran_eagerly"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Evidence:
     """What a test is judged by, beside what its own body says: in the run, and again from the report."""
 
     ledger: Ledger
-    limits: Limits | None
+    limits: MarkerLimits | None
     """Of its markers; None where it has none."""
     must_run: bool
     """Does a test in which no compiled graph ran go over its limits?"""
@@ -47,7 +47,7 @@ class Evidence:
         """Why the test can't pass, whatever its body says; empty where it can."""
         asks = self.asks_model
         if self.limits is not None:
-            if problems := judge(self.limits, self.ledger, self.must_run):
+            if problems := judge_limits(self.limits, self.ledger, self.must_run):
                 return "compile_limits: " + "\n\n".join(problems)
             # Whoever allows eager frames may mean all of the model.
             asks = asks and not (self.limits.eager_frames and self.ledger.eager_frames)
@@ -192,7 +192,7 @@ class ShapeBuckets:
         return f"<shape buckets {', '.join(map(str, self.sizes))}>"
 
 
-def judge(limits: Limits, ledger: Ledger, must_run: bool) -> list[str]:
+def judge_limits(limits: MarkerLimits, ledger: Ledger, must_run: bool) -> list[str]:
     """Return a text for each limit that does not hold.
 
     Frames that ran eagerly without the user's wish (recompile limit, suppressed error, stance, compiler off) fail

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchcompile.run.subject import compiler
+from pytest_torchcompile.run.subject import cxx_compiler
 
 __all__ = ["environment", "own_environment"]
 
@@ -60,7 +60,7 @@ def _cpu() -> str:
 
 
 def _compiler() -> str | None:
-    found = compiler()
+    found = cxx_compiler()
     if found is None:
         return None
     try:

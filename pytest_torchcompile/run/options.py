@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pytest_torchcompile.plan.shipped import DEFAULT
+from pytest_torchcompile.plan.matrix_path import DEFAULT
 
 __all__ = ["OPTIONS", "Option"]
 

@@ -70,14 +70,14 @@ class Run(CellTrial):
         self.entry = ModelEntry.from_dict(job.entry)
         self.dims, self.matrix = self.entry.dims, self.entry.where.rsplit(":", 2)[0]
         root = self._home = Path(job.root)
-        settings = subject.settings(cell, root, self.entry.where)
+        settings = subject.compile_settings(cell, root, self.entry.where)
         steps = int(job.limits.get("steps", STEPS)) if "training_steps" in job.checks else 1
         # Built several times, not copied: a forward that was patched onto a module stays bound to the original.
         # This first one is never run.
-        self._first = subject.build(self.entry, cell, root, job.seed)
+        self._first = subject.build_model(self.entry, cell, root, job.seed)
         super().__init__(
             self._side, self._first, settings, self._calls(),
-            loss=subject.loss(self.entry, root), train=cell.phase == "training", seed=job.seed, root=root,
+            loss=subject.loss_function(self.entry, root), train=cell.phase == "training", seed=job.seed, root=root,
             unit=unit_of(getattr(torch, self.wrapper.unit)) if self.wrapper.unit else None,
             # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
             references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
@@ -90,7 +90,7 @@ class Run(CellTrial):
 
     def _calls(self) -> list[Call]:
         """The cell's calls. Each replica draws batches of its own, so that one that ignores the others is found out."""
-        drawn = [subject.batches(self.entry, self.cell, self._home, self.job.seed + _APART * replica)
+        drawn = [subject.make_batches(self.entry, self.cell, self._home, self.job.seed + _APART * replica)
                  for replica in range(self.replicas)]
         first, *rest = ([batch for _, batch in calls] for calls in drawn)
         if self.cell.phase == "training" and rest and all(alike(first, other) for other in rest):
@@ -123,7 +123,7 @@ class Run(CellTrial):
 
     def batch(self, sizes: Mapping[str, int], seed: int) -> Batch:
         """Another batch for the cell's model."""
-        return subject.batch(self.entry, self.cell, self._home, seed, sizes)
+        return subject.make_batch(self.entry, self.cell, self._home, seed, sizes)
 
     def _side(self, settings: dict[str, Any] | None) -> Side:
         model = self._another()
@@ -141,7 +141,7 @@ class Run(CellTrial):
 
     def _another(self) -> torch.nn.Module:
         """The model once more, with the parameters and buffers of the first."""
-        other = subject.build(self.entry, self.cell, self._home, self.seed)
+        other = subject.build_model(self.entry, self.cell, self._home, self.seed)
         for kind in ("parameters", "buffers"):
             ours, theirs = (dict(getattr(m, f"named_{kind}")()) for m in (self._first, other))
             if _shapes(ours) != _shapes(theirs):

@@ -66,9 +66,9 @@ def _checks(text: str) -> tuple[str, ...]:
 
 
 def _shard(text: str) -> tuple[int, int]:
-    from pytest_torchcompile.plan.shards import parse
+    from pytest_torchcompile.plan.shards import parse_shard
 
-    return parse(text) if text else (1, 1)
+    return parse_shard(text) if text else (1, 1)
 
 
 def _seconds(text: str) -> float:

@@ -32,10 +32,10 @@ from pytest_torchcompile.oracle.ownership import says_fork
 if TYPE_CHECKING:
     from pytest_torchcompile.plan.matrix import ModelEntry
 
-__all__ = ["batch", "batches", "build", "compiler", "loss", "settings"]
+__all__ = ["build_model", "compile_settings", "cxx_compiler", "loss_function", "make_batch", "make_batches"]
 
 
-def build(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.nn.Module:
+def build_model(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.nn.Module:
     """Make the model of a cell: parameters drawn from ``seed``, on the cell's device and in its dtype.
 
     The factory is called with the cell's own (user) axes and the entry's arguments as keywords; one that has a
@@ -58,18 +58,18 @@ def build(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.nn.Modu
     return model if entry.mode_of_modules == "keep" else model.train(cell.phase == "training")
 
 
-def batches(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> list[tuple[dict[str, int], Batch]]:
+def make_batches(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> list[tuple[dict[str, int], Batch]]:
     """Make the batches of a cell, each with its sizes: one per binding of the entry's dims.
 
     The inputs function is called with the sizes as keywords, and with those user axes that it names.
-    Raises as :func:`build`.
+    Raises as :func:`build_model`.
     """
-    return [(sizes, batch(entry, cell, root, seed + index, sizes))
-            for index, sizes in enumerate(dims.bindings(entry.dims))]
+    return [(sizes, make_batch(entry, cell, root, seed + index, sizes))
+            for index, sizes in enumerate(dims.batch_sizes(entry.dims))]
 
 
-def batch(entry: ModelEntry, cell: Cell, root: Path, seed: int, sizes: Mapping[str, int]) -> Batch:
-    """Make one batch of the given sizes; as :func:`batches`."""
+def make_batch(entry: ModelEntry, cell: Cell, root: Path, seed: int, sizes: Mapping[str, int]) -> Batch:
+    """Make one batch of the given sizes; as :func:`make_batches`."""
     device, dtype = _placement(cell, entry.where)
     inputs = resolve(entry.inputs, root, entry.where)
     keywords = {name: value for name, value in cell.user if name in _named(inputs)}
@@ -80,7 +80,7 @@ def batch(entry: ModelEntry, cell: Cell, root: Path, seed: int, sizes: Mapping[s
     return Batch.of(value).to(device=device, dtype=dtype)
 
 
-def loss(entry: ModelEntry, root: Path) -> Callable[..., Any] | None:
+def loss_function(entry: ModelEntry, root: Path) -> Callable[..., Any] | None:
     """Return the entry's loss function, or None if it has none."""
     if not entry.loss:
         return None
@@ -88,7 +88,7 @@ def loss(entry: ModelEntry, root: Path) -> Callable[..., Any] | None:
     return found
 
 
-def settings(cell: Cell, root: Path, where: str) -> dict[str, Any]:
+def compile_settings(cell: Cell, root: Path, where: str) -> dict[str, Any]:
     """Return the keyword arguments of ``torch.compile`` that a cell means.
 
     A backend ``module:attribute`` is looked up. ``mode`` is handed only to a backend that takes modes (torch
@@ -100,7 +100,7 @@ def settings(cell: Cell, root: Path, where: str) -> dict[str, Any]:
         found["backend"] = resolve(cell.backend, root, where)
     elif (record := BACKENDS.get(cell.backend)) is not None and record.modes and cell.mode != "default":
         found["mode"] = cell.mode
-    if cell.backend == "inductor" and torch.device(cell.device).type == "cpu" and compiler() is None:
+    if cell.backend == "inductor" and torch.device(cell.device).type == "cpu" and cxx_compiler() is None:
         raise Unavailable("no C++ compiler found; install g++ or clang")
     return found
 
@@ -186,7 +186,7 @@ def _missing(device: str, dtype: torch.dtype) -> str | None:
 
 
 @functools.cache
-def compiler() -> str | None:
+def cxx_compiler() -> str | None:
     """Return the C++ compiler that Inductor will call, or None: ``$CXX``, else g++ (clang++ on macOS).
 
     As torch 2.8 to 2.15 (``_inductor/cpp_builder.py: cpp_compiler_search``): the whole of ``$CXX`` is the

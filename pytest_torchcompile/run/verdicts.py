@@ -14,7 +14,7 @@ from pytest_torchcompile.quantity import numbered
 if TYPE_CHECKING:
     from pytest_torchcompile.plan.matrix import PlannedCell
 
-__all__ = ["apply_xfail", "expired_hint", "judge", "with_hint"]
+__all__ = ["apply_xfail", "expired_hint", "judge_observation", "with_hint"]
 
 _OF_FAILURE = {"skip": "skip", "crash": "crash", "timeout": "timeout"}
 _HINTS = {
@@ -27,7 +27,8 @@ _HINTS = {
 }
 
 
-def judge(observation: Observation, names: Iterable[str], limits: Mapping[str, float]) -> dict[str, Judgement]:
+def judge_observation(observation: Observation, names: Iterable[str],
+                      limits: Mapping[str, float]) -> dict[str, Judgement]:
     """What each of the named checks says of the observation."""
     failure = observation.failure
     if failure and failure.kind != "aborted":

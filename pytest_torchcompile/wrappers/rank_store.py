@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import torch.distributed as dist
 
-from pytest_torchcompile.observation import Job
-from pytest_torchcompile.rank_outcome import RankOutcome, rank_failed
+from pytest_torchcompile.observation import Job, RankOutcome, rank_failed
 
 __all__ = ["all_well", "failed_elsewhere", "rendezvous", "tell"]
 

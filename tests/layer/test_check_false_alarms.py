@@ -15,7 +15,7 @@ from pytest_torchcompile.gauges.timed import autotunes, pads_by_timing
 from pytest_torchcompile.observation import Job, Observation
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run.runner import run_cell
-from pytest_torchcompile.run.verdicts import judge
+from pytest_torchcompile.run.verdicts import judge_observation
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
@@ -50,7 +50,7 @@ def test_a_number_that_is_a_dim_is_a_size(dynamic, recompiles):
     seen = observed(Cached, with_past, "recompiles", dims={"past": Dim(choices=(4, 6, 9))}, dynamic=dynamic)
     section = seen.sections["recompiles"]
     assert [found["cause"] for found in section["recompiles"]] == ["value"] * recompiles
-    assert judge(seen, ["recompiles"], {})["recompiles"].verdict == "pass"
+    assert judge_observation(seen, ["recompiles"], {})["recompiles"].verdict == "pass"
 
 
 def test_a_number_that_is_no_dim_stays_a_value():
@@ -101,12 +101,12 @@ def stored(timed, name="output"):
 def test_strides_are_the_check_layout_and_no_other():
     """Numbers that are equal pass `equivalence`, however they lie in memory."""
     seen = observed(Padded, rows, "equivalence", "layout", backend=f"{__name__}:padding", phase="inference")
-    found = judge(seen, ["equivalence", "layout"], {})
+    found = judge_observation(seen, ["equivalence", "layout"], {})
     assert found["equivalence"].verdict == "pass"
     (problem,) = found["layout"].problems
     assert problem.message == "output: stride is (5, 1) in eager, (8, 1) compiled"
     assert "and in 2 more call(s)" in problem.evidence
-    assert judge(seen, ["layout"], {"strides": 1})["layout"].verdict == "pass"
+    assert judge_observation(seen, ["layout"], {"strides": 1})["layout"].verdict == "pass"
 
 
 def test_what_a_stopwatch_may_have_decided_is_told_and_fails_nothing():

@@ -33,7 +33,7 @@ from pytest_torchcompile.oracle.recording import Item, Recording
 from pytest_torchcompile.oracle.shared_memory import alias_pairs
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run.runner import run_cell
-from pytest_torchcompile.run.verdicts import judge
+from pytest_torchcompile.run.verdicts import judge_observation
 from pytest_torchcompile.state.paths import leaves_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -206,7 +206,7 @@ def cell_of(model, inputs, *checks):
     job = Job(Cell(model="model", backend="aot_eager").to_dict(), entry.to_dict(), str(Path.cwd()), checks)
     seen, _ = run_cell(job)
     assert seen["failure"] is None, seen["failure"]
-    return judge(Observation.from_dict(seen), checks, {})
+    return judge_observation(Observation.from_dict(seen), checks, {})
 
 
 def rows():

@@ -17,7 +17,7 @@ from pytest_torchcompile.ranks import zygote
 from pytest_torchcompile.ranks.blame import gathered
 from pytest_torchcompile.ranks.rank import Zygote
 from pytest_torchcompile.ranks.rank_group import Group
-from pytest_torchcompile.run.verdicts import judge
+from pytest_torchcompile.run.verdicts import judge_observation
 from pytest_torchcompile.wrappers.rank_store import all_well
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
@@ -48,7 +48,7 @@ def run(group, wrapper, *, timeout=60.0, backend="aot_eager", **entry):
     job = Job(cell=cell.to_dict(), entry=model.to_dict(), root=str(HERE), checks=ASKED, threads=1)
     outcomes = group.run(job, Wrapping.read(wrapper).ranks, sys.path, timeout)
     seen = Observation.from_dict(gathered(cell.id, outcomes).to_dict())
-    return seen, judge(seen, ASKED, {"coverage": 0.0})
+    return seen, judge_observation(seen, ASKED, {"coverage": 0.0})
 
 
 def failing(judgements):

@@ -147,13 +147,13 @@ def test_a_module_may_say_that_it_is_unavailable(write, tmp_path):
 def test_build_seeds_moves_and_sets_the_phase(write, tmp_path):
     """Same seed, same parameters; floats take the cell's dtype, counters do not; phase sets train()."""
     write(MODEL)
-    first = subject.build(entry(), cell(), tmp_path, 3)
-    again = subject.build(entry(), cell(), tmp_path, 3)
-    other = subject.build(entry(), cell(), tmp_path, 4)
+    first = subject.build_model(entry(), cell(), tmp_path, 3)
+    again = subject.build_model(entry(), cell(), tmp_path, 3)
+    other = subject.build_model(entry(), cell(), tmp_path, 4)
     assert torch.equal(first[0].weight, again[0].weight)
     assert not torch.equal(first[0].weight, other[0].weight)
     assert first.training
-    half = subject.build(entry(), cell(dtype="bfloat16", phase="inference"), tmp_path, 3)
+    half = subject.build_model(entry(), cell(dtype="bfloat16", phase="inference"), tmp_path, 3)
     assert {b.dtype for b in half.buffers()} == {torch.bfloat16, torch.int64}
     assert half[0].weight.dtype == torch.bfloat16
     assert not any(module.training for module in half.modules())
@@ -163,7 +163,7 @@ def test_build_hands_over_user_axes_and_the_device(write, tmp_path):
     """User axes are keywords; a parameter called device is told the cell's device."""
     write("import torch\ndef factory(width, device):\n"
           "    assert device == 'cpu'\n    return torch.nn.Linear(width, 1)\n")
-    assert subject.build(entry(), cell(width=5), tmp_path, 0).in_features == 5
+    assert subject.build_model(entry(), cell(width=5), tmp_path, 0).in_features == 5
 
 
 @pytest.mark.parametrize(("source", "axes", "text"), [
@@ -188,26 +188,26 @@ def test_build_hands_over_user_axes_and_the_device(write, tmp_path):
 def test_what_cannot_be_built(write, tmp_path, source, axes, text):
     """The factory, and what it does or returns that cannot be used."""
     write(source)
-    fails(text, subject.build, entry(), cell(**axes), tmp_path, 0)
+    fails(text, subject.build_model, entry(), cell(**axes), tmp_path, 0)
 
 
 def test_build_tells_what_this_machine_lacks(write, tmp_path, monkeypatch):
     """A device that is not here is a skip with a reason; a device that torch does not know is a mistake."""
     write(MODEL)
     fails("no device 'gpu': Expected one of cpu",
-          _first_words, subject.build, entry(), cell(device="gpu"), tmp_path, 0)
-    fails("torch has no dtype 'float31'", subject.build, entry(), cell(dtype="float31"), tmp_path, 0)
+          _first_words, subject.build_model, entry(), cell(device="gpu"), tmp_path, 0)
+    fails("torch has no dtype 'float31'", subject.build_model, entry(), cell(dtype="float31"), tmp_path, 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     text = r"^device 'cuda' is not here: torch.cuda.is_available\(\) is false$"
     with pytest.raises(Unavailable, match=text):
-        subject.build(entry(), cell(device="cuda"), tmp_path, 0)
+        subject.build_model(entry(), cell(device="cuda"), tmp_path, 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(Unavailable, match=r"^device 'cuda:2' is not here: this machine has 2 of them$"):
-        subject.build(entry(), cell(device="cuda:2"), tmp_path, 0)
+        subject.build_model(entry(), cell(device="cuda:2"), tmp_path, 0)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
     with pytest.raises(Unavailable, match=r"^device 'cuda:1' does not compute in bfloat16$"):
-        subject.build(entry(), cell(device="cuda:1", dtype="bfloat16"), tmp_path, 0)
+        subject.build_model(entry(), cell(device="cuda:1", dtype="bfloat16"), tmp_path, 0)
 
 
 def _first_words(call, *args):
@@ -229,7 +229,7 @@ def test_a_dtype_that_does_not_compute_is_a_skip(write, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "mm", mm)
     with pytest.raises(Unavailable, match=r"^device 'cpu' with dtype float16 does not work here: "
                                           r"RuntimeError: \"addmm\" not implemented for 'Half'"):
-        subject.build(entry(), cell(dtype="float16"), tmp_path, 0)
+        subject.build_model(entry(), cell(dtype="float16"), tmp_path, 0)
     subject._missing.cache_clear()
 
 
@@ -237,7 +237,7 @@ def test_batches_of_every_binding(write, tmp_path):
     """One per size, in order, seeded, floats in the cell's dtype; with the user axes that inputs names."""
     write(MODEL)
     stepping = ModelEntry("mine", "mine:factory", "mine:inputs", None, {"B": Dim(choices=(2, 5))}, HERE)
-    made = subject.batches(stepping, cell(dtype="float64", width=4, depth=1), tmp_path, 3)
+    made = subject.make_batches(stepping, cell(dtype="float64", width=4, depth=1), tmp_path, 3)
     assert [sizes for sizes, _ in made] == [{"B": 2}, {"B": 5}]
     assert [[tuple(t.shape) for t in batch.args] for _, batch in made] == [[(2, 4), (2,)], [(5, 4), (5,)]]
     assert [t.dtype for t in made[0][1].args] == [torch.float64, torch.int64]
@@ -256,15 +256,15 @@ def test_batches_of_every_binding(write, tmp_path):
 def test_inputs_that_do_not_fit_the_dims(write, tmp_path, source, text):
     """The inputs function, the dims it was given, and the parameters it has."""
     write(source)
-    fails(text, subject.batches, entry(B=2, S=3), cell(), tmp_path, 0)
+    fails(text, subject.make_batches, entry(B=2, S=3), cell(), tmp_path, 0)
 
 
 def test_loss(write, tmp_path):
     """Looked up as the others; none if the entry has none."""
-    assert subject.loss(entry(loss="pytest_torchcompile.zoo:lm_loss"), tmp_path) is zoo.lm_loss
-    assert subject.loss(entry(), tmp_path) is None
+    assert subject.loss_function(entry(loss="pytest_torchcompile.zoo:lm_loss"), tmp_path) is zoo.lm_loss
+    assert subject.loss_function(entry(), tmp_path) is None
     fails("'pytest_torchcompile.zoo' has no attribute 'lmloss'; did you mean 'lm_loss'?",
-          _without_list, subject.loss, entry(loss="pytest_torchcompile.zoo:lmloss"), tmp_path)
+          _without_list, subject.loss_function, entry(loss="pytest_torchcompile.zoo:lmloss"), tmp_path)
 
 
 def _without_list(call, *args):
@@ -285,16 +285,16 @@ def _without_list(call, *args):
 def test_settings(tmp_path, monkeypatch, axes, expected):
     """The cell's axes as keywords of torch.compile; a mode only where the backend takes one."""
     monkeypatch.setattr(subject, "compiler", lambda: "g++")
-    assert subject.settings(cell(**axes), tmp_path, HERE) == expected
+    assert subject.compile_settings(cell(**axes), tmp_path, HERE) == expected
 
 
 def test_settings_look_a_backend_up(write, tmp_path):
     """module:attribute becomes the function itself, and a misspelt one names the matrix."""
     write("def backend(graph, inputs): return graph\n")
-    found = subject.settings(cell(backend="mine:backend"), tmp_path, HERE)
+    found = subject.compile_settings(cell(backend="mine:backend"), tmp_path, HERE)
     assert found["backend"].__name__ == "backend"
     fails("'mine' has no attribute 'backed'; did you mean 'backend'? Known: backend",
-          subject.settings, cell(backend="mine:backed"), tmp_path, HERE)
+          subject.compile_settings, cell(backend="mine:backed"), tmp_path, HERE)
 
 
 @pytest.fixture
@@ -306,11 +306,11 @@ def cxx(tmp_path, monkeypatch):
         program.write_text(f"#!/bin/sh\nexit {status}\n")
         program.chmod(0o755)
         monkeypatch.setenv("CXX", str(program))
-        subject.compiler.cache_clear()
+        subject.cxx_compiler.cache_clear()
         return str(program)
 
     yield cxx
-    subject.compiler.cache_clear()
+    subject.cxx_compiler.cache_clear()
 
 
 def test_no_compiler_no_inductor_on_the_cpu(tmp_path, monkeypatch, cxx):
@@ -318,37 +318,37 @@ def test_no_compiler_no_inductor_on_the_cpu(tmp_path, monkeypatch, cxx):
     for status in (None, 1):
         if status is None:
             monkeypatch.setenv("CXX", str(tmp_path / "absent-g++"))
-            subject.compiler.cache_clear()
+            subject.cxx_compiler.cache_clear()
         else:
             cxx("g++", status)
-        assert subject.compiler() is None
+        assert subject.cxx_compiler() is None
         with pytest.raises(Unavailable, match=r"^no C\+\+ compiler found; install g\+\+ or clang$"):
-            subject.settings(cell(), tmp_path, HERE)
-        assert subject.settings(cell(backend="aot_eager"), tmp_path, HERE)["backend"] == "aot_eager"
-        assert subject.settings(cell(device="cuda"), tmp_path, HERE)["backend"] == "inductor"
+            subject.compile_settings(cell(), tmp_path, HERE)
+        assert subject.compile_settings(cell(backend="aot_eager"), tmp_path, HERE)["backend"] == "aot_eager"
+        assert subject.compile_settings(cell(device="cuda"), tmp_path, HERE)["backend"] == "inductor"
 
 
 def test_compiler_is_the_one_that_torch_takes():
     """What torch's own search finds in this environment, if anything."""
     from torch._inductor import cpp_builder, exc
 
-    subject.compiler.cache_clear()
+    subject.cxx_compiler.cache_clear()
     try:
         expected = cpp_builder.get_cpp_compiler()
     except exc.InvalidCxxCompiler:
         expected = None
-    assert subject.compiler() == expected
-    subject.compiler.cache_clear()
+    assert subject.cxx_compiler() == expected
+    subject.cxx_compiler.cache_clear()
 
 
 def test_a_compiler_with_a_strange_name_is_warned_of(cxx):
     """torch tells gcc from clang by the name; another name silently costs two thirds of the speed."""
     program = cxx("c++", 0)
     with pytest.warns(RuntimeWarning, match=rf"^CXX={re.escape(program)}: torch knows a compiler by its"):
-        assert subject.compiler() == program
+        assert subject.cxx_compiler() == program
     for name in ("x86_64-linux-gnu-g++-13", "clang++-18", "gcc"):
         program = cxx(name, 0)
-        assert subject.compiler() == program  # a warning would be an error here
+        assert subject.cxx_compiler() == program  # a warning would be an error here
 
 
 def test_arguments_of_the_matrix_reach_factory_and_inputs(write):
@@ -363,9 +363,9 @@ def test_arguments_of_the_matrix_reach_factory_and_inputs(write):
             return torch.zeros(B, len(kind))
     """)
     given = replace(entry(B=2), arguments={"factory": {"name": "bert"}, "inputs": {"kind": "text"}})
-    model = subject.build(given, cell(width=3), root, 0)
+    model = subject.build_model(given, cell(width=3), root, 0)
     assert list(model) == ["bert"]
-    [(sizes, batch)] = subject.batches(given, cell(width=3), root, 0)
+    [(sizes, batch)] = subject.make_batches(given, cell(width=3), root, 0)
     assert (sizes, batch.value.shape) == ({"B": 2}, (2, 4))
 
 
@@ -381,6 +381,6 @@ def test_modules_keep_their_mode_where_the_matrix_says_so(write):
     """)
     kept = replace(entry(), mode_of_modules="keep")
     for phase in ("training", "inference"):
-        assert [module.training for module in subject.build(kept, cell(phase=phase), root, 0)] == [True, False]
-        plain = subject.build(entry(), cell(phase=phase), root, 0)
+        assert [module.training for module in subject.build_model(kept, cell(phase=phase), root, 0)] == [True, False]
+        plain = subject.build_model(entry(), cell(phase=phase), root, 0)
         assert [module.training for module in plain] == [phase == "training"] * 2

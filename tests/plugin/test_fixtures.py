@@ -176,7 +176,7 @@ def test_ranks(compiled_model): pass
 
 @pytest.fixture
 def no_compiler(monkeypatch):
-    monkeypatch.setattr("pytest_torchcompile.run.subject.compiler", lambda: None)
+    monkeypatch.setattr("pytest_torchcompile.run.subject.cxx_compiler", lambda: None)
 
 def test_machine(no_compiler, compiled_model): pass
 """, "-rs")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchcompile.plan.shipped import shipped_names, shipped_path
+from pytest_torchcompile.plan.matrix_path import shipped_names, shipped_path
 
 CELL = "tiny_head-eager-default-auto-none-inference"
 

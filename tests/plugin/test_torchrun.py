@@ -12,8 +12,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from pytest_torchcompile.observation import Job
-from pytest_torchcompile.rank_outcome import RankOutcome
+from pytest_torchcompile.observation import Job, RankOutcome
 from pytest_torchcompile.ranks.torchrun import Nodes, Torchrun
 
 pytestmark = pytest.mark.skipif(

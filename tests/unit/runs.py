@@ -20,7 +20,7 @@ from pytest_torchcompile.report.evidence import head_fingerprint
 from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.report.record import Record
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
-from pytest_torchcompile.run.verdicts import apply_xfail, judge
+from pytest_torchcompile.run.verdicts import apply_xfail, judge_observation
 from pytest_torchcompile.wrappers.wrapping import processes_of
 
 CHECKS = ["compiles", "graph_breaks", "recompiles"]
@@ -159,7 +159,7 @@ class Run:
                               tuple(plan["expected"]), plan["limits"], plan["rule"])
         observation = self.observations[name]
         observation.environment = self.environment
-        judgements = apply_xfail(judge(observation, self.checks, planned.limits), planned)
+        judgements = apply_xfail(judge_observation(observation, self.checks, planned.limits), planned)
         carried = [{"cell": name, "check": check, **judgement.to_dict()} for check, judgement in judgements.items()]
         carried[0] |= {"observation": observation.to_dict(), "seconds": 2.0}
         return [each | ({"verdict": self.stored[name, each["check"]]} if (name, each["check"]) in self.stored else {})

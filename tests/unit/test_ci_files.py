@@ -17,7 +17,7 @@ import yaml
 from unit.runs import Run
 
 from pytest_torchcompile.plan.matrix import load_matrix
-from pytest_torchcompile.plan.shards import parse, shard
+from pytest_torchcompile.plan.shards import cells_of_shard, parse_shard
 from pytest_torchcompile.run.options import OPTIONS
 
 ROOT = Path(__file__).parents[2]
@@ -90,12 +90,12 @@ def test_each_cell_is_run_once(engine):
     told = [given(command, job)[1] for job in jobs]
     options = {text.partition("=")[0] for arguments in told for text in arguments if text.startswith("--compile-")}
     assert options == {"--compile-matrix", "--compile-shard"} <= {option.flag for option in OPTIONS}
-    shards = [parse(text) for arguments in told for text in value(arguments, "--compile-shard")]
+    shards = [parse_shard(text) for arguments in told for text in value(arguments, "--compile-shard")]
     assert shards == [(number, len(jobs)) for number in range(1, len(jobs) + 1)]
     matrix = {text for arguments in told for text in value(arguments, "--compile-matrix")}
     assert matrix == {"matrix/default.yaml"}
     cells = load_matrix(ROOT / matrix.pop()).cells
-    parts = [[planned.cell.id for planned in shard(cells, *each)] for each in shards]
+    parts = [[planned.cell.id for planned in cells_of_shard(cells, *each)] for each in shards]
     assert all(parts)
     assert sorted(name for part in parts for name in part) == sorted(planned.cell.id for planned in cells)
 

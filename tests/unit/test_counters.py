@@ -6,8 +6,8 @@ import pytest
 
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, Graph, GraphBreak
-from pytest_torchcompile.plan.markers import Limits
-from pytest_torchcompile.run.counters import GraphBreaks, RecompileCounter, judge
+from pytest_torchcompile.plan.markers import MarkerLimits as Limits
+from pytest_torchcompile.run.counters import GraphBreaks, RecompileCounter, judge_limits
 
 
 def ran(**lists):
@@ -41,13 +41,13 @@ def frame(kind):
 ])  # fmt: skip
 def test_limits(limits, ledger, starts):
     """One text for each limit that does not hold, for silently eager frames, for nothing run and for lost records."""
-    found = judge(limits, ledger, must_run=True)
+    found = judge_limits(limits, ledger, must_run=True)
     assert [text[: len(start)] for text, start in zip(found, starts, strict=True)] == starts
 
 
 def test_a_test_that_need_not_compile():
     """Without must_run an empty ledger is within any limit."""
-    assert judge(Limits(recompiles=0), Ledger(), must_run=False) == []
+    assert judge_limits(Limits(recompiles=0), Ledger(), must_run=False) == []
 
 
 def test_an_expectation_may_be_entered_again():

@@ -7,7 +7,7 @@ from itertools import combinations, product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchcompile.plan.covering import cover
+from pytest_torchcompile.plan.strategy import cover
 
 ROWS = st.integers(1, 5).flatmap(
     lambda width: st.lists(st.tuples(*[st.integers(0, 3)] * width), min_size=1, max_size=60, unique=True))

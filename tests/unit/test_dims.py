@@ -8,26 +8,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_torchcompile.dims import Dim, bindings, mistakes, single
+from pytest_torchcompile.dims import Dim, batch_sizes, dim_mistakes, evaluate, first_sizes, names_in
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.expressions import evaluate, names
 
 
 def test_numbers_and_expressions():
     """A number is itself; an expression follows the dims it uses, in whatever order they are given."""
     dims = {"T": Dim(expression="2*S + 1"), "S": Dim(size=8), "U": Dim(expression="max(T, 3) // 2 % 7")}
-    assert bindings(dims) == [{"T": 17, "S": 8, "U": 1}]
+    assert batch_sizes(dims) == [{"T": 17, "S": 8, "U": 1}]
 
 
 def test_no_dims_is_one_batch_without_sizes():
     """A model without dims is still run once."""
-    assert bindings({}) == [{}]
+    assert batch_sizes({}) == [{}]
 
 
 def test_lists_step_together_and_shorter_ones_begin_again():
     """The k-th batch takes the k-th size of every list."""
     dims = {"B": Dim(choices=(3, 5)), "S": Dim(buckets=(32, 64, 128)), "T": Dim(expression="S + 1")}
-    assert bindings(dims) == [
+    assert batch_sizes(dims) == [
         {"B": 3, "S": 32, "T": 33},
         {"B": 5, "S": 64, "T": 65},
         {"B": 3, "S": 128, "T": 129},
@@ -36,31 +35,31 @@ def test_lists_step_together_and_shorter_ones_begin_again():
 
 def test_single_takes_the_first_bucket():
     """Where one batch is needed it is the first."""
-    assert single({"S": Dim(buckets=(64, 32))}) == {"S": 64}
+    assert first_sizes({"S": Dim(buckets=(64, 32))}) == {"S": 64}
 
 
 def test_free_dim_takes_a_middle_size():
     """Bounds only: the multiple next to the middle."""
-    assert single({"H": Dim(min=8, max=24, multiple_of=8)}) == {"H": 16}
+    assert first_sizes({"H": Dim(min=8, max=24, multiple_of=8)}) == {"H": 16}
 
 
 def test_free_dim_shuns_the_sizes_of_others():
     """Equal sizes would get one symbol, so the middle gives way: to numbers, buckets, expressions."""
-    assert single({"B": Dim(size=16), "H": Dim(min=8, max=24, multiple_of=8)})["H"] == 24
-    assert single({"S": Dim(buckets=(4, 16)), "H": Dim(min=8, max=24, multiple_of=8)})["H"] == 24
-    sizes = single({"B": Dim(size=6), "S": Dim(min=2, max=8), "T": Dim(expression="S + 1")})
+    assert first_sizes({"B": Dim(size=16), "H": Dim(min=8, max=24, multiple_of=8)})["H"] == 24
+    assert first_sizes({"S": Dim(buckets=(4, 16)), "H": Dim(min=8, max=24, multiple_of=8)})["H"] == 24
+    sizes = first_sizes({"B": Dim(size=6), "S": Dim(min=2, max=8), "T": Dim(expression="S + 1")})
     assert len({*sizes.values()}) == 3
 
 
 def test_free_dim_shuns_0_and_1():
     """0 and 1 are never dynamic in torch, so another size is taken where there is one."""
-    assert single({"H": Dim(min=0, max=2)}) == {"H": 2}
-    assert single({"H": Dim(min=0, max=1)}) == {"H": 1}
+    assert first_sizes({"H": Dim(min=0, max=2)}) == {"H": 2}
+    assert first_sizes({"H": Dim(min=0, max=1)}) == {"H": 1}
 
 
 def test_free_dim_that_must_collide_has_a_size_all_the_same():
     """Bounds that leave no room are the user's own wish."""
-    assert single({"A": Dim(size=4), "B": Dim(min=4, max=4)}) == {"A": 4, "B": 4}
+    assert first_sizes({"A": Dim(size=4), "B": Dim(min=4, max=4)}) == {"A": 4, "B": 4}
 
 
 @given(
@@ -75,9 +74,9 @@ def test_free_dim_property(least, span, step, others):
     dims = {"free": free, **{f"d{i}": Dim(size=size) for i, size in enumerate(others)}}
     allowed = [size for size in range(least, least + span + 1) if size % step == 0]
     if not allowed:
-        assert mistakes(dims)
+        assert dim_mistakes(dims)
         return
-    size = single(dims)["free"]
+    size = first_sizes(dims)["free"]
     assert free.allows(size)
     assert size in allowed
     if {*allowed} - {0, 1, *others}:
@@ -87,7 +86,7 @@ def test_free_dim_property(least, span, step, others):
 @given(st.lists(st.lists(st.integers(2, 99), min_size=1, max_size=5, unique=True), min_size=1, max_size=4))
 def test_every_listed_size_is_run(lists):
     """However lists of different lengths step, each of their sizes occurs in some batch."""
-    rows = bindings({f"d{i}": Dim(choices=tuple(sizes)) for i, sizes in enumerate(lists)})
+    rows = batch_sizes({f"d{i}": Dim(choices=tuple(sizes)) for i, sizes in enumerate(lists)})
     assert len(rows) == max(map(len, lists))
     for i, sizes in enumerate(lists):
         assert {row[f"d{i}"] for row in rows} == {*sizes}
@@ -119,13 +118,13 @@ def test_expressions_agree_with_python(data):
 
 def test_names_leave_out_called_functions():
     """`max` is a name only where it is not called."""
-    assert names("max(S, 2) + max") == {"S", "max"}
+    assert names_in("max(S, 2) + max") == {"S", "max"}
 
 
 def test_long_chain_of_expressions():
     """Thousands of dims that use each other neither overflow nor take long."""
     dims = {"d0": Dim(size=1)} | {f"d{i}": Dim(expression=f"d{i - 1} + 1") for i in range(1, 3000)}
-    assert single(dims)["d2999"] == 3000
+    assert first_sizes(dims)["d2999"] == 3000
 
 
 MISTAKES = {
@@ -153,7 +152,7 @@ MISTAKES = {
 def test_mistakes(case):
     """Each mistake is said in words, for the dim that has it."""
     dim, text = MISTAKES[case]
-    ((name, found),) = mistakes({"S": Dim(size=2), "X": dim})
+    ((name, found),) = dim_mistakes({"S": Dim(size=2), "X": dim})
     assert name == "X"
     assert text in found
 
@@ -161,7 +160,7 @@ def test_mistakes(case):
 def test_cycle_is_shown_along_its_way():
     """A cycle of several dims names each of them."""
     dims = {"A": Dim(expression="B"), "B": Dim(expression="C + 1"), "C": Dim(expression="A")}
-    ((_, text),) = mistakes(dims)
+    ((_, text),) = dim_mistakes(dims)
     shown = text.removeprefix("is computed from itself: ").split(" -> ")
     assert shown[0] == shown[-1]
     assert {*pairwise(shown)} == {("A", "B"), ("B", "C"), ("C", "A")}
@@ -170,12 +169,12 @@ def test_cycle_is_shown_along_its_way():
 def test_bindings_refuse_a_mistake():
     """Without a matrix the mistake is an error that names the dim."""
     with pytest.raises(UsageError, match="dim 'S': has no size; expected buckets, choices or max"):
-        bindings({"S": Dim()})
+        batch_sizes({"S": Dim()})
 
 
 @pytest.mark.parametrize(("text", "given"), [("S - 9", "S = 4"), ("S // (S - 4)", "S = 4"), ("-1", None)])
 def test_no_size(text, given):
     """A negative result, or a division by zero, is no size."""
     with pytest.raises(UsageError) as caught:
-        bindings({"S": Dim(size=4), "T": Dim(expression=text)})
+        batch_sizes({"S": Dim(size=4), "T": Dim(expression=text)})
     assert str(caught.value) == f"{text!r} gives no size" + (f" for {given}" if given else "")

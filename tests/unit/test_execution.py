@@ -11,8 +11,7 @@ import pytest
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import TorchcompileError
-from pytest_torchcompile.observation import Job, Observation
-from pytest_torchcompile.rank_outcome import RankOutcome
+from pytest_torchcompile.observation import Job, Observation, RankOutcome
 from pytest_torchcompile.ranks import execution
 from pytest_torchcompile.ranks import rank_group as group
 from pytest_torchcompile.ranks.blame import gathered
@@ -20,7 +19,7 @@ from pytest_torchcompile.ranks.execution import Execution, gpus_of
 from pytest_torchcompile.ranks.leases import Leases
 from pytest_torchcompile.ranks.rank import NoRank
 from pytest_torchcompile.run.settings import Settings
-from pytest_torchcompile.run.verdicts import judge
+from pytest_torchcompile.run.verdicts import judge_observation
 
 SETTINGS = Settings.read(lambda option: option.default if option.metavar else False)
 
@@ -142,6 +141,6 @@ def test_a_fault_of_our_own_is_an_error_of_the_cell(on, monkeypatch, error, mess
     assert all(outcome.message.startswith(message) for outcome in found)
     assert [outcome.evidence for outcome in found] == [getattr(error, "evidence", ""), ""]
     assert FakeRank.log.count("asked") == (1 if once else 2)
-    judged = judge(gathered(cell.id, found[:1]), ["compiles", "gradients"], {})
+    judged = judge_observation(gathered(cell.id, found[:1]), ["compiles", "gradients"], {})
     assert {judgement.verdict for judgement in judged.values()} == {"error"}
     assert "see that python -c 'import torch' works here" in judged["compiles"].problems[0].hint

@@ -6,8 +6,8 @@ import pytest
 
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.errors import MatrixError
-from pytest_torchcompile.plan.inifile import default_matrix, ini_setting
 from pytest_torchcompile.plan.matrix import load_matrix
+from pytest_torchcompile.plan.matrix_path import default_matrix, ini_setting
 
 MATRIX = "version: 1\nmodels: {gpt: {factory: zoo:gpt, inputs: zoo:batch}}\naxes: {backend: [eager]}\n"
 INI = {

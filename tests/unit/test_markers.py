@@ -8,7 +8,13 @@ from functools import partial
 import pytest
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.plan.markers import Combination, Limits, bucket_sizes, combinations, limits
+from pytest_torchcompile.plan.markers import (
+    Combination,
+    MarkerLimits,
+    read_bucket_sizes,
+    read_combinations,
+    read_limits,
+)
 
 
 class Unhashable:
@@ -22,7 +28,7 @@ class Unhashable:
 
 
 def ids(*args, **kwargs):
-    return [made.id for made in combinations(args, kwargs)]
+    return [made.id for made in read_combinations(args, kwargs)]
 
 
 @pytest.mark.parametrize(("args", "kwargs", "expected"), [
@@ -44,7 +50,7 @@ def test_combinations(args, kwargs, expected):
 
 def test_the_plain_combination():
     """Without a marker a model is compiled as torch.compile does by itself."""
-    assert combinations((), {}) == (Combination(),)
+    assert read_combinations((), {}) == (Combination(),)
     assert Combination() == Combination("default", "auto", "inductor", "none", False)
 
 
@@ -80,12 +86,12 @@ def test_the_plain_combination():
 def test_mistakes_in_compile_modes(args, kwargs, text):
     """Each mistake is told in one line, with the nearest known name."""
     with pytest.raises(UsageError, match=re.escape(text)):
-        combinations(args, kwargs)
+        read_combinations(args, kwargs)
 
 
 def test_limits():
     """Limits that are not given are None."""
-    assert limits((), {"recompiles": 1, "eager_frames": 0}) == Limits(1, None, 0)
+    assert read_limits((), {"recompiles": 1, "eager_frames": 0}) == MarkerLimits(1, None, 0)
 
 
 @pytest.mark.parametrize(("args", "kwargs", "text"), [
@@ -99,12 +105,12 @@ def test_limits():
 def test_mistakes_in_compile_limits(args, kwargs, text):
     """A limit without a name, unknown, or no count is refused."""
     with pytest.raises(UsageError, match=re.escape(text)):
-        limits(args, kwargs)
+        read_limits(args, kwargs)
 
 
 def test_bucket_sizes():
     """The sizes as they are written."""
-    assert bucket_sizes((128, 256), {}) == (128, 256)
+    assert read_bucket_sizes((128, 256), {}) == (128, 256)
 
 
 @pytest.mark.parametrize(("args", "kwargs", "text"), [
@@ -116,4 +122,4 @@ def test_bucket_sizes():
 def test_mistakes_in_shape_buckets(args, kwargs, text):
     """No size, sizes out of order, or anything else is refused."""
     with pytest.raises(UsageError, match=re.escape(text)):
-        bucket_sizes(args, kwargs)
+        read_bucket_sizes(args, kwargs)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest_torchcompile.cell import DYNAMIC, MODES, Cell
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.plan.expansion import PlannedCell
-from pytest_torchcompile.plan.shards import cost, parse, shard
+from pytest_torchcompile.plan.shards import cells_of_shard, estimated_seconds, parse_shard
 
 CELLS = [
     PlannedCell(Cell(model=model, backend=backend, mode=mode, dynamic=dynamic, phase=phase), outcome)
@@ -25,7 +25,7 @@ PLANNED = st.lists(st.sampled_from(CELLS), unique_by=lambda each: each.cell.id, 
 @given(PLANNED, st.integers(1, 12), st.randoms())
 def test_every_cell_is_in_one_shard(cells, of, random):
     """The shards are the cells, each once, in their order, whatever the order they come in."""
-    shards = [shard(cells, index, of) for index in range(1, of + 1)]
+    shards = [cells_of_shard(cells, index, of) for index in range(1, of + 1)]
     ids = [each.cell.id for part in shards for each in part]
     assert sorted(ids) == sorted(each.cell.id for each in cells)
     for part in shards:
@@ -33,34 +33,34 @@ def test_every_cell_is_in_one_shard(cells, of, random):
         assert places == sorted(places)
     shuffled = random.sample(cells, len(cells))
     for index, part in enumerate(shards, start=1):
-        assert {each.cell.id for each in shard(shuffled, index, of)} == {each.cell.id for each in part}
+        assert {each.cell.id for each in cells_of_shard(shuffled, index, of)} == {each.cell.id for each in part}
 
 
 @given(PLANNED, st.integers(1, 12))
 def test_balanced(cells, of):
     """No shard takes longer than another by more than the dearest cell."""
-    loads = [sum(map(cost, shard(cells, index, of))) for index in range(1, of + 1)]
-    assert max(loads) - min(loads) <= max(map(cost, cells), default=0) + 1e-9
+    loads = [sum(map(estimated_seconds, cells_of_shard(cells, index, of))) for index in range(1, of + 1)]
+    assert max(loads) - min(loads) <= max(map(estimated_seconds, cells), default=0) + 1e-9
 
 
 @pytest.mark.parametrize("of", [2, 3, 5, 7])
 def test_dearest_first(of):
     """Cheap cells fill what dear ones leave, so that shards differ by a few seconds of many hundred."""
-    loads = [sum(map(cost, shard(CELLS, index, of))) for index in range(1, of + 1)]
-    assert max(loads) - min(loads) <= min(map(cost, CELLS)) + 1
+    loads = [sum(map(estimated_seconds, cells_of_shard(CELLS, index, of))) for index in range(1, of + 1)]
+    assert max(loads) - min(loads) <= min(map(estimated_seconds, CELLS)) + 1
 
 
 def test_kinds_are_spread():
     """Cells of each model and dynamic are in every shard: no machine has all the slow ones."""
     for index in (1, 2, 3):
-        kinds = {(each.cell.model, each.cell.dynamic) for each in shard(CELLS, index, 3)}
+        kinds = {(each.cell.model, each.cell.dynamic) for each in cells_of_shard(CELLS, index, 3)}
         assert len(kinds) == 2 * len(DYNAMIC)
 
 
 def test_cost():
     """Kernels cost more than none, tuning them more yet, a skip next to nothing."""
     def of(outcome="run", **axes):
-        return cost(PlannedCell(Cell(model="m", **axes), outcome))
+        return estimated_seconds(PlannedCell(Cell(model="m", **axes), outcome))
 
     assert of(outcome="skip") < of(backend="eager") < of() < of(mode="max-autotune")
     assert of(backend="someone.elses:backend") == of()
@@ -70,7 +70,7 @@ def test_cost():
 
 def test_many_shards():
     """More shards than cells leave some empty, and ten thousand take no time."""
-    sizes = [len(shard(CELLS[:3], index, 9999)) for index in (1, 2, 3, 4, 9999)]
+    sizes = [len(cells_of_shard(CELLS[:3], index, 9999)) for index in (1, 2, 3, 4, 9999)]
     assert sizes == [1, 1, 1, 0, 0]
 
 
@@ -79,7 +79,7 @@ def test_many_shards():
 ])
 def test_parse(text, expected):
     """I/N."""
-    assert parse(text) == expected
+    assert parse_shard(text) == expected
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -93,4 +93,4 @@ def test_parse(text, expected):
 def test_parse_mistakes(text, expected):
     """What is no part of a whole is told with what is expected."""
     with pytest.raises(UsageError, match=f"^{re.escape(expected)}$"):
-        parse(text)
+        parse_shard(text)

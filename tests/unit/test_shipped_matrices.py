@@ -8,7 +8,7 @@ import pytest
 
 from pytest_torchcompile.cell import DYNAMIC, MODES
 from pytest_torchcompile.checks import CHECKS
-from pytest_torchcompile.dims import bindings
+from pytest_torchcompile.dims import batch_sizes
 from pytest_torchcompile.fuzz.sizes import varying
 from pytest_torchcompile.plan.matrix import load_matrix
 from pytest_torchcompile.wrappers.wrapping import Wrapping, lane_of
@@ -105,7 +105,7 @@ def test_smoke_is_small_and_has_both_phases():
 def test_sizes_are_neither_one_nor_equal(name):
     """Torch never makes 0 or 1 dynamic, and takes equal sizes for one symbol: then recompiles would be ours."""
     for entry in shipped(name).models.values():
-        for sizes in bindings(entry.dims):
+        for sizes in batch_sizes(entry.dims):
             assert min(sizes.values()) > 1
             assert len(set(sizes.values())) == len(sizes)
             assert 3 not in sizes.values() or "H" not in sizes  # an image's channels
@@ -115,7 +115,7 @@ def test_sizes_are_neither_one_nor_equal(name):
 def test_several_sizes_in_every_model(name):
     """Without a second size no cell could tell whether a shape recompiles; but for those that are drawn."""
     for entry in shipped(name).models.values():
-        assert len(bindings(entry.dims)) >= 2 or entry.name in ("any_rows", "any_length")
+        assert len(batch_sizes(entry.dims)) >= 2 or entry.name in ("any_rows", "any_length")
 
 
 def test_fuzz_draws_its_sizes():

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_torchcompile.checks import CHECKS, load
 from pytest_torchcompile.observation import Failure, Judgement, Observation, Problem, worst
-from pytest_torchcompile.run.verdicts import apply_xfail, judge
+from pytest_torchcompile.run.verdicts import apply_xfail, judge_observation
 
 
 def section(**changes):
@@ -219,7 +219,7 @@ def test_recompiles_that_shapes_explain(dynamic, sizes, allowed):
 
 def test_a_section_that_is_missing_is_an_error():
     """A check that was not measured is never a pass."""
-    assert judge(Observation("c"), ["compiles"], {})["compiles"].verdict == "error"
+    assert judge_observation(Observation("c"), ["compiles"], {})["compiles"].verdict == "error"
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [
@@ -228,7 +228,7 @@ def test_a_section_that_is_missing_is_an_error():
 ])  # fmt: skip
 def test_failures(kind, verdict):
     """What kept a run from having a result becomes the verdict of each check."""
-    found = judge(Observation("c", failure=Failure(kind, "why")), ["compiles", "equivalence"], {})
+    found = judge_observation(Observation("c", failure=Failure(kind, "why")), ["compiles", "equivalence"], {})
     assert {j.verdict for j in found.values()} == {verdict}
 
 
@@ -448,7 +448,7 @@ def _two_ranks(**more):
 
 def test_what_ranks_differ_in_is_no_single_rank_s():
     """The check that compares ranks names them itself; its problems are not said to be those of rank 0."""
-    (problem,) = judge(_two_ranks(), ["rank_divergence"], {})["rank_divergence"].problems
+    (problem,) = judge_observation(_two_ranks(), ["rank_divergence"], {})["rank_divergence"].problems
     assert problem.message.startswith("the ranks differ in their number of graphs: rank 0 has 1, rank 1 has 2")
 
 
@@ -457,7 +457,7 @@ def test_a_hint_that_can_be_followed(several, hint):
     """Cells of several ranks do not run in pytest's own process, so after a crash nobody is sent there."""
     failure = Failure("crash", "rank 1: the process ended by SIGSEGV")
     seen = _two_ranks(failure=failure) if several else Observation("c", failure=failure)
-    (problem,) = judge(seen, ["compiles"], {})["compiles"].problems
+    (problem,) = judge_observation(seen, ["compiles"], {})["compiles"].problems
     assert hint in problem.hint
     assert ("--compile-inprocess" in problem.hint) is not several
 

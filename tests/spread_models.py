@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pytest_torchcompile import CompileConfig, CompileSmoketest, maybe_compile, zoo
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.layer.together import Together
+from pytest_torchcompile.layer.rank_votes import RankVotes
 from pytest_torchcompile.wrappers.tp import split
 
 logging.getLogger("torch").setLevel("ERROR")
@@ -199,7 +199,7 @@ def compiled(rank, kind, backend, on=(0, 1), model=None, serving=False, steps=1,
         found, error = net, f"{type(raised).__name__}: {raised}"
     same_state = serving or same({**before, "in place": []}, {**state(net), "in place": []})
     in_place = [name for name, part in net.named_modules() if part._compiled_call_impl is not None]
-    assert Together(net).any(True)  # votes of one place of the program meet
+    assert RankVotes(net).any_rank(True)  # votes of one place of the program meet
     expected, got = net(x), found(x)
     if not serving:
         got.square().mean().backward()
@@ -253,7 +253,7 @@ def user_error_inside(rank, kind, patience, timeout):
     logger.addHandler(log)
     before, began = state(net), time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pytest_torchcompile.layer.together.PATIENCE", patience)
+        patch.setattr("pytest_torchcompile.layer.rank_votes.PATIENCE", patience)
         try:
             maybe_compile(net, CompileConfig(enabled=True, backend="aot_eager"), logger, batch("ddp", rank))
             error = ""
@@ -279,7 +279,7 @@ def user_error_late(rank, patience, timeout):
     net.blocks[1].register_forward_pre_hook(objects)
     test, began = CompileSmoketest(steps=1), time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pytest_torchcompile.layer.together.LIMIT", patience)
+        patch.setattr("pytest_torchcompile.layer.rank_votes.LIMIT", patience)
         test.run(torch.compile(net, backend="aot_eager"), batch("tp", rank))
     return {"ok": test.last_result.ok, "reason": test.last_result.reason, "seconds": time.monotonic() - began}
 
@@ -301,8 +301,8 @@ def voters(rank, voter):
         parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     for part in (*net.blocks, net):
         fully_shard(part, mesh=mesh["dp"])
-    together = Together(net)
-    return {"spread": together.spread, "who": together.who(rank == voter), "nobody": together.who(False)}
+    votes = RankVotes(net)
+    return {"spread": votes.spread, "who": votes.ranks_saying(rank == voter), "nobody": votes.ranks_saying(False)}
 
 
 def gathered(rank, dynamic):
@@ -322,8 +322,8 @@ def gathered(rank, dynamic):
 
 
 PLACES = {
-    "before": "smoketest.preserved", "snapshot": "steps.Kept", "compared": "steps.compare",
-    "disturbed": "steps.disturb", "means": "chance._add",
+    "before": "smoketest.preserved", "snapshot": "steps.DeepSnapshot", "compared": "steps.compare",
+    "disturbed": "steps.disturb", "means": "mean_comparison._add",
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ MIB = 2**20
 
 def measure(run: CellTrial) -> dict[str, Any]:
     """Times of a step, eager and compiled, their ratio, and the memory of a compiled step; all batches take part."""
-    from pytest_torchcompile.layer.benchmark import Runner, beside
+    from pytest_torchcompile.layer.benchmark import StepRunner, benchmark_sides
     from pytest_torchcompile.oracle.losses import default_loss
 
     if run.compiled.error or run.side is None:
@@ -34,8 +34,10 @@ def measure(run: CellTrial) -> dict[str, Any]:
     eager, batches = run.make(None), [call.batch for call in run.calls]
     for side in (eager, run.side):
         side.restore()
-    found = beside(Runner(eager.call, eager.module, loss), Runner(run.side.call, run.side.module, loss),
-                   lambda number: batches[number % len(batches)].value, warmup=max(3, len(batches)))
+    found = benchmark_sides(
+        StepRunner(eager.call, eager.module, loss), StepRunner(run.side.call, run.side.module, loss),
+        lambda number: batches[number % len(batches)].value, warmup=max(3, len(batches)),
+    )  # fmt: skip
     ratio = found.ratio
     return {
         "raised": None,

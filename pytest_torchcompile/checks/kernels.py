@@ -32,7 +32,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
 def _launches(run: CellTrial) -> dict[str, Any] | None:
     """What the GPU ran in one warm step of the first size, eagerly and compiled, loss included; None without a GPU."""
     from pytest_torchcompile.gauges import launches
-    from pytest_torchcompile.layer.benchmark import Runner
+    from pytest_torchcompile.layer.benchmark import StepRunner
     from pytest_torchcompile.oracle.losses import default_loss
 
     batch = run.calls[0].batch
@@ -42,7 +42,7 @@ def _launches(run: CellTrial) -> dict[str, Any] | None:
     found = {}
     for name, side in (("eager", run.make(None)), ("compiled", run.side)):
         side.restore()
-        steps = Runner(side.call, side.module, loss)
+        steps = StepRunner(side.call, side.module, loss)
         steps.step(batch.clone())
         found[name] = launches.measure(lambda steps=steps: steps.step(batch.clone())).to_dict()  # type: ignore[misc]
         side.restore()

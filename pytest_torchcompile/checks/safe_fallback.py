@@ -30,7 +30,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
 
     from pytest_torchcompile.gauges.outage import outage
     from pytest_torchcompile.layer.config import CompileConfig
-    from pytest_torchcompile.layer.preserve import Kept
+    from pytest_torchcompile.layer.preservation import DeepSnapshot
     from pytest_torchcompile.layer.wrap import maybe_compile
 
     side, first = run.make(None), run.calls[0]
@@ -40,7 +40,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
     found: dict[str, Any] = {"error": None, "original": False, "changed": [], "differs": []}
     with outage() as met, torch.set_grad_enabled(run.train):
         try:
-            kept, before = Kept(side.module), _state(side.module)
+            kept, before = DeepSnapshot(side.module), _state(side.module)
             found["original"] = maybe_compile(call, config, log.logger, first.batch.value) is call
             after = _state(side.module)
             found["changed"] = [name for name, value in after.items() if not _same(value, before.get(name))]
@@ -54,14 +54,14 @@ def measure(run: CellTrial) -> dict[str, Any]:
 
 def _differences(run: CellTrial, side: Side, call: Callable[..., Any], fallen: Callable[..., Any]) -> Iterator[str]:
     """What one call of the model gives otherwise when it falls back, in one line each."""
-    from pytest_torchcompile.layer.preserve import Kept
+    from pytest_torchcompile.layer.preservation import DeepSnapshot
     from pytest_torchcompile.oracle import compare, record
     from pytest_torchcompile.oracle.leaf import NOTED
     from pytest_torchcompile.oracle.limits import Limits, problem
     from pytest_torchcompile.oracle.repetition import FAR, Repeated
 
     side.restore()
-    kept = Kept(side.module)
+    kept = DeepSnapshot(side.module)
 
     def recorded(each: Callable[..., Any]) -> Any:
         kept.restore()

@@ -15,16 +15,16 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.gauges import launches, memory
 from pytest_torchcompile.gauges.generated_kernels import kernels
 from pytest_torchcompile.gauges.replays import step_begins
-from pytest_torchcompile.layer.behind import compiled_part, whole
+from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modules
 from pytest_torchcompile.layer.config import CompileConfig
-from pytest_torchcompile.layer.descent import adapted
 from pytest_torchcompile.layer.intervals import LEAST_ROUNDS, Ratio, quantile, ratio_of
 from pytest_torchcompile.layer.items import Items, count_items
-from pytest_torchcompile.layer.preserve import preserved
+from pytest_torchcompile.layer.optimizer_step import adapted
+from pytest_torchcompile.layer.preservation import preserved
 from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.oracle import default_loss
 
-__all__ = ["Benchmark", "Runner", "Side", "benchmark", "beside"]
+__all__ = ["Benchmark", "SideFigures", "StepRunner", "benchmark", "benchmark_sides"]
 
 TURNS: Final = 3
 """Timings of each side in a round. The shortest counts for the ratio: what interrupts a step only makes it longer."""
@@ -33,7 +33,7 @@ LEAST_SECONDS: Final = 2e-3
 
 
 @dataclass(frozen=True)
-class Side:
+class SideFigures:
     """One way to run the model."""
 
     first_seconds: float
@@ -55,8 +55,8 @@ class Side:
 class Benchmark:
     """What a benchmark found. Its text is a table."""
 
-    eager: Side
-    compiled: Side
+    eager: SideFigures
+    compiled: SideFigures
     ratio: Ratio
     """Seconds of a compiled step over those of an eager one."""
     verdict: str
@@ -110,7 +110,7 @@ class Benchmark:
         return "\n".join(lines)
 
 
-_ROWS: Final[tuple[tuple[str, Callable[[Side], str]], ...]] = (
+_ROWS: Final[tuple[tuple[str, Callable[[SideFigures], str]], ...]] = (
     ("first step", lambda side: f"{side.first_seconds:.3f} s"),
     ("step, median", lambda side: f"{side.median * 1e3:.3f} ms"),
     ("8 of 10 steps", lambda side: f"{side.low * 1e3:.3f}-{side.high * 1e3:.3f}"),
@@ -165,19 +165,21 @@ def benchmark(
     if part := compiled_part(model):
         raise ValueError(f"it runs compiled already ({part}), so there is no eager side; give benchmark a model of "
                          "which nothing is compiled (a compiled module keeps the original as _orig_mod)")
-    module = whole(model, loss_fn)
+    module = join_modules(model, loss_fn)
     if train is None:
         asked = module.training and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         train = loss_fn is not None or asked
     loss = (adapted(loss_fn) if loss_fn is not None else default_loss) if train else None
     compiled = torch.compile(model, **config.settings()) if config.enabled else model
-    return beside(Runner(model, module, loss), Runner(compiled, module, loss), _by_round(make_batch), rounds=rounds,
-                  warmup=warmup, least=least, items=items, asked=config.enabled)
+    return benchmark_sides(
+        StepRunner(model, module, loss), StepRunner(compiled, module, loss), _by_round(make_batch), rounds=rounds,
+        warmup=warmup, least=least, items=items, asked=config.enabled,
+    )  # fmt: skip
 
 
-def beside(
-    eager: Runner,
-    compiled: Runner,
+def benchmark_sides(
+    eager: StepRunner,
+    compiled: StepRunner,
     maker: Callable[[int], Any],
     *,
     rounds: int = 24,
@@ -206,7 +208,7 @@ def beside(
     sides = []
     for start, times, space, calls in zip(first, timings, spaces, counts, strict=True):
         middle = median(times)
-        sides.append(Side(start, middle, quantile(times, 0.1), quantile(times, 0.9), counted.count / middle,
+        sides.append(SideFigures(start, middle, quantile(times, 0.1), quantile(times, 0.9), counted.count / middle,
                           space.extra, calls))
     verdict = "nothing was compiled" if asked and not ran else _verdict(ratio, least)
     cached = sum(any("hit" in answer for answer in found.caches) for found in seen.compiles)
@@ -221,7 +223,7 @@ def _verdict(ratio: Ratio, least: float) -> str:
 
 
 def _rounds(
-    runs: list[Runner], maker: Callable[[int], Any], rounds: int, start: int, repeats: int
+    runs: list[StepRunner], maker: Callable[[int], Any], rounds: int, start: int, repeats: int
 ) -> tuple[list[list[float]], list[list[float]]]:
     """All timings of each side, and the shortest of each round."""
     timings: list[list[float]] = [[], []]
@@ -238,7 +240,7 @@ def _rounds(
     return timings, shortest
 
 
-class Runner:
+class StepRunner:
     """Runs steps of one side: ``loss(output, batch)`` with its backward pass, or, without a loss, a forward pass."""
 
     def __init__(self, call: Callable[..., Any], module: torch.nn.Module, loss: Callable[..., Any] | None) -> None:
@@ -278,7 +280,7 @@ def _device(batch: Batch) -> str:
     return next((str(tensor.device) for tensor in batch.tensors() if tensor.is_cuda), "cpu")
 
 
-def _kernels(runs: list[Runner], batch: Batch, seen: Ledger) -> list[int | None]:
+def _kernels(runs: list[StepRunner], batch: Batch, seen: Ledger) -> list[int | None]:
     """Kernels of one step of each: by the profiler on a GPU, by Inductor's code on a CPU."""
     if _device(batch) != "cpu":
         return [launches.measure(lambda run=run: run.step(batch.clone())).kernels for run in runs]  # type: ignore[misc]

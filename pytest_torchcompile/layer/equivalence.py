@@ -16,10 +16,10 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.layer.compiled_modules import is_compiled_module
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.dynamo import frame_of
 from pytest_torchcompile.layer.selective import Selection
-from pytest_torchcompile.layer.twin import is_twin
 from pytest_torchcompile.oracle.calls import Call, Side
 from pytest_torchcompile.oracle.compiler_stages import explained
 from pytest_torchcompile.oracle.findings import Finding, findings, headline
@@ -186,7 +186,7 @@ class _Trial(Trial):
 def _module(model: Any) -> nn.Module:
     if not callable(model) or isinstance(model, type):
         raise UsageError(f"model is {model!r}, expected a torch.nn.Module or a function")
-    if hasattr(model, "_torchdynamo_orig_callable") or is_twin(model):
+    if hasattr(model, "_torchdynamo_orig_callable") or is_compiled_module(model):
         raise UsageError(f"model is compiled already ({type(model).__name__}): give compare() the eager one")
     module = model if isinstance(model, nn.Module) else Closure(model)
     if lazy := [name for name, tensor in (*module.named_parameters(), *module.named_buffers()) if is_lazy(tensor)]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from torch import nn
 from pytest_torchcompile.errors import nearest
 from pytest_torchcompile.layer.config import CompileConfig
 
-__all__ = ["Selection"]
+__all__ = ["Selection", "Unregistered", "inner_blocks"]
 
 
 class Selection:
@@ -128,6 +128,27 @@ def _replace_call(part: nn.Module, call: Callable[..., Any]) -> Callable[[], Non
                 own[_CALL] = before
 
     return undo
+
+
+def inner_blocks(model: nn.Module) -> dict[nn.Module, str]:
+    """The direct children of the model's outermost ``nn.ModuleList``\\ s, each once, with their names.
+
+    These are what is compiled, checkpointed or sharded one by one.
+    """
+    names: dict[nn.Module, str] = {}
+    for name, block in _blocks_inside(model, ""):
+        # A block that stands in two places has the name of the first.
+        names.setdefault(block, name)
+    return names
+
+
+def _blocks_inside(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    for inner, child in module.named_children():
+        path = f"{name}.{inner}" if name else inner
+        if isinstance(module, nn.ModuleList):
+            yield path, child
+        else:
+            yield from _blocks_inside(child, path)
 
 
 _CALL: Final = "_compiled_call_impl"

@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.layer.behind import whole
-from pytest_torchcompile.layer.preserve import preserved
-from pytest_torchcompile.layer.smoketest_failures import Failed
+from pytest_torchcompile.layer.compiled_modules import join_modules
+from pytest_torchcompile.layer.preservation import preserved
+from pytest_torchcompile.layer.rank_votes import FailedElsewhere, RankVotes
+from pytest_torchcompile.layer.step_checks import StepFailed
 from pytest_torchcompile.layer.steps import Steps
-from pytest_torchcompile.layer.together import Elsewhere, Together
 from pytest_torchcompile.ledger import observe
 
 __all__ = ["CompileSmoketest", "SmoketestResult"]
@@ -74,7 +74,7 @@ class CompileSmoketest:
         self.noted: Callable[[], BaseException | None] | None = None
         """Asked for what failed compiled and was run eagerly instead, by whoever handed out the compiled model."""
         self.apart = False
-        """After a :meth:`run`: the ranks of the model are no longer at the same place (:mod:`.together`)."""
+        """After a :meth:`run`: the ranks of the model are no longer at the same place (:mod:`.rank_votes`)."""
 
     def run(
         self,
@@ -118,9 +118,9 @@ class CompileSmoketest:
         steps: Steps | None = None
         step, self.apart = 0, False
         try:
-            module = whole(model, loss_fn, loose=_parameters(optimizer))
-            together = Together(module)
-            agreed = together.agreed
+            module = join_modules(model, loss_fn, loose=_parameters(optimizer))
+            together = RankVotes(module)
+            agreed = together.run_agreed
             batch = agreed(lambda: _given(module, sample_batch))
             with ExitStack() as around:
                 around.enter_context(_graded(optimizer is not None or loss_fn is not None))
@@ -134,15 +134,15 @@ class CompileSmoketest:
                     steps.run(number)
                 steps.finish()
             result = SmoketestResult(True, _praise(self.steps, steps))
-        except Failed as why:
+        except StepFailed as why:
             result = SmoketestResult(False, why.reason, why.phase, why.step, evidence=why.evidence,
                                      user_error=why.user_error)
-        except Elsewhere as why:
+        except FailedElsewhere as why:
             result = SmoketestResult(False, str(why), "rank", step, ranks=why.ranks)
         except Exception as error:
             text = f"the smoketest could not be run: {type(error).__name__}: {error}"
             result = SmoketestResult(False, text, "state", evidence=traceback.format_exc())
-            if isinstance(first := error.__context__, Failed) and first.user_error is not None:
+            if isinstance(first := error.__context__, StepFailed) and first.user_error is not None:
                 # What was on its way when the state could not be put back: FSDP1 in the middle of a call, say.
                 result = replace(result, reason=f"{first.reason}; then {text}", phase=first.phase,
                                  user_error=first.user_error)
@@ -150,7 +150,7 @@ class CompileSmoketest:
         self.last_result = replace(result, seconds=time.perf_counter() - started, **_seen(steps))
         return result.ok
 
-    def _waited_for(self, together: Together) -> AbstractContextManager[object]:
+    def _waited_for(self, together: RankVotes) -> AbstractContextManager[object]:
         """Where other ranks wait, torch itself is asked to run eagerly what does not compile. The ledger sees it."""
         if not together.spread or self.noted is not None:
             return nullcontext()
@@ -170,7 +170,7 @@ def _graded(training: bool) -> AbstractContextManager[object]:
 
 def _given(module: nn.Module, sample_batch: Any) -> Batch:
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
-        raise Failed("it has parameters that are not initialised yet: call it once before it is compiled", "state")
+        raise StepFailed("it has parameters that are not initialised yet: call it once before it is compiled", "state")
     return Batch.of(sample_batch)
 
 

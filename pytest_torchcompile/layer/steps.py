@@ -12,15 +12,15 @@ from torch import nn
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.gauges.replays import step_begins
-from pytest_torchcompile.layer.behind import Whole, original
-from pytest_torchcompile.layer.chance import Means, compare_means, drew
-from pytest_torchcompile.layer.descent import Descent, adapted
+from pytest_torchcompile.layer.compiled_modules import JoinedModules, original_of
 from pytest_torchcompile.layer.disturbance import Disturbed, disturb
 from pytest_torchcompile.layer.kept_gradients import Gradients
-from pytest_torchcompile.layer.preserve import Kept
-from pytest_torchcompile.layer.smoketest_failures import Failed, alone, of_compiler, refuse_of_user, refuse_wrong
+from pytest_torchcompile.layer.mean_comparison import Means, compare_means, drew
+from pytest_torchcompile.layer.optimizer_step import Descent, adapted
+from pytest_torchcompile.layer.preservation import DeepSnapshot
+from pytest_torchcompile.layer.rank_votes import RankVotes
+from pytest_torchcompile.layer.step_checks import StepFailed, alone, of_compiler, refuse_differences, refuse_user_error
 from pytest_torchcompile.layer.step_values import finite, said, usable
-from pytest_torchcompile.layer.together import Together
 from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.ledger.records import SILENT
@@ -43,14 +43,14 @@ _OTHER_SEED = 1000
 class Steps:
     """The loop of a smoketest over one batch. ``module`` holds all that ``model`` and the optimiser work on.
 
-    Where the model is spread over ranks, each of them does the same calls in the same order, whatever it finds: what
-    may raise on one alone is done in :meth:`Together.agreed`, and each condition of a call is a vote. That goes for our
-    own work between the calls too: memory may be short on one rank, an object of the model's that can't be read.
+    Where the model is spread over ranks, each of them does the same calls in the same order, whatever it finds. What
+    may raise on one alone is done in :meth:`RankVotes.run_agreed`, and each condition of a call is a vote. That goes
+    for our own work between the calls too: memory may be short on one rank, an object of the model's unreadable.
     """
 
     def __init__(
         self, model: Callable[..., Any], module: nn.Module, batch: Batch, optimizer: Any,
-        loss_fn: Callable[..., Any] | None, together: Together,
+        loss_fn: Callable[..., Any] | None, together: RankVotes,
     ) -> None:  # fmt: skip
         self.model, self.module, self.batch = model, module, batch
         self.together = together
@@ -65,8 +65,7 @@ class Steps:
         self.train = optimizer is not None or loss_fn is not None or asked
         self.optimizer, self.stepping = Descent(module) if optimizer is None else optimizer, optimizer is not None
         self.cuda = any(t.is_cuda for t in tensors)
-        self.ledgers: list[Ledger] = []
-        """One for each compiled step: the eager runs between them are none of their business."""
+        self.ledgers: list[Ledger] = []  # one for each compiled step, and not for the eager runs between them
         self.notes: dict[str, None] = {}
         self.backward = False
         self.averaged = 0
@@ -81,9 +80,9 @@ class Steps:
         """Of each step with doubts: which leaves differ from what the same draws give in float64."""
 
     def run(self, step: int) -> None:
-        """One step. Raises :class:`Failed`, or :class:`~.together.Elsewhere`."""
-        agreed = self.together.agreed
-        before = agreed(lambda: Kept(self.module))
+        """One step. Raises :class:`StepFailed`, or :class:`~.rank_votes.FailedElsewhere`."""
+        agreed = self.together.run_agreed
+        before = agreed(lambda: DeepSnapshot(self.module))
         eager, tape = self._eagerly(step, before)
         kept = agreed(lambda: self._held[0].after(eager))
         agreed(lambda: self._check_learns(eager, step))
@@ -103,12 +102,12 @@ class Steps:
 
     def finish(self) -> None:
         """What can be told only after the last step. Raises as :meth:`run`."""
-        agreed = self.together.agreed
+        agreed = self.together.run_agreed
         agreed(self._check_spoke)
         agreed(self._check_still)
-        if not self.together.any(bool(self._doubts)):
+        if not self.together.any_rank(bool(self._doubts)):
             return
-        before, self._now = agreed(lambda: Kept(self.module)), self.batch
+        before, self._now = agreed(lambda: DeepSnapshot(self.module)), self.batch
 
         def eager(seed: int) -> Recording:
             agreed(before.restore)
@@ -120,49 +119,49 @@ class Steps:
 
         with observe() as seen:
             self.ledgers.append(seen)
-            means = compare_means(eager, compiled, self.together.any)
+            means = compare_means(eager, compiled, self.together.any_rank)
         agreed(lambda: self._check_means(means))
         self.averaged = means.runs
         self.notes[f"draws random numbers, or is not deterministic: compared by the means of {means.runs} runs"] = None
 
     def _check_learns(self, eager: Recording, step: int) -> None:
         if self.stepping and not eager.backward:
-            raise Failed("the loss does not depend on anything that requires a gradient, eagerly too", "loss", step)
+            raise StepFailed("the loss does not depend on anything that requires a gradient, eagerly too", "loss", step)
 
     def _check_means(self, means: Means) -> None:
         if means.error:
-            raise Failed(means.error, "comparison")
+            raise StepFailed(means.error, "comparison")
         fixed = self._doubts.keys() - means.random  # they differ by an assumed scale, which may be off
         exact = {name: text for judge in self._exactly if fixed for name, text in judge().items() if name in fixed}
         wrong = [found[name] for name in self._doubts for found in (means.apart, exact) if name in found]
         if wrong:
-            raise Failed(wrong[0], "comparison", evidence="\n".join(wrong))
+            raise StepFailed(wrong[0], "comparison", evidence="\n".join(wrong))
 
     def _check_spoke(self) -> None:
         if not self._spoke:
-            raise Failed("every output and every gradient is zero or not finite: that they agree proves nothing",
+            raise StepFailed("every output and every gradient is zero or not finite: that they agree proves nothing",
                          "comparison")
 
     # what is run
 
-    def _eagerly(self, step: int, before: Kept) -> tuple[Recording, Tape]:
+    def _eagerly(self, step: int, before: DeepSnapshot) -> tuple[Recording, Tape]:
         """Eager's step. From the second on with other values, if the model takes them: else a result that is only
         kept from the step before could not be told from a right one.
         """
-        agreed = self.together.agreed
+        agreed = self.together.run_agreed
         if step > 1 and self._varies:
             self._now, tape = agreed(lambda: varied(rolled(self.batch), step)), Tape()
             eager = agreed(lambda: self._eager(step, tape))
-            if not self.together.any(agreed(lambda: eager.error is not None or not usable(eager))):
+            if not self.together.any_rank(agreed(lambda: eager.error is not None or not usable(eager))):
                 return eager, tape
             self._now, self._varies = self.batch, False
             agreed(before.restore)
         tape = Tape()
         eager = agreed(lambda: self._eager(step, tape))
-        if self.together.any(eager.error is not None):  # perhaps the model objects to the tape
+        if self.together.any_rank(eager.error is not None):  # perhaps the model objects to the tape
             agreed(before.restore)
             eager = agreed(lambda: self._eager(step, None))
-        agreed(lambda: refuse_of_user(eager.error, step))
+        agreed(lambda: refuse_user_error(eager.error, step))
         return eager, tape
 
     def _eager(self, seed: int, mode: Any) -> Recording:
@@ -179,7 +178,7 @@ class Steps:
             found = record(call, self.module, self._now, loss=self.loss, train=self.train, seed=seed, mode=mode,
                            rest=False)
         except UsageError as error:  # a loss that is no single number
-            found = Failed(str(error), "loss", seed, user_error=error)
+            found = StepFailed(str(error), "loss", seed, user_error=error)
         except Exception as error:
             found = error
         finally:
@@ -219,13 +218,13 @@ class Steps:
             try:
                 self._take_step(eager)
             except Exception:
-                raise Failed(f"the optimiser raises {type(error).__name__}, eagerly too: {error}", "step", step,
-                             user_error=error) from error
-            raise Failed(f"the optimiser raises {type(error).__name__} for the compiled gradients, for those of eager "
-                         f"it does not: {error}", "step", step) from error
+                raise StepFailed(f"the optimiser raises {type(error).__name__}, eagerly too: {error}", "step", step,
+                                 user_error=error) from error
+            raise StepFailed(f"the optimiser raises {type(error).__name__} for the compiled gradients, for those of "
+                             f"eager it does not: {error}", "step", step) from error
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad and not finite(parameter):
-                raise Failed(f"parameter {name} is not finite after the optimiser's step", "step", step)
+                raise StepFailed(f"parameter {name} is not finite after the optimiser's step", "step", step)
         self.optimizer.zero_grad()
 
     def _take_step(self, eager: Recording) -> None:
@@ -243,20 +242,20 @@ class Steps:
             raise of_compiler(Fault.of(error, "compiled code"), step)
         frames = "\n".join(f"{f.function}  {f.file}:{f.line}  {f.kind}: {f.reason}" for f in seen.eager_frames)
         if seen.failures:
-            raise Failed("it did not compile and ran eagerly instead", "forward", step,
+            raise StepFailed("it did not compile and ran eagerly instead", "forward", step,
                          "\n".join(f"{f.function}  {f.file}:{f.line}  {f.type}: {f.message}" for f in seen.failures))
         if silent := sorted({f.kind for f in seen.eager_frames if f.kind in SILENT}):
-            raise Failed(f"a part silently ran eagerly: {', '.join(silent)}", "forward", step, frames)
+            raise StepFailed(f"a part silently ran eagerly: {', '.join(silent)}", "forward", step, frames)
         if not self._ran:
-            raise Failed("nothing was compiled: the forward pass ran no compiled graph", "forward", step, frames)
+            raise StepFailed("nothing was compiled: the forward pass ran no compiled graph", "forward", step, frames)
         if seen.lost:
-            raise Failed("what ran compiled could not be told", "forward", step, "\n".join(seen.lost))
+            raise StepFailed("what ran compiled could not be told", "forward", step, "\n".join(seen.lost))
         if seen.graph_breaks:
             self.notes[f"{len(seen.graph_breaks)} graph break(s)"] = None
 
     def _check_still(self) -> None:
         """A model that falls back to eager by itself hides why: a backward pass that failed, a graph that raised."""
-        batch = self.together.agreed(self.batch.clone)
+        batch = self.together.run_agreed(self.batch.clone)
         with observe() as seen:
             self.ledgers.append(seen)
             try:
@@ -268,39 +267,40 @@ class Steps:
         self.together.reshard()
         self._meet(None, 0)
         if not self._ran:
-            raise Failed("after the last step nothing ran compiled any more: it has fallen back to eager", "forward")
+            why = "after the last step nothing ran compiled any more: it has fallen back to eager"
+            raise StepFailed(why, "forward")
 
     def _check_finite(self, seen: Recording, step: int) -> None:
         """What agrees with eager can still be no number."""
         found = [("the loss", "loss", seen.loss)] if self.train else []
         for name, phase, tensor in [*found, *((n, "backward", g) for n, g in seen.gradients.items())]:
             if tensor is not None and not finite(tensor):
-                raise Failed(f"{name} is not finite, eagerly too", phase, step)
+                raise StepFailed(f"{name} is not finite, eagerly too", phase, step)
 
-    def _check_equal(self, eager: Recording, compiled: Recording, tape: Tape, before: Kept, step: int) -> None:
-        agreed = self.together.agreed
+    def _check_equal(self, eager: Recording, compiled: Recording, tape: Tape, before: DeepSnapshot, step: int) -> None:
+        agreed = self.together.run_agreed
         expected = self._expected(eager, compiled, tape, before, step)
         random = agreed(lambda: drew(eager, step))
         # What was drawn decides more than rounding, so no float64 run is asked where other numbers were drawn.
         scale = (lambda: _assumed(eager, tape)) if random else expected
         doubts, wrong = agreed(lambda: self._differences(eager, compiled, scale, random))
         alone = random and doubts and not any(name == "loss" or name.startswith("output") for name in doubts)
-        if self.together.any(bool(alone)):
+        if self.together.any_rank(bool(alone)):
             vary = agreed(lambda: self._outputs_vary(eager, before, step))
-            if self.together.any(bool(vary and alone)):
+            if self.together.any_rank(bool(vary and alone)):
                 # Outputs that depend on the draws agree: the same were drawn, so that chance excuses nothing else.
                 again = agreed(lambda: self._differences(eager, compiled, expected, False))
                 doubts, wrong = again if vary and alone else (doubts, wrong)
         self._doubts = doubts | self._doubts
         if doubts:
             self._exactly.append(lambda: self._differences(eager, compiled, expected, True)[0])
-        agreed(lambda: refuse_wrong(wrong, step))
+        agreed(lambda: refuse_differences(wrong, step))
 
     def _check_held(self, eager: dict[str, str], compiled: dict[str, str], step: int) -> None:
         """Memory that is only shared is no fault yet: a constant may be handed out again and again."""
         changed = {name: what for name, what in compiled.items() if what == "changed"}
         both = {name: what for name, what in changed.items() if eager.get(name) == what}
-        refuse_wrong([text for leaf in later(both, changed, f"step {step}") if (text := problem(leaf))], step)
+        refuse_differences([text for leaf in later(both, changed, f"step {step}") if (text := problem(leaf))], step)
 
     def _differences(
         self, eager: Recording, compiled: Recording, expected: Callable[[], Reference], random: bool
@@ -319,13 +319,13 @@ class Steps:
         return doubts, wrong
 
     def _expected(
-        self, eager: Recording, compiled: Recording, tape: Tape, before: Kept, step: int
+        self, eager: Recording, compiled: Recording, tape: Tape, before: DeepSnapshot, step: int
     ) -> Callable[[], Reference]:
         """What values that differ are measured against: made when it is asked for, but over ranks made for all."""
         batch = self._now
         if not self.together.spread:
             return lambda: self._reference(eager, tape, before, step, batch)
-        any_, agreed = self.together.any, self.together.agreed
+        any_, agreed = self.together.any_rank, self.together.run_agreed
         found = _assumed(eager, tape)
 
         def leaves(scale: Reference) -> list[Leaf]:
@@ -337,11 +337,11 @@ class Steps:
                 agreed(lambda: self._further(drawn, before))
         return lambda: found
 
-    def _further(self, drawn: Disturbed, before: Kept) -> None:
+    def _further(self, drawn: Disturbed, before: DeepSnapshot) -> None:
         with self._as_before(before):
             drawn.further()
 
-    def _disturbed(self, eager: Recording, tape: Tape, before: Kept, step: int) -> Disturbed:
+    def _disturbed(self, eager: Recording, tape: Tape, before: DeepSnapshot, step: int) -> Disturbed:
         batch = self._now
         state = [*self.module.parameters(), *self.module.buffers()]
         unit = program_unit((*state, *batch.tensors()), tape.unit)
@@ -354,7 +354,7 @@ class Steps:
 
         def run(seed: int, factor: float) -> Recording:
             try:
-                self.together.agreed(lambda: begin(seed, factor))
+                self.together.run_agreed(lambda: begin(seed, factor))
                 with eager_on_purpose():
                     return self._record(self._call, step, None)
             finally:
@@ -363,11 +363,11 @@ class Steps:
         with self._as_before(before):
             return Disturbed(eager, run)
 
-    def _reference(self, eager: Recording, tape: Tape, before: Kept, step: int, batch: Batch) -> Reference:
+    def _reference(self, eager: Recording, tape: Tape, before: DeepSnapshot, step: int, batch: Batch) -> Reference:
         assumed = _assumed(eager, tape)
-        if isinstance(self.module, Whole):
+        if isinstance(self.module, JoinedModules):
             return assumed
-        model = original(self.model)
+        model = original_of(self.model)
         direct = self.module is model or not any(True for _ in self.module.parameters())
         with self._as_before(before):
             found = reference(model if direct else self.module, batch, loss=self.loss, train=self.train,
@@ -376,7 +376,7 @@ class Steps:
             same = direct or not any(map(problem, compare(eager, found.twin(), lambda: assumed)))
         return found if same else assumed
 
-    def _outputs_vary(self, eager: Recording, before: Kept, step: int) -> bool:
+    def _outputs_vary(self, eager: Recording, before: DeepSnapshot, step: int) -> bool:
         with self._as_before(before):
             other = self._eager(_OTHER_SEED + step, None)
         mine, found = ({n: i.value for n, i in seen.outputs.items() if isinstance(i.value, torch.Tensor)}
@@ -384,9 +384,9 @@ class Steps:
         return any(not same_bits(mine[name], found[name]) for name in mine.keys() & found.keys())
 
     @contextmanager
-    def _as_before(self, before: Kept) -> Iterator[None]:
-        after = self.together.agreed(lambda: Kept(self.module))
-        self.together.agreed(before.restore)
+    def _as_before(self, before: DeepSnapshot) -> Iterator[None]:
+        after = self.together.run_agreed(lambda: DeepSnapshot(self.module))
+        self.together.run_agreed(before.restore)
         try:
             yield
         finally:

@@ -13,8 +13,8 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.gauges.replays import step_begins
-from pytest_torchcompile.layer.behind import whole
-from pytest_torchcompile.layer.preserve import preserved
+from pytest_torchcompile.layer.compiled_modules import join_modules
+from pytest_torchcompile.layer.preservation import preserved
 from pytest_torchcompile.ledger import Ledger, observe
 
 __all__ = ["Warmed", "Warmup", "free_size", "warm_up"]
@@ -94,7 +94,7 @@ def warm_up(
     notes = tuple(dict.fromkeys(note for each, batch in zip(wanted, batches, strict=True)
                                 for note in _collisions(each[0], batch)))
     first: list[tuple[float, tuple[str, ...]]] = []
-    with preserved(whole(model)):
+    with preserved(join_modules(model)):
         for number in range(PASSES):
             runs = [_run(model, batch) for batch in batches]
             if not number:

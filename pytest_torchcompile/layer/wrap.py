@@ -15,17 +15,15 @@ from torch import nn
 
 from pytest_torchcompile.errors import CompileFailed
 from pytest_torchcompile.layer.attempt_log import Attempt, Seconds, headline
-from pytest_torchcompile.layer.behind import modules_of
+from pytest_torchcompile.layer.compiled_modules import compiled_module_of, is_compiled_module, modules_of
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.dynamo import Compiled, backend_of, context, frame_of, is_inlined, sizes_seen
 from pytest_torchcompile.layer.graphs import Backend
 from pytest_torchcompile.layer.guarded_model import Guard, guarded
 from pytest_torchcompile.layer.hooks import Hooks
-from pytest_torchcompile.layer.inner_blocks import inner_blocks
-from pytest_torchcompile.layer.selective import Selection
+from pytest_torchcompile.layer.rank_votes import FailedElsewhere, RankVotes
+from pytest_torchcompile.layer.selective import Selection, inner_blocks
 from pytest_torchcompile.layer.smoketest import CompileSmoketest, SmoketestResult
-from pytest_torchcompile.layer.together import Elsewhere, Together
-from pytest_torchcompile.layer.twin import is_twin, twin_of
 
 __all__ = ["maybe_compile"]
 
@@ -132,7 +130,7 @@ def _make(model: Any, attempt: Attempt, settings: dict[str, Any], selection: Sel
     def recipe() -> tuple[Any, ...]:
         return _unpickled, (model, attempt.config, attempt.logger, guard.eager)
 
-    return _Made(twin_of(model, call, again, recipe, guard.drop), guard, entries)
+    return _Made(compiled_module_of(model, call, again, recipe, guard.drop), guard, entries)
 
 
 def _traced_modules(model: Any, selection: Selection | None) -> list[tuple[str, nn.Module]]:
@@ -172,7 +170,7 @@ class _Trial:
 
     def __init__(self, model: Any, attempt: Attempt, sample_batch: Any) -> None:
         self.model, self.attempt, self.sample_batch = model, attempt, sample_batch
-        self.together = Together(model)
+        self.together = RankVotes(model)
         self.began, self.compiling = time.perf_counter(), 0.0
 
     def run(self, selection: Selection | None) -> Any:
@@ -198,12 +196,12 @@ class _Trial:
         """Compile and ask the smoketest; None: torch.compile is switched off, be it on one of the ranks."""
         built: list[_Made | None] = []
         try:
-            settings = self.together.agreed(attempt.config.settings)
-        except Elsewhere as other:
+            settings = self.together.run_agreed(attempt.config.settings)
+        except FailedElsewhere as other:
             return _Failure("build", other, final=True)
         try:
-            self.together.agreed(lambda: built.append(_make(self.model, attempt, settings, selection)))
-            off = self.together.any(built[0] is None)
+            self.together.run_agreed(lambda: built.append(_make(self.model, attempt, settings, selection)))
+            off = self.together.any_rank(built[0] is None)
         except Exception as failure:
             _drop(built)
             return _Failure("build", failure)
@@ -219,10 +217,10 @@ class _Trial:
             made.entries.keep()
             made.praise = result.reason
             return made
-        if final := self.together.any(result.user_error is not None) or self.together.apart:
+        if final := self.together.any_rank(result.user_error is not None) or self.together.apart:
             self._refuse_of_user(result)
         if result.phase == "rank":
-            return _Failure("healthcheck", Elsewhere(result.ranks), result.reason, final)
+            return _Failure("healthcheck", FailedElsewhere(result.ranks), result.reason, final)
         error = made.guard.failure or CompileFailed("\n".join(filter(None, (result.reason, result.evidence))))
         return _Failure("healthcheck", error, f"{result.reason} (in {result.phase})", final)
 
@@ -237,9 +235,9 @@ class _Trial:
             result = test.last_result
             self.together.apart = test.apart
             passed = result is not None and result.ok
-            ranks = self.together.who(not passed)
+            ranks = self.together.ranks_saying(not passed)
             if ranks and passed:
-                result, passed = SmoketestResult(False, str(Elsewhere(ranks)), "rank", ranks=ranks), False
+                result, passed = SmoketestResult(False, str(FailedElsewhere(ranks)), "rank", ranks=ranks), False
         finally:
             guard.trial = guard.waited_for = False
             self.compiling += guard.take_seconds()
@@ -301,7 +299,7 @@ def _failed(model: Any, attempt: Attempt, took: Seconds, failure: _Failure) -> A
 
 
 def _refuse_unusable(model: Any, cfg: CompileConfig) -> None:
-    if is_twin(model) or hasattr(model, "_torchdynamo_orig_callable"):
+    if is_compiled_module(model) or hasattr(model, "_torchdynamo_orig_callable"):
         raise ValueError(f"{type(model).__name__} is compiled already; give maybe_compile the original "
                          "(a compiled module keeps it as _orig_mod)")
     if not isinstance(model, nn.Module):

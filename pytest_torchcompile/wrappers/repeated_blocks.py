@@ -8,7 +8,7 @@ from torch import nn
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.layer.inner_blocks import inner_blocks
+from pytest_torchcompile.layer.selective import inner_blocks
 
 __all__ = ["compile_blocks", "repeated_blocks"]
 

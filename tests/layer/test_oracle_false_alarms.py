@@ -18,7 +18,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks import load, safe_fallback
 from pytest_torchcompile.checks.numerics import judge_leaves, numerics, remark
-from pytest_torchcompile.layer.twin import is_twin
+from pytest_torchcompile.layer.compiled_modules import is_compiled_module
 from pytest_torchcompile.ledger import frames
 from pytest_torchcompile.ledger.sites import owner
 from pytest_torchcompile.observation import Job, Observation
@@ -270,7 +270,7 @@ def test_classes_registered_without_keys_have_index_paths():
     found = compare(ReturnsKeyless(), [rows()], CompileConfig(enabled=True, backend="eager"))
     assert found.ok, str(found)
     made = maybe_compile(ReturnsKeyless(), CompileConfig(enabled=True, backend="eager"), None, rows())
-    assert is_twin(made)
+    assert is_compiled_module(made)
 
 
 def test_parts_of_one_allocation_share_no_memory():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.layer.smoketest_failures import Failed, refuse_of_user
+from pytest_torchcompile.layer.step_checks import StepFailed, refuse_user_error
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.oracle import recorder
 from pytest_torchcompile.oracle.recorder import record
@@ -156,7 +156,7 @@ def test_a_factory_in_a_fork_that_came_too_late(tmp_path):
 def test_the_smoketest_blames_no_model_for_us(ours, text):
     """Only what is the user's has an error that is raised to him."""
     error = KeyError("weights")
-    with pytest.raises(Failed) as found:
-        refuse_of_user(Fault.of(error, "forward", ours=ours), 1)
+    with pytest.raises(StepFailed) as found:
+        refuse_user_error(Fault.of(error, "forward", ours=ours), 1)
     assert str(found.value) == text
     assert found.value.user_error is (None if ours else error)

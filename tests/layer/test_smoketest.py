@@ -18,7 +18,7 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from pytest_torchcompile import CompileConfig, CompileSmoketest, maybe_compile
-from pytest_torchcompile.layer.preserve import Kept
+from pytest_torchcompile.layer.preservation import DeepSnapshot
 
 
 class Net(nn.Module):
@@ -788,7 +788,7 @@ def test_what_a_model_keeps_deep_inside(fault):
 def test_what_is_not_the_models_is_left_alone():
     """A logger's handlers, threads, what torch made: restoring them would lose what others did meanwhile."""
     net = Deep()
-    kept = Kept(net)
+    kept = DeepSnapshot(net)
     net.logger.manager.loggerDict["deep.er"] = 1
     try:
         assert not kept.changed()
@@ -801,7 +801,7 @@ def test_what_is_not_the_models_is_left_alone():
 def test_what_has_changed_is_named():
     """For a report: the path of each."""
     net = Deep()
-    kept = Kept(net)
+    kept = DeepSnapshot(net)
     net(batch())
     net.new = net.inner.new = 1
     assert set(kept.changed()) == {

@@ -19,7 +19,7 @@ from pytest_torchcompile.state.paths import STANDARD
 from pytest_torchcompile.state.snapshot import StateSnapshot
 from pytest_torchcompile.state.sources import source_of
 
-__all__ = ["Kept", "preserved"]
+__all__ = ["DeepSnapshot", "preserved"]
 
 _REGISTERED = frozenset({"_parameters", "_buffers"})
 """Tables that :class:`StateSnapshot` puts back itself."""
@@ -29,7 +29,7 @@ _FOREIGN = STANDARD | {"numpy", "torch", "triton", "_pytest"}
 """Packages whose objects belong to the process or are compiled code, and are no state of a model: left alone."""
 
 
-class Kept:
+class DeepSnapshot:
     """What a call of a module may change, but gradients; :meth:`restore` puts it back, into the very same objects.
 
     All that :class:`StateSnapshot` remembers, and what it leaves to the model's own history: which object each
@@ -160,7 +160,7 @@ def _copied(value: Any) -> Any:
 def preserved(module: nn.Module, optimizer: Any = None) -> Iterator[None]:
     """Run a block and put back, exactly and whatever happens, all that it may have changed.
 
-    Parameters, buffers, training flags and attributes of ``module`` (see :class:`Kept`), gradients (the very
+    Parameters, buffers, training flags and attributes of ``module`` (see :class:`DeepSnapshot`), gradients (the very
     tensors), the optimiser's state and groups, the random states of torch on every device, of Python, of NumPy if it is
     loaded, and of generators that the module holds. Needs memory for one more copy of parameters, buffers and the
     optimiser's state. Inside the block
@@ -172,7 +172,7 @@ def preserved(module: nn.Module, optimizer: Any = None) -> Iterator[None]:
         for tensor, gradient in gradients:
             restoring.callback(setattr, tensor, "grad", gradient)
             tensor.grad = None
-        restoring.callback(Kept(module).restore)
+        restoring.callback(DeepSnapshot(module).restore)
         if optimizer is not None:
             restoring.callback(_Optimizer(optimizer).restore)
         restoring.enter_context(_same_random_states())

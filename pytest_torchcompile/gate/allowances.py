@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pytest_torchcompile.checks import computes_wrong_numbers
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.policy import AllowedFailure, PassRate, Policy
 from pytest_torchcompile.gate.skips import skips
@@ -64,11 +65,42 @@ def allow(cells: Sequence[JudgedCell], policy: Policy, today: datetime.date, who
 
 
 def _covers(entry: AllowedFailure, cell: JudgedCell, name: str, check: Mapping[str, Any]) -> bool:
+    if not entry.checks and _has_wrong_numbers(name, check):
+        return False
+    return _would_cover(entry, cell, name, check)
+
+
+def _would_cover(entry: AllowedFailure, cell: JudgedCell, name: str, check: Mapping[str, Any]) -> bool:
     return (entry.cells.covers(cell)
             and (not entry.checks or name in entry.checks)
             and check["verdict"] in entry.verdicts
             and (not entry.contains or any(entry.contains in f"{p['message']}\n{p['evidence']}"
                                            for p in check["problems"])))
+
+
+def _has_wrong_numbers(name: str, check: Mapping[str, Any]) -> bool:
+    """Does the check say that the model computes something else? No entry hides that without naming the check."""
+    return check["verdict"] == "fail" and any(computes_wrong_numbers(name, problem["message"])
+                                              for problem in check["problems"])
+
+
+def _unhidden(number: int, cells: Sequence[JudgedCell], policy: Policy) -> Finding | None:
+    """Wrong numbers that an entry without ``checks`` would hide, with what to write if they are known."""
+    entry = policy.allowed_failures[number]
+    names: dict[str, None] = {}
+    wrong_cells = []
+    for cell in cells:
+        wrong = [name for name, check in cell.bad.items()
+                 if not entry.checks and _has_wrong_numbers(name, check) and _would_cover(entry, cell, name, check)]
+        if wrong:
+            wrong_cells.append(cell.id)
+            names.update(dict.fromkeys(wrong))
+    if not wrong_cells:
+        return None
+    line = policy.line(entry.cells.node)
+    text = f"the allowed failure of {policy.path}:{line} names no checks, so it hides no wrong numbers"
+    hint = f"if these are known, give it `checks: [{', '.join(names)}]`"
+    return Finding("allowed_failures", "note", text, tuple(wrong_cells), hint=hint, file=policy.path, line=line)
 
 
 def _entries(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy, today: datetime.date,
@@ -78,6 +110,9 @@ def _entries(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy, toda
         place: dict[str, Any] = {"file": policy.path, "line": policy.line(entry.cells.node)}
         where = f"{policy.path}:{place['line']}"
         used = allowed.used[number]
+        unhidden = _unhidden(number, cells, policy)
+        if unhidden and today <= entry.until:
+            allowed.findings.append(unhidden)
         if today > entry.until:
             would = [c.id for c in cells if any(_covers(entry, c, name, check) for name, check in c.bad.items())]
             text = f"the allowed failure of {where} expired on {entry.until}: {entry.reason} ({entry.issue})"
@@ -88,6 +123,8 @@ def _entries(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy, toda
             noun = "test" if entry.cells.tests else "cell"
             text = f"{count(used, f'{noun} fails', f'{noun}s fail')} as {where} allows for {entry.at_most}: {entry}"
             allowed.findings.append(Finding("allowed_failures", "fail", text, **place))
+        elif unhidden:
+            continue  # what it was written for may be these very numbers, so it can't be called unneeded
         elif not used and whole and (unknown := untold(entry, cells)):
             text = (f"whether {where} is still needed can't be told: {first(unknown)} "
                     f"{'was' if len(unknown) == 1 else 'were'} not judged")
@@ -109,7 +146,7 @@ def untold(entry: AllowedFailure, cells: Iterable[JudgedCell]) -> list[str]:
 
 
 def _pass_rates(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy) -> None:
-    """Let fail what lies within the pass rates that cover it, all of which must hold."""
+    """Let fail what lies within the pass rates that cover it, all of which must hold; but never wrong numbers."""
     ran = [cell for cell in cells if cell.verdicts and cell.skipped is None and cell.lane != TEST_LANE]
     holds: dict[str, bool] = {}
     for rate in policy.pass_rates:
@@ -124,7 +161,9 @@ def _pass_rates(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy) -
                     tuple(failing), file=policy.path, line=policy.line(rate.node)))
             for cell in group:
                 holds[cell.id] = holds.get(cell.id, True) and fulfilled
-    allowed.tolerated = [name for name in allowed.failing if holds.get(name)]
+    wrong = {cell_id for cell_id, failing in allowed.failing.items()
+             if any(_has_wrong_numbers(name, check) for name, check in failing.items())}
+    allowed.tolerated = [name for name in allowed.failing if holds.get(name) and name not in wrong]
     for name in allowed.tolerated:
         del allowed.failing[name]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 
 import pytest
+from unit.planted import LIAR, planted
 from unit.runs import Run, compiled
 
 from pytest_torchcompile.errors import MatrixError
@@ -64,6 +65,42 @@ def test_another_failure_is_not_allowed(run, more):
     text = "\n".join(lines) + f"\n    {more}\n" if key != "cells" else KNOWN.replace("model: net", "model: gpt")
     assert outcome(run, text).code == 1
     assert run.ids[0] in outcome(run, text).allowed.failing
+
+
+LYING = f"""
+allowed_failures:
+  - cells: {{model: {LIAR}}}
+    reason: upstream
+    issue: pytorch/pytorch#1
+    until: 2026-12-31
+"""
+
+
+def test_an_allowed_failure_without_checks_hides_no_wrong_numbers():
+    """It lets graph breaks pass, and says what to write where a model computes something else."""
+    broken = planted(broken=2, liars=())
+    broken.observations |= {cell: seen for cell, seen in planted(broken=2, liars=(), faulty=False).observations.items()
+                            if cell.startswith("broken1")}
+    assert outcome(broken, LYING.replace(LIAR, "broken0")).code == 0
+    lying = planted(broken=1, faulty=True)
+    lying.observations = planted(broken=1, faulty=False).observations | {
+        cell: seen for cell, seen in lying.observations.items() if cell.startswith(LIAR)}
+    found = outcome(lying, LYING)
+    assert found.code == 1
+    assert not any(each.kind == "improved" for each in found.findings)
+    (said,) = (each for each in found.findings if each.kind == "allowed_failures")
+    assert said.text == "the allowed failure of p.yaml:4 names no checks, so it hides no wrong numbers"
+    assert said.hint == "if these are known, give it `checks: [equivalence, gradients, training_steps, smoketest]`"
+    named = LYING.replace("    reason", "    checks: [equivalence, gradients, training_steps, smoketest]\n    reason")
+    assert outcome(lying, named).code == 0
+
+
+def test_a_pass_rate_hides_no_wrong_numbers():
+    """A share of cells may fail, but none may compute something else."""
+    assert outcome(planted(broken=9, liars=()), "pass_rate: {total: 0}").code == 3
+    lying = planted(broken=1)
+    assert outcome(lying, "pass_rate: {total: 0}").code == 1
+    assert {cell.partition("-")[0] for cell in outcome(lying, "pass_rate: {total: 0}").allowed.failing} == {LIAR}
 
 
 def test_an_allowed_failure_expires(run):

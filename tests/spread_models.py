@@ -307,14 +307,15 @@ def voters(rank, voter):
 
 def gathered(rank, dynamic):
     """Coverage of a linear layer whose outputs all ranks put together, with and without a part that runs eagerly."""
-    from pytest_torchcompile.gauges.coverage import measure
+    from pytest_torchcompile.gauges.coverage import measure_coverage
 
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
     net = split(zoo.tiny_head(8, 6).to(device()), Cell(model="tiny_head", wrapper="tp"), mesh)
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).to(device())
     compiled = torch.compile(net, backend="aot_eager", dynamic=dynamic)
     compiled(x)
-    whole, part = measure(lambda: net(x), lambda: compiled(x)), measure(lambda: net(x).exp(), lambda: compiled(x).exp())
+    whole = measure_coverage(lambda: net(x), lambda: compiled(x))
+    part = measure_coverage(lambda: net(x).exp(), lambda: compiled(x).exp())
     return {"whole": whole.sites, "part": part.sites}
 
 

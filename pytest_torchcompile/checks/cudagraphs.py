@@ -35,17 +35,17 @@ def measure(run: CellTrial) -> dict[str, Any]:
 def _step(run: CellTrial, side: Side, call: Call) -> dict[str, Any]:
     import torch
 
-    from pytest_torchcompile.gauges.replays import backwards, counted, step_begins
+    from pytest_torchcompile.gauges.replays import compiled_backwards, count_replays, step_begins
     from pytest_torchcompile.oracle.losses import loss_of
 
     batch = call.batch.clone()
     side.restore()
-    with counted() as seen, torch.set_grad_enabled(run.train):
+    with count_replays() as seen, torch.set_grad_enabled(run.train):
         step_begins()
         output = side.call(*batch.args, **batch.kwargs)
         loss = loss_of(run.loss, output, batch.value) if run.train else None
         if loss is not None and loss.requires_grad:
-            seen.backwards = backwards(loss)
+            seen.backwards = compiled_backwards(loss)
             loss.backward()  # type: ignore[no-untyped-call]
     side.restore()
     return {"call": call.label, **seen.to_dict(), "without": seen.without}

@@ -21,17 +21,17 @@ SHOWN = 20
 
 def measure(run: CellTrial) -> dict[str, Any]:
     """The kernels of each graph, with the operators fused in them, and the calls that no kernel was generated for."""
-    from pytest_torchcompile.gauges.generated_kernels import kernels, operators
+    from pytest_torchcompile.gauges.kernels import aten_operators, read_kernels
 
     error = run.compiled.error
     return {"raised": error.type if error else None,
-            "graphs": [found.to_dict() for found in kernels(run.texts, operators())],
+            "graphs": [found.to_dict() for found in read_kernels(run.texts, aten_operators())],
             "launches": None if error else _launches(run)}
 
 
 def _launches(run: CellTrial) -> dict[str, Any] | None:
     """What the GPU ran in one warm step of the first size, eagerly and compiled, loss included; None without a GPU."""
-    from pytest_torchcompile.gauges import launches
+    from pytest_torchcompile.gauges.kernels import count_launches
     from pytest_torchcompile.layer.benchmark import StepRunner
     from pytest_torchcompile.oracle.losses import default_loss
 
@@ -44,7 +44,7 @@ def _launches(run: CellTrial) -> dict[str, Any] | None:
         side.restore()
         steps = StepRunner(side.call, side.module, loss)
         steps.step(batch.clone())
-        found[name] = launches.measure(lambda steps=steps: steps.step(batch.clone())).to_dict()  # type: ignore[misc]
+        found[name] = count_launches(lambda steps=steps: steps.step(batch.clone())).to_dict()  # type: ignore[misc]
         side.restore()
     return {"call": run.calls[0].label, **found}
 

@@ -31,10 +31,10 @@ def is_stride(leaf: Leaf) -> bool:
 
 def measure(run: Trial) -> dict[str, Any]:
     """Which strides differ, by leaf, each with what may have decided by timing."""
-    from pytest_torchcompile.gauges.timed import autotunes, pads_by_timing
+    from pytest_torchcompile.gauges.autotune import autotunes_kernels, pads_by_timing
 
     devices = {tensor.device.type for call in run.calls for tensor in call.batch.tensors()}
-    tuned, padded = autotunes(run.settings), pads_by_timing(run.settings, devices)
+    tuned, padded = autotunes_kernels(run.settings), pads_by_timing(run.settings, devices)
     found: dict[str, dict[str, Any]] = {}
     for label, leaf in run.leaves:
         if not is_stride(leaf):

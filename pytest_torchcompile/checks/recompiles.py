@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.protocol import Check, unjudged
-from pytest_torchcompile.ledger.advice import advice
-from pytest_torchcompile.ledger.explain import others
+from pytest_torchcompile.ledger.explain import other_reasons, recompile_advice
 from pytest_torchcompile.ledger.records import Compile, compiled_unit
 from pytest_torchcompile.observation import Problem
 
@@ -184,7 +183,8 @@ def _hint(found: Mapping[str, Any], section: Mapping[str, Any]) -> str:
         what = found.get("what") or "the number"
         return (f"{what} is the dim {name} itself: torch compiles each of its values apart where the model decides by "
                 "it or asks for a Python number; pass it as a tensor")
-    return _equal_sizes(found, section) or advice(Compile.from_dict(dict(found)), section["dynamic"] == "dynamic")
+    record, dynamic = Compile.from_dict(dict(found)), section["dynamic"] == "dynamic"
+    return _equal_sizes(found, section) or recompile_advice(record, dynamic)
 
 
 def _equal_sizes(found: Mapping[str, Any], section: Mapping[str, Any]) -> str:
@@ -208,7 +208,7 @@ def _line(found: Mapping[str, Any]) -> str:
     why = f"{what}  {old or '?'} -> {new or '?'}" if what else found["reason"]
     if found["cause"] == "type" and what and old and old == new:
         why = f"{what}  {old} -> another class of the name {new}"
-    also = f"; other cached entries: {also}" if (also := others(Compile.from_dict(dict(found)))) else ""
+    also = f"; other cached entries: {also}" if (also := other_reasons(Compile.from_dict(dict(found)))) else ""
     return (f"{found['during']}: {found['function']} {found['file']}:{found['line']}{rest}  "
             f"{found['cause']}: {why}{_origin(found)}{also}")
 

@@ -28,7 +28,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
     """What maybe_compile did with the cell's model during an outage."""
     import torch
 
-    from pytest_torchcompile.gauges.outage import outage
+    from pytest_torchcompile.gauges.outage import compiler_outage
     from pytest_torchcompile.layer.config import CompileConfig
     from pytest_torchcompile.layer.preservation import DeepSnapshot
     from pytest_torchcompile.layer.wrap import maybe_compile
@@ -38,7 +38,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
     settings = {name: value for name, value in run.settings.items() if name in ("backend", "mode", "dynamic")}
     config, log = CompileConfig(enabled=True, **settings), _Log()
     found: dict[str, Any] = {"error": None, "original": False, "changed": [], "differs": []}
-    with outage() as met, torch.set_grad_enabled(run.train):
+    with compiler_outage() as met, torch.set_grad_enabled(run.train):
         try:
             kept, before = DeepSnapshot(side.module), _state(side.module)
             found["original"] = maybe_compile(call, config, log.logger, first.batch.value) is call

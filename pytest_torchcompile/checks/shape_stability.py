@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile import dims
 from pytest_torchcompile.checks.protocol import Check, unjudged
-from pytest_torchcompile.ledger.advice import advice
+from pytest_torchcompile.ledger.explain import recompile_advice
 from pytest_torchcompile.ledger.records import Compile
 from pytest_torchcompile.observation import Problem
 
@@ -127,7 +127,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
 def _compiled(found: Mapping[str, Any], message: str) -> Problem:
     why = f"{found['cause']}: {found['reason']}" if found["reason"] else "a first compile"
     return Problem(f"{found['function']} is {message}", f"{found['file']}:{found['line']}  {why}",
-                   advice(Compile.from_dict(dict(found))), found["file"], found["line"])
+                   recompile_advice(Compile.from_dict(dict(found))), found["file"], found["line"])
 
 
 CHECK = Check("shape_stability", measure, judge)

@@ -131,7 +131,7 @@ def _by_memory(case: Case) -> tuple[list[Report], float]:
             model.zero_grad()
             compiled(*batch.clone().args).square().mean().backward()
 
-        growth = memory.growth(step, case.program.device)
+        growth = memory.memory_growth(step, case.program.device)
     return ([Report("memory", "each step", f"leaves {growth / 2**20:.1f} MiB behind")] if growth > _LEAK else []), 0.0
 
 

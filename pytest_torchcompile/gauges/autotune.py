@@ -12,11 +12,11 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Autotuning", "autotuning", "fewer"]
+__all__ = ["Autotuning", "autotunes_kernels", "first_choices", "limit_autotuning", "pads_by_timing"]
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Autotuning:
 
 
 @contextlib.contextmanager
-def autotuning(most: int = 0) -> Iterator[Autotuning]:
+def limit_autotuning(most: int = 0) -> Iterator[Autotuning]:
     """Watch autotuning while the block runs, and let each choice try ``most`` candidates; 0: as many as torch wants.
 
     ``AlgorithmSelectorCache.__call__`` (torch/_inductor/select_algorithm.py), ``CachingAutotuner`` and
@@ -72,7 +72,7 @@ def autotuning(most: int = 0) -> Iterator[Autotuning]:
         yield found
 
 
-def fewer(choices: list[Any], most: int) -> list[Any]:
+def first_choices(choices: list[Any], most: int) -> list[Any]:
     """At most so many of the choices: library calls first, then the templates' configurations in torch's order.
 
     0 takes all. Library calls (``ExternKernelCaller``) need no compiling, and one of them is what runs without tuning.
@@ -85,7 +85,7 @@ def fewer(choices: list[Any], most: int) -> list[Any]:
 def _choosing(work: Callable[..., Any], most: int) -> Callable[..., Any]:
     @functools.wraps(work)
     def choose(self: Any, name: Any, choices: list[Any], *args: Any, **kwargs: Any) -> Any:
-        return work(self, name, fewer(choices, most), *args, **kwargs)
+        return work(self, name, first_choices(choices, most), *args, **kwargs)
 
     return choose
 
@@ -100,3 +100,30 @@ def _descending(work: Callable[..., Any], most: int) -> Callable[..., Any]:
         return work(self, func, config)
 
     return call
+
+
+def autotunes_kernels(settings: Mapping[str, Any]) -> bool:
+    """Whether kernels are chosen by timing: by the mode, or by a setting of Inductor's (torch 2.8 to 2.15)."""
+    if settings.get("backend", "inductor") != "inductor":
+        return False
+    from torch._inductor import config
+
+    options = settings.get("options") or {}
+    names = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
+    return "max-autotune" in str(settings.get("mode")) or any(options.get(n, getattr(config, n, False)) for n in names)
+
+
+def pads_by_timing(settings: Mapping[str, Any], devices: Collection[str]) -> bool:
+    """Whether Inductor times if a matrix product is faster when it is padded.
+
+    Only on GPUs, by ``should_pad_bench`` in torch/_inductor/fx_passes/pad_mm.py (torch 2.8 to 2.15), with the setting
+    ``shape_padding``, which is on by default; ``force_shape_pad`` pads without asking. A kept graph from a compile
+    cache holds what was timed when it was made.
+    """
+    if settings.get("backend", "inductor") != "inductor" or set(devices) <= {"cpu", "meta"}:
+        return False
+    from torch._inductor import config
+
+    options = settings.get("options") or {}
+    pads = options.get("shape_padding", getattr(config, "shape_padding", False))
+    return bool(pads) and not options.get("force_shape_pad", getattr(config, "force_shape_pad", False))

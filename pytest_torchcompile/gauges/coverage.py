@@ -21,7 +21,7 @@ from pytest_torchcompile.ledger import observe
 if TYPE_CHECKING:
     from torch.autograd.profiler_util import FunctionEvent
 
-__all__ = ["Coverage", "measure"]
+__all__ = ["Coverage", "measure_coverage"]
 
 _OURS: Final = "pytest_torchcompile::compiled"
 _CALL: Final = "pytest_torchcompile::call"
@@ -54,7 +54,7 @@ class Coverage:
         return cls(**{**data, "sites": tuple(data["sites"])})
 
 
-def measure(eager_call: Callable[[], object], compiled_call: Callable[[], object]) -> Coverage:
+def measure_coverage(eager_call: Callable[[], object], compiled_call: Callable[[], object]) -> Coverage:
     """Run each call once (forward only) and compare what ran where.
 
     Neither call is traced again or recompiled for it: the profiler is no dispatch mode and no guard. A call

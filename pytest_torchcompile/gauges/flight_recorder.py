@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["enable", "tail"]
+__all__ = ["keep_entries", "last_collectives"]
 
 LAST: Final = 10
 """Entries that are told."""
@@ -22,7 +22,7 @@ _SIZES: Final = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 """Variables for the entries that are kept; torch 2.8 to 2.13 read both and warn of the second."""
 
 
-def enable() -> None:
+def keep_entries() -> None:
     """Have torch keep entries, to be called before the process makes its first process group.
 
     torch 2.13 keeps some anyway, torch 2.8 none. What the user has set stays.
@@ -31,7 +31,7 @@ def enable() -> None:
         os.environ[_SIZES[0]] = "2000"
 
 
-def tail(since: int) -> str:
+def last_collectives(since: int) -> str:
     """The last collectives that this process has begun at ``since`` (``time.time_ns()``) or later, a line each."""
     dumps = _dumps()
     if not dumps:

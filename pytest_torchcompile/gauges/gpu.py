@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["out_of_memory", "release", "spoilt"]
+__all__ = ["out_of_memory", "release_memory", "sticky_error"]
 
 
-def spoilt(*, wait: bool = True) -> str:
+def sticky_error(*, wait: bool = True) -> str:
     """Why nothing more can run on this process' GPUs, in CUDA's words; empty if all is well, or none is in use.
 
     Such errors are sticky: CUDA repeats them at every later call of the process, whatever it is. So the process waits
@@ -37,7 +37,7 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError)
 
 
-def release() -> None:
+def release_memory() -> None:
     """Give back cached memory of the GPUs in use, so that the next cell, or another process, can have it."""
     import gc
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["Memory", "growth", "measure"]
+__all__ = ["Memory", "measure_memory", "memory_growth"]
 
 _STATUS: Final = Path("/proc/self/status")
 _CLEAR: Final = Path("/proc/self/clear_refs")
@@ -45,12 +45,12 @@ class Memory:
         return asdict(self)
 
 
-def measure(call: Callable[[], object], device: str = "cpu") -> Memory:
+def measure_memory(call: Callable[[], object], device: str = "cpu") -> Memory:
     """Run ``call`` once. What it returns is dropped before the memory after it is read."""
     return _on_cuda(call, device) if device.startswith("cuda") else _on_cpu(call)
 
 
-def growth(call: Callable[[], object], device: str = "cpu", *, calls: int = 8) -> float:
+def memory_growth(call: Callable[[], object], device: str = "cpu", *, calls: int = 8) -> float:
     """Bytes that each further call leaves behind, once some have been made: more than noise is a leak.
 
     ``calls`` are made to warm up (compile, fill caches and the allocator's pools) and as many are measured.
@@ -66,7 +66,7 @@ def growth(call: Callable[[], object], device: str = "cpu", *, calls: int = 8) -
 
     gc.collect()
     _trim()
-    return measure(repeatedly, device).delta / calls
+    return measure_memory(repeatedly, device).delta / calls
 
 
 def _trim() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pytest_torchcompile.errors import InstrumentError
 
-__all__ = ["Outage", "PlannedFailure", "outage"]
+__all__ = ["Outage", "PlannedFailure", "compiler_outage"]
 
 
 class PlannedFailure(RuntimeError):
@@ -24,7 +24,7 @@ class Outage:
 
 
 @contextlib.contextmanager
-def outage() -> Iterator[Outage]:
+def compiler_outage() -> Iterator[Outage]:
     """Have every compile of this process fail; the cheapest way to see what a program does then.
 
     A callback that Dynamo calls before it compiles a frame, and that raises

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Replays", "backwards", "counted", "step_begins"]
+__all__ = ["Replays", "compiled_backwards", "count_replays", "step_begins"]
 
 
 @dataclass
@@ -49,7 +49,7 @@ def step_begins() -> None:
 
 
 @contextlib.contextmanager
-def counted() -> Iterator[Replays]:
+def count_replays() -> Iterator[Replays]:
     """Count the replays of a block, by the compiled graph that they belong to. Nothing is compiled for it."""
     import torch
 
@@ -87,7 +87,7 @@ def counted() -> Iterator[Replays]:
             watch.marker, torch.cuda.CUDAGraph.replay = before, original  # type: ignore[method-assign]
 
 
-def backwards(loss: Any) -> int:
+def compiled_backwards(loss: Any) -> int:
     """Compiled backward passes that the loss leads to: nodes ``CompiledFunctionBackward`` of its autograd graph.
 
     That is what AOTAutograd calls them (torch/_functorch/_aot_autograd/runtime_wrappers.py, torch 2.8 to 2.15).

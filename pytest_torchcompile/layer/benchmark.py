@@ -12,8 +12,8 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.gauges import launches, memory
-from pytest_torchcompile.gauges.generated_kernels import kernels
+from pytest_torchcompile.gauges.kernels import count_launches, read_kernels
+from pytest_torchcompile.gauges.memory import measure_memory
 from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modules
 from pytest_torchcompile.layer.config import CompileConfig
@@ -200,7 +200,7 @@ def benchmark_sides(
         before = len(seen.compiles)
         timings, shortest = _rounds(runs, maker, rounds, warmup, repeats)
         late, batch = len(seen.compiles) - before, Batch.of(maker(0))
-        spaces = [memory.measure(lambda run=run: run.step(batch.clone()), _device(batch)) for run in runs]  # type: ignore[misc]
+        spaces = [measure_memory(lambda run=run: run.step(batch.clone()), _device(batch)) for run in runs]  # type: ignore[misc]
         counts = _kernels(runs, batch, seen)
     ran = any(graph.runs for graph in seen.graphs)
     ratio = ratio_of(shortest[1], shortest[0])
@@ -283,9 +283,9 @@ def _device(batch: Batch) -> str:
 def _kernels(runs: list[StepRunner], batch: Batch, seen: Ledger) -> list[int | None]:
     """Kernels of one step of each: by the profiler on a GPU, by Inductor's code on a CPU."""
     if _device(batch) != "cpu":
-        return [launches.measure(lambda run=run: run.step(batch.clone())).kernels for run in runs]  # type: ignore[misc]
-    made = {found.compile_id: 0 for found in kernels(seen.texts)}
-    for found in kernels(seen.texts):
+        return [count_launches(lambda run=run: run.step(batch.clone())).kernels for run in runs]  # type: ignore[misc]
+    made = {found.compile_id: 0 for found in read_kernels(seen.texts)}
+    for found in read_kernels(seen.texts):
         made[found.compile_id] += found.launches
     with observe() as once:
         runs[1].step(batch.clone())

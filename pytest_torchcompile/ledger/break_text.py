@@ -11,9 +11,9 @@ import re
 from typing import Final
 
 from pytest_torchcompile.ledger.records import GraphBreak
-from pytest_torchcompile.ledger.sites import owner, readable
+from pytest_torchcompile.ledger.sites import code_owner, read_code_name
 
-__all__ = ["disabled_function", "headlines", "is_limit", "parse", "same_place"]
+__all__ = ["disabled_function", "headlines", "is_limit", "parse_break", "same_place"]
 
 Frame = tuple[str, int, str]
 """File, line, function."""
@@ -43,7 +43,7 @@ def headlines(body: str) -> list[str]:
     return [" ".join(part.splitlines()[0].split()) for part in parts if part]
 
 
-def parse(
+def parse_break(
     text: str, *, root: str | None = None, during: str = "", compile_id: str = "",
     traced: tuple[str, str] = ("", ""), lines: tuple[int, int] = _ANY, outermost: Frame = ("", 0, ""),
 ) -> GraphBreak:
@@ -57,9 +57,9 @@ def parse(
     """  # fmt: skip
     body = _body(text)
     frames = _frames(text, traced, lines)
-    ours = [frame for frame in frames if owner(frame[0], root) in ("mine", "third_party")]
+    ours = [frame for frame in frames if code_owner(frame[0], root) in ("mine", "third_party")]
     file, line, function = (ours or [outermost] if outermost[0] else ours or frames or [outermost])[-1]
-    if frames[:1] == [(file, line, function)] and (file, readable(function)[0]) == traced:
+    if frames[:1] == [(file, line, function)] and (file, read_code_name(function)[0]) == traced:
         function = outermost[2] or function
     link = _LINK.search(body)
     return GraphBreak(
@@ -68,14 +68,14 @@ def parse(
         file=file,
         line=line,
         hint=_labelled(body, "Hint"),
-        owner=owner(file, root),
-        function=readable(function)[0],
+        owner=code_owner(file, root),
+        function=read_code_name(function)[0],
         whole_frame=bool(_SKIPPED.search(text.partition("\nUser code traceback")[0])),
         explanation=_labelled(body, "Explanation"),
         link=link[0] if link else "",
         during=during,
         compile_id=compile_id,
-        stack=tuple(f"{os.path.basename(f)}:{n} in {readable(name)[0]}" for f, n, name in reversed(ours)),
+        stack=tuple(f"{os.path.basename(f)}:{n} in {read_code_name(name)[0]}" for f, n, name in reversed(ours)),
     )
 
 
@@ -87,7 +87,7 @@ def same_place(found: GraphBreak) -> tuple[str, int, str]:
 def disabled_function(found: GraphBreak) -> str:
     """Name of the function that ``torch.compiler.disable`` keeps out of the graph, or an empty text."""
     match = _DISABLED.search(found.explanation)
-    return readable(match[1])[0] if match else ""
+    return read_code_name(match[1])[0] if match else ""
 
 
 def _body(text: str) -> str:
@@ -116,5 +116,5 @@ def _frames(text: str, traced: tuple[str, str], lines: tuple[int, int]) -> list[
     stack = stack.partition("\nTraceback (most recent call last)")[0]
     frames = [(m[1], int(m[2]), m[3]) for m in _FRAME.finditer(stack)]
     roots = [i for i, (file, line, name) in enumerate(frames)
-             if (file, readable(name)[0]) == traced and lines[0] <= line <= lines[1]]  # fmt: skip
+             if (file, read_code_name(name)[0]) == traced and lines[0] <= line <= lines[1]]  # fmt: skip
     return frames[roots[-1] :] if roots else frames

@@ -21,7 +21,7 @@ from pytest_torchcompile.ledger.records import CudagraphSkip
 if TYPE_CHECKING:
     from pytest_torchcompile.ledger.watch import Watch
 
-__all__ = ["DEFINED_KERNEL", "installed", "outside_of_partitions", "parse", "partitioned"]
+__all__ = ["DEFINED_KERNEL", "install_hook", "outside_of_partitions", "parse_skip", "partition_skips"]
 
 DEFINED_KERNEL: Final = re.compile(r"^(\w+)\s*=\s*async_compile\.(\w+)\(", re.M)
 """A kernel that Inductor's code defines: its name and language."""
@@ -31,10 +31,10 @@ _POST_COMPILE: Final = "cudagraph_partition_post_compile"
 _LINE: Final = re.compile(r'File "(.+?)", line (\d+)')
 
 
-def parse(message: str) -> CudagraphSkip | None:
+def parse_skip(message: str) -> CudagraphSkip | None:
     """Read a log message; None for one about something else.
 
-    >>> parse('skipping cudagraphs due to mutated inputs. Found from : \\n   File "n.py", line 5, in f')
+    >>> parse_skip('skipping cudagraphs due to mutated inputs. Found from : \\n   File "n.py", line 5, in f')
     CudagraphSkip(reason='mutated inputs', file='n.py', line=5, during='', part=False)
     """
     match = _REASON.search(message)
@@ -45,11 +45,11 @@ def parse(message: str) -> CudagraphSkip | None:
     return CudagraphSkip(" ".join(match[1].split()), file, int(line))
 
 
-def partitioned(graph: Any) -> Iterator[CudagraphSkip]:
+def partition_skips(graph: Any) -> Iterator[CudagraphSkip]:
     """What a compiled graph that Inductor partitions (a ``CompiledFxGraph``) does without, which nobody logs."""
     reasons = list(getattr(graph.cudagraph_info, "cudagraph_fail_reasons", ()))
     if reasons:
-        yield from (parse(str(reason)) or CudagraphSkip(str(reason)) for reason in reasons)
+        yield from (parse_skip(str(reason)) or CudagraphSkip(str(reason)) for reason in reasons)
     elif not graph.partition_maps:
         yield CudagraphSkip("no operator of the graph can be captured")
     elif left := outside_of_partitions(graph.source_code):
@@ -62,15 +62,15 @@ class _Handler(logging.Handler):
         self.watch = watch
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.watch.guarded(self._read, record)
+        self.watch.run_guarded(self._read, record)
 
     def _read(self, record: logging.LogRecord) -> None:
-        if found := parse(record.getMessage()):
+        if found := parse_skip(record.getMessage()):
             self.watch.add(found)
 
 
 @contextlib.contextmanager
-def installed(watch: Watch) -> Iterator[None]:
+def install_hook(watch: Watch) -> Iterator[None]:
     """Report skipped CUDA graphs to ``watch`` while the block runs. What torch itself logs stays as it is."""
     handler, loggers = _Handler(watch), [logging.getLogger(name) for name in _LOGGERS]
     for logger in loggers:
@@ -93,7 +93,7 @@ def _partitions(watch: Watch) -> Iterator[None]:
         return
 
     def post_compile(inputs: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-        found = watch.guarded(lambda: list(partitioned(graph)))  # before: the source may be dropped afterwards
+        found = watch.run_guarded(lambda: list(partition_skips(graph)))  # before: the source may be dropped afterwards
         result = original(inputs, graph, *args, **kwargs)
         for skip in found or ():
             watch.add(skip)

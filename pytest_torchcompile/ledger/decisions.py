@@ -9,13 +9,12 @@ import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchcompile.ledger import global_state
 from pytest_torchcompile.ledger import guard_values as values
-from pytest_torchcompile.ledger.break_text import headlines, is_limit, parse
-from pytest_torchcompile.ledger.entries import cached, commonest, guards_of, nearest
-from pytest_torchcompile.ledger.guard_causes import classify
+from pytest_torchcompile.ledger.break_text import headlines, is_limit, parse_break
+from pytest_torchcompile.ledger.entries import cache_entries, commonest_reason, guards_of, nearest_reason
+from pytest_torchcompile.ledger.guard_causes import classify_guard
 from pytest_torchcompile.ledger.in_progress import Attempt, Region
-from pytest_torchcompile.ledger.reasons import Reason, read, readable, split
+from pytest_torchcompile.ledger.reasons import Reason, read_reason, split_reasons, user_expression
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, Failure
 from pytest_torchcompile.ledger.refusals import IN_PLACE, in_place, never_seen, refused
 from pytest_torchcompile.ledger.sites import is_torch
@@ -25,29 +24,32 @@ from pytest_torchcompile.ledger.users import code_of, is_disabled, runs_later
 if TYPE_CHECKING:
     from pytest_torchcompile.ledger.watch import Place, Watch
 
-__all__ = ["decided", "guards_failed", "left", "limited", "raised", "refrained"]
+__all__ = [
+    "enter_call_without_graph", "enter_decision", "enter_failed_compile", "enter_limited_call", "enter_refrained_frame",
+    "read_failed_guards",
+]  # fmt: skip
 
 _SOFT: Final = ("Unsupported", "UserError")  # never raised to the user (ConvertFrame.__call__)
 
 
-def guards_failed(attempt: Attempt, payload: str | None) -> tuple[Reason, ...]:
+def read_failed_guards(attempt: Attempt, payload: str | None) -> tuple[Reason, ...]:
     """The failed guards of each cached entry, with the value that each of them met."""
     found = []
-    for reason in map(read, split(payload)):
+    for reason in map(read_reason, split_reasons(payload)):
         what, expected, actual = reason.what, reason.expected, reason.actual
         if not what:
-            what, expected, actual = global_state.changed(reason.guard)
+            what, expected, actual = values.changed_state(reason.guard)
         elif not actual:
-            actual = values.actual(what, attempt.scope())
+            actual = values.actual_value(what, attempt.scope())
         if attempt.code[0] != attempt.file:  # torch's own frame around a module calls it fn
             what = re.sub(r"^fn\b", "self", what)
         # What lay on Python's stack when the graph broke, such as the result of the call that broke it.
         what = re.sub(r"\b___stack\d+\b", f"(value at line {attempt.resumed_at})", what)
-        found.append(replace(reason, what=readable(what), expected=readable(expected), actual=actual))
+        found.append(replace(reason, what=user_expression(what), expected=user_expression(expected), actual=actual))
     return tuple(found)
 
 
-def raised(watch: Watch, attempt: Attempt, error: BaseException) -> None:
+def enter_failed_compile(watch: Watch, attempt: Attempt, error: BaseException) -> None:
     """A compile that raised to the caller; with fullgraph=True a graph break does."""
     if not attempt.metrics:
         return
@@ -63,7 +65,7 @@ def _break(watch: Watch, attempt: Attempt, compile_id: str, message: str, stack:
     text = f"Graph Break Reason: {message.partition('from user code')[0]}\nUser code traceback:\n{user}"
     outermost = (attempt.file, attempt.line, attempt.function)
     for ledger, root in watch.ledgers:
-        found = parse(text, root=root, during=ledger.label, compile_id=compile_id, traced=attempt.code,
+        found = parse_break(text, root=root, during=ledger.label, compile_id=compile_id, traced=attempt.code,
                       lines=attempt.lines, outermost=outermost)  # fmt: skip
         attempt.breaks.append(ledger.add(found))
 
@@ -77,13 +79,13 @@ def _failed_at(attempt: Attempt) -> str:
     return f'  File "{file}", line {line}, in {attempt.code[1] if inside else "?"}\n'
 
 
-def decided(watch: Watch, attempt: Attempt, result: Any) -> None:
+def enter_decision(watch: Watch, attempt: Attempt, result: Any) -> None:
     """A compile that ended: compiled code, or an eager frame. One that was never traced says nothing."""
     if result.guarded_code is not None:
         if not attempt.heard:
-            watch.lose(f"{attempt.function} was compiled without a record: something took the handler from the logger "
-                       "torch.__trace")
-        raced = watch.raced(attempt, result.guarded_code)
+            watch.note_loss(f"{attempt.function} was compiled without a record: something took the handler from the "
+                            "logger torch.__trace")
+        raced = watch.lost_race(attempt, result.guarded_code)
         reason = Reason("") if raced else _telling(attempt, result.guarded_code)
         watch.add(_compile(attempt, str(result.guarded_code.compile_id), reason, raced))
         watch.finished[id(attempt.frame_code)] = (threading.get_ident(), time.perf_counter())
@@ -108,11 +110,11 @@ def decided(watch: Watch, attempt: Attempt, result: Any) -> None:
 def _telling(attempt: Attempt, made: Any) -> Reason:
     """Why a compile was needed: of several cached entries, what the nearest one lacked."""
     if not attempt.reasons and (text := attempt.metrics.get("recompile_reason")):
-        return read(text)
+        return read_reason(text)
     if len(attempt.reasons) < 2 or attempt.frame_code is None:
-        return nearest(attempt.reasons, (), {})
-    known = {str(entry.compile_id): guards_of(entry.guard_manager) for entry in cached(attempt.frame_code)}
-    return nearest(attempt.reasons, guards_of(made.guard_manager), known)
+        return nearest_reason(attempt.reasons, (), {})
+    known = {str(entry.compile_id): guards_of(entry.guard_manager) for entry in cache_entries(attempt.frame_code)}
+    return nearest_reason(attempt.reasons, guards_of(made.guard_manager), known)
 
 
 def _compile(attempt: Attempt, compile_id: str, first: Reason, raced: bool) -> Compile:
@@ -127,7 +129,7 @@ def _compile(attempt: Attempt, compile_id: str, first: Reason, raced: bool) -> C
     path, _, line = first.at.rpartition(":")
     return Compile(
         *attempt.where, compile_id, kind, reason=first.guard,
-        cause=classify(first.guard, attempt.freevars, first.actual) if first.guard else "",
+        cause=classify_guard(first.guard, attempt.freevars, first.actual) if first.guard else "",
         all_reasons=tuple(r.guard for r in attempt.reasons),
         what=first.what, expected=first.expected, actual=first.actual, source=first.source,
         at=f"{attempt.file}:{line}" if path and attempt.file.endswith(path) else first.at,
@@ -150,21 +152,21 @@ def _eager(attempt: Attempt, skip_reason: str) -> tuple[EagerFrame, bool]:
         why = " ".join(headlines(skip_reason.partition("tracing: ")[2]))
         return EagerFrame(*attempt.where, why or "no operator traced", "empty"), False
     if attempt.reasons and is_limit(why):
-        guard = commonest(attempt.reasons).guard
+        guard = commonest_reason(attempt.reasons).guard
         return EagerFrame(*attempt.where, f"{headlines(why)[0]}; a guard that failed: {guard}", "limit"), True
     if fail_type in _SOFT:
         return EagerFrame(*attempt.where, "; then ".join(headlines(why)), "graph_break"), True
     return EagerFrame(*attempt.where, f"{fail_type}: {' '.join(why.split())}", "suppressed"), True
 
 
-def limited(watch: Watch, attempt: Attempt) -> None:
+def enter_limited_call(watch: Watch, attempt: Attempt) -> None:
     """One more call of a frame that hit its recompile limit, now or before the observation began."""
-    count = len(cached(attempt.frame_code)) if attempt.frame_code else 0
+    count = len(cache_entries(attempt.frame_code)) if attempt.frame_code else 0
     reason = f"the recompile limit was hit earlier ({count} entries)"
     watch.give_up(attempt, EagerFrame(*attempt.where, reason, "limit"))
 
 
-def refrained(watch: Watch, frame: Any) -> None:
+def enter_refrained_frame(watch: Watch, frame: Any) -> None:
     """A frame for which nothing compiled fits, and which the stance says not to compile.
 
     One that was never compiled is passed over, unless it is the rest of one that was: if no graph at all runs, the
@@ -172,7 +174,7 @@ def refrained(watch: Watch, frame: Any) -> None:
     """
     attempt = watch.functions.attempt(frame, True)
     region = watch.thread.regions[-1] if watch.thread.regions else None
-    if region is None or not (attempt.resumed_at or cached(frame.f_code)):
+    if region is None or not (attempt.resumed_at or cache_entries(frame.f_code)):
         return
     region.refrained = True
     watch.add(EagerFrame(*attempt.where, _not_to_compile(region), "stance"))
@@ -186,7 +188,7 @@ def _not_to_compile(region: Region) -> str:
     return f"torch.compiler.set_stance({eval_frame._stance.stance!r}) is in force"
 
 
-def left(watch: Watch, region: Region) -> None:
+def enter_call_without_graph(watch: Watch, region: Region) -> None:
     """A call of a compiled callable ended, and no graph ran in it: say why, unless it raised."""
     if watch.on_purpose:
         return
@@ -194,7 +196,7 @@ def left(watch: Watch, region: Region) -> None:
         for ledger, _root in watch.ledgers:
             ledger.raised += 1
         return
-    where = watch.where(region)
+    where = watch.callable_place(region)
     quiet = [eager for eager in region.quiet if (eager.function, eager.file, eager.line) == where]
     if (temporary := _switched_off(where, region)) is not None:
         if not region.refrained:  # else entered when it happened
@@ -205,7 +207,7 @@ def left(watch: Watch, region: Region) -> None:
         watch.given_up[where] = known
         for eager in known:
             watch.add(replace(eager, calls=1))
-    elif not (runs_later(region.function) and cached(code_of(region.function))):
+    elif not (runs_later(region.function) and cache_entries(code_of(region.function))):
         watch.add(_unknown(watch, region, where))
 
 
@@ -234,7 +236,7 @@ def _unknown(watch: Watch, region: Region, where: Place) -> EagerFrame:
         return EagerFrame(*where, IN_PLACE, "skipped")
     if why := never_seen(code):
         return EagerFrame(*where, why, "skipped")
-    entries = len(cached(code)) if code is not None else 0
+    entries = len(cache_entries(code)) if code is not None else 0
     if entries >= config.recompile_limit:
         return EagerFrame(*where, f"the recompile limit was hit earlier ({entries} entries)", "limit")
     return EagerFrame(*where, "no graph ran: a call before this observation gave the function up (an error was "

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_torchcompile.errors import InstrumentError
-from pytest_torchcompile.ledger.guard_causes import classify
+from pytest_torchcompile.ledger.guard_causes import classify_guard
 from pytest_torchcompile.ledger.reasons import Reason
 
-__all__ = ["cached", "commonest", "compiled_so_far", "differing", "guards_of", "nearest"]
+__all__ = ["cache_entries", "commonest_reason", "compiled_so_far", "count_differences", "guards_of", "nearest_reason"]
 
 _OTHER_BACKEND: Final = "BACKEND_MATCH"
 _SUBJECT: Final = re.compile(r"\b[LG](?:\['[^']*'\]|\[-?\d+\]|\.\w+)+")
@@ -22,7 +22,7 @@ _BARE_STATE: Final = "___check_global_state()"
 _STATE: Final = re.compile(r" against | == |\(")
 
 
-def cached(code: types.CodeType) -> list[Any]:
+def cache_entries(code: types.CodeType) -> list[Any]:
     """Entries that torch holds for a code object (``_debug_get_cache_entry_list``, torch 2.8 to 2.15)."""
     import torch
     from torch._C._dynamo import eval_frame
@@ -53,7 +53,7 @@ def guards_of(manager: Any) -> tuple[str, ...]:
     return tuple(getattr(manager, "code_parts", None) or ())
 
 
-def nearest(reasons: Sequence[Reason], new: Sequence[str], entries: Mapping[str, Sequence[str]]) -> Reason:
+def nearest_reason(reasons: Sequence[Reason], new: Sequence[str], entries: Mapping[str, Sequence[str]]) -> Reason:
     """Of one failed guard for each cached entry, that of the entry with the fewest differences to the new one.
 
     Torch names the first guard of each entry that failed, of the entry last used first. That one may differ in
@@ -72,10 +72,10 @@ def nearest(reasons: Sequence[Reason], new: Sequence[str], entries: Mapping[str,
 def _distance(reason: Reason, old: Sequence[str], new: Sequence[str]) -> int:
     """How many things an entry differs in; one more if torch's global state does and its guard is bare (2.8-2.10)."""
     untold = reason.guard.startswith("GLOBAL_STATE changed") and _BARE_STATE in old
-    return differing(old, new) + untold
+    return count_differences(old, new) + untold
 
 
-def commonest(reasons: Iterable[Reason]) -> Reason:
+def commonest_reason(reasons: Iterable[Reason]) -> Reason:
     """Of one failed guard for each cached entry, the first of the kind that there are most of."""
     listed = list(reasons)
     kinds = Counter(_kind(reason) for reason in listed)
@@ -83,13 +83,14 @@ def commonest(reasons: Iterable[Reason]) -> Reason:
 
 
 def _kind(reason: Reason) -> tuple[str, str]:
-    return classify(reason.guard), reason.what
+    return classify_guard(reason.guard), reason.what
 
 
-def differing(old: Iterable[str], new: Iterable[str]) -> int:
+def count_differences(old: Iterable[str], new: Iterable[str]) -> int:
     """How many things two sets of guards both speak of, and differently; a thing counts once.
 
-    >>> differing(["L['k'] == 1", "check_tensor(L['x'], size=[3])"], ["L['k'] == 1", "check_tensor(L['x'], size=[4])"])
+    >>> old = ["L['k'] == 1", "check_tensor(L['x'], size=[3])"]
+    >>> count_differences(old, ["L['k'] == 1", "check_tensor(L['x'], size=[4])"])
     1
     """
     before, now = _by_subject(old), _by_subject(new)

@@ -16,16 +16,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.errors import InstrumentError
-from pytest_torchcompile.ledger.entries import cached
+from pytest_torchcompile.ledger.entries import cache_entries
 from pytest_torchcompile.ledger.in_progress import Attempt
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import Graph, GraphBreak
-from pytest_torchcompile.ledger.sites import owner, readable
+from pytest_torchcompile.ledger.sites import code_owner, read_code_name
 
 if TYPE_CHECKING:
     from pytest_torchcompile.ledger.watch import Watch
 
-__all__ = ["installed"]
+__all__ = ["install_hook"]
 
 _NAME = "__compiled_fn"
 
@@ -51,7 +51,7 @@ class _Counter:
                 graph = Graph(self.compile_id, self.ops, 0, self.function)
                 ledger.add(graph)
                 if self.earlier:
-                    ledger.add(replace(self.earlier, during=ledger.label, owner=owner(self.earlier.file, root)))
+                    ledger.add(replace(self.earlier, during=ledger.label, owner=code_owner(self.earlier.file, root)))
             self.open.append((ledger, graph))
         self.ledgers = self.watch.ledgers
 
@@ -107,14 +107,14 @@ def _graphs() -> Iterator[tuple[dict[str, Any], str, str, types.CodeType | None]
     for key, found in hooks.items():
         graphs = [h for h in found if h.name.startswith(_NAME) and h.name in h.scope]
         original = codes_of.get(codes.get(key)) if graphs else None
-        entries = cached(original) if original is not None else []
+        entries = cache_entries(original) if original is not None else []
         of = next((str(e.compile_id) for e in entries if e.code is codes.get(key)), "?")
         yield from ((h.scope, h.name, of, original) for h in graphs)
 
 
 def _earlier(code: types.CodeType) -> GraphBreak | None:
     """The break before a resume function; of a break in the past torch keeps no more than the line."""
-    function, line = readable(code.co_name)
+    function, line = read_code_name(code.co_name)
     if not line:
         return None
     return GraphBreak("a graph break met before this observation began", "", code.co_filename, line,
@@ -122,7 +122,7 @@ def _earlier(code: types.CodeType) -> GraphBreak | None:
 
 
 @contextlib.contextmanager
-def installed(watch: Watch) -> Iterator[None]:
+def install_hook(watch: Watch) -> Iterator[None]:
     """Count for ``watch`` while the block runs: graphs that exist already, and those compiled meanwhile."""
     from torch._dynamo.output_graph import OutputGraph
     from torch._guards import CompileContext
@@ -143,7 +143,7 @@ def installed(watch: Watch) -> Iterator[None]:
     def install(self: Any, name: str, value: Any) -> None:
         original(self, name, value)
         if name.startswith(_NAME) and callable(value):
-            watch.guarded(count, self, name)
+            watch.run_guarded(count, self, name)
 
     def count(output: Any, name: str) -> None:
         attempt = watch.thread.attempts[-1] if watch.thread.attempts else Attempt()

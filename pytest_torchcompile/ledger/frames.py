@@ -23,13 +23,13 @@ from pytest_torchcompile.ledger.in_progress import Attempt, Region
 if TYPE_CHECKING:
     from pytest_torchcompile.ledger.watch import Watch
 
-__all__ = ["installed"]
+__all__ = ["install_hook"]
 
 
 @contextlib.contextmanager
-def installed(watch: Watch) -> Iterator[None]:
+def install_hook(watch: Watch) -> Iterator[None]:
     """Report to ``watch`` while the block runs."""
-    with _decisions(watch), _calls(watch), run_only.installed(watch):
+    with _decisions(watch), _calls(watch), run_only.install_hook(watch):
         yield
 
 
@@ -62,9 +62,9 @@ def _decisions(watch: Watch) -> Iterator[None]:
     original = _attribute(_attribute(convert_frame, "CatchErrorsWrapper"), "__call__")
 
     def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        attempt = watch.guarded(watch.functions.attempt, frame, bool(args) and args[0] is not None) or Attempt()
+        attempt = watch.run_guarded(watch.functions.attempt, frame, bool(args) and args[0] is not None) or Attempt()
         if watch.limited and (known := run_only.asked_again(watch, frame.f_code)) is not None:
-            watch.guarded(decisions.limited, watch, attempt)
+            watch.run_guarded(decisions.enter_limited_call, watch, attempt)
             return known
         watch.thread.attempts.append(attempt)
         try:
@@ -72,11 +72,11 @@ def _decisions(watch: Watch) -> Iterator[None]:
                 result = original(self, frame, *args, **kwargs)
         except BaseException as error:
             watch.thread.attempts.pop()
-            watch.guarded(decisions.raised, watch, attempt, error)
+            watch.run_guarded(decisions.enter_failed_compile, watch, attempt, error)
             raise
         watch.thread.attempts.pop()
-        watch.guarded(decisions.decided, watch, attempt, result)
-        return watch.guarded(run_only.answer, watch, frame.f_code, result) or result
+        watch.run_guarded(decisions.enter_decision, watch, attempt, result)
+        return watch.run_guarded(run_only.answer, watch, frame.f_code, result) or result
 
     # Torch walks the stack and steps over the frames of convert_frame.py by file name (`prev_frame` in
     # ConvertFrameAssert.__call__ decides on non-recursive disable; log_dynamo_start cuts the user's stack).
@@ -112,9 +112,9 @@ def _calls(watch: Watch) -> Iterator[None]:
             else:
                 regions.pop()
                 if watch.awaited:
-                    watch.guarded(watch.called, region, thread.runs > region.runs_before)
+                    watch.run_guarded(watch.end_call, region, thread.runs > region.runs_before)
                 if thread.runs == region.runs_before:  # else a graph ran, as usual
-                    watch.guarded(decisions.left, watch, region)
+                    watch.run_guarded(decisions.enter_call_without_graph, watch, region)
         return switch(callback)  # last: from here on Dynamo may look at each new frame
 
     with (

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-__all__ = ["CAUSES", "TABLE", "Pattern", "classify"]
+__all__ = ["CAUSES", "TABLE", "Pattern", "classify_guard"]
 
 CAUSES: Final = (
     "shape", "stride", "dtype", "device", "requires_grad", "value", "type", "attribute", "dict", "length",
@@ -87,17 +87,18 @@ _COMPILED: Final = tuple((re.compile(p.text), p.cause) for p in TABLE)
 _NAME: Final = re.compile(r"^(?:not )?([^\W\d]\w*) ==")
 
 
-def classify(guard: str, freevars: Iterable[str] = (), actual: str = "") -> str:
+def classify_guard(guard: str, freevars: Iterable[str] = (), actual: str = "") -> str:
     """Class of a failed guard, one of :data:`CAUSES`.
 
-    :param guard: the guard in torch's words, without comment (:func:`..reasons.read`).
+    :param guard: the guard in torch's words, without comment (:func:`..reasons.read_reason`).
     :param freevars: names that the function takes from an enclosing function: a value of one of these differs
         because another closure of the same code was called.
-    :param actual: what the guard met (:func:`..values.shown`): torch 2.8 names no type beside an object's id.
+    :param actual: what the guard met (:func:`..guard_values.shown_value`); torch 2.8 names no type beside an
+        object's id.
 
-    >>> classify("tensor 'x' size mismatch at index 0. expected 3, actual 4")
+    >>> classify_guard("tensor 'x' size mismatch at index 0. expected 3, actual 4")
     'shape'
-    >>> classify("k == 1"), classify("k == 1", freevars=("k",))
+    >>> classify_guard("k == 1"), classify_guard("k == 1", freevars=("k",))
     ('value', 'closure')
     """
     cause = next((cause for pattern, cause in _COMPILED if pattern.search(guard)), "other")

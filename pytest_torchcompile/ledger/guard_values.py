@@ -10,11 +10,12 @@ from __future__ import annotations
 import ast
 import enum
 import operator
+import re
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-__all__ = ["actual", "shown"]
+__all__ = ["actual_value", "changed_state", "shown_value"]
 
 _UNKNOWN: Final = object()
 _PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
@@ -29,17 +30,17 @@ _LONGEST: Final = 60
 _Keys: Final[type] = type({}.keys())
 
 
-def actual(what: str, scope: Mapping[str, Any]) -> str:
+def actual_value(what: str, scope: Mapping[str, Any]) -> str:
     """Text of the value of an expression such as ``o.cfg['k'][0]`` in ``scope``; empty where unknown."""
     try:
         node = ast.parse(what, mode="eval").body
         value = _value(node, scope)
     except (SyntaxError, LookupError, TypeError, ValueError, AttributeError, RecursionError):
         return ""
-    return shown(value)
+    return shown_value(value)
 
 
-def shown(value: object) -> str:
+def shown_value(value: object) -> str:
     """One short line for a value: itself where it is plain, else its type (and shape)."""
     if isinstance(value, enum.Enum):
         text = f"{type(value).__name__}.{value._name_}"
@@ -121,3 +122,44 @@ def _attribute(holder: Any, name: str) -> Any:
                 break  # a property or a method: reading it may run code
             return found
     raise LookupError(name)
+
+
+_NAMES: Final = re.compile(r"^GLOBAL_STATE changed: (.*)$")
+
+
+_PLAINER: Final = {"allow_tf32": "float32_matmul_precision"}
+
+
+def _readers() -> dict[str, Callable[[], object]]:
+    """Names as ``GlobalStateGuard::reason`` (torch/csrc/dynamo/guards.cpp) gives them, torch 2.8 to 2.15."""
+    import torch
+
+    return {
+        "grad_mode": torch.is_grad_enabled,
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
+        "num_threads": torch.get_num_threads,
+        "default_dtype": torch.get_default_dtype,
+        "allow_tf32": torch.get_float32_matmul_precision,
+        "autocast": lambda: torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
+        "autocast(cpu)_enabled": lambda: torch.is_autocast_enabled("cpu"),
+        "autocast(cuda)_enabled": lambda: torch.is_autocast_enabled("cuda"),
+        "autocast(cpu)_dtype": lambda: torch.get_autocast_dtype("cpu"),
+        "autocast(cuda)_dtype": lambda: torch.get_autocast_dtype("cuda"),
+    }
+
+
+def changed_state(guard: str) -> tuple[str, str, str]:
+    """What changed, what it was, what it is: empty texts where that is not known.
+
+    A switch was the opposite before; of other values torch does not tell the old one.
+    """
+    match = _NAMES.match(guard)
+    if not match:
+        return "", "", ""
+    names = match[1].split()
+    for name in names:
+        if (read := _readers().get(name)) is not None:
+            now = read()
+            name = _PLAINER.get(name, name)
+            return name, str(not now) if isinstance(now, bool) else "", str(now)
+    return " ".join(names), "", ""

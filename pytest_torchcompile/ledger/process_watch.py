@@ -15,7 +15,7 @@ from pytest_torchcompile.ledger.watch import Watch
 
 __all__ = ["eager_on_purpose", "watch"]
 
-watch = Watch((executions.installed, frames.installed, trace.installed, cudagraph_skips.installed))
+watch = Watch((executions.install_hook, frames.install_hook, trace.install_hook, cudagraph_skips.install_hook))
 """The process' only one."""
 
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Reason", "read", "readable", "split"]
+__all__ = ["Reason", "read_reason", "split_reasons", "user_expression"]
 
 _PREFIX: Final = re.compile(r"^(!?[\d/]+): ?")
 _COMMENT: Final = re.compile(r"\s{2,}# ")
@@ -60,7 +60,7 @@ class Reason:
     """Compile id of the cached entry."""
 
 
-def split(payload: str | None) -> tuple[str, ...]:
+def split_reasons(payload: str | None) -> tuple[str, ...]:
     """Failed guards out of a ``recompile_reasons`` record, a JSON list, or a bare text where there is one.
 
     Each begins with the compile id of its entry.
@@ -73,13 +73,13 @@ def split(payload: str | None) -> tuple[str, ...]:
     return tuple(t for t in (str(t).strip() for t in texts) if _PREFIX.sub("", t))
 
 
-def read(text: str) -> Reason:
-    """Take one text of :func:`split` apart; parts that it does not have are empty, never an error.
+def read_reason(text: str) -> Reason:
+    """Take one text of :func:`split_reasons` apart; parts that it does not have are empty, never an error.
 
-    >>> reason = read("tensor 'x' size mismatch at index 0. expected 3, actual 4")
+    >>> reason = read_reason("tensor 'x' size mismatch at index 0. expected 3, actual 4")
     >>> reason.what, reason.expected, reason.actual
     ('x.size(0)', '3', '4')
-    >>> read("o.k == 2    # return x * o.k  # app/net.py:7 in forward").at
+    >>> read_reason("o.k == 2    # return x * o.k  # app/net.py:7 in forward").at
     'app/net.py:7'
     """
     prefix = _PREFIX.match(text)
@@ -155,10 +155,10 @@ def _keys(text: str) -> list[str]:
     return [key.strip() for key in match[1].split(",")] if match else [text]
 
 
-def readable(what: str) -> str:
+def user_expression(what: str) -> str:
     """An expression as its author would write it.
 
-    >>> readable("fn._modules['0']._parameters['bias']")
+    >>> user_expression("fn._modules['0']._parameters['bias']")
     'fn[0].bias'
     """
     what = _FROM_NUMPY.sub(r"\1", what)

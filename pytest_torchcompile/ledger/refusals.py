@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.ledger.in_progress import Attempt, Region
 from pytest_torchcompile.ledger.records import EagerFrame
-from pytest_torchcompile.ledger.sites import is_torch, owner
+from pytest_torchcompile.ledger.sites import code_owner, is_torch
 
 if TYPE_CHECKING:
     from pytest_torchcompile.ledger.watch import Watch
@@ -80,7 +80,7 @@ def refused(watch: Watch, attempt: Attempt, reason: str) -> tuple[EagerFrame | N
 
 def _module(watch: Watch, attempt: Attempt, region: Region) -> EagerFrame | None:
     """A module of torch's own that runs by itself."""
-    asked = watch.where(region)
+    asked = watch.callable_place(region)
     if in_place(region.function) and is_torch(asked[1]):
         return None if region.gave_up else EagerFrame(*asked, IN_PLACE, "skipped")
     kind = _kind(watch, region)
@@ -95,11 +95,11 @@ def _asked_for(attempt: Attempt, region: Region) -> bool:
     """Whether a frame is the user's (or a library's) and called from there, and no plumbing of torch's or Python's."""
     caller = next(_callers(region), None)
     called_from = caller.f_code.co_filename if caller else attempt.file
-    return all(owner(path) in ("mine", "third_party") for path in (attempt.file, called_from))
+    return all(code_owner(path) in ("mine", "third_party") for path in (attempt.file, called_from))
 
 
 def _kind(watch: Watch, region: Region) -> str:
-    return "graph_break" if watch.where(region) in watch.broken else "skipped"
+    return "graph_break" if watch.callable_place(region) in watch.broken else "skipped"
 
 
 def _callers(region: Region) -> Iterator[types.FrameType]:

@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.ledger import decisions
-from pytest_torchcompile.ledger.entries import cached
+from pytest_torchcompile.ledger.entries import cache_entries
 
 if TYPE_CHECKING:
     from pytest_torchcompile.ledger.watch import Watch
 
-__all__ = ["answer", "asked_again", "callback", "installed"]
+__all__ = ["answer", "asked_again", "callback", "install_hook"]
 
 
 @contextlib.contextmanager
-def installed(watch: Watch) -> Iterator[None]:
+def install_hook(watch: Watch) -> Iterator[None]:
     """Have torch ask for functions over their limit too; afterwards it does so no more."""
     watch.limited = {id(code): code for code in _still_over_their_limit()}
     _set_action(watch.limited.values(), "DEFAULT")
@@ -46,7 +46,7 @@ def callback(watch: Watch) -> Callable[..., Any]:
     from torch._dynamo.types import ConvertFrameReturn
 
     def refrain(frame: Any, *args: Any, **kwargs: Any) -> Any:
-        watch.guarded(decisions.refrained, watch, frame)
+        watch.run_guarded(decisions.enter_refrained_frame, watch, frame)
         return ConvertFrameReturn(frame_exec_strategy=_strategy("DEFAULT"), apply_to_code=False)
 
     # With these an entry of any backend fits, as it does for False (`get_backend` in csrc/dynamo).
@@ -81,7 +81,7 @@ _over: dict[int, tuple[weakref.ref[types.CodeType], weakref.ref[Any]]] = {}
 
 
 def _remember(code: types.CodeType) -> None:
-    if found := cached(code):
+    if found := cache_entries(code):
         _over[id(code)] = weakref.ref(code), weakref.ref(found[0].guard_manager)
 
 
@@ -93,7 +93,7 @@ def _still_over_their_limit() -> Iterator[types.CodeType]:
     """
     for key, (code_of, manager_of) in list(_over.items()):
         code, manager = code_of(), manager_of()
-        if code is not None and any(entry.guard_manager is manager for entry in cached(code)):
+        if code is not None and any(entry.guard_manager is manager for entry in cache_entries(code)):
             yield code
         else:
             del _over[key]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.ledger.records import Compile, Text
 
-__all__ = ["STAGES", "caches", "seconds", "seconds_in", "stages"]
+__all__ = ["STAGES", "cache_answers", "seconds_by_stage", "seconds_in", "texts_by_stage"]
 
 STAGES: Final = {
     "dynamo_output_graph": "dynamo",
@@ -32,7 +32,7 @@ _CUMULATIVE: Final = {
 """Fields of ``CompilationMetrics`` (torch/_dynamo/utils.py, torch 2.8 to 2.15), outermost first."""
 
 
-def stages(texts: Iterable[Text], compile_id: str) -> dict[str, list[str]]:
+def texts_by_stage(texts: Iterable[Text], compile_id: str) -> dict[str, list[str]]:
     """Texts of one compile by stage, in the order in which they were made.
 
     A graph that is compiled again for its backward has several `post_grad` and `code`; `eager` has only
@@ -63,7 +63,7 @@ def seconds_in(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {name: max(0, times[name] - inner[name]) / 1e6 for name in names if times[name]}
 
 
-def seconds(compiles: Iterable[Compile]) -> dict[str, float]:
+def seconds_by_stage(compiles: Iterable[Compile]) -> dict[str, float]:
     """Wall seconds of some compiles together, by stage."""
     total: Counter[str] = Counter()
     for compile_ in compiles:
@@ -71,7 +71,7 @@ def seconds(compiles: Iterable[Compile]) -> dict[str, float]:
     return dict(total)
 
 
-def caches(compiles: Iterable[Compile]) -> dict[str, int]:
+def cache_answers(compiles: Iterable[Compile]) -> dict[str, int]:
     """How often each cache answered what: ``{"aot hit": 2, "fx miss": 1}``.
 
     With dynamic=True one compile may both miss and hit: Dynamo starts over when it meets a float attribute.

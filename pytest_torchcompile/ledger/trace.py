@@ -21,7 +21,7 @@ from pytest_torchcompile.ledger.stages import STAGES, seconds_in
 if TYPE_CHECKING:
     from pytest_torchcompile.ledger.watch import Watch
 
-__all__ = ["compile_id", "installed"]
+__all__ = ["compile_id", "install_hook"]
 
 _LOGGER: Final = "torch.__trace"
 _CONTEXT: Final = frozenset({
@@ -33,7 +33,7 @@ _CACHE: Final = re.compile(r"(fx_graph|aotautograd)(?:_bundled)?_cache_(hit|miss
 
 
 @contextlib.contextmanager
-def installed(watch: Watch) -> Iterator[None]:
+def install_hook(watch: Watch) -> Iterator[None]:
     """Read the trace for ``watch`` while the block runs."""
     import torch._logging  # noqa: F401  # registers the logger
 
@@ -128,7 +128,7 @@ class _Handler(logging.Handler):
         try:
             self._read(name, metadata, getattr(record, "payload", None))
         except Exception as error:  # must not fail the run that is watched, nor be hidden
-            self.watch.lose(f"trace record {name!r}: {type(error).__name__}: {error}")
+            self.watch.note_loss(f"trace record {name!r}: {type(error).__name__}: {error}")
 
     def _read(self, name: str, metadata: dict[str, Any], payload: Any) -> None:
         if name == "artifact":
@@ -137,7 +137,7 @@ class _Handler(logging.Handler):
         if name == "dynamo_graph_break_reason":
             self._graph_break(str(payload), compile_id(metadata), attempt)
         elif name == "recompile_reasons" and attempt:
-            attempt.reasons = decisions.guards_failed(attempt, payload)
+            attempt.reasons = decisions.read_failed_guards(attempt, payload)
         elif name == "compilation_metrics" and attempt:
             attempt.metrics = metadata[name]
         elif name == "bwd_compilation_metrics":
@@ -152,11 +152,11 @@ class _Handler(logging.Handler):
     def _graph_break(self, text: str, of: str, attempt: Attempt | None) -> None:
         code, lines, at = ("", ""), Attempt().lines, ("", 0, "")
         if self.watch.thread.regions:
-            self.watch.broken.add(self.watch.where(self.watch.thread.regions[-1]))
+            self.watch.broken.add(self.watch.callable_place(self.watch.thread.regions[-1]))
         if attempt:
             code, lines, at = attempt.code, attempt.lines, (attempt.file, attempt.line, attempt.function)
         for ledger, root in self.watch.ledgers:
-            found = graph_breaks.parse(text, root=root, during=ledger.label, compile_id=of, traced=code,
+            found = graph_breaks.parse_break(text, root=root, during=ledger.label, compile_id=of, traced=code,
                                        lines=lines, outermost=at)  # fmt: skip
             if graph_breaks.is_limit(found.reason):
                 return

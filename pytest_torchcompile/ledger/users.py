@@ -8,9 +8,9 @@ import types
 from typing import Any, Final
 
 from pytest_torchcompile.ledger.in_progress import Attempt
-from pytest_torchcompile.ledger.sites import is_torch, readable
+from pytest_torchcompile.ledger.sites import is_torch, read_code_name
 
-__all__ = ["Functions", "code_of", "is_disabled", "owner_of", "parts", "runs_later"]
+__all__ = ["Functions", "code_of", "compiled_object", "compiled_parts", "is_disabled", "runs_later"]
 
 _BUILT_IN: Final = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodWrapperType,
                     types.WrapperDescriptorType)  # fmt: skip
@@ -31,7 +31,7 @@ class Functions:
         code = frame.f_code
         name, file, line, resumed_at = self._named(code, frame)
         return Attempt(
-            name, file, line, resumed_at, (code.co_filename, readable(code.co_name)[0]), code, code.co_freevars,
+            name, file, line, resumed_at, (code.co_filename, read_code_name(code.co_name)[0]), code, code.co_freevars,
             lambda: {**frame.f_locals, "G": frame.f_globals}, cached,
         )
 
@@ -54,7 +54,7 @@ class Functions:
         return self._of_code(code, None)[0]
 
     def _of_code(self, code: Any, owner: object) -> tuple[str, str, int, int]:
-        short, resumed_at = readable(code.co_name)
+        short, resumed_at = read_code_name(code.co_name)
         seen = self._seen.setdefault((code.co_filename, short), {})
         if resumed_at:  # torch gives a resume function the line of the break as its first
             line = max((known for known in seen if known <= resumed_at), default=code.co_firstlineno)
@@ -63,7 +63,7 @@ class Functions:
         name = getattr(code, "co_qualname", "") or f"{_class(owner)}{code.co_name}"
         if _is_forward(code, owner):  # a decorator's "wrapper" around it tells nobody which module this is
             name = f"{type(owner).__qualname__}.forward"
-        seen[code.co_firstlineno] = readable(name)[0]
+        seen[code.co_firstlineno] = read_code_name(name)[0]
         return seen[code.co_firstlineno], code.co_filename, code.co_firstlineno, 0
 
 
@@ -151,15 +151,15 @@ def _module(function: Any) -> Any:
     return owner if isinstance(owner, torch.nn.Module) else None
 
 
-def owner_of(function: Any) -> Any:
+def compiled_object(function: Any) -> Any:
     """What a compiled callable is a call of: the user's module, or else the function itself."""
     inner = _innermost(function)
     return inner if (module := _module(inner)) is None else module
 
 
-def parts(model: Any) -> list[Any]:
-    """What :func:`owner_of` may say of compiled calls of a model: it and its modules, compiled by themselves."""
-    owner = owner_of(model)
+def compiled_parts(model: Any) -> list[Any]:
+    """What :func:`compiled_object` may say of compiled calls of a model: it and its modules, compiled by themselves."""
+    owner = compiled_object(model)
     return list(owner.modules()) if hasattr(owner, "modules") else [owner]
 
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
-from pytest_torchcompile.ledger.entries import cached, guards_of
+from pytest_torchcompile.ledger.entries import cache_entries, guards_of
 from pytest_torchcompile.ledger.in_progress import Attempt, Region
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import Compile, CudagraphSkip, EagerFrame, Failure
-from pytest_torchcompile.ledger.users import Functions, owner_of, parts, runs_later
+from pytest_torchcompile.ledger.users import Functions, compiled_object, compiled_parts, runs_later
 
 __all__ = ["Awaited", "Hook", "Place", "Watch"]
 
@@ -41,12 +41,12 @@ class Awaited:
     """A module or function of which it's asked whether a compiled call of it ran a graph."""
 
     def __init__(self, model: Any) -> None:
-        self.functions = {id(part): part for part in parts(model)}
+        self.functions = {id(part): part for part in compiled_parts(model)}
         self.called = self.ran = False
 
-    def met(self, region: Region, ran: bool) -> None:
+    def note_call(self, region: Region, ran: bool) -> None:
         """A compiled callable was called; was it this one, or a part of it?"""
-        if id(owner_of(region.function)) in self.functions:
+        if id(compiled_object(region.function)) in self.functions:
             self.called, self.ran = True, self.ran or ran or runs_later(region.function)
 
 
@@ -113,13 +113,13 @@ class Watch:
         self.awaited.append(awaited := Awaited(model))
         return awaited
 
-    def called(self, region: Region, ran: bool) -> None:
+    def end_call(self, region: Region, ran: bool) -> None:
         """A call of a compiled callable has ended."""
         for awaited in self.awaited:
-            awaited.met(region, ran)
+            awaited.note_call(region, ran)
         self.awaited = [awaited for awaited in self.awaited if not awaited.ran]
 
-    def where(self, region: Region) -> Place:
+    def callable_place(self, region: Region) -> Place:
         """The compiled callable that a region is a call of."""
         return self.functions.of_callable(region.function)
 
@@ -131,7 +131,7 @@ class Watch:
         if self.thread.regions:
             self.thread.regions[-1].gave_up += (eager,)
 
-    def raced(self, attempt: Attempt, made: Any) -> bool:
+    def lost_race(self, attempt: Attempt, made: Any) -> bool:
         """Whether another thread compiled the same while this one waited for torch's lock, so that an entry fits now.
 
         Of that entry torch can name no guard. Since 2.13 it says "Unexpected recompilation"
@@ -146,17 +146,18 @@ class Watch:
         if any(reason.guard.startswith("Unexpected recompilation") for reason in attempt.reasons):
             return True
         new = set(guards_of(made.guard_manager))
-        return bool(new) and any(new == set(guards_of(entry.guard_manager)) for entry in cached(attempt.frame_code))
+        entries = cache_entries(attempt.frame_code)
+        return bool(new) and any(new == set(guards_of(entry.guard_manager)) for entry in entries)
 
-    def guarded(self, work: Callable[..., R], *args: Any) -> R | None:
+    def run_guarded(self, work: Callable[..., R], *args: Any) -> R | None:
         """Do some bookkeeping. If it fails, the run that is watched goes on, and the ledgers say what they lack."""
         try:
             return work(*args)
         except Exception as error:
-            self.lose(f"{work.__qualname__}: {type(error).__name__}: {error}"[:200])
+            self.note_loss(f"{work.__qualname__}: {type(error).__name__}: {error}"[:200])
             return None
 
-    def lose(self, text: str) -> None:
+    def note_loss(self, text: str) -> None:
         """Say in every open ledger what could not be read."""
         for ledger, _root in self.ledgers:
             if text not in ledger.lost:

@@ -354,7 +354,7 @@ class Trial:
         torch.manual_seed(self.seed + call.index)
         try:
             with torch.set_grad_enabled(self.train):
-                found = coverage.measure(forward(eager), forward(compiled))
+                found = coverage.measure_coverage(forward(eager), forward(compiled))
         except TorchcompileError:
             raise
         except Exception as error:

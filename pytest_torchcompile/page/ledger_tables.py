@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pytest_torchcompile.ledger.advice import advice
+from pytest_torchcompile.ledger.explain import recompile_advice
 from pytest_torchcompile.ledger.records import Compile, GraphBreak
 from pytest_torchcompile.page.markup import Child, Html, join, tag
 from pytest_torchcompile.page.pieces import ROWS, columns, cut, hint, more, place, section
@@ -91,7 +91,7 @@ def _compile(found: Compile, longest: float, source: str, advised: set[str]) -> 
     if found.kind == "recompile":
         change = f"  {found.expected or '?'} → {found.actual or '?'}"
         why: Child = [tag("code", found.what), change] if found.what else tag("code", cut(found.reason))
-        new = (text := advice(found)) not in advised
+        new = (text := recompile_advice(found)) not in advised
         advised.add(text)
         told = join(tag("b", f"{found.cause}: "), why, hint(text) if new else None)
         yield tag("tr", tag("td"), tag("td", told, colspan=5), class_="why")

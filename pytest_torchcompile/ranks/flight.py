@@ -56,7 +56,7 @@ def answering(file: Path) -> Iterator[None]:
     """
     from pytest_torchcompile.gauges import flight_recorder
 
-    flight_recorder.enable()
+    flight_recorder.keep_entries()
     asked = _pipe(file)
     for left in (asked, file):  # of a process that had the same number
         left.unlink(missing_ok=True)
@@ -80,7 +80,7 @@ def _answer(pipe: int, file: Path, since: int) -> None:
     if os.read(pipe, 1) != _ASK:
         return
     try:
-        text = flight_recorder.tail(since)
+        text = flight_recorder.last_collectives(since)
     except Exception as why:
         text = f"flight recorder: it could not be read: {type(why).__name__}: {why}"
     unfinished = file.with_name(f"{file.name}.new")

@@ -10,7 +10,7 @@ that it has left behind. What the children write to their logs is kept within bo
 Forking a process that has run multi-threaded code is unsafe (libgomp's pool and Inductor's compile threads
 do not survive it), so everything before the fork runs with one thread and one compile thread, and on a machine
 with a GPU nothing but imports happens here: a CUDA driver that was initialised can't be used after a fork. A build
-for GPUs runs no backward pass here either (:func:`~pytest_torchcompile.gauges.first_compile.warm_up`).
+for GPUs runs no backward pass here either (:func:`~pytest_torchcompile.gauges.first_compile.pay_first_compile`).
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def preload() -> None:
 
     torch.set_num_threads(1)
     if not gpu_device_files() and os.environ.get(WARM, "1") != "0":
-        from pytest_torchcompile.gauges.first_compile import warm_up
+        from pytest_torchcompile.gauges.first_compile import pay_first_compile
 
-        warm_up()
+        pay_first_compile()
     gc.collect()
     gc.freeze()  # the pages of all these modules stay shared with the children
 

@@ -49,7 +49,7 @@ class Verdict:
 
 @dataclass
 class Kernel:
-    """One generated kernel (:class:`pytest_torchcompile.gauges.generated_kernels.Kernel`)."""
+    """One generated kernel (:class:`pytest_torchcompile.gauges.kernels.Kernel`)."""
 
     name: str
     language: str
@@ -60,7 +60,7 @@ class Kernel:
 
 @dataclass
 class Generated:
-    """What one run of one generated graph calls (:class:`pytest_torchcompile.gauges.generated_kernels.Kernels`)."""
+    """What one run of one generated graph calls (:class:`pytest_torchcompile.gauges.kernels.Kernels`)."""
 
     compile_id: str
     stage: str

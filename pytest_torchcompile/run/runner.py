@@ -23,9 +23,8 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks.training_steps import STEPS
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.gauges import gpu
-from pytest_torchcompile.gauges.autotune import autotuning
-from pytest_torchcompile.gauges.first_compile import compile_threads
-from pytest_torchcompile.gauges.pools import kept_processes
+from pytest_torchcompile.gauges.autotune import limit_autotuning
+from pytest_torchcompile.gauges.first_compile import kept_processes, set_compile_threads
 from pytest_torchcompile.loading import import_all
 from pytest_torchcompile.observation import Failure, Job, Observation
 from pytest_torchcompile.oracle.calls import Call, Side
@@ -168,13 +167,13 @@ def run_cell(job: Job, in_rank: bool = False) -> tuple[dict[str, Any], bool]:
     # Also where nothing changes: this gives a fork its own thread pool. Autograd's threads, which start at once, would
     # each make one, and the second ends the process ("Invalid thread pool!", seen in torch 2.13.0+cu130).
     torch.set_num_threads(job.threads or torch.get_num_threads())
-    compile_threads(job.compile_threads)
+    set_compile_threads(job.compile_threads)
     import_all(job.modules, Path(job.root))
     seen.sources = imported_sources(Path(job.root), job.modules)
     known = offspring_of(os.getpid())  # what an import has started serves the cells after this one too
     poisoned = False
     try:
-        with isolated(seen.leaks), same_random_draws(), autotuning(job.autotune_choices) as tuned:
+        with isolated(seen.leaks), same_random_draws(), limit_autotuning(job.autotune_choices) as tuned:
             seen.failure = _observe_cell(job, cell, seen)
             if seen.failure is not None:
                 seen.failed_at = time.monotonic()
@@ -186,13 +185,13 @@ def run_cell(job: Job, in_rank: bool = False) -> tuple[dict[str, Any], bool]:
         poisoned = True
     seen.sources |= imported_sources(Path(job.root), job.modules)
     left = left_behind()
-    if why := gpu.spoilt(wait=not left):
+    if why := gpu.sticky_error(wait=not left):
         # Whatever else it looks like is what came of this: eager, the reference and every check after it fail too.
         seen.failure = Failure("crash", f"the GPU can't be used any more by the process that ran the cell: {why}",
                                "on the GPU", _before(seen))
         poisoned = True
     elif not left:
-        gpu.release()
+        gpu.release_memory()
     if Wrapping.read(cell.wrapper).ranks > 1:
         poisoned = poisoned or seen.failure is not None or left or not forget_shardings()
     if in_rank:

@@ -9,7 +9,7 @@ import torch
 from torch._inductor import select_algorithm
 from torch._inductor.runtime import coordinate_descent_tuner, triton_heuristics
 
-from pytest_torchcompile.gauges.autotune import Autotuning, autotuning, fewer
+from pytest_torchcompile.gauges.autotune import Autotuning, first_choices, limit_autotuning
 
 
 class ExternKernelCaller:
@@ -24,9 +24,9 @@ def test_library_calls_come_first():
     """Of five choices the one that needs no compiling stays, then torch's first."""
     templates, library = [TritonTemplateCaller() for _ in range(4)], ExternKernelCaller()
     choices = [*templates, library]
-    assert fewer(choices, 3) == [library, *templates[:2]]
-    assert fewer(choices, 0) == choices
-    assert fewer(choices, 5) == choices
+    assert first_choices(choices, 3) == [library, *templates[:2]]
+    assert first_choices(choices, 0) == choices
+    assert first_choices(choices, 5) == choices
 
 
 def test_the_selector_gets_fewer_choices_and_is_timed(monkeypatch):
@@ -39,13 +39,13 @@ def test_the_selector_gets_fewer_choices_and_is_timed(monkeypatch):
 
     monkeypatch.setattr(select_algorithm.AlgorithmSelectorCache, "__call__", choose)
     choices = [TritonTemplateCaller() for _ in range(9)]
-    with autotuning(2) as found:
+    with limit_autotuning(2) as found:
         select_algorithm.AlgorithmSelectorCache()("mm", choices, [], None)
         select_algorithm.AlgorithmSelectorCache()("mm", choices=choices, input_nodes=[], layout=None)
     assert seen == [choices[:2]] * 2
     assert found.seconds >= 0.04
     assert select_algorithm.AlgorithmSelectorCache.__call__ is choose
-    with autotuning():
+    with limit_autotuning():
         select_algorithm.AlgorithmSelectorCache()("mm", choices, [], None)
     assert seen[-1] == choices
 
@@ -58,7 +58,7 @@ def test_the_descent_ends_after_so_many():
         def __init__(self, block):
             self.kwargs, self.num_warps, self.num_stages = {"XBLOCK": block}, 4, 1
 
-    with autotuning(2):
+    with limit_autotuning(2):
         tuner = coordinate_descent_tuner.CoordescTuner(name="k", size_hints={"x": 64})
         times = [tuner.call_func(lambda config: tried.append(config) or 1.0, Config(block)) for block in (8, 16, 32, 8)]
     assert times == [1.0, 1.0, float("inf"), 1.0]
@@ -92,7 +92,7 @@ def test_a_product_is_tuned_among_few(tmp_path, monkeypatch):
     monkeypatch.setattr(select_algorithm.AlgorithmSelectorCache, "__call__", lambda self, name, choices, *a, **k: (
         sizes.append(len(choices)), original(self, name, choices, *a, **k))[1])
     a, b = torch.randn(96, 64, device="cuda"), torch.randn(64, 80, device="cuda")
-    with autotuning(2) as found, torch.no_grad():
+    with limit_autotuning(2) as found, torch.no_grad():
         out = torch.compile(torch.mm, mode="max-autotune-no-cudagraphs")(a, b)
     assert sizes == [2]
     assert found.seconds > 0

@@ -11,7 +11,7 @@ from torch import nn
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks import layout, load
 from pytest_torchcompile.dims import Dim
-from pytest_torchcompile.gauges.timed import autotunes, pads_by_timing
+from pytest_torchcompile.gauges.autotune import autotunes_kernels, pads_by_timing
 from pytest_torchcompile.observation import Job, Observation
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run.runner import run_cell
@@ -132,7 +132,7 @@ def test_what_a_stopwatch_may_have_decided_is_told_and_fails_nothing():
 ])
 def test_where_inductor_uses_a_stopwatch(settings, devices, tuned, padded):
     """On a GPU it times whether to pad; autotuning times everywhere."""
-    assert (autotunes(settings), pads_by_timing(settings, devices)) == (tuned, padded)
+    assert (autotunes_kernels(settings), pads_by_timing(settings, devices)) == (tuned, padded)
 
 
 def test_another_order_of_axes_is_no_padding():

@@ -54,7 +54,7 @@ X = torch.ones(2, 4)
 def covered(compiled):
     """Coverage of a compiled model against a fresh eager one."""
     eager = Model()
-    return coverage.measure(lambda: eager(X), lambda: compiled(X))
+    return coverage.measure_coverage(lambda: eager(X), lambda: compiled(X))
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
@@ -108,7 +108,7 @@ def test_force_eager_has_coverage_zero():
 
 def test_a_model_without_operators_has_coverage_zero():
     """Nothing was compiled, so nothing may look compiled."""
-    assert coverage.measure(lambda: None, lambda: None).share == 0.0
+    assert coverage.measure_coverage(lambda: None, lambda: None).share == 0.0
 
 
 def test_coverage_survives_json():

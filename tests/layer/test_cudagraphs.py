@@ -13,9 +13,9 @@ from pytest_torchcompile import CompileConfig, compare
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.checks import CHECKS, load
 from pytest_torchcompile.gauges import gpu
-from pytest_torchcompile.gauges.replays import backwards, counted
+from pytest_torchcompile.gauges.replays import compiled_backwards, count_replays
 from pytest_torchcompile.ledger import observe
-from pytest_torchcompile.ledger.cudagraph_skips import outside_of_partitions, partitioned
+from pytest_torchcompile.ledger.cudagraph_skips import outside_of_partitions, partition_skips
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.oracle.training import Training, steps_of
 from pytest_torchcompile.run.runner import run_cell
@@ -49,7 +49,7 @@ def test_replays_are_counted_by_graph(monkeypatch):
     plain = torch.compile(lambda x: x.cos(), backend="eager")
     x = torch.ones(3)
     replaying(x), plain(x)
-    with counted() as seen:
+    with count_replays() as seen:
         replaying(x), plain(x)
         torch.cuda.CUDAGraph.replay("backward")
     assert [graph["replays"] for graph in seen.graphs] == [2, 0]
@@ -62,8 +62,8 @@ def test_compiled_backwards_are_found_behind_the_loss():
     """Two compiled functions and one eager: two backward passes are compiled."""
     one, two = (torch.compile(f, backend="aot_eager") for f in (lambda x: x.sin() * 2, lambda x: x.exp()))
     x = torch.ones(3, requires_grad=True)
-    assert backwards((two(one(x)).square()).sum()) == 2
-    assert backwards(x.sin().sum()) == 0
+    assert compiled_backwards((two(one(x)).square()).sum()) == 2
+    assert compiled_backwards(x.sin().sum()) == 0
 
 
 CODE = """
@@ -90,11 +90,11 @@ def test_a_partitioned_graph_says_what_it_does_without():
     """Torch is silent about each of these."""
     info = SimpleNamespace(cudagraph_fail_reasons=["skipping cudagraphs due to cpu device (arg0_1)"])
     graph = SimpleNamespace(cudagraph_info=info, partition_maps=[], source_code=CODE)
-    assert [(s.reason, s.part) for s in partitioned(graph)] == [("cpu device (arg0_1)", False)]
+    assert [(s.reason, s.part) for s in partition_skips(graph)] == [("cpu device (arg0_1)", False)]
     graph.cudagraph_info = None
-    assert [(s.reason, s.part) for s in partitioned(graph)] == [("no operator of the graph can be captured", False)]
+    assert [(s.reason, s.part) for s in partition_skips(graph)] == [("no operator of the graph can be captured", False)]
     graph.partition_maps = [1]
-    assert [(s.reason, s.part) for s in partitioned(graph)] == [
+    assert [(s.reason, s.part) for s in partition_skips(graph)] == [
         ("outside of 1 captured part(s): buf1.copy_, torch.ops.aten.nonzero.default", True)]
 
 
@@ -121,7 +121,7 @@ def test_gradients_of_a_step_are_copied_before_the_next(copied):
 
 def test_a_gpu_that_fails_is_told_in_its_words(monkeypatch):
     """Whatever the call at which CUDA repeats itself; out of memory is no such error."""
-    assert gpu.spoilt() == ""
+    assert gpu.sticky_error() == ""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
 
     def fail(error):
@@ -131,9 +131,9 @@ def test_a_gpu_that_fails_is_told_in_its_words(monkeypatch):
         monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
 
     fail(RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ..."))
-    assert gpu.spoilt() == "CUDA error: an illegal memory access was encountered"
+    assert gpu.sticky_error() == "CUDA error: an illegal memory access was encountered"
     fail(torch.OutOfMemoryError("CUDA out of memory"))
-    assert gpu.spoilt() == ""
+    assert gpu.sticky_error() == ""
 
 
 @pytest.mark.parametrize("error", ["", "CUDA error: an illegal memory access was encountered"])
@@ -146,7 +146,7 @@ def test_a_gpu_whose_collective_may_never_end_is_not_waited_for(monkeypatch, err
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: pytest.fail("it waits"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(query=query))
-    assert gpu.spoilt(wait=False) == error
+    assert gpu.sticky_error(wait=False) == error
 
 
 # with a GPU

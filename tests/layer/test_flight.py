@@ -10,7 +10,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from pytest_torchcompile.gauges import flight_recorder
-from pytest_torchcompile.gauges.flight_recorder import enable, tail
+from pytest_torchcompile.gauges.flight_recorder import keep_entries, last_collectives
 from pytest_torchcompile.ranks import flight
 
 NCCL, GENERIC = "_dump_nccl_trace_json", "_dump_fr_trace_json"
@@ -51,7 +51,7 @@ def test_an_entry_is_a_line(recorders):
         entry(5, "nccl:all_gather", process_group=["7", ""], input_sizes=[[2], []], input_dtypes=["Float", "Long"]),
         entry(6, "nccl:barrier", input_sizes=[], input_dtypes=[]),
     ]})
-    assert tail(0).splitlines() == [
+    assert last_collectives(0).splitlines() == [
         "flight recorder, the last 6 of 6 collectives:",
         "  #1 nccl:all_reduce in default_pg, [4, 8] Float: completed",
         "  #2 nccl:all_reduce in mesh_tensor, [4, 8] Float: started",
@@ -65,22 +65,23 @@ def test_an_entry_is_a_line(recorders):
 def test_what_waits_for_its_communicator_is_not_called_completed(recorders):
     """NCCL says completed of it, as its events have not been recorded; so it does of what was retired since."""
     recorders(**{NCCL: [entry(1, state="completed", retired=True), entry(2, state="completed")]})
-    assert [line.rpartition(": ")[2] for line in tail(0).splitlines()[1:]] == ["completed", "completed, or not begun"]
+    states = [line.rpartition(": ")[2] for line in last_collectives(0).splitlines()[1:]]
+    assert states == ["completed", "completed, or not begun"]
 
 
 def test_both_recorders_are_read_and_nothing_twice(recorders):
     """gloo's entries are in one alone; a torch that gives the same entries by both names tells them once."""
     recorders(**{NCCL: [entry(1), entry(3)],
                  GENERIC: [entry(2, "gloo:broadcast", retired=True), entry(3)]})
-    assert [line.split()[:2] for line in tail(0).splitlines()[1:]] == [
+    assert [line.split()[:2] for line in last_collectives(0).splitlines()[1:]] == [
         ["#1", "nccl:all_reduce"], ["#2", "gloo:broadcast"], ["#3", "nccl:all_reduce"]]
-    assert "#2 gloo:broadcast in default_pg, [4, 8] Float: ended" in tail(0)
+    assert "#2 gloo:broadcast in default_pg, [4, 8] Float: ended" in last_collectives(0)
 
 
 def test_only_the_cells_own_and_the_last_of_them(recorders):
     """A warm process has entries of earlier cells."""
     recorders(**{GENERIC: [entry(number) for number in range(1, 31)]})
-    told = tail(12 * 10**9).splitlines()
+    told = last_collectives(12 * 10**9).splitlines()
     assert told[0] == "flight recorder, the last 10 of 19 collectives:"
     assert [line.split()[0] for line in told[1:]] == [f"#{number}" for number in range(21, 31)]
 
@@ -89,13 +90,14 @@ def test_nothing_recorded(recorders, monkeypatch):
     """The text names the variable by which the user may have turned it off."""
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
     recorders(**{NCCL: [], GENERIC: [entry(1)]})
-    assert tail(2 * 10**9) == "flight recorder: no collective was begun, or none recorded (TORCH_FR_BUFFER_SIZE=0)"
+    said = "flight recorder: no collective was begun, or none recorded (TORCH_FR_BUFFER_SIZE=0)"
+    assert last_collectives(2 * 10**9) == said
 
 
 def test_a_torch_without_a_recorder(recorders):
     """One clear sentence."""
     recorders()
-    assert tail(0) == f"flight recorder: torch {torch.__version__} has none that can be read here"
+    assert last_collectives(0) == f"flight recorder: torch {torch.__version__} has none that can be read here"
 
 
 @pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
@@ -105,10 +107,10 @@ def test_what_the_user_has_set_stays(name, monkeypatch):
         monkeypatch.delenv(known, raising=False)
     monkeypatch.setenv(name, "7")
     before = dict(os.environ)
-    enable()
+    keep_entries()
     assert dict(os.environ) == before
     monkeypatch.delenv(name)
-    enable()
+    keep_entries()
     assert os.environ.pop("TORCH_FR_BUFFER_SIZE") == "2000"
 
 
@@ -132,7 +134,7 @@ def test_a_recorder_that_fails_is_told(monkeypatch, tmp_path):
     def fails(since):
         raise RuntimeError("no such thing")
 
-    monkeypatch.setattr(flight_recorder, "tail", fails)
+    monkeypatch.setattr(flight_recorder, "last_collectives", fails)
     with flight.answering(tmp_path / "it"):
         assert flight.ask(tmp_path / "it")
         assert flight.told(tmp_path / "it") == "flight recorder: it could not be read: RuntimeError: no such thing"

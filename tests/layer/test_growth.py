@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pytest_torchcompile.gauges.memory import growth
+from pytest_torchcompile.gauges.memory import memory_growth
 
 MIB = 2**20
 
@@ -12,7 +12,7 @@ MIB = 2**20
 def test_a_leak_is_measured():
     """Four MiB stay with every call."""
     kept = []
-    assert 3.5 * MIB < growth(lambda: kept.append(torch.ones(MIB))) < 4.5 * MIB
+    assert 3.5 * MIB < memory_growth(lambda: kept.append(torch.ones(MIB))) < 4.5 * MIB
 
 
 def test_what_is_freed_is_no_leak():
@@ -23,4 +23,4 @@ def test_what_is_freed_is_no_leak():
         cache.setdefault("table", torch.ones(4 * MIB))
         torch.ones(MIB).sum()
 
-    assert growth(call) < 0.5 * MIB
+    assert memory_growth(call) < 0.5 * MIB

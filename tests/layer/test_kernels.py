@@ -8,8 +8,7 @@ import torch._inductor.config
 from torch import nn
 
 from pytest_torchcompile.errors import InstrumentError, Unavailable
-from pytest_torchcompile.gauges import generated_kernels as kernels
-from pytest_torchcompile.gauges import launches, memory
+from pytest_torchcompile.gauges import kernels, memory
 from pytest_torchcompile.ledger import observe, stages
 
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
@@ -54,10 +53,10 @@ def test_kernels_of_a_training_step_cold_and_on_a_cache_hit():
 
     with fresh_cache():
         cold, warm = trained(), trained()
-    assert stages.caches(cold.compiles)["aot miss"] == 1
-    assert stages.caches(warm.compiles)["aot hit"] == 1
+    assert stages.cache_answers(cold.compiles)["aot miss"] == 1
+    assert stages.cache_answers(warm.compiles)["aot hit"] == 1
     for seen in (cold, warm):
-        forward, backward = kernels.kernels(seen.texts, kernels.operators())
+        forward, backward = kernels.read_kernels(seen.texts, kernels.aten_operators())
         assert (forward.stage, backward.stage) == ("forward", "backward")
         assert forward.library == {"addmm": 1}
         assert list(forward.fallbacks) == ["aten.sort.stable"]
@@ -68,12 +67,12 @@ def test_kernels_of_a_training_step_cold_and_on_a_cache_hit():
 
 @pytest.mark.skipif(not HAS_LINES, reason="torch 2.8 does not note the lines of kernels")
 def test_lines_of_the_users_code():
-    """Under provenance() each kernel has the lines that are fused in it."""
+    """Under note_source_lines() each kernel has the lines that are fused in it."""
     from torch._inductor.utils import fresh_cache
 
     start = Net.forward.__code__.co_firstlineno
-    with fresh_cache(), kernels.provenance():
-        forward, _ = kernels.kernels(trained().texts, kernels.operators())
+    with fresh_cache(), kernels.note_source_lines():
+        forward, _ = kernels.read_kernels(trained().texts, kernels.aten_operators())
     assert forward.generated[0].lines == (f"{__file__}:{start + 3}", f"{__file__}:{start + 4}")
 
 
@@ -81,7 +80,7 @@ def test_a_torch_that_cannot_note_lines_is_named(monkeypatch):
     """One sentence with the name and the version."""
     monkeypatch.setattr(kernels, "_LEVEL", "trace.no_such_level")
     said = r"has no torch\._inductor\.config\.trace\.no_such_level"
-    with pytest.raises(InstrumentError, match=said), kernels.provenance():
+    with pytest.raises(InstrumentError, match=said), kernels.note_source_lines():
         pass
 
 
@@ -91,7 +90,7 @@ def test_a_torch_that_cannot_note_lines_is_named(monkeypatch):
 ])  # fmt: skip
 def test_texts_of_each_stage(backend, wanted):
     """As far as the backend goes; kept only where they were asked for."""
-    found = stages.stages(trained(backend).texts, "0/0")
+    found = stages.texts_by_stage(trained(backend).texts, "0/0")
     assert set(found) - {"kernel_lines"} == wanted
     assert "relu" in found["dynamo"][0]
     with observe() as seen:
@@ -104,14 +103,14 @@ def test_seconds_are_split_and_add_up():
     (first, *_) = trained().compiles
     assert set(first.seconds_in) >= {"dynamo", "aot"}
     assert sum(first.seconds_in.values()) == pytest.approx(first.seconds, rel=0.02)
-    assert stages.seconds(trained("eager").compiles).keys() == {"dynamo", "aot"}  # the backend's part, tiny
+    assert stages.seconds_by_stage(trained("eager").compiles).keys() == {"dynamo", "aot"}  # the backend's part, tiny
 
 
 def test_memory_of_a_call_on_the_cpu():
     """400 MB kept: delta and extra. 400 MB dropped: extra only."""
     kept = []
-    keeps = memory.measure(lambda: kept.append(torch.ones(100_000_000)))
-    drops = memory.measure(lambda: torch.ones(100_000_000).sum())
+    keeps = memory.measure_memory(lambda: kept.append(torch.ones(100_000_000)))
+    drops = memory.measure_memory(lambda: torch.ones(100_000_000).sum())
     assert keeps.source in ("rss", "maxrss")
     assert keeps.delta == pytest.approx(400e6, rel=0.1)
     assert keeps.peak >= keeps.after
@@ -124,7 +123,7 @@ def test_memory_of_a_call_on_the_cpu():
 def test_a_system_that_cannot_reset_the_peak_says_so(monkeypatch, tmp_path):
     """The peak is then the process', and the record tells."""
     monkeypatch.setattr(memory, "_CLEAR", tmp_path / "absent" / "clear_refs")
-    found = memory.measure(lambda: None)
+    found = memory.measure_memory(lambda: None)
     assert found.source == "maxrss"
     assert found.peak >= found.before > 0
 
@@ -133,7 +132,7 @@ def test_a_system_that_cannot_reset_the_peak_says_so(monkeypatch, tmp_path):
 def test_launches_are_unavailable_without_a_gpu():
     """A skip, never a zero that looks like a measurement."""
     with pytest.raises(Unavailable, match="CUDA GPU"):
-        launches.measure(lambda: None)
+        kernels.count_launches(lambda: None)
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # torch's own
@@ -149,12 +148,12 @@ def test_launches_and_memory_on_a_gpu():
     with torch.no_grad():
         for _ in range(4):
             compiled(x), graphed(x)
-        eager, fused, replayed = (launches.measure(lambda f=f: f(x)) for f in (chain, compiled, graphed))
+        eager, fused, replayed = (kernels.count_launches(lambda f=f: f(x)) for f in (chain, compiled, graphed))
     assert (eager.kernels, eager.graphs, eager.host_launches) == (4, 0, 4)
     assert (fused.kernels, fused.graphs, fused.host_launches) == (1, 0, 1)
     assert (replayed.graphs, replayed.host_launches) == (1, 1)  # one copies the input to where the graph reads it
     kept = []
-    found = memory.measure(lambda: kept.append(torch.ones(1_000_000, device="cuda")), "cuda")
+    found = memory.measure_memory(lambda: kept.append(torch.ones(1_000_000, device="cuda")), "cuda")
     assert (found.source, found.delta) == ("cuda", pytest.approx(4e6, rel=0.01))
 
 
@@ -191,5 +190,5 @@ def test_triton_kernels_name_their_operators():
     """From the comment above each kernel."""
     with observe(keep_texts=True) as seen, torch.no_grad():
         torch.compile(lambda x: (x + 1).relu())(torch.ones(64, 64, device="cuda"))
-    (found,) = kernels.kernels(seen.texts)
+    (found,) = kernels.read_kernels(seen.texts)
     assert [(k.language, set(k.ops), k.calls) for k in found.generated] == [("triton", {"add", "relu"}, 1)]

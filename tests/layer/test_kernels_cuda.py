@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from pytest_torchcompile.checks import load
-from pytest_torchcompile.gauges import launches
-from pytest_torchcompile.gauges.generated_kernels import kernels, operators
+from pytest_torchcompile.gauges.kernels import aten_operators, count_launches, read_kernels
 from pytest_torchcompile.ledger import observe
 
 pytestmark = [
@@ -31,9 +30,9 @@ def both(call, *args):
         compiled = torch.compile(call)
         for _ in range(2):
             call(*args), compiled(*args)
-        eager, fused = (launches.measure(lambda f=f: f(*args)) for f in (call, compiled))
+        eager, fused = (count_launches(lambda f=f: f(*args)) for f in (call, compiled))
         torch.testing.assert_close(compiled(*args), call(*args), rtol=2e-2, atol=2e-2)
-    (found,) = kernels(seen.texts, operators())
+    (found,) = read_kernels(seen.texts, aten_operators())
     return eager, fused, found
 
 

@@ -268,7 +268,7 @@ def test_a_record_that_cannot_be_read_is_named_not_hidden(monkeypatch):
     def fail(*args):
         raise KeyError("new in torch 3")
 
-    monkeypatch.setattr(decisions, "guards_failed", fail)
+    monkeypatch.setattr(decisions, "read_failed_guards", fail)
     compiled = torch.compile(double, backend="eager", dynamic=False)
     with observe() as seen:
         compiled(torch.ones(3))
@@ -315,7 +315,8 @@ def test_compiles_without_a_record_are_named():
                          "torch.__trace"]
 
 
-@pytest.mark.parametrize(("name", "stance"), [("decided", "default"), ("left", "force_eager")])
+@pytest.mark.parametrize(("name", "stance"), [
+    ("enter_decision", "default"), ("enter_call_without_graph", "force_eager")])
 def test_a_failure_of_our_own_is_named_and_the_run_goes_on(monkeypatch, name, stance):
     """Bookkeeping that breaks costs a record, never the user's call."""
     from pytest_torchcompile.ledger import decisions

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pytest_torchcompile.gauges.pools import kept_processes
+from pytest_torchcompile.gauges.first_compile import kept_processes
 from pytest_torchcompile.run.offspring import end_offspring, offspring_of
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -20,7 +20,7 @@ from pytest_torchcompile.checks import load, safe_fallback
 from pytest_torchcompile.checks.numerics import judge_leaves, numerics, remark
 from pytest_torchcompile.layer.compiled_modules import is_compiled_module
 from pytest_torchcompile.ledger import frames
-from pytest_torchcompile.ledger.sites import owner
+from pytest_torchcompile.ledger.sites import code_owner
 from pytest_torchcompile.observation import Job, Observation
 from pytest_torchcompile.oracle import held, recorder
 from pytest_torchcompile.oracle.chances import chances, compare_chances
@@ -334,8 +334,8 @@ def test_an_input_that_is_a_result_may_be_written_to():
 def test_frames_of_ours_are_never_the_users():
     """Not even where the package is a checkout in the user's project."""
     for module in (held, recorder, frames):
-        assert owner(module.__file__, str(Path(module.__file__).parents[2])) == "ours"
-    assert owner(zoo.__file__, str(Path(zoo.__file__).parents[1])) != "ours"
+        assert code_owner(module.__file__, str(Path(module.__file__).parents[2])) == "ours"
+    assert code_owner(zoo.__file__, str(Path(zoo.__file__).parents[1])) != "ours"
 
 
 def approximated(graph, example):

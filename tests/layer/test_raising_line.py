@@ -7,7 +7,7 @@ import linecache
 import pytest
 import torch
 
-from pytest_torchcompile.ledger.raising_line import raising_line
+from pytest_torchcompile.ledger.sites import raising_line
 
 
 @torch.library.custom_op("raising_line::widen", mutates_args=())

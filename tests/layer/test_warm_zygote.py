@@ -31,6 +31,6 @@ def test_a_backward_pass_only_in_a_build_for_cpus(monkeypatch, ran_backward, bui
     for gpu in ("cuda", "hip", "xpu"):
         monkeypatch.setattr(torch.version, gpu, build.get(gpu), raising=False)
     with config.patch(compile_threads=1), observe() as seen:
-        warmup.warm_up()
+        warmup.pay_first_compile()
     assert bool(ran_backward) is trains
     assert [graph.runs for graph in seen.graphs] == [1]

@@ -85,7 +85,7 @@ from pytest_torchcompile.gauges import gpu
 
 def _poison(graph, inputs):
     def run(*args):
-        gpu.spoilt = lambda *, wait=True: "CUDA error: an illegal memory access was encountered"
+        gpu.sticky_error = lambda *, wait=True: "CUDA error: an illegal memory access was encountered"
         return graph(*args)
     return run
 """

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from pytest_torchcompile.ledger.guard_causes import CAUSES, TABLE, classify
-from pytest_torchcompile.ledger.reasons import read
+from pytest_torchcompile.ledger.guard_causes import CAUSES, TABLE, classify_guard
+from pytest_torchcompile.ledger.reasons import read_reason
 
 CPU = "DispatchKeySet(CPU, BackendSelect, ADInplaceOrView, AutogradCPU)"
 
@@ -110,12 +110,12 @@ TEXTS = [
 @pytest.mark.parametrize(("text", "cause"), TEXTS)
 def test_class_of_a_text(text, cause):
     """Each known text has its class, with torch's prefix and comment as it comes."""
-    assert classify(read(f"0/1: {text}").guard) == cause
+    assert classify_guard(read_reason(f"0/1: {text}").guard) == cause
 
 
 def test_every_pattern_of_the_table_is_exercised():
     """No row of the table is dead: each is the first to match one of the texts above."""
-    guards = [read(text).guard for text, _ in TEXTS]
+    guards = [read_reason(text).guard for text, _ in TEXTS]
     first = {next((p.text for p in TABLE if re.search(p.text, guard)), None) for guard in guards}
     assert {p.text for p in TABLE} - first == set()
 
@@ -128,14 +128,14 @@ def test_the_table_speaks_of_known_classes_only():
 
 def test_a_function_without_a_type_is_known_by_what_it_is_now():
     """Torch 2.8 gives no type beside an object's id; the function that came instead tells."""
-    assert classify("___check_obj_id(g, 1)", actual="function cos") == "closure"
-    assert classify("___check_obj_id(g, 1)", actual="code <lambda> of line 3") == "closure"
-    assert classify("___check_obj_id(g, 1)", actual="Kind") == "value"
+    assert classify_guard("___check_obj_id(g, 1)", actual="function cos") == "closure"
+    assert classify_guard("___check_obj_id(g, 1)", actual="code <lambda> of line 3") == "closure"
+    assert classify_guard("___check_obj_id(g, 1)", actual="Kind") == "value"
 
 
 def test_a_comment_says_nothing_about_the_cause():
     """The source line behind the guard mentions None and len; the guard compares a value."""
-    assert classify(read("y == 2    # return len(x) if y is None else x  # a.py:3 in f").guard) == "value"
+    assert classify_guard(read_reason("y == 2    # return len(x) if y is None else x  # a.py:3 in f").guard) == "value"
 
 
 @pytest.mark.parametrize(("guard", "cause"), [
@@ -143,4 +143,4 @@ def test_a_comment_says_nothing_about_the_cause():
 ])  # fmt: skip
 def test_a_value_taken_from_an_enclosing_function_is_a_closure(guard, cause):
     """Two closures of one code differ in their free variables; that is the cause, not the value."""
-    assert classify(guard, freevars=("k",)) == cause
+    assert classify_guard(guard, freevars=("k",)) == cause

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from pytest_torchcompile.ledger import explain
-from pytest_torchcompile.ledger.advice import advice
+from pytest_torchcompile.ledger.explain import recompile_advice
 from pytest_torchcompile.ledger.guard_causes import CAUSES
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, GraphBreak
 
@@ -48,7 +48,7 @@ def test_other_entries_in_words():
     found.all_reasons = reasons
     assert explain.recompiles([found]).splitlines()[4] == (
         "     other cached entries: GLOBAL_STATE changed: grad_mode; k == 1 (and 2 like it); len(y) == 1; 1 more")
-    assert explain.others(recompile("shape", "x.size(0)", "4", "5", reasons[2])) == ""
+    assert explain.other_reasons(recompile("shape", "x.size(0)", "4", "5", reasons[2])) == ""
 
 
 def test_an_unknown_value_is_said_to_be_unknown():
@@ -100,14 +100,14 @@ def test_paths_below_the_current_folder_are_relative(tmp_path, monkeypatch):
 @pytest.mark.parametrize("cause", [*CAUSES, "a class of a later version"])
 def test_every_cause_has_advice(cause):
     """Also where nothing about the guard is known."""
-    assert advice(recompile(cause))
-    assert "None" not in advice(recompile(cause))
-    assert "  " not in advice(recompile(cause, "x.size(0)", "1", "2"))
+    assert recompile_advice(recompile(cause))
+    assert "None" not in recompile_advice(recompile(cause))
+    assert "  " not in recompile_advice(recompile(cause, "x.size(0)", "1", "2"))
 
 
 @pytest.mark.parametrize("resumed_at", [0, 7])
 def test_advice_about_sizes_begins_with_buckets_and_ends_with_dynamic(resumed_at):
-    text = advice(recompile("shape", "x.size(0)", "4", "5", resumed_at=resumed_at))
+    text = recompile_advice(recompile("shape", "x.size(0)", "4", "5", resumed_at=resumed_at))
     places = [text.index(part) for part in ("bucket", "mark_dynamic", "min=", "max=", "discouraged", "dynamic=True")]
     assert places == sorted(places)
 
@@ -136,4 +136,4 @@ def test_advice_about_sizes_begins_with_buckets_and_ends_with_dynamic(resumed_at
 ])  # fmt: skip
 def test_advice_fits_the_cause(record, text):
     """The line names the user's own variable."""
-    assert text in advice(record)
+    assert text in recompile_advice(record)

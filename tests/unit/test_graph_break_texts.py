@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcompile.ledger.break_text import disabled_function, headlines, is_limit, parse, same_place
+from pytest_torchcompile.ledger.break_text import disabled_function, headlines, is_limit, parse_break, same_place
 
 TEXT = '''Graph break in user code at /src/net.py:24
 Graph Break Reason: Encountered graph break when attempting to trace CALL: a function call, e.g. f(x, y):
@@ -79,7 +79,8 @@ torch._dynamo.exc.Unsupported: Attempt to trace generator
 
 def test_all_parts():
     """Headline, id, link, place, hint, explanation, the stack without callers of the traced function."""
-    found = parse(TEXT, traced=("/src/net.py", "forward"), outermost=("/src/net.py", 28, "Net.forward"), during="c")
+    outermost = ("/src/net.py", 28, "Net.forward")
+    found = parse_break(TEXT, traced=("/src/net.py", "forward"), outermost=outermost, during="c")
     assert found.reason == "Call to `torch._dynamo.graph_break()`"
     assert (found.gb_id, found.link) == ("gb0025", "https://docs.example.org/gb/gb0025.html")
     assert (found.file, found.line, found.function) == ("/src/net.py", 24, "helper")
@@ -91,7 +92,7 @@ def test_all_parts():
 
 def test_a_break_in_the_traced_function_bears_its_full_name():
     """The stack knows the bare name only."""
-    found = parse(TORCH_2_8, traced=("/src/net.py", "forward"), outermost=("/src/net.py", 10, "Net.forward"))
+    found = parse_break(TORCH_2_8, traced=("/src/net.py", "forward"), outermost=("/src/net.py", 10, "Net.forward"))
     assert found.function == "Net.forward"
 
 
@@ -99,14 +100,15 @@ def test_the_traced_function_is_told_from_another_of_its_name():
     """A method and that of its base class are both called forward; the line says which of them is traced."""
     text = TORCH_2_8.partition("User code traceback:")[0] + ('User code traceback:\n  File "/src/net.py", line 12, in '
            'forward\n    super().forward(x)\n  File "/src/net.py", line 4, in forward\n    n = x.item()\n')
-    found = parse(text, traced=("/src/net.py", "forward"), lines=(10, 13), outermost=("/src/net.py", 10, "B.forward"))
+    outermost = ("/src/net.py", 10, "B.forward")
+    found = parse_break(text, traced=("/src/net.py", "forward"), lines=(10, 13), outermost=outermost)
     assert (found.line, found.function) == (4, "forward")
     assert found.stack == ("net.py:4 in forward", "net.py:12 in forward")
 
 
 def test_the_first_message_is_the_cause_and_the_second_says_why_torch_gave_up():
     """Two messages in one record: headline, hint and explanation are those of the first."""
-    found = parse(SKIPPED)
+    found = parse_break(SKIPPED)
     assert found.reason == "Data-dependent branching"
     assert (found.hint, found.whole_frame) == ("Use torch.cond.", True)
     assert headlines(SKIPPED.partition("encountered:")[2])[-1] == "graph break in loop"
@@ -114,7 +116,7 @@ def test_the_first_message_is_the_cause_and_the_second_says_why_torch_gave_up():
 
 def test_torch_2_8_has_no_ids():
     """The rest is there."""
-    found = parse(TORCH_2_8)
+    found = parse_break(TORCH_2_8)
     assert (found.gb_id, found.link) == ("", "")
     assert found.reason == "Unsupported Tensor.item() call with capture_scalar_outputs=False"
     assert (found.line, found.hint) == (12, "Set `torch._dynamo.config.capture_scalar_outputs = True`.")
@@ -123,7 +125,7 @@ def test_torch_2_8_has_no_ids():
 
 def test_the_format_of_breaks_from_outside_of_tracing():
     """A frame that was refused before it was traced; made only where TORCH_LOGS asks for it."""
-    found = parse(NOT_LOGGED_BEFORE)
+    found = parse_break(NOT_LOGGED_BEFORE)
     assert (found.reason, found.file, found.line) == ("Attempt to trace generator", "/src/net.py", 5)
     assert (found.hint, found.whole_frame) == ("Call a generator from inside of a function.", True)
 
@@ -134,23 +136,23 @@ def test_a_break_in_pythons_library_is_at_the_users_line():
     import sysconfig
 
     text = text.replace("/usr/lib/x", sysconfig.get_path("stdlib"))
-    found = parse(text)
+    found = parse_break(text)
     assert (found.file, found.line, found.owner) == ("/src/net.py", 12, "mine")
 
 
 def test_a_break_in_torchs_own_frame_is_the_functions_that_it_wraps():
     """Where all frames are torch's, the user's function around them is the place."""
     text = TORCH_2_8.replace("/src/net.py", "/v/site-packages/torch/_dynamo/external_utils.py")
-    found = parse(text, outermost=("/src/net.py", 8, "Net.forward"))
+    found = parse_break(text, outermost=("/src/net.py", 8, "Net.forward"))
     assert (found.file, found.line, found.function, found.owner) == ("/src/net.py", 8, "Net.forward", "mine")
-    bare = parse(text)
+    bare = parse_break(text)
     assert (bare.line, bare.owner) == (12, "torch")
 
 
 @pytest.mark.parametrize("text", ["", "\n", "a text of torch 3", "Graph Break Reason: ", TEXT[:80]])
 def test_any_text_gives_a_break(text):
     """Unknown formats lose parts, never the break."""
-    assert parse(text).reason
+    assert parse_break(text).reason
 
 
 @pytest.mark.parametrize(("text", "limit"), [
@@ -173,6 +175,6 @@ def test_the_recompile_limit_is_no_break(text, limit):
 ])  # fmt: skip
 def test_the_disabled_function_is_named(explanation, name):
     """Its name comes out of the explanation."""
-    found = parse(TORCH_2_8)
+    found = parse_break(TORCH_2_8)
     found.explanation = explanation
     assert disabled_function(found) == name

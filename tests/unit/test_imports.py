@@ -33,7 +33,7 @@ TORCH_FREE_IN_THEM = {
     "wrappers", "wrappers/wrapping", "gates", "layer", "layer/config", "layer/environment_variables",
     "oracle", "oracle/compiler_stages", "oracle/findings", "oracle/leaf", "oracle/limits", "oracle/notes",
     "oracle/proof",
-    "ledger", "ledger/advice", "ledger/break_text", "ledger/explain", "ledger/guard_causes", "ledger/ledger",
+    "ledger", "ledger/break_text", "ledger/explain", "ledger/guard_causes", "ledger/ledger",
     "ledger/reasons", "ledger/records", "ledger/sites",
 }
 HEAVY = {"torch", "triton", "hypothesis", "pydantic", "numpy", "xdist"}

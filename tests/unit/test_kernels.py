@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pytest_torchcompile.checks import load
-from pytest_torchcompile.gauges.generated_kernels import kernels, read
+from pytest_torchcompile.gauges.kernels import read_kernels, read_module
 from pytest_torchcompile.ledger.records import Text
 
 CPP = '''# AOT ID: ['0_forward']
@@ -70,7 +70,7 @@ OPERATORS = frozenset({"_softmax", "add", "native_layer_norm", "native", "layer_
 
 def test_calls_of_a_generated_module():
     """Generated kernels, library calls and fallbacks of one run; benchmark code is not run."""
-    found = read(CPP, "0/0", OPERATORS)
+    found = read_module(CPP, "0/0", OPERATORS)
     assert (found.compile_id, found.stage) == ("0/0", "forward")
     assert {k.name: k.calls for k in found.generated} == {
         "cpp_fused__softmax_add_native_layer_norm_relu_0": 1, "cpp_fused_sum_1": 2}  # fmt: skip
@@ -81,19 +81,19 @@ def test_calls_of_a_generated_module():
 
 def test_operators_come_out_of_the_name():
     """Sorted words joined by underscores, some with underscores of their own."""
-    first, second = read(CPP, operators=OPERATORS).generated
+    first, second = read_module(CPP, operators=OPERATORS).generated
     assert first.ops == ("_softmax", "add", "native_layer_norm", "relu")
     assert (second.ops, second.language) == (("sum",), "cpp")
 
 
 def test_without_the_operators_the_name_stays_whole():
     """No guess where words cannot be told apart."""
-    assert read(CPP).generated[0].ops == ("_softmax_add_native_layer_norm_relu",)
+    assert read_module(CPP).generated[0].ops == ("_softmax_add_native_layer_norm_relu",)
 
 
 def test_triton_names_its_operators_in_a_comment():
     """Each once, in torch's order; calls inside of partitions count."""
-    found = read(TRITON)
+    found = read_module(TRITON)
     (kernel,) = found.generated
     assert (kernel.language, kernel.ops, kernel.calls) == ("triton", ("add", "mul"), 1)
     assert found.stage == "inference"
@@ -109,7 +109,7 @@ def test_lines_belong_to_the_code_recorded_before_them():
     made = [("dynamo", "graph"), ("kernel_lines", ""), ("code", CPP), ("kernel_lines", lines), ("code", TRITON),
             ("kernel_lines", "")]  # fmt: skip
     texts = [Text("0/0", stage, text) for stage, text in made]
-    first, second = kernels(texts, OPERATORS)
+    first, second = read_kernels(texts, OPERATORS)
     assert first.generated[1].lines == ("/src/net.py:9", "/src/net.py:11")
     assert first.generated[0].lines == ()
     assert second.generated[0].lines == ()
@@ -118,7 +118,7 @@ def test_lines_belong_to_the_code_recorded_before_them():
 @pytest.mark.parametrize("code", ["", "def call(args):\n    return ()\n"])
 def test_a_module_without_kernels(code):
     """An identity graph calls nothing."""
-    assert read(code).launches == 0
+    assert read_module(code).launches == 0
 
 
 LAUNCHED = {"kernels": 3, "graphs": 0, "host_launches": 3, "by_name": {"triton_poi_fused_add_0": 2, "gemm": 1}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcompile.ledger.reasons import read, readable, split
+from pytest_torchcompile.ledger.reasons import read_reason, split_reasons, user_expression
 
 
 @pytest.mark.parametrize(("payload", "texts"), [
@@ -17,13 +17,13 @@ from pytest_torchcompile.ledger.reasons import read, readable, split
 ])  # fmt: skip
 def test_payloads_of_all_versions(payload, texts):
     """One text or a list of them, each with the compile id of its entry; an id alone says nothing."""
-    assert split(payload) == texts
+    assert split_reasons(payload) == texts
 
 
 @pytest.mark.parametrize(("text", "entry"), [("0/1: a == 1", "0/1"), ("!1/0/0: a == 1", "!1/0/0"), ("a == 1", "")])
 def test_the_entry_is_told_apart(text, entry):
     """The compile id is no part of the guard."""
-    assert (read(text).guard, read(text).entry) == ("a == 1", entry)
+    assert (read_reason(text).guard, read_reason(text).entry) == ("a == 1", entry)
 
 
 @pytest.mark.parametrize(("text", "what", "expected", "actual"), [
@@ -64,20 +64,20 @@ def test_the_entry_is_told_apart(text, entry):
 ])  # fmt: skip
 def test_what_was_compared(text, what, expected, actual):
     """Expression, value of the cached entry, value now; empty where the text does not say."""
-    reason = read(text)
+    reason = read_reason(text)
     assert (reason.what, reason.expected, reason.actual) == (what, expected, actual)
 
 
 def test_the_line_comes_from_the_comment():
     """Source and place stand behind the guard; torch's advice behind them."""
-    reason = read("s.k == 1     # return s.l(x)*s.k  # app/net.py:7 in forward (HINT: use a tensor)")
+    reason = read_reason("s.k == 1     # return s.l(x)*s.k  # app/net.py:7 in forward (HINT: use a tensor)")
     assert (reason.guard, reason.source, reason.at) == ("s.k == 1", "return s.l(x)*s.k", "app/net.py:7")
     assert reason.advice == "use a tensor"
 
 
 def test_the_line_comes_from_the_users_stack_where_torch_gives_it():
     """The stack has whole paths; its innermost frame counts."""
-    reason = read('s.k == 1   # return s.k  # app/net.py:7 in forward\nUser stack trace:\n'
+    reason = read_reason('s.k == 1   # return s.k  # app/net.py:7 in forward\nUser stack trace:\n'
                   '  File "/src/app/net.py", line 3, in outer\n    y = f(x)\n'
                   '  File "/src/app/net.py", line 7, in forward\n    return s.k')  # fmt: skip
     assert reason.at == "/src/app/net.py:7"
@@ -86,13 +86,13 @@ def test_the_line_comes_from_the_users_stack_where_torch_gives_it():
 
 def test_advice_without_a_place():
     """Duck sizing comes with a text instead of a line."""
-    reason = read("y.size()[0] == x.size()[0]  # duck sizing added this equality")
+    reason = read_reason("y.size()[0] == x.size()[0]  # duck sizing added this equality")
     assert (reason.source, reason.at, reason.advice) == ("", "", "duck sizing added this equality")
 
 
 def test_advice_in_the_guard_is_taken_out_of_it():
     """A parameter's guard carries torch's advice as its own last sentence."""
-    reason = read("tensor 'p' size mismatch at index 0. expected 4, actual 5. Guard failed on it, so")
+    reason = read_reason("tensor 'p' size mismatch at index 0. expected 4, actual 5. Guard failed on it, so")
     assert reason.guard == "tensor 'p' size mismatch at index 0. expected 4, actual 5"
     assert reason.advice == "Guard failed on it, so"
 
@@ -105,4 +105,4 @@ def test_advice_in_the_guard_is_taken_out_of_it():
 ])  # fmt: skip
 def test_expressions_read_like_code(what, shown):
     """Torch's way around ``__getattr__`` and its scopes are not for users."""
-    assert readable(what) == shown
+    assert user_expression(what) == shown

@@ -8,7 +8,7 @@ import sysconfig
 import pytest
 
 import pytest_torchcompile
-from pytest_torchcompile.ledger.sites import is_torch, owner, readable
+from pytest_torchcompile.ledger.sites import code_owner, is_torch, read_code_name
 
 STDLIB = sysconfig.get_path("stdlib")
 
@@ -26,27 +26,27 @@ STDLIB = sysconfig.get_path("stdlib")
 ])  # fmt: skip
 def test_owner(path, whose):
     """Torch, installed, Python's, and all the rest, which is the user's."""
-    assert owner(path, "/root/project") == whose
+    assert code_owner(path, "/root/project") == whose
 
 
 @pytest.mark.parametrize("file", ["run/runner.py", "ranks/serving.py", "ranks/zygote.py", "oracle/calls.py"])
 def test_frames_that_run_a_cell_are_nobodys_callers(file):
     """A break was said to be called by them."""
-    assert owner(os.path.join(os.path.dirname(pytest_torchcompile.__file__), file), "/root/project") == "ours"
+    assert code_owner(os.path.join(os.path.dirname(pytest_torchcompile.__file__), file), "/root/project") == "ours"
 
 
 def test_the_project_may_lie_below_pythons_own_folder():
     """A project inside an environment's folder is the user's, not Python's."""
-    assert owner(f"{STDLIB}/project/net.py", f"{STDLIB}/project") == "mine"
-    assert owner(os.path.join(os.getcwd(), "net.py")) == "mine"
+    assert code_owner(f"{STDLIB}/project/net.py", f"{STDLIB}/project") == "mine"
+    assert code_owner(os.path.join(os.getcwd(), "net.py")) == "mine"
 
 
 def test_an_environment_inside_of_the_project_is_pythons():
     """As conda makes it; what lies beside it is the user's."""
     root = os.path.dirname(sysconfig.get_path("data"))
-    assert owner(f"{STDLIB}/uuid.py", os.path.commonpath([root, STDLIB])) == "python"
-    assert owner(f"{STDLIB}/uuid.py", "/") == "python"
-    assert owner("/root/project/net.py", "/") == "mine"
+    assert code_owner(f"{STDLIB}/uuid.py", os.path.commonpath([root, STDLIB])) == "python"
+    assert code_owner(f"{STDLIB}/uuid.py", "/") == "python"
+    assert code_owner("/root/project/net.py", "/") == "mine"
 
 
 def test_a_source_build_of_torch_is_torch():
@@ -64,4 +64,4 @@ def test_a_source_build_of_torch_is_torch():
 ])  # fmt: skip
 def test_readable(name, readable_name, line):
     """The author's name, and where a resume function resumes."""
-    assert readable(name) == (readable_name, line)
+    assert read_code_name(name) == (readable_name, line)

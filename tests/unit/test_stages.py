@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile.ledger.records import Compile, Text
-from pytest_torchcompile.ledger.stages import caches, seconds, seconds_in, stages
+from pytest_torchcompile.ledger.stages import cache_answers, seconds_by_stage, seconds_in, texts_by_stage
 
 
 def compile_of(**more):
@@ -16,8 +16,8 @@ def compile_of(**more):
 def test_texts_by_stage():
     """Those of one compile, in order."""
     texts = [Text("0/0", "dynamo", "a"), Text("0/1", "dynamo", "b"), Text("0/0", "code", "c"), Text("0/0", "code", "d")]
-    assert stages(texts, "0/0") == {"dynamo": ["a"], "code": ["c", "d"]}
-    assert stages(texts, "9/9") == {}
+    assert texts_by_stage(texts, "0/0") == {"dynamo": ["a"], "code": ["c", "d"]}
+    assert texts_by_stage(texts, "9/9") == {}
 
 
 @pytest.mark.parametrize(("metrics", "found"), [
@@ -38,11 +38,11 @@ def test_seconds_of_each_stage_without_those_inside(metrics, found):
 
 def test_seconds_add_up():
     """Over several compiles."""
-    assert seconds([compile_of(seconds_in={"dynamo": 1.0}), compile_of(seconds_in={"dynamo": 0.5, "aot": 2.0})]) == {
-        "dynamo": 1.5, "aot": 2.0}  # fmt: skip
+    compiles = [compile_of(seconds_in={"dynamo": 1.0}), compile_of(seconds_in={"dynamo": 0.5, "aot": 2.0})]
+    assert seconds_by_stage(compiles) == {"dynamo": 1.5, "aot": 2.0}
 
 
 def test_cache_answers_are_counted():
     """Of all compiles together."""
-    assert caches([compile_of(caches=("aot miss", "fx miss")), compile_of(caches=("aot hit",)), compile_of()]) == {
-        "aot miss": 1, "fx miss": 1, "aot hit": 1}  # fmt: skip
+    compiles = [compile_of(caches=("aot miss", "fx miss")), compile_of(caches=("aot hit",)), compile_of()]
+    assert cache_answers(compiles) == {"aot miss": 1, "fx miss": 1, "aot hit": 1}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_torchcompile.ledger.guard_values import actual, shown
+from pytest_torchcompile.ledger.guard_values import actual_value, shown_value
 
 Point = namedtuple("Point", "a b")
 
@@ -65,7 +65,7 @@ SCOPE = {
 ])  # fmt: skip
 def test_values_that_are_plainly_there(what, text):
     """Names, attributes, items, lengths, types."""
-    assert actual(what, SCOPE) == text
+    assert actual_value(what, SCOPE) == text
 
 
 @pytest.mark.parametrize("what", [
@@ -74,16 +74,16 @@ def test_values_that_are_plainly_there(what, text):
 ])  # fmt: skip
 def test_what_would_run_code_or_is_not_there_stays_unknown(what):
     """No property, no ``__getattr__``, no ``__getitem__``, no call, no error."""
-    assert actual(what, SCOPE) == ""
+    assert actual_value(what, SCOPE) == ""
 
 
 def test_long_values_are_cut():
     """One line of a report, not a page."""
-    text = shown("x" * 500)
+    text = shown_value("x" * 500)
     assert len(text) == 60
     assert text.endswith("...")
 
 
 def test_code_is_named_by_its_line():
     """Two lambdas have one name."""
-    assert shown(some.__code__) == f"code some of line {some.__code__.co_firstlineno}"
+    assert shown_value(some.__code__) == f"code some of line {some.__code__.co_firstlineno}"

@@ -11,15 +11,16 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.errors import InstrumentError, Unavailable
 from pytest_torchcompile.ledger.cudagraph_skips import DEFINED_KERNEL
 from pytest_torchcompile.ledger.records import Text
 
-__all__ = ["Kernel", "Kernels", "kernels", "provenance", "read"]
+__all__ = ["Kernel", "Kernels", "Launches", "aten_operators", "count_launches", "note_source_lines", "read_kernels",
+           "read_module"]
 
 _FUSED: Final = re.compile(r"^(?:cpp|triton)_(?:[a-z]{3}_)?fused_(.*?)_?\d*$")
 _STAGE: Final = re.compile(r"^# AOT ID: \['\d+_(\w+)'\]", re.M)
@@ -38,7 +39,7 @@ class Kernel:
     ops: tuple[str, ...]
     """ATen operators fused in it."""
     lines: tuple[str, ...] = ()
-    """``file:line`` of the user's code; empty unless compiled under :func:`provenance`."""
+    """``file:line`` of the user's code; empty unless compiled under :func:`note_source_lines`."""
     calls: int = 0
     """How often one run of the graph calls it."""
 
@@ -66,23 +67,23 @@ class Kernels:
         return asdict(self)
 
 
-def kernels(texts: Iterable[Text], operators: Iterable[str] = ()) -> list[Kernels]:
+def read_kernels(texts: Iterable[Text], operators: Iterable[str] = ()) -> list[Kernels]:
     """Kernels of each generated graph, in order.
 
     :param texts: :attr:`Ledger.texts` of an observation with `keep_texts`.
-    :param operators: known ATen operators, which :func:`operators` lists; without them the words of a kernel's
+    :param operators: known ATen operators, which :func:`aten_operators` lists; without them the words of a kernel's
         name cannot be told apart (``native_layer_norm_relu``) unless its comment names them.
     """
     known, found = frozenset(operators), list[Kernels]()
     for text in texts:
         if text.stage == "code":
-            found.append(read(text.text, text.compile_id, known))
+            found.append(read_module(text.text, text.compile_id, known))
         elif text.stage == "kernel_lines" and found and text.text.startswith("{"):  # right after its code
             found[-1] = _with_lines(found[-1], text.text)
     return found
 
 
-def read(code: str, compile_id: str = "", operators: frozenset[str] = frozenset()) -> Kernels:
+def read_module(code: str, compile_id: str = "", operators: frozenset[str] = frozenset()) -> Kernels:
     """Kernels of one generated module."""
     defined, sources = dict(DEFINED_KERNEL.findall(code)), _sources(code)
     generated: Counter[str] = Counter()
@@ -157,7 +158,7 @@ def _with_lines(found: Kernels, text: str) -> Kernels:
     return Kernels(found.compile_id, found.stage, generated, found.library, found.fallbacks)
 
 
-def operators() -> frozenset[str]:
+def aten_operators() -> frozenset[str]:
     """ATen operators of this torch, without overloads."""
     import torch
 
@@ -166,7 +167,7 @@ def operators() -> frozenset[str]:
 
 
 @contextlib.contextmanager
-def provenance() -> Iterator[None]:
+def note_source_lines() -> Iterator[None]:
     """Compile with the lines of the user's code noted for each kernel.
 
     ``torch._inductor.config.trace.provenance_tracking_level`` (since torch 2.9) is part of the cache key: switch
@@ -183,3 +184,46 @@ def provenance() -> Iterator[None]:
                               "lines of kernels; torch 2.9 and later have it")
     with config.patch({_LEVEL: 1}):
         yield
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What one call did on the GPU."""
+
+    kernels: int
+    """Kernels that ran, those inside CUDA graphs included."""
+    graphs: int
+    """CUDA graphs replayed (calls of ``cudaGraphLaunch``)."""
+    host_launches: int
+    """Kernels launched one by one from the host: what a CUDA graph saves."""
+    by_name: dict[str, int] = field(default_factory=dict)
+    """Kernels that ran, by name."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def count_launches(call: Callable[[], object]) -> Launches:
+    """Run ``call`` once, warm, and count.
+
+    :raises Unavailable: this torch sees no CUDA GPU.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    if not torch.cuda.is_available():
+        raise Unavailable("launches per call are counted on a CUDA GPU; torch sees none here")
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as found:
+        call()
+        torch.cuda.synchronize()
+    events = list(found.events() or ())
+    gpu = [e.name for e in events if e.device_type.name == "CUDA" and not _copies(e.name)]
+    host = Counter(e.name for e in events if e.device_type.name == "CPU")
+    single = sum(n for name, n in host.items() if name.startswith(("cudaLaunchKernel", "cuLaunchKernel")))
+    return Launches(len(gpu), host["cudaGraphLaunch"] + host["cuGraphLaunch"], single, dict(Counter(gpu)))
+
+
+def _copies(name: str) -> bool:
+    return name.startswith(("Memcpy", "Memset", "Command Buffer"))

@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 
 from pytest_torchcompile.cell import AXES, Cell
-from pytest_torchcompile.report.evidence import evidence
-from pytest_torchcompile.report.seal import sealed
+from pytest_torchcompile.report.evidence import add_seal, cell_fingerprint
 
 STORED = Path(__file__).parents[1] / "tests" / "unit" / "reports"
 LEAF = {"call": "call 1 (B=4)", "name": "gradient of up.weight", "kind": "gradient", "numel": 128, "dtype": "float32",
@@ -44,7 +43,7 @@ def report(cells: int, leaves: int) -> dict:
         sections = dict(cell["observation"]["sections"])
         sections["equivalence"] = {**sections["equivalence"], "leaves": [LEAF] * leaves, "inexact": leaves}
         each["observation"] = {**cell["observation"], "cell": each["id"], "sections": sections}
-        made.append({**each, "evidence_sha256": evidence(each)})
+        made.append({**each, "evidence_sha256": cell_fingerprint(each)})
     block["cells"], block["shard"] = made, {"index": 1, "of": 1}
     block["matrix"]["cells_planned"] = [each["id"] for each in made]
     tests = content["tests"][:len(cell["checks"])]
@@ -78,7 +77,7 @@ def main() -> None:
         policy.write_text(POLICY)
         took = 0.0
         for cells, leaves in ((1, 0), (1000, 0), (10_000, 0), (10_000, 20)):
-            path.write_text(sealed(json.dumps(report(cells, leaves))))
+            path.write_text(add_seal(json.dumps(report(cells, leaves))))
             start = time.process_time()
             json.loads(path.read_text())
             alone = time.process_time() - start

@@ -307,10 +307,10 @@ def _models_table_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _models_table(given: argparse.Namespace) -> int:
     from pytest_torchcompile.page.models_table import table
-    from pytest_torchcompile.report.merging import merge
+    from pytest_torchcompile.report.merging import merge_reports
     from pytest_torchcompile.report.reading import read_report
 
-    print(table(merge([read_report(path) for path in given.reports])), end="")
+    print(table(merge_reports([read_report(path) for path in given.reports])), end="")
     return 0
 
 

@@ -1,10 +1,10 @@
-"""Quantities in sentences: one of a thing, or several."""
+"""Quantities in sentences: one of a thing or several, the first few of many names, seconds as one reads them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-__all__ = ["count", "numbered"]
+__all__ = ["count", "first_names", "numbered", "readable_seconds"]
 
 
 def count(number: int, one: str, many: str = "") -> str:
@@ -23,3 +23,26 @@ def numbered(one: str, numbers: Sequence[int]) -> str:
     ('rank 1', 'ranks 1, 3')
     """
     return f"{one}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def first_names(names: Iterable[object], shown: int = 3) -> str:
+    """The first few of some names, and how many more there are.
+
+    >>> first_names(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    texts = list(map(str, names))
+    more = len(texts) - shown
+    text = ", ".join(texts[:shown])
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def readable_seconds(value: float) -> str:
+    """Seconds in a unit that fits.
+
+    >>> readable_seconds(0.0123), readable_seconds(2.34), readable_seconds(300)
+    ('12 ms', '2.3 s', '5.0 min')
+    """
+    if value < 1:
+        return f"{1000 * value:.0f} ms"
+    return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"

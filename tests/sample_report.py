@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchcompile.observation import worst
-from pytest_torchcompile.report.evidence import evidence, head_fingerprint
+from pytest_torchcompile.report.evidence import cell_fingerprint, head_fingerprint
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
 
 AXES: dict[str, list[Any]] = {
@@ -99,7 +99,7 @@ def entry(name: str, axes: dict[str, Any], checks: dict[str, Any], seen: dict[st
         "id": name, "axes": axes, "planned": None, "status": worst([c["verdict"] for c in checks.values()]),
         "selected": True, "checks": checks, "seconds": None if seen is None else 4.5, "observation": seen,
     }  # fmt: skip
-    return {**told, "evidence_sha256": evidence(told)}
+    return {**told, "evidence_sha256": cell_fingerprint(told)}
 
 
 def check(verdict: str, *problems: dict[str, Any], note: str = "") -> dict[str, Any]:

@@ -13,8 +13,8 @@ from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.policy import AllowedFailure, PassRate, Policy
 from pytest_torchcompile.gate.skips import skips
 from pytest_torchcompile.plan.axes import value_key
-from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.finding import Finding, Weight, first
+from pytest_torchcompile.quantity import count, first_names
+from pytest_torchcompile.report.finding import Finding, Weight
 from pytest_torchcompile.report.testrecord import TEST_LANE
 
 __all__ = ["Allowed", "allow", "untold"]
@@ -126,7 +126,7 @@ def _entries(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy, toda
         elif unhidden:
             continue  # what it was written for may be these very numbers, so it can't be called unneeded
         elif not used and whole and (unknown := untold(entry, cells)):
-            text = (f"whether {where} is still needed can't be told: {first(unknown)} "
+            text = (f"whether {where} is still needed can't be told: {first_names(unknown)} "
                     f"{'was' if len(unknown) == 1 else 'were'} not judged")
             allowed.findings.append(Finding("allowed_failures", "note", text, tuple(unknown), **place))
         elif not used and whole:

@@ -12,9 +12,9 @@ from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.gate.gate import Outcome
 from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.finding import Finding, foremost
+from pytest_torchcompile.report.finding import Finding, foremost_findings
 from pytest_torchcompile.report.harmless import harmless_text
-from pytest_torchcompile.report.headline import headline, shortened
+from pytest_torchcompile.report.headline import headline, shorten_to_headline
 
 __all__ = ["WORDS", "again", "announcement", "facts", "place", "refusal", "sentence"]
 
@@ -32,14 +32,14 @@ def sentence(outcome: Outcome) -> str:
 def _sentence(outcome: Outcome) -> str:
     code = outcome.code
     if code == 0:
-        return shortened(f"PASS: {_good(outcome)}")
+        return shorten_to_headline(f"PASS: {_good(outcome)}")
     decisive = [finding for finding in outcome.findings if finding.weight != "note"]
     first = decisive[0]
     if first.cause is not None:
         others = sum(finding.cause is None for finding in decisive)
         return headline(outcome.causes, f"{WORDS[code]}: ", others)
     more = f"; and {count(len(decisive) - 1, 'more finding')}" if decisive[1:] else ""
-    return f"{shortened(f'{WORDS[code]}: {first.text}', len(more.split()))}{more}"
+    return f"{shorten_to_headline(f'{WORDS[code]}: {first.text}', len(more.split()))}{more}"
 
 
 def refusal(error: Exception, code: int) -> str:
@@ -51,7 +51,7 @@ def announcement(outcome: Outcome) -> Iterator[str]:
     """The lines: the sentence, the findings, the facts."""
     yield sentence(outcome)
     yield ""
-    shown = foremost(outcome.findings, SHOWN)
+    shown = foremost_findings(outcome.findings, SHOWN)
     for finding in shown:
         for line in _lines(outcome, finding):
             yield harmless_text(line)

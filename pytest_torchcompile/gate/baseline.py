@@ -8,10 +8,8 @@ from typing import Any, Final, TypeVar
 
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.slower import Change, Pairs, slower
-from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.causes import Fresh, portable
-from pytest_torchcompile.report.effects import check_effect
-from pytest_torchcompile.report.finding import first
+from pytest_torchcompile.quantity import count, first_names
+from pytest_torchcompile.report.causes import Fresh, check_effect, portable_path
 from pytest_torchcompile.report.metrics import METRICS
 
 __all__ = ["Change", "another_machine", "changes", "fresh"]
@@ -54,7 +52,7 @@ def _failures(both: Pairs, noun: str) -> Iterator[Change]:
             if check not in then.bad:
                 by_check.setdefault(check, []).append(cell)
     for check, cells in sorted(by_check.items(), key=lambda pair: -check_effect(pair[0]).severity):
-        text = f"{check} held in the baseline and fails now in {count(len(cells), noun)}: {first(cells)}"
+        text = f"{check} held in the baseline and fails now in {count(len(cells), noun)}: {first_names(cells)}"
         yield Change("failures", text, tuple(cells), check=check)
 
 
@@ -97,7 +95,7 @@ def _breaks(both: Pairs, noun: str) -> Iterator[Change]:
 
 def _place(found: Mapping[str, Any]) -> tuple[str, int, str]:
     line, reason = found.get("line"), str(found.get("reason", ""))
-    return portable(str(found.get("file", ""))), line if isinstance(line, int) else 0, reason.partition("\n")[0]
+    return portable_path(str(found.get("file", ""))), line if isinstance(line, int) else 0, reason.partition("\n")[0]
 
 
 def _recompiles(both: Pairs, noun: str) -> Iterator[Change]:
@@ -117,7 +115,7 @@ def _recompiles(both: Pairs, noun: str) -> Iterator[Change]:
 
 
 def _guard(found: Mapping[str, Any]) -> tuple[str, str, str]:
-    return portable(str(found.get("file", ""))), str(found.get("function", "")), str(found.get("cause", ""))
+    return portable_path(str(found.get("file", ""))), str(found.get("function", "")), str(found.get("cause", ""))
 
 
 def _gone(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], noun: str) -> Iterator[Change]:
@@ -127,7 +125,7 @@ def _gone(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], noun: s
         if cells:
             ran = "that ran in the baseline"
             told = count(len(cells), f"{noun} {ran} is", f"{noun}s {ran} are")
-            yield Change("gone", f"{told} {what}: {first(cells)}", tuple(cells))
+            yield Change("gone", f"{told} {what}: {first_names(cells)}", tuple(cells))
 
 
 def _ran(cell: JudgedCell) -> bool:
@@ -138,12 +136,12 @@ def _improved(both: Pairs, noun: str) -> Iterator[Change]:
     cells = [cell for cell, (now, then) in both.items() if then.bad and not now.bad and _ran(now)]
     if cells:
         hold = "holds" if len(cells) == 1 else "hold"
-        text = f"{count(len(cells), noun)} failed in the baseline and {hold} now: {first(cells)}"
+        text = f"{count(len(cells), noun)} failed in the baseline and {hold} now: {first_names(cells)}"
         yield Change("improved", text, tuple(cells))
 
 
 def _new(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], noun: str) -> Iterator[Change]:
     cells = [cell for cell in now if cell not in then]
     if cells:
-        text = f"{count(len(cells), f'{noun} is', f'{noun}s are')} not in the baseline: {first(cells)}"
+        text = f"{count(len(cells), f'{noun} is', f'{noun}s are')} not in the baseline: {first_names(cells)}"
         yield Change("new", text, tuple(cells))

@@ -14,7 +14,7 @@ from pytest_torchcompile.gate.policy import BASELINE, Policy
 from pytest_torchcompile.gate.testjudged import judge_tests
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.causes import Fresh
-from pytest_torchcompile.report.merging import merge
+from pytest_torchcompile.report.merging import merge_reports
 from pytest_torchcompile.report.reading import Report
 
 __all__ = ["Beside", "comparison"]
@@ -36,7 +36,7 @@ def comparison(block: dict[str, Any], baseline: Sequence[Report]) -> Beside:
     """Compare. Only cells and tests that this run judged: others may be another shard's, or were not asked for."""
     today = datetime.date.today()
     try:
-        now, then = merge([Report("this run", block)]), merge(baseline)
+        now, then = merge_reports([Report("this run", block)]), merge_reports(baseline)
         ours, theirs = judged(now, Policy(), today), judged(then, Policy(), today)
     except ReportError as error:
         return Beside([(f"cannot be compared: {error}", {"red": True})])

@@ -19,12 +19,10 @@ from pytest_torchcompile.gate.gate import Outcome, gate
 from pytest_torchcompile.gate.origin import Asked, commit_named
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.gate.policyfile import read_policy
-from pytest_torchcompile.report.files import JOURNAL_FILE, REPORT_FILE
+from pytest_torchcompile.report.files import JOURNAL_FILE, REPORT_FILE, write_output
 from pytest_torchcompile.report.harmless import harmless_text
-from pytest_torchcompile.report.output import write
-from pytest_torchcompile.report.provenance import head_commit
+from pytest_torchcompile.report.provenance import edited_since_run, head_commit
 from pytest_torchcompile.report.reading import Report, read_report
-from pytest_torchcompile.report.sources import edited_since_run
 
 __all__ = ["INTERNAL", "SUMMARY_VARIABLE", "run"]
 
@@ -68,9 +66,9 @@ def _run(given: argparse.Namespace) -> int:
         taken, outcome = _updated(given, outcome, reports, baseline, asked)
     lines = [*announcement(outcome), *(harmless_text(f"taken over: {text}") for text in taken)]
     if given.junit is not None:
-        write(given.junit, junit.junit(outcome), force=given.force)
+        write_output(given.junit, junit.junit(outcome), force=given.force)
     if given.summary is not None:
-        write(given.summary, markdown.markdown(outcome), force=given.force)
+        write_output(given.summary, markdown.markdown(outcome), force=given.force)
     if given.github:
         _summarise(markdown.markdown(outcome))
         lines += github.commands(outcome)
@@ -129,9 +127,9 @@ def _refuse(given: argparse.Namespace, error: ReportError) -> int:
     text = refusal(error, error.exit_code)
     print(text)
     if given.junit is not None:
-        write(given.junit, junit.refused(str(error), error.exit_code), force=given.force)
+        write_output(given.junit, junit.refused(str(error), error.exit_code), force=given.force)
     if given.summary is not None:
-        write(given.summary, markdown.short(text, error.exit_code), force=given.force)
+        write_output(given.summary, markdown.short(text, error.exit_code), force=given.force)
     if given.github:
         _summarise(markdown.short(text, error.exit_code))
         print(github.command(text))

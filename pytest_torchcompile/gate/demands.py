@@ -13,7 +13,7 @@ from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.record import GATES
-from pytest_torchcompile.report.record import gates as gates_of
+from pytest_torchcompile.report.record import gate_verdicts as gates_of
 
 __all__ = ["demands", "nothing"]
 

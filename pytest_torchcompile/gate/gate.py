@@ -19,12 +19,11 @@ from pytest_torchcompile.gate.policy_limits import apply_limits
 from pytest_torchcompile.gate.testjudged import demand_tests, judge_tests, whole_tests
 from pytest_torchcompile.gate.told import Told
 from pytest_torchcompile.gate.wholeness import expected, whole
-from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.causes import Cause, Fresh, causes
-from pytest_torchcompile.report.effects import check_effect
+from pytest_torchcompile.quantity import count, first_names
+from pytest_torchcompile.report.causes import Cause, Fresh, check_effect, group_causes
 from pytest_torchcompile.report.facts import Facts
-from pytest_torchcompile.report.finding import Finding, exit_code, first
-from pytest_torchcompile.report.merging import VARYING, Merged, merge
+from pytest_torchcompile.report.finding import Finding, exit_code
+from pytest_torchcompile.report.merging import VARYING, Merged, merge_reports
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.wrappers.wrapping import wrapper_of
 
@@ -75,7 +74,7 @@ def gate(reports: Sequence[Report], policy: Policy | None = None, baseline: Sequ
     :class:`~pytest_torchcompile.errors.MatrixError` for a policy that names what the run does not have.
     """
     policy, today = policy or Policy(), today or datetime.date.today()
-    merged = merge(reports, VARYING | policy.may_differ)
+    merged = merge_reports(reports, VARYING | policy.may_differ)
     if not merged.missing:  # else what is missing may be what the policy names
         policy.hold_against((cell["axes"] for cell in merged.cells.values()), merged.environment,
                             merged.tests)
@@ -87,7 +86,7 @@ def gate(reports: Sequence[Report], policy: Policy | None = None, baseline: Sequ
     tests_then: dict[str, JudgedCell] = {}
     elsewhere = ""
     if baseline:
-        before = merge(baseline, VARYING | policy.may_differ)
+        before = merge_reports(baseline, VARYING | policy.may_differ)
         findings += [Finding("baseline", "unusable", f"the baseline is partial: {text}") for text in before.problems]
         findings += [Finding("baseline", "unusable", f"the baseline's {report.name} has a seal that is wrong")
                      for report in before.reports if report.seal_broken]
@@ -125,7 +124,7 @@ def _failing(allowed: Allowed, cells: Mapping[str, JudgedCell], new: Fresh) -> I
     told: set[str] = set()
     facts = [Facts({"id": name, "axes": cells[name].axes, "status": cells[name].status, "checks": bad})
              for name, bad in allowed.failing.items()]
-    for cause in causes(facts, BAD, new):
+    for cause in group_causes(facts, BAD, new):
         problem = cause.problem
         # A cell without a result has failed no check in particular.
         kind = cause.checks[0] if cause.verdict in ("fail", "xpass") else cause.verdict
@@ -177,15 +176,15 @@ def _notes(merged: Merged, cells: Mapping[str, JudgedCell], allowed: Allowed, po
         yield Finding("environment", "note", f"the shards ran on machines that differ: {note}")
     yield from _fake_lane(cells)
     if allowed.excused:
-        reasons = first(dict.fromkeys(allowed.excused.values()))
+        reasons = first_names(dict.fromkeys(allowed.excused.values()))
         text = f"{count(len(allowed.excused), 'cell fails', 'cells fail')} as {policy.path} allows: {reasons}"
         yield Finding("allowed_failures", "note", text, tuple(allowed.excused))
     if allowed.tolerated:
         text = f"{count(len(allowed.tolerated), 'cell fails', 'cells fail')}, as the pass rates of {policy.path} " \
-               f"allow: {first(allowed.tolerated)}"
+               f"allow: {first_names(allowed.tolerated)}"
         yield Finding("pass_rate", "note", text, tuple(allowed.tolerated))
     changed = [name for name, cell in cells.items() if cell.changed]
     if changed:
         text = f"{count(len(changed), 'cell has', 'cells have')} other verdicts than in the report, because the " \
-               f"policy has other limits or an expected failure expired: {first(changed)}"
+               f"policy has other limits or an expected failure expired: {first_names(changed)}"
         yield Finding("judged_again", "note", text, tuple(changed))

@@ -17,7 +17,7 @@ from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.observation import BAD, GOOD, Judgement, Observation, worst
 from pytest_torchcompile.plan.expansion import PlannedCell
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.evidence import evidence
+from pytest_torchcompile.report.evidence import cell_fingerprint
 from pytest_torchcompile.report.metrics import Sections
 from pytest_torchcompile.report.testrecord import TEST_LANE
 from pytest_torchcompile.run.verdicts import apply_xfail, expired_hint, judge_observation, with_hint
@@ -175,7 +175,7 @@ def _plan(cell: Mapping[str, Any], matrix: Mapping[str, Any]) -> Iterator[str]:
 
 def _fingerprint(cell: Mapping[str, Any]) -> str:
     try:
-        return evidence(cell)
+        return cell_fingerprint(cell)
     except ValueError:  # a number too large for a float
         return ""
 

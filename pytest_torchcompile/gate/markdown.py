@@ -10,7 +10,7 @@ from typing import Final
 from pytest_torchcompile.gate.announcement import again, facts, place, sentence
 from pytest_torchcompile.gate.gate import Outcome
 from pytest_torchcompile.observation import VERDICTS
-from pytest_torchcompile.report.finding import foremost
+from pytest_torchcompile.report.finding import foremost_findings
 from pytest_torchcompile.report.harmless import harmless_text
 
 __all__ = ["LONGEST", "block", "code", "escaped", "markdown", "short"]
@@ -44,7 +44,7 @@ def _findings(outcome: Outcome) -> Iterator[str]:
     if not outcome.findings:
         return
     yield from ("| | what | where | cells |", "|---|---|---|---|")
-    shown = foremost(outcome.findings, SHOWN)
+    shown = foremost_findings(outcome.findings, SHOWN)
     for finding in shown:
         more = len(finding.cells) - 2
         cells = ", ".join(code(cell) for cell in finding.cells[:2]) + (f" and {more} more" if more > 0 else "")

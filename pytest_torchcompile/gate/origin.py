@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from pytest_torchcompile.errors import MatrixError, UsageError
 from pytest_torchcompile.gate.policy import COMMIT, HEAD, Policy
-from pytest_torchcompile.quantity import count
+from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.evidence import head_fingerprint
-from pytest_torchcompile.report.finding import Finding, Weight, first
+from pytest_torchcompile.report.finding import Finding, Weight
 from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.provenance import head_commit
 from pytest_torchcompile.report.reading import Report
@@ -99,7 +99,7 @@ def _edited_meanwhile(report: Report) -> Iterator[Finding]:
     """Were sources edited while the run went on? Then nobody knows of which state its verdicts are."""
     edited = (report.block["run"] or {}).get("sources_edited", ())
     if edited:
-        text = f"{report.name}: sources were edited while its run went on: {first(edited)}"
+        text = f"{report.name}: sources were edited while its run went on: {first_names(edited)}"
         yield Finding("sources", "unusable", text,
                       hint="run the matrix again, and edit no .py or .yaml file until it has ended")
 
@@ -124,11 +124,11 @@ def _kept(merged: Merged, asked: Asked) -> Iterator[Finding]:
     if other:
         has = "has" if len(other) == 1 else "have"
         text = f"{len(other)} of {of} {has} verdicts of an earlier run, which had other sources, or none that are " \
-               f"known ({first(dict.fromkeys(other.values()), 2)})"
+               f"known ({first_names(dict.fromkeys(other.values()), 2)})"
         yield Finding("earlier", _weight(asked), text, tuple(other), hint=_hint(asked))
     if alone := [name for name in same if name not in other]:
         has = "has" if len(alone) == 1 else "have"
-        told = first(dict.fromkeys(same[name] for name in alone), 2)
+        told = first_names(dict.fromkeys(same[name] for name in alone), 2)
         yield Finding("earlier", "note", f"{len(alone)} of {of} {has} verdicts of an earlier run of the same sources "
                                          f"({told})", tuple(alone))
 

@@ -13,7 +13,7 @@ from pytest_torchcompile.gate.gate import Outcome
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.gate.policyfile import parse_policy
 from pytest_torchcompile.gate.slack import Slack, counts
-from pytest_torchcompile.report.files import replace
+from pytest_torchcompile.report.files import replace_file
 
 __all__ = ["Step", "steps", "tightened", "update"]
 
@@ -58,7 +58,7 @@ def update(outcome: Outcome, path: Path) -> list[str]:
     if taken:
         text = tightened(text, taken)
         _check(text, outcome.policy, taken, path)
-        replace(path, text)
+        replace_file(path, text)
     return [f"{outcome.policy.path}:{step.line}: {step.text}" for step in taken]
 
 

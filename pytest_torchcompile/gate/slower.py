@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.policy_limits import caches, worst
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.metrics import METRICS, spread
+from pytest_torchcompile.report.metrics import METRICS, metric_spread
 
 __all__ = ["Change", "Pairs", "slower"]
 
@@ -67,7 +67,7 @@ def slower(both: Pairs, name: str) -> Iterator[Change]:
 
 def _spread(cell: JudgedCell, name: str) -> float | None:
     """The largest of its ranks'."""
-    return max((sigma for sections in cell.ranks if (sigma := spread(sections, name)) is not None), default=None)
+    return max((sigma for sections in cell.ranks if (sigma := metric_spread(sections, name)) is not None), default=None)
 
 
 def _outliers(ratios: Mapping[str, float], both: Pairs, name: str) -> Iterator[Change]:

@@ -13,10 +13,10 @@ from pytest_torchcompile.gate.judged import GOOD, JudgedCell
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT
-from pytest_torchcompile.quantity import count
+from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.evidence import fingerprint
 from pytest_torchcompile.report.facts import Facts
-from pytest_torchcompile.report.finding import Finding, contradiction, first
+from pytest_torchcompile.report.finding import Finding, contradiction_finding
 from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.testrecord import TEST_CHECK, TEST_LANE, count_ledger
 
@@ -101,11 +101,11 @@ def whole_tests(merged: Merged, tests: Mapping[str, JudgedCell]) -> Iterator[Fin
     yield from _deselected(merged, tests)
     idle = [name for name, test in tests.items() if test.status == "not_run"]
     if idle:
-        text = f"{count(len(idle), 'planned test was', 'planned tests were')} not run: {first(idle)}"
+        text = f"{count(len(idle), 'planned test was', 'planned tests were')} not run: {first_names(idle)}"
         yield Finding("missing", "unusable", text, tuple(idle))
     wrong = {name: test.contradictions for name, test in tests.items() if test.contradictions}
     if wrong:
-        yield contradiction("test", wrong)
+        yield contradiction_finding("test", wrong)
 
 
 def _deselected(merged: Merged, tests: Mapping[str, JudgedCell]) -> Iterator[Finding]:
@@ -116,7 +116,7 @@ def _deselected(merged: Merged, tests: Mapping[str, JudgedCell]) -> Iterator[Fin
     names = tuple(name for name in left_out if name not in tests)
     if names:
         what = count(len(names), "test that uses our fixtures was", "tests that use our fixtures were")
-        yield Finding("deselected", "note", f"{what} deselected and not run: {first(names)}", names)
+        yield Finding("deselected", "note", f"{what} deselected and not run: {first_names(names)}", names)
 
 
 def demand_tests(tests: Mapping[str, JudgedCell], policy: Policy) -> Iterator[Finding]:
@@ -128,7 +128,7 @@ def demand_tests(tests: Mapping[str, JudgedCell], policy: Policy) -> Iterator[Fi
     quiet = [test.id for test in tests.values() if test.status in GOOD and _has_silent_frames(test)]
     if quiet:
         text = (f"{count(len(quiet), 'test holds', 'tests hold')}, though torch silently ran something in it eagerly: "
-                f"{first(quiet)}")
+                f"{first_names(quiet)}")
         yield Finding("silent_eager", "note", text, tuple(quiet),
                       hint="compile_limits(eager_frames=0) makes that a failure")
 

@@ -12,11 +12,11 @@ from pytest_torchcompile.errors import MatrixError
 from pytest_torchcompile.gate.judged import BAD, JudgedCell
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.plan.matrix_path import is_shipped
-from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.finding import Finding, Weight, contradiction, first
+from pytest_torchcompile.quantity import count, first_names
+from pytest_torchcompile.report.finding import Finding, Weight, contradiction_finding
 from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.reading import Report
-from pytest_torchcompile.report.record import gates
+from pytest_torchcompile.report.record import gate_verdicts
 from pytest_torchcompile.report.schema import ENVIRONMENT_KEYS
 
 __all__ = ["expected", "whole"]
@@ -37,7 +37,7 @@ def whole(merged: Merged, cells: Mapping[str, JudgedCell], policy: Policy) -> It
         yield Finding("missing", "unusable", text, tuple(idle))
     wrong = {name: cell.contradictions for name, cell in cells.items() if cell.contradictions}
     if wrong:
-        yield contradiction("cell", wrong, merged.origin[next(iter(wrong))])
+        yield contradiction_finding("cell", wrong, merged.origin[next(iter(wrong))])
     if any(cell["planned"] is None for cell in merged.cells.values()):
         text = "the reports are of schema 1.0, which keeps no evidence that its verdicts can be held against"
         yield Finding("schema", "unusable", text, hint="run the matrix again with this version of pytest-torchcompile")
@@ -50,7 +50,7 @@ def _report(report: Report, policy: Policy) -> Iterator[Finding]:
     untold = [key for key in ENVIRONMENT_KEYS if key not in report.block["environment"]]
     ours = (report.block["run"] or {}).get("plugin") == __version__
     if untold and ours and any(cell["observation"] and cell["observation"]["sections"] for cell in report.cells):
-        text = f"{report.name} does not tell the environment in which its cells ran: no {first(untold)}"
+        text = f"{report.name} does not tell the environment in which its cells ran: no {first_names(untold)}"
         yield Finding("contradiction", "unusable", text)
     failed = any(test["verdict"] in (*BAD, "not_run") for test in report.block["tests"])
     for cell in report.cells:
@@ -60,7 +60,7 @@ def _report(report: Report, policy: Policy) -> Iterator[Finding]:
         if cell["status"] in BAD and not bad:
             text = f"{report.name}: a cell's status is {cell['status']}, though none of its checks says so"
             yield Finding("contradiction", "fail", text, (cell["id"],))
-    for name, stated in gates(report.block["matrix"]["checks"], report.cells).items():
+    for name, stated in gate_verdicts(report.block["matrix"]["checks"], report.cells).items():
         claimed = report.block["gates"].get(name, {"verdict": "missing"})["verdict"]
         if claimed != stated["verdict"]:
             weight: Weight = "fail" if claimed in BAD else "unusable"
@@ -69,7 +69,8 @@ def _report(report: Report, policy: Policy) -> Iterator[Finding]:
     status = (report.block["run"] or {}).get("exit_status")
     if failed_too := report.others_failed:
         other = count(len(failed_too), "other test")
-        text = f"{report.name}: {other} of that pytest run failed, which the gate does not judge: {first(failed_too)}"
+        named = first_names(failed_too)
+        text = f"{report.name}: {other} of that pytest run failed, which the gate does not judge: {named}"
         if policy.other_tests:
             yield Finding("other_tests", "fail", text, file=policy.path,
                           line=policy.line(policy.places["other_tests"]))

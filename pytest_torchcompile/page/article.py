@@ -10,7 +10,7 @@ from pytest_torchcompile.page.cell_numbers import benchmark, kernels, numerics, 
 from pytest_torchcompile.page.ledger_tables import compiles, eager_frames, graph_breaks
 from pytest_torchcompile.page.markup import Child, Html, join, tag
 from pytest_torchcompile.page.pieces import ROWS, anchor, badge, cut, hint, more, place, section
-from pytest_torchcompile.report.effects import effect_of, follows, told_by
+from pytest_torchcompile.report.causes import effect_of, first_with_problem, root_check
 from pytest_torchcompile.report.facts import Facts, Problem, Verdict
 
 __all__ = ["article"]
@@ -75,8 +75,9 @@ def _checks(facts: Facts, source: str) -> Html:
 
 def _badness(verdict: Verdict, facts: Facts) -> tuple[bool, int]:
     """The worst first, then what only follows from another check; what passes with a note comes last."""
+    everything = facts.verdicts
     effects = [effect_of(verdict, problem).severity for problem in verdict.problems
-               if not (follows(verdict, problem, facts.verdicts) or told_by(verdict, problem, facts.verdicts))]
+               if not (root_check(verdict, problem, everything) or first_with_problem(verdict, problem, everything))]
     return verdict.verdict == "pass", -max(effects, default=0)
 
 
@@ -84,10 +85,10 @@ def _said(verdict: Verdict, facts: Facts, source: str) -> Iterator[Child]:
     if verdict.note:
         yield tag("p", cut(verdict.note))
     for problem in verdict.problems[:ROWS]:
-        if root := follows(verdict, problem, facts.verdicts):
+        if root := root_check(verdict, problem, facts.verdicts):
             yield tag("p", f"follows from {root}: ", cut(problem.message), class_="quiet")
             continue
-        if first := told_by(verdict, problem, facts.verdicts):
+        if first := first_with_problem(verdict, problem, facts.verdicts):
             yield tag("p", f"the cell has no result, as {first} tells: ", cut(problem.message), class_="quiet")
             continue
         yield _problem(problem, source)

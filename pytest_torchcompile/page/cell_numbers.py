@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from pytest_torchcompile.page.markup import Html, join, tag
 from pytest_torchcompile.page.pieces import ROWS, columns, cut, more, place, section
+from pytest_torchcompile.quantity import readable_seconds
 from pytest_torchcompile.report.facts import Facts, Generated
-from pytest_torchcompile.report.seconds import seconds
 
 __all__ = ["benchmark", "kernels", "numerics", "timing"]
 
@@ -86,5 +86,5 @@ def benchmark(facts: Facts) -> Html | None:
 
 
 def _times_of(title: str, times: Iterable[tuple[str, float]]) -> Html | None:
-    shown = [join(tag("span", f"{name} ", tag("b", seconds(value))), " ") for name, value in times]
+    shown = [join(tag("span", f"{name} ", tag("b", readable_seconds(value))), " ") for name, value in times]
     return tag("p", f"{title}: ", *shown, class_="axes") if shown else None

@@ -11,8 +11,8 @@ from pytest_torchcompile.gate.gate import gate
 from pytest_torchcompile.gate.policyfile import read_policy
 from pytest_torchcompile.page.document import page
 from pytest_torchcompile.page.svg import svg
-from pytest_torchcompile.report.merging import merge
-from pytest_torchcompile.report.output import write
+from pytest_torchcompile.report.files import write_output
+from pytest_torchcompile.report.merging import merge_reports
 from pytest_torchcompile.report.reading import read_report
 
 __all__ = ["run"]
@@ -28,9 +28,10 @@ def run(given: argparse.Namespace) -> int:
     reports = [read_report(path) for path in given.reports]
     baseline = [read_report(path) for path in given.baseline or ()]
     outcome = gate(reports, None if given.policy is None else read_policy(given.policy), baseline)
-    write(given.output, page(outcome, merge(baseline) if baseline else None, source=source), force=given.force)
+    before = merge_reports(baseline) if baseline else None
+    write_output(given.output, page(outcome, before, source=source), force=given.force)
     if given.svg is not None:
-        write(given.svg, svg(outcome), force=given.force)
+        write_output(given.svg, svg(outcome), force=given.force)
     print(sentence(outcome))
     print(" and ".join(filter(None, (given.output, given.svg))), "written")
     return 0

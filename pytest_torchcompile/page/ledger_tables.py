@@ -9,8 +9,8 @@ from pytest_torchcompile.ledger.explain import recompile_advice
 from pytest_torchcompile.ledger.records import Compile, GraphBreak
 from pytest_torchcompile.page.markup import Child, Html, join, tag
 from pytest_torchcompile.page.pieces import ROWS, columns, cut, hint, more, place, section
+from pytest_torchcompile.quantity import readable_seconds
 from pytest_torchcompile.report.facts import Facts
-from pytest_torchcompile.report.seconds import seconds
 
 __all__ = ["compiles", "eager_frames", "graph_breaks"]
 
@@ -85,7 +85,7 @@ def _compile(found: Compile, longest: float, source: str, advised: set[str]) -> 
         tag("td", found.compile_id), tag("td", KINDS.get(found.kind, found.kind)),
         tag("td", found.function, " ", place(found.file, found.line, source), resumed),
         tag("td", found.during), tag("td", found.ops or "", class_="number"),
-        tag("td", _bar(found, longest), seconds(found.seconds), class_="number"),
+        tag("td", _bar(found, longest), readable_seconds(found.seconds), class_="number"),
         class_=found.kind if found.kind in KINDS else None,
     )  # fmt: skip
     if found.kind == "recompile":
@@ -105,7 +105,7 @@ def _bar(found: Compile, longest: float) -> Html:
         if 0 < width <= 60:
             rects.append(tag("rect", x=f"{start:.1f}", y=0, width=f"{width:.1f}", height=8, class_=stage))
             start += width
-    told = ", ".join(f"{stage} {seconds(value)}" for stage, value in found.seconds_in.items())
+    told = ", ".join(f"{stage} {readable_seconds(value)}" for stage, value in found.seconds_in.items())
     return tag("svg", tag("title", told), *rects, viewBox="0 0 60 8", role="img", aria_label=told, class_="bar")
 
 

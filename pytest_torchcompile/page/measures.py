@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from pytest_torchcompile.gate.policy_limits import worst
-from pytest_torchcompile.report.facts import Facts, number
+from pytest_torchcompile.report.facts import Facts, as_number
 from pytest_torchcompile.report.metrics import METRICS
 
 __all__ = ["measured"]
@@ -19,11 +19,11 @@ def _noise(facts: Facts) -> float | None:
     """The largest error over its noise of what was compared; 0 where everything is bitwise equal."""
     if not any(section.get("compared") for section in facts.compared.values()):
         return None
-    return max((leaf.rms for leaf in facts.leaves if number(leaf.rms) and leaf.rms), default=0.0)
+    return max((leaf.rms for leaf in facts.leaves if as_number(leaf.rms) and leaf.rms), default=0.0)
 
 
 def _metric(name: str, facts: Facts) -> float | None:
-    return number(worst(facts.ranks, name))
+    return as_number(worst(facts.ranks, name))
 
 
 _OURS: Final[dict[str, Measure]] = {
@@ -42,7 +42,7 @@ def measured(cells: Sequence[Facts]) -> dict[str, list[float | None]]:
     """
     found = {name: [measure(cell) for cell in cells] for name, measure in _OURS.items()}
     for section, key in dict.fromkeys(_others(cells)):
-        found[f"{section}: {key}"] = [number(cell.section(section).get(key)) for cell in cells]
+        found[f"{section}: {key}"] = [as_number(cell.section(section).get(key)) for cell in cells]
     return {name: numbers for name, numbers in found.items() if any(n is not None for n in numbers)}
 
 
@@ -51,4 +51,4 @@ def _others(cells: Iterable[Facts]) -> Iterator[tuple[str, str]]:
         for name, section in cell.sections.items():
             if name not in _READ and name not in cell.compared:
                 yield from ((name, key) for key, found in section.items()
-                            if number(found) is not None and key not in METRICS)
+                            if as_number(found) is not None and key not in METRICS)

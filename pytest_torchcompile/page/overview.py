@@ -14,7 +14,7 @@ from pytest_torchcompile.page.pieces import cut, hint, link, more, place
 from pytest_torchcompile.page.tests import link_test
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.facts import Facts
-from pytest_torchcompile.report.finding import Finding, foremost
+from pytest_torchcompile.report.finding import Finding, foremost_findings
 from pytest_torchcompile.report.merging import Merged
 
 __all__ = ["overview", "whole"]
@@ -26,7 +26,7 @@ FINDINGS: Final = 60
 def overview(outcome: Outcome, source: str) -> Html:
     """What the gate says, as in its text; each finding leads to its cells."""
     found = outcome.findings
-    shown = foremost(found, FINDINGS)
+    shown = foremost_findings(found, FINDINGS)
     items = [_finding(outcome, finding, found.index(finding), source) for finding in shown]
     told = tag("ul", *items, class_="findings") if items else tag("p", "Nothing to tell. A cell of the map opens here.")
     policy = f", under {outcome.policy.path}" if outcome.policy.path else ""

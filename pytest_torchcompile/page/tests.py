@@ -13,8 +13,7 @@ from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.page.ledger_tables import compiles, eager_frames, graph_breaks
 from pytest_torchcompile.page.markup import Html, fit, tag
 from pytest_torchcompile.page.pieces import badge, columns, cut, more, place
-from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.seconds import seconds
+from pytest_torchcompile.quantity import count, readable_seconds
 from pytest_torchcompile.report.testrecord import TEST_CHECK
 
 __all__ = ["link_test", "tests"]
@@ -52,7 +51,7 @@ def _row(outcome: Outcome, test: JudgedCell, source: str) -> Html:
     told = outcome.merged.tests[test.id]
     about = tag("td", tag("bdi", test.id), *_about(test, told, source))
     numbers = [tag("td", _count(told, name), class_="number") for name in COLUMNS]
-    time = seconds(test.seconds) if test.status not in ("skip", "not_run") and test.seconds is not None else ""
+    time = readable_seconds(test.seconds) if test.status not in ("skip", "not_run") and test.seconds is not None else ""
     return tag("tr", tag("td", badge(test.status)), about, *numbers, tag("td", time, class_="number"),
                id=_anchor(test.id))  # fmt: skip
 

@@ -11,9 +11,8 @@ from pytest_torchcompile.backends import BACKENDS
 from pytest_torchcompile.gate.markdown import code
 from pytest_torchcompile.gate.policy_limits import worst
 from pytest_torchcompile.playbook.prose import evidence, table
-from pytest_torchcompile.quantity import count
+from pytest_torchcompile.quantity import count, readable_seconds
 from pytest_torchcompile.report.facts import Facts
-from pytest_torchcompile.report.seconds import seconds
 
 __all__ = ["Setting", "best", "choices", "ran", "settings"]
 
@@ -148,7 +147,7 @@ def _reasons(setting: Setting) -> Iterator[str]:
         ("speedup", setting.median, lambda n: f"{n:.2f} times as fast as eager"),
         ("graph_breaks", setting.worst, lambda n: f"{count(int(n), 'graph break') if n else 'no graph break'}"),
         ("recompiles", setting.worst, lambda n: f"{count(int(n), 'recompile')} at most" if n else "no recompile"),
-        ("compile_seconds", setting.median, lambda n: f"compiles in {seconds(n)}"),
+        ("compile_seconds", setting.median, lambda n: f"compiles in {readable_seconds(n)}"),
     )
     for metric, over, told in numbers:
         if (found := over(metric)) is not None:

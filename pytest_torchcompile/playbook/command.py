@@ -10,7 +10,7 @@ from pytest_torchcompile.gate.gate import gate
 from pytest_torchcompile.gate.policyfile import read_policy
 from pytest_torchcompile.playbook.chapters import playbook
 from pytest_torchcompile.playbook.choice import ran
-from pytest_torchcompile.report.output import write
+from pytest_torchcompile.report.files import write_output
 from pytest_torchcompile.report.reading import read_report
 
 __all__ = ["run"]
@@ -30,6 +30,6 @@ def run(given: argparse.Namespace) -> int:
     if given.output == "-":
         print(playbook(outcome), end="")
     else:
-        write(given.output, playbook(outcome), force=given.force)
+        write_output(given.output, playbook(outcome), force=given.force)
         print(given.output, "written")
     return 0

@@ -11,7 +11,7 @@ from pytest_torchcompile.gate.markdown import block, code
 from pytest_torchcompile.oracle.compiler_stages import STAGES, stages_before
 from pytest_torchcompile.playbook.prose import evidence, prose
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.causes import Cause, causes
+from pytest_torchcompile.report.causes import Cause, group_causes
 from pytest_torchcompile.report.facts import Facts
 
 __all__ = ["KNOBS", "gotchas"]
@@ -28,7 +28,7 @@ KNOBS: Final[dict[str, str]] = {name: check.logs for name, check in CHECKS.items
 def gotchas(cells: Sequence[Facts], matrix: str) -> list[str]:
     """A paragraph for each cause, the worst first."""
     at = {cell.id: cell for cell in cells}
-    found = causes(cells, VERDICTS)
+    found = group_causes(cells, VERDICTS)
     if not found:
         return ["None: every check holds in every cell that ran.", ""]
     return [line for number, cause in enumerate(found, 1) for line in _gotcha(number, cause, at, matrix)]
@@ -44,7 +44,7 @@ def _gotcha(number: int, cause: Cause, at: Mapping[str, Facts], matrix: str) -> 
     whole = "" if short == problem.message else f" {prose(problem.message)}"
     yield f"In {count(len(cause.cells), 'cell')} {evidence(cause.cells)}{known}.{whole}"
     yield ""
-    for line in cause.told():
+    for line in cause.further_lines():
         yield f"- {prose(line)}"
     if problem.hint:
         yield f"- Try: {prose(problem.hint)}"

@@ -9,9 +9,8 @@ from pytest_torchcompile.checks.recompiles import SHAPES
 from pytest_torchcompile.gate.markdown import code
 from pytest_torchcompile.playbook.choice import Setting, best
 from pytest_torchcompile.playbook.prose import evidence, prose, table
-from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.facts import Facts, number
-from pytest_torchcompile.report.seconds import seconds
+from pytest_torchcompile.quantity import count, readable_seconds
+from pytest_torchcompile.report.facts import Facts, as_number
 
 __all__ = ["caches", "shapes", "warm_up"]
 
@@ -45,7 +44,7 @@ def _calls(cell: Facts) -> tuple[str, str, str]:
     backward = ", forward and backward" if trains else ""
     then = "nothing compiles any more" if not later else \
         f"the same calls still compile {count(len(later), 'time')}: no warm-up ends this"
-    return prose(", ".join(names) + backward) or "any call", then, seconds(sum(c.seconds for c in compiles))
+    return prose(", ".join(names) + backward) or "any call", then, readable_seconds(sum(c.seconds for c in compiles))
 
 
 def _tail(label: str) -> str:
@@ -66,7 +65,7 @@ def caches(cells: Sequence[Facts]) -> list[str]:
     for what, found in (("with a miss", missed), ("served from a cache", served)):
         if found:
             mean = sum(c.seconds for _, c in found) / len(found)
-            lines.append(f"- {count(len(found), 'compile')} {what} took {seconds(mean)} each "
+            lines.append(f"- {count(len(found), 'compile')} {what} took {readable_seconds(mean)} each "
                          f"{evidence(cell.id for cell, _ in found)}.")
     if missed:
         lines.append("- Keep the folder of `TORCHINDUCTOR_CACHE_DIR` between processes and CI jobs: the look-ups that "
@@ -134,14 +133,14 @@ def _by_dynamic(of: Sequence[Setting]) -> dict[str, list[Facts]]:
 
 
 def _sizes(cell: Facts) -> float | None:
-    return number(cell.section("recompiles").get("sizes"))
+    return as_number(cell.section("recompiles").get("sizes"))
 
 
 def _recompiles(cells: Sequence[Facts]) -> tuple[str, str, str]:
     counts = [len(cell.recompiles) for cell in cells]
     times = [sum(c.seconds for c in cell.compiles) for cell in cells]
     return (f"{max(_sizes(cell) or 0 for cell in cells):g}", _range(f"{min(counts)}", f"{max(counts)}"),
-            _range(seconds(min(times)), seconds(max(times))))
+            _range(readable_seconds(min(times)), readable_seconds(max(times))))
 
 
 def _range(low: str, high: str) -> str:
@@ -160,7 +159,7 @@ def _note(model: str, by_value: Mapping[str, Sequence[Facts]]) -> Iterator[str]:
         if len({cell.axes["dynamic"] for cell in cells}) == len(by_value):
             yield f"- {code(model)}: recompiles because of {prose(what)} ({code(place)}), whatever `dynamic` says: " \
                   f"see the gotchas {evidence(cell.id for cell in cells)}."
-    special = [cell.id for cell in every if (number(cell.section("recompiles").get("special")) or 0) > 0]
+    special = [cell.id for cell in every if (as_number(cell.section("recompiles").get("special")) or 0) > 0]
     if special:
         yield f"- {code(model)}: sizes 0 and 1 are compiled apart, whatever `dynamic` says {evidence(special)}."
 

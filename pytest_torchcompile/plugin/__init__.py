@@ -86,11 +86,11 @@ def _mark_earlier_report(config: pytest.Config | None) -> None:
     arguments = [*config.getini("addopts"), *typed]
     if not any(text.startswith(("--compile-matrix", "--json-report")) for text in arguments):
         return
-    from pytest_torchcompile.report.earlier import later_run, left_by_earlier_runs, mark_earlier
+    from pytest_torchcompile.report.earlier import later_run_mark, left_by_earlier_runs, mark_earlier
 
     for path in left_by_earlier_runs(config.rootpath, config.invocation_params.dir, arguments):
         with contextlib.suppress(OSError):  # the run itself says that it can't write there
-            mark_earlier(path, later_run(arguments))
+            mark_earlier(path, later_run_mark(arguments))
 
 
 def pytest_cmdline_main(config: pytest.Config) -> int | None:

@@ -18,16 +18,16 @@ from pytest_torchcompile.plan.shards import cells_of_shard
 from pytest_torchcompile.plugin.beside import TIMES_ITEMS, is_rerun
 from pytest_torchcompile.plugin.outside import Named
 from pytest_torchcompile.plugin.rank_supply import CellNotRun, RankSupply
+from pytest_torchcompile.quantity import first_names
 from pytest_torchcompile.ranks.execution import CellResult, Execution
 from pytest_torchcompile.ranks.torchrun import Torchrun, own_file
-from pytest_torchcompile.report.files import JOURNAL_FILE, REPRODUCTIONS, replace
-from pytest_torchcompile.report.finding import first
+from pytest_torchcompile.report.files import JOURNAL_FILE, REPRODUCTIONS, replace_file
 from pytest_torchcompile.report.harmless import harmless_text
 from pytest_torchcompile.report.journal import Journal
 from pytest_torchcompile.report.keeping import ReportKeeper
 from pytest_torchcompile.report.reading import Report
-from pytest_torchcompile.report.reproduction import file_name, reproducible, reproduction
-from pytest_torchcompile.report.terminal import failure_text, header, summary
+from pytest_torchcompile.report.reproduction import file_name, is_reproducible, reproduction_text
+from pytest_torchcompile.report.terminal import failure_text, header_lines, summary_lines
 from pytest_torchcompile.run.settings import Settings
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
@@ -133,7 +133,7 @@ class CellNode(pytest.Collector):
             return {}
         result = self.result()
         return {name: judgement.problems[0].message for name, judgement in result.judgements.items()
-                if reproducible(name, judgement, result.observation)}
+                if is_reproducible(name, judgement, result.observation)}
 
     @property
     def reproduction_file(self) -> Path:
@@ -150,9 +150,9 @@ class CellNode(pytest.Collector):
         cell, matrix, file = self.planned.cell, self.parent.matrix, self.reproduction_file
         if not self._reproduced:
             self._reproduced = True
-            text = reproduction(cell, matrix.models[cell.model], Path(matrix.root), file, self.reproducible(),
-                                self.planned.limits)
-            self.parent.session_of.journal.trouble.try_writing(file, partial(replace, file, text))
+            text = reproduction_text(cell, matrix.models[cell.model], Path(matrix.root), file, self.reproducible(),
+                                     self.planned.limits)
+            self.parent.session_of.journal.trouble.try_writing(file, partial(replace_file, file, text))
         if not file.exists():
             return ""
         return f"pytest {os.path.relpath(file, self.config.invocation_params.dir)}"
@@ -225,12 +225,12 @@ class MatrixSession:
         for item in session.items:
             if isinstance(item, CheckItem):
                 item.parent.selected.append(item.name)
-        self.journal.expect(item.nodeid for item in session.items)
+        self.journal.expect_items(item.nodeid for item in session.items)
 
     @pytest.hookimpl(optionalhook=True)  # xdist may be switched off
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         """Under xdist the controller collects nothing itself: the workers tell what will be judged."""
-        self.journal.expect(ids)
+        self.journal.expect_items(ids)
 
     @pytest.hookimpl(optionalhook=True)  # xdist may be switched off
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
@@ -262,9 +262,9 @@ class MatrixSession:
         if not self.is_worker and not is_rerun(report):
             carried = getattr(report, PROPERTY, None)
             if carried is not None:
-                self.journal.add(json.loads(carried))
+                self.journal.add_verdict(json.loads(carried))
             elif str(report.when) == "???":  # xdist's name for the stage in which a worker died
-                self.journal.lost(report.nodeid, str(report.longrepr))
+                self.journal.add_lost_item(report.nodeid, str(report.longrepr))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest-json-report writes its file in this hook
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
@@ -326,7 +326,7 @@ class MatrixSession:
 
     def pytest_report_header(self) -> list[str]:
         """Versions, device, compiler, and what is planned."""
-        return header(self.matrix, self.planned, self.settings)
+        return header_lines(self.matrix, self.planned, self.settings)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """The table of cells by backend and mode."""
@@ -334,17 +334,18 @@ class MatrixSession:
             return
         beside = None if self.baseline is None else comparison(self.journal.block(), [self.baseline])
         terminalreporter.section("torch.compile matrix", sep="-")
-        for line, markup in summary(self.journal, beside.fresh if beside else None):
+        for line, markup in summary_lines(self.journal, beside.fresh if beside else None):
             terminalreporter.write_line(harmless_text(line), **markup)
         if beside is not None:
             terminalreporter.section(f"beside {self.settings.baseline}", sep="-")
             for line, markup in beside.lines:
                 terminalreporter.write_line(line, **markup)
         if edited := self.journal.sources_edited:
-            text = f"sources were edited while this run went on, so the gate takes no verdict of it: {first(edited)}"
+            named = first_names(edited)
+            text = f"sources were edited while this run went on, so the gate takes no verdict of it: {named}"
             terminalreporter.write_line(text, yellow=True)
-        if self.keeper.said:
-            terminalreporter.write_line(self.keeper.said)
+        if self.keeper.message:
+            terminalreporter.write_line(self.keeper.message)
         if lost := self._unsaved():
             terminalreporter.write_line(lost, red=True)
 

@@ -21,8 +21,8 @@ from pytest_torchcompile.run.imported import imported_sources
 
 if TYPE_CHECKING:
     from pytest_torchcompile.observation import Problem
+    from pytest_torchcompile.report.provenance import Sources
     from pytest_torchcompile.report.record import Record
-    from pytest_torchcompile.report.sources import Sources
     from pytest_torchcompile.report.testrecord import RecordedTest
     from pytest_torchcompile.run.counters import Evidence
 
@@ -202,11 +202,11 @@ class OwnReport:
         if hasattr(self.config, "_json_report") and not hasattr(self.config, "workerinput"):
             self._keep_before()
         if self.record is not None and hasattr(self.config, "_json_report"):
-            from pytest_torchcompile.report.jsonfile import save_whole
-            from pytest_torchcompile.report.record import now
+            from pytest_torchcompile.report.keeping import save_whole
+            from pytest_torchcompile.report.record import utc_time
 
-            edited = self._sources.edited(self.record.sources or {}) if self._sources else ()
-            self.record.finish(int(session.exitstatus), now(), edited)
+            edited = self._sources.edited_files(self.record.sources or {}) if self._sources else ()
+            self.record.finish(int(session.exitstatus), utc_time(), edited)
             save_whole(self.config)
         return (yield)
 
@@ -226,8 +226,8 @@ class OwnReport:
 
     def _begun(self) -> Record:
         if self.record is None:
+            from pytest_torchcompile.report.provenance import Sources
             from pytest_torchcompile.report.record import Record, head_without_matrix
-            from pytest_torchcompile.report.sources import Sources
 
             self._sources = Sources.take(self.config.rootpath)
             self.record = Record(head_without_matrix(self.config.rootpath))

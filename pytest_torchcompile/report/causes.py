@@ -1,7 +1,7 @@
 """Causes: what failing cells have in common, so that ten thousand red squares read as the few things to mend.
 
-Terminal, gate, page, JUnit, annotations and playbook all tell what :func:`causes` returns, in its order: the worst
-first, of equals what is new since the baseline, of these what is in most cells.
+Terminal, gate, page, JUnit, annotations and playbook all tell what :func:`group_causes` returns, in its order: the
+worst first, of equals what is new since the baseline, of these what is in most cells.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
-from pytest_torchcompile.checks import COMPARING
+from pytest_torchcompile.checks import CHECKS, COMPARING, LIMITS, severity, way_of
 from pytest_torchcompile.checks.severity import RAISED, Effect, Severity, without_ranks
-from pytest_torchcompile.report.effects import effect_of, follows
 from pytest_torchcompile.report.facts import Facts, Problem, Verdict
+from pytest_torchcompile.report.metrics import METRICS
+from pytest_torchcompile.report.testrecord import TEST_CHECK
 
-__all__ = ["Cause", "Fresh", "causes", "portable"]
+__all__ = ["Cause", "Fresh", "check_effect", "effect_of", "first_with_problem", "group_causes",
+            "portable_path", "root_check"]
 
 _REST = re.compile(r"\d.*", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w:.])\d[\d.,]*(?:e[+-]?\d+)?\b")
@@ -28,7 +30,7 @@ _FAILING: Final = ("fail", "error", "timeout", "crash", "xpass")
 _ALSO: Final = 160
 """Characters of what another check says of the same cause."""
 _JUDGED: Final = ("fail", "xfail")
-"""Verdicts for which a check looked at what the cell's run recorded."""
+"""Verdicts for which a check looked at what the run recorded; any other is the same at each check of the cell."""
 
 _Key: TypeAlias = "tuple[str, ...]"
 """What two problems have in common that are one cause."""
@@ -41,10 +43,10 @@ class Fresh:
     checks: frozenset[tuple[str, str]] = frozenset()
     """(cell, check) that held and fails now."""
     places: frozenset[tuple[str, str, int]] = frozenset()
-    """(cell, file, line) of graph breaks and recompiles that were not there; files as :func:`portable` has them."""
+    """(cell, file, line) of graph breaks and recompiles that were not there; files by :func:`portable_path`."""
 
 
-def portable(file: str) -> str:
+def portable_path(file: str) -> str:
     """A file of an installed package by its path inside of ``site-packages``: environments are in any folder."""
     return _INSTALLED.sub("", file)
 
@@ -84,7 +86,7 @@ class Cause:
         """Sorts causes: by severity, then what is new, then by cells."""
         return -self.effect.severity, not self.new, -len(self.cells)
 
-    def told(self) -> Iterator[str]:
+    def further_lines(self) -> Iterator[str]:
         """One line for each other check that shows it or follows from it."""
         for check, message in self.also.items():
             yield textwrap.shorten(f"also {check}: {message}", _ALSO, placeholder=" ...")
@@ -109,7 +111,7 @@ class _Sighting:
         return bool(self.problem.place)
 
 
-def causes(cells: Iterable[Facts], verdicts: Iterable[str] = _FAILING, fresh: Fresh | None = None) -> list[Cause]:
+def group_causes(cells: Iterable[Facts], verdicts: Iterable[str] = _FAILING, fresh: Fresh | None = None) -> list[Cause]:
     """Group the problems of some cells, and put the groups in order.
 
     One place in the user's code is one cause. Without a place, problems are one cause if their texts differ in numbers
@@ -139,7 +141,7 @@ def _sightings(facts: Facts, wanted: frozenset[str]) -> list[_Sighting]:
 
 def _only_follows(verdict: Verdict, problem: Problem, facts: Facts) -> bool:
     # A crash is the same at each check of the cell, and all of them are its cause's.
-    return verdict.verdict in _JUDGED and follows(verdict, problem, facts.verdicts) != ""
+    return verdict.verdict in _JUDGED and root_check(verdict, problem, facts.verdicts) != ""
 
 
 def _same_causes(seen: Sequence[Sequence[_Sighting]]) -> dict[_Key, _Key]:
@@ -182,7 +184,7 @@ def _add(cause: Cause, sighting: _Sighting, fresh: Fresh) -> None:
     model = facts.axes.get("model", facts.id)
     if model not in cause.models:
         cause.models.append(model)
-    place = (facts.id, portable(problem.file), problem.line)
+    place = (facts.id, portable_path(problem.file), problem.line)
     cause.new = cause.new or (facts.id, check) in fresh.checks or place in fresh.places
 
 
@@ -195,7 +197,7 @@ def _add_consequences(cause: Cause, sighting: _Sighting, wanted: frozenset[str])
         if {problem.message for problem in verdict.problems} == {sighting.problem.message}:
             cause.checks.append(verdict.check)  # the cell has no result, of which no check follows from another
             continue
-        roots = {follows(verdict, problem, verdicts) for problem in verdict.problems}
+        roots = {root_check(verdict, problem, verdicts) for problem in verdict.problems}
         if roots == {sighting.verdict.check}:
             cause.consequences.append(verdict.check)
 
@@ -221,3 +223,56 @@ def _kind(verdict: Verdict, problem: Problem, facts: Facts) -> str:
     if verdict.check in COMPARING and colon:  # the output or gradient comes first
         return model + _REST.sub("", rest)
     return model + _NUMBER.sub("#", message)
+
+
+_OF_VERDICTS: Final = {"crash": severity.CRASHES, "timeout": severity.HANGS, "error": severity.UNJUDGED,
+                       "xpass": severity.STALE}
+"""What a verdict means whatever the check is. ``fail`` and ``xfail`` are not among them."""
+_OF_LIMITS: Final = {"silent_eager": severity.EAGER}
+"""Limits that only a policy has; of the others each is one of speed or size."""
+
+
+def effect_of(verdict: Verdict, problem: Problem) -> Effect:
+    """What the problem means for the cell's model."""
+    if verdict.verdict in _OF_VERDICTS:
+        return _OF_VERDICTS[verdict.verdict]
+    way = way_of(verdict.check, problem.message)
+    return way.effect if way else check_effect(verdict.check)
+
+
+def check_effect(check: str) -> Effect:
+    """What it means that a check, or a limit of a policy, does not hold.
+
+    Nobody knows how bad a check of another version is: nothing but wrong numbers is told before it.
+    """
+    if check in CHECKS:
+        return CHECKS[check].effect
+    if check == TEST_CHECK:
+        return severity.FAILS
+    if check in METRICS or check in LIMITS or check.endswith("_ratio"):
+        return _OF_LIMITS.get(check, severity.TOO_MUCH)
+    return Effect(Severity.CRASH, f"fails {check}", f"fail {check}")
+
+
+def root_check(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdict]) -> str:
+    """The check of the same cell from which the problem only follows; empty if it stands for itself.
+
+    ``verdicts``: all of the cell. What ended a cell without a result follows from no check
+    (:func:`first_with_problem`).
+    """
+    if verdict.verdict not in _JUDGED:
+        return ""
+    way = way_of(verdict.check, problem.message)
+    if way is None or way.follows in ("", verdict.check):
+        return ""
+    fails = any(other.check == way.follows and other.verdict == "fail" for other in verdicts)
+    return way.follows if fails else ""
+
+
+def first_with_problem(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdict]) -> str:
+    """The first check of a cell without a result, whose checks all have the same problem; empty for this very one."""
+    if verdict.verdict in _JUDGED:
+        return ""
+    same = (other.check for other in verdicts if other.verdict == verdict.verdict and problem in other.problems)
+    first = next(same, verdict.check)
+    return "" if first == verdict.check else first

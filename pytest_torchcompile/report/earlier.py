@@ -29,13 +29,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_torchcompile.report.evidence import fingerprint
-from pytest_torchcompile.report.files import JOURNAL_FILE, REPORT_FILE, behind_link, replace
-from pytest_torchcompile.report.record import now
-from pytest_torchcompile.report.seal import sealed, unsealed
+from pytest_torchcompile.report.evidence import add_seal, fingerprint, remove_seal
+from pytest_torchcompile.report.files import JOURNAL_FILE, REPORT_FILE, behind_link, replace_file
+from pytest_torchcompile.report.record import utc_time
 from pytest_torchcompile.report.strictjson import dumps
 
-__all__ = ["INTERRUPTED", "LATER_RUN", "RENAMED", "later_run", "left_by_earlier_runs", "mark_earlier",
+__all__ = ["INTERRUPTED", "LATER_RUN", "RENAMED", "later_run_mark", "left_by_earlier_runs", "mark_earlier",
            "mark_interrupted", "planned_in"]
 
 LATER_RUN: Final = "compile_matrix_later_run"
@@ -107,7 +106,7 @@ def _values(arguments: Sequence[str], option: str) -> Iterator[str]:
             yield arguments[place + 1]
 
 
-def later_run(arguments: Sequence[str]) -> dict[str, str]:
+def later_run_mark(arguments: Sequence[str]) -> dict[str, str]:
     """What the mark says: when the later run began, and its command as far as it is ours.
 
     Other arguments are left out, because a report holds no secrets.
@@ -122,7 +121,7 @@ def later_run(arguments: Sequence[str]) -> dict[str, str]:
             words.append("...")
         value_follows = ours and "=" not in text
     shown = " ".join(word if word == "..." else shlex.quote(word) for word in words)
-    return {"began": now(), "command": f"pytest {shown}"[:300]}
+    return {"began": utc_time(), "command": f"pytest {shown}"[:300]}
 
 
 def mark_earlier(path: Path, mark: dict[str, str]) -> None:
@@ -167,7 +166,7 @@ def mark_interrupted(report: Path, names: Sequence[str]) -> None:
 
     The mark alone goes when a run of a part is taken over. What was in the killed run's hands is then still in doubt.
     """
-    body, was_sealed = unsealed(report.read_bytes())
+    body, was_sealed = remove_seal(report.read_bytes())
     try:
         content = json.loads(body)
         mark = content.pop(LATER_RUN)
@@ -175,15 +174,15 @@ def mark_interrupted(report: Path, names: Sequence[str]) -> None:
         marked = dumps({**content, INTERRUPTED: list(dict.fromkeys([*before, *names])), LATER_RUN: mark})
     except (ValueError, KeyError, AttributeError, TypeError):
         return  # not ours, or without a mark
-    replace(report, sealed(marked) if was_sealed else marked + "\n")
+    replace_file(report, add_seal(marked) if was_sealed else marked + "\n")
 
 
 def _mark_report(path: Path, data: bytes, mark: dict[str, str]) -> None:
-    body, was_sealed = unsealed(data)
+    body, was_sealed = remove_seal(data)
     if not body.endswith(b"}") or b'"compile_matrix"' not in body:
         return  # cut off, or not ours: nobody takes it for a good report
     marked = f'{body[:-1].decode("utf-8")}, "{LATER_RUN}": {json.dumps(mark)}}}'
-    replace(path, sealed(marked) if was_sealed else marked + "\n")
+    replace_file(path, add_seal(marked) if was_sealed else marked + "\n")
 
 
 def _mark_journal(path: Path, data: bytes, mark: dict[str, str]) -> None:
@@ -192,4 +191,4 @@ def _mark_journal(path: Path, data: bytes, mark: dict[str, str]) -> None:
         return  # its run was killed, which it says by itself
     content: dict[str, Any] = {"kind": LATER_LINE, **mark}
     line = json.dumps({**content, "sha256": fingerprint(content)})
-    replace(path, data.decode("utf-8").rstrip("\n") + f"\n{line}\n")
+    replace_file(path, data.decode("utf-8").rstrip("\n") + f"\n{line}\n")

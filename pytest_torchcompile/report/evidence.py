@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-__all__ = ["EVIDENCE", "HEAD", "evidence", "fingerprint", "head_fingerprint"]
+__all__ = ["EVIDENCE", "HEAD", "SEAL", "add_seal", "cell_fingerprint", "fingerprint", "head_fingerprint",
+           "is_sealed", "remove_seal"]
 
 EVIDENCE: Final = ("axes", "planned", "seconds", "observation")
 """The keys of a cell that verdicts are made from. (What they were found to be can be told again from these.)"""
@@ -23,7 +25,7 @@ def head_fingerprint(block: Mapping[str, Any]) -> str:
     return fingerprint({**head, "kept": kept, "tests_kept": block.get("tests_kept", [])})
 
 
-def evidence(cell: Mapping[str, Any]) -> str:
+def cell_fingerprint(cell: Mapping[str, Any]) -> str:
     """The fingerprint of a cell's evidence."""
     return fingerprint({key: cell[key] for key in EVIDENCE})
 
@@ -37,3 +39,36 @@ def fingerprint(value: Mapping[str, Any]) -> str:
 
 
 _ENCODER: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False)
+
+
+SEAL: Final = "compile_matrix_seal"
+"""The key that the seal is, at the top of a report."""
+
+_SEAL: Final = re.compile(rb', "compile_matrix_seal": "([0-9a-f]{64})"\}\s*\Z')
+_LENGTH: Final = 110
+"""Bytes from the end in which the seal is looked for."""
+
+
+def add_seal(text: str) -> str:
+    """The text of a JSON object with one more key at its end: the BLAKE2b (32 bytes) of all that stands before it."""
+    body = text.rstrip().removesuffix("}")
+    digest = _digest(body.encode("utf-8", errors="backslashreplace"))
+    return f'{body}, "compile_matrix_seal": "{digest}"}}\n'
+
+
+def is_sealed(data: bytes) -> bool:
+    """Is the file as :func:`add_seal` made it?"""
+    found = _SEAL.search(data, max(0, len(data) - _LENGTH))
+    return found is not None and _digest(memoryview(data)[:found.start()]) == found[1].decode()
+
+
+def remove_seal(data: bytes) -> tuple[bytes, bool]:
+    """The JSON object without its seal, and whether it had one that held. A seal that is wrong stays where it is."""
+    found = _SEAL.search(data, max(0, len(data) - _LENGTH))
+    if found is None or not is_sealed(data):
+        return data.rstrip(), False
+    return data[:found.start()] + b"}", True
+
+
+def _digest(data: bytes | memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()  # half the time of SHA-256 where that has no instructions

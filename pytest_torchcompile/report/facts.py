@@ -16,7 +16,8 @@ from pytest_torchcompile.ledger.records import Compile, EagerFrame, Graph, Graph
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.wrappers.wrapping import lane_of
 
-__all__ = ["Compared", "Facts", "Generated", "Kernel", "Problem", "Verdict", "number", "objects", "read", "words"]
+__all__ = ["Compared", "Facts", "Generated", "Kernel", "Problem", "Verdict", "as_number", "as_text",
+           "read_objects", "read_record"]
 
 T = TypeVar("T")
 
@@ -81,11 +82,11 @@ class Facts:
 
     def __init__(self, cell: Mapping[str, Any]) -> None:
         self.cell = cell
-        self.id: str = words(cell.get("id"))
-        self.axes: dict[str, str] = {str(k): words(v) for k, v in mapping(cell.get("axes")).items()}
-        self.status: str = words(cell.get("status"))
-        self.observation = mapping(cell.get("observation"))
-        self.sections = {str(k): mapping(v) for k, v in mapping(self.observation.get("sections")).items()}
+        self.id: str = as_text(cell.get("id"))
+        self.axes: dict[str, str] = {str(k): as_text(v) for k, v in as_mapping(cell.get("axes")).items()}
+        self.status: str = as_text(cell.get("status"))
+        self.observation = as_mapping(cell.get("observation"))
+        self.sections = {str(k): as_mapping(v) for k, v in as_mapping(self.observation.get("sections")).items()}
 
     @property
     def lane(self) -> str:
@@ -106,9 +107,9 @@ class Facts:
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """What each check says, in the order of the report."""
-        return [Verdict(name, words(check.get("verdict")), objects(Problem, check.get("problems")),
-                        words(check.get("note")))
-                for name, check in ((str(k), mapping(v)) for k, v in mapping(self.cell.get("checks")).items())]
+        return [Verdict(name, as_text(check.get("verdict")), read_objects(Problem, check.get("problems")),
+                        as_text(check.get("note")))
+                for name, check in ((str(k), as_mapping(v)) for k, v in as_mapping(self.cell.get("checks")).items())]
 
     @property
     def failed(self) -> list[Verdict]:
@@ -123,7 +124,7 @@ class Facts:
     @cached_property
     def compiles(self) -> list[Compile]:
         """Every compile, in order."""
-        return objects(Compile, self.section("compiles").get("compiles"))
+        return read_objects(Compile, self.section("compiles").get("compiles"))
 
     @property
     def recompiles(self) -> list[Compile]:
@@ -133,23 +134,23 @@ class Facts:
     @cached_property
     def graphs(self) -> list[Graph]:
         """Every graph that a backend compiled."""
-        return objects(Graph, self.section("compiles").get("graphs"))
+        return read_objects(Graph, self.section("compiles").get("graphs"))
 
     @cached_property
     def eager_frames(self) -> list[EagerFrame]:
         """Frames that ran eagerly though they were asked to compile."""
-        return objects(EagerFrame, self.section("compiles").get("eager_frames"))
+        return read_objects(EagerFrame, self.section("compiles").get("eager_frames"))
 
     @cached_property
     def graph_breaks(self) -> list[GraphBreak]:
         """Places in user code where a graph ended early; also empty where the check did not run."""
-        return objects(GraphBreak, self.section("graph_breaks").get("graph_breaks"))
+        return read_objects(GraphBreak, self.section("graph_breaks").get("graph_breaks"))
 
     @property
     def coverage(self) -> float | None:
         """The smallest share of operator calls that ran inside compiled graphs, of all calls."""
         calls = self.section("compiles").get("coverage")
-        shares = [number(mapping(c).get("share")) for c in calls] if isinstance(calls, list) else []
+        shares = [as_number(as_mapping(c).get("share")) for c in calls] if isinstance(calls, list) else []
         return min((s for s in shares if s is not None), default=None)
 
     @property
@@ -157,7 +158,7 @@ class Facts:
         """What was compared and not bitwise equal, of values and gradients; each in the call where it is worst."""
         worst: dict[str, Compared] = {}
         for section in self.compared.values():
-            for leaf in objects(Compared, section.get("leaves")):
+            for leaf in read_objects(Compared, section.get("leaves")):
                 worst.setdefault(leaf.name, leaf)  # the section has the worst first
         return list(worst.values())
 
@@ -172,8 +173,8 @@ class Facts:
         found = []
         graphs = self.section("kernels").get("graphs")
         for graph in graphs if isinstance(graphs, list) else ():
-            record = read(Generated, mapping(graph))
-            record.generated = objects(Kernel, mapping(graph).get("generated"))
+            record = read_record(Generated, as_mapping(graph))
+            record.generated = read_objects(Kernel, as_mapping(graph).get("generated"))
             found.append(record)
         return found
 
@@ -185,25 +186,25 @@ class Facts:
     @property
     def total_seconds(self) -> float | None:
         """Wall seconds of the whole cell."""
-        return number(self.cell.get("seconds"))
+        return as_number(self.cell.get("seconds"))
 
     @property
     def leaks(self) -> list[str]:
         """Torch settings that the cell changed, and that were put back."""
         leaks = self.observation.get("leaks")
-        return [words(leak) for leak in leaks] if isinstance(leaks, list) else []
+        return [as_text(leak) for leak in leaks] if isinstance(leaks, list) else []
 
     def section(self, name: str) -> Mapping[str, Any]:
         """One section of the observation; empty where it was not measured."""
         return self.sections.get(name, {})
 
 
-def objects(kind: type[T], given: Any) -> list[T]:
+def read_objects(kind: type[T], given: Any) -> list[T]:
     """Records of a list of objects; what is no object is left out."""
-    return [read(kind, each) for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+    return [read_record(kind, each) for each in given if isinstance(each, dict)] if isinstance(given, list) else []
 
 
-def read(kind: type[T], given: Mapping[str, Any]) -> T:
+def read_record(kind: type[T], given: Mapping[str, Any]) -> T:
     """Make a record of a dataclass whose fields are texts, numbers, lists of texts and objects of numbers.
 
     A field that is missing or of another type has its type's empty value; unknown keys are left out.
@@ -224,11 +225,11 @@ def _plan(kind: Any) -> tuple[tuple[str, str, bool], ...]:
 
 def _fit(wanted: str, value: Any) -> Any:
     if wanted == "str":
-        return value if isinstance(value, str) else words(value)
+        return value if isinstance(value, str) else as_text(value)
     if wanted == "bool":
         return value is True
     if wanted.startswith("tuple"):
-        return tuple(map(words, value)) if isinstance(value, list) else ()
+        return tuple(map(as_text, value)) if isinstance(value, list) else ()
     if wanted.startswith("dict"):
         return _numbers(value)
     if wanted.startswith("list"):
@@ -236,26 +237,26 @@ def _fit(wanted: str, value: Any) -> Any:
     if "int" in wanted or "float" in wanted:
         if isinstance(value, str) and value in ("nan", "inf", "-inf"):
             return float(value)
-        found = number(value)
+        found = as_number(value)
         return found if found is not None or "None" in wanted else 0
     if wanted == "Scalar":
         return value if isinstance(value, (str, int, float)) else None
-    return words(value)
+    return as_text(value)
 
 
-def mapping(value: Any) -> Mapping[str, Any]:
+def as_mapping(value: Any) -> Mapping[str, Any]:
     """The value if it is an object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def words(value: Any) -> str:
+def as_text(value: Any) -> str:
     """A value as text: nothing for null, ``true`` and ``false`` as in JSON."""
     if value is None:
         return ""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
     """The value if it is a finite number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -266,4 +267,4 @@ def number(value: Any) -> float | None:
 
 
 def _numbers(value: Any) -> dict[str, float]:
-    return {str(k): n for k, v in mapping(value).items() if (n := number(v)) is not None}
+    return {str(k): n for k, v in as_mapping(value).items() if (n := as_number(v)) is not None}

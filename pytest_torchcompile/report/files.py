@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 from typing import Final
 
-__all__ = ["FOLDER", "JOURNAL_FILE", "PART_FILE", "PREVIOUS", "REPORT_FILE", "REPRODUCTIONS", "behind_link",
-           "make_folder", "replace"]
+from pytest_torchcompile.errors import UsageError
+
+__all__ = ["FOLDER", "JOURNAL_FILE", "PART_FILE", "PREVIOUS", "REPORT_FILE", "REPRODUCTIONS", "WRITTEN_BY",
+           "behind_link", "make_folder", "replace_file", "write_output"]
 
 FOLDER: Final = ".compile-matrix"
 REPORT_FILE: Final = f"{FOLDER}/report.json"
@@ -25,7 +27,7 @@ def behind_link(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
-def replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write the file whole or not at all: a reader beside us, or a kill, must not find half of it."""
     path = behind_link(path)
     make_folder(path.parent)
@@ -46,3 +48,31 @@ def make_folder(folder: Path) -> None:
             if not ignore.exists():  # a user's own stays
                 ignore.write_text("*\n", encoding="ascii")
             return
+
+
+WRITTEN_BY: Final = "<!-- written by pytest-torchcompile -->"
+
+
+def write_output(path: str | Path, text: str, *, force: bool = False) -> None:
+    """Write a file, its folder too if need be.
+
+    Raises UsageError where that cannot be done, and for a file that is there and not ours, unless ``force``.
+    """
+    file = Path(path)
+    try:
+        if not force:
+            _refuse_others(file)
+        replace_file(file, f"{text.rstrip()}\n{WRITTEN_BY}\n")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _refuse_others(file: Path) -> None:
+    if not file.exists() or file.is_dir():  # a folder has an error of its own
+        return
+    if not file.is_file():
+        raise UsageError(f"{file}: is no regular file, so it is not replaced; name another file")
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if text.strip() and WRITTEN_BY not in text.splitlines():
+        raise UsageError(f"{file}: was not written by pytest-torchcompile, so it is not replaced; name another file, "
+                         "or replace it by --force")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from pytest_torchcompile.checks.severity import Severity
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.causes import Cause
 
-__all__ = ["EXIT_CODES", "Finding", "Weight", "contradiction", "exit_code", "first", "foremost"]
+__all__ = ["EXIT_CODES", "Finding", "Weight", "contradiction_finding", "exit_code", "foremost_findings"]
 
 Weight: TypeAlias = Literal["fail", "unusable", "nothing", "note"]
 
@@ -56,10 +56,10 @@ class Finding:
     def lines(self) -> list[str]:
         """What else is told of it, a line each."""
         told = ["new since the baseline"] if self.new else []
-        return told if self.cause is None else [*told, *self.cause.told()]
+        return told if self.cause is None else [*told, *self.cause.further_lines()]
 
 
-def contradiction(noun: str, contradictions: Mapping[str, Sequence[str]], origin: str = "") -> Finding:
+def contradiction_finding(noun: str, contradictions: Mapping[str, Sequence[str]], origin: str = "") -> Finding:
     """Cells or tests (``noun``) whose reports contradict themselves; the first is told in full.
 
     ``contradictions``: name to what contradicts itself in it, at least one of each. ``origin``: where the first stands.
@@ -77,14 +77,7 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return next((code for weight, code in EXIT_CODES.items() if weight in weights), 0)
 
 
-def foremost(findings: Sequence[Finding], most: int) -> list[Finding]:
+def foremost_findings(findings: Sequence[Finding], most: int) -> list[Finding]:
     """The first so many findings, and whichever of the others tells of wrong numbers: these no list cuts off."""
     return [each for place, each in enumerate(findings)
             if place < most or each.severity == Severity.WRONG_NUMBERS]
-
-
-def first(names: Iterable[Any], shown: int = 3) -> str:
-    """The first few of some names, and how many more there are."""
-    names = list(map(str, names))
-    more = len(names) - shown
-    return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")

@@ -11,7 +11,7 @@ from pytest_torchcompile.checks.severity import Effect
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.causes import Cause
 
-__all__ = ["WORDS", "headline", "shortened"]
+__all__ = ["WORDS", "headline", "shorten_to_headline"]
 
 WORDS: Final = 25
 """The most words of a headline."""
@@ -55,7 +55,7 @@ def headline(causes: Iterable[Cause], before: str = "", others: int = 0) -> str:
     """One sentence about some causes in their order; empty if there are none.
 
     Args:
-        causes: What :func:`~pytest_torchcompile.report.causes.causes` returned.
+        causes: What :func:`~pytest_torchcompile.report.causes.group_causes` returned.
         before: Words that it begins with.
         others: Findings that are no causes, and are counted only.
     """
@@ -68,10 +68,10 @@ def headline(causes: Iterable[Cause], before: str = "", others: int = 0) -> str:
         text = before + _sentence(groups[:parts], names, rest)
         if len(text.split()) <= WORDS:
             return text
-    return shortened(text)
+    return shorten_to_headline(text)
 
 
-def shortened(text: str, less: int = 0) -> str:
+def shorten_to_headline(text: str, less: int = 0) -> str:
     """The text, with no more words than a headline has, ``less`` so many that come after it."""
     words, most = text.split(), WORDS - less
     return text if len(words) <= most else " ".join((*words[:most - 1], "..."))

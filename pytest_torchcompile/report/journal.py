@@ -20,16 +20,14 @@ from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.report.evidence import fingerprint
 from pytest_torchcompile.report.files import behind_link, make_folder
 from pytest_torchcompile.report.metrics import Sections
-from pytest_torchcompile.report.provenance import provenance
-from pytest_torchcompile.report.record import Record, now
+from pytest_torchcompile.report.provenance import Sources, run_provenance
+from pytest_torchcompile.report.record import Record, utc_time
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
-from pytest_torchcompile.report.sources import Sources
-from pytest_torchcompile.report.strictjson import plain
-from pytest_torchcompile.report.trouble import Trouble
+from pytest_torchcompile.report.strictjson import plain_json
 from pytest_torchcompile.run.settings import Settings
 from pytest_torchcompile.wrappers.wrapping import lane_of
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "Trouble"]
 
 
 class Journal:
@@ -42,7 +40,7 @@ class Journal:
         """The report file, from the folder of the journal."""
         self.overtaken_by = ""
         """When a run began that writes the same report, and began before this one ended; empty if none did."""
-        self._started = now()
+        self._started = utc_time()
         self._known = {p.cell.id for p in planned}
         self._expected: dict[str, list[str]] = {}
         self._expected_tests: list[str] = []
@@ -58,7 +56,7 @@ class Journal:
         self._sources = Sources.take(self.matrix.root)
         return Record({
             "schema_version": SCHEMA_VERSION,
-            "run": {**provenance(self.matrix.root), "started": self._started},
+            "run": {**run_provenance(self.matrix.root), "started": self._started},
             "matrix": {
                 "path": self.settings.matrix,
                 "sha256": self.matrix.sha256,
@@ -106,7 +104,7 @@ class Journal:
         except OSError:  # there is none any more
             return False
 
-    def expect(self, nodeids: Iterable[str]) -> None:
+    def expect_items(self, nodeids: Iterable[str]) -> None:
         """Take note of the items that this run will judge; each worker tells the same ones."""
         expected: dict[str, list[str]] = {}
         for nodeid in nodeids:
@@ -117,13 +115,13 @@ class Journal:
             self._expected = expected
             self._plan_again()
 
-    def add(self, carried: dict[str, Any]) -> None:
+    def add_verdict(self, carried: dict[str, Any]) -> None:
         """Keep one verdict: ``cell``, ``check``, ``verdict``, ``problems``, and with the first its observation."""
-        carried = plain(carried)
+        carried = plain_json(carried)
         if "observation" in carried:
             self._leave_out_known(carried["observation"])
         self._line({"kind": "verdict", **carried})
-        self._now().add(carried)
+        self._now().add_verdict(carried)
 
     def expect_tests(self, nodeids: Iterable[str]) -> None:
         """Take note of tests of this run that use our fixtures."""
@@ -147,20 +145,20 @@ class Journal:
         self._line(line)
         self._now().add_test(told, environment, sources)
 
-    def lost(self, nodeid: str, text: str) -> None:
+    def add_lost_item(self, nodeid: str, text: str) -> None:
         """The pytest process that ran this item died, so nobody reported its verdict."""
         cell, check = _parts(nodeid)
         if cell in self._known:
             problem = {"message": "the pytest worker that ran this item died", "evidence": text,
                        "hint": "", "file": "", "line": 0}
-            self.add({"cell": cell, "check": check, "verdict": "crash", "problems": [problem]})
+            self.add_verdict({"cell": cell, "check": check, "verdict": "crash", "problems": [problem]})
 
     def finish(self, exit_status: int) -> None:
         """Close the journal."""
         self.exit_status = exit_status
-        finished = now()
+        finished = utc_time()
         record = self._now()
-        edited = self._sources.edited(record.sources or {})
+        edited = self._sources.edited_files(record.sources or {})
         record.finish(exit_status, finished, edited)
         line = {"kind": "end", "exit_status": exit_status, "finished": finished, "not_run": self.not_run()}
         if edited:
@@ -206,7 +204,7 @@ class Journal:
                 found[cell] = section["rungs"][-1]["examples"], section["rungs"][-1]["spent"]
         return found
 
-    def numbers(self, read: Callable[[Sections], float | None]) -> dict[str, float]:
+    def read_numbers(self, read: Callable[[Sections], float | None]) -> dict[str, float]:
         """A number of each cell that has it."""
         found: dict[str, float] = {}
         for cell, observation in self._now().observations.items():
@@ -216,7 +214,7 @@ class Journal:
                     found[cell] = number
         return found
 
-    def selected(self, cell: str) -> bool:
+    def is_selected(self, cell: str) -> bool:
         """Whether this run was to judge the cell, not deselected by ``-k``, ``-m`` or a node id."""
         return cell in self._expected
 
@@ -225,7 +223,7 @@ class Journal:
         """Sources that were edited while the run went on; known when it has ended."""
         return self._now().sources_edited
 
-    def compiled(self) -> int:
+    def count_compiled(self) -> int:
         """How many cells executed compiled code."""
         sections = (o["sections"].get("compiles", {}) for o in self._now().observations.values())
         return sum(any(g["runs"] for g in s.get("graphs", ())) for s in sections)
@@ -302,3 +300,20 @@ def _parts(nodeid: str) -> tuple[str, str]:
     """Cell and check of ``file::cell::check``."""
     *_, cell, check = ["", "", *nodeid.split("::")]
     return cell, check
+
+
+class Trouble:
+    """The first file of the run that could not be written, and why."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        """One sentence; empty while there is no trouble."""
+
+    def try_writing(self, file: object, write: Callable[[], object]) -> bool:
+        """Whether ``write`` could write the file; an OSError is noted, and goes no further."""
+        try:
+            write()
+        except OSError as error:
+            self.text = self.text or f"{file} could not be written: {error}; the run went on, and ends as a failure"
+            return False
+        return True

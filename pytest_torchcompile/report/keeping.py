@@ -29,19 +29,19 @@ from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.earlier import (
     INTERRUPTED,
     LATER_RUN,
-    later_run,
+    later_run_mark,
     mark_earlier,
     mark_interrupted,
     planned_in,
 )
-from pytest_torchcompile.report.files import PART_FILE, PREVIOUS, behind_link, make_folder, replace
+from pytest_torchcompile.report.evidence import SEAL, add_seal
+from pytest_torchcompile.report.files import PART_FILE, PREVIOUS, behind_link, make_folder, replace_file
 from pytest_torchcompile.report.reading import read_content
-from pytest_torchcompile.report.seal import SEAL, sealed
 from pytest_torchcompile.report.strictjson import dumps
 from pytest_torchcompile.report.takeover import is_whole, judged_cells, judges_all_cells, not_mergeable, take_over
 from pytest_torchcompile.run.imported import edited_since
 
-__all__ = ["ReportKeeper"]
+__all__ = ["ReportKeeper", "save_whole"]
 
 BLOCK: Final = "compile_matrix"
 
@@ -53,12 +53,12 @@ class ReportKeeper:
         """``root`` is pytest's root folder, ``project`` the one from which modules are imported (default: the same)."""
         self.root, self.project = root, project or root
         self.report, self.journal = behind_link(report), behind_link(journal)
-        self.said = ""
+        self.message = ""
         """What became of an earlier report, in one sentence; empty if there is nothing to say."""
 
     def begin(self, arguments: tuple[str, ...]) -> None:
         """Mark what an earlier run left, unless that was done already, and keep the journal of one that was killed."""
-        mark = later_run(arguments)
+        mark = later_run_mark(arguments)
         for path in (self.report, self.journal):
             if path.is_file():
                 mark_earlier(path, mark)
@@ -86,11 +86,11 @@ class ReportKeeper:
         """Whether this run may write its report, though a later one has begun: until that one has written its own."""
         kept = self._kept()
         if kept is not None and LATER_RUN not in kept:
-            replace(self.root / PART_FILE, sealed(dumps(content, indent)))
-            self.said = f"{self._shown()} is left as a run wrote it that began after this one ({later}); the record " \
-                        f"of this run is {PART_FILE}"
+            replace_file(self.root / PART_FILE, add_seal(dumps(content, indent)))
+            self.message = f"{self._shown()} is left as a run wrote it that began after this one ({later}); " \
+                           f"the record of this run is {PART_FILE}"
             return False
-        self.said = f"{self._shown()} is marked as of an earlier run, because another one began beside it ({later})"
+        self.message = f"{self._shown()} is marked as of an earlier run, because another one began beside it ({later})"
         content[LATER_RUN] = {"began": later, "command": "pytest ..."}
         return True
 
@@ -102,13 +102,13 @@ class ReportKeeper:
         if kept is None or (is_whole(block) and not nothing):
             self._replace(content, kept, indent)
             return
-        replace(self.root / PART_FILE, sealed(dumps(content, indent)))
+        replace_file(self.root / PART_FILE, add_seal(dumps(content, indent)))
         other = not_mergeable(kept[BLOCK], block)
         if not nothing and not other:
             self._take_over(content, kept, len(judged), indent)
         elif nothing or (is_whole(kept[BLOCK]) and not judges_all_cells(block)):
             why = "nothing was judged" if nothing else f"it {other}"
-            self.said = f"{self._shown()} is left as an earlier run wrote it, because {why}; " \
+            self.message = f"{self._shown()} is left as an earlier run wrote it, because {why}; " \
                         f"the record of this run is {PART_FILE}"
         else:
             self._replace(content, kept, indent)
@@ -118,18 +118,18 @@ class ReportKeeper:
         edited = bool(edited_since(self.project, imported))
         merged = _with_mark(take_over(kept, content, edited), kept)
         self._keep_previous(kept)
-        replace(self.report, sealed(dumps(merged, indent)))
+        replace_file(self.report, add_seal(dumps(merged, indent)))
         block = merged[BLOCK]
         cells = sum("kept" in cell for cell in block["cells"])
         tests = sum(len(each["tests"]) for each in block["tests_kept"])
         left = [count(cells, "cell")] * bool(cells) + [count(tests, "test")] * bool(tests)
         if left:
-            self.said = f"{self._shown()} has {count(judged, 'cell')} of this run, and verdicts of an earlier run " \
+            self.message = f"{self._shown()} has {count(judged, 'cell')} of this run, and verdicts of an earlier run " \
                         f"in {' and '.join(left)}; the record of this run alone is {PART_FILE}"
 
     def _replace(self, content: dict[str, Any], kept: dict[str, Any] | None, indent: int | None) -> None:
         self._keep_previous(kept)
-        replace(self.report, sealed(dumps(content, indent)))
+        replace_file(self.report, add_seal(dumps(content, indent)))
 
     def _keep_previous(self, kept: dict[str, Any] | None) -> None:
         """Copy the report that is about to be replaced, unless it would displace one that says more."""
@@ -186,3 +186,9 @@ def _is_only_record(journal: Path) -> bool:
     """Has the journal verdicts and no end? Then its run was killed, and left nothing else."""
     lines = journal.read_bytes().rstrip().splitlines()
     return len(lines) > 1 and not lines[-1].startswith((b'{"kind": "end"', b'{"kind": "later_run"'))
+
+
+def save_whole(config: Any) -> None:
+    """Have pytest-json-report write its file at once: it writes it bit by bit, and a kill would leave a part of it."""
+    plugin, indent = config._json_report, config.option.json_report_indent
+    plugin.save_report = lambda path: replace_file(Path(path), add_seal(dumps(plugin.report, indent)))

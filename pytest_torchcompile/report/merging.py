@@ -13,7 +13,7 @@ from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.testrecord import merge_tests
 
-__all__ = ["VARYING", "Merged", "merge"]
+__all__ = ["VARYING", "Merged", "merge_reports"]
 
 VARYING: Final = frozenset({"cores", "cpu", "platform"})
 """What may differ between shards, because hosted runners are not all alike: it changes no verdict, only speed."""
@@ -54,7 +54,7 @@ class Merged:
         return bool(self.problems)
 
 
-def merge(reports: Sequence[Report], varying: frozenset[str] = VARYING) -> Merged:
+def merge_reports(reports: Sequence[Report], varying: frozenset[str] = VARYING) -> Merged:
     """Merge the reports of all shards of one run; a run without shards is one report.
 
     ``varying``: keys of the environment that may differ. What is missing is told in ``problems``.

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 from pytest_torchcompile.checks import CHECKS, Column
 from pytest_torchcompile.ledger.records import SILENT
 
-__all__ = ["METRICS", "Metric", "Sections", "spread"]
+__all__ = ["METRICS", "Metric", "Sections", "metric_spread"]
 
 Sections: TypeAlias = Mapping[str, Mapping[str, Any]]
 
@@ -69,7 +69,7 @@ def _top(key: str) -> Callable[[Sections], float | None]:
     return read
 
 
-def spread(sections: Sections, name: str) -> float | None:
+def metric_spread(sections: Sections, name: str) -> float | None:
     """One standard deviation of repetitions of the metric, where its section tells it by ``NAME_spread``."""
     return _top(f"{name}_spread")(sections)
 

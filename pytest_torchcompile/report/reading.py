@@ -20,13 +20,11 @@ from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError, nearest
 from pytest_torchcompile.report.earlier import LATER_RUN, RENAMED
-from pytest_torchcompile.report.evidence import fingerprint, head_fingerprint
+from pytest_torchcompile.report.evidence import SEAL, fingerprint, head_fingerprint, is_sealed
 from pytest_torchcompile.report.record import Record
-from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, line_schemas
-from pytest_torchcompile.report.seal import SEAL, is_sealed
+from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, line_schemas, upgrade_block
 from pytest_torchcompile.report.strictjson import StrictError, loads
-from pytest_torchcompile.report.upgrade import upgraded
-from pytest_torchcompile.report.validation import Validator, compiled
+from pytest_torchcompile.report.validation import Validator, compile_schema
 
 __all__ = ["Report", "read_content", "read_report"]
 
@@ -199,7 +197,7 @@ def _block(block: Any, name: str) -> dict[str, Any]:
         hint = "update pytest-torchcompile" if major > ours else "read it with the version that wrote it"
         raise ReportError(f"{name}: is of schema {version}, and this version reads {ours}.x; {hint}")
     try:
-        block = upgraded(block, minor)
+        block = upgrade_block(block, minor)
     except (TypeError, ValueError) as error:
         raise ReportError(f"{name}: {error}") from None
     _hold(BLOCK, block, f"{name}: {KEY}")
@@ -261,7 +259,7 @@ def _folded(name: str, contents: Sequence[Any]) -> dict[str, Any]:
         elif content["check"] in record.verdicts.get(content["cell"], {}):
             raise ReportError(f"{name}:{number}: {content['cell']}::{content['check']} has a verdict already")
         else:
-            record.add(content)
+            record.add_verdict(content)
     return record.block()
 
 
@@ -287,5 +285,5 @@ def _fingerprint(content: dict[str, Any]) -> str:
         return ""
 
 
-BLOCK: Final = compiled(block_schema())
-LINES: Final = {kind: compiled(schema) for kind, schema in line_schemas().items()}
+BLOCK: Final = compile_schema(block_schema())
+LINES: Final = {kind: compile_schema(schema) for kind, schema in line_schemas().items()}

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_torchcompile.observation import worst
-from pytest_torchcompile.report.evidence import evidence, head_fingerprint
-from pytest_torchcompile.report.provenance import provenance
+from pytest_torchcompile.report.evidence import cell_fingerprint, head_fingerprint
+from pytest_torchcompile.report.provenance import run_provenance
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
 from pytest_torchcompile.report.testrecord import tell_tests
 
-__all__ = ["GATES", "Record", "gates", "head_without_matrix", "now"]
+__all__ = ["GATES", "Record", "gate_verdicts", "head_without_matrix", "utc_time"]
 
 GATES: Final = ("safe_fallback", "smoketest", "shape_stability")
 """The checks whose worst verdict the block states by itself, under ``gates``."""
 PROBLEMS_OF_A_GATE: Final = 5
 
 
-def now() -> str:
+def utc_time() -> str:
     """The time as reports write it, in UTC."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
@@ -33,7 +33,7 @@ def head_without_matrix(root: Path) -> dict[str, Any]:
     """The head of a run that has no matrix, only tests that use our fixtures."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "run": {**provenance(root), "started": now()},
+        "run": {**run_provenance(root), "started": utc_time()},
         "matrix": {"path": "", "sha256": hashlib.sha256(b"").hexdigest(), "cells_planned": [], "checks": [],
                    "excluded": {}},
         "shard": {"index": 1, "of": 1},
@@ -65,7 +65,7 @@ class Record:
         self.exit_status: int | None = None
         self.finished: str | None = None
 
-    def add(self, carried: Mapping[str, Any]) -> None:
+    def add_verdict(self, carried: Mapping[str, Any]) -> None:
         """Keep one verdict: ``cell``, ``check``, ``verdict``, ``problems``, and with the first its observation."""
         cell = carried["cell"]
         self.verdicts.setdefault(cell, {})[carried["check"]] = {
@@ -111,7 +111,7 @@ class Record:
             "run": self._run(),
             "environment": self.environment or self.tests_environment,
             "finished": self._ended() and not self.not_run(),
-            "gates": gates(self.head["matrix"]["checks"], cells),
+            "gates": gate_verdicts(self.head["matrix"]["checks"], cells),
             "cells": cells,
             "tests_planned": list(self.expected_tests),
             "tests": tell_tests(self.expected_tests, self.tests),
@@ -143,7 +143,7 @@ class Record:
             "seconds": self.seconds.get(cell),
             "observation": self.observations.get(cell),
         }
-        return {**told, "evidence_sha256": evidence(told)}
+        return {**told, "evidence_sha256": cell_fingerprint(told)}
 
     def _observe(self, cell: str, observation: dict[str, Any]) -> None:
         observation = dict(observation)
@@ -160,7 +160,7 @@ class Record:
             self.sources = {**sources, **(self.sources or {})}
 
 
-def gates(checks: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def gate_verdicts(checks: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Each gate that the matrix runs: the worst verdict of that check in the cells that ran, and its problems."""
     stated = {}
     for name in GATES:

@@ -16,7 +16,7 @@ from pytest_torchcompile.observation import Judgement, Observation
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.plan.targets import Targets
 
-__all__ = ["file_name", "reproducible", "reproduction"]
+__all__ = ["file_name", "is_reproducible", "reproduction_text"]
 
 
 def file_name(cell: Cell) -> str:
@@ -24,7 +24,7 @@ def file_name(cell: Cell) -> str:
     return f"test_{re.sub(r'[^0-9A-Za-z_]', '_', cell.id)}.py"
 
 
-def reproducible(check: str, judgement: Judgement, observation: Observation) -> bool:
+def is_reproducible(check: str, judgement: Judgement, observation: Observation) -> bool:
     """Would ``compare()`` fail too? Not for a graph break, a recompile, or a part of the model that ran eagerly."""
     if judgement.verdict in ("crash", "timeout"):
         return True
@@ -35,7 +35,7 @@ def reproducible(check: str, judgement: Judgement, observation: Observation) -> 
     return bool(compiles.get("error")) or no_graph or check in COMPARING
 
 
-def reproduction(cell: Cell, entry: ModelEntry, root: Path, file: Path, failed: Mapping[str, str],
+def reproduction_text(cell: Cell, entry: ModelEntry, root: Path, file: Path, failed: Mapping[str, str],
                  limits: Mapping[str, float]) -> str:
     """The text of ``file``: a test that compares the cell's model as the cell did.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
-__all__ = ["StrictError", "dumps", "loads", "plain"]
+__all__ = ["StrictError", "dumps", "loads", "plain_json"]
 
 
 class StrictError(ValueError):
@@ -33,7 +33,7 @@ def loads(text: str, ours: bool = False) -> Any:
         raise StrictError("is larger than this machine's memory") from None
 
 
-def plain(value: Any) -> Any:
+def plain_json(value: Any) -> Any:
     """Return the value with NaN and infinities as texts (``nan``, ``inf``), for which JSON has no numbers."""
     try:
         json.dumps(value, allow_nan=False)

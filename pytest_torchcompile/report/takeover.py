@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from pytest_torchcompile.observation import BAD, worst
-from pytest_torchcompile.report.evidence import evidence, head_fingerprint
-from pytest_torchcompile.report.record import gates
+from pytest_torchcompile.report.evidence import cell_fingerprint, head_fingerprint
+from pytest_torchcompile.report.record import gate_verdicts
 
 __all__ = ["SAME", "is_whole", "judged_cells", "judges_all_cells", "not_mergeable", "take_over"]
 
@@ -86,7 +86,7 @@ def _block(kept: Block, part: Block, edited: bool) -> Block:
         **kept, **part, **tests, "environment": environment, "cells": cells,
         "run": {**_run(kept, part, tests["tests"]), "exit_status": _exit_status(kept, part, cells, tests["tests"])},
         "finished": part["finished"] and not _any_waits(cells),
-        "gates": gates(kept["matrix"]["checks"], cells),
+        "gates": gate_verdicts(kept["matrix"]["checks"], cells),
     }
     return {**block, "head_sha256": head_fingerprint(block)}
 
@@ -177,7 +177,7 @@ def _fit_together(old: Cell, new: Cell, told: Mapping[str, Any]) -> bool:
     ranks = before.get("ranks", []), after.get("ranks", [])
     if len(ranks[0]) != len(ranks[1]) or any(rank["failure"] for both in ranks for rank in both):
         return False
-    return bool(old["evidence_sha256"] == evidence(old))
+    return bool(old["evidence_sha256"] == cell_fingerprint(old))
 
 
 def _overlaid(old: Cell, new: Cell) -> Cell:
@@ -194,7 +194,7 @@ def _overlaid(old: Cell, new: Cell) -> Cell:
             kept.append({**each, "checks": left})
     cell = {**new, "kept": kept, "checks": checks, "observation": observation,
             "status": worst([check["verdict"] for check in checks.values()])}
-    return {**cell, "evidence_sha256": evidence(cell)}
+    return {**cell, "evidence_sha256": cell_fingerprint(cell)}
 
 
 def _sections(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from pytest_torchcompile.observation import VERDICTS, Judgement
 from pytest_torchcompile.plan.selection import idle_cells
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.ranks.zygote import gpu_device_files
-from pytest_torchcompile.report.causes import Fresh, causes
-from pytest_torchcompile.report.effects import follows, told_by
+from pytest_torchcompile.report.causes import Fresh, first_with_problem, group_causes, root_check
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.harmless import harmless_text
 from pytest_torchcompile.report.headline import headline
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
     from pytest_torchcompile.report.journal import Journal
     from pytest_torchcompile.run.settings import Settings
 
-__all__ = ["failure_text", "header", "summary"]
+__all__ = ["failure_text", "header_lines", "summary_lines"]
 
 _COLOURS = {"pass": "green", "skip": "yellow", "xfail": "yellow", "not_run": "red"}
 
 
-def header(matrix: Matrix, planned: Sequence[PlannedCell], settings: Settings) -> list[str]:
+def header_lines(matrix: Matrix, planned: Sequence[PlannedCell], settings: Settings) -> list[str]:
     """Versions, device and compiler as far as they can be told without torch; what is planned, and why not the rest."""
     gpus = gpu_device_files()
     compiler = shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))  # as torch
@@ -81,11 +80,11 @@ def failure_text(check: str, judgements: Mapping[str, Judgement], again: str, al
     own = next(verdict for verdict in verdicts if verdict.check == check)
     lines: list[str] = []
     for problem in own.problems:
-        if root := follows(own, problem, verdicts):
+        if root := root_check(own, problem, verdicts):
             text = textwrap.shorten(problem.message, _AGAIN, placeholder=" ...")
             lines.append(f"{check}: follows from {root}: {text}")
             continue
-        if first := told_by(own, problem, verdicts):
+        if first := first_with_problem(own, problem, verdicts):
             text = textwrap.shorten(problem.message, _AGAIN, placeholder=" ...")
             lines.append(f"{check}: the cell has no result, as {first} tells: {text}")
             continue
@@ -100,12 +99,12 @@ def failure_text(check: str, judgements: Mapping[str, Judgement], again: str, al
     return harmless_text("\n".join(lines))
 
 
-def summary(journal: Journal, fresh: Fresh | None = None) -> Iterator[tuple[str, dict[str, bool]]]:
+def summary_lines(journal: Journal, fresh: Fresh | None = None) -> Iterator[tuple[str, dict[str, bool]]]:
     """Lines with markup: a table of cells by backend and mode, totals, and what a gate would not accept.
 
     ``fresh``: what is worse than in the baseline, if there is one.
     """
-    selected = [p for p in journal.planned if journal.selected(p.cell.id)]
+    selected = [p for p in journal.planned if journal.is_selected(p.cell.id)]
     by_place: dict[tuple[str, str], Counter[str]] = {}
     total: Counter[str] = Counter()
     for planned in selected:
@@ -122,9 +121,10 @@ def summary(journal: Journal, fresh: Fresh | None = None) -> Iterator[tuple[str,
     bad = [v for v in total if _COLOURS.get(v, "red") == "red"]
     fake = sum(lane_of(p.cell.wrapper) == "fake" for p in selected)
     lane = f"; {fake} in the fake lane, where no number is judged" if fake else ""
-    yield (f"{count(len(selected), 'cell')}: {_counts(total) or 'none'}; {journal.compiled()} ran compiled code{lane}",
+    compiled = journal.count_compiled()
+    yield (f"{count(len(selected), 'cell')}: {_counts(total) or 'none'}; {compiled} ran compiled code{lane}",
            {"red" if bad else "green": True})
-    if selected and not journal.compiled():
+    if selected and not compiled:
         yield "no cell ran compiled code: this run proves nothing, and no gate will pass it", {"red": True}
     for cell in (p.cell.id for p in selected):
         if leaks := journal.leaks(cell):
@@ -148,7 +148,7 @@ def summary(journal: Journal, fresh: Fresh | None = None) -> Iterator[tuple[str,
 def _columns(journal: Journal) -> Iterator[str]:
     """The numbers of checks that run on request only: how they are spread, and in which cell the worst one is."""
     for column in (column for check in CHECKS.values() if check.on_request for column in check.columns):
-        found = journal.numbers(METRICS[column.name].read)
+        found = journal.read_numbers(METRICS[column.name].read)
         if not found:
             continue
         least, most = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
@@ -169,7 +169,7 @@ def _causes(journal: Journal, mistakes: Collection[str],
 
     ``mistakes`` (of the matrix, which nobody can do without) are told in full.
     """
-    found = causes((Facts(cell) for cell in journal.block()["cells"]), fresh=fresh)
+    found = group_causes((Facts(cell) for cell in journal.block()["cells"]), fresh=fresh)
     if text := headline(found):
         yield text, {"red": True}
     shown = [cause for place, cause in enumerate(found) if place < _SHOWN or cause.wrong_numbers]

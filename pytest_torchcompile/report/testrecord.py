@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.observation import Problem, worst
 from pytest_torchcompile.report.evidence import fingerprint
-from pytest_torchcompile.report.strictjson import plain
+from pytest_torchcompile.report.strictjson import plain_json
 
 __all__ = ["COUNTED", "TEST_CHECK", "TEST_LANE", "RecordedTest", "count_ledger", "merge_tests", "seal_test",
            "tell_tests"]
@@ -72,7 +72,7 @@ def seal_test(told: Mapping[str, Any]) -> dict[str, Any]:
     The verdict of a cell can be told again from its observation. That of a test is partly its body's, which a report
     doesn't hold, so the fingerprint covers the verdict too.
     """
-    unsealed = plain({name: value for name, value in told.items() if name != "evidence_sha256"})
+    unsealed = plain_json({name: value for name, value in told.items() if name != "evidence_sha256"})
     return {**unsealed, "evidence_sha256": fingerprint(unsealed)}
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
-__all__ = ["Validator", "compiled"]
+__all__ = ["Validator", "compile_schema"]
 
 Found: TypeAlias = "tuple[tuple[str | int, ...], str]"
 """Where in the value, and what is wrong there."""
@@ -26,7 +26,7 @@ _WORDS: Final = {str: "a text", bool: "true or false", int: "a number", float: "
 _IGNORED: Final = frozenset({"$schema", "$id", "title", "description"})
 
 
-def compiled(schema: dict[str, Any]) -> Validator:
+def compile_schema(schema: dict[str, Any]) -> Validator:
     """Return the validator of a schema. Raises ValueError for a keyword that is not known here."""
     validators = [_KEYWORDS[keyword](schema) for keyword in _order(schema)]
     if len(validators) == 1:
@@ -77,9 +77,9 @@ def _type(schema: dict[str, Any]) -> Validator:
 
 
 def _properties(schema: dict[str, Any]) -> Validator:
-    known = {name: compiled(inner) for name, inner in schema.get("properties", {}).items()}
+    known = {name: compile_schema(inner) for name, inner in schema.get("properties", {}).items()}
     required = frozenset(schema.get("required", ()))
-    other = compiled(schema["additionalProperties"]) if schema.get("additionalProperties") else None
+    other = compile_schema(schema["additionalProperties"]) if schema.get("additionalProperties") else None
 
     def check(value: Any) -> Found | None:
         if not required <= value.keys():
@@ -94,7 +94,7 @@ def _properties(schema: dict[str, Any]) -> Validator:
 
 
 def _items(schema: dict[str, Any]) -> Validator:
-    validator = compiled(schema["items"])
+    validator = compile_schema(schema["items"])
 
     def check(value: Any) -> Found | None:
         for number, inner in enumerate(value):
@@ -106,7 +106,7 @@ def _items(schema: dict[str, Any]) -> Validator:
 
 
 def _any_of(schema: dict[str, Any]) -> Validator:
-    validators = [compiled(each) for each in schema["anyOf"]]
+    validators = [compile_schema(each) for each in schema["anyOf"]]
 
     def check(value: Any) -> Found | None:
         closest: Found | None = None

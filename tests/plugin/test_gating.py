@@ -7,8 +7,8 @@ import json
 import pytest
 
 from pytest_torchcompile.cli import main
+from pytest_torchcompile.report.evidence import is_sealed
 from pytest_torchcompile.report.reading import read_report
-from pytest_torchcompile.report.seal import is_sealed
 
 SMOKE = """
 version: 1

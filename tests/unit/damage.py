@@ -12,8 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pytest_torchcompile.report.evidence import fingerprint, head_fingerprint
-from pytest_torchcompile.report.seal import sealed
+from pytest_torchcompile.report.evidence import add_seal, fingerprint, head_fingerprint
 
 Texts = list[str]
 Damage = Callable[[random.Random, Texts], Texts]
@@ -274,7 +273,7 @@ def interrupted(draw: random.Random, texts: Texts) -> Texts:
 def seal_wrong(draw: random.Random, texts: Texts) -> Texts:
     """A sealed report of which one character is another one, or whose text another program has formatted."""
     def change(text: str) -> str:
-        whole = sealed(text)
+        whole = add_seal(text)
         if draw.random() < 0.2:
             return json.dumps(json.loads(whole), indent=1)
         place = draw.randrange(whole.rindex(', "compile_matrix_seal"'))
@@ -308,7 +307,7 @@ def of_earlier_run(draw: random.Random, texts: Texts) -> Texts:
 
     def change(text: str) -> str:
         marked = f'{text.rstrip()[:-1]}, "compile_matrix_later_run": {json.dumps(mark)}}}'
-        return sealed(marked) if whole else marked
+        return add_seal(marked) if whole else marked
     return _one(draw, texts, change)
 
 

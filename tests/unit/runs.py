@@ -144,7 +144,7 @@ class Run:
         record.expected = {name: list(self.checks) for name in mine}
         for name in mine:
             for carried in self._carried(name):
-                record.add(carried)
+                record.add_verdict(carried)
         failed = any(record.status(name) in BAD for name in mine)
         record.finish(int(failed) if self.exit_status is None else self.exit_status, "2026-11-21T10:20:00+00:00")
         return record.block()

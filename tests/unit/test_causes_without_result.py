@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from unit.runs import Run
 
-from pytest_torchcompile.report.causes import causes
+from pytest_torchcompile.report.causes import group_causes
 from pytest_torchcompile.report.facts import Facts
 
 
@@ -14,7 +14,7 @@ def test_all_checks_say_the_same(kind):
     run = Run()
     for name in run.ids:
         run.fails(name, kind, "gone before it began")
-    (cause,) = causes(Facts(cell) for cell in run.blocks()[0]["cells"])
+    (cause,) = group_causes(Facts(cell) for cell in run.blocks()[0]["cells"])
     assert cause.cells == run.ids
     assert set(cause.checks) == {"compiles", "graph_breaks", "recompiles"}
-    assert list(cause.told()) == []
+    assert list(cause.further_lines()) == []

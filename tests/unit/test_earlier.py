@@ -7,9 +7,9 @@ import json
 import pytest
 from unit.runs import Run
 
-from pytest_torchcompile.report.earlier import later_run, left_by_earlier_runs, mark_earlier
+from pytest_torchcompile.report.earlier import later_run_mark, left_by_earlier_runs, mark_earlier
+from pytest_torchcompile.report.evidence import add_seal
 from pytest_torchcompile.report.reading import read_report
-from pytest_torchcompile.report.seal import sealed
 
 MARK = {"began": "2026-11-22T10:00:00+00:00", "command": "pytest --compile-matrix"}
 
@@ -56,7 +56,7 @@ def test_a_rank_after_the_first_has_files_of_its_own(folder, monkeypatch):
 def test_the_mark_holds_our_options_and_nothing_else():
     """A report holds no secrets, and a command line may."""
     arguments = ["--token=secret", "-k", "x", "--compile-matrix", "m.yaml", "--compile-shard=9/8", "--password", "pw"]
-    assert later_run(arguments)["command"] == "pytest ... --compile-matrix m.yaml --compile-shard=9/8 ..."
+    assert later_run_mark(arguments)["command"] == "pytest ... --compile-matrix m.yaml --compile-shard=9/8 ..."
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["sealed", "not sealed"])
@@ -65,7 +65,7 @@ def test_a_marked_report_is_the_same_report(tmp_path, whole, indent):
     """Its seal still holds, if it did; to mark it twice changes nothing."""
     path = tmp_path / "report.json"
     text = json.dumps({"compile_matrix": Run().blocks()[0]}, indent=indent)
-    path.write_text(sealed(text) if whole else text)
+    path.write_text(add_seal(text) if whole else text)
     before = read_report(path)
     mark_earlier(path, MARK)
     after = read_report(path)
@@ -87,7 +87,7 @@ def test_what_is_no_report_of_ours_stays_as_it_is(tmp_path, data):
 
 def test_a_wrong_seal_stays_wrong(tmp_path):
     path = tmp_path / "report.json"
-    path.write_text(sealed(json.dumps({"compile_matrix": Run().blocks()[0]})).replace("net", "NET", 1))
+    path.write_text(add_seal(json.dumps({"compile_matrix": Run().blocks()[0]})).replace("net", "NET", 1))
     mark_earlier(path, MARK)
     assert b"compile_matrix_later_run" in path.read_bytes()
     assert b"compile_matrix_seal" in path.read_bytes()

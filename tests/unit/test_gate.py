@@ -14,7 +14,7 @@ from pytest_torchcompile.errors import ReportError
 from pytest_torchcompile.gate.announcement import announcement, sentence
 from pytest_torchcompile.gate.gate import gate
 from pytest_torchcompile.gate.policyfile import parse_policy
-from pytest_torchcompile.report.evidence import evidence
+from pytest_torchcompile.report.evidence import cell_fingerprint
 from pytest_torchcompile.report.reading import read_report
 
 STORED = Path(__file__).parent / "reports"
@@ -302,7 +302,7 @@ def test_a_cell_that_no_check_judged_is_not_good(run):
     report.block["matrix"]["checks"] = []
     for cell in report.cells:
         cell["planned"]["checks"] = []
-        cell |= {"checks": {}, "status": "not_run", "evidence_sha256": evidence(cell)}
+        cell |= {"checks": {}, "status": "not_run", "evidence_sha256": cell_fingerprint(cell)}
     assert gate([report], today=TODAY).code == 2
     assert sentence(gate([report], today=TODAY)).startswith("UNUSABLE: 4 cells have verdicts that never came")
 

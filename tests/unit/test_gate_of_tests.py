@@ -25,7 +25,7 @@ from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.report.record import Record, head_without_matrix
 from pytest_torchcompile.report.schema import block_schema
 from pytest_torchcompile.report.testrecord import RecordedTest, seal_test
-from pytest_torchcompile.report.validation import compiled
+from pytest_torchcompile.report.validation import compile_schema
 
 NAME = "tests/test_scorer.py::test_it[default-eager]"
 RECOMPILE = Compile("f", "net.py", 3, "0/1", "recompile", reason="size", cause="shape")
@@ -66,7 +66,7 @@ def block(*tests, planned=None, exit_status=None):
 
 def reports(*tests, **more):
     made = block(*tests, **more)
-    assert compiled(block_schema())(made) is None
+    assert compile_schema(block_schema())(made) is None
     return [Report("report.json", made)]
 
 
@@ -232,10 +232,10 @@ def test_every_value_of_a_test_is_fingerprinted():
         for key in path[:-1]:
             place = place[key]
         place[path[-1]] = "pass" if path == ("verdict",) else "other"
-        if compiled(block_schema())(broken) is None:
+        if compile_schema(block_schema())(broken) is None:
             assert gate([Report("report.json", broken)]).code in (1, 2), path
         del place[path[-1]]
-        if compiled(block_schema())(broken) is None:
+        if compile_schema(block_schema())(broken) is None:
             assert gate([Report("report.json", broken)]).code in (1, 2), path
 
 

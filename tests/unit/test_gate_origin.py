@@ -14,8 +14,8 @@ from pytest_torchcompile.errors import MatrixError, ReportError, UsageError
 from pytest_torchcompile.gate.gate import gate
 from pytest_torchcompile.gate.origin import Asked, commit_named
 from pytest_torchcompile.gate.policyfile import parse_policy
-from pytest_torchcompile.report.provenance import head_commit, provenance
-from pytest_torchcompile.report.seal import sealed
+from pytest_torchcompile.report.evidence import add_seal
+from pytest_torchcompile.report.provenance import head_commit, run_provenance
 
 COMMIT = "4f2c" * 10
 CLEAN = {"commit": COMMIT, "changed": False, "diff_sha256": "", "prefix": ""}
@@ -124,7 +124,7 @@ def test_a_policy_may_want_seals(tmp_path, capsys):
     assert main(["gate", path, "--policy", str(wanted)]) == 2
     assert f"{path} is not sealed, and {wanted} wants sealed reports" in capsys.readouterr().out
     text = (tmp_path / "report.json").read_text()
-    (tmp_path / "report.json").write_text(sealed(text))
+    (tmp_path / "report.json").write_text(add_seal(text))
     assert main(["gate", path, "--policy", str(wanted)]) == 0
 
 
@@ -185,9 +185,9 @@ def test_two_edits_of_a_submodule_are_told_apart(repository, tmp_path_factory):
     git(source, "commit", "-qm", "one")
     git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(source), "sub")
     git(repository, "commit", "-qm", "two")
-    told = [provenance(repository, {})["git"]]
+    told = [run_provenance(repository, {})["git"]]
     for text in ("two\n", "three\n"):
         (repository / "sub" / "models.py").write_text(text)
-        told.append(provenance(repository, {})["git"])
+        told.append(run_provenance(repository, {})["git"])
     assert [each["changed"] for each in told] == [False, True, True]
     assert len({each["diff_sha256"] for each in told}) == 3

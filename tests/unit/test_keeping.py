@@ -10,12 +10,11 @@ from unit.runs import Run
 
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.plan.matrix import load_matrix
-from pytest_torchcompile.report.earlier import later_run, mark_earlier
-from pytest_torchcompile.report.evidence import head_fingerprint
+from pytest_torchcompile.report.earlier import later_run_mark, mark_earlier
+from pytest_torchcompile.report.evidence import add_seal, head_fingerprint
 from pytest_torchcompile.report.journal import Journal
 from pytest_torchcompile.report.keeping import ReportKeeper
 from pytest_torchcompile.report.reading import read_report
-from pytest_torchcompile.report.seal import sealed
 from pytest_torchcompile.run.settings import Settings
 
 MATRIX = """
@@ -47,7 +46,7 @@ class Beside:
         (block,) = run.blocks()
         self.journal.finish(0)
         self.keeper.save({"compile_matrix": block, "whose": self.journal._started}, None, self.journal.overtaken_by)
-        return self.keeper.said
+        return self.keeper.message
 
 
 def whose(folder, name=".compile-matrix/report.json"):
@@ -109,7 +108,7 @@ def test_a_report_behind_a_link(tmp_path):
     Beside(tmp_path, "09:00").end()
     assert link.is_symlink()
     assert main(["gate", str(target)]) == 0
-    mark_earlier(link, later_run(()))
+    mark_earlier(link, later_run_mark(()))
     assert link.is_symlink()
     assert main(["gate", str(target)]) == 2
     Beside(tmp_path, "10:00").end()
@@ -120,13 +119,13 @@ def test_a_report_behind_a_link(tmp_path):
 def test_a_file_that_there_was_no_room_to_mark(tmp_path, monkeypatch, capsys):
     """It gets a name that says the same, whoever names it."""
     path = tmp_path / "report.json"
-    path.write_text(sealed(json.dumps({"compile_matrix": Run().blocks()[0]})))
+    path.write_text(add_seal(json.dumps({"compile_matrix": Run().blocks()[0]})))
 
     def no_room(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pytest_torchcompile.report.earlier.replace", no_room)
-    mark_earlier(path, later_run(()))
+    monkeypatch.setattr("pytest_torchcompile.report.earlier.replace_file", no_room)
+    mark_earlier(path, later_run_mark(()))
     assert not path.exists()
     renamed = tmp_path / "earlier.report"
     assert read_report(renamed).later_run == "a run that could not mark this file"
@@ -146,7 +145,7 @@ def test_what_a_run_without_a_matrix_keeps(tmp_path, there):
         block["head_sha256"] = head_fingerprint(block)
     content = {"compile_matrix": block} if there != "other" else {"tests": []}
     if there != "none":
-        path.write_text(sealed(json.dumps(content)))
+        path.write_text(add_seal(json.dumps(content)))
     ReportKeeper(tmp_path, path, path).keep_before()
     if there == "tests":
         assert previous.read_text() == "the cells of before"

@@ -9,7 +9,7 @@ from unit.runs import Run
 
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.report.output import WRITTEN_BY, write
+from pytest_torchcompile.report.files import WRITTEN_BY, write_output
 
 WRITERS = [["gate", "--junit"], ["gate", "--summary"], ["html", "-o"], ["html", "-o", "page.html", "--svg"],
            ["playbook", "-o"]]
@@ -52,4 +52,4 @@ def test_the_line_is_a_comment(report, tmp_path):
 
 def test_what_is_no_file_is_not_replaced():
     with pytest.raises(UsageError, match="/dev/null: is no regular file, so it is not replaced; name another file"):
-        write("/dev/null", "text")
+        write_output("/dev/null", "text")

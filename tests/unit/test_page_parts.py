@@ -17,9 +17,9 @@ from pytest_torchcompile.page.markup import Html, data, join, tag, text
 from pytest_torchcompile.page.measures import measured
 from pytest_torchcompile.page.ordering import influence, order
 from pytest_torchcompile.page.pieces import link, place
-from pytest_torchcompile.report.causes import causes
+from pytest_torchcompile.quantity import readable_seconds
+from pytest_torchcompile.report.causes import group_causes
 from pytest_torchcompile.report.facts import Facts
-from pytest_torchcompile.report.seconds import seconds
 
 # markup
 
@@ -63,7 +63,7 @@ def test_places():
 
 def test_seconds():
     """Times have the unit that one reads them in."""
-    assert [seconds(s) for s in (0, 0.0123, 2.34, 300)] == ["0 ms", "12 ms", "2.3 s", "5.0 min"]
+    assert [readable_seconds(s) for s in (0, 0.0123, 2.34, 300)] == ["0 ms", "12 ms", "2.3 s", "5.0 min"]
 
 
 # the order of axes
@@ -178,7 +178,7 @@ def failing(name, *verdicts):
 
 def test_one_line_is_one_cause():
     """Problems at one place of the user's code are one, whatever their numbers; of equals most cells come first."""
-    found = causes([
+    found = group_causes([
         failing("a", ("graph_breaks", "fail", problem("graph break (1 place)", file="m.py", line=4))),
         failing("b", ("recompiles", "fail", problem("3 recompiles", file="m.py", line=9))),
         failing("c", ("graph_breaks", "fail", problem("graph break (2 places)", file="m.py", line=4),
@@ -190,7 +190,7 @@ def test_one_line_is_one_cause():
 
 def test_numbers_and_names_do_not_part_causes():
     """The same thing wrong with several outputs, in several cells, at several steps, by some checks, is one cause."""
-    found = causes([
+    found = group_causes([
         failing("a", ("equivalence", "fail", problem("loss: error is 3.1e6 times the noise at [0]"),
                       problem("output: error is 9 times the noise"))),
         failing("b", ("equivalence", "fail", problem("output[1]: error is 77.5 times the noise")),
@@ -215,20 +215,21 @@ def of_model(model, name, check_name, verdict, message):
 ])
 def test_what_may_be_two_things_is_two(check_name, verdict, ones, others):
     """Values that differ in two models, two rules of one file: whoever mends the first must see the second."""
-    found = causes([of_model("a", "a-1", check_name, verdict, ones), of_model("a", "a-2", check_name, verdict, ones),
-                    of_model("b", "b-1", check_name, verdict, others)])
+    found = group_causes([of_model("a", "a-1", check_name, verdict, ones),
+                          of_model("a", "a-2", check_name, verdict, ones),
+                          of_model("b", "b-1", check_name, verdict, others)])
     assert [c.cells for c in found] == [["a-1", "a-2"], ["b-1"]]
 
 
 def test_an_exception_of_a_backend_is_one_cause_whatever_the_model():
     text = "the compiled run raised BackendCompilerFailed in forward; eager did not: line 7: unsupported"
-    found = causes([of_model(model, f"{model}-1", "compiles", "fail", text) for model in ("a", "b")])
+    found = group_causes([of_model(model, f"{model}-1", "compiles", "fail", text) for model in ("a", "b")])
     assert [c.cells for c in found] == [["a-1", "b-1"]]
 
 
 def test_what_several_ranks_have_is_one_cause():
     """Whichever of them have it, in which cell; what follows from it on one of them is none."""
-    found = causes([
+    found = group_causes([
         failing("a", ("compiles", "fail", problem("every rank: the compiled run raised ValueError in forward: no")),
                 ("recompiles", "fail", problem("ranks 0, 1: nothing to judge: the compiled run raised ValueError"))),
         failing("b", ("compiles", "fail", problem("rank 1: the compiled run raised ValueError in forward: no"))),
@@ -247,7 +248,7 @@ def test_what_several_ranks_have_is_one_cause():
 def test_a_crash_is_one_cause_for_all_checks():
     """Each check of a crashed cell carries the crash; what there was nothing to judge of is no cause beside another."""
     crash = problem("process 4711 died")
-    found = causes([
+    found = group_causes([
         failing("a", ("compiles", "crash", crash), ("equivalence", "crash", crash)),
         failing("b", ("compiles", "fail", problem("it raised")),
                 ("recompiles", "fail", problem("nothing to judge: the compiled run raised ValueError"))),
@@ -264,17 +265,17 @@ def test_coverage_that_a_graph_break_takes_is_no_cause():
     low = next(iter(compiles.judge(section, {})))
     uncovered = problem(low.message, low.evidence, low.hint)
     broken = problem("graph break", file="m.py", line=4)
-    found = causes([failing("a", ("compiles", "fail", uncovered), ("graph_breaks", "fail", broken))])
+    found = group_causes([failing("a", ("compiles", "fail", uncovered), ("graph_breaks", "fail", broken))])
     assert [(c.checks, c.problem.place) for c in found] == [(["graph_breaks"], "m.py:4")]
-    found = causes([failing("a", ("compiles", "fail", uncovered), ("graph_breaks", "xfail", broken))])
+    found = group_causes([failing("a", ("compiles", "fail", uncovered), ("graph_breaks", "xfail", broken))])
     assert [c.checks for c in found] == [["compiles"]]
 
 
 def test_expected_failures_are_no_causes():
     """Unless they are asked for."""
     known = [failing("a", ("recompiles", "xfail", problem("again")))]
-    assert causes(known) == []
-    assert len(causes(known, ["xfail"])) == 1
+    assert group_causes(known) == []
+    assert len(group_causes(known, ["xfail"])) == 1
 
 
 # facts

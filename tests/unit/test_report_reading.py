@@ -15,14 +15,12 @@ from unit.runs import Run
 from pytest_torchcompile.errors import ReportError
 from pytest_torchcompile.gate.gate import gate
 from pytest_torchcompile.report import reading
-from pytest_torchcompile.report.evidence import evidence, fingerprint
-from pytest_torchcompile.report.provenance import CI_VARIABLES, provenance
+from pytest_torchcompile.report.evidence import add_seal, cell_fingerprint, fingerprint, is_sealed
+from pytest_torchcompile.report.provenance import CI_VARIABLES, run_provenance
 from pytest_torchcompile.report.reading import read_report
-from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, report_schema
-from pytest_torchcompile.report.seal import is_sealed, sealed
+from pytest_torchcompile.report.schema import SCHEMA_VERSION, STEPS, block_schema, report_schema
 from pytest_torchcompile.report.strictjson import StrictError, dumps, loads
-from pytest_torchcompile.report.upgrade import STEPS
-from pytest_torchcompile.report.validation import compiled
+from pytest_torchcompile.report.validation import compile_schema
 
 STORED = Path(__file__).parent / "reports"
 
@@ -205,7 +203,7 @@ def test_damaged_journals(change, message, tmp_path):
 
 def test_a_seal_tells_every_change(tmp_path):
     """Of one byte anywhere; without it the report is judged all the same, and with a wrong one it is not."""
-    text = sealed(json.dumps({"a": "é", "b": [1, 2]}))
+    text = add_seal(json.dumps({"a": "é", "b": [1, 2]}))
     assert json.loads(text)["b"] == [1, 2]
     data = text.encode()
     assert is_sealed(data)
@@ -213,7 +211,7 @@ def test_a_seal_tells_every_change(tmp_path):
         assert not is_sealed(data[:k] + bytes([data[k] ^ 1]) + data[k + 1:])
     assert not is_sealed(data.replace(b'"b": ', b'"b":'))
     path = tmp_path / "r.json"
-    path.write_text(sealed(json.dumps({"compile_matrix": Run().blocks()[0]})))
+    path.write_text(add_seal(json.dumps({"compile_matrix": Run().blocks()[0]})))
     assert read_report(path).sealed
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content, indent=1))
@@ -262,10 +260,10 @@ def test_what_a_report_is_of_has_a_fingerprint(key, value):
 def test_evidence_does_not_depend_on_order_and_sees_every_value():
     cell = Run().blocks()[0]["cells"][0]
     turned = {key: dict(reversed(value.items())) if isinstance(value, dict) else value for key, value in cell.items()}
-    assert evidence(turned) == evidence(cell) == cell["evidence_sha256"]
+    assert cell_fingerprint(turned) == cell_fingerprint(cell) == cell["evidence_sha256"]
     changed = copy.deepcopy(cell)
     changed["observation"]["sections"]["compiles"]["graphs"][0]["runs"] = True
-    assert evidence(changed) != evidence(cell)
+    assert cell_fingerprint(changed) != cell_fingerprint(cell)
     with pytest.raises(ValueError, match="not JSON compliant"):
         fingerprint({"a": float("inf")})
 
@@ -280,7 +278,7 @@ def test_no_environment_variable_but_the_allowed_ones(tmp_path):
     """A token in a variable that we do not know of never reaches a report."""
     secret = "ghp_secret"
     names = ("GITHUB_TOKEN", "ACTIONS_RUNTIME_TOKEN", "AWS_SECRET_ACCESS_KEY", "CI_JOB_TOKEN", "GITHUB_SHA_TOKEN")
-    told = provenance(tmp_path, dict.fromkeys(names, secret) | {"GITHUB_RUN_ID": "7", "GITHUB_JOB": ""})
+    told = run_provenance(tmp_path, dict.fromkeys(names, secret) | {"GITHUB_RUN_ID": "7", "GITHUB_JOB": ""})
     assert told["ci"] == {"GITHUB_RUN_ID": "7"}
     assert secret not in json.dumps(told)
     words = ("TOKEN", "SECRET", "KEY", "PASS", "URL")
@@ -291,7 +289,7 @@ def test_the_validator_and_jsonschema_agree():
     """The published schema says to other tools what the reader enforces."""
     jsonschema = pytest.importorskip("jsonschema")
     validator = jsonschema.Draft202012Validator(report_schema())
-    ours = compiled(block_schema())
+    ours = compile_schema(block_schema())
     stored = json.loads((STORED / "broken-2.json").read_text())
     for content in ({"compile_matrix": Run().blocks()[0]}, stored):
         validator.validate(content)
@@ -324,7 +322,7 @@ def _paths(block):
 def test_a_schema_with_an_unknown_keyword_is_refused():
     """Or a rule of the published schema would silently not be enforced."""
     with pytest.raises(ValueError, match="keyword 'maxLength' is not known"):
-        compiled({"type": "string", "maxLength": 3})
+        compile_schema({"type": "string", "maxLength": 3})
 
 
 def test_edits_of_one_commit_are_told_apart(tmp_path):
@@ -338,10 +336,10 @@ def test_edits_of_one_commit_are_told_apart(tmp_path):
     git("init")
     git("add", ".")
     git("commit", "-m", "x")
-    states = [provenance(tmp_path, {})["git"]]
+    states = [run_provenance(tmp_path, {})["git"]]
     for text in ("secret\n", "c\n"):
         file.write_text(text)
-        states.append(provenance(tmp_path, {})["git"])
+        states.append(run_provenance(tmp_path, {})["git"])
     assert [state["changed"] for state in states] == [False, True, True]
     assert states[0]["diff_sha256"] == ""
     assert len({state["diff_sha256"] for state in states}) == 3

@@ -10,7 +10,7 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.observation import Judgement, Observation
 from pytest_torchcompile.plan.models import ModelEntry
-from pytest_torchcompile.report.reproduction import file_name, reproducible, reproduction
+from pytest_torchcompile.report.reproduction import file_name, is_reproducible, reproduction_text
 
 MODELS = """
 def net(hidden, device): ...
@@ -28,7 +28,7 @@ def written(tmp_path):
         entry = ModelEntry("net", "models:net", inputs, "models:Losses.mse", {"B": Dim(buckets=(4, 8))}, "m.yaml:4:3",
                            **said or {})
         file = tmp_path / ".compile-matrix" / "repro" / file_name(cell)
-        text = reproduction(cell, entry, tmp_path, file, failed or {"equivalence": "output: wrong"}, {"steps": 4})
+        text = reproduction_text(cell, entry, tmp_path, file, failed or {"equivalence": "output: wrong"}, {"steps": 4})
         ast.parse(text)
         return text
 
@@ -84,7 +84,7 @@ RAN = {"graphs": [{"runs": 1}], "error": None}
 ])  # fmt: skip
 def test_what_compare_would_find_too(check, verdict, compiles, expected):
     """Not a graph break, a recompile, or too little coverage."""
-    assert reproducible(check, Judgement(verdict), Observation("c", {"compiles": compiles})) is expected
+    assert is_reproducible(check, Judgement(verdict), Observation("c", {"compiles": compiles})) is expected
 
 
 def test_what_the_matrix_says_of_the_model(written):

@@ -19,11 +19,10 @@ from pytest_torchcompile.gate.junit import junit
 from pytest_torchcompile.gate.markdown import markdown
 from pytest_torchcompile.page.document import page
 from pytest_torchcompile.playbook.chapters import playbook
-from pytest_torchcompile.report.causes import causes
-from pytest_torchcompile.report.effects import check_effect, effect_of, follows, told_by
+from pytest_torchcompile.report.causes import check_effect, effect_of, first_with_problem, group_causes, root_check
 from pytest_torchcompile.report.facts import Facts, Problem, Verdict
-from pytest_torchcompile.report.headline import WORDS, headline, shortened
-from pytest_torchcompile.report.merging import merge
+from pytest_torchcompile.report.headline import WORDS, headline, shorten_to_headline
+from pytest_torchcompile.report.merging import merge_reports
 
 TODAY = datetime.date(2026, 11, 21)
 HEADLINE = "1 model computes wrong numbers (liar, new); 9 models have graph breaks"
@@ -118,7 +117,7 @@ def test_junit(outcome):
 
 def test_the_page(outcome):
     """Its head, its list of findings, and the article of a cell."""
-    text = page(outcome, merge(planted(faulty=False).reports()))
+    text = page(outcome, merge_reports(planted(faulty=False).reports()))
     assert f'class="sentence bad">FAIL: {HEADLINE}<' in text
     listed = text[text.index('class="findings"'):]
     assert listed.count('class="weight fail"') == 10
@@ -180,27 +179,27 @@ def test_the_levels_are_told_in_order():
         of("b", "b1", ("compiles", "killed by SIGSEGV"), verdict="crash"),
         of("a", "a1", ("gradients", "gradient of w: error is 9 times the rounding noise")),
     ]
-    found = causes(ladder)
+    found = group_causes(ladder)
     assert [cause.models for cause in found] == [["a"], ["b"], ["c"], ["d"], ["e"], ["f"]]
     assert [cause.effect.severity for cause in found] == sorted(Severity, reverse=True)
 
 
 def test_wrong_numbers_of_one_model_that_come_together_are_one_cause():
     """Where only the gradients show it, too; another model, and what never came together, are others."""
-    found = causes([
+    found = group_causes([
         of("a", "a1", ("equivalence", "output: error is 9 times"), ("gradients", "gradient of w: error is 7 times")),
         of("a", "a2", ("gradients", "gradient of w: error is 5 times")),
         of("b", "b1", ("gradients", "gradient of w: error is 5 times")),
         of("a", "a3", ("equivalence", "output: dtype is float32 in eager, float64 compiled")),
     ])
     assert [cause.cells for cause in found] == [["a1", "a2"], ["b1"], ["a3"]]
-    assert list(found[0].told()) == ["also gradients: gradient of w: error is 7 times"]
+    assert list(found[0].further_lines()) == ["also gradients: gradient of w: error is 7 times"]
 
 
 def test_what_has_no_place_is_told_with_what_has_one_and_does_the_same():
     """Two places stay two causes, whatever has shown with both."""
     warm = ("smoketest", "2 compile(s) in the smoketest of a model that was warm")
-    found = causes([of("a", "a1", ("recompiles", "3 recompile(s)", 4), warm),
+    found = group_causes([of("a", "a1", ("recompiles", "3 recompile(s)", 4), warm),
                     of("a", "a2", ("recompiles", "3 recompile(s)", 5), warm), of("a", "a3", warm)])
     assert [(cause.checks, cause.cells) for cause in found] == [
         (["recompiles", "smoketest"], ["a1"]), (["recompiles", "smoketest"], ["a2"]), (["smoketest"], ["a3"])]
@@ -226,21 +225,21 @@ def test_what_follows_from_another_check(check, message, others, root):
     """A consequence names its cause; wrong gradients beside wrong outputs may have one of their own."""
     verdict = Verdict(check, "fail", [Problem(message)])
     cell = [verdict, *(Verdict(name, "fail", [Problem(text)]) for name, text in others.items())]
-    assert follows(verdict, verdict.problems[0], cell) == root
+    assert root_check(verdict, verdict.problems[0], cell) == root
 
 
 def test_a_crash_follows_from_no_graph_break():
     """Each check has it, since the cell has no result; the first one tells it."""
     cell = [Verdict(name, "crash", [Problem("killed by SIGSEGV")]) for name in ("graph_breaks", "compiles")]
-    assert [follows(verdict, verdict.problems[0], cell) for verdict in cell] == ["", ""]
-    assert [told_by(verdict, verdict.problems[0], cell) for verdict in cell] == ["", "graph_breaks"]
+    assert [root_check(verdict, verdict.problems[0], cell) for verdict in cell] == ["", ""]
+    assert [first_with_problem(verdict, verdict.problems[0], cell) for verdict in cell] == ["", "graph_breaks"]
 
 
 def test_a_cause_that_is_allowed_leaves_its_consequence_alone():
     """What the matrix expects is no reason: then the coverage is told itself."""
     verdict = Verdict("compiles", "fail", [Problem(UNCOVERED)])
     known = Verdict("graph_breaks", "xfail", [Problem("graph break")])
-    assert follows(verdict, verdict.problems[0], [known, verdict]) == ""
+    assert root_check(verdict, verdict.problems[0], [known, verdict]) == ""
 
 
 # records
@@ -322,7 +321,8 @@ def test_the_headline_has_at_most_25_words():
     """Whatever there is: names go first, then effects, the worst stays."""
     words = [Effect(severity, f"does the thing number {severity} badly", f"do the thing number {severity} badly")
              for severity in sorted(Severity, reverse=True)]
-    found = [cause for model in range(40) for cause in causes([of(f"m{model}", f"m{model}", ("equivalence", "o: no"))])]
+    found = [cause for model in range(40)
+             for cause in group_causes([of(f"m{model}", f"m{model}", ("equivalence", "o: no"))])]
     for number, cause in enumerate(found):
         cause.effect = words[number % len(words)]
     found.sort(key=lambda cause: cause.order)
@@ -341,4 +341,4 @@ def test_a_long_finding_that_is_no_cause_is_cut_too():
     assert text.startswith("FAIL: 2 of 4 cells were skipped, and no policy allows it: no no")
     assert text.endswith(" ...")
     assert len(text.split()) == WORDS
-    assert shortened("a b c") == "a b c"
+    assert shorten_to_headline("a b c") == "a b c"

@@ -15,8 +15,7 @@ from pytest_torchcompile.cli import main
 from pytest_torchcompile.gate.gate import gate
 from pytest_torchcompile.gate.origin import Asked
 from pytest_torchcompile.report import provenance
-from pytest_torchcompile.report.provenance import git_state
-from pytest_torchcompile.report.sources import Sources
+from pytest_torchcompile.report.provenance import Sources, git_state
 from pytest_torchcompile.run.imported import edited_since, hash_of, imported_sources
 
 
@@ -48,18 +47,18 @@ def project(tmp_path):
 def test_an_edit_during_the_run(project, name, how):
     """Also one that was committed meanwhile, after which nothing has changes."""
     before = Sources.take(project)
-    assert before.edited({}) == []
+    assert before.edited_files({}) == []
     (project / name).write_text("edited\n")
     if how == "commit":
         git(project, "add", name)
         git(project, "commit", "-qm", "two")
-    assert before.edited({}) == [name]
+    assert before.edited_files({}) == [name]
 
 
 def test_a_tracked_file_that_goes(project):
     before = Sources.take(project)
     (project / "models.py").unlink()
-    assert before.edited({}) == ["models.py"]
+    assert before.edited_files({}) == ["models.py"]
 
 
 @pytest.mark.parametrize("what", ["generated", "gone", "readme", "committed", "hidden", "touched"])
@@ -80,14 +79,14 @@ def test_what_is_no_edit(project, what):
         (project / ".cache" / "made.py").write_text("one\n")
     else:
         os.utime(project / "models.py")
-    assert before.edited({}) == []
+    assert before.edited_files({}) == []
 
 
 def test_git_that_is_too_slow_is_no_edit(project, monkeypatch):
     before = Sources.take(project)
     (project / "models.py").write_text("two\n")
     monkeypatch.setattr(provenance, "PATIENCE", 0.0)
-    assert before.edited({}) == []
+    assert before.edited_files({}) == []
 
 
 def test_without_git_only_what_was_imported_is_known(tmp_path, monkeypatch):
@@ -95,9 +94,9 @@ def test_without_git_only_what_was_imported_is_known(tmp_path, monkeypatch):
     (tmp_path / "models.py").write_text("one\n")
     before = Sources.take(tmp_path)
     (tmp_path / "models.py").write_text("two\n")
-    assert before.edited({}) == []
-    assert before.edited({"models.py": "0" * 64}) == ["models.py"]
-    assert before.edited({"gone.py": "0" * 64}) == []
+    assert before.edited_files({}) == []
+    assert before.edited_files({"models.py": "0" * 64}) == ["models.py"]
+    assert before.edited_files({"gone.py": "0" * 64}) == []
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from unit.runs import Run
 from unit.test_gate_of_tests import recorded
 
 from pytest_torchcompile.gate.gate import gate
-from pytest_torchcompile.report.evidence import evidence, head_fingerprint
+from pytest_torchcompile.report.evidence import cell_fingerprint, head_fingerprint
 from pytest_torchcompile.report.keeping import ReportKeeper
 from pytest_torchcompile.report.reading import Report, read_report
-from pytest_torchcompile.report.record import gates
+from pytest_torchcompile.report.record import gate_verdicts
 from pytest_torchcompile.report.takeover import is_whole, not_mergeable, take_over
 
 CLEAN = {"commit": "4f2c" * 10, "changed": False, "diff_sha256": "", "prefix": ""}
@@ -40,11 +40,11 @@ def part(run, *cells, checks=None, exit_status=None):
             sections = cell["observation"]["sections"]
             cell["observation"]["sections"] = {name: sections[name] for name in checks}
             cell["checks"] = {name: cell["checks"][name] for name in checks}
-        cell["evidence_sha256"] = evidence(cell)
+        cell["evidence_sha256"] = cell_fingerprint(cell)
     block["run"] |= {"started": "2026-11-22T10:00:00+00:00", "finished": "2026-11-22T10:01:00+00:00"}
     if exit_status is not None:
         block["run"]["exit_status"] = exit_status
-    block["gates"] = gates(block["matrix"]["checks"], block["cells"])
+    block["gates"] = gate_verdicts(block["matrix"]["checks"], block["cells"])
     return block | {"head_sha256": head_fingerprint(block)}
 
 
@@ -169,8 +169,8 @@ def test_tests_that_a_part_did_not_run_are_kept(run, tmp_path):
     assert content["tests"] == [mended, tests[1]]
     assert content["summary"] == {"passed": 2, "total": 2, "collected": 2}
     assert read_report(keeper.report).sealed
-    assert keeper.said == ".compile-matrix/report.json has 1 cell of this run, and verdicts of an earlier run in 3 " \
-                          "cells; the record of this run alone is .compile-matrix/part/report.json"
+    assert keeper.message == ".compile-matrix/report.json has 1 cell of this run, and verdicts of an earlier run in " \
+                             "3 cells; the record of this run alone is .compile-matrix/part/report.json"
 
 
 @pytest.mark.parametrize("of", ["all cells", "one cell"])

@@ -14,7 +14,7 @@ from pytest_torchcompile.plan.matrix import load_matrix
 from pytest_torchcompile.report.causes import Fresh
 from pytest_torchcompile.report.journal import Journal
 from pytest_torchcompile.report.metrics import METRICS
-from pytest_torchcompile.report.terminal import failure_text, header, summary
+from pytest_torchcompile.report.terminal import failure_text, header_lines, summary_lines
 from pytest_torchcompile.run.settings import Settings
 
 MATRIX = """
@@ -43,7 +43,7 @@ def matrix(tmp_path):
 @pytest.fixture
 def journal(matrix, tmp_path):
     made = Journal(matrix, matrix.cells, SETTINGS, tmp_path / "journal.jsonl")
-    made.expect([f"m.yaml::{p.cell.id}::compiles" for p in matrix.cells])
+    made.expect_items([f"m.yaml::{p.cell.id}::compiles" for p in matrix.cells])
     yield made
     made.finish(0)
 
@@ -57,7 +57,7 @@ def verdict(cell, kind="pass", graphs=1, **changes):
 
 def test_header(matrix):
     """What is planned, what is not, and why."""
-    lines = header(matrix, matrix.cells, SETTINGS)
+    lines = header_lines(matrix, matrix.cells, SETTINGS)
     assert lines[1] == "compile matrix: m.yaml: 4 cells planned, 2 excluded, 1 to skip, 0 expected to fail"
     assert lines[2:] == ["  excluded 2: modes are Inductor's", "  skip 1: no time"]
 
@@ -67,11 +67,11 @@ def test_the_header_tells_where_a_check_that_was_named_has_nothing_to_judge(matr
     named = dataclasses.replace(SETTINGS, checks=("compiles", "cudagraphs"))
     told = "  note: cudagraphs has nothing to judge in 4 of 4 cells: no CUDA graphs are promised, by a mode or a " \
            "backend on device cuda"
-    assert header(matrix, matrix.cells, named)[4:] == [told]
-    assert header(matrix, matrix.cells, SETTINGS)[4:] == []
+    assert header_lines(matrix, matrix.cells, named)[4:] == [told]
+    assert header_lines(matrix, matrix.cells, SETTINGS)[4:] == []
     asked = dataclasses.replace(matrix, checks=("compiles", "cudagraphs", "randomness"), cells=())
     fake = [dataclasses.replace(p, cell=dataclasses.replace(p.cell, wrapper="tp*fake8")) for p in matrix.cells[:1]]
-    assert header(asked, [*matrix.cells, *fake], SETTINGS)[4:] == [
+    assert header_lines(asked, [*matrix.cells, *fake], SETTINGS)[4:] == [
         "  note: randomness has nothing to judge in 1 of 5 cells: in the fake lane no number means anything"]
 
 
@@ -109,8 +109,8 @@ def test_the_columns_of_a_check_that_was_asked_for(journal, matrix):
     for planned, numbers in zip(matrix.cells, measured, strict=False):
         carried = verdict(planned.cell.id)
         carried["observation"]["sections"] |= {"benchmark": numbers, "kernels": {"raised": "ValueError"}}
-        journal.add(carried)
-    lines = [text for text, _ in summary(journal)]
+        journal.add_verdict(carried)
+    lines = [text for text, _ in summary_lines(journal)]
     assert f"speedup: 0.5 to 1.25 in 2 cells, the worst in {matrix.cells[1].cell.id}" in lines
     assert f"memory_mib: 3 to 3 MiB in 1 cell, the worst in {matrix.cells[0].cell.id}" in lines
     assert not [line for line in lines if line.startswith(("kernels", "graphs"))]
@@ -127,10 +127,10 @@ def test_every_number_that_is_shown_is_a_column_of_a_check():
 def test_summary(journal, matrix):
     """A table of backend and mode, totals, and what no gate would take."""
     ids = [p.cell.id for p in matrix.cells]
-    journal.add(verdict(ids[0]))
-    journal.add(verdict(ids[1], "skip", graphs=0))
-    journal.add(verdict(ids[2], "fail", leaks=["grad mode: True -> False"]))
-    lines = [text for text, _ in summary(journal)]
+    journal.add_verdict(verdict(ids[0]))
+    journal.add_verdict(verdict(ids[1], "skip", graphs=0))
+    journal.add_verdict(verdict(ids[2], "fail", leaks=["grad mode: True -> False"]))
+    lines = [text for text, _ in summary_lines(journal)]
     assert lines == [
         "           default  max-autotune",
         "eager      1 pass   -",
@@ -151,8 +151,8 @@ def test_fuzzing_that_was_cut_short_is_told(journal, matrix, spent, told):
         event = verdict(planned.cell.id)
         rungs = [{"spent": "", "examples": 30}, {"spent": spent, "examples": 3 + number}]
         event["observation"]["sections"]["fuzz"] = {"rungs": rungs, "finding": None}
-        journal.add(event)
-    lines = [text for text, _ in summary(journal) if text.startswith("fuzz")]
+        journal.add_verdict(event)
+    lines = [text for text, _ in summary_lines(journal) if text.startswith("fuzz")]
     assert lines == [f"fuzz: 4 cells were not fuzzed to the end: of {matrix.cells[0].cell.id} 3 sequences were "
                      f"compared, then {text}" for text in told]
 
@@ -160,15 +160,15 @@ def test_fuzzing_that_was_cut_short_is_told(journal, matrix, spent, told):
 def test_a_run_that_compiled_nothing_is_told(journal, matrix):
     """A run in which every cell was skipped is no green one."""
     for planned in matrix.cells:
-        journal.add(verdict(planned.cell.id, "skip", graphs=0))
-    assert ("no cell ran compiled code: this run proves nothing, and no gate will pass it", {"red": True}) in summary(
-        journal)
+        journal.add_verdict(verdict(planned.cell.id, "skip", graphs=0))
+    nothing_ran = "no cell ran compiled code: this run proves nothing, and no gate will pass it"
+    assert (nothing_ran, {"red": True}) in summary_lines(journal)
 
 
 def test_the_journal_is_on_disk_at_once(journal, matrix):
     """Each verdict is a line as soon as it is known, after a line with the plan."""
     cell = matrix.cells[0].cell.id
-    journal.add(verdict(cell))
+    journal.add_verdict(verdict(cell))
     lines = [json.loads(line) for line in journal.path.read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["plan", "verdict"]
     assert lines[0]["expected"] == {p.cell.id: ["compiles"] for p in matrix.cells}
@@ -178,7 +178,7 @@ def test_the_journal_is_on_disk_at_once(journal, matrix):
 def test_a_lost_worker_is_a_crash(journal, matrix):
     """xdist reports only that the worker died: the verdict is a crash of that cell."""
     cell = matrix.cells[0].cell.id
-    journal.lost(f"m.yaml::{cell}::compiles", "worker 'gw1' crashed")
+    journal.add_lost_item(f"m.yaml::{cell}::compiles", "worker 'gw1' crashed")
     assert journal.status(cell) == "crash"
     assert journal.not_run() == [f"{p.cell.id}::compiles" for p in matrix.cells[1:]]
 
@@ -188,8 +188,8 @@ def test_ranks_that_differ_are_visible(journal, matrix):
     ids = [p.cell.id for p in matrix.cells]
     other = verdict(ids[1])
     other["observation"]["environment"] = {"torch": "3"}
-    journal.add(verdict(ids[0]))
-    journal.add(other)
+    journal.add_verdict(verdict(ids[0]))
+    journal.add_verdict(other)
     cells = {cell["id"]: cell for cell in journal.block()["cells"]}
     assert journal.block()["environment"] == {"torch": "2"}
     assert "environment" not in cells[ids[0]]["observation"]
@@ -199,7 +199,7 @@ def test_ranks_that_differ_are_visible(journal, matrix):
 def test_usage_errors_are_collected(journal, matrix):
     """A mistake in the matrix that a rank found is told once."""
     for planned in matrix.cells[:2]:
-        journal.add(verdict(planned.cell.id, "error", failure=Failure("usage", "m.yaml:4:3: no")))
+        journal.add_verdict(verdict(planned.cell.id, "error", failure=Failure("usage", "m.yaml:4:3: no")))
     assert journal.usage_errors() == ["m.yaml:4:3: no"]
     assert Path(journal.path).is_file()
 
@@ -218,10 +218,10 @@ def test_no_wrong_numbers_are_cut_off(tmp_path):
             Problem("graph break (1 place(s), 0 allowed): x", file="m.py", line=number + 1)
         check = "equivalence" if lies else "graph_breaks"
         event = verdict(planned.cell.id) | {"check": check} | Judgement("fail", (problem,)).to_dict()
-        journal.expect([f"m.yaml::{planned.cell.id}::{check}"])
-        journal.add(event)
+        journal.expect_items([f"m.yaml::{planned.cell.id}::{check}"])
+        journal.add_verdict(event)
     new = f"{names[-1]}-eager-default-auto-none"
-    lines = [line for line, _ in summary(journal, Fresh(frozenset({(new, "equivalence")})))]
+    lines = [line for line, _ in summary_lines(journal, Fresh(frozenset({(new, "equivalence")})))]
     journal.finish(0)
     told = lines[lines.index(next(line for line in lines if "wrong numbers" in line)):]
     liars = ", ".join((names[-1], *names[10:-1]))
@@ -238,7 +238,7 @@ def test_a_mistake_is_one_line_of_the_summary(journal, matrix):
     text = f"m.yaml:4:3: no, {'and so on ' * 30}that was it"
     for planned in matrix.cells[:2]:
         event = verdict(planned.cell.id, "error", failure=Failure("usage", text))
-        journal.add(event | Judgement("error", (Problem(text),)).to_dict())
-    lines = [line for line, _ in summary(journal)]
+        journal.add_verdict(event | Judgement("error", (Problem(text),)).to_dict())
+    lines = [line for line, _ in summary_lines(journal)]
     assert [line for line in lines if "m.yaml:4:3" in line] == [f"2 cells  compiles: {text}"]
     assert f"    in {matrix.cells[0].cell.id}, {matrix.cells[1].cell.id}" in lines

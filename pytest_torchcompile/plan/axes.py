@@ -43,15 +43,16 @@ def read_axes(reader: Reader, node: yaml.Node | None, models: Mapping[str, Model
     Returns every value of each axis, and the values of each model. An axis of ours that is not given has its default
     as its only value; an axis of the user's that only some models have is no axis of the others.
     """
-    values = _Values(reader, targets)
-    given = _given(values, node, models) if node is not None else {}
+    values = _AxisValues(reader, targets)
     usual: Axes = {name: (axis.default,) for name, axis in AXES.items() if name != "model"}
-    usual |= {name: found for name, found in given.items() if found}
+    if node is not None:
+        usual |= _read_section(values, node, models)
     axes_of: dict[str, Axes] = {}
     for name, entry in models.items():
-        replaced = _given(values, own[name], {name: entry}) if name in own else {}
-        merged: Axes = {"model": (name,)} | usual | {axis: found for axis, found in replaced.items() if found}
-        axes_of[name] = _in_order(merged)
+        axes: Axes = {"model": (name,)} | usual
+        if name in own:
+            axes |= _read_section(values, own[name], {name: entry})
+        axes_of[name] = _in_order(axes)
     return _every_value(usual, axes_of), axes_of
 
 
@@ -66,13 +67,14 @@ def _every_value(usual: Axes, axes_of: Mapping[str, Axes]) -> Axes:
     every: Axes = {"model": tuple(axes_of)} | usual
     for axes in axes_of.values():
         for name, values in axes.items():
-            known = {value_key(value) for value in every.get(name, ())}
-            every[name] = every.get(name, ()) + tuple(value for value in values if value_key(value) not in known)
+            known = every.get(name, ())
+            keys = {value_key(value) for value in known}
+            every[name] = known + tuple(value for value in values if value_key(value) not in keys)
     return _in_order(every)
 
 
-def _given(values: _Values, node: yaml.Node, models: Mapping[str, ModelEntry]) -> Axes:
-    """Read a mapping of axes that holds for these models."""
+def _read_section(values: _AxisValues, node: yaml.Node, models: Mapping[str, ModelEntry]) -> Axes:
+    """Read a mapping of axes that holds for these models; axes all of whose values are mistakes are left out."""
     reader, targets = values.reader, values.targets
     given: Axes = {}
     for name, key, value in reader.entries(node, "axes"):
@@ -83,12 +85,13 @@ def _given(values: _Values, node: yaml.Node, models: Mapping[str, ModelEntry]) -
         elif _may_be_axis(reader, name, key):
             given[name] = values.of_axis(name, value)
             _check_factories(reader, name, key, models, targets)
-    return given
+    return {name: axis_values for name, axis_values in given.items() if axis_values}
 
 
 def _may_be_axis(reader: Reader, name: str, key: yaml.Node) -> bool:
-    """A name close to one of ours is more likely misspelt than new."""
-    if close := difflib.get_close_matches(name.lower(), AXES, n=1, cutoff=0.8):
+    # A name close to one of ours is more likely misspelt than new.
+    close = difflib.get_close_matches(name.lower(), AXES, n=1, cutoff=0.8)
+    if close:
         reader.wrong(key, f"unknown axis {name!r}; did you mean {close[0]!r}? Known: {', '.join(AXES)}")
     elif not name.isidentifier() or keyword.iskeyword(name) or name in _RESERVED:
         reader.wrong(key, f"{name!r} cannot name an axis: the factory gets it as a keyword; expected a "
@@ -100,6 +103,7 @@ def _may_be_axis(reader: Reader, name: str, key: yaml.Node) -> bool:
 
 def _check_factories(reader: Reader, name: str, key: yaml.Node, models: Mapping[str, ModelEntry],
                      targets: Targets) -> None:
+    """Every factory is called with the axis as a keyword, so each of them has to take it."""
     for model in models.values():
         if name in model.arguments_of("factory"):
             reader.wrong(key, f"axis {name!r} is an argument of the factory of model {model.name!r} too; "
@@ -113,7 +117,7 @@ def _check_factories(reader: Reader, name: str, key: yaml.Node, models: Mapping[
 
 
 @dataclass
-class _Values:
+class _AxisValues:
     """Reads the values of one axis after the other."""
 
     reader: Reader
@@ -121,69 +125,87 @@ class _Values:
 
     def of_axis(self, axis: str, node: yaml.Node) -> tuple[Scalar, ...]:
         """Return the values of an axis, those without mistakes."""
-        found: dict[Scalar, yaml.Node] = {}
-        words: dict[str, yaml.Node] = {}
+        places: dict[Scalar, yaml.Node] = {}
+        places_of_words: dict[str, yaml.Node] = {}
         for item in self.reader.items(node, f"axis {axis!r}"):
-            value = self._value(axis, item)
+            value = self._read_value(axis, item)
             if isinstance(value, Missing):
                 continue
             # A cell cannot tell 1, 1.0 and true apart, its id not 1 and '1', nor 'a b' and 'a_b'.
-            if first := found.get(value) or words.get(id_word(value)):
-                alike = "equals" if value in found else "has the same word in cell ids as"
-                line = first.start_mark.line + 1
-                self.reader.wrong(item, f"axis {axis!r}: {describe_node(item)} {alike} {describe_node(first)} "
-                                        f"in line {line}")
-            found.setdefault(value, item)
-            words.setdefault(id_word(value), item)
-        return tuple(found)
+            word = id_word(value)
+            if value in places:
+                self._note_alike(axis, item, "equals", places[value])
+            elif word in places_of_words:
+                self._note_alike(axis, item, "has the same word in cell ids as", places_of_words[word])
+            places.setdefault(value, item)
+            places_of_words.setdefault(word, item)
+        return tuple(places)
 
-    def _value(self, axis: str, node: yaml.Node) -> Scalar | Missing:
+    def _note_alike(self, axis: str, item: yaml.Node, alike: str, first: yaml.Node) -> None:
+        line = first.start_mark.line + 1
+        self.reader.wrong(item, f"axis {axis!r}: {describe_node(item)} {alike} {describe_node(first)} in line {line}")
+
+    def _read_value(self, axis: str, node: yaml.Node) -> Scalar | Missing:
         if axis not in AXES:
             return self.reader.scalar(node, f"axis {axis!r}")
-        if (closed := AXES[axis].values) is not None:
-            return self._closed(axis, node, closed)
+        closed = AXES[axis].values
+        if closed is not None:
+            return self._read_known_value(axis, node, closed)
         text = self.reader.text(node, f"axis {axis!r}")
         if text is None:
             return MISSING
         mistake = None
         if axis == "device":
-            mistake = self._device(text)
-        elif axis in ("backend", "wrapper"):
-            mistake = self._code(axis, text)
+            mistake = _device_mistake(text)
+        elif axis == "wrapper":
+            mistake = self._wrapper_mistake(text)
+        elif axis == "backend":
+            mistake = self._backend_mistake(text)
         if mistake:
             self.reader.wrong(node, mistake)
             return MISSING
         return text
 
-    def _closed(self, axis: str, node: yaml.Node, closed: tuple[str, ...]) -> Scalar | Missing:
+    def _read_known_value(self, axis: str, node: yaml.Node, closed: tuple[str, ...]) -> Scalar | Missing:
         if axis == "dynamic" and isinstance(node, yaml.ScalarNode) and node.value.lower() in _TORCH_WORDS:
             word = _TORCH_WORDS[node.value.lower()]
             self.reader.wrong(node, f"axis 'dynamic': found {node.value}, expected auto, static or dynamic; "
                                     f"torch.compile(dynamic={DYNAMIC[word]}) is called {word} here")
             return MISSING
-        found = self.reader.name(node, f"a value of axis {axis!r}", closed)
-        return MISSING if found is None else found
+        value = self.reader.name(node, f"a value of axis {axis!r}", closed)
+        if value is None:
+            return MISSING
+        return value
 
-    def _device(self, text: str) -> str | None:
-        if re.fullmatch(DEVICE, text):
+    def _wrapper_mistake(self, text: str) -> str | None:
+        try:
+            name = Wrapping.read(text).name
+        except ValueError as why:
+            return str(why)
+        # A name that is neither known nor module:attribute has raised above.
+        if name in WRAPPERS:
             return None
-        near = nearest(text.partition(":")[0], DEVICES)
-        return f"{text!r} is not a device, such as cuda or cuda:1; {near}"
+        return self._target_mistake("wrapper", name)
 
-    def _code(self, axis: str, text: str) -> str | None:
-        """A backend or wrapper: a name that is known, or ``module:attribute``."""
-        if axis == "wrapper":
-            try:
-                text = Wrapping.read(text).name
-            except ValueError as why:
-                return str(why)
-            if text in WRAPPERS:
-                return None
-        if ":" in text:
-            mistake = self.targets.mistake(text)
-            return f"{axis}: {mistake}" if mistake else None
-        if text in NOT_ALONE:
-            return f"backend {text!r} is for torch's own use: it needs arguments that no cell gives"
-        if text in (table := {*BACKENDS, *installed()}):
+    def _backend_mistake(self, name: str) -> str | None:
+        if ":" in name:
+            return self._target_mistake("backend", name)
+        if name in NOT_ALONE:
+            return f"backend {name!r} is for torch's own use: it needs arguments that no cell gives"
+        known = {*BACKENDS, *installed()}
+        if name in known:
             return None
-        return f"{text!r} is not a {axis}, nor module:attribute; {nearest(text, table)}"
+        return f"{name!r} is not a backend, nor module:attribute; {nearest(name, known)}"
+
+    def _target_mistake(self, axis: str, target: str) -> str | None:
+        mistake = self.targets.mistake(target)
+        if mistake is None:
+            return None
+        return f"{axis}: {mistake}"
+
+
+def _device_mistake(text: str) -> str | None:
+    if re.fullmatch(DEVICE, text):
+        return None
+    near = nearest(text.partition(":")[0], DEVICES)
+    return f"{text!r} is not a device, such as cuda or cuda:1; {near}"

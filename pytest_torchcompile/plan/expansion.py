@@ -80,91 +80,125 @@ def expand(axes: Axes, axes_of: Mapping[str, Axes], rules: Sequence[Rule], ignor
     earlier ones; every ``also`` its checks, and their default limits where no other rule sets them. Rules ``elsewhere``
     (by index) are for other versions of torch: that they match is counted, and nothing comes of it.
     """
-    conditions = [_Condition.of(rule, axes) for rule in rules]
-    deciding = [(k, conditions[k]) for k, rule in enumerate(rules) if rule.verb in OUTCOMES]
-    adding = [(k, conditions[k]) for k, rule in enumerate(rules) if rule.verb not in OUTCOMES]
-    found = Expansion([], [], [], [0] * len(rules), [0] * len(rules))
-    for row, cell in _cells(axes, axes_of):
+    conditions = [_Condition.of_rule(rule, axes) for rule in rules]
+    deciding = [index for index, rule in enumerate(rules) if rule.verb in OUTCOMES]
+    adding = [index for index, rule in enumerate(rules) if rule.verb not in OUTCOMES]
+    expansion = Expansion([], [], [], [0] * len(rules), [0] * len(rules))
+    for row, cell in _numbered_cells(axes, axes_of):
         outcome: Rule | None = None
         expired: Rule | None = None
-        for k, condition in deciding:
-            if condition.holds(row):
-                found.matches[k] += 1
-                if outcome is not None:
-                    continue
-                found.hits[k] += 1
-                if k in elsewhere:
-                    continue
-                if k in ignored:
-                    expired = expired or rules[k]
-                else:
-                    outcome = rules[k]
+        for index in deciding:
+            if not conditions[index].holds_for(row):
+                continue
+            expansion.matches[index] += 1
+            # The first rule has decided; what comes after it only counts its matches.
+            if outcome is not None:
+                continue
+            expansion.hits[index] += 1
+            if index in elsewhere:
+                continue
+            if index in ignored:
+                expired = expired or rules[index]
+            else:
+                outcome = rules[index]
         if outcome is not None and outcome.verb == "exclude":
-            found.excluded.append(Excluded(cell, outcome.reason, outcome.issue, outcome.where))
+            expansion.excluded.append(Excluded(cell, outcome.reason, outcome.issue, outcome.where))
             continue
-        own = dict(limits or {})
-        own |= {name: value for name, value in limits_of(cell.wrapper).items() if name in own}
+        cell_limits = _default_limits_of(cell, limits or {})
         also: list[str] = []
-        for k, condition in adding:
-            if condition.holds(row):
-                found.hits[k] += 1
-                found.matches[k] += 1
-                if k in elsewhere:
-                    continue
-                if rules[k].verb == "also":
-                    also += [name for name in rules[k].checks if name not in also]
-                    own = default_limits(rules[k].checks, cell.wrapper) | own
-                else:
-                    own |= rules[k].limits
-        planned = _planned(cell, outcome, own, tuple(also))
+        for index in adding:
+            if not conditions[index].holds_for(row):
+                continue
+            expansion.hits[index] += 1
+            expansion.matches[index] += 1
+            if index in elsewhere:
+                continue
+            rule = rules[index]
+            if rule.verb == "also":
+                also += [name for name in rule.checks if name not in also]
+                # What another rule has set holds, wherever it stands in the file.
+                cell_limits = default_limits(rule.checks, cell.wrapper) | cell_limits
+            else:
+                cell_limits |= rule.limits
+        planned = _planned_cell(cell, outcome, cell_limits, tuple(also))
         if outcome is None and expired is not None:
             planned = replace(planned, expired=expired)
-        found.planned.append(planned)
-        found.rows.append(row)
-    return found
+        expansion.planned.append(planned)
+        expansion.rows.append(row)
+    return expansion
 
 
-def _planned(cell: Cell, rule: Rule | None, limits: dict[str, float], also: tuple[str, ...]) -> PlannedCell:
+def _default_limits_of(cell: Cell, limits: Mapping[str, float]) -> dict[str, float]:
+    """The default limits, and over them those of the cell's wrapper: it sets no limit that no check asks for."""
+    cell_limits = dict(limits)
+    for name, value in limits_of(cell.wrapper).items():
+        if name in cell_limits:
+            cell_limits[name] = value
+    return cell_limits
+
+
+def _planned_cell(cell: Cell, rule: Rule | None, limits: dict[str, float], also: tuple[str, ...]) -> PlannedCell:
     if rule is None:
         return PlannedCell(cell, limits=limits, also=also)
-    until = rule.until.isoformat() if rule.until else ""
+    until = ""
+    if rule.until is not None:
+        until = rule.until.isoformat()
     return PlannedCell(cell, rule.verb, rule.reason, rule.issue, until, rule.checks, limits, rule.where, also)
 
 
 @dataclass(frozen=True, slots=True)
-class _Condition:
-    """A rule's condition as (column, numbers of the values): rows are compared as numbers."""
+class _AllowedNumbers:
+    """The values that a condition allows on one axis, as their numbers among the values of the axis."""
 
-    select: list[tuple[int, frozenset[int]]]
-    unless: list[tuple[int, frozenset[int]]]
+    column: int
+    allowed: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Condition:
+    """A rule's condition. Rows are compared as numbers, which is faster than comparing values."""
+
+    select: list[_AllowedNumbers]
+    unless: list[_AllowedNumbers]
 
     @classmethod
-    def of(cls, rule: Rule, axes: Axes) -> _Condition:
-        return cls(_numbers(rule.select, axes), _numbers(rule.unless, axes))
+    def of_rule(cls, rule: Rule, axes: Axes) -> _Condition:
+        return cls(_allowed_numbers(rule.select, axes), _allowed_numbers(rule.unless, axes))
 
-    def holds(self, row: tuple[int, ...]) -> bool:
-        if not all(row[column] in allowed for column, allowed in self.select):
-            return False
-        return not self.unless or not all(row[column] in allowed for column, allowed in self.unless)
+    def holds_for(self, row: tuple[int, ...]) -> bool:
+        for axis in self.select:
+            if row[axis.column] not in axis.allowed:
+                return False
+        if not self.unless:
+            return True
+        return any(row[axis.column] not in axis.allowed for axis in self.unless)
 
 
-def _numbers(select: Mapping[str, tuple[Scalar, ...]], axes: Axes) -> list[tuple[int, frozenset[int]]]:
-    found = []
+def _allowed_numbers(select: Mapping[str, tuple[Scalar, ...]], axes: Axes) -> list[_AllowedNumbers]:
+    conditions = []
     for column, (axis, values) in enumerate(axes.items()):
         if axis in select:
             wanted = {value_key(value) for value in select[axis]}
-            found.append((column, frozenset(k for k, value in enumerate(values) if value_key(value) in wanted)))
-    return found
+            allowed = frozenset(number for number, value in enumerate(values) if value_key(value) in wanted)
+            conditions.append(_AllowedNumbers(column, allowed))
+    return conditions
 
 
-def _cells(axes: Axes, axes_of: Mapping[str, Axes]) -> Iterator[tuple[tuple[int, ...], Cell]]:
+def _numbered_cells(axes: Axes, axes_of: Mapping[str, Axes]) -> Iterator[tuple[tuple[int, ...], Cell]]:
     """Yield each cell with its values as numbers; the number of values stands for an axis that the model lacks."""
-    places = {axis: {value_key(value): k for k, value in enumerate(values)} for axis, values in axes.items()}
+    number_of: dict[str, dict[tuple[str, Scalar], int]] = {}
+    for axis, values in axes.items():
+        number_of[axis] = {value_key(value): number for number, value in enumerate(values)}
     for own in axes_of.values():
-        user = [name for name in own if name not in AXES]
-        numbers = [[places[axis][value_key(value)] for value in own[axis]] if axis in own else [len(places[axis])]
-                   for axis in axes]
-        for row, values in zip(product(*numbers), product(*own.values()), strict=True):
-            given = dict(zip(own, values, strict=True))
+        user_axes = [name for name in own if name not in AXES]
+        numbers = []
+        for axis, numbers_of_values in number_of.items():
+            if axis in own:
+                numbers.append([numbers_of_values[value_key(value)] for value in own[axis]])
+            else:
+                numbers.append([len(numbers_of_values)])
+        # Both products count in the same order: an axis that the model lacks has one number, and changes nothing.
+        for row, chosen in zip(product(*numbers), product(*own.values()), strict=True):
+            given = dict(zip(own, chosen, strict=True))
             known = {name: str(given[name]) for name in AXES}
-            yield row, Cell(**known, user=tuple((name, given[name]) for name in user))
+            yield row, Cell(**known, user=tuple((name, given[name]) for name in user_axes))

@@ -23,7 +23,7 @@ from pytest_torchcompile.plan.models import ModelEntry, read_models
 from pytest_torchcompile.plan.nodes import compose, describe_node, read_bytes
 from pytest_torchcompile.plan.reader import Reader
 from pytest_torchcompile.plan.rules import OUTCOMES, Rule, read_checks, read_rules
-from pytest_torchcompile.plan.strategy import Strategy, choose, read_strategy
+from pytest_torchcompile.plan.strategy import Strategy, choose_cells, read_strategy
 from pytest_torchcompile.plan.targets import Targets
 
 __all__ = ["KEYS", "VERSION", "Excluded", "Matrix", "ModelEntry", "PlannedCell", "find_root", "load_matrix"]
@@ -41,8 +41,10 @@ KEYS: Final = {
 }
 AUTOTUNE_CHOICES: Final = 8
 """Enough to choose from, and few enough for a run of many cells."""
-_RANKS: Final = {"run": 0, "xfail": 1, "skip": 2}
+_PREFERENCE: Final = {"run": 0, "xfail": 1, "skip": 2}
+"""Of cells that cover the same values, a covering array takes those with the lowest number."""
 MARKS: Final = ("pyproject.toml", "pytest.ini", "tox.ini", "setup.cfg", ".git")
+"""Files and folders by which a project's folder is known."""
 
 
 @dataclass(frozen=True)
@@ -87,25 +89,26 @@ def load_matrix(path: str | Path, root: str | Path | None = None, *, shown: str 
     Raises :class:`~pytest_torchcompile.errors.UsageError` for a matrix that is not shipped, and
     :class:`~pytest_torchcompile.errors.MatrixError` with a line for each mistake, in the file's order.
     """
-    shown = str(path) if shown is None else shown
+    if shown is None:
+        shown = str(path)
     if is_shipped(str(path)):
         path = shipped_path(str(path))
-    path = Path(os.path.abspath(path))  # without `..`, as pytest has paths
+    # Without `..`, as pytest has paths.
+    path = Path(os.path.abspath(path))
     data = read_bytes(path, shown)
     node = compose(data, shown)
-    # A shipped matrix is read as if it lay in the user's own folder `matrix`.
-    place = Path.cwd() / "matrix" / path.name if is_shipped(shown) else path
-    root = find_root(place) if root is None else Path(root).absolute()
+    folder = _root_folder(path, shown, root)
     reader = Reader(shown)
-    sections = _read(reader, node, Targets(root))
+    sections = _read_sections(reader, node, Targets(folder))
     reader.finish()
-    expansion, notes = _expand(reader, node, sections, today or datetime.date.today())
+    expansion, notes = _expand_sections(reader, node, sections, today or datetime.date.today())
     reader.finish()
-    chosen = choose(sections.strategy, expansion.rows, [each.cell.id for each in expansion.planned],
-                    [_RANKS[each.outcome] for each in expansion.planned])
+    ids = [planned.cell.id for planned in expansion.planned]
+    preferences = [_PREFERENCE[planned.outcome] for planned in expansion.planned]
+    chosen = choose_cells(sections.strategy, expansion.rows, ids, preferences)
     return Matrix(
-        path, root, hashlib.sha256(data).hexdigest(), sections.models, sections.checks,
-        cells=tuple(expansion.planned[k] for k in chosen),
+        path, folder, hashlib.sha256(data).hexdigest(), sections.models, sections.checks,
+        cells=tuple(expansion.planned[index] for index in chosen),
         excluded=tuple(expansion.excluded),
         strategy=sections.strategy,
         left_out=len(expansion.planned) - len(chosen),
@@ -113,6 +116,15 @@ def load_matrix(path: str | Path, root: str | Path | None = None, *, shown: str 
         autotune_choices=sections.autotune_choices,
         fuzz_seconds=sections.fuzz_seconds,
     )
+
+
+def _root_folder(path: Path, shown: str, root: str | Path | None) -> Path:
+    if root is not None:
+        return Path(root).absolute()
+    # A shipped matrix is read as if it lay in the user's own folder `matrix`.
+    if is_shipped(shown):
+        return find_root(Path.cwd() / "matrix" / path.name)
+    return find_root(path)
 
 
 def find_root(path: Path) -> Path:
@@ -124,7 +136,9 @@ def find_root(path: Path) -> Path:
     for folder in path.parents:
         if any((folder / mark).exists() for mark in MARKS):
             return folder
-    return path.parent.parent if path.parent.name == "matrix" else path.parent
+    if path.parent.name == "matrix":
+        return path.parent.parent
+    return path.parent
 
 
 @dataclass(frozen=True)
@@ -142,54 +156,63 @@ class _Sections:
     fuzz_seconds: float | None
 
 
-def _read(reader: Reader, node: yaml.Node, targets: Targets) -> _Sections:
-    found = reader.fields(node, "the matrix", KEYS, ("version", "models"))
-    if "version" in found:
-        version = found["version"]
-        if not isinstance(version, yaml.ScalarNode) or version.value != str(VERSION) or version.style:
-            text = f"version: found {describe_node(version)}, expected {VERSION}, the only one that is read here"
-            reader.wrong(version, text)
-    models, own = read_models(reader, found["models"], targets) if "models" in found else ({}, {})
-    axes, axes_of = read_axes(reader, found.get("axes"), models, own, targets)
-    consistent = not reader.mistakes  # else a rule that names what is misspelt above would be blamed as well
-    checks = read_checks(reader, found.get("checks"))
-    rules = read_rules(reader, found.get("rules"), axes if consistent else None, checks)
-    choices = reader.integer(found["autotune_choices"], "autotune_choices") if "autotune_choices" in found else None
+def _read_sections(reader: Reader, node: yaml.Node, targets: Targets) -> _Sections:
+    sections = reader.fields(node, "the matrix", KEYS, ("version", "models"))
+    if "version" in sections:
+        _check_version(reader, sections["version"])
+    models: dict[str, ModelEntry] = {}
+    own_axes: dict[str, yaml.Node] = {}
+    if "models" in sections:
+        models, own_axes = read_models(reader, sections["models"], targets)
+    axes, axes_of = read_axes(reader, sections.get("axes"), models, own_axes, targets)
+    # A rule that names what is misspelt above would be blamed as well: its values are then not looked up.
+    known_axes = None if reader.mistakes else axes
+    checks = read_checks(reader, sections.get("checks"))
+    rules = read_rules(reader, sections.get("rules"), known_axes, checks)
+    choices = None
+    if "autotune_choices" in sections:
+        choices = reader.integer(sections["autotune_choices"], "autotune_choices")
+    if choices is None:
+        choices = AUTOTUNE_CHOICES
     seconds = None
-    if "fuzz_seconds" in found:
-        seconds = reader.number(found["fuzz_seconds"], "fuzz_seconds", whole=False, least=1)
-    return _Sections(models, axes, axes_of, checks, rules, read_strategy(reader, found.get("strategy")),
-                     AUTOTUNE_CHOICES if choices is None else choices, seconds)
+    if "fuzz_seconds" in sections:
+        seconds = reader.number(sections["fuzz_seconds"], "fuzz_seconds", whole=False, least=1)
+    strategy = read_strategy(reader, sections.get("strategy"))
+    return _Sections(models, axes, axes_of, checks, rules, strategy, choices, seconds)
 
 
-def _expand(reader: Reader, node: yaml.Node, sections: _Sections,
-            today: datetime.date) -> tuple[Expansion, list[str]]:
+def _check_version(reader: Reader, node: yaml.Node) -> None:
+    # A quoted 1 is a text, and a text is no version.
+    known = isinstance(node, yaml.ScalarNode) and node.value == str(VERSION) and not node.style
+    if not known:
+        text = f"version: found {describe_node(node)}, expected {VERSION}, the only one that is read here"
+        reader.wrong(node, text)
+
+
+def _expand_sections(reader: Reader, node: yaml.Node, sections: _Sections,
+                     today: datetime.date) -> tuple[Expansion, list[str]]:
     """Expand; note rules without effect, cells that share an id, and that no cell is left."""
     total = count_combinations(sections.axes_of)
     if total > MAX_CELLS:
         reader.wrong(node, f"the axes multiply to {total:,} cells, more than {MAX_CELLS:,}; take values out")
         reader.finish()
     rules = [rule for rule, _ in sections.rules]
-    expired = frozenset(k for k, rule in enumerate(rules) if rule.expired(today))
     torch = torch_version()
-    elsewhere = frozenset(k for k, rule in enumerate(rules) if not rule.is_for(torch))
+    expired = frozenset(index for index, rule in enumerate(rules) if rule.is_expired(today))
+    elsewhere = frozenset(index for index, rule in enumerate(rules) if not rule.is_for(torch))
     expansion = expand(sections.axes, sections.axes_of, rules, expired, default_limits(sections.checks), elsewhere)
-    for k, (rule, place) in enumerate(sections.rules):
-        if not expansion.matches[k]:
-            cells = "cell" if rule.verb in OUTCOMES else "cell that is left"
-            reader.wrong(place, f"this {rule.verb} rule matches no {cells}: {_selector(rule)}; "
-                                f"remove it, or correct a value")
-        elif not expansion.hits[k]:
-            reader.wrong(place, f"this {rule.verb} rule decides nothing: earlier rules decide every cell it "
-                                f"matches; remove it, or move it up")
-    _refuse_idle(reader, sections.rules, expansion)
+    _note_idle_rules(reader, sections.rules, expansion)
+    _note_idle_checks(reader, sections.rules, expansion)
     if not expansion.planned:
         reader.wrong(node, f"zero cells: the rules exclude all {total:,}; expected at least one that is left")
-    for cell, times in Counter(each.cell.id for each in expansion.planned).items():
+    times_of = Counter(planned.cell.id for planned in expansion.planned)
+    for cell, times in times_of.items():
         if times > 1:
             reader.wrong(node, f"{times} cells have the id {cell!r}; rename a model, or a value of an axis")
-    notes = [f"{rules[k].where}: this xfail expired on {rules[k].until}, its cells are expected to pass: "
-             f"{rules[k].reason}" for k in sorted(expired - elsewhere)]
+    notes = []
+    for index in sorted(expired - elsewhere):
+        rule = rules[index]
+        notes.append(f"{rule.where}: this xfail expired on {rule.until}, its cells are expected to pass: {rule.reason}")
     return expansion, notes
 
 
@@ -201,19 +224,36 @@ def torch_version() -> str | None:
         return None
 
 
-def _refuse_idle(reader: Reader, rules: Sequence[tuple[Rule, yaml.Node]], expansion: Expansion) -> None:
+def _note_idle_rules(reader: Reader, rules: Sequence[tuple[Rule, yaml.Node]], expansion: Expansion) -> None:
+    """Note every rule that matches no cell, or only cells that rules before it decide."""
+    for index, (rule, place) in enumerate(rules):
+        if not expansion.matches[index]:
+            cells = "cell" if rule.verb in OUTCOMES else "cell that is left"
+            reader.wrong(place, f"this {rule.verb} rule matches no {cells}: {_selector_text(rule)}; "
+                                f"remove it, or correct a value")
+        elif not expansion.hits[index]:
+            reader.wrong(place, f"this {rule.verb} rule decides nothing: earlier rules decide every cell it "
+                                f"matches; remove it, or move it up")
+
+
+def _note_idle_checks(reader: Reader, rules: Sequence[tuple[Rule, yaml.Node]], expansion: Expansion) -> None:
     """Note every check that rules ask of cells in none of which it has something to judge."""
     for rule, place in rules:
-        for name in rule.checks if rule.verb == "also" else ():
-            idle = [CHECKS[name].idle(planned.cell.axes) for planned in expansion.planned if name in planned.also]
-            if idle and all(idle):
-                reader.wrong(place, f"also: {name} has nothing to judge in any cell that has it: {idle[0]}")
+        if rule.verb != "also":
+            continue
+        for name in rule.checks:
+            cells = [planned.cell for planned in expansion.planned if name in planned.also]
+            reasons = [CHECKS[name].idle(cell.axes) for cell in cells]
+            if reasons and all(reasons):
+                reader.wrong(place, f"also: {name} has nothing to judge in any cell that has it: {reasons[0]}")
 
 
-def _selector(rule: Rule) -> str:
-    wanted = _condition(rule.select) or "any"
-    return f"{wanted}, not ({_condition(rule.unless)})" if rule.unless else wanted
+def _selector_text(rule: Rule) -> str:
+    wanted = _condition_text(rule.select) or "any"
+    if rule.unless:
+        return f"{wanted}, not ({_condition_text(rule.unless)})"
+    return wanted
 
 
-def _condition(select: Mapping[str, tuple[Scalar, ...]]) -> str:
+def _condition_text(select: Mapping[str, tuple[Scalar, ...]]) -> str:
     return ", ".join(f"{axis} = {' | '.join(map(str, values))}" for axis, values in select.items())

@@ -71,12 +71,15 @@ class ModelEntry:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ModelEntry:
         """Make an entry from what :meth:`to_dict` returned."""
-        dims = {name: Dim(**_tuples(dim)) for name, dim in data["dims"].items()}
-        return cls(**{f.name: data[f.name] for f in fields(cls)} | {"dims": dims})
+        values = {f.name: data[f.name] for f in fields(cls)}
+        values["dims"] = {name: _dim_of(dim) for name, dim in data["dims"].items()}
+        return cls(**values)
 
 
-def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+def _dim_of(data: Mapping[str, Any]) -> Dim:
+    # JSON has made lists of the tuples.
+    sizes = {key: tuple(value) for key, value in data.items() if isinstance(value, list)}
+    return Dim(**{**data, **sizes})
 
 
 def read_models(reader: Reader, node: yaml.Node,
@@ -89,20 +92,20 @@ def read_models(reader: Reader, node: yaml.Node,
     models: dict[str, ModelEntry] = {}
     axes: dict[str, yaml.Node] = {}
     for name, key, value in reader.entries(node, "models"):
-        clean = len(reader.mistakes)
-        found = reader.fields(value, f"model {name!r}", MODEL_KEYS, REQUIRED)
-        entry = _model(reader, name, key, found, targets)
-        if entry is not None and len(reader.mistakes) == clean:
+        before_this = len(reader.mistakes)
+        keys = reader.fields(value, f"model {name!r}", MODEL_KEYS, REQUIRED)
+        entry = _read_model(reader, name, key, keys, targets)
+        if entry is not None and len(reader.mistakes) == before_this:
             models[name] = entry
-        if "axes" in found:
-            axes[name] = found["axes"]
+        if "axes" in keys:
+            axes[name] = keys["axes"]
     if not models and len(reader.mistakes) == before:
         reader.wrong(node, "models: there is none; expected at least one model with factory and inputs")
     return models, axes
 
 
-def _model(reader: Reader, name: str, key: yaml.Node, found: Mapping[str, yaml.Node],
-           targets: Targets) -> ModelEntry | None:
+def _read_model(reader: Reader, name: str, key: yaml.Node, keys: Mapping[str, yaml.Node],
+                targets: Targets) -> ModelEntry | None:
     before = len(reader.mistakes)
     if not re.fullmatch(MODEL_NAME, name):
         reader.wrong(key, f"{name!r} cannot name a model; expected letters, digits and _ . + -")
@@ -110,36 +113,41 @@ def _model(reader: Reader, name: str, key: yaml.Node, found: Mapping[str, yaml.N
     code: dict[str, str] = {}
     arguments: dict[str, dict[str, Scalar]] = {}
     for role in ("factory", "inputs", "loss"):
-        if role in found:
-            code[role], given = _code(reader, found[role], f"{role} of {what}", targets, role != "loss")
+        if role in keys:
+            code[role], given = _read_code(reader, keys[role], f"{role} of {what}", targets, role != "loss")
             if given:
                 arguments[role] = given
     mode = "phase"
-    if "mode_of_modules" in found:
-        mode = reader.name(found["mode_of_modules"], f"a mode_of_modules of {what}", MODES_OF_MODULES) or mode
-    dims = _dims(reader, found["dims"], what) if "dims" in found else {}
+    if "mode_of_modules" in keys:
+        mode = reader.name(keys["mode_of_modules"], f"a mode_of_modules of {what}", MODES_OF_MODULES) or mode
+    dims: dict[str, Dim] = {}
+    if "dims" in keys:
+        dims = _read_dims(reader, keys["dims"], what)
     for argument in arguments.get("inputs", {}):
         if argument in dims:
-            reader.wrong(found["inputs"], f"inputs of {what}: {argument!r} is a dim too; take it out of one of them")
+            reader.wrong(keys["inputs"], f"inputs of {what}: {argument!r} is a dim too; take it out of one of them")
     if len(reader.mistakes) > before or not {*REQUIRED} <= code.keys():
         return None
     where = f"{reader.where(key)}:{key.start_mark.column + 1}"
     return ModelEntry(name, code["factory"], code["inputs"], code.get("loss"), dims, where, arguments, mode)
 
 
-def _code(reader: Reader, node: yaml.Node, what: str, targets: Targets,
-          with_arguments: bool) -> tuple[str, dict[str, Scalar]]:
+def _read_code(reader: Reader, node: yaml.Node, what: str, targets: Targets,
+               with_arguments: bool) -> tuple[str, dict[str, Scalar]]:
     """Read ``module:attribute``, or a mapping of it and the keywords that it is called with."""
-    arguments: dict[str, Scalar] = {}
     given = []
     if with_arguments and isinstance(node, yaml.MappingNode):
-        entries = {name: (key, value) for name, key, value in reader.entries(node, what)}
-        if CALL not in entries:
-            near = f"; {nearest(next(iter(entries)), (CALL,))}" if entries else ""
-            reader.wrong(node, f"{what}: key {CALL!r} is missing, the code that gets the other keys as keywords{near}")
+        called = None
+        for entry in reader.entries(node, what):
+            if entry[0] == CALL:
+                called = entry[2]
+            else:
+                given.append(entry)
+        if called is None:
+            hint = f"; {nearest(given[0][0], (CALL,))}" if given else ""
+            reader.wrong(node, f"{what}: key {CALL!r} is missing, the code that gets the other keys as keywords{hint}")
             return "", {}
-        node = entries.pop(CALL)[1]
-        given = [(name, key, value) for name, (key, value) in entries.items()]
+        node = called
     target = reader.text(node, what)
     if target is None:
         return "", {}
@@ -148,6 +156,7 @@ def _code(reader: Reader, node: yaml.Node, what: str, targets: Targets,
         reader.wrong(node, f"{what}: {mistake}")
         return target, {}
     taken = targets.parameters(target)
+    arguments: dict[str, Scalar] = {}
     for name, key, item in given:
         if not name.isidentifier() or keyword.iskeyword(name):
             reader.wrong(key, f"{name!r} cannot name an argument of {what}; expected a Python name")
@@ -160,7 +169,7 @@ def _code(reader: Reader, node: yaml.Node, what: str, targets: Targets,
     return target, arguments
 
 
-def _dims(reader: Reader, node: yaml.Node, what: str) -> dict[str, Dim]:
+def _read_dims(reader: Reader, node: yaml.Node, what: str) -> dict[str, Dim]:
     """Read the dims of one model, and try whether every batch has its sizes."""
     before = len(reader.mistakes)
     dims: dict[str, Dim] = {}
@@ -168,7 +177,9 @@ def _dims(reader: Reader, node: yaml.Node, what: str) -> dict[str, Dim]:
     for name, key, value in reader.entries(node, f"dims of {what}"):
         if not name.isidentifier() or keyword.iskeyword(name):
             reader.wrong(key, f"{name!r} cannot name a dim, a keyword for inputs; expected a Python name")
-        elif (dim := _dim(reader, value, f"dim {name!r}")) is not None:
+            continue
+        dim = _read_dim(reader, value, f"dim {name!r}")
+        if dim is not None:
             dims[name], nodes[name] = dim, value
     if len(reader.mistakes) == before:
         for name, text in dim_mistakes(dims):
@@ -181,12 +192,14 @@ def _dims(reader: Reader, node: yaml.Node, what: str) -> dict[str, Dim]:
     return dims
 
 
-def _dim(reader: Reader, node: yaml.Node, what: str) -> Dim | None:
+def _read_dim(reader: Reader, node: yaml.Node, what: str) -> Dim | None:
     if isinstance(node, yaml.MappingNode):
-        return _free_dim(reader, node, what)
+        return _read_free_dim(reader, node, what)
     if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":int") and not node.style:
         size = reader.integer(node, what)
-        return None if size is None else Dim(size=size)
+        if size is None:
+            return None
+        return Dim(size=size)
     if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":str"):
         return Dim(expression=node.value)
     expected = f"a size, an expression of other dims such as S + 1, or a mapping of {', '.join(DIM_KEYS)}"
@@ -194,19 +207,21 @@ def _dim(reader: Reader, node: yaml.Node, what: str) -> Dim | None:
     return None
 
 
-def _free_dim(reader: Reader, node: yaml.Node, what: str) -> Dim | None:
+def _read_free_dim(reader: Reader, node: yaml.Node, what: str) -> Dim | None:
     before = len(reader.mistakes)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in reader.fields(node, what, DIM_KEYS).items():
         if name in ("choices", "buckets"):
-            found[name] = _sizes(reader, value, f"{name} of {what}")
+            values[name] = _read_sizes(reader, value, f"{name} of {what}")
         else:
             least = 1 if name == "multiple_of" else 0
-            found[name] = reader.integer(value, f"{name} of {what}", least=least)
-    return Dim(**found) if len(reader.mistakes) == before else None
+            values[name] = reader.integer(value, f"{name} of {what}", least=least)
+    if len(reader.mistakes) > before:
+        return None
+    return Dim(**values)
 
 
-def _sizes(reader: Reader, node: yaml.Node, what: str) -> tuple[int, ...]:
+def _read_sizes(reader: Reader, node: yaml.Node, what: str) -> tuple[int, ...]:
     sizes: list[int] = []
     for item in reader.items(node, what):
         size = reader.integer(item, what)

@@ -18,7 +18,8 @@ MAX_DEPTH: Final = 32
 MAX_NODES: Final = 50_000
 """After aliases are expanded: nine lines of YAML can otherwise stand for 10**9 nodes."""
 
-_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it
+# libyaml where PyYAML was built with it.
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG: Final = "tag:yaml.org,2002:"
 _PLAIN: Final = frozenset(
     f"{_TAG}{name}"
@@ -33,13 +34,9 @@ def read_bytes(path: Path, shown: str, what: str = "matrix") -> bytes:
     """
     try:
         if path.is_dir():
-            inside = sorted(child.name for child in path.iterdir() if child.suffix in (".yaml", ".yml"))
-            holds = f"; it holds {', '.join(inside[:20])}" if inside else ""
-            raise MatrixError(shown, 1, 1, f"is a folder; expected a {what} file{holds}")
+            raise MatrixError(shown, 1, 1, f"is a folder; expected a {what} file{_files_inside(path)}")
         if not path.exists():
-            others = [str(Path(shown).parent / child.name) for child in path.parent.glob("*.y*ml")]
-            hint = f"; {nearest(shown, others)}" if others else ""
-            raise MatrixError(shown, 1, 1, f"no such file{hint}")
+            raise MatrixError(shown, 1, 1, f"no such file{_files_beside(path, shown)}")
         if not path.is_file():
             raise MatrixError(shown, 1, 1, f"is no regular file; expected a {what} file")
         with path.open("rb") as file:
@@ -51,6 +48,20 @@ def read_bytes(path: Path, shown: str, what: str = "matrix") -> bytes:
     return data
 
 
+def _files_inside(folder: Path) -> str:
+    names = sorted(child.name for child in folder.iterdir() if child.suffix in (".yaml", ".yml"))
+    if not names:
+        return ""
+    return f"; it holds {', '.join(names[:20])}"
+
+
+def _files_beside(path: Path, shown: str) -> str:
+    paths = [str(Path(shown).parent / child.name) for child in path.parent.glob("*.y*ml")]
+    if not paths:
+        return ""
+    return f"; {nearest(shown, paths)}"
+
+
 def compose(data: bytes, shown: str, required: str = "the keys version and models") -> yaml.Node:
     """Return the root node of the only document. ``required``: what an empty file lacks.
 
@@ -58,16 +69,18 @@ def compose(data: bytes, shown: str, required: str = "the keys version and model
     document, deep nesting, aliases that expand beyond bounds or contain themselves, and tags that would build
     objects.
     """
-    text = _decode(data, shown)
+    text = _decode_text(data, shown)
     try:
         _check_depth(text, shown)
         node = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
-        context = f" ({error.context})" if error.context else ""
-        text = f"malformed YAML: {error.problem}{context}"
-        raise _at(error.problem_mark or error.context_mark, shown, text) from None
+        problem = str(error.problem)
+        if error.context:
+            problem = f"{problem} ({error.context})"
+        raise _error_at(error.problem_mark or error.context_mark, shown, f"malformed YAML: {problem}") from None
     except yaml.reader.ReaderError as error:
-        line, column = _place(text, re.search(yaml.reader.Reader.NON_PRINTABLE, text))
+        unprintable = re.search(yaml.reader.Reader.NON_PRINTABLE, text)
+        line, column = _line_and_column(text, unprintable.start() if unprintable else 0)
         raise MatrixError(shown, line, column, f"malformed YAML: {error.reason}") from None
     if node is None:
         raise MatrixError(shown, 1, 1, f"the file is empty; expected at least {required}")
@@ -84,15 +97,17 @@ def describe_node(node: yaml.Node) -> str:
     text: str = node.value
     if not text and isinstance(node, yaml.ScalarNode) and not node.style:
         return "nothing"
-    return repr(text if len(text) <= 60 else text[:57] + "...")
+    if len(text) > 60:
+        text = text[:57] + "..."
+    return repr(text)
 
 
-def _decode(data: bytes, shown: str) -> str:
+def _decode_text(data: bytes, shown: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode("utf-8", errors="replace")
-        line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+        line, column = _line_and_column(before, len(before))
         text = f"byte 0x{error.object[error.start]:02x} is not UTF-8; save the file as UTF-8"
         raise MatrixError(shown, line, column, text) from None
 
@@ -104,7 +119,7 @@ def _check_depth(text: str, shown: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:
-                raise _at(event.start_mark, shown, f"nested deeper than {MAX_DEPTH} levels")
+                raise _error_at(event.start_mark, shown, f"nested deeper than {MAX_DEPTH} levels")
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
 
@@ -113,24 +128,27 @@ def _check_nodes(root: yaml.Node, shown: str) -> None:
     """Refuse foreign tags and trees that are too large, counting a node once for each alias to it."""
     sizes: dict[int, int] = {}
 
-    def visit(node: yaml.Node) -> int:  # goes no deeper than the text is nested: aliases are visited already
+    # This goes no deeper than the text is nested: what an alias stands for has been counted before.
+    def count_nodes(node: yaml.Node) -> int:
         known = sizes.get(id(node))
         if known == 0:
-            raise _at(node.start_mark, shown, "an alias that contains itself")
+            raise _error_at(node.start_mark, shown, "an alias that contains itself")
         if known is None:
             if node.tag not in _PLAIN:
                 text = f"tag {node.tag.replace(_TAG, '!!')!r} would build an object; expected plain data"
-                raise _at(node.start_mark, shown, text)
+                raise _error_at(node.start_mark, shown, text)
+            # While its children are counted, so that one that contains itself is noticed.
             sizes[id(node)] = 0
-            known = sizes[id(node)] = 1 + sum(visit(child) for child in _children(node))
+            known = 1 + sum(map(count_nodes, _children_of(node)))
+            sizes[id(node)] = known
         if known > MAX_NODES:
-            raise _at(node.start_mark, shown, f"aliases expand to more than {MAX_NODES:,} nodes")
+            raise _error_at(node.start_mark, shown, f"aliases expand to more than {MAX_NODES:,} nodes")
         return known
 
-    visit(root)
+    count_nodes(root)
 
 
-def _children(node: yaml.Node) -> Iterator[yaml.Node]:
+def _children_of(node: yaml.Node) -> Iterator[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             yield key
@@ -139,10 +157,14 @@ def _children(node: yaml.Node) -> Iterator[yaml.Node]:
         yield from node.value
 
 
-def _at(mark: Any, shown: str, text: str) -> MatrixError:
-    return MatrixError(shown, mark.line + 1 if mark else 1, mark.column + 1 if mark else 1, text)
+def _error_at(mark: Any, shown: str, text: str) -> MatrixError:
+    if mark is None:
+        return MatrixError(shown, 1, 1, text)
+    return MatrixError(shown, mark.line + 1, mark.column + 1, text)
 
 
-def _place(text: str, match: re.Match[str] | None) -> tuple[int, int]:
-    before = text[: match.start()] if match else ""
-    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+def _line_and_column(text: str, position: int) -> tuple[int, int]:
+    """Where a character is, both counted from 1."""
+    before = text[:position]
+    line_start = before.rfind("\n") + 1
+    return before.count("\n") + 1, len(before) - line_start + 1

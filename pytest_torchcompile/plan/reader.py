@@ -17,7 +17,8 @@ from pytest_torchcompile.plan.nodes import describe_node
 __all__ = ["DAY", "MISSING", "Missing", "Mistake", "Reader"]
 
 SHOWN_PROBLEMS: Final = 20
-LONGEST: Final = 800  # characters of one text
+LONGEST: Final = 800
+"""Characters of one text."""
 _INTEGER: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})")
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,3})?")
 DAY: Final = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -65,7 +66,9 @@ class Reader:
         if not self.mistakes:
             return
         first, *others = sorted(set(self.mistakes))
-        lines = [first.text, *(f"{self.path}:{p.line}:{p.column}: {p.text}" for p in others)]
+        lines = [first.text]
+        for mistake in others:
+            lines.append(f"{self.path}:{mistake.line}:{mistake.column}: {mistake.text}")
         if len(lines) > SHOWN_PROBLEMS:
             lines[SHOWN_PROBLEMS:] = [f"... and {len(lines) - SHOWN_PROBLEMS} more"]
         raise MatrixError(self.path, first.line, first.column, "\n".join(lines))
@@ -79,29 +82,31 @@ class Reader:
         if not isinstance(node, yaml.MappingNode):
             self.wrong(node, f"{what}: found {describe_node(node)}, expected a mapping")
             return []
-        found: dict[str, tuple[str, yaml.Node, yaml.Node]] = {}
+        entries: dict[str, tuple[str, yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
             name = self.text(key, f"a key of {what}")
-            if name in found:
-                first = found[name][1].start_mark.line + 1
+            if name in entries:
+                first = entries[name][1].start_mark.line + 1
                 self.wrong(key, f"key {name!r} is given twice, first in line {first}")
             elif name is not None:
-                found[name] = (name, key, value)
-        return list(found.values())
+                entries[name] = (name, key, value)
+        return list(entries.values())
 
     def fields(self, node: yaml.Node, what: str, known: Collection[str],
                required: Iterable[str] = ()) -> dict[str, yaml.Node]:
         """Return the values of a mapping whose keys are known beforehand."""
         before = len(self.mistakes)
-        found = {}
+        values = {}
         for name, key, value in self.entries(node, what):
-            found[name] = value
-            if name not in known:
+            if name in known:
+                values[name] = value
+            else:
                 self.wrong(key, f"unknown key {name!r} in {what}; {nearest(name, known)}")
-        missing = [name for name in required if name not in found]
-        if missing and len(self.mistakes) == before:  # else the key is likely there, misspelt
+        missing = [name for name in required if name not in values]
+        # After another mistake the key is likely there, misspelt.
+        if missing and len(self.mistakes) == before:
             self.wrong(node, f"{what}: key {missing[0]!r} is missing")
-        return {name: value for name, value in found.items() if name in known}
+        return values
 
     def items(self, node: yaml.Node, what: str, *, alone: bool = False) -> list[yaml.Node]:
         """Return the entries of a list that is not empty; if ``alone``, a scalar stands for a list of one."""
@@ -118,32 +123,43 @@ class Reader:
         """Return a string that has something in it."""
         if not isinstance(node, yaml.ScalarNode) or not node.value.strip():
             self.wrong(node, f"{what}: found {describe_node(node)}, expected a text")
-        elif not node.style and (read := _READ_AS.get(node.tag.rsplit(":", 1)[-1])):
-            self.wrong(node, f"{what}: YAML reads {node.value} as {read}, expected a text; quote it")
-        else:
-            return str(node.value)
-        return None
+            return None
+        other = _read_as(node)
+        if other and not node.style:
+            self.wrong(node, f"{what}: YAML reads {node.value} as {other}, expected a text; quote it")
+            return None
+        return str(node.value)
 
     def name(self, node: yaml.Node, what: str, known: Iterable[str]) -> str | None:
         """Return one of the known names."""
         known = list(known)
-        scalar = isinstance(node, yaml.ScalarNode)
-        if scalar and node.value in known:
-            return str(node.value)
-        self.wrong(node, f"{describe_node(node)} is not {what}; {nearest(node.value if scalar else '', known)}")
+        text = str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+        if text in known:
+            return text
+        self.wrong(node, f"{describe_node(node)} is not {what}; {nearest(text, known)}")
         return None
 
     def number(self, node: yaml.Node, what: str, *, whole: bool = True, least: float | None = 0,
                most: float | None = None) -> int | float | None:
         """Return a number, as JSON writes them, from ``least`` to ``most``."""
-        expected = "a whole number" if whole else "a number"
-        pattern = _INTEGER if whole else _NUMBER
+        pattern, expected = _NUMBER, "a number"
+        if whole:
+            pattern, expected = _INTEGER, "a whole number"
         if not isinstance(node, yaml.ScalarNode) or node.style or not pattern.fullmatch(node.value):
             self.wrong(node, f"{what}: found {describe_node(node)}, expected {expected}")
             return None
-        value = int(node.value) if _INTEGER.fullmatch(node.value) else float(node.value)
-        if (least is not None and value < least) or (most is not None and value > most):
-            limits = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
+        # A whole number stays an int, which holds more digits than a float.
+        value: int | float
+        if _INTEGER.fullmatch(node.value):
+            value = int(node.value)
+        else:
+            value = float(node.value)
+        too_small = least is not None and value < least
+        too_large = most is not None and value > most
+        if too_small or too_large:
+            limits = f"at least {least:g}"
+            if most is not None:
+                limits = f"from {least:g} to {most:g}"
             self.wrong(node, f"{what}: found {node.value}, expected {expected} {limits}")
             return None
         return value
@@ -151,7 +167,9 @@ class Reader:
     def integer(self, node: yaml.Node, what: str, *, least: int = 0) -> int | None:
         """Return a whole number of at least ``least``."""
         value = self.number(node, what, least=least)
-        return None if value is None else int(value)
+        if value is None:
+            return None
+        return int(value)
 
     def date(self, node: yaml.Node, what: str) -> datetime.date | None:
         """Return a day."""
@@ -159,7 +177,8 @@ class Reader:
             if isinstance(node, yaml.ScalarNode) and re.fullmatch(DAY, node.value):
                 return datetime.date.fromisoformat(node.value)
         except ValueError:
-            pass  # 2027-02-30
+            # Such as 2027-02-30, which is told below.
+            pass
         self.wrong(node, f"{what}: found {describe_node(node)}, expected a day as YYYY-MM-DD")
         return None
 
@@ -176,16 +195,16 @@ class Reader:
         if _INTEGER.fullmatch(text):
             return int(text)
         if _NUMBER.fullmatch(text):
-            return self._float(node, what)
-        read = _READ_AS.get(node.tag.rsplit(":", 1)[-1])
-        if read is None:
+            return self._read_float(node, what)
+        other = _read_as(node)
+        if other is None:
             return text
-        self.wrong(node, f"{what}: found {describe_node(node)}, which YAML reads as {read}; quote it to mean a text")
+        self.wrong(node, f"{what}: found {describe_node(node)}, which YAML reads as {other}; quote it to mean a text")
         return MISSING
 
-    def _float(self, node: yaml.ScalarNode, what: str) -> float | Missing:
-        """2.10 is the number 2.1, and likely meant as a version: ask."""
+    def _read_float(self, node: yaml.ScalarNode, what: str) -> float | Missing:
         value = float(node.value)
+        # 2.10 is the number 2.1, and likely meant as a version: ask.
         if re.search(r"\.[0-9]+0$", node.value):
             self.wrong(node, f"{what}: YAML reads {node.value} as {value}; quote it to mean a text")
             return MISSING
@@ -193,3 +212,8 @@ class Reader:
             self.wrong(node, f"{what}: {node.value} is too large a number")
             return MISSING
         return value
+
+
+def _read_as(node: yaml.Node) -> str | None:
+    """What YAML 1.1 makes of a plain word; None for a text."""
+    return _READ_AS.get(node.tag.rsplit(":", 1)[-1])

@@ -70,7 +70,7 @@ class Rule:
         """Is the rule for this version of torch? For an unknown one (None) it is."""
         return not self.torch or torch is None or SpecifierSet(self.torch).contains(torch, prereleases=True)
 
-    def expired(self, today: datetime.date) -> bool:
+    def is_expired(self, today: datetime.date) -> bool:
         """Is ``until`` over?"""
         return self.until is not None and today > self.until
 
@@ -105,25 +105,41 @@ def read_rules(reader: Reader, node: yaml.Node | None, axes: Axes | None,
     """
     if node is None or (isinstance(node, yaml.SequenceNode) and not node.value):
         return []
-    rules = _Rules(reader, axes, checks, _asked_also(reader, node))
-    found = ((rules.read(item), item) for item in reader.items(node, "rules"))
-    return [(rule, item) for rule, item in found if rule is not None]
+    rule_reader = _RuleReader(reader, axes, checks, _checks_added_by(node))
+    rules = []
+    for item in reader.items(node, "rules"):
+        rule = rule_reader.read_rule(item)
+        if rule is not None:
+            rules.append((rule, item))
+    return rules
 
 
-def _asked_also(reader: Reader, node: yaml.Node) -> tuple[str, ...]:
-    """The checks that some rule asks of some cells: limits and xfails of any rule may name them."""
+def _checks_added_by(node: yaml.Node) -> tuple[str, ...]:
+    """The checks that some rule asks of some cells: limits and xfails of any rule may name them.
+
+    Read ahead of the rules, whatever mistakes they have: those are noted when each rule is read.
+    """
     names: dict[str, None] = {}
-    for item in node.value if isinstance(node, yaml.SequenceNode) else ():
-        for key, value in item.value if isinstance(item, yaml.MappingNode) else ():
+    rules = [rule for rule in _entries_of(node) if isinstance(rule, yaml.MappingNode)]
+    for rule in rules:
+        for key, value in rule.value:
             if key.value == "also":
-                for name in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                    if isinstance(name, yaml.ScalarNode) and name.value in CHECKS:
-                        names[name.value] = None
-    return tuple(names)
+                added = _entries_of(value) or [value]
+                names |= {name.value: None for name in added if isinstance(name, yaml.ScalarNode)}
+    return tuple(name for name in names if name in CHECKS)
+
+
+def _entries_of(node: yaml.Node) -> list[yaml.Node]:
+    """The entries of a list; none for what is no list."""
+    if isinstance(node, yaml.SequenceNode):
+        return list(node.value)
+    return []
 
 
 @dataclass
-class _Rules:
+class _RuleReader:
+    """Reads one rule after the other."""
+
     reader: Reader
     axes: Axes | None
     checks: tuple[str, ...]
@@ -131,37 +147,37 @@ class _Rules:
     also: tuple[str, ...]
     """What some rule asks of some cells."""
 
-    def read(self, node: yaml.Node) -> Rule | None:
+    def read_rule(self, node: yaml.Node) -> Rule | None:
         """Read one rule; None if it has a mistake."""
         before = len(self.reader.mistakes)
-        verb = self._verb(node)
+        verb = self._read_verb(node)
         if verb is None:
             return None
-        keys = (verb, *VERBS[verb])
-        required = REQUIRED[verb]
-        found = self.reader.fields(node, f"this {verb} rule", keys, required)
-        values: dict[str, Any] = {}
+        keys = self.reader.fields(node, f"this {verb} rule", (verb, *VERBS[verb]), REQUIRED[verb])
+        values: dict[str, Any] = {"select": {}, "unless": {}}
         for name in ("reason", "issue"):
-            if name in found:
-                values[name] = self.reader.text(found[name], name) or ""
-        if "torch" in found:
-            values["torch"] = self._versions(found["torch"])
-        if "until" in found:
-            values["until"] = self.reader.date(found["until"], "until")
-        if "checks" in found:
+            if name in keys:
+                values[name] = self.reader.text(keys[name], name) or ""
+        if "torch" in keys:
+            values["torch"] = self._read_versions(keys["torch"])
+        if "until" in keys:
+            values["until"] = self.reader.date(keys["until"], "until")
+        if "checks" in keys:
             what = "a check of this matrix"
-            values["checks"] = read_checks(self.reader, found["checks"], what, (*self.checks, *self.also))
-        if verb == "also" and verb in found:
-            values["checks"] = self._also(found[verb])
-        selector = found.get(verb if verb in OUTCOMES else "when")
-        values["select"], values["unless"] = self._condition(selector, verb) if selector is not None else ({}, {})
-        if verb == "limits" and verb in found:
-            values["limits"] = self._limits(found[verb])
+            values["checks"] = read_checks(self.reader, keys["checks"], what, (*self.checks, *self.also))
+        if verb == "also" and verb in keys:
+            values["checks"] = self._read_added_checks(keys[verb])
+        # An exclude, skip or xfail has its condition under the verb itself.
+        selector = keys.get(verb if verb in OUTCOMES else "when")
+        if selector is not None:
+            values["select"], values["unless"] = self._read_condition(selector, verb)
+        if verb == "limits" and verb in keys:
+            values["limits"] = self._read_limits(keys[verb])
         if len(self.reader.mistakes) > before:
             return None
         return Rule(verb, where=self.reader.where(node), **values)
 
-    def _versions(self, node: yaml.Node) -> str:
+    def _read_versions(self, node: yaml.Node) -> str:
         text = self.reader.text(node, "torch") or ""
         try:
             SpecifierSet(text)
@@ -170,7 +186,7 @@ class _Rules:
                                     "like \">=2.12, <2.14\"")
         return text
 
-    def _verb(self, node: yaml.Node) -> str | None:
+    def _read_verb(self, node: yaml.Node) -> str | None:
         keys = [name for name, _, _ in self.reader.entries(node, "a rule")]
         verbs = [name for name in keys if name in VERBS]
         if len(verbs) == 1:
@@ -178,28 +194,34 @@ class _Rules:
         if verbs:
             self.reader.wrong(node, f"this rule has the verbs {' and '.join(verbs)}; expected one in a rule")
         elif keys:
-            strange = next((name for name in keys if name not in RULE_KEYS), keys[0])
-            found = ", ".join(map(repr, keys))
-            self.reader.wrong(node, f"this rule has no verb, only {found}; {nearest(strange, VERBS)}")
+            # The verb is most likely among the keys that are unknown, misspelt.
+            unknown = [name for name in keys if name not in RULE_KEYS]
+            likely = (unknown or keys)[0]
+            listed = ", ".join(map(repr, keys))
+            self.reader.wrong(node, f"this rule has no verb, only {listed}; {nearest(likely, VERBS)}")
         elif isinstance(node, yaml.MappingNode):
             self.reader.wrong(node, f"this rule is empty; expected one of {', '.join(VERBS)}")
         return None
 
-    def _condition(self, node: yaml.Node, verb: str) -> tuple[Select, Select]:
+    def _read_condition(self, node: yaml.Node, verb: str) -> tuple[Select, Select]:
         """Which values a cell must have, and which it must not have together."""
         entries = self.reader.entries(node, verb)
         if not entries and isinstance(node, yaml.MappingNode):
             self.reader.wrong(node, f"{verb}: no axis is named, so every cell matches; expected at least one")
+        axes = []
         unless: Select = {}
-        for name, _, value in entries:
-            if name == NOT:
-                inner = self.reader.entries(value, NOT)
-                if not inner and isinstance(value, yaml.MappingNode):
-                    self.reader.wrong(value, f"{NOT}: no axis is named, so no cell matches; expected at least one")
-                unless = self._select(inner)
-        return self._select([entry for entry in entries if entry[0] != NOT], NOT), unless
+        for entry in entries:
+            name, _, value = entry
+            if name != NOT:
+                axes.append(entry)
+                continue
+            inner = self.reader.entries(value, NOT)
+            if not inner and isinstance(value, yaml.MappingNode):
+                self.reader.wrong(value, f"{NOT}: no axis is named, so no cell matches; expected at least one")
+            unless = self._read_select(inner)
+        return self._read_select(axes, NOT), unless
 
-    def _select(self, entries: list[tuple[str, yaml.Node, yaml.Node]], *words: str) -> Select:
+    def _read_select(self, entries: list[tuple[str, yaml.Node, yaml.Node]], *words: str) -> Select:
         """Read axes and their values; ``words`` are what else might stand in place of an axis."""
         select: Select = {}
         for axis, key, value in entries:
@@ -208,28 +230,32 @@ class _Rules:
             if axis not in self.axes:
                 self.reader.wrong(key, f"unknown axis {axis!r}; {nearest(axis, [*self.axes, *words])}")
                 continue
-            select[axis] = self._values(axis, value, self.axes[axis])
+            select[axis] = self._read_values(axis, value, self.axes[axis])
         return select
 
-    def _values(self, axis: str, node: yaml.Node, known: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
+    def _read_values(self, axis: str, node: yaml.Node, known: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
         keys = {value_key(value) for value in known}
-        found: list[Scalar] = []
+        values: list[Scalar] = []
         for item in self.reader.items(node, f"axis {axis!r}", alone=True):
             value = self.reader.scalar(item, f"axis {axis!r}")
             if isinstance(value, Missing):
                 continue
             if value_key(value) not in keys:
                 what = "model" if axis == "model" else f"value of axis {axis!r}"
+                # 2 and '2' are different values, and read alike in a message.
                 alike = [other for other in known if str(other) == str(value)]
-                near = f"it has {alike[0]!r}" if alike else nearest(str(value), map(str, known))
-                self.reader.wrong(item, f"{value!r} is not a {what} in this matrix; {near}")
-            elif value in found:
+                if alike:
+                    hint = f"it has {alike[0]!r}"
+                else:
+                    hint = nearest(str(value), map(str, known))
+                self.reader.wrong(item, f"{value!r} is not a {what} in this matrix; {hint}")
+            elif value in values:
                 self.reader.wrong(item, f"axis {axis!r}: {describe_node(item)} is listed twice")
             else:
-                found.append(value)
-        return tuple(found)
+                values.append(value)
+        return tuple(values)
 
-    def _also(self, node: yaml.Node) -> tuple[str, ...]:
+    def _read_added_checks(self, node: yaml.Node) -> tuple[str, ...]:
         """Checks that not every cell has already."""
         names = read_checks(self.reader, node)
         for name in names:
@@ -237,7 +263,7 @@ class _Rules:
                 self.reader.wrong(node, f"also: every cell has {name!r} already; take it out here, or out of `checks`")
         return names
 
-    def _limits(self, node: yaml.Node) -> dict[str, float]:
+    def _read_limits(self, node: yaml.Node) -> dict[str, float]:
         limits = {}
         for name, key, value in self.reader.entries(node, "limits"):
             if name not in LIMITS:

@@ -13,7 +13,7 @@ import yaml
 
 from pytest_torchcompile.plan.reader import Reader
 
-__all__ = ["KEYS", "KINDS", "Strategy", "choose", "cover", "read_strategy"]
+__all__ = ["KEYS", "KINDS", "Strategy", "choose_cells", "cover", "read_strategy"]
 
 KINDS: Final = ("full", "pairwise", "sample")
 KEYS: Final = {
@@ -33,12 +33,11 @@ class Strategy:
     seed: int = 0
 
     def __str__(self) -> str:
-        details = {
-            "full": "",
-            "pairwise": f" of strength {self.strength}" if self.strength != 2 else "",
-            "sample": f" of {self.n}, seed {self.seed}",
-        }
-        return f"{self.kind}{details[self.kind]}"
+        if self.kind == "sample":
+            return f"sample of {self.n}, seed {self.seed}"
+        if self.kind == "pairwise" and self.strength != 2:
+            return f"pairwise of strength {self.strength}"
+        return self.kind
 
 
 def read_strategy(reader: Reader, node: yaml.Node | None) -> Strategy:
@@ -50,38 +49,62 @@ def read_strategy(reader: Reader, node: yaml.Node | None) -> Strategy:
         if name == "sample":
             reader.wrong(node, "strategy: sample needs its size; expected {sample: {n: 200, seed: 1}}")
         return Strategy("pairwise" if name == "pairwise" else "full")
-    found = reader.fields(node, "strategy", KEYS)
-    if len(found) > 1:
-        reader.wrong(node, f"strategy: found {' and '.join(found)}, expected one of them")
-    if "pairwise" in found:
-        given = reader.fields(found["pairwise"], "pairwise", KEYS["pairwise"], ("strength",))
-        least, most = STRENGTHS
-        strength = [reader.number(each, "strength", least=least, most=most) for each in given.values()]
-        return Strategy("pairwise", strength=int((strength or [2])[0] or 2))
-    if "sample" in found:
-        given = reader.fields(found["sample"], "sample", KEYS["sample"], ("n",))
-        sizes = {key: reader.integer(each, f"{key} of sample", least=int(key == "n")) or 0
-                 for key, each in given.items()}
-        return Strategy("sample", **sizes)
+    kinds = reader.fields(node, "strategy", KEYS)
+    if len(kinds) > 1:
+        reader.wrong(node, f"strategy: found {' and '.join(kinds)}, expected one of them")
+    if "pairwise" in kinds:
+        return _read_pairwise(reader, kinds["pairwise"])
+    if "sample" in kinds:
+        return _read_sample(reader, kinds["sample"])
     return Strategy()
 
 
-def choose(strategy: Strategy, rows: Sequence[Sequence[int]], ids: Sequence[str],
-           ranks: Sequence[int]) -> list[int]:
+def _read_pairwise(reader: Reader, node: yaml.Node) -> Strategy:
+    settings = reader.fields(node, "pairwise", KEYS["pairwise"], ("strength",))
+    strength: int | float | None = None
+    if "strength" in settings:
+        least, most = STRENGTHS
+        strength = reader.number(settings["strength"], "strength", least=least, most=most)
+    # A missing or wrong strength is noted in the reader, so that this value is never used.
+    return Strategy("pairwise", strength=int(strength or 2))
+
+
+def _read_sample(reader: Reader, node: yaml.Node) -> Strategy:
+    sizes = {}
+    for key, value in reader.fields(node, "sample", KEYS["sample"], ("n",)).items():
+        # A sample of no cells is a mistake; seed 0 is a seed.
+        least = 1 if key == "n" else 0
+        sizes[key] = reader.integer(value, f"{key} of sample", least=least) or 0
+    return Strategy("sample", **sizes)
+
+
+def choose_cells(strategy: Strategy, rows: Sequence[Sequence[int]], ids: Sequence[str],
+                 preferences: Sequence[int]) -> list[int]:
     """Return the indices of the cells to run, ascending.
 
-    ``rows`` are the cells as numbers, ``ids`` their ids; ``ranks``: of two cells that cover the same, a
-    covering array takes the one of the lower rank (cells that run before cells that skip).
+    ``rows`` are the cells as numbers, ``ids`` their ids. Of two cells that cover the same, a covering array takes the
+    one with the lower number in ``preferences`` (cells that run before cells that skip).
     """
     if strategy.kind == "full":
         return list(range(len(rows)))
     if strategy.kind == "sample":
-        # By hash, not by a generator: a cell stays in the sample when others come and go.
-        hashes = [hashlib.sha256(f"{strategy.seed} {cell}".encode()).digest() for cell in ids]
-        return sorted(sorted(range(len(rows)), key=hashes.__getitem__)[: strategy.n])
-    groups = [[k for k in range(len(rows)) if ranks[k] == rank] for rank in sorted(set(ranks))]
-    chosen = cover([[rows[k] for k in group] for group in groups], strategy.strength)
-    return sorted(group[k] for group, taken in zip(groups, chosen, strict=True) for k in taken)
+        return _sampled_cells(strategy, ids)
+    groups: dict[int, list[int]] = {}
+    for index, preference in enumerate(preferences):
+        groups.setdefault(preference, []).append(index)
+    ordered = [groups[preference] for preference in sorted(groups)]
+    rows_of_groups = [[rows[index] for index in group] for group in ordered]
+    chosen = []
+    for group, places in zip(ordered, cover(rows_of_groups, strategy.strength), strict=True):
+        chosen += [group[place] for place in places]
+    return sorted(chosen)
+
+
+def _sampled_cells(strategy: Strategy, ids: Sequence[str]) -> list[int]:
+    # By hash, not by a generator: a cell stays in the sample when others come and go.
+    hashes = [hashlib.sha256(f"{strategy.seed} {cell}".encode()).digest() for cell in ids]
+    by_hash = sorted(range(len(ids)), key=hashes.__getitem__)
+    return sorted(by_hash[: strategy.n])
 
 
 # Covering arrays: a few rows in which every t values of different axes meet, if they meet in any row at all.
@@ -99,21 +122,22 @@ def cover(groups: Sequence[Sequence[Row]], strength: int = 2) -> list[list[int]]
     Returns, for each group, the indices of its chosen rows, ascending.
     """
     rows = [row for group in groups for row in group]
-    columns = range(len(rows[0]) if rows else 0)
-    varied = [column for column in columns if len({row[column] for row in rows}) > 1]
+    values_of_columns = [set(column) for column in zip(*rows, strict=True)]
+    varied = [column for column, values in enumerate(values_of_columns) if len(values) > 1]
     # The empty set of values too: at least one row is taken, also if all are alike.
     combined = [(), *combinations(varied, min(strength, len(varied)))]
-    numbers: dict[tuple[int, ...], int] = {}  # a set of t values -> its bit
+    # Each set of t values has a bit of its own; they are numbered as they are met.
+    numbers: dict[tuple[int, ...], int] = {}
     covered = 0
     chosen = []
     for group in groups:
-        masks = [_mask(row, combined, numbers) for row in group]
-        taken, covered = _greedy(masks, covered)
+        masks = [_covered_sets(row, combined, numbers) for row in group]
+        taken, covered = _take_rows(masks, covered)
         chosen.append(taken)
     return chosen
 
 
-def _mask(row: Row, combined: Sequence[tuple[int, ...]], numbers: dict[tuple[int, ...], int]) -> int:
+def _covered_sets(row: Row, combined: Sequence[tuple[int, ...]], numbers: dict[tuple[int, ...], int]) -> int:
     """Return the sets of values that the row contains, one bit each."""
     mask = 0
     for place, columns in enumerate(combined):
@@ -122,7 +146,7 @@ def _mask(row: Row, combined: Sequence[tuple[int, ...]], numbers: dict[tuple[int
     return mask
 
 
-def _greedy(masks: Sequence[int], covered: int) -> tuple[list[int], int]:
+def _take_rows(masks: Sequence[int], covered: int) -> tuple[list[int], int]:
     """Take the row with the most that is new, the first of equals, until nothing is new.
 
     A row's gain only ever falls, so an old gain is an upper bound, and most rows are never looked at twice.
@@ -135,6 +159,7 @@ def _greedy(masks: Sequence[int], covered: int) -> tuple[list[int], int]:
         gain = (masks[index] & ~covered).bit_count()
         if gain == 0:
             continue
+        # The row was pushed with what it gained then; rows taken since have made it less.
         if -bound > gain:
             heapq.heappush(heap, (-gain, index))
             continue

@@ -36,6 +36,10 @@ class _Place:
     folders: tuple[Path, ...] = ()
 
 
+_UNREADABLE: Final = _Place()
+"""A module that is there, and whose source cannot be read."""
+
+
 @dataclass
 class Targets:
     """Looks targets up below ``root``, then along ``sys.path``; remembers what it found."""
@@ -48,79 +52,102 @@ class Targets:
         if not _SYNTAX.fullmatch(target):
             return f"{target!r} names no code; expected module:attribute, for example my_models.gpt:build"
         module, _, attribute = target.partition(":")
-        found = self._module(module)
-        if isinstance(found, str):
-            return f"{target!r} cannot be imported: {found}"
-        if found is None:
+        names = self._names_in(module)
+        if isinstance(names, str):
+            return f"{target!r} cannot be imported: {names}"
+        if names is None:
             return None
         name = attribute.partition(".")[0]
-        if name in found.bound:
-            literal = found.literals.get(attribute)
+        if name in names.bound:
+            literal = names.literals.get(attribute)
             return f"{target!r} is not callable, it is {literal}" if literal else None
-        if found.open:
+        if names.open:
             return None
-        public = [name for name in found.bound if not name.startswith("_")]
+        public = [bound for bound in names.bound if not bound.startswith("_")]
         return f"{target!r} cannot be imported: {module} has no attribute {name!r}; {nearest(name, public)}"
 
     def parameters(self, target: str) -> frozenset[str] | None:
         """Return the keywords that the callable takes; None if the source does not tell, or it takes any."""
         module, _, attribute = target.partition(":")
-        found = self._module(module)
-        return found.parameters.get(attribute) if isinstance(found, BoundNames) else None
+        names = self._names_in(module)
+        if isinstance(names, BoundNames):
+            return names.parameters.get(attribute)
+        return None
 
-    def _module(self, name: str) -> BoundNames | str | None:
-        if name not in self._modules:
-            found = self._find(name)
-            self._modules[name] = _parse(found) if isinstance(found, Path) else found
-        return self._modules[name]
+    def _names_in(self, module: str) -> BoundNames | str | None:
+        """What a module binds, None if its source can't be read, or what is wrong with the module's name."""
+        if module not in self._modules:
+            source = self._find_source(module)
+            self._modules[module] = _parse_source(source) if isinstance(source, Path) else source
+        return self._modules[module]
 
-    def _find(self, module: str) -> Path | str | None:
+    def _find_source(self, module: str) -> Path | str | None:
         """Return the module's source, None if there is none to read, or what is wrong with the name."""
         place = _Place(folders=(self.root, *map(Path, sys.path)))
         parts = module.split(".")
         for depth, part in enumerate(parts):
-            above = ".".join(parts[:depth])
-            found = _in_folders(part, place.folders) or (None if depth else _by_finders(part))
-            if found is None:
-                if place.source and _makes_modules(place.source):
-                    return None
-                if place.source and not place.folders:
-                    return f"{above} is a module, not a package"
-                known = _modules_in(place.folders if depth else (self.root,))
-                return f"no module {part!r}{f' in {above}' if above else ''}; {nearest(part, known)}"
-            if found == _Place():
+            inner = _find_in_folders(part, place.folders)
+            # Only a top-level name may be built in, zipped or editable.
+            if inner is None and depth == 0:
+                inner = _ask_finders(part)
+            if inner is None:
+                return self._missing_module(parts, depth, place)
+            if inner == _UNREADABLE:
                 return None
-            place = found
+            place = inner
         return place.source
 
+    def _missing_module(self, parts: list[str], depth: int, place: _Place) -> str | None:
+        """What is wrong with the name of a module that is not in its package; None if it may be there all the same."""
+        above = ".".join(parts[:depth])
+        if place.source and _makes_modules(place.source):
+            return None
+        if place.source and not place.folders:
+            return f"{above} is a module, not a package"
+        if depth == 0:
+            known = _modules_in((self.root,))
+            return f"no module {parts[depth]!r}; {nearest(parts[depth], known)}"
+        known = _modules_in(place.folders)
+        return f"no module {parts[depth]!r} in {above}; {nearest(parts[depth], known)}"
 
-def _in_folders(name: str, folders: Iterable[Path]) -> _Place | None:
+
+def _find_in_folders(name: str, folders: Iterable[Path]) -> _Place | None:
     """Look one name up as Python's own path finder does."""
+    # Beyond what file systems take as a name, asking raises.
+    if len(name.encode()) >= 240:
+        return None
     namespace = []
-    for folder in folders if len(name.encode()) < 240 else ():  # beyond what file systems take, asking raises
-        if (init := folder / name / "__init__.py").is_file():
+    for folder in folders:
+        init = folder / name / "__init__.py"
+        if init.is_file():
             return _Place(init, (init.parent,))
         if any((folder / f"{name}{suffix}").is_file() for suffix in _BINARY):
-            return _Place()
-        if (file := folder / f"{name}.py").is_file():
+            return _UNREADABLE
+        file = folder / f"{name}.py"
+        if file.is_file():
             return _Place(file)
         if (folder / name).is_dir():
             namespace.append(folder / name)
-    return _Place(None, tuple(namespace)) if namespace else None
+    if namespace:
+        return _Place(None, tuple(namespace))
+    return None
 
 
-def _by_finders(name: str) -> _Place | None:
+def _ask_finders(name: str) -> _Place | None:
     """Ask the installed finders for a top-level name (built in, zipped, editable); that imports nothing."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError, AttributeError):
-        return _Place()
+        return _UNREADABLE
     if spec is None:
         return None
-    folders = tuple(Path(folder) for folder in spec.submodule_search_locations or ())
-    source = Path(spec.origin) if spec.origin and spec.origin.endswith(".py") else None
-    readable = source.is_file() if source else bool(folders) and all(folder.is_dir() for folder in folders)
-    return _Place(source, folders) if readable else _Place()
+    folders = tuple(map(Path, spec.submodule_search_locations or ()))
+    if spec.origin and spec.origin.endswith(".py"):
+        source = Path(spec.origin)
+        return _Place(source, folders) if source.is_file() else _UNREADABLE
+    if folders and all(folder.is_dir() for folder in folders):
+        return _Place(None, folders)
+    return _UNREADABLE
 
 
 def _makes_modules(source: Path) -> bool:
@@ -135,8 +162,8 @@ def _makes_modules(source: Path) -> bool:
 def _modules_in(folders: Iterable[Path]) -> set[str]:
     """The names of the modules and packages in folders."""
     names = set()
-    for folder in folders:
-        for child in folder.iterdir() if folder.is_dir() else ():
+    for folder in filter(Path.is_dir, folders):
+        for child in folder.iterdir():
             if child.suffix == ".py" and child.stem.isidentifier() and child.stem != "__init__":
                 names.add(child.stem)
             elif (child / "__init__.py").is_file():
@@ -144,9 +171,10 @@ def _modules_in(folders: Iterable[Path]) -> set[str]:
     return names
 
 
-def _parse(path: Path) -> BoundNames | str | None:
+def _parse_source(path: Path) -> BoundNames | str | None:
     try:
-        with tokenize.open(path) as file:  # as Python reads source: an encoding line counts
+        # As Python reads source: an encoding line counts.
+        with tokenize.open(path) as file:
             source = file.read()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -161,8 +189,8 @@ def _parse(path: Path) -> BoundNames | str | None:
 
 # Which names a module binds when it is imported, as far as its source tells.
 
-# Code that can bind names which its source does not show.
 _DYNAMIC: Final = frozenset({"*", "__getattr__", "exec", "globals", "setattr", "vars"})
+"""Code that can bind names which its source does not show."""
 _LITERALS: Final[dict[type, str]] = {
     ast.Dict: "a dict", ast.List: "a list", ast.Tuple: "a tuple", ast.Set: "a set", ast.JoinedStr: "a text",
     str: "a text", bytes: "bytes", bool: "a boolean", int: "a number", float: "a number", type(None): "None",
@@ -188,26 +216,40 @@ def names_of(module: ast.Module) -> BoundNames:
     Names that comprehensions bind count too: better to believe a name that is not there than to refuse one
     that is.
     """
-    found = BoundNames()
-    counts = Counter(name for node in ast.walk(module) if isinstance(node, ast.Global) for name in node.names)
-    for node in _at_import(module):
-        counts.update(_binds(node))
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            if literal := _literal(node.value):
-                found.literals[node.targets[0].id] = literal
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)) and (taken := _keywords(node)) is not None:
-            found.parameters[node.name] = taken
+    names = BoundNames()
+    counts: Counter[str] = Counter()
+    used = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Global):
+            counts.update(node.names)
+        elif isinstance(node, ast.Name):
+            used.add(node.id)
+    for node in _nodes_at_import(module):
+        counts.update(_names_bound_by(node))
+        _note_kind(node, names)
     for name, count in counts.items():
-        if count > 1:  # which of them it is depends on what runs
-            found.literals.pop(name, None)
-            found.parameters.pop(name, None)
-    used = {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
-    found.bound = set(counts)
-    found.open = not _DYNAMIC.isdisjoint(found.bound | used)
-    return found
+        # Which of them it is depends on what runs.
+        if count > 1:
+            names.literals.pop(name, None)
+            names.parameters.pop(name, None)
+    names.bound = set(counts)
+    names.open = not _DYNAMIC.isdisjoint(names.bound | used)
+    return names
 
 
-def _at_import(module: ast.Module) -> Iterator[ast.AST]:
+def _note_kind(node: ast.AST, names: BoundNames) -> None:
+    """Note a name that is bound to a plain value, and the keywords of a function or class."""
+    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        literal = _literal_kind(node.value)
+        if literal is not None:
+            names.literals[node.targets[0].id] = literal
+    elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        keywords = _keywords_of(node)
+        if keywords is not None:
+            names.parameters[node.name] = keywords
+
+
+def _nodes_at_import(module: ast.Module) -> Iterator[ast.AST]:
     """Yield the nodes outside functions and classes; those inside if, try, with and loops too."""
     waiting: list[ast.AST] = [module]
     while waiting:
@@ -217,7 +259,7 @@ def _at_import(module: ast.Module) -> Iterator[ast.AST]:
             waiting.extend(ast.iter_child_nodes(node))
 
 
-def _binds(node: ast.AST) -> list[str]:
+def _names_bound_by(node: ast.AST) -> list[str]:
     """Return the names that this node itself binds."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
@@ -232,22 +274,32 @@ def _binds(node: ast.AST) -> list[str]:
     return []
 
 
-def _literal(value: ast.expr) -> str | None:
-    return _LITERALS.get(type(value.value) if isinstance(value, ast.Constant) else type(value))
+def _literal_kind(value: ast.expr) -> str | None:
+    if isinstance(value, ast.Constant):
+        return _LITERALS.get(type(value.value))
+    return _LITERALS.get(type(value))
 
 
-def _keywords(node: ast.FunctionDef | ast.ClassDef) -> frozenset[str] | None:
+def _keywords_of(node: ast.FunctionDef | ast.ClassDef) -> frozenset[str] | None:
     """Return the keywords that a call may give; None if the source does not tell, or for ``**kwargs``."""
+    # A decorator may hand back something else than what it was given.
     if node.decorator_list:
         return None
     if isinstance(node, ast.ClassDef):
-        methods = {child.name: child for child in node.body if isinstance(child, ast.FunctionDef)}
-        init = methods.get("__init__")
-        if init is None or "__new__" in methods or node.keywords:
-            return None
-        taken = _keywords(init)
-        own = init.args.posonlyargs + init.args.args
-        return None if taken is None else taken - {own[0].arg if own else ""}
+        return _keywords_of_class(node)
     if node.args.kwarg is not None:
         return None
     return frozenset(argument.arg for argument in node.args.args + node.args.kwonlyargs)
+
+
+def _keywords_of_class(node: ast.ClassDef) -> frozenset[str] | None:
+    methods = {child.name: child for child in node.body if isinstance(child, ast.FunctionDef)}
+    init = methods.get("__init__")
+    # A metaclass, or __new__, may take other keywords than __init__ does.
+    if init is None or "__new__" in methods or node.keywords:
+        return None
+    keywords = _keywords_of(init)
+    if keywords is None:
+        return None
+    own = [argument.arg for argument in init.args.posonlyargs + init.args.args]
+    return keywords - set(own[:1])

@@ -34,13 +34,18 @@ class Combination:
     def id(self) -> str:
         """The mode, then whatever is not at its default: ``max-autotune-dynamic``, ``default-eager-fullgraph``."""
         plain = Combination()
-        rest = [name for name in ("dynamic", "backend", "wrapper") if getattr(self, name) != getattr(plain, name)]
-        return "-".join([self.mode, *(id_word(_name(getattr(self, name))) for name in rest),
-                         *(["fullgraph"] if self.fullgraph else [])])
+        words = [self.mode]
+        for name in ("dynamic", "backend", "wrapper"):
+            value = getattr(self, name)
+            if value != getattr(plain, name):
+                words.append(id_word(_name_of(value)))
+        if self.fullgraph:
+            words.append("fullgraph")
+        return "-".join(words)
 
     def cell(self, device: str) -> Cell:
         """The same as a cell, of a model on that device."""
-        return Cell(model="model", backend=_name(self.backend), mode=self.mode, dynamic=self.dynamic,
+        return Cell(model="model", backend=_name_of(self.backend), mode=self.mode, dynamic=self.dynamic,
                     wrapper=self.wrapper, device=device)
 
 
@@ -59,22 +64,29 @@ def read_combinations(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple
     Each keyword is one value or a list of them; the modes vary slowest. A mode other than ``default`` goes only with
     backends that take modes; a value that is thereby left in no combination is a mistake.
     """
-    _known(kwargs, {f.name for f in fields(Combination)} - {"mode"}, hint=" (modes are given by place)"
-           if "mode" in kwargs or "modes" in kwargs else "")
+    hint = ""
+    if "mode" in kwargs or "modes" in kwargs:
+        hint = " (modes are given by place)"
+    _refuse_unknown(kwargs, {f.name for f in fields(Combination)} - {"mode"}, hint)
     values = {
-        "mode": _values("mode", args or ("default",)),
-        "dynamic": _values("dynamic", kwargs.get("dynamic", "auto")),
-        "backend": _values("backend", kwargs.get("backend", "inductor")),
-        "wrapper": _values("wrapper", kwargs.get("wrapper", "none")),
-        "fullgraph": _values("fullgraph", kwargs.get("fullgraph", False)),
+        "mode": _read_values("mode", args or ("default",)),
+        "dynamic": _read_values("dynamic", kwargs.get("dynamic", "auto")),
+        "backend": _read_values("backend", kwargs.get("backend", "inductor")),
+        "wrapper": _read_values("wrapper", kwargs.get("wrapper", "none")),
+        "fullgraph": _read_values("fullgraph", kwargs.get("fullgraph", False)),
     }
-    found = [made for choice in product(*values.values())
-             if _valid(made := Combination(**dict(zip(values, choice, strict=True))))]
+    combinations = []
+    for choice in product(*values.values()):
+        combination = Combination(**dict(zip(values, choice, strict=True)))
+        if combination.mode == "default" or _takes_modes(combination.backend):
+            combinations.append(combination)
     for name in ("mode", "backend"):
+        # A list, not a set: a backend may be an object without a hash.
+        used = [getattr(combination, name) for combination in combinations]
         for value in values[name]:
-            if value not in [getattr(made, name) for made in found]:  # a backend may be no key
-                raise UsageError(_left_out(name, value, values))
-    return tuple(found)
+            if value not in used:
+                raise UsageError(_left_out_text(name, value, values))
+    return tuple(combinations)
 
 
 def read_limits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MarkerLimits:
@@ -82,7 +94,7 @@ def read_limits(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> MarkerLimit
     known = [f.name for f in fields(MarkerLimits)]
     if args:
         raise UsageError(f"{args[0]!r} has no name; expected {known[0]}={args[0]!r} or another of {', '.join(known)}")
-    _known(kwargs, known)
+    _refuse_unknown(kwargs, known)
     if not kwargs:
         raise UsageError(f"names no limit; expected one or more of {', '.join(known)}")
     for name, value in kwargs.items():
@@ -106,38 +118,41 @@ READERS: Final = {"compile_modes": read_combinations, "compile_limits": read_lim
 """Marker to the function that reads its arguments."""
 
 
-def _known(given: Iterable[str], known: Iterable[str], hint: str = "") -> None:
+def _refuse_unknown(given: Iterable[str], known: Iterable[str], hint: str = "") -> None:
     known = list(known)
     for name in given:
         if name not in known:
             raise UsageError(f"unknown argument {name!r}{hint}; {nearest(name, known)}")
 
 
-def _values(name: str, given: Any) -> list[Any]:
-    listed = list(given) if isinstance(given, (list, tuple)) else [given]
-    if not listed:
+def _read_values(name: str, given: Any) -> list[Any]:
+    values = [given]
+    if isinstance(given, (list, tuple)):
+        values = list(given)
+    if not values:
         raise UsageError(f"{name}={given!r} is empty; expected one value or more")
-    for index, value in enumerate(listed):
-        _check(name, value)
-        if value in listed[:index]:
+    for index, value in enumerate(values):
+        _check_value(name, value)
+        if value in values[:index]:
             raise UsageError(f"{name} {value!r} is given twice")
-    return listed
+    return values
 
 
-def _check(name: str, value: Any) -> None:
+def _check_value(name: str, value: Any) -> None:
     if name == "fullgraph":
         if not isinstance(value, bool):
             raise UsageError(f"fullgraph={value!r}; expected True or False")
         return
     if name == "dynamic" and (value is None or isinstance(value, bool)):
-        word = next(word for word, torch_word in DYNAMIC.items() if torch_word is value)
-        raise UsageError(f"dynamic={value}; torch.compile(dynamic={value}) is called {word!r} here")
+        word_of = {torch_word: word for word, torch_word in DYNAMIC.items()}
+        raise UsageError(f"dynamic={value}; torch.compile(dynamic={value}) is called {word_of[value]!r} here")
     if name == "backend" and callable(value):
         return
     own = name in ("backend", "wrapper")
+    or_own = ", or module:attribute of your own" if own else ""
     if not isinstance(value, str):
-        raise UsageError(f"{name}={value!r}; expected a name" + (", or module:attribute of your own" if own else "")
-                         + (", or the backend itself" if name == "backend" else ""))
+        or_itself = ", or the backend itself" if name == "backend" else ""
+        raise UsageError(f"{name}={value!r}; expected a name{or_own}{or_itself}")
     if own and re.fullmatch(r"[\w.]+:[\w.]+", value):
         return
     if name == "wrapper" and "*" in value:
@@ -145,30 +160,30 @@ def _check(name: str, value: Any) -> None:
     if name == "backend" and value in NOT_ALONE:
         raise UsageError(f"backend {value!r} needs arguments that only torch gives it; name another")
     known: Iterable[str] = {"mode": MODES, "dynamic": DYNAMIC, "backend": BACKENDS, "wrapper": WRAPPERS}[name]
+    # Asked last, for it looks at every installed package.
     if value not in known and not (name == "backend" and value in installed()):
-        raise UsageError(f"unknown {name} {value!r}; {nearest(value, known)}"
-                         + (", or module:attribute of your own" if own else ""))
+        raise UsageError(f"unknown {name} {value!r}; {nearest(value, known)}{or_own}")
 
 
 def _takes_modes(backend: object) -> bool:
     return isinstance(backend, str) and backend in BACKENDS and BACKENDS[backend].modes
 
 
-def _name(value: Any) -> str:
+def _name_of(value: Any) -> str:
     """A value as one reads it: of a function its name, of functools.partial that of its function."""
     if isinstance(value, partial):
-        return _name(value.func)
-    return value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__).strip("<>")
+        return _name_of(value.func)
+    if isinstance(value, str):
+        return value
+    name: str = getattr(value, "__name__", type(value).__name__)
+    # Of a lambda: `<lambda>`.
+    return name.strip("<>")
 
 
-def _valid(made: Combination) -> bool:
-    return made.mode == "default" or _takes_modes(made.backend)
-
-
-def _left_out(name: str, value: Any, values: Mapping[str, list[Any]]) -> str:
+def _left_out_text(name: str, value: Any, values: Mapping[str, list[Any]]) -> str:
     if name == "backend":
-        return f"backend {_name(value)!r} takes no modes, so no combination is left for it; add the mode 'default'"
+        return f"backend {_name_of(value)!r} takes no modes, so no combination is left for it; add the mode 'default'"
     taking = ", ".join(record.name for record in BACKENDS.values() if record.modes)
-    given = ", ".join(repr(_name(backend)) for backend in values["backend"])
+    given = ", ".join(repr(_name_of(backend)) for backend in values["backend"])
     return (f"mode {value!r} is for backends that take modes ({taking}), and here there is only {given}; "
             "leave the mode out, or add one of them")

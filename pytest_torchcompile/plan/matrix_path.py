@@ -1,4 +1,4 @@
-"""Shipped: the matrices that the package brings along, by name, and where a matrix that somebody named is.
+"""Which matrix file is meant: a shipped one, a path that somebody typed, or the one of this folder.
 
 ``shipped:smoke`` is typed in place of a file, in options, node ids, the ini file, policies and commands. No torch.
 """
@@ -34,7 +34,7 @@ def names_matrix(given: str) -> bool:
 
 def shipped_names() -> tuple[str, ...]:
     """The names of the shipped matrices, without the prefix."""
-    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
+    return tuple(sorted(path.stem for path in _matrix_folder().glob("*.yaml")))
 
 
 def shipped_path(given: str) -> Path:
@@ -42,7 +42,7 @@ def shipped_path(given: str) -> Path:
     name, known = given.removeprefix(PREFIX), shipped_names()
     if name not in known:
         raise UsageError(f"{given!r} is not a shipped matrix; {nearest(name, known)}")
-    return _folder() / f"{name}.yaml"
+    return _matrix_folder() / f"{name}.yaml"
 
 
 def find_matrix(given: str, bases: Iterable[Path]) -> Path:
@@ -55,7 +55,8 @@ def find_matrix(given: str, bases: Iterable[Path]) -> Path:
     """
     if is_shipped(given):
         return shipped_path(given)
-    paths = [base / given for base in bases]  # an absolute path stays what it is
+    # An absolute path stays what it is.
+    paths = [base / given for base in bases]
     for path in paths:
         if path.exists():
             return path
@@ -66,11 +67,13 @@ def find_matrix(given: str, bases: Iterable[Path]) -> Path:
     return paths[0]
 
 
-def _folder() -> Path:
+def _matrix_folder() -> Path:
     """In a wheel the matrices are in the package; in the repository they are in its own folder ``matrix``."""
     package = Path(__file__).parent.parent
     inside = package / "matrices"
-    return inside if inside.is_dir() else package.parent / "matrix"
+    if inside.is_dir():
+        return inside
+    return package.parent / "matrix"
 
 
 # The matrix that nobody has named: the ini file that pytest would read, for commands that run without pytest.
@@ -98,9 +101,13 @@ def default_matrix(folder: Path = Path()) -> ChosenMatrix:
 
     Raises :class:`~pytest_torchcompile.errors.UsageError` for an ini key that names a shipped matrix that is not.
     """
-    if (found := ini_setting(folder, "compile_matrix")) is not None:
-        value, file = found
-        path = Path(value) if is_shipped(value) else find_matrix(value, (folder, file.parent))
+    setting = ini_setting(folder, "compile_matrix")
+    if setting is not None:
+        value, file = setting
+        path = Path(value)
+        # A shipped one keeps its name, by which messages and reports tell it.
+        if not is_shipped(value):
+            path = find_matrix(value, (folder, file.parent))
         return ChosenMatrix(path, f"matrix: {value}, by the key compile_matrix of {file}")
     if (folder / DEFAULT).is_file():
         return ChosenMatrix(folder / DEFAULT, "")
@@ -115,37 +122,49 @@ def ini_setting(folder: Path, name: str) -> tuple[str, Path] | None:
     start = Path(os.path.abspath(folder))
     for place in (start, *start.parents):
         for file in FILES:
-            settings = _settings(place / file)
+            settings = _settings_in(place / file)
             if settings is not None:
                 value = settings.get(name)
-                return (str(value), place / file) if value else None
+                if not value:
+                    return None
+                return str(value), place / file
     return None
 
 
-def _settings(file: Path) -> Mapping[str, Any] | None:
+def _settings_in(file: Path) -> Mapping[str, Any] | None:
     """Pytest's settings in a file; None if it has none, or can't be read, which pytest says itself."""
     if not file.is_file():
         return None
     try:
         text = file.read_text(encoding="utf-8")
-        found = _of_toml(file, text) if file.suffix == ".toml" else _of_ini(file, text)
+        if file.suffix == ".toml":
+            settings = _settings_in_toml(file, text)
+        else:
+            settings = _settings_in_ini(file, text)
     except (OSError, ValueError):
         return None
-    return {} if found is None and file.name in _ITS_OWN else found
+    if settings is None and file.name in _ITS_OWN:
+        return {}
+    return settings
 
 
-def _of_toml(file: Path, text: str) -> Mapping[str, Any] | None:
-    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")  # pytest needs it as well
-    found: Any = parser.loads(text)
+def _settings_in_toml(file: Path, text: str) -> Mapping[str, Any] | None:
+    # Where Python has no tomllib, pytest needs tomli as well.
+    parser = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    table: Any = parser.loads(text)
     for key in FILES[file.name]:
-        found = found.get(key) if isinstance(found, dict) else None
-    if not isinstance(found, dict):
+        if not isinstance(table, dict):
+            return None
+        table = table.get(key)
+    if not isinstance(table, dict):
         return None
-    settings = found.get("ini_options", found)
-    return settings if isinstance(settings, dict) else None
+    settings = table.get("ini_options", table)
+    if isinstance(settings, dict):
+        return settings
+    return None
 
 
-def _of_ini(file: Path, text: str) -> Mapping[str, Any] | None:
+def _settings_in_ini(file: Path, text: str) -> Mapping[str, Any] | None:
     import configparser
 
     parser = configparser.ConfigParser(interpolation=None)
@@ -154,4 +173,6 @@ def _of_ini(file: Path, text: str) -> Mapping[str, Any] | None:
     except configparser.Error as error:
         raise ValueError(str(error)) from None
     (section,) = FILES[file.name]
-    return dict(parser[section]) if section in parser else None
+    if section not in parser:
+        return None
+    return dict(parser[section])

@@ -33,23 +33,23 @@ def matrix_schema() -> Schema:
     """JSON Schema (2020-12) of a matrix. Backends of packages installed on this machine are known names."""
     sections: dict[str, Schema] = {
         "version": {"const": matrix.VERSION},
-        "models": {"type": "object", "minProperties": 1, "additionalProperties": _model(),
+        "models": {"type": "object", "minProperties": 1, "additionalProperties": _model_schema(),
                    "propertyNames": {"pattern": f"^{models.MODEL_NAME}$"}},
-        "axes": _axes(),
-        "rules": {"type": "array", "items": {"oneOf": [_rule(verb) for verb in rules.VERBS]}},
-        "strategy": _strategy(),
-        "checks": _some({"enum": list(CHECKS)}),
+        "axes": _axes_schema(),
+        "rules": {"type": "array", "items": {"oneOf": [_rule_schema(verb) for verb in rules.VERBS]}},
+        "strategy": _strategy_schema(),
+        "checks": _one_or_more({"enum": list(CHECKS)}),
         "autotune_choices": _SIZE,
         "fuzz_seconds": {"type": "number", "minimum": 1},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "pytest-torchcompile matrix",
-        **_record(matrix.KEYS, sections, ("version", "models")),
+        **_object_of(matrix.KEYS, sections, ("version", "models")),
     }
 
 
-def _record(helps: Mapping[str, str], properties: Mapping[str, Schema],
+def _object_of(helps: Mapping[str, str], properties: Mapping[str, Schema],
             required: Iterable[str] = ()) -> Schema:
     """An object with these keys and no others."""
     described = {key: {"description": helps[key], **schema} for key, schema in properties.items()}
@@ -57,19 +57,19 @@ def _record(helps: Mapping[str, str], properties: Mapping[str, Schema],
             "required": list(required)}
 
 
-def _list(items: Schema) -> Schema:
+def _list_of(items: Schema) -> Schema:
     return {"type": "array", "items": items, "minItems": 1, "uniqueItems": True}
 
 
-def _some(items: Schema) -> Schema:
+def _one_or_more(items: Schema) -> Schema:
     """One, or a list of them."""
-    return {"anyOf": [items, _list(items)]}
+    return {"anyOf": [items, _list_of(items)]}
 
 
-def _model() -> Schema:
+def _model_schema() -> Schema:
     numbers = {"min": _SIZE, "max": _SIZE, "multiple_of": {"type": "integer", "minimum": 1}}
-    sizes = {"choices": _list(_SIZE), "buckets": _list(_SIZE)}
-    dim = {"anyOf": [_SIZE, _TEXT, _record(models.DIM_KEYS, numbers | sizes)]}
+    sizes = {"choices": _list_of(_SIZE), "buckets": _list_of(_SIZE)}
+    dim = {"anyOf": [_SIZE, _TEXT, _object_of(models.DIM_KEYS, numbers | sizes)]}
     names = {"pattern": r"^[^\W\d]\w*$"}
     # An argument is any scalar under a Python name; `call` is the code that gets it.
     called = {"type": "object", "properties": {models.CALL: _TARGET}, "required": [models.CALL],
@@ -80,17 +80,17 @@ def _model() -> Schema:
         "inputs": code,
         "loss": _TARGET,
         "dims": {"type": "object", "additionalProperties": dim, "propertyNames": names},
-        "axes": _axes(),
+        "axes": _axes_schema(),
         "mode_of_modules": {"enum": list(models.MODES_OF_MODULES)},
     }
-    return _record(models.MODEL_KEYS, forms, models.REQUIRED)
+    return _object_of(models.MODEL_KEYS, forms, models.REQUIRED)
 
 
-def _values() -> dict[str, Schema]:
+def _axis_values() -> dict[str, Schema]:
     """The values of each axis that is known here."""
     known: dict[str, Schema] = {
         "backend": {"anyOf": [{"enum": sorted({*BACKENDS, *installed()})}, _TARGET]},
-        "wrapper": {"anyOf": [{"enum": list(WRAPPERS)}, {"type": "string", "pattern": _wrapping()}]},
+        "wrapper": {"anyOf": [{"enum": list(WRAPPERS)}, {"type": "string", "pattern": _wrapper_pattern()}]},
         "device": {"type": "string", "pattern": f"^{DEVICE}$"},
     }
     for name, axis in AXES.items():
@@ -103,53 +103,58 @@ _VERSION: Final = r" *(===?|~=|!=|[<>]=?) *[0-9][0-9A-Za-z.*+!-]* *"
 """One demand on a version, as pip has them."""
 
 
-def _wrapping() -> str:
+def _wrapper_pattern() -> str:
     """A name or target, its compile order and its ranks (:mod:`pytest_torchcompile.wrappers.wrapping`)."""
     names = "|".join([*map(re.escape, WRAPPERS), _TARGET["pattern"].strip("^$")])
     return rf"^({names})(@({'|'.join(ORDERS)}))?(\*(fake)?[1-9]\d*)?$"
 
 
-def _axes() -> Schema:
-    known = {name: {"description": AXES[name].help, **_list(values)} for name, values in _values().items()}
+def _axes_schema() -> Schema:
+    known = {name: {"description": AXES[name].help, **_list_of(values)} for name, values in _axis_values().items()}
     names = {"pattern": r"^[^\W\d]\w*$", "not": {"const": "model"}}
-    return {"type": "object", "properties": known, "additionalProperties": _list(_SCALAR),
+    return {"type": "object", "properties": known, "additionalProperties": _list_of(_SCALAR),
             "propertyNames": names}
 
 
-def _rule(verb: str) -> Schema:
-    known = {name: _some(values) for name, values in _values().items()}
-    axes: Schema = {"type": "object", "minProperties": 1, "additionalProperties": _some(_SCALAR)}
+def _rule_schema(verb: str) -> Schema:
+    known = {name: _one_or_more(values) for name, values in _axis_values().items()}
+    axes: Schema = {"type": "object", "minProperties": 1, "additionalProperties": _one_or_more(_SCALAR)}
     # `not` within `not` would be an axis of that name, which there cannot be.
     unless = axes | {"properties": known, "propertyNames": {"not": {"const": rules.NOT}}}
     cells = axes | {"properties": known | {rules.NOT: unless}}
-    numbers = {name: _limit(limit) for name, limit in LIMITS.items()}
-    limits = _record({name: limit.help for name, limit in LIMITS.items()}, numbers) | {"minProperties": 1}
+    numbers = {name: _limit_schema(limit) for name, limit in LIMITS.items()}
+    limits = _object_of({name: limit.help for name, limit in LIMITS.items()}, numbers) | {"minProperties": 1}
     forms = {
         "limits": limits,
-        "also": _some({"enum": list(CHECKS)}),
+        "also": _one_or_more({"enum": list(CHECKS)}),
         "when": cells,
         "reason": _TEXT,
         "issue": _TEXT,
         "until": {"type": "string", "format": "date", "pattern": f"^{DAY}$"},
-        "checks": _some({"enum": list(CHECKS)}),
+        "checks": _one_or_more({"enum": list(CHECKS)}),
         "torch": {"type": "string", "pattern": rf"^{_VERSION}(,{_VERSION})*$"},
     }
     keys = (verb, *rules.VERBS[verb])
-    return _record(rules.RULE_KEYS, {key: forms.get(key, cells) for key in keys}, rules.REQUIRED[verb])
+    return _object_of(rules.RULE_KEYS, {key: forms.get(key, cells) for key in keys}, rules.REQUIRED[verb])
 
 
-def _limit(limit: Limit) -> Schema:
+def _limit_schema(limit: Limit) -> Schema:
     schema: Schema = {"type": "integer" if limit.whole else "number", "minimum": limit.least}
-    return schema if limit.most is None else schema | {"maximum": limit.most}
+    if limit.most is not None:
+        schema["maximum"] = limit.most
+    return schema
 
 
-def _strategy() -> Schema:
+def _strategy_schema() -> Schema:
     least, most = strategy.STRENGTHS
     pairwise = {"strength": {"type": "integer", "minimum": least, "maximum": most}}
     sample = {"n": {"type": "integer", "minimum": 1}, "seed": _SIZE}
     given = {
-        "pairwise": _record(strategy.KEYS["pairwise"], pairwise, ("strength",)),
-        "sample": _record(strategy.KEYS["sample"], sample, ("n",)),
+        "pairwise": _object_of(strategy.KEYS["pairwise"], pairwise, ("strength",)),
+        "sample": _object_of(strategy.KEYS["sample"], sample, ("n",)),
     }
-    words = {"enum": [kind for kind in strategy.KINDS if kind != "sample"]}
-    return {"anyOf": [words, *(_record({key: ""}, {key: form}, (key,)) for key, form in given.items())]}
+    # A sample needs its size, so its name alone is no strategy.
+    forms: list[Schema] = [{"enum": [kind for kind in strategy.KINDS if kind != "sample"]}]
+    for key, form in given.items():
+        forms.append(_object_of({key: ""}, {key: form}, (key,)))
+    return {"anyOf": forms}

@@ -30,7 +30,7 @@ def refuse_unknown(expression: str, cells: Iterable[Mapping[str, Any]]) -> None:
     :param expression: what ``-m`` was given; its grammar is left to pytest.
     :param cells: axis name to value of each cell of the matrix.
     """
-    named = list(_named(expression))
+    named = list(_named_values(expression))
     if not named:
         return
     known: dict[str, dict[Any, None]] = {}
@@ -41,9 +41,13 @@ def refuse_unknown(expression: str, cells: Iterable[Mapping[str, Any]]) -> None:
         if axis not in known:
             raise UsageError(f"-m: no cell of the matrix has an axis {axis!r}; {nearest(axis, known)}")
         if value not in known[axis] or type(value) not in map(type, known[axis]):
-            same = next((found for found in known[axis] if str(found) == str(value)), None)
-            told = nearest(str(value), map(str, known[axis])) if same is None else f"write {axis}={same!r}"
-            raise UsageError(f"-m: no cell of the matrix has {axis}={value!r}; {told}")
+            # 2 and '2' are different values, and read alike in a message.
+            alike = [other for other in known[axis] if str(other) == str(value)]
+            if alike:
+                hint = f"write {axis}={alike[0]!r}"
+            else:
+                hint = nearest(str(value), map(str, known[axis]))
+            raise UsageError(f"-m: no cell of the matrix has {axis}={value!r}; {hint}")
 
 
 def refuse_idle(names: Iterable[str], cells: Sequence[Mapping[str, Any]], given: str, *, each: bool) -> None:
@@ -52,31 +56,37 @@ def refuse_idle(names: Iterable[str], cells: Sequence[Mapping[str, Any]], given:
     :param given: where the checks are named.
     :param each: somebody asked for these very checks; else they may be those of every matrix.
     """
-    idle = {name: _idle(name, cells) for name in names}
-    wrong = {name: why for name, why in idle.items() if cells and "" not in why}
-    if each or len(wrong) == len(idle):
-        for name, why in wrong.items():
-            for text, times in why.most_common(1):
-                raise UsageError(f"{given}: {name} has nothing to judge in any cell of the matrix: {text}"
-                                 + (f" ({times} of {count(len(cells), 'cell')})" if times < len(cells) else ""))
+    reasons_of = {name: _idle_reasons(name, cells) for name in names}
+    # The empty reason is that of a cell in which the check has something to judge.
+    idle = [name for name, reasons in reasons_of.items() if cells and "" not in reasons]
+    if not idle or not (each or len(idle) == len(reasons_of)):
+        return
+    name = idle[0]
+    [(text, times)] = reasons_of[name].most_common(1)
+    share = ""
+    if times < len(cells):
+        share = f" ({times} of {count(len(cells), 'cell')})"
+    raise UsageError(f"{given}: {name} has nothing to judge in any cell of the matrix: {text}{share}")
 
 
 def idle_cells(names: Iterable[str], cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A line for each check and each reason why some of the cells have no such check."""
     for name in names:
-        for text, times in _idle(name, cells).most_common():
+        for text, times in _idle_reasons(name, cells).most_common():
             if text:
                 yield f"{name} has nothing to judge in {times} of {count(len(cells), 'cell')}: {text}"
 
 
-def _idle(name: str, cells: Iterable[Mapping[str, Any]]) -> Counter[str]:
+def _idle_reasons(name: str, cells: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    """Why the check has nothing to judge in a cell, and in how many; empty: it has."""
     return Counter(CHECKS[name].idle(cell) for cell in cells)
 
 
-def _named(expression: str) -> Iterator[tuple[str, Any]]:
+def _named_values(expression: str) -> Iterator[tuple[str, Any]]:
     for marker in _MARKER.finditer(expression):
         for axis, text in re.findall(_ARGUMENT, marker[1]):
             try:
                 yield axis, ast.literal_eval(text)
             except (ValueError, SyntaxError):
-                continue  # pytest says what is wrong with it
+                # pytest says what is wrong with it.
+                continue

@@ -40,9 +40,10 @@ def cells_of_shard(cells: Sequence[PlannedCell], index: int, of: int) -> tuple[P
     Every cell is in exactly one part, the same whatever the order of ``cells``. The dearest cell goes first,
     each to the part that has least to do; equally dear cells of one model and dynamic are dealt in turn.
     """
-    loads = [(0.0, part) for part in range(1, of + 1)]  # a heap: what each part has to do
+    # A heap: what each part has to do.
+    loads = [(0.0, part) for part in range(1, of + 1)]
     mine = set()
-    for planned in sorted(cells, key=_order):
+    for planned in sorted(cells, key=_dearest_first):
         load, part = loads[0]
         heapq.heapreplace(loads, (load + estimated_seconds(planned), part))
         if part == index:
@@ -57,12 +58,18 @@ def estimated_seconds(planned: PlannedCell) -> float:
         return 0.01
     seconds = 1.0
     backend = BACKENDS.get(cell.backend)
-    if backend is None or backend.kernels:  # an unknown one may well generate kernels
-        seconds += _KERNELS * (_AUTOTUNED if "max-autotune" in cell.mode else 1.0)
-    seconds *= 1.5 if cell.dynamic == "auto" else 1.0  # static first, then once more for changed shapes
-    return seconds * (2.0 if cell.phase == "training" else 1.0)
+    # A backend that is not in the table may well generate kernels.
+    if backend is None or backend.kernels:
+        autotuned = "max-autotune" in cell.mode
+        seconds += _KERNELS * _AUTOTUNED if autotuned else _KERNELS
+    # Compiled static first, then once more for changed shapes.
+    if cell.dynamic == "auto":
+        seconds *= 1.5
+    if cell.phase == "training":
+        seconds *= 2.0
+    return seconds
 
 
-def _order(planned: PlannedCell) -> tuple[float, str, str, bytes]:
+def _dearest_first(planned: PlannedCell) -> tuple[float, str, str, bytes]:
     cell: Cell = planned.cell
     return -estimated_seconds(planned), cell.model, cell.dynamic, hashlib.sha256(cell.id.encode()).digest()

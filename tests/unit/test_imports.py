@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,8 +42,13 @@ AT_START = {"__init__", "errors", "exports", "plugin", "plugin/fixtures", "run",
 """What a run that does not use us loads; of these nothing may be heavy, nor yaml."""
 
 
-def imports(path: Path, whole: bool) -> Iterator[str]:
+@functools.cache
+def imports(path: Path, whole: bool) -> tuple[str, ...]:
     """Names of imported modules: of the whole file, or only those that importing it runs."""
+    return tuple(_imports(path, whole))
+
+
+def _imports(path: Path, whole: bool) -> Iterator[str]:
     nodes = ast.walk(ast.parse(path.read_text())) if whole else _at_the_top(ast.parse(path.read_text()).body)
     for node in nodes:
         if isinstance(node, ast.Import):

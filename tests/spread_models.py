@@ -323,8 +323,8 @@ def gathered(rank, dynamic):
 
 
 PLACES = {
-    "before": "smoketest.preserved", "snapshot": "steps.DeepSnapshot", "compared": "steps.compare",
-    "disturbed": "steps.disturb", "means": "mean_comparison._add",
+    "before": "smoketest.preserved", "snapshot": "steps.DeepSnapshot", "compared": "step_comparison.compare",
+    "disturbed": "step_comparison.disturb", "means": "mean_comparison._add_run",
 }  # fmt: skip
 
 

@@ -19,8 +19,8 @@ from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modul
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.intervals import LEAST_ROUNDS, Ratio, quantile, ratio_of
 from pytest_torchcompile.layer.items import Items, count_items
-from pytest_torchcompile.layer.optimizer_step import adapted
 from pytest_torchcompile.layer.preservation import preserved
+from pytest_torchcompile.layer.training_step import adapted_loss
 from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.oracle import default_loss
 
@@ -169,7 +169,7 @@ def benchmark(
     if train is None:
         asked = module.training and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         train = loss_fn is not None or asked
-    loss = (adapted(loss_fn) if loss_fn is not None else default_loss) if train else None
+    loss = (adapted_loss(loss_fn) if loss_fn is not None else default_loss) if train else None
     compiled = torch.compile(model, **config.settings()) if config.enabled else model
     return benchmark_sides(
         StepRunner(model, module, loss), StepRunner(compiled, module, loss), _by_round(make_batch), rounds=rounds,

@@ -18,6 +18,8 @@ __all__ = ["Disturbed", "disturb"]
 
 ALL = DRAWS[-1]
 """Draws after a suspicion. At first there are FEW: after one draw alone, more would need a vote of all ranks."""
+_SEED_STRIDE = 7919
+"""Between the seeds of two tensors; a prime, so that those of another draw are others."""
 
 
 class Disturbed(Reference):
@@ -34,7 +36,7 @@ class Disturbed(Reference):
         self._twin = run(0, 0.0)
         self._draw(FEW, 1)
 
-    def further(self) -> None:
+    def draw_further(self) -> None:
         """Draw more, half of it with twice the noise, so that decisions on a knife's edge are seen to flip."""
         self._draw(ALL - FEW, 2)
 
@@ -43,13 +45,16 @@ class Disturbed(Reference):
         return self._twin
 
     def _draw(self, count: int, most: int) -> None:
+        """Make so many draws; their factors go round from 1 to ``most``."""
         for number in range(count):
             factor = 1.0 + number % most
             drawn = self._run(self.draws + number + 1, factor)
-            if drawn.error is None:
-                found = {name: value for name, _, value in drawn.values()}
-                for name, estimate in self.estimates.items():
-                    estimate.add(found.get(name), plain=factor == 1)
+            # A draw that raises says nothing of the noise.
+            if drawn.error is not None:
+                continue
+            values = {name: value for name, _, value in drawn.values()}
+            for name, estimate in self.estimates.items():
+                estimate.add(values.get(name), plain=factor == 1)
         self.draws += count
 
 
@@ -61,11 +66,21 @@ def disturb(tensors: Iterable[torch.Tensor], seed: int, unit: float) -> None:
     shape. Of a distributed tensor the local part is changed.
     """
     for number, tensor in enumerate(tensors):
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        plain = local.layout is torch.strided and local.dtype.itemsize > 1
-        if not plain or not (local.is_floating_point() or local.is_complex()):
+        local = tensor
+        if hasattr(tensor, "to_local"):
+            local = tensor.to_local()
+        if not _can_be_disturbed(local):
             continue
-        generator = torch.Generator(local.device).manual_seed(seed + 7919 * number)
-        dtype = local.dtype.to_real() if local.is_complex() else local.dtype
+        generator = torch.Generator(local.device).manual_seed(seed + _SEED_STRIDE * number)
+        dtype = local.dtype
+        if local.is_complex():
+            dtype = local.dtype.to_real()
         factor = torch.rand(local.shape, generator=generator, device=local.device, dtype=dtype)
         local.mul_(factor.mul_(4).sub_(2).mul_(unit).add_(1))
+
+
+def _can_be_disturbed(tensor: torch.Tensor) -> bool:
+    """Numbers with a fraction, of more than one byte: narrower ones have no kernels for this."""
+    if tensor.layout is not torch.strided or tensor.dtype.itemsize == 1:
+        return False
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -13,14 +13,14 @@ element it is the square of Welch's t. Nothing is assumed of the model.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
 
 from pytest_torchcompile.oracle import Recording
 
-__all__ = ["FIRST", "SECOND", "Means", "compare_means", "drew"]
+__all__ = ["FIRST", "SECOND", "Means", "compare_means", "has_drawn"]
 
 FIRST: Final = (12, 6.0)
 """Runs of each kind, and the ratio from which a leaf is suspected (a correct leaf of one element: about 2 in 100)."""
@@ -34,7 +34,7 @@ class Means:
 
     random: frozenset[str]
     """Leaves that differ between two eager runs: only of these can the means speak."""
-    apart: dict[str, str]
+    differing: dict[str, str]
     """Of these, the ones whose means differ by more than chance, each with a line that says so."""
     runs: int = 0
     """How many of each kind were made."""
@@ -42,49 +42,42 @@ class Means:
     """The first run that raised."""
 
 
-def drew(seen: Recording, seed: int) -> bool:
+def has_drawn(recording: Recording, seed: int) -> bool:
     """Whether a recorded run that began with ``seed`` has drawn from any of torch's random generators."""
-    return any(not torch.equal(torch.Generator(device).manual_seed(seed).get_state(), state)
-               for device, state in seen.generators.items())
+    for device, state in recording.generators.items():
+        at_first = torch.Generator(device).manual_seed(seed).get_state()
+        if not torch.equal(at_first, state):
+            return True
+    return False
 
 
 def compare_means(
-    eager: Callable[[int], Recording], compiled: Callable[[int], Recording], agreed: Callable[[bool], bool] = bool
+    eager: Callable[[int], Recording], compiled: Callable[[int], Recording], any_rank: Callable[[bool], bool] = bool
 ) -> Means:
     """Compare many runs ``eager(seed)`` with as many ``compiled(seed)``, each from one and the same state.
 
-    ``agreed`` makes one answer of those of all ranks; it is asked in the same places on each.
+    ``any_rank`` makes one answer of those of all ranks; it is asked in the same places on each.
     """
     random: frozenset[str] = frozenset()
-    apart: dict[str, str] = {}
-    only: Collection[str] | None = None
+    differing: dict[str, str] = {}
+    suspected: Collection[str] | None = None
     start = 1
     for runs, limit in (FIRST, SECOND):
-        mine: dict[str, _Moments] = {}
-        found: dict[str, _Moments] = {}
+        eager_leaves, compiled_leaves = _Leaves(suspected), _Leaves(suspected)
         for seed in range(start, start + runs):
             # Seeds of its own for each: a backend that draws as eager does must not look more alike than chance has it.
-            for into, seen in ((mine, eager(2 * seed)), (found, compiled(2 * seed + 1))):
-                error = seen.error or _refused(into, seen, only)
-                if agreed(error is not None):
+            for leaves, run, own_seed in ((eager_leaves, eager, 2 * seed), (compiled_leaves, compiled, 2 * seed + 1)):
+                recording = run(own_seed)
+                error = recording.error or _error_of_adding(leaves, recording)
+                if any_rank(error is not None):
                     return Means(random, {}, start, str(error or "it raises on another rank"))
-        random |= {name for name, moments in mine.items() if moments.squares > 0}
-        apart = {name: line for name in random & mine.keys()
-                 if (line := _differs(name, mine[name], found.get(name), limit))}
+        random |= eager_leaves.random()
+        differing = _differing(random, eager_leaves, compiled_leaves, limit)
         start += runs
-        if not agreed(bool(apart)):
+        if not any_rank(bool(differing)):
             break
-        only = apart
-    return Means(random, apart, start - 1)
-
-
-def _refused(into: dict[str, _Moments], seen: Recording, only: Collection[str] | None) -> Exception | None:
-    """Add a run, and return what that raises: other ranks are told as they are of a run that raises."""
-    try:
-        _add(into, seen, only)
-    except Exception as error:
-        return error
-    return None
+        suspected = differing
+    return Means(random, differing, start - 1)
 
 
 @dataclass
@@ -102,26 +95,73 @@ class _Moments:
         self.squares += float((step * (value - self.mean)).sum())
 
 
-def _add(into: dict[str, _Moments], seen: Recording, only: Collection[str] | None) -> None:
-    for name, _, value in seen.values():
-        if isinstance(value, torch.Tensor) and (only is None or name in only):
-            number = value.to_dense() if value.layout is not torch.strided else value
-            number = torch.view_as_real(number.resolve_conj()) if number.is_complex() else number
-            number = number.to(torch.float32 if number.device.type == "mps" else torch.float64)
-            number = number.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            if name not in into:
-                into[name] = _Moments(number.clone())
-            elif into[name].mean.shape == number.shape:
-                into[name].add(number)
+@dataclass
+class _Leaves:
+    """The moments of each leaf over many runs of one kind."""
+
+    only: Collection[str] | None
+    """Names of the leaves that are of interest; None: all."""
+    moments: dict[str, _Moments] = field(default_factory=dict)
+
+    def random(self) -> set[str]:
+        """Leaves that were not the same in each run."""
+        return {name for name, moments in self.moments.items() if moments.squares > 0}
 
 
-def _differs(name: str, eager: _Moments, compiled: _Moments | None, limit: float) -> str:
-    if compiled is None or compiled.mean.shape != eager.mean.shape:
-        return f"{name}: only eager has it" if compiled is None else f"{name}: its shape differs"
+def _error_of_adding(leaves: _Leaves, recording: Recording) -> Exception | None:
+    """Add a run, and return what that raises: other ranks are told as they are of a run that raises."""
+    try:
+        _add_run(leaves, recording)
+    except Exception as error:
+        return error
+    return None
+
+
+def _add_run(leaves: _Leaves, recording: Recording) -> None:
+    for name, _, value in recording.values():
+        if not isinstance(value, torch.Tensor) or (leaves.only is not None and name not in leaves.only):
+            continue
+        numbers = _real_numbers(value)
+        moments = leaves.moments.get(name)
+        if moments is None:
+            leaves.moments[name] = _Moments(numbers.clone())
+        elif moments.mean.shape == numbers.shape:
+            moments.add(numbers)
+
+
+def _real_numbers(value: torch.Tensor) -> torch.Tensor:
+    """The values as wide real numbers; what is no number counts as 0."""
+    numbers = value
+    if numbers.layout is not torch.strided:
+        numbers = numbers.to_dense()
+    if numbers.is_complex():
+        numbers = torch.view_as_real(numbers.resolve_conj())
+    wide = torch.float64
+    if numbers.device.type == "mps":
+        # It has no float64.
+        wide = torch.float32
+    return numbers.to(wide).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _differing(random: frozenset[str], eager: _Leaves, compiled: _Leaves, limit: float) -> dict[str, str]:
+    differing: dict[str, str] = {}
+    for name in random & eager.moments.keys():
+        line = _difference(name, eager.moments[name], compiled.moments.get(name), limit)
+        if line:
+            differing[name] = line
+    return differing
+
+
+def _difference(name: str, eager: _Moments, compiled: _Moments | None, limit: float) -> str:
+    """How a leaf's means differ, in one line, or ''."""
+    if compiled is None:
+        return f"{name}: only eager has it"
+    if compiled.mean.shape != eager.mean.shape:
+        return f"{name}: its shape differs"
     runs = min(eager.count, compiled.count)
-    apart = float((eager.mean - compiled.mean).square().sum())
+    distance = float((eager.mean - compiled.mean).square().sum())
     noise = (eager.squares + compiled.squares) / max(1, runs - 1) / runs
-    if apart <= limit * noise:
+    if distance <= limit * noise:
         return ""
-    return (f"{name}: over {runs} runs each, the means of eager and compiled are {(apart / noise) ** 0.5:.1f} times as "
-            "far apart as the random draws explain")
+    return (f"{name}: over {runs} runs each, the means of eager and compiled are {(distance / noise) ** 0.5:.1f} times "
+            "as far apart as the random draws explain")

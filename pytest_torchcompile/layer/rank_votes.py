@@ -3,27 +3,35 @@
 The calls of a model that is spread over ranks are collective. So whether one is made must never depend on what a single
 rank computed: each decision is a vote, by ``all_reduce`` over the model's own process groups, at the same place of
 the same program on every rank.
+
+Whether every rank has come to the end of its call is not asked by a vote, but through the store in which the ranks
+first met: a rank whose model raises has left its call, and the others may be in the middle of theirs, where a vote of
+ours would be taken for one of the model's collectives. (gloo ends the process by SIGABRT for that.)
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
 from pytest_torchcompile.quantity import numbered
 
-__all__ = ["FailedElsewhere", "RankVotes"]
+__all__ = ["LIMIT", "PATIENCE", "FailedElsewhere", "RankVotes"]
 
 PATIENCE = 30.0
 """Seconds that a rank whose model has raised waits for the others: eager calls that began together end together, unless
 one of them waits for another."""
 LIMIT = 1800.0
 """Seconds that a rank whose call has ended waits for the others, which may compile: torch's own default for groups."""
+_LONGEST_PAUSE = 0.1
+"""Seconds between two looks at the store."""
 
+P = ParamSpec("P")
 R = TypeVar("R")
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
 """Modules that keep the ranks they work with in ``process_group`` (torch 2.8 to 2.13)."""
@@ -33,8 +41,8 @@ class FailedElsewhere(Exception):
     """Nothing failed on this rank, but something did on others."""
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
-        super().__init__(f"it failed on {numbered('rank', ranks)}, and all ranks do the same; "
-                         f"the log of {'those ranks says' if len(ranks) > 1 else 'that rank says'} why")
+        log_of = "those ranks says" if len(ranks) > 1 else "that rank says"
+        super().__init__(f"it failed on {numbered('rank', ranks)}, and all ranks do the same; the log of {log_of} why")
         self.ranks = ranks
 
 
@@ -42,33 +50,42 @@ class RankVotes:
     """Whether a model is spread over ranks, and their common answers."""
 
     def __init__(self, model: Any) -> None:
-        self._sharded: list[Any] = [part for part in _modules(model) if _kinds(part) & {"FSDPModule"}]
+        modules: list[nn.Module] = []
+        if isinstance(model, nn.Module):
+            modules = list(model.modules())
+        self._sharded: list[Any] = [part for part in modules if "FSDPModule" in _class_names(part)]
         self.reshard()
-        self._groups = list(dict.fromkeys(_groups(model))) if torch.distributed.is_available() else []
+        self._groups: list[Any] = []
+        if torch.distributed.is_available():
+            self._groups = list(dict.fromkeys(_process_groups(modules)))
         self.spread = bool(self._groups)
         """Its calls are collective."""
-        self.apart = False
+        self.diverged = False
         """The ranks are no longer at the same place of the program: each decides for itself."""
-        self._arrivals = Arrivals(self._groups)
+        self._arrivals = _Arrivals(self._groups)
 
     @property
-    def left(self) -> tuple[int, ...]:
-        """The ranks that have said that they are :attr:`apart`."""
-        return self._arrivals.left
+    def departed(self) -> tuple[int, ...]:
+        """The ranks that have said that they have :attr:`diverged`."""
+        return self._arrivals.departed
 
-    def ended(self, error: bool, eager: bool) -> tuple[int, ...]:
+    def missing_after_call(self, error: bool, eager: bool) -> tuple[int, ...]:
         """Say that a call of the model has ended here, by an error or not; wait for the other ranks.
 
-        Returns those that do not come: then the ranks are :attr:`apart`. ``eager``: nothing was compiled in the call.
+        Returns those that do not come: then the ranks have :attr:`diverged`. ``eager``: nothing was compiled in the
+        call.
         """
-        if not self.spread or self.apart:
+        if not self.spread or self.diverged:
             return ()
-        device = _device(self._groups[0])
-        if device.type != "cpu" and not error:  # what the call has begun has ended too
+        device = _vote_device(self._groups[0])
+        if device.type != "cpu" and not error:
+            # What the call has begun has to end too, before it counts as ended.
             torch.get_device_module(device).synchronize()
-        missing = self._arrivals.missing(PATIENCE if error and eager else LIMIT)
+        # Other ranks may still be compiling; but eager calls end together.
+        patience = PATIENCE if error and eager else LIMIT
+        missing = self._arrivals.wait_for_others(patience)
         if missing:
-            self.apart = True
+            self.diverged = True
             self._arrivals.leave()
         return missing
 
@@ -79,10 +96,11 @@ class RankVotes:
         """
         if not self.spread:
             return (0,) if mine else ()
-        if self.apart:
-            return (torch.distributed.get_rank(),) if mine else ()
-        votes = torch.zeros(torch.distributed.get_world_size(), dtype=torch.int32, device=_device(self._groups[0]))
-        votes[torch.distributed.get_rank()] = int(mine)
+        rank = torch.distributed.get_rank()
+        if self.diverged:
+            return (rank,) if mine else ()
+        votes = torch.zeros(torch.distributed.get_world_size(), dtype=torch.int32, device=_vote_device(self._groups[0]))
+        votes[rank] = int(mine)
         for group in self._groups:
             torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MAX, group)
         return tuple(votes.nonzero().flatten().tolist())
@@ -91,16 +109,17 @@ class RankVotes:
         """Whether any rank says so. Collective where the model is spread."""
         return bool(self.ranks_saying(mine))
 
-    def run_agreed(self, work: Callable[[], R]) -> R:
-        """What ``work()`` returns, unless it raises on any rank: its own exception here, else :class:`FailedElsewhere`.
+    def run_agreed(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What ``work(...)`` returns, unless it raises on any rank: its own exception here, else FailedElsewhere.
 
         Collective where the model is spread.
         """
         error = None
         try:
-            result = work()
+            result = work(*args, **kwargs)
         except Exception as raised:
             error = raised
+        # No vote within the handler: an exception of the vote's would seem to come from the first one.
         ranks = self.ranks_saying(error is not None)
         if error is not None:
             raise error
@@ -116,81 +135,117 @@ class RankVotes:
             part.reshard()
 
 
-def _modules(model: Any) -> Iterator[nn.Module]:
-    yield from model.modules() if isinstance(model, nn.Module) else ()
-
-
-def _kinds(part: nn.Module) -> set[str]:
+def _class_names(part: nn.Module) -> set[str]:
     return {kind.__name__ for kind in type(part).__mro__}
 
 
-def _groups(model: Any) -> Iterator[Any]:
+def _process_groups(modules: Sequence[Any]) -> Iterator[Any]:
     """The process groups that the calls of a model work with, in the same order on every rank."""
-    for part in _modules(model):
-        if _kinds(part) & _WRAPPERS:
+    for part in modules:
+        if _class_names(part) & _WRAPPERS:
             yield part.process_group
-    for tensor in model.parameters() if isinstance(model, nn.Module) else ():
+    if not modules:
+        return
+    # The first is the model itself.
+    for tensor in modules[0].parameters():
         mesh = getattr(tensor, "device_mesh", None)
         if mesh is not None:
-            yield from (mesh.get_group(dim) for dim in range(mesh.ndim))
+            yield from map(mesh.get_group, range(mesh.ndim))
 
 
-def _device(group: Any) -> torch.device:
+def _vote_device(group: Any) -> torch.device:
     """Where a vote of a group can be held: on the CPU, if it has a backend for that."""
-    kinds = [pair.partition(":")[0] for pair in torch.distributed.get_backend_config(group).split(",")]
+    backends = torch.distributed.get_backend_config(group).split(",")
+    kinds = [backend.partition(":")[0] for backend in backends]
     if "cpu" in kinds:
         return torch.device("cpu")
     return torch.device(kinds[0], torch.get_device_module(kinds[0]).current_device())
 
 
-class Arrivals:
+@dataclass
+class _MeetingPlace:
+    """The keys of one process group in the store."""
+
+    prefix: str
+    ranks: Sequence[int]
+
+    @property
+    def departed(self) -> str:
+        return f"{self.prefix}/left"
+
+    def of_call(self, number: int) -> str:
+        return f"{self.prefix}/{number}"
+
+
+class _Arrivals:
     """The calls of a model that is spread over ``groups``, counted in the same way on every rank."""
 
     def __init__(self, groups: Sequence[Any]) -> None:
-        self._rank = torch.distributed.get_rank() if groups else 0
-        self._groups = [(f"pytest_torchcompile/{group.group_name}", torch.distributed.get_process_group_ranks(group))
-                        for group in groups]
-        real = groups and all(torch.distributed.get_backend(group) != "fake" for group in groups)
-        self._store = _default_store() if real else None
-        self._number = 0
-        self.left: tuple[int, ...] = ()
+        self.departed: tuple[int, ...] = ()
         """Ranks that have said that they will make no more calls."""
-        if self._store is not None:  # a count in the store itself: it begins anew with the next store
-            self._groups = [(f"{name}/{self._store.add(f'{name}/{self._rank}', 1)}", ranks)
-                            for name, ranks in self._groups]
+        self._number = 0
+        self._rank = 0
+        self._store: Any = None
+        self._places: list[_MeetingPlace] = []
+        if not groups:
+            return
+        self._rank = torch.distributed.get_rank()
+        if all(torch.distributed.get_backend(group) != "fake" for group in groups):
+            self._store = _default_store()
+        if self._store is None:
+            return
+        for group in groups:
+            name = f"pytest_torchcompile/{group.group_name}"
+            # A count in the store itself: it begins anew with the next store.
+            count = self._store.add(f"{name}/{self._rank}", 1)
+            self._places.append(_MeetingPlace(f"{name}/{count}", torch.distributed.get_process_group_ranks(group)))
 
-    def missing(self, patience: float) -> tuple[int, ...]:
+    def wait_for_others(self, patience: float) -> tuple[int, ...]:
         """Say that this rank's call has ended; the ranks whose has not within so many seconds, or that have left.
 
         Empty where torch has no store to ask.
         """
         self._number += 1
-        store, until, found = self._store, time.monotonic() + patience, set[int]()
-        if store is None:
+        if self._store is None:
             return ()
-        for name, ranks in self._groups:  # before any is waited for
-            here = f"{name}/{self._number}"
-            store.set(f"{here}/{self._rank}", "1")
-            if store.add(f"{here}/came", 1) == len(ranks):
-                store.set(f"{here}/all", "1")
-        for name, ranks in self._groups:
-            here, pause = f"{name}/{self._number}", 0.001
-            while not store.check([f"{here}/all"]) and not store.check([f"{name}/left"]):
-                if time.monotonic() > until:
-                    found.update(rank for rank in ranks if not store.check([f"{here}/{rank}"]))
-                    break
-                time.sleep(pause)
-                pause = min(2 * pause, 0.1)
-            if store.check([f"{name}/left"]):
-                self.left += tuple(rank for rank in ranks if store.check([f"{name}/left/{rank}"]))
-        return tuple(sorted(found.union(self.left) - {self._rank}))
+        deadline = time.monotonic() + patience
+        missing: set[int] = set()
+        # Said in every group before any is waited for.
+        for place in self._places:
+            self._arrive(place)
+        for place in self._places:
+            missing |= self._missing_in(place, deadline)
+        return tuple(sorted(missing.union(self.departed) - {self._rank}))
 
     def leave(self) -> None:
         """Say that this rank will make no more calls together with the others."""
-        if self._store is not None:
-            for name, _ in self._groups:
-                self._store.set(f"{name}/left/{self._rank}", "1")
-                self._store.set(f"{name}/left", "1")  # after whose it is
+        if self._store is None:
+            return
+        for place in self._places:
+            self._store.set(f"{place.departed}/{self._rank}", "1")
+            # After the rank's own key: whoever sees this one asks for those.
+            self._store.set(place.departed, "1")
+
+    def _arrive(self, place: _MeetingPlace) -> None:
+        here = place.of_call(self._number)
+        self._store.set(f"{here}/{self._rank}", "1")
+        if self._store.add(f"{here}/came", 1) == len(place.ranks):
+            self._store.set(f"{here}/all", "1")
+
+    def _missing_in(self, place: _MeetingPlace, deadline: float) -> set[int]:
+        """Wait for the ranks of one group; those that have not come in time. Notes those that have departed."""
+        store, here = self._store, place.of_call(self._number)
+        missing: set[int] = set()
+        pause = 0.001
+        while not store.check([f"{here}/all"]) and not store.check([place.departed]):
+            if time.monotonic() > deadline:
+                missing = {rank for rank in place.ranks if not store.check([f"{here}/{rank}"])}
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        if store.check([place.departed]):
+            self.departed += tuple(rank for rank in place.ranks if store.check([f"{place.departed}/{rank}"]))
+        return missing
 
 
 def _default_store() -> Any:

@@ -117,18 +117,20 @@ class CompileSmoketest:
         started = time.perf_counter()
         steps: Steps | None = None
         step, self.apart = 0, False
+        training = optimizer is not None or loss_fn is not None
         try:
-            module = join_modules(model, loss_fn, loose=_parameters(optimizer))
-            together = RankVotes(module)
-            agreed = together.run_agreed
-            batch = agreed(lambda: _given(module, sample_batch))
+            module = join_modules(model, loss_fn, loose=_optimized_parameters(optimizer))
+            votes = RankVotes(module)
+            agreed = votes.run_agreed
+            batch = agreed(_usable_batch, module, sample_batch)
             with ExitStack() as around:
-                around.enter_context(_graded(optimizer is not None or loss_fn is not None))
-                agreed(lambda: around.enter_context(preserved(module, optimizer)))
+                around.enter_context(_gradients_possible(training))
+                agreed(_enter, around, preserved, module, optimizer)
                 around.enter_context(observe())
-                around.enter_context(self._waited_for(together))
-                steps = agreed(lambda: Steps(model, module, batch, optimizer, loss_fn, together))
-                steps.noted = self.noted or steps.noted
+                around.enter_context(self._eager_where_uncompiled(votes))
+                steps = agreed(Steps, model, module, batch, optimizer, loss_fn, votes)
+                if self.noted is not None:
+                    steps.noted = self.noted
                 for number in range(1, self.steps + 1):
                     step = number
                     steps.run(number)
@@ -140,49 +142,68 @@ class CompileSmoketest:
         except FailedElsewhere as why:
             result = SmoketestResult(False, str(why), "rank", step, ranks=why.ranks)
         except Exception as error:
-            text = f"the smoketest could not be run: {type(error).__name__}: {error}"
-            result = SmoketestResult(False, text, "state", evidence=traceback.format_exc())
-            if isinstance(first := error.__context__, StepFailed) and first.user_error is not None:
-                # What was on its way when the state could not be put back: FSDP1 in the middle of a call, say.
-                result = replace(result, reason=f"{first.reason}; then {text}", phase=first.phase,
-                                 user_error=first.user_error)
-        self.apart = steps is not None and steps.together.apart
-        self.last_result = replace(result, seconds=time.perf_counter() - started, **_seen(steps))
+            result = _own_failure(error)
+        self.apart = steps is not None and steps.votes.diverged
+        self.last_result = replace(result, seconds=time.perf_counter() - started, **_counts(steps))
         return result.ok
 
-    def _waited_for(self, together: RankVotes) -> AbstractContextManager[object]:
+    def _eager_where_uncompiled(self, votes: RankVotes) -> AbstractContextManager[object]:
         """Where other ranks wait, torch itself is asked to run eagerly what does not compile. The ledger sees it."""
-        if not together.spread or self.noted is not None:
+        if not votes.spread or self.noted is not None:
             return nullcontext()
         import torch._dynamo
 
         return torch._dynamo.config.patch(suppress_errors=True)  # type: ignore[no-any-return]
 
 
-def _parameters(optimizer: Any) -> tuple[torch.Tensor, ...]:
-    return () if optimizer is None else tuple(p for group in optimizer.param_groups for p in group["params"])
+def _own_failure(error: Exception) -> SmoketestResult:
+    text = f"the smoketest could not be run: {type(error).__name__}: {error}"
+    result = SmoketestResult(False, text, "state", evidence=traceback.format_exc())
+    first = error.__context__
+    if isinstance(first, StepFailed) and first.user_error is not None:
+        # What was on its way when the state could not be put back: FSDP1 in the middle of a call, say.
+        return replace(result, reason=f"{first.reason}; then {text}", phase=first.phase, user_error=first.user_error)
+    return result
 
 
-def _graded(training: bool) -> AbstractContextManager[object]:
+def _enter(around: ExitStack, make: Callable[..., AbstractContextManager[object]], *args: Any) -> None:
+    around.enter_context(make(*args))
+
+
+def _optimized_parameters(optimizer: Any) -> tuple[torch.Tensor, ...]:
+    if optimizer is None:
+        return ()
+    return tuple(parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _gradients_possible(training: bool) -> AbstractContextManager[object]:
     """Leave inference mode for a training step; what was made inside of it could have no gradient."""
-    return torch.inference_mode(False) if training and torch.is_inference_mode_enabled() else nullcontext()
+    if training and torch.is_inference_mode_enabled():
+        return torch.inference_mode(False)
+    return nullcontext()
 
 
-def _given(module: nn.Module, sample_batch: Any) -> Batch:
+def _usable_batch(module: nn.Module, sample_batch: Any) -> Batch:
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         raise StepFailed("it has parameters that are not initialised yet: call it once before it is compiled", "state")
     return Batch.of(sample_batch)
 
 
 def _praise(count: int, steps: Steps) -> str:
-    what = "forward, loss, backward and step" if steps.backward else "forward"
-    how = f" on average over {steps.averaged} runs, as random numbers differ" if steps.averaged else ""
+    what = "forward"
+    if steps.backward:
+        what = "forward, loss, backward and step"
+    how = ""
+    if steps.averaged:
+        how = f" on average over {steps.averaged} runs, as random numbers differ"
     return f"{count} step(s) of {what} ran compiled and agree with eager{how}"
 
 
-def _seen(steps: Steps | None) -> dict[str, Any]:
+def _counts(steps: Steps | None) -> dict[str, Any]:
+    """The fields of the result that count what was compiled and ran."""
     if steps is None:
         return {}
-    ran = {graph.compile_id for seen in steps.ledgers for graph in seen.graphs if graph.runs}
-    compiles = sum(len(seen.compiles) for seen in steps.ledgers)
-    return {"graphs": len(ran), "compiles": compiles, "notes": tuple(steps.notes)}
+    ledgers = steps.runs.ledgers
+    graphs = {graph.compile_id for seen in ledgers for graph in seen.graphs if graph.runs}
+    compiles = sum(len(seen.compiles) for seen in ledgers)
+    return {"graphs": len(graphs), "compiles": compiles, "notes": tuple(steps.notes)}

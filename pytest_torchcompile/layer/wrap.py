@@ -217,7 +217,7 @@ class _Trial:
             made.entries.keep()
             made.praise = result.reason
             return made
-        if final := self.together.any_rank(result.user_error is not None) or self.together.apart:
+        if final := self.together.any_rank(result.user_error is not None) or self.together.diverged:
             self._refuse_of_user(result)
         if result.phase == "rank":
             return _Failure("healthcheck", FailedElsewhere(result.ranks), result.reason, final)
@@ -233,7 +233,7 @@ class _Trial:
         try:
             test.run(made.compiled, self.sample_batch)
             result = test.last_result
-            self.together.apart = test.apart
+            self.together.diverged = test.apart
             passed = result is not None and result.ok
             ranks = self.together.ranks_saying(not passed)
             if ranks and passed:

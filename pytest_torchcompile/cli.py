@@ -202,7 +202,7 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _doctor(given: argparse.Namespace) -> int:
     from pytest_torchcompile.plan.matrix import load_matrix
-    from pytest_torchcompile.ranks.doctor import cells, machine, try_training
+    from pytest_torchcompile.ranks.doctor import machine_lines, survey_cells, try_training
     from pytest_torchcompile.ranks.serving import set_environment
 
     path = _matrix_path(given)
@@ -210,9 +210,9 @@ def _doctor(given: argparse.Namespace) -> int:
     set_environment()
     from pytest_torchcompile.run.environment import environment
 
-    for line in machine(environment()):
+    for line in machine_lines(environment()):
         print(line)
-    survey = cells(matrix)
+    survey = survey_cells(matrix)
     tried = try_training(matrix, survey.runnable)
     failed = tried is not None and bool(tried.problems)
     if tried is not None and tried.problems:

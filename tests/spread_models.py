@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pytest_torchcompile import CompileConfig, CompileSmoketest, maybe_compile, zoo
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.layer.rank_votes import RankVotes
-from pytest_torchcompile.wrappers.tp import split
+from pytest_torchcompile.wrappers.tp import split_layers
 
 logging.getLogger("torch").setLevel("ERROR")
 
@@ -65,7 +65,7 @@ def spread(kind, **given):
     if kind == "sequence":
         model = zoo.residual_outside(8).to(device())
         mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-        split(model, Cell(model="residual_outside", wrapper="tp"), mesh)
+        split_layers(model, Cell(model="residual_outside", wrapper="tp"), mesh)
         return model
     model = Net(**given).to(device())
     if kind == "ddp":
@@ -310,7 +310,7 @@ def gathered(rank, dynamic):
     from pytest_torchcompile.gauges.coverage import measure_coverage
 
     mesh = init_device_mesh(device().type, (dist.get_world_size(),))
-    net = split(zoo.tiny_head(8, 6).to(device()), Cell(model="tiny_head", wrapper="tp"), mesh)
+    net = split_layers(zoo.tiny_head(8, 6).to(device()), Cell(model="tiny_head", wrapper="tp"), mesh)
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0)).to(device())
     compiled = torch.compile(net, backend="aot_eager", dynamic=dynamic)
     compiled(x)

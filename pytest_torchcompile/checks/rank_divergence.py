@@ -21,7 +21,7 @@ __all__ = ["CHECK"]
 
 def measure(run: CellTrial) -> dict[str, Any]:
     """What this rank compiled in which call, how often its graphs ran, and the collectives that it began."""
-    from pytest_torchcompile.wrappers.process_group import collectives
+    from pytest_torchcompile.wrappers.process_group import count_collectives
 
     seen, error = run.compiled.seen, run.compiled.error
     return {
@@ -31,7 +31,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
         "graphs": len(seen["graphs"]),
         "runs": sum(graph["runs"] for graph in seen["graphs"]),
         "graph_breaks": len(seen["graph_breaks"]),
-        "collectives": collectives() if run.job.world > 1 else {},
+        "collectives": count_collectives() if run.job.world > 1 else {},
     }
 
 
@@ -39,7 +39,10 @@ _SHOWN = ("during", "function", "file", "line", "compile_id", "kind", "cause", "
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
-    """Problems of the sections of all ranks, which :func:`~pytest_torchcompile.ranks.blame.gathered` puts together."""
+    """Problems of the sections of all ranks.
+
+    :func:`~pytest_torchcompile.ranks.blame.cell_observation` has put the sections together.
+    """
     ranks = section.get("ranks", [])
     if missing := [r for r, rank in enumerate(ranks) if rank is None]:
         yield Problem(f"nothing to judge: rank {', '.join(map(str, missing))} has recorded nothing",

@@ -237,9 +237,9 @@ class MatrixSession:
         """Keep a cell's items on one worker, longest cells first, unless another --dist was asked for."""
         if config.getoption("dist") != "load":
             return None
-        from pytest_torchcompile.plugin.scheduling import CellScheduling, families
+        from pytest_torchcompile.plugin.scheduling import CellScheduling, cell_families
 
-        return CellScheduling(config, log, self._seconds(), families(self.planned))
+        return CellScheduling(config, log, self._seconds(), cell_families(self.planned))
 
     # running
 

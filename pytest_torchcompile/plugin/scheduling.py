@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from pytest_torchcompile.plan.expansion import PlannedCell
 
-__all__ = ["CellScheduling", "families", "units"]
+__all__ = ["CellScheduling", "cell_families", "cell_units"]
 
 
-def families(planned: Iterable[PlannedCell]) -> dict[str, str]:
+def cell_families(planned: Iterable[PlannedCell]) -> dict[str, str]:
     """Cell id to what cells with the same graphs have in common: the model, and what its tensors are."""
     found = {}
     for each in planned:
@@ -35,7 +35,7 @@ def families(planned: Iterable[PlannedCell]) -> dict[str, str]:
     return found
 
 
-def units(collection: Sequence[str], seconds: Mapping[str, float]) -> list[list[int]]:
+def cell_units(collection: Sequence[str], seconds: Mapping[str, float]) -> list[list[int]]:
     """Indices of the items that belong together, the longest unit first.
 
     Items of one cell (``file.yaml::cell::check``, ``shipped:name::cell::check``) are a unit, any other item is one
@@ -79,7 +79,7 @@ class CellScheduling(LoadScheduling):  # type: ignore[misc]  # its base is untyp
             return
         items: list[str] = next(iter(self.node2collection.values()))
         self.collection = items
-        self._units.extend(units(items, self._seconds))
+        self._units.extend(cell_units(items, self._seconds))
         self._mirror()
         for node in self.nodes:
             self.check_schedule(node)

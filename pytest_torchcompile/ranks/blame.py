@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.observation import Failure, Observation, RankOutcome
 
-__all__ = ["gathered"]
+__all__ = ["cell_observation"]
 
 _TAKEN_ALONG: Final = (
     "Connection closed by peer", "Connection reset by peer", "connectFullMesh", "Broken pipe", "Socket closed",
@@ -24,7 +24,7 @@ _IN_A_COLLECTIVE: Final = ("distributed_c10d.py", "_functional_collectives.py", 
 """Where a rank is that waits for others; the last one calls backward, in which DDP and FSDP reduce gradients."""
 
 
-def gathered(cell: str, outcomes: Sequence[RankOutcome]) -> Observation:
+def cell_observation(cell: str, outcomes: Sequence[RankOutcome]) -> Observation:
     """The observation of a cell: that of rank 0, with what the others recorded, and the failure of the one to blame."""
     ranks = [_observation(cell, outcome) for outcome in outcomes]
     if len(ranks) == 1:

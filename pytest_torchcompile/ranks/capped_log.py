@@ -27,14 +27,14 @@ def drop_middle(log: Path) -> int:
     """Give back the room of all but the head and the tail; return how long the file is."""
     try:
         size = log.stat().st_size
-        if size > HEAD_BYTES + TAIL_BYTES and not _punched(log, size):
+        if size > HEAD_BYTES + TAIL_BYTES and not _punch_middle(log, size):
             os.truncate(log, HEAD_BYTES)
     except OSError:  # the run has ended
         return 0
     return size
 
 
-def _punched(log: Path, size: int) -> bool:
+def _punch_middle(log: Path, size: int) -> bool:
     """Whether the middle could be made a hole: not every file system can."""
     if sys.platform != "linux":
         return False

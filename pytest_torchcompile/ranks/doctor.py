@@ -19,7 +19,7 @@ from pytest_torchcompile.wrappers.wrapping import Wrapping
 if TYPE_CHECKING:
     from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 
-__all__ = ["Survey", "Tried", "cells", "machine", "try_training"]
+__all__ = ["Survey", "TriedCell", "machine_lines", "survey_cells", "try_training"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Survey:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedCell:
     """One training cell that was run."""
 
     cell: str
@@ -40,7 +40,7 @@ class Tried:
     """Why it could not be judged: what it says, and what to do. Empty: it ran."""
 
 
-def machine(about: dict[str, Any]) -> Iterator[str]:
+def machine_lines(about: dict[str, Any]) -> Iterator[str]:
     """Lines about the machine, from :func:`~pytest_torchcompile.run.environment.environment`."""
     yield (f"torch {about['torch']}, triton {about['triton'] or 'none'}, Python {about['python']}, "
            f"{about['cores']} cores ({about['cpu']})")
@@ -58,7 +58,7 @@ def machine(about: dict[str, Any]) -> Iterator[str]:
             f"can't use {', '.join(files)}" if files else "the machine shows none")
 
 
-def cells(matrix: Matrix) -> Survey:
+def survey_cells(matrix: Matrix) -> Survey:
     """Which of the planned cells can run here, and how many cannot, by reason.
 
     Each model is made once on each device and in each dtype, but not run; each wrapper is looked up, and what its ranks
@@ -86,7 +86,7 @@ def cells(matrix: Matrix) -> Survey:
     return Survey(tuple(runnable), why_not)
 
 
-def try_training(matrix: Matrix, runnable: tuple[PlannedCell, ...]) -> Tried | None:
+def try_training(matrix: Matrix, runnable: tuple[PlannedCell, ...]) -> TriedCell | None:
     """Run the first training cell of one rank, in a rank process as a run of the matrix would; None if there is none.
 
     What the checks say of the model is not asked: a cell that fails them has run.
@@ -107,7 +107,7 @@ def try_training(matrix: Matrix, runnable: tuple[PlannedCell, ...]) -> Tried | N
     if judged.verdict in ("error", "crash", "timeout"):
         for problem in judged.problems:
             told += [line for line in (problem.message, problem.hint) if line]
-    return Tried(chosen.cell.id, result.seconds, tuple(told))
+    return TriedCell(chosen.cell.id, result.seconds, tuple(told))
 
 
 def _missing_for_ranks(matrix: Matrix, planned: PlannedCell) -> str:
@@ -116,7 +116,7 @@ def _missing_for_ranks(matrix: Matrix, planned: PlannedCell) -> str:
 
     where = matrix.models[planned.cell.model].where
     try:
-        group.refuse(planned.cell, protocol.load(planned.cell.wrapper, matrix.root, where), where)
+        group.refuse_unavailable(planned.cell, protocol.load(planned.cell.wrapper, matrix.root, where), where)
     except Unavailable as why:
         return str(why)
     return ""

@@ -15,7 +15,7 @@ from pytest_torchcompile.observation import NO_RANK, Failure, Job, Judgement, Ob
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.ranks import leases
-from pytest_torchcompile.ranks.blame import gathered
+from pytest_torchcompile.ranks.blame import cell_observation
 from pytest_torchcompile.ranks.leases import Leases
 from pytest_torchcompile.ranks.rank import NoRank
 from pytest_torchcompile.ranks.rank_group import Group
@@ -78,8 +78,8 @@ class Execution:
         if planned.outcome == "skip":
             observation, seconds = Observation(planned.cell.id, failure=Failure("skip", planned.reason)), 0.0
         else:
-            outcomes = self._outcomes(planned.cell, self._job(planned, selected))
-            observation = gathered(planned.cell.id, outcomes)
+            outcomes = self._cell_outcomes(planned.cell, self._job(planned, selected))
+            observation = cell_observation(planned.cell.id, outcomes)
             seconds = max(outcome.seconds for outcome in outcomes)
         judgements = judge_observation(observation, selected, planned.limits)
         judgements = apply_xfail(judgements, planned, complete=set(selected) >= set(applicable))
@@ -110,7 +110,7 @@ class Execution:
         targets = {t for m in self.matrix.models.values() for t in (m.factory, m.inputs, m.loss) if t}
         return tuple(sorted({target.partition(":")[0] for target in targets}))
 
-    def _outcomes(self, cell: Cell, job: Job) -> list[RankOutcome]:
+    def _cell_outcomes(self, cell: Cell, job: Job) -> list[RankOutcome]:
         """Run the cell; a fault of our own processes, files or locks is its error and nobody else's."""
         if self.unable:
             return [RankOutcome(NO_RANK, message=self.unable)]
@@ -134,13 +134,13 @@ class Execution:
         if not wanted or self.folder is None or self.torchrun is not None:
             return self._execute(job, ranks)
         if self._leases is None:
-            self._leases = leases.here(leases.visible_gpus(gpu_device_files()), self.settings.workers_per_gpu)
+            self._leases = leases.host_leases(leases.visible_gpus(gpu_device_files()), self.settings.workers_per_gpu)
         if not self._leases.gpus:
             return self._execute(job, ranks)
         if wanted > len(self._leases.gpus):
             why = f"it needs {count(wanted, 'GPU')}, and this machine has {len(self._leases.gpus)} to use"
             return [RankOutcome("skip", message=why)]
-        with self._leases.held(wanted, alone=TIMED in job.checks) as gpus:
+        with self._leases.hold_gpus(wanted, alone=TIMED in job.checks) as gpus:
             return self._execute(job, ranks, gpus)
 
     def _execute(self, job: Job, ranks: int, gpus: tuple[str, ...] = ()) -> list[RankOutcome]:
@@ -148,11 +148,11 @@ class Execution:
             if ranks > 1:
                 why = f"wrapper {job.cell['wrapper']!r} needs {ranks} rank processes; --compile-inprocess has none"
                 return [RankOutcome("skip", message=why)]
-            from pytest_torchcompile.ranks.serving import execute
+            from pytest_torchcompile.ranks.serving import execute_job
 
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # as in a rank process: pytest's filters are for the user's tests
-                return [RankOutcome("done", execute({"do": "cell", "job": job, "path": []})["value"])]
+                return [RankOutcome("done", execute_job({"do": "cell", "job": job, "path": []})["value"])]
         if self._group is None:
             self._group = Group(self.folder) if self.torchrun is None else Nodes(self.folder, self.torchrun)
         # What a rank finds out alone, while the others are at something else, ends in a collective that nobody joins.

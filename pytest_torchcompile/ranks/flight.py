@@ -15,14 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-__all__ = ["answering", "ask", "told"]
+__all__ = ["answer_questions", "ask_recorder", "read_answer"]
 
 PATIENCE: Final = 2.0
 """Seconds that an answer may take."""
 _ASK, _END = b"?", b"."
 
 
-def ask(file: Path) -> bool:
+def ask_recorder(file: Path) -> bool:
     """Ask the process that answers in ``file``; False if none is listening."""
     try:
         pipe = os.open(_pipe(file), os.O_WRONLY | os.O_NONBLOCK)
@@ -37,8 +37,8 @@ def ask(file: Path) -> bool:
     return True
 
 
-def told(file: Path) -> str:
-    """The answer to :func:`ask`."""
+def read_answer(file: Path) -> str:
+    """The answer to :func:`ask_recorder`."""
     deadline = time.monotonic() + PATIENCE
     while not file.exists():
         if time.monotonic() > deadline:
@@ -49,7 +49,7 @@ def told(file: Path) -> str:
 
 
 @contextmanager
-def answering(file: Path) -> Iterator[None]:
+def answer_questions(file: Path) -> Iterator[None]:
     """Inside of it this process answers one question in ``file``, of the collectives that it begins from now on.
 
     To be entered before the process makes its first process group.

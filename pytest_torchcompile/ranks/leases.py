@@ -23,7 +23,7 @@ from typing import Final
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.ranks.private_folder import PrivateFolder
 
-__all__ = ["Leases", "here", "visible_gpus"]
+__all__ = ["Leases", "host_leases", "visible_gpus"]
 
 POLL_SECONDS: Final = 0.02
 MUTEX_SECONDS: Final = 60.0
@@ -44,7 +44,7 @@ def visible_gpus(device_files: Sequence[str]) -> tuple[str, ...]:
     return tuple(names[:end])
 
 
-def here(gpus: Sequence[str], sharing: int) -> Leases:
+def host_leases(gpus: Sequence[str], sharing: int) -> Leases:
     """The leases of this host and user: a folder that every pytest run of theirs shares."""
     return Leases(Path(tempfile.gettempdir()) / f"pytest-torchcompile-gpus-{os.getuid()}", tuple(gpus), sharing)
 
@@ -61,7 +61,7 @@ class Leases:
     """What was held before: taken again where it is free, since a process there is warm."""
 
     @contextlib.contextmanager
-    def held(self, count: int, *, alone: bool = False, timeout: float = 3600.0) -> Iterator[tuple[str, ...]]:
+    def hold_gpus(self, count: int, *, alone: bool = False, timeout: float = 3600.0) -> Iterator[tuple[str, ...]]:
         """Hold ``count`` different GPUs while the block runs; ``alone``: shared with nobody. 0 holds nothing.
 
         Raises:
@@ -97,8 +97,8 @@ class Leases:
         name, ticket = _take_ticket(folder, queue)
         try:
             while True:
-                with _mutex(folder):
-                    head = _head(queue)
+                with _hold_mutex(folder):
+                    head = _first_ticket(queue)
                     if head == name and (taken := self._take(folder, count, alone)) is not None:
                         return taken
                 if time.monotonic() > deadline:
@@ -139,7 +139,7 @@ class Leases:
 
 
 @contextlib.contextmanager
-def _mutex(folder: PrivateFolder) -> Iterator[None]:
+def _hold_mutex(folder: PrivateFolder) -> Iterator[None]:
     """Be the only one at the queue while the block runs.
 
     Raises :class:`~pytest_torchcompile.errors.TorchcompileError` where a process that is stopped holds it.
@@ -159,7 +159,7 @@ def _mutex(folder: PrivateFolder) -> Iterator[None]:
 
 def _take_ticket(folder: PrivateFolder, queue: PrivateFolder) -> tuple[str, int]:
     """A new ticket at the end of the queue, locked as long as this process lives."""
-    with _mutex(folder):
+    with _hold_mutex(folder):
         name = f"{_next_number(folder, queue):012d}"
         ticket = queue.open_file(name)
         _try(ticket, fcntl.LOCK_EX)
@@ -181,7 +181,7 @@ def _next_number(folder: PrivateFolder, queue: PrivateFolder) -> int:
     return last + 1
 
 
-def _head(queue: PrivateFolder) -> str:
+def _first_ticket(queue: PrivateFolder) -> str:
     """The first ticket whose owner lives; the tickets of dead ones are thrown away."""
     for name in _tickets(queue):
         ticket = queue.open_file(name)

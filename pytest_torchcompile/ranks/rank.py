@@ -48,7 +48,7 @@ class Rank:
 
     def run(self, job: dict[str, Any], timeout: float) -> RankOutcome:
         """Have the rank do a job: a plain dict with the key ``do``, see
-        :func:`~pytest_torchcompile.ranks.serving.execute`.
+        :func:`~pytest_torchcompile.ranks.serving.execute_job`.
 
         ``timeout`` is in seconds; when it passes, the process' stacks are taken and it is killed.
         """
@@ -65,7 +65,7 @@ class Rank:
         if self._connection is not None and self._connection.poll(0):
             self.close()  # it died between two cells (a rank says nothing unasked): not the next cell's fault
         connection = self._connection or self._start()
-        start_anew(self._file("log"))
+        start_anew(self._process_file("log"))
         self._began = time.monotonic()
         with contextlib.suppress(OSError):  # it has died: finish() says how
             connection.send({**job, "flight": self._flight})
@@ -79,7 +79,7 @@ class Rank:
             answer = json.loads(self._connection.recv())
         except (EOFError, OSError):
             return self._crashed()
-        self._recycle(answer)
+        self._end_if_spoilt(answer)
         return RankOutcome("done", answer["value"], seconds=self._seconds)
 
     def give_up(self, message: str) -> RankOutcome:
@@ -90,14 +90,14 @@ class Rank:
     @property
     def log(self) -> str:
         """What the last job wrote to stdout and stderr, the first and the last lines of it."""
-        return read_ends(self._file("log"))
+        return read_ends(self._process_file("log"))
 
     @property
     def _flight(self) -> Path:
         """Where the process tells what its flight recorder holds."""
-        return self._file("flight")
+        return self._process_file("flight")
 
-    def _file(self, kind: str) -> Path:
+    def _process_file(self, kind: str) -> Path:
         return self._home / f"{self.pid}.{kind}"
 
     @property
@@ -120,30 +120,30 @@ class Rank:
         """Have the process write where its threads are and, if it is one of several, its last collectives."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
-        self._asked = flight.ask(self._flight)
+        self._asked = flight.ask_recorder(self._flight)
 
     def killed(self, message: str) -> RankOutcome:
         """Kill the process once its stacks are there; a ``timeout`` with them."""
-        stacks = self._file("stacks")
+        stacks = self._process_file("stacks")
         _wait_for_stacks(stacks)
-        recorded = flight.told(self._flight) if self._asked else ""
-        evidence = "\n".join(filter(None, (_stacks(stacks), recorded, self.log)))
+        recorded = flight.read_answer(self._flight) if self._asked else ""
+        evidence = "\n".join(filter(None, (_read_stacks(stacks), recorded, self.log)))
         self.close()
         return RankOutcome("timeout", message=message, evidence=evidence, seconds=self._seconds)
 
     def _crashed(self) -> RankOutcome:
         seconds, at = self._seconds, time.monotonic()
-        status_file = self._file("status")
+        status_file = self._process_file("status")
         deadline = time.monotonic() + 5
         # Without its zygote nobody knows how it ended.
         while not status_file.exists() and is_alive(self._home) and time.monotonic() < deadline:
             time.sleep(0.01)
         message = _how_it_ended(int(status_file.read_text())) if status_file.exists() else "the process is gone"
-        evidence = "\n".join(filter(None, (_stacks(self._file("stacks")), self.log)))
+        evidence = "\n".join(filter(None, (_read_stacks(self._process_file("stacks")), self.log)))
         self.close()
         return RankOutcome("crash", message=message, evidence=evidence, seconds=seconds, at=at)
 
-    def _recycle(self, answer: dict[str, Any]) -> None:
+    def _end_if_spoilt(self, answer: dict[str, Any]) -> None:
         self._first_rss = self._first_rss or answer["rss"]
         if answer["poisoned"] or answer["rss"] - self._first_rss > growth_bytes():
             self.close()
@@ -185,7 +185,7 @@ def _wait_for_stacks(path: Path) -> None:
         time.sleep(0.1)
 
 
-def _stacks(path: Path) -> str:
+def _read_stacks(path: Path) -> str:
     """What faulthandler wrote: the innermost frames come first, so the head is kept; our own are left out."""
     try:
         text = path.read_text(errors="replace")

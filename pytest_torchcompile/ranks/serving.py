@@ -15,7 +15,7 @@ from typing import Any
 from pytest_torchcompile.ranks import flight, hangup
 from pytest_torchcompile.run.offspring import adopt_orphans
 
-__all__ = ["execute", "serve", "set_environment"]
+__all__ = ["execute_job", "serve", "set_environment"]
 
 
 def set_environment() -> None:
@@ -47,7 +47,7 @@ def serve(fd: int, folder: Path) -> None:
             except EOFError:
                 return
             # As JSON, so that only plain data gets out: unpickling a torch object would import torch in pytest.
-            connection.send(json.dumps(execute(job, in_rank=True)))
+            connection.send(json.dumps(execute_job(job, in_rank=True)))
 
 
 def _redirect(log: Path) -> None:
@@ -61,10 +61,10 @@ def _redirect(log: Path) -> None:
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
-def execute(job: dict[str, Any], in_rank: bool = False) -> dict[str, Any]:
+def execute_job(job: dict[str, Any], in_rank: bool = False) -> dict[str, Any]:
     """Do one job in this process: ``{"do": "cell", "job": Job, "path": [...], "gpus": [...]}``,
     ``{"do": "environment"}``, or ``{"do": "tell", ...}`` and ``{"do": "watch", ...}`` with the arguments of
-    ``tell`` and ``failed_elsewhere`` (:mod:`~pytest_torchcompile.wrappers.rank_store`).
+    ``exchange_outcomes`` and ``failed_elsewhere`` (:mod:`~pytest_torchcompile.wrappers.rank_store`).
 
     ``path`` is pytest's ``sys.path``: a model must be importable here whenever it is there. ``gpus`` are those that
     this process may use from now on; CUDA looks when it is first used. ``flight`` is where a rank of several tells what
@@ -79,12 +79,13 @@ def execute(job: dict[str, Any], in_rank: bool = False) -> dict[str, Any]:
     value: Any
     if job["do"] == "cell":
         several = job["job"].world > 1
-        with flight.answering(job["flight"]) if several else contextlib.nullcontext():
+        with flight.answer_questions(job["flight"]) if several else contextlib.nullcontext():
             value, poisoned = runner.run_cell(job["job"], in_rank)
     elif job["do"] == "tell":
-        from pytest_torchcompile.wrappers.rank_store import tell
+        from pytest_torchcompile.wrappers.rank_store import exchange_outcomes
 
-        value, poisoned = tell(job["meeting"], job["rank"], job["world"], job["mine"], job["patience"]), False
+        value = exchange_outcomes(job["meeting"], job["rank"], job["world"], job["mine"], job["patience"])
+        poisoned = False
     elif job["do"] == "watch":
         from pytest_torchcompile.wrappers.rank_store import failed_elsewhere
 

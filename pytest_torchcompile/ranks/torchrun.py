@@ -99,7 +99,7 @@ class Nodes:
         told = self._messenger.run({"do": "tell", **common, "mine": json.dumps(asdict(mine))}, patience + START_SECONDS)
         if not heard:
             self._watcher.finish()  # it has now heard of this rank
-        outcomes = _outcomes(told, here, mine)
+        outcomes = _all_outcomes(told, here, mine)
         if any(rank_failed(outcome) for outcome in outcomes):
             self._rank.close()
         return outcomes
@@ -127,7 +127,7 @@ def _key(job: Job) -> str:
     return json.dumps(job.cell, sort_keys=True)
 
 
-def _outcomes(told: RankOutcome, here: Torchrun, mine: RankOutcome) -> list[RankOutcome]:
+def _all_outcomes(told: RankOutcome, here: Torchrun, mine: RankOutcome) -> list[RankOutcome]:
     """The outcome of every rank; one that was not heard of has crashed, as far as anybody can tell."""
     if told.status != "done":
         lost = f"this node could not speak with the others: {told.message}"

@@ -70,7 +70,7 @@ class Zygote:
         # AF_UNIX paths are limited to about 100 bytes, so a long TMPDIR can't be used.
         parent = Path(tempfile.gettempdir())
         parent = parent if len(str(parent)) < 60 else Path("/tmp")
-        _sweep(parent)
+        _remove_left_folders(parent)
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self._alive = _locked(self.folder / "alive")
         os.mkfifo(self.folder / "lifeline", 0o600)
@@ -220,7 +220,7 @@ def _wait_for_end(folder: Path) -> None:
         time.sleep(0.01)
 
 
-def _sweep(parent: Path) -> None:
+def _remove_left_folders(parent: Path) -> None:
     """Remove the folders of this user's runs that were killed."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):

@@ -42,7 +42,7 @@ from pytest_torchcompile.run.imported import imported_sources
 from pytest_torchcompile.run.offspring import end_offspring, offspring_of
 from pytest_torchcompile.state.torch_state import isolated
 from pytest_torchcompile.wrappers.cell_trial import CellTrial
-from pytest_torchcompile.wrappers.process_group import forget_shardings, joined, left_behind
+from pytest_torchcompile.wrappers.process_group import forget_shardings, join_group, left_behind
 from pytest_torchcompile.wrappers.protocol import Wrapper
 from pytest_torchcompile.wrappers.protocol import load as load_wrapper
 from pytest_torchcompile.wrappers.wrapping import Wrapping
@@ -211,7 +211,7 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     try:
         where = ModelEntry.from_dict(job.entry).where
         wrapper = load_wrapper(cell.wrapper, Path(job.root), where)
-        with joined(job, cell, wrapper, where, lambda: seen.failed_at is not None) as mesh:
+        with join_group(job, cell, wrapper, where, lambda: seen.failed_at is not None) as mesh:
             _observe_run(Run(job, cell, wrapper, mesh), seen)
     except Unavailable as why:
         return Failure("skip", str(why))

@@ -17,7 +17,7 @@ __all__ = ["FSDP2_TP"]
 
 
 def _wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> Callable[..., Any]:
-    tp.split(model, cell, mesh["tensor"], eager=settings is None)
+    tp.split_layers(model, cell, mesh["tensor"], eager=settings is None)
     return fsdp2.wrap(model, settings, cell, mesh["data"])
 
 

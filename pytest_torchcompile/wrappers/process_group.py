@@ -21,7 +21,7 @@ from pytest_torchcompile.observation import Job
 from pytest_torchcompile.wrappers.protocol import Wrapper
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
-__all__ = ["collectives", "forget_shardings", "joined", "left_behind", "refuse"]
+__all__ = ["count_collectives", "forget_shardings", "join_group", "left_behind", "refuse_unavailable"]
 
 _LONGER = 120.0
 """Seconds by which the collectives' own time-out is longer than the cell's: the side that waits ends a cell that hangs,
@@ -29,13 +29,13 @@ and takes the stacks of every rank first."""
 
 
 @contextmanager
-def joined(job: Job, cell: Cell, wrapper: Wrapper, where: str, failed: Callable[[], bool]) -> Iterator[Any]:
+def join_group(job: Job, cell: Cell, wrapper: Wrapper, where: str, failed: Callable[[], bool]) -> Iterator[Any]:
     """Join the cell's process group; yield the ``DeviceMesh``, or None for a cell of one rank.
 
     ``failed`` tells at the end whether the cell has failed on this rank, as does an exception in the block. Raises
     :class:`Unavailable` where this machine can't have the group.
     """
-    refuse(cell, wrapper, where)
+    refuse_unavailable(cell, wrapper, where)
     if wrapper.ranks == 1:
         yield None
         return
@@ -47,10 +47,10 @@ def joined(job: Job, cell: Cell, wrapper: Wrapper, where: str, failed: Callable[
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from pytest_torchcompile.wrappers.rank_store import all_well, rendezvous
+    from pytest_torchcompile.wrappers.rank_store import all_well, open_store
 
     with _own_caches(cell, f"{job.rank}of{job.world}"):
-        store = rendezvous(job)
+        store = open_store(job)
         # Without device_id: with it torch 2.11 splits the groups of a mesh from this one, which ends a process that
         # has had a group before with a segmentation fault (pytorch/pytorch#192109).
         dist.init_process_group(
@@ -90,7 +90,7 @@ def _faked(cell: Cell, wrapper: Wrapper) -> Iterator[Any]:
             forget_shardings()
 
 
-def refuse(cell: Cell, wrapper: Wrapper, where: str) -> None:
+def refuse_unavailable(cell: Cell, wrapper: Wrapper, where: str) -> None:
     """Raise :class:`Unavailable` where this machine can't have a cell of the wrapper, however many devices it has.
 
     Raises :class:`UsageError`, starting with ``where``, for a device that several ranks can't have. Makes no group.
@@ -183,7 +183,7 @@ def forget_shardings() -> bool:
     return True
 
 
-def collectives() -> dict[str, int]:
+def count_collectives() -> dict[str, int]:
     """How many collectives this rank has begun in each of its process groups, by what the mesh calls it.
 
     ``torch.distributed.distributed_c10d._world.pg_group_ranks``, ``ProcessGroup._get_sequence_number_for_group``:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from pytest_torchcompile.observation import Job, RankOutcome, rank_failed
 
-__all__ = ["all_well", "failed_elsewhere", "rendezvous", "tell"]
+__all__ = ["all_well", "exchange_outcomes", "failed_elsewhere", "open_store"]
 
 _PIECE: Final = 1 << 20
 """Bytes of one value: the store takes no more than a few MiB."""
@@ -23,7 +23,7 @@ _WATCH_SECONDS: Final = 0.1
 _FAILED: Final = "failed"
 
 
-def rendezvous(job: Job) -> Any:
+def open_store(job: Job) -> Any:
     """The store of a cell's process group."""
     if not job.rendezvous.startswith("tcp://"):
         return dist.FileStore(job.rendezvous, job.world)  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ def all_well(store: Any, job: Job, well: bool) -> bool:
     return True
 
 
-def tell(meeting: str, rank: int, world: int, mine: str, patience: float) -> list[str | None]:
+def exchange_outcomes(meeting: str, rank: int, world: int, mine: str, patience: float) -> list[str | None]:
     """Tell all ranks an outcome, as JSON, and hear theirs; None of one that is silent for ``patience`` seconds."""
     store, deadline = _agents(meeting, patience), time.monotonic() + patience
     data = zlib.compress(mine.encode())

@@ -41,17 +41,17 @@ from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.wrappers.order import in_order
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
 
-__all__ = ["TP", "split", "wrap"]
+__all__ = ["TP", "split_layers", "wrap"]
 
 _SEQUENCE: Final = -2
 
 
 def wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> Callable[..., Any]:
     """Split the model's layers over the mesh, then compile the whole, or each repeated block."""
-    return in_order(model, settings, cell, lambda inner: split(inner, cell, mesh, eager=settings is None))
+    return in_order(model, settings, cell, lambda inner: split_layers(inner, cell, mesh, eager=settings is None))
 
 
-def split(model: nn.Module, cell: Cell, mesh: Any, eager: bool = False) -> nn.Module:
+def split_layers(model: nn.Module, cell: Cell, mesh: Any, eager: bool = False) -> nn.Module:
     """Split the layers that the model's ``tp_plan`` names, and return it.
 
     ``eager``: it is not compiled, so that its layers may look at the sequences that they are given, and refuse one that
@@ -66,7 +66,7 @@ def split(model: nn.Module, cell: Cell, mesh: Any, eager: bool = False) -> nn.Mo
             f"wrapper {cell.wrapper!r} splits the layers that the model's attribute tp_plan names, and model "
             f"{cell.model!r} has none; give it one, such as\n"
             '    tp_plan = {"blocks.*.widen": "colwise", "blocks.*.narrow": "rowwise"}')
-    styles = _styles()
+    styles = _layer_styles()
     parts = {name: part for name, part in model.named_modules() if name}
     names, taken = list(parts), dict[str, str]()
     for pattern, style in plan.items():
@@ -130,7 +130,7 @@ def _sequence_divided(ranks: int, where: str, name: str) -> Callable[[nn.Module,
     return check
 
 
-def _styles() -> dict[str, Callable[[Any], Any]]:
+def _layer_styles() -> dict[str, Callable[[Any], Any]]:
     """Style to what makes it for a layer; a ``ParallelStyle`` is of one layer. An embedding's ids are whole on each
     rank, which is not what ``RowwiseParallel`` takes a layer's input for."""
     from torch.distributed.tensor import Replicate, Shard

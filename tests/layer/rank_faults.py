@@ -239,7 +239,7 @@ def sharded_raises(model, settings, cell, mesh):
 
 
 def _split_raises(model, settings, cell, mesh):
-    _raises_inside(tp.split(model, cell, mesh), settings is None)
+    _raises_inside(tp.split_layers(model, cell, mesh), settings is None)
     return compiled(model, settings)
 
 

@@ -118,13 +118,13 @@ def test_asked_and_told(recorders, tmp_path):
     """Only while somebody answers; nothing is left of it but the answer, which the next cell removes."""
     recorders(**{NCCL: [entry(1 << 40)]})
     file = tmp_path / "1.flight"
-    assert not flight.ask(file)
-    with flight.answering(file):
-        assert flight.ask(file)
-        assert "#1099511627776 nccl:all_reduce" in flight.told(file)
-    assert not flight.ask(file)
+    assert not flight.ask_recorder(file)
+    with flight.answer_questions(file):
+        assert flight.ask_recorder(file)
+        assert "#1099511627776 nccl:all_reduce" in flight.read_answer(file)
+    assert not flight.ask_recorder(file)
     assert list(tmp_path.iterdir()) == [file]
-    with flight.answering(file):
+    with flight.answer_questions(file):
         assert not file.exists()
     assert list(tmp_path.iterdir()) == []
 
@@ -135,13 +135,14 @@ def test_a_recorder_that_fails_is_told(monkeypatch, tmp_path):
         raise RuntimeError("no such thing")
 
     monkeypatch.setattr(flight_recorder, "last_collectives", fails)
-    with flight.answering(tmp_path / "it"):
-        assert flight.ask(tmp_path / "it")
-        assert flight.told(tmp_path / "it") == "flight recorder: it could not be read: RuntimeError: no such thing"
+    with flight.answer_questions(tmp_path / "it"):
+        assert flight.ask_recorder(tmp_path / "it")
+        answer = flight.read_answer(tmp_path / "it")
+        assert answer == "flight recorder: it could not be read: RuntimeError: no such thing"
 
 
 def test_no_answer_is_told(monkeypatch, tmp_path):
     """Of a process whose main thread keeps the interpreter to itself."""
     monkeypatch.setattr(flight, "PATIENCE", 0.05)
-    assert flight.told(tmp_path / "it") == ("flight recorder: not read within 0.05 s, because the main thread does not "
-                                            "let go of the interpreter")
+    assert flight.read_answer(tmp_path / "it") == (
+        "flight recorder: not read within 0.05 s, because the main thread does not let go of the interpreter")

@@ -13,7 +13,7 @@ import pytest
 
 from pytest_torchcompile.ranks import hangup, serving, zygote
 from pytest_torchcompile.ranks import rank as rank_module
-from pytest_torchcompile.ranks.rank import Rank, Zygote, _how_it_ended, _stacks
+from pytest_torchcompile.ranks.rank import Rank, Zygote, _how_it_ended, _read_stacks
 
 
 @pytest.fixture
@@ -45,11 +45,11 @@ def test_a_spoilt_rank_is_replaced(started):
     rank = Rank(started.folder)
     rank.run({"do": "environment"}, 60)
     pid = rank.pid
-    rank._recycle({"poisoned": True, "rss": 1})
+    rank._end_if_spoilt({"poisoned": True, "rss": 1})
     rank.run({"do": "environment"}, 60)
     assert rank.pid != pid
     pid = rank.pid
-    rank._recycle({"poisoned": False, "rss": 1 << 40})
+    rank._end_if_spoilt({"poisoned": False, "rss": 1 << 40})
     rank.run({"do": "environment"}, 60)
     assert rank.pid != pid
     rank.close()
@@ -92,7 +92,7 @@ def test_a_process_is_told_its_gpus_before_it_uses_cuda(monkeypatch):
     """By the variable that CUDA reads when it is first used."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
     monkeypatch.setattr("pytest_torchcompile.run.runner.environment", lambda: dict(os.environ))
-    done = serving.execute({"do": "environment", "gpus": ("3", "5")})
+    done = serving.execute_job({"do": "environment", "gpus": ("3", "5")})
     assert done["value"]["CUDA_VISIBLE_DEVICES"] == "3,5"
 
 
@@ -105,4 +105,4 @@ def test_a_thread_that_is_ending_is_left_out(tmp_path):
     ours = f'Thread 0x4 (most recent call first):\n  File "{hangup.__file__}", line 29 in _wait_and_end\n'
     main = 'Current thread 0x3 (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
     path.write_text(ending + ours + waiting + main)
-    assert _stacks(path) == (waiting + main).strip()
+    assert _read_stacks(path) == (waiting + main).strip()

@@ -14,7 +14,7 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.observation import Job, Observation
 from pytest_torchcompile.ranks import zygote
-from pytest_torchcompile.ranks.blame import gathered
+from pytest_torchcompile.ranks.blame import cell_observation
 from pytest_torchcompile.ranks.rank import Zygote
 from pytest_torchcompile.ranks.rank_group import Group
 from pytest_torchcompile.run.verdicts import judge_observation
@@ -47,7 +47,7 @@ def run(group, wrapper, *, timeout=60.0, backend="aot_eager", **entry):
     model = ModelEntry(**{**NET, **entry}, dims={"B": Dim(choices=(4, 6, 9))})
     job = Job(cell=cell.to_dict(), entry=model.to_dict(), root=str(HERE), checks=ASKED, threads=1)
     outcomes = group.run(job, Wrapping.read(wrapper).ranks, sys.path, timeout)
-    seen = Observation.from_dict(gathered(cell.id, outcomes).to_dict())
+    seen = Observation.from_dict(cell_observation(cell.id, outcomes).to_dict())
     return seen, judge_observation(seen, ASKED, {"coverage": 0.0})
 
 

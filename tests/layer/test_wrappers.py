@@ -381,7 +381,7 @@ def test_a_pipeline_without_numpy_is_a_skip(monkeypatch):
     """Its stages tell each other their shapes as objects, and torch sends those with NumPy."""
     monkeypatch.setattr(pp, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match=r"wrapper pp needs NumPy, with which torch.distributed sends objects; pip"):
-        group.refuse(cell("pp"), load("pp", Path(), HERE), HERE)
+        group.refuse_unavailable(cell("pp"), load("pp", Path(), HERE), HERE)
 
 
 @pytest.mark.parametrize(("lacks", "wrapper", "device", "text"), [
@@ -396,7 +396,7 @@ def test_what_a_machine_lacks_for_several_ranks(monkeypatch, lacks, wrapper, dev
     if lacks:
         monkeypatch.setattr(f"torch.{lacks}", lambda: False)
     with pytest.raises(Unavailable) as raised:
-        group.refuse(cell(wrapper, device=device), load(wrapper, Path(), HERE), HERE)
+        group.refuse_unavailable(cell(wrapper, device=device), load(wrapper, Path(), HERE), HERE)
     assert str(raised.value).startswith(text)
 
 
@@ -419,7 +419,7 @@ def test_a_plan_that_does_not_fit(plan, text):
     module = model()
     module.tp_plan = plan
     with pytest.raises(UsageError) as raised:
-        tp.split(module, cell("tp"), None)
+        tp.split_layers(module, cell("tp"), None)
     assert str(raised.value).startswith(f"model 'deep': {text}")
 
 
@@ -439,7 +439,7 @@ def test_features_that_the_ranks_do_not_divide(layer, style, feature):
     module = nn.Sequential(layer)
     module.tp_plan = {"0": style}
     with pytest.raises(UsageError) as raised:
-        tp.split(module, cell("tp"), _Mesh())
+        tp.split_layers(module, cell("tp"), _Mesh())
     assert str(raised.value) == (
         f"model 'deep': tp_plan['0'] is '{style}', which splits {feature} of 0 over 3 ranks, and they do not divide "
         "it; run the model on ranks that do (2, 4, 8, 16), give it a size that is a multiple of 3, or leave the layer "
@@ -449,7 +449,7 @@ def test_features_that_the_ranks_do_not_divide(layer, style, feature):
 def test_the_readme_names_every_style():
     """A style that nobody knows of is none."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    for style in tp._styles():
+    for style in tp._layer_styles():
         assert f"`{style}`" in readme or f'"{style}"' in readme, style
 
 

@@ -177,12 +177,12 @@ def test_the_second_zygote_ends_with_the_owner(owner):
     subprocess.run([sys.executable, "-c", WORKER, json.dumps(sys.path), str(folder)], check=True, capture_output=True)
     connection, pid, home = connect_rank(folder)
     assert home.name == "2"
-    zygotes._sweep(folder.parent)
+    zygotes._remove_left_folders(folder.parent)
     assert (folder / "2/socket").exists()
     process.kill()
     until(lambda: not is_alive(folder / "2") and not lives(pid))
     connection.close()
-    zygotes._sweep(folder.parent)
+    zygotes._remove_left_folders(folder.parent)
     assert not folder.exists()
 
 
@@ -202,7 +202,7 @@ def test_what_the_sweep_leaves(tmp_path):
         (tmp_path / "torchcompile-strange").mkdir()
         (tmp_path / "torchcompile-strange/alive").touch()
         os.chown(tmp_path / "torchcompile-strange", 4711, 4711)
-    zygotes._sweep(tmp_path)
+    zygotes._remove_left_folders(tmp_path)
     left = {path.name for path in tmp_path.iterdir()}
     assert left - {"torchcompile-strange"} == {"torchcompile-begins", "torchcompile-link", "other-dead", "elsewhere"}
     assert ("torchcompile-strange" in left) == stranger
@@ -260,7 +260,7 @@ def test_a_flood_of_output_takes_no_room(run, torch_file):
     assert outcome.evidence.startswith("first words\nyyy")
     assert outcome.evidence.endswith("yyy\nlast words")
     assert "\n... (209,715,223 bytes were written to stdout and stderr)\n" in outcome.evidence
-    log = rank._file("log")
+    log = rank._process_file("log")
     assert log.stat().st_blocks * 512 < 17 << 20
     torch_file.with_name("job.py").write_text("print('few words'); import os; os._exit(4)")
     assert rank.run({"do": "environment"}, 60).evidence == "few words"
@@ -313,7 +313,7 @@ def test_where_no_hole_can_be_made_the_head_is_kept(tmp_path, monkeypatch):
     """As on a file system that cannot; what comes next is kept behind it."""
     monkeypatch.setattr(capped_log, "HEAD_BYTES", 1000)
     monkeypatch.setattr(capped_log, "TAIL_BYTES", 1000)
-    monkeypatch.setattr(capped_log, "_punched", lambda log, size: False)
+    monkeypatch.setattr(capped_log, "_punch_middle", lambda log, size: False)
     log = tmp_path / "log"
     with log.open("ab", buffering=0) as file:
         file.write(b"a" * 5000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile.observation import Failure, Observation, RankOutcome
-from pytest_torchcompile.ranks.blame import gathered
+from pytest_torchcompile.ranks.blame import cell_observation
 from pytest_torchcompile.run.verdicts import judge_observation
 
 CLOSED = "[pair.cc:553] Connection closed by peer [127.0.0.1]:18842"
@@ -29,7 +29,7 @@ def done(error="", at=None, kind="", message=""):
 
 def told(*outcomes):
     """The observation, and what the check ``compiles`` says."""
-    seen = gathered("cell", outcomes)
+    seen = cell_observation("cell", outcomes)
     judged = judge_observation(seen, ["compiles"], {})["compiles"]
     return seen, judged.verdict, [problem.message for problem in judged.problems]
 
@@ -120,5 +120,5 @@ def test_a_skip_that_comes_first_hides_no_failure_either():
 
 def test_ranks_ended_with_nobody_to_blame_are_no_pass():
     """An observation whose every rank was taken along proves nothing."""
-    seen = gathered("cell", [RankOutcome("aborted", message="x"), RankOutcome("aborted", message="y")])
+    seen = cell_observation("cell", [RankOutcome("aborted", message="x"), RankOutcome("aborted", message="y")])
     assert judge_observation(seen, ["compiles"], {})["compiles"].verdict == "error"

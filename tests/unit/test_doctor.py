@@ -28,7 +28,7 @@ def test_gpus(monkeypatch, about, files, last):
     """What is missing is said: the GPU, the driver's device, or torch's build."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(doctor, "gpu_device_files", lambda: files)
-    lines = list(doctor.machine(ABOUT | about))
+    lines = list(doctor.machine_lines(ABOUT | about))
     assert lines[0] == "torch 2.13.0, triton none, Python 3.11, 2 cores (x86_64 AVX2)"
     assert lines[1:] == ["C++ compiler: g++ 13", last]
 
@@ -60,7 +60,7 @@ models: {net: {factory: "pytest_torchcompile.zoo:tiny_head", inputs: "pytest_tor
                dims: {B: 4}}}
 axes: {backend: [eager, aot_eager], wrapper: [ddp, pp]}
 """)
-    survey = doctor.cells(load_matrix(path))
+    survey = doctor.survey_cells(load_matrix(path))
     assert [planned.cell.wrapper for planned in survey.runnable] == ["ddp", "ddp"]
     assert survey.why_not == {"wrapper pp needs NumPy": 2}
     assert sorted(asked) == ["ddp", "pp"]
@@ -77,12 +77,12 @@ models: {net: {factory: "pytest_torchcompile.zoo:tiny_head", inputs: "pytest_tor
                dims: {B: 4}}}
 axes: {backend: [eager], device: [cuda], wrapper: [none, ddp, ddp*4, fsdp2+tp, tp*fake8]}
 """)
-    survey = doctor.cells(load_matrix(path))
+    survey = doctor.survey_cells(load_matrix(path))
     assert len(survey.runnable) == 3
     assert survey.why_not == {"it needs 4 GPUs, and this machine has 2 to use": 2}
 
 
 def test_no_compiler():
     """What to do about it."""
-    assert list(doctor.machine(ABOUT | {"compiler": None}))[1] == (
+    assert list(doctor.machine_lines(ABOUT | {"compiler": None}))[1] == (
         "no C++ compiler, which Inductor needs on a CPU: install g++ or clang")

@@ -14,7 +14,7 @@ from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.observation import Job, Observation, RankOutcome
 from pytest_torchcompile.ranks import execution
 from pytest_torchcompile.ranks import rank_group as group
-from pytest_torchcompile.ranks.blame import gathered
+from pytest_torchcompile.ranks.blame import cell_observation
 from pytest_torchcompile.ranks.execution import Execution, gpus_of
 from pytest_torchcompile.ranks.leases import Leases
 from pytest_torchcompile.ranks.rank import NoRank
@@ -50,7 +50,7 @@ def on(monkeypatch, tmp_path):
     """Runs cells of a host with so many GPUs, of which others may hold some."""
     monkeypatch.setattr(group, "Rank", FakeRank)
     monkeypatch.setattr(FakeRank, "log", [])
-    monkeypatch.setattr(execution.leases, "here", lambda gpus, sharing: Leases(tmp_path, gpus, sharing))
+    monkeypatch.setattr(execution.leases, "host_leases", lambda gpus, sharing: Leases(tmp_path, gpus, sharing))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def make(count, **settings):
@@ -78,7 +78,7 @@ def test_a_process_keeps_the_gpus_that_it_saw_first(on, tmp_path):
     """A cell on other GPUs needs another process; CPU cells and cells of the same GPUs do not."""
     run = on(2)
     run("cpu"), run("cuda")
-    with Leases(tmp_path, ("0", "1")).held(1) as elsewhere:
+    with Leases(tmp_path, ("0", "1")).hold_gpus(1) as elsewhere:
         assert elsewhere == ("0",)
         run("cuda")
     run("cuda"), run("cpu")
@@ -93,7 +93,7 @@ def test_a_timed_cell_has_its_gpu_alone(on, tmp_path, monkeypatch):
 
     def finish(self):
         try:
-            with shares.held(1, timeout=0.05):
+            with shares.hold_gpus(1, timeout=0.05):
                 seen.append("shared")
         except TorchcompileError:
             seen.append("alone")
@@ -136,11 +136,11 @@ def test_a_fault_of_our_own_is_an_error_of_the_cell(on, monkeypatch, error, mess
     monkeypatch.setattr(FakeRank, "begin", fails)
     mine = Execution(None, SETTINGS, folder=Path("."))
     cell = Cell(model="m")
-    found = [mine._outcomes(cell, Job(cell.to_dict(), {}, ".", ()))[0] for _ in range(2)]
+    found = [mine._cell_outcomes(cell, Job(cell.to_dict(), {}, ".", ()))[0] for _ in range(2)]
     assert [outcome.status for outcome in found] == ["no_rank", "no_rank"]
     assert all(outcome.message.startswith(message) for outcome in found)
     assert [outcome.evidence for outcome in found] == [getattr(error, "evidence", ""), ""]
     assert FakeRank.log.count("asked") == (1 if once else 2)
-    judged = judge_observation(gathered(cell.id, found[:1]), ["compiles", "gradients"], {})
+    judged = judge_observation(cell_observation(cell.id, found[:1]), ["compiles", "gradients"], {})
     assert {judgement.verdict for judgement in judged.values()} == {"error"}
     assert "see that python -c 'import torch' works here" in judged["compiles"].problems[0].hint

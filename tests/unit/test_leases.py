@@ -28,7 +28,7 @@ with open(folder / f"log{name}", "w") as log:
     for turn in range(turns):
         count, alone = draw.choice([1, 1, 2, 4]), draw.random() < 0.3
         asked = time.monotonic()
-        with leases.held(count, alone=alone) as gpus:
+        with leases.hold_gpus(count, alone=alone) as gpus:
             start = time.monotonic()
             if name == "0" and turn == 3:
                 print("holding", flush=True)
@@ -74,47 +74,48 @@ def test_eight_processes_four_gpus_and_a_holder_that_is_killed(tmp_path, sharing
 def test_whoever_wants_all_is_not_overtaken(tmp_path):
     """Strict order: while the ticket for four waits, nobody behind it gets a free one."""
     one, late = Leases(tmp_path, tuple("0123")), Leases(tmp_path, tuple("0123"))
-    with one.held(1):
+    with one.hold_gpus(1):
         folder = PrivateFolder.open(tmp_path)
         _, ticket = leases._take_ticket(folder, PrivateFolder.open(Path("queue"), inside=folder))
         with pytest.raises(TorchcompileError, match=r"no 1 GPU\(s\) of 0, 1, 2, 3 in 0.1 s; ticket 0+2 is first"), \
-                late.held(1, timeout=0.1):
+                late.hold_gpus(1, timeout=0.1):
             pass
         os.close(ticket)  # its owner is gone: it stands in nobody's way
-        with late.held(1, timeout=5) as gpus:
+        with late.hold_gpus(1, timeout=5) as gpus:
             assert gpus == ("1",)
 
 
 def test_runs_that_share_and_runs_that_do_not_respect_each_other(tmp_path):
     """Two pytest runs on one host, with another number of cells per GPU each."""
     shares, owns = Leases(tmp_path, ("0",), 2), Leases(tmp_path, ("0",), 1)
-    with shares.held(1), shares.held(1):
+    with shares.hold_gpus(1), shares.hold_gpus(1):
         for mine in (shares, owns):
-            with pytest.raises(TorchcompileError, match="others hold them"), mine.held(1, timeout=0.05):
+            with pytest.raises(TorchcompileError, match="others hold them"), mine.hold_gpus(1, timeout=0.05):
                 pass
-    with owns.held(1), pytest.raises(TorchcompileError, match="others hold them"), shares.held(1, timeout=0.05):
+    refused = pytest.raises(TorchcompileError, match="others hold them")
+    with owns.hold_gpus(1), refused, shares.hold_gpus(1, timeout=0.05):
         pass
-    with shares.held(1), pytest.raises(TorchcompileError), shares.held(1, alone=True, timeout=0.05):
+    with shares.hold_gpus(1), pytest.raises(TorchcompileError), shares.hold_gpus(1, alone=True, timeout=0.05):
         pass
 
 
 def test_the_gpu_held_last_is_taken_again(tmp_path):
     """A process there is warm."""
     mine, others = Leases(tmp_path, tuple("012")), Leases(tmp_path, tuple("012"))
-    with others.held(2), mine.held(1) as first:
+    with others.hold_gpus(2), mine.hold_gpus(1) as first:
         assert first == ("2",)
-    with mine.held(1) as again:
+    with mine.hold_gpus(1) as again:
         assert again == ("2",)
-    with mine.held(2) as more:
+    with mine.hold_gpus(2) as more:
         assert more == ("0", "2")
 
 
 def test_more_than_there_are(tmp_path):
     """A mistake of the plan, and no reason to wait for ever; none is none."""
     mine = Leases(tmp_path, ("0",))
-    with pytest.raises(ValueError, match="2 GPUs wanted, 1 here"), mine.held(2):
+    with pytest.raises(ValueError, match="2 GPUs wanted, 1 here"), mine.hold_gpus(2):
         pass
-    with mine.held(0) as gpus:
+    with mine.hold_gpus(0) as gpus:
         assert gpus == ()
 
 
@@ -123,7 +124,7 @@ def test_an_uncontended_lease_does_not_sleep(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it slept"))
     mine = Leases(tmp_path, ("0",), 4)
     for _ in range(3):
-        with mine.held(1) as gpus:
+        with mine.hold_gpus(1) as gpus:
             assert gpus == ("0",)
 
 
@@ -155,7 +156,7 @@ def victim(tmp_path):
 
 def refused(folder, text):
     """A lease of this folder is refused with the text."""
-    with pytest.raises(TorchcompileError, match=text), Leases(folder, ("0",)).held(1, timeout=5):
+    with pytest.raises(TorchcompileError, match=text), Leases(folder, ("0",)).hold_gpus(1, timeout=5):
         pass
 
 
@@ -182,7 +183,7 @@ def test_links_planted_in_the_folder(tmp_path, victim, name, kind):
         end = {"link to a file": "precious", "link to a folder": ".", "dangling link": "new"}[kind]
         planted.symlink_to(victim / end)
     with pytest.raises(TorchcompileError, match=f"{name} (is|can't be opened).*; have it removed, or set TMPDIR"), \
-            Leases(folder, ("0",), 2).held(1, timeout=5):
+            Leases(folder, ("0",), 2).hold_gpus(1, timeout=5):
         pass
     assert folder.stat().st_mode & 0o777 == 0o700
 
@@ -213,7 +214,7 @@ def test_the_folder_is_for_this_user_alone(tmp_path):
     before = os.umask(0)
     try:
         for folder in (tmp_path / "new", tmp_path / "old"):
-            with Leases(folder, ("0",)).held(1):
+            with Leases(folder, ("0",)).hold_gpus(1):
                 assert folder.stat().st_mode & 0o777 == 0o700
                 assert {path.stat().st_mode & 0o077 for path in folder.rglob("*")} == {0}
     finally:
@@ -230,7 +231,7 @@ def test_a_counter_that_was_damaged(tmp_path, text):
     (tmp_path / "counter").write_text(text)
     second, _ = leases._take_ticket(folder, queue)
     assert int(second) > int(first)
-    assert leases._head(queue) == first
+    assert leases._first_ticket(queue) == first
 
 
 def test_a_mutex_that_is_never_given_back(tmp_path, monkeypatch):
@@ -238,6 +239,6 @@ def test_a_mutex_that_is_never_given_back(tmp_path, monkeypatch):
     monkeypatch.setattr(leases, "MUTEX_SECONDS", 0.1)
     folder = PrivateFolder.open(tmp_path)
     held = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    with leases._mutex(folder):
+    with leases._hold_mutex(folder):
         refused(tmp_path, r"mutex has been locked for 0\.1 s; expected a moment; end the process that holds it")
     assert not held or len(os.listdir("/proc/self/fd")) == held

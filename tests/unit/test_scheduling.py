@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.plan.expansion import PlannedCell
-from pytest_torchcompile.plugin.scheduling import CellScheduling, families, units
+from pytest_torchcompile.plugin.scheduling import CellScheduling, cell_families, cell_units
 
 ITEMS = [f"matrix/m.yaml::{cell}::{check}" for cell in ("short", "long", "new") for check in ("a", "b")]
 
 
 def test_units():
     """A cell's items are one unit, the longest cell first; one never timed counts as the longest, a plain test last."""
-    found = units(["tests/t.py::test_x", *ITEMS], {"short": 1.0, "long": 9.0})
+    found = cell_units(["tests/t.py::test_x", *ITEMS], {"short": 1.0, "long": 9.0})
     assert found == [[3, 4], [5, 6], [1, 2], [0]]
 
 
@@ -121,7 +121,7 @@ def test_families_of_cells():
     cells = [Cell(model="m"), Cell(model="m", mode="max-autotune", wrapper="autocast", dynamic="static"),
              Cell(model="m", dtype="bfloat16"), Cell(model="n"), Cell(model="m", phase="inference"),
              Cell(model="m", user=(("width", 3),))]
-    found = families([PlannedCell(cell) for cell in cells])
+    found = cell_families([PlannedCell(cell) for cell in cells])
     assert len(found) == len(cells)
     names = list(found.values())
     assert names[0] == names[1]

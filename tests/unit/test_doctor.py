@@ -35,9 +35,9 @@ def test_gpus(monkeypatch, about, files, last):
 
 def machine_of(monkeypatch, refuse=lambda *given: None):
     """Stands in for what needs torch: every model can be made, and ``refuse`` says what ranks lack."""
-    built = SimpleNamespace(settings=lambda *given: {}, build=lambda *given: None)
+    built = SimpleNamespace(compile_settings=lambda *given: {}, build_model=lambda *given: None)
     for package, name, module in ((run, "subject", built),
-                                  (wrappers, "process_group", SimpleNamespace(refuse=refuse)),
+                                  (wrappers, "process_group", SimpleNamespace(refuse_unavailable=refuse)),
                                   (wrappers, "protocol", SimpleNamespace(load=lambda *given: None))):
         monkeypatch.setitem(sys.modules, f"{package.__name__}.{name}", module)
         monkeypatch.setattr(package, name, module, raising=False)

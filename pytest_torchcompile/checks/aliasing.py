@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile.checks.numerics import judge_leaves, numerics
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
-from pytest_torchcompile.oracle.notes import NOT_HELD
+from pytest_torchcompile.oracle.discrepancies import NOT_HELD
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial

@@ -15,7 +15,7 @@ from pytest_torchcompile.checks.protocol import Check
 from pytest_torchcompile.checks.severity import RAISED, UNCOVERED
 from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.observation import Problem
-from pytest_torchcompile.oracle.findings import headline
+from pytest_torchcompile.oracle.discrepancies import headline
 from pytest_torchcompile.oracle.proof import doubts, eager_frames, proof
 
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.observation import Problem
-from pytest_torchcompile.oracle.compiler_stages import explained
-from pytest_torchcompile.oracle.findings import findings
+from pytest_torchcompile.oracle.diagnosis import stage_summary
+from pytest_torchcompile.oracle.discrepancies import find_discrepancies, undecided_notes, why_vacuous
 from pytest_torchcompile.oracle.leaf import NOTED, Leaf
-from pytest_torchcompile.oracle.limits import Limits, excused
-from pytest_torchcompile.oracle.notes import notes, vacuous
+from pytest_torchcompile.oracle.limits import Limits, is_excused
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
@@ -39,9 +38,9 @@ def numerics(run: Trial, leaves: list[tuple[str, Leaf]]) -> dict[str, Any]:
         "raised": error.type if error else None,
         "compared": sum(leaf.decided for _, leaf in leaves),
         "undecided": sum(not leaf.decided for _, leaf in leaves),
-        "excused": sum(excused(leaf, together) for _, leaf in leaves),
-        "notes": notes(leaves)[:KEPT],
-        "vacuous": vacuous(leaves),
+        "excused": sum(is_excused(leaf, together) for _, leaf in leaves),
+        "notes": undecided_notes(leaves)[:KEPT],
+        "vacuous": why_vacuous(leaves),
         "zero_gradients": sorted({leaf.name for _, leaf in leaves if leaf.kind == "zero_gradient"}),
         "bitwise": len(leaves) - len(inexact),
         "looks": together.looks,
@@ -112,7 +111,7 @@ def judge_leaves(section: Mapping[str, Any], what: str, limits: Mapping[str, flo
                       if what == "gradient" else "return a tensor")
     leaves = [(kept["call"], Leaf.from_dict({k: v for k, v in kept.items() if k != "call"}))
               for kept in section["leaves"]]
-    found = sorted(findings(leaves, most), key=lambda finding: _order(finding.where))
+    found = sorted(find_discrepancies(leaves, most), key=lambda finding: _order(finding.where))
     for number, finding in enumerate(found[:SHOWN]):
         evidence = finding.evidence if number else finding.evidence + located(section)
         if number == SHOWN - 1 and (rest := [f.where for f in found[SHOWN:]]):
@@ -130,4 +129,4 @@ def _order(where: str) -> tuple[int, int]:
 
 def located(section: Mapping[str, Any]) -> str:
     """A line about the stages of the compiler that were tried, to be added to evidence; empty if none was."""
-    return "\n" + explained(section["located"]) if section.get("located") else ""
+    return "\n" + stage_summary(section["located"]) if section.get("located") else ""

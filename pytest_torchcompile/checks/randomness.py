@@ -28,15 +28,14 @@ def measure(run: CellTrial) -> dict[str, Any]:
     """The leaves that are no draws of one distribution, and whether there was anything random."""
     from pytest_torchcompile.ledger import observe
     from pytest_torchcompile.oracle.calls import Side
-    from pytest_torchcompile.oracle.chances import Chances, chances, compare_chances
+    from pytest_torchcompile.oracle.chances import Chances, compare_chances, own_random_draws, sample_chances
     from pytest_torchcompile.oracle.limits import problem
-    from pytest_torchcompile.oracle.random_draws import own_random_draws
 
     if run.compiled.error or run.side is None:
         return {"raised": run.compiled.error.type if run.compiled.error else "nothing"}
 
     def drawn(side: Side, seeds: int, first: int) -> Chances:
-        return chances(side.call, side.module, run.calls[0].batch, loss=run.loss, train=run.train, seeds=seeds,
+        return sample_chances(side.call, side.module, run.calls[0].batch, loss=run.loss, train=run.train, seeds=seeds,
                        first=first)
 
     eager = run.make(None)

@@ -56,9 +56,9 @@ def _differences(run: CellTrial, side: Side, call: Callable[..., Any], fallen: C
     """What one call of the model gives otherwise when it falls back, in one line each."""
     from pytest_torchcompile.layer.preservation import DeepSnapshot
     from pytest_torchcompile.oracle import compare, record
+    from pytest_torchcompile.oracle.expected import FAR, Repeated
     from pytest_torchcompile.oracle.leaf import NOTED
     from pytest_torchcompile.oracle.limits import Limits, problem
-    from pytest_torchcompile.oracle.repetition import FAR, Repeated
 
     side.restore()
     kept = DeepSnapshot(side.module)
@@ -126,7 +126,7 @@ def _state(module: Any) -> dict[str, Any]:
     """The tensors, flags and random state that an attempt could leave changed, by the name that a report gives them."""
     import torch
 
-    from pytest_torchcompile.state.attributes import attribute_tensors
+    from pytest_torchcompile.state.paths import attribute_tensors
 
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     found: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in named.items()}
@@ -139,7 +139,7 @@ def _state(module: Any) -> dict[str, Any]:
 def _same(one: Any, other: Any) -> bool:
     import torch
 
-    from pytest_torchcompile.state.bits import same_bits
+    from pytest_torchcompile.state.tensor_values import same_bits
 
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return same_bits(one, other)

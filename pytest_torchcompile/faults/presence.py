@@ -13,9 +13,9 @@ from torch.utils import _pytree as pytree
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.faults.case import Case
 from pytest_torchcompile.oracle import Item, Recording, record
-from pytest_torchcompile.oracle.random_draws import same_random_draws
-from pytest_torchcompile.state.bits import same_bits
+from pytest_torchcompile.oracle.chances import same_random_draws
 from pytest_torchcompile.state.snapshot import StateSnapshot
+from pytest_torchcompile.state.tensor_values import same_bits
 from pytest_torchcompile.state.torch_state import isolated
 
 __all__ = ["Presence"]

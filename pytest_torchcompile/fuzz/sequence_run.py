@@ -16,9 +16,8 @@ from pytest_torchcompile.fuzz.explained import graphs
 from pytest_torchcompile.fuzz.search import Examined, Finding
 from pytest_torchcompile.ledger.records import SILENT, compiled_unit
 from pytest_torchcompile.oracle.calls import Call, Make, Passed
-from pytest_torchcompile.oracle.findings import findings
+from pytest_torchcompile.oracle.discrepancies import find_discrepancies, why_vacuous
 from pytest_torchcompile.oracle.leaf import Leaf
-from pytest_torchcompile.oracle.notes import vacuous
 from pytest_torchcompile.oracle.trial import Trial
 from pytest_torchcompile.state.torch_state import forget_compiled
 
@@ -86,7 +85,7 @@ class Attempts:
             yield Finding("error", f"the compiled call raised {error}; eager did not", len(trial.passed),
                           f"{error.text}\n{error.traceback}".strip(), compiled)
         for at, call in enumerate(trial.calls):
-            for found in findings(_of(trial, call)):
+            for found in find_discrepancies(_of(trial, call)):
                 yield Finding(found.kind, found.message, at, found.evidence, compiled)
 
     def _eager_or_slow(self, trial: Trial) -> Iterator[Finding]:
@@ -152,7 +151,7 @@ def _refused_last(trial: Trial) -> list[Call]:
 
 def _mute(trial: Trial, passed: Passed) -> bool:
     """Whether a call's equality proves nothing."""
-    return (passed.zero and not passed.gradients) or bool(vacuous(_of(trial, passed.call)))
+    return (passed.zero and not passed.gradients) or bool(why_vacuous(_of(trial, passed.call)))
 
 
 def _of(trial: Trial, call: Call) -> list[tuple[str, Leaf]]:

@@ -21,17 +21,23 @@ from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.dynamo import frame_of
 from pytest_torchcompile.layer.selective import Selection
 from pytest_torchcompile.oracle.calls import Call, Side
-from pytest_torchcompile.oracle.compiler_stages import explained
-from pytest_torchcompile.oracle.findings import Finding, findings, headline
+from pytest_torchcompile.oracle.chances import same_random_draws
+from pytest_torchcompile.oracle.diagnosis import locate_stage, stage_summary
+from pytest_torchcompile.oracle.discrepancies import (
+    NOT_HELD,
+    Discrepancy,
+    find_discrepancies,
+    headline,
+    never_repeats,
+    undecided_notes,
+    why_vacuous,
+)
 from pytest_torchcompile.oracle.leaf import Leaf
-from pytest_torchcompile.oracle.localisation import located
-from pytest_torchcompile.oracle.notes import NOT_HELD, notes, vacuous, wavering
 from pytest_torchcompile.oracle.proof import doubts, proof
-from pytest_torchcompile.oracle.random_draws import same_random_draws
 from pytest_torchcompile.oracle.trial import Trial
+from pytest_torchcompile.state.model_copy import Closure, copy_model
 from pytest_torchcompile.state.snapshot import StateSnapshot
 from pytest_torchcompile.state.torch_state import isolated
-from pytest_torchcompile.state.twins import Closure, twin
 
 __all__ = ["Comparison", "assert_equivalent", "compare"]
 
@@ -45,7 +51,7 @@ _SHOWN = 12
 class Comparison:
     """What :func:`compare` found."""
 
-    problems: tuple[Finding, ...]
+    problems: tuple[Discrepancy, ...]
     """Each with ``kind``, ``where`` and ``message``."""
     leaves: tuple[tuple[str, Leaf], ...] = ()
     """Everything that was compared, each with its call: ``("call 1", Leaf(...))``."""
@@ -118,10 +124,13 @@ def compare(
     with isolated([]), same_random_draws(), trial.untouched(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a filter that makes errors of warnings would have torch's own end a compile
         trial.run()
-        found = located(trial) if locate else None
+        found = locate_stage(trial) if locate else None
     leaves = (*trial.leaves, *trial.trained)
-    return Comparison((*_proof(trial), *findings(leaves)), leaves, explained(found) if found else "",
-                      (*trial.notes, *_eager_parts(trial), *notes(leaves), *((NOT_HELD,) if trial.replayed else ())))
+    notes = [*trial.notes, *_eager_parts(trial), *undecided_notes(leaves)]
+    if trial.replayed:
+        notes.append(NOT_HELD)
+    return Comparison((*_proof(trial), *find_discrepancies(leaves)), leaves, stage_summary(found) if found else "",
+                      tuple(notes))
 
 
 def assert_equivalent(model: Callable[..., Any], calls: list[Any], config: CompileConfig, **options: Any) -> None:
@@ -145,7 +154,7 @@ class _Trial(Trial):
         self.notes: list[str] = []
         self.shared = False
         try:
-            twin(self.model)
+            copy_model(self.model)
         except Exception as error:
             self.shared = True
             self.notes.append("eager and compiled ran on one object, which can't be copied "
@@ -155,7 +164,7 @@ class _Trial(Trial):
                          varied=not self.shared, **options)
 
     def _side(self, settings: dict[str, Any] | None) -> Side:
-        module = self.model if self.shared else twin(self.model)
+        module = self.model if self.shared else copy_model(self.model)
         call = module.__dict__["function"] if isinstance(module, Closure) else module
         if self.wrap is not None:
             return Side(self.wrap(call, settings), module)
@@ -213,26 +222,25 @@ def _eager_parts(trial: Trial) -> list[str]:
     return list(dict.fromkeys([*breaks, *frames]))[:5]
 
 
-def _proof(trial: Trial) -> Iterator[Finding]:
+def _proof(trial: Trial) -> Iterator[Discrepancy]:
     """What keeps the comparison from proving anything about compiled code."""
     if error := trial.compiled.error:
-        yield Finding("error", error.phase, f"the compiled run raised {error.type} in {error.phase}; eager did not: "
-                      f"{headline(error.text)}",
-                      f"{error.text}\n{error.traceback}".strip())
+        text = f"the compiled run raised {error.type} in {error.phase}; eager did not: {headline(error.text)}"
+        yield Discrepancy("error", error.phase, text, f"{error.text}\n{error.traceback}".strip())
         return
     if all(passed.raised for passed in trial.passed):
-        yield Finding("vacuous", "eager", "eager raises in every call: nothing was compared")
+        yield Discrepancy("vacuous", "eager", "eager raises in every call: nothing was compared")
         return
     whole = list(doubts(proof(trial)))
     for found in whole:
-        yield Finding("vacuous", "compiled code", found.message, found.evidence, found.hint)
+        yield Discrepancy("vacuous", "compiled code", found.message, found.evidence, found.hint)
     for call in trial.calls if not whole else ():
         made = [passed for passed in trial.passed if passed.call.index == call.index]
         if not any(passed.graphs or passed.raised for passed in made):
-            yield Finding("vacuous", call.label, f"{call.label} ran without any compiled graph")
-    if why := vacuous(trial.leaves):
-        yield Finding("nondeterministic" if wavering(trial.leaves) else "vacuous", "values", why)
+            yield Discrepancy("vacuous", call.label, f"{call.label} ran without any compiled graph")
+    if why := why_vacuous(trial.leaves):
+        yield Discrepancy("nondeterministic" if never_repeats(trial.leaves) else "vacuous", "values", why)
     gradients = [leaf for _, leaf in trial.leaves if leaf.kind == "gradient"]
     if gradients and not any(passed.gradients for passed in trial.passed):
-        yield Finding("vacuous", "gradients", "every gradient is zero, NaN or infinite, eager and compiled: their "
+        yield Discrepancy("vacuous", "gradients", "every gradient is zero, NaN or infinite, eager and compiled: their "
                       "equality proves nothing", hint="a loss that depends on the parameters")

@@ -14,10 +14,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from pytest_torchcompile.state.attributes import boxes
-from pytest_torchcompile.state.paths import STANDARD
-from pytest_torchcompile.state.snapshot import StateSnapshot
-from pytest_torchcompile.state.sources import source_of
+from pytest_torchcompile.state.paths import STANDARD_PACKAGES, containers_in
+from pytest_torchcompile.state.snapshot import StateSnapshot, generator_state
 
 __all__ = ["DeepSnapshot", "preserved"]
 
@@ -25,7 +23,7 @@ _REGISTERED = frozenset({"_parameters", "_buffers"})
 """Tables that :class:`StateSnapshot` puts back itself."""
 
 
-_FOREIGN = STANDARD | {"numpy", "torch", "triton", "_pytest"}
+_FOREIGN = STANDARD_PACKAGES | {"numpy", "torch", "triton", "_pytest"}
 """Packages whose objects belong to the process or are compiled code, and are no state of a model: left alone."""
 
 
@@ -64,10 +62,10 @@ class _Attributes:
         self._namespace, self._without, self._name = namespace, without, name
         self._objects = {name: value for name, value in namespace.items() if name not in without}
         named = [(self._path(name), value) for name, value in self._objects.items()]
-        self._contents = [(path, box, _contents(box)) for path, box in boxes(named, _users_own, seen)]
+        self._contents = [(path, box, _contents(box)) for path, box in containers_in(named, _users_own, seen)]
         inside = [(path, each) for path, box, _ in self._contents
                   for each in (box.values() if isinstance(box, dict) else box)]
-        self._sources = [(path, source) for path, value in (*named, *inside) if (source := source_of(value))]
+        self._sources = [(path, source) for path, value in (*named, *inside) if (source := generator_state(value))]
 
     def restore(self) -> None:
         for name in [n for n in self._namespace if n not in self._objects and n not in self._without]:

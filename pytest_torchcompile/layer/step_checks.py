@@ -9,8 +9,8 @@ import torch
 from pytest_torchcompile.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.oracle import Fault, Recording, problem
-from pytest_torchcompile.oracle.held import later
-from pytest_torchcompile.oracle.recording import speaks
+from pytest_torchcompile.oracle.recording import has_signal
+from pytest_torchcompile.oracle.shared_memory import held_leaves
 from pytest_torchcompile.quantity import numbered
 
 __all__ = [
@@ -125,7 +125,7 @@ def refuse_overwritten(eager: Mapping[str, str], compiled: Mapping[str, str], st
     """
     changed = {name: what for name, what in compiled.items() if what == "changed"}
     eager_too = {name: what for name, what in changed.items() if eager.get(name) == what}
-    problems = map(problem, later(eager_too, changed, f"step {step}"))
+    problems = map(problem, held_leaves(eager_too, changed, f"step {step}"))
     refuse_differences([text for text in problems if text], step)
 
 
@@ -156,7 +156,7 @@ def has_answers(recording: Recording) -> bool:
     """Whether an output or a gradient is more than zeros."""
     if _outputs_answer(recording):
         return True
-    return any(gradient is not None and speaks(gradient) for gradient in recording.gradients.values())
+    return any(gradient is not None and has_signal(gradient) for gradient in recording.gradients.values())
 
 
 def _outputs_answer(recording: Recording) -> bool:

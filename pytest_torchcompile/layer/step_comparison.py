@@ -18,7 +18,7 @@ from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.oracle import Recording, Reference, compare, note, problem, reference
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.units import program_unit
-from pytest_torchcompile.state.bits import same_bits
+from pytest_torchcompile.state.tensor_values import same_bits
 
 __all__ = ["StepComparison"]
 

@@ -20,8 +20,8 @@ from pytest_torchcompile.layer.training_step import LeftGradients
 from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.oracle import Recording, Tape, record
-from pytest_torchcompile.oracle.held import Held
-from pytest_torchcompile.oracle.variation import rolled, varied
+from pytest_torchcompile.oracle.calls import rolled_batch, varied_batch
+from pytest_torchcompile.oracle.shared_memory import Held
 
 __all__ = ["RecordedStep", "StepRuns"]
 
@@ -140,11 +140,11 @@ class StepRuns:
             after.restore()
 
     def _other_values(self, number: int) -> Batch:
-        return varied(rolled(self.batch), number)
+        return varied_batch(rolled_batch(self.batch), number)
 
     def _holding(self, outputs: Held, call: Callable[..., Any]) -> Callable[..., Any]:
         if self._outputs_are_held:
-            return outputs.holding(call)
+            return outputs.keep_outputs(call)
         return call
 
     def _recorded(self, call: Callable[..., Any], seed: int, mode: Any, eager: bool = False) -> Recording:

@@ -68,7 +68,7 @@ class Steps:
         before = agreed(DeepSnapshot, self.module)
         eager, tape = runs.eager_step(number, before)
         # Asked before the compiled run, which would change what is held as well.
-        held_eagerly = agreed(runs.eager_outputs.after, eager)
+        held_eagerly = agreed(runs.eager_outputs.changes_by, eager)
         agreed(self._refuse_useless_loss, eager, number)
         agreed(before.restore)
         gradients = LeftGradients(self.module)
@@ -128,7 +128,7 @@ class Steps:
             self.notes[f"{len(seen.graph_breaks)} graph break(s)"] = None
 
     def _refuse_overwritten(self, held_eagerly: dict[str, str], step: RecordedStep) -> None:
-        held_compiled = self.runs.compiled_outputs.after(step.compiled)
+        held_compiled = self.runs.compiled_outputs.changes_by(step.compiled)
         refuse_overwritten(held_eagerly, held_compiled, step.number)
 
     def _note_answers(self, compiled: Recording) -> None:

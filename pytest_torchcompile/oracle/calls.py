@@ -1,7 +1,12 @@
-"""What a trial is made of: calls, sides that run them, and what is kept of each call."""
+"""What a trial is made of: calls, other values for them, sides that run them, and what is kept of each call.
+
+Other values show that compiled code computes from what it is given, not from what it has seen before: a call repeated
+with the very same numbers can't tell a result from one that was kept.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,16 +17,23 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle.held import Held
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
-from pytest_torchcompile.oracle.variation import varied, vary
+from pytest_torchcompile.oracle.shared_memory import Held
 from pytest_torchcompile.state.snapshot import StateSnapshot
+from pytest_torchcompile.state.tensor_values import whole_value, write_whole
 
-__all__ = ["Call", "Loss", "Make", "Passed", "Side", "memory_behind", "passes_over"]
+__all__ = ["Call", "Loss", "Make", "Passed", "Side", "memory_behind", "passes_over", "rolled_batch", "varied_batch",
+           "vary_parameters"]
 
 Loss = Callable[[Any, Any], Any]
 """``loss(output, batch)``: a tensor of one element."""
+# By how much a value shrinks at most: far more than rounding, and a probability or a mask stays one.
+_SHARE = 2.0**-4
+# Between the seeds of two tensors.
+_SEED_STEP = 7919
+# Expanded memory, sparse, nested and distributed tensors may refuse: they stay as they are.
+_REFUSED = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -43,18 +55,29 @@ class Call:
     @property
     def label(self) -> str:
         """``call 2 (B=2, S=64), again``."""
-        sizes = ", ".join(f"{k}={v}" for k, v in self.sizes.items())
-        mode = "" if self.training is None else " training" if self.training else " evaluating"
-        return f"call {self.index + 1}" + (f" ({sizes})" if sizes else "") + mode + self.suffix
+        text = f"call {self.index + 1}"
+        if self.sizes:
+            sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
+            text += f" ({sizes})"
+        if self.training is not None:
+            text += " training" if self.training else " evaluating"
+        return text + self.suffix
 
     def trains(self, otherwise: bool) -> bool:
         """Whether the call has a backward pass."""
-        return otherwise if self.training is None else self.training
+        if self.training is None:
+            return otherwise
+        return self.training
 
-    def switch(self, module: torch.nn.Module) -> None:
-        """Switch the model, if the call does."""
+    def switch_mode(self, module: torch.nn.Module) -> None:
+        """Switch the model to training or evaluation, if the call does."""
         if self.training is not None:
             module.train(self.training)
+
+    def with_other_values(self, seed: int) -> Call:
+        """The call with other values for parameters and batches."""
+        also = tuple(varied_batch(batch, seed) for batch in self.also)
+        return replace(self, batch=varied_batch(self.batch, seed), also=also, other=seed, suffix=", with other values")
 
 
 def passes_over(calls: Sequence[Call], seed: int | None) -> Iterator[list[Call]]:
@@ -67,8 +90,7 @@ def passes_over(calls: Sequence[Call], seed: int | None) -> Iterator[list[Call]]
     if seed is None:
         yield [replace(call, suffix=", once more") for call in calls]
     else:
-        yield [replace(call, batch=varied(call.batch, seed), also=tuple(varied(batch, seed) for batch in call.also),
-                       other=seed, suffix=", with other values") for call in calls]
+        yield [call.with_other_values(seed) for call in calls]
     yield [replace(call, suffix=", again") for call in calls]
 
 
@@ -100,10 +122,14 @@ class Side:
         """
         self.call, self.module, self.alone = call, module, alone
         self._settle = settle
-        mine = None if owned is None else {id(parameter) for parameter in owned(call)}
-        self.others = frozenset(() if mine is None else (n for n, p in module.named_parameters() if id(p) not in mine))
+        self.others: frozenset[str] = frozenset()
         """Names of the parameters that are another rank's."""
-        self.whole: Callable[[], AbstractContextManager[Any]] = nullcontext if whole is None else partial(whole, call)
+        if owned is not None:
+            mine = {id(parameter) for parameter in owned(call)}
+            self.others = frozenset(name for name, parameter in module.named_parameters() if id(parameter) not in mine)
+        self.whole: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if whole is not None:
+            self.whole = partial(whole, call)
         self._start, self._held = StateSnapshot(module), Held()
 
     def restore(self) -> None:
@@ -118,12 +144,13 @@ class Side:
         self.restore()
         if call.other is not None:
             with self.whole():
-                vary(self.module, call.other)
-        call.switch(self.module)
-        found = record(self._held.holding(self.call), self.module, call.batch, loss=loss, train=call.trains(train),
-                       seed=seed + call.index, mode=mode, also=call.also if self.alone else (),
-                       whole=self.whole)
-        return found, self._held.after(found)
+                vary_parameters(self.module, call.other)
+        call.switch_mode(self.module)
+        recording = record(
+            self._held.keep_outputs(self.call), self.module, call.batch, loss=loss, train=call.trains(train),
+            seed=seed + call.index, mode=mode, also=call.also if self.alone else (), whole=self.whole,
+        )
+        return recording, self._held.changes_by(recording)
 
 
 Make = Callable[["dict[str, Any] | None"], Side]
@@ -144,3 +171,67 @@ class Passed:
     eager_zero: bool
     gradients: int
     """Eager gradients that are not."""
+
+
+def vary_parameters(module: torch.nn.Module, seed: int) -> None:
+    """Shrink each floating parameter and buffer element by up to 1/16, in place; ``seed`` decides.
+
+    A parameter that is zero everywhere, as the last layer of a model often begins, gets values within 1/32 of zero:
+    else nothing that it takes part in could be compared.
+    """
+    parameters = list(module.parameters())
+    _shrink_values([*parameters, *module.buffers()], seed, filled={id(parameter) for parameter in parameters})
+
+
+def varied_batch(batch: Batch, seed: int) -> Batch:
+    """A copy of a batch with its floating tensors shrunk; ids, masks of whole numbers and zeros stay."""
+    other = batch.clone()
+    _shrink_values(other.tensors(), seed, filled=set())
+    return other
+
+
+def rolled_batch(batch: Batch) -> Batch:
+    """A copy of a batch whose samples have changed places, each value being as valid as before.
+
+    Tensors are rolled by one, along the first dimension or else the second: the one that is longer than 1 and equally
+    long in all of them. A batch without such a dimension stays, and so do tensors of one dimension beside others:
+    they may be sorted lengths.
+    """
+    other = batch.clone()
+    tensors = list({id(tensor): tensor for tensor in other.tensors() if tensor.ndim}.values())
+    for dim in (0, 1):
+        sizes = {tensor.shape[dim] for tensor in tensors if tensor.ndim > dim}
+        if len(sizes) == 1 and sizes != {1}:
+            longer = [tensor for tensor in tensors if tensor.ndim > 1]
+            _roll_samples(longer or tensors, dim)
+            break
+        # no samples: nobody knows what the next dimension is
+        if sizes != {1}:
+            break
+    return other
+
+
+def _roll_samples(tensors: Iterable[torch.Tensor], dim: int) -> None:
+    with torch.no_grad():
+        for tensor in tensors:
+            with contextlib.suppress(*_REFUSED):
+                tensor.copy_(tensor.roll(1, dim))
+
+
+def _shrink_values(tensors: Iterable[torch.Tensor], seed: int, filled: set[int]) -> None:
+    """``filled``: ids of those that get values where they are zero everywhere."""
+    # Tied parameters are shrunk once. The number of a tensor is part of its seed.
+    distinct = {id(tensor): tensor for tensor in tensors}.values()
+    with torch.no_grad():
+        for index, tensor in enumerate(distinct):
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                continue
+            with contextlib.suppress(*_REFUSED):
+                generator = torch.Generator(tensor.device).manual_seed(seed + _SEED_STEP * index)
+                dtype = tensor.dtype.to_real() if tensor.is_complex() else tensor.dtype
+                share = torch.rand(tensor.shape, generator=generator, device=tensor.device).to(dtype)
+                value = whole_value(tensor)
+                if id(tensor) in filled and not bool(value.any()):
+                    write_whole(tensor, value + (share - 0.5) * _SHARE)
+                else:
+                    write_whole(tensor, value * (1 - share * _SHARE))

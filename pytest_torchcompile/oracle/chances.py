@@ -8,25 +8,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle.estimate import as_real, finite
+from pytest_torchcompile.oracle.estimate import as_real, finite_values
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.state.snapshot import StateSnapshot
 
-__all__ = ["Chances", "chances", "compare_chances"]
+__all__ = ["Chances", "compare_chances", "own_random_draws", "same_random_draws", "sample_chances"]
 
+# Standard errors by which two correct means may differ: once in 500 million, and there are a dozen for each leaf.
 _LIMIT = 6.0
-"""Standard errors by which two correct means may differ: once in 500 million, and there are a dozen for each leaf."""
+# By how much of its largest element a leaf may move when it is computed again from the same random numbers.
 _ORDER = 2.0**-12
-"""By how much of its largest element a leaf may move when it is computed again from the same random numbers."""
+# Relative; one rounding in half precision moves a mean by less.
+_SLACK = 1e-3
 _MEASURES = ("share of zeros", "mean", "scale", "projection")
+
+
+@contextmanager
+def same_random_draws() -> Iterator[None]:
+    """Have Inductor draw the random numbers that eager draws, so that dropout can be compared."""
+    with _fallback_random(True):
+        yield
+
+
+@contextmanager
+def own_random_draws() -> Iterator[None]:
+    """Have Inductor draw random numbers of its own, as it does unless it is told otherwise."""
+    with _fallback_random(False):
+        yield
+
+
+def _fallback_random(eager: bool) -> AbstractContextManager[None]:
+    from torch._inductor import config
+
+    return config.patch(fallback_random=eager)  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -44,8 +67,15 @@ class Chances:
     error: str = ""
     """What a call raised."""
 
+    def add_call(self, recording: Recording) -> None:
+        """Take one call in."""
+        for name, value in _tensors_in(recording):
+            self.samples.setdefault(name, []).append(_measure(value))
+            if not (value.is_floating_point() or value.is_complex()):
+                self.discrete.add(name)
 
-def chances(
+
+def sample_chances(
     call: Callable[..., Any],
     module: torch.nn.Module | None,
     batch: Batch,
@@ -59,26 +89,24 @@ def chances(
 
     Arguments as for ``record``; the module is left in the state in which it was.
     """
-    start, found = StateSnapshot(module), Chances()
+    start, chances = StateSnapshot(module), Chances()
     beginning: Recording | None = None
     for number in (*range(seeds), 0):
-        seen = record(call, module, batch, loss=loss, train=train, seed=first + number)
+        recording = record(call, module, batch, loss=loss, train=train, seed=first + number)
         start.restore()
-        if seen.error is not None:
-            found.error = str(seen.error)
-            return found
+        if recording.error is not None:
+            chances.error = str(recording.error)
+            break
         if beginning is None:
-            beginning = seen
+            beginning = recording
         elif number == 0:
-            found.repeats = _alike(beginning, seen)
-            return found
+            # The first seed once more, after all others.
+            chances.repeats = _same_draws(beginning, recording)
+            break
         else:
-            found.varies = found.varies or not _alike(beginning, seen)
-        for name, value in _numbers(seen):
-            found.samples.setdefault(name, []).append(_measures(value))
-            if not (value.is_floating_point() or value.is_complex()):
-                found.discrete.add(name)
-    return found
+            chances.varies = chances.varies or not _same_draws(beginning, recording)
+        chances.add_call(recording)
+    return chances
 
 
 def compare_chances(eager: Chances, compiled: Chances) -> list[Leaf]:
@@ -89,23 +117,25 @@ def compare_chances(eager: Chances, compiled: Chances) -> list[Leaf]:
     rounding decides may fall to the other side.
     """
     if eager.error or compiled.error:
-        same = bool(eager.error) == bool(compiled.error)
-        text = "" if same else f"eager {eager.error or 'ran'}, compiled {compiled.error or 'ran'}"
-        return [Leaf("error", "error", bitwise=same, message=text)]
-    leaves = [_seeds(eager, compiled)]
+        text = ""
+        if not (eager.error and compiled.error):
+            text = f"eager {eager.error or 'ran'}, compiled {compiled.error or 'ran'}"
+        return [Leaf("error", "error", bitwise=not text, message=text)]
+    leaves = [_compare_seeds(eager, compiled)]
     for name, samples in eager.samples.items():
         others = compiled.samples.get(name, [])
         if name in eager.discrete and others and not _vary(samples):
             text = "varies with the seed, compiled only" if _vary(others) else ""
             leaves.append(Leaf(name, "rng", len(others), bitwise=not text, message=text))
             continue
-        for i, measure in enumerate(_MEASURES):
-            mine, found = [sample[i] for sample in samples], [sample[i] for sample in others]
-            leaves.append(_measured(f"{measure} of {name}", mine, found))
+        for place, measure in enumerate(_MEASURES):
+            mine = [sample[place] for sample in samples]
+            theirs = [sample[place] for sample in others]
+            leaves.append(_compare_means(f"{measure} of {name}", mine, theirs))
     return leaves
 
 
-def _seeds(eager: Chances, compiled: Chances) -> Leaf:
+def _compare_seeds(eager: Chances, compiled: Chances) -> Leaf:
     text = ""
     if eager.repeats and not compiled.repeats:
         text = "the same seed gives other values when it is used again, compiled only"
@@ -116,31 +146,38 @@ def _seeds(eager: Chances, compiled: Chances) -> Leaf:
     return Leaf("seeds", "rng", bitwise=not text, message=text)
 
 
-def _measured(name: str, mine: list[float], found: list[float]) -> Leaf:
-    if not found:
+def _compare_means(name: str, eager: list[float], compiled: list[float]) -> Leaf:
+    if not compiled:
         return Leaf(name, "rng", message="only eager has it")
-    (a, spread), (b, other) = _mean(mine), _mean(found)
-    # one rounding in half precision moves a mean by less
-    error = math.sqrt(spread + other) + 1e-3 * abs(a) / _LIMIT
-    distance = abs(a - b) / error if error > 0 else 0.0 if a == b else math.inf
+    mean, variance = _mean_with_variance(eager)
+    other, other_variance = _mean_with_variance(compiled)
+    error = math.sqrt(variance + other_variance) + _SLACK * abs(mean) / _LIMIT
+    distance = 0.0
+    if error > 0:
+        distance = abs(mean - other) / error
+    elif mean != other:
+        distance = math.inf
     text = ""
+    # not (a > b), so that NaN is a problem
     if not distance <= _LIMIT:
-        text = f"is {a:.6g} eagerly, {b:.6g} compiled over {len(found)} seeds, {distance:.3g} standard errors apart"
-    return Leaf(name, "rng", len(found), bitwise=not text, peak=distance, eager=a, compiled=b, message=text)
+        text = (f"is {mean:.6g} eagerly, {other:.6g} compiled over {len(compiled)} seeds, "
+                f"{distance:.3g} standard errors apart")
+    return Leaf(name, "rng", len(compiled), bitwise=not text, peak=distance, eager=mean, compiled=other, message=text)
 
 
 def _vary(samples: list[list[float]]) -> bool:
     return any(sample != samples[0] for sample in samples)
 
 
-def _mean(values: list[float]) -> tuple[float, float]:
+def _mean_with_variance(values: list[float]) -> tuple[float, float]:
     """Mean, and the squared standard error of it."""
     mean = sum(values) / len(values)
-    return mean, sum((v - mean) ** 2 for v in values) / max(1, len(values) - 1) / len(values)
+    return mean, sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1) / len(values)
 
 
-def _measures(value: torch.Tensor) -> list[float]:
-    flat = finite(as_real(value).double()).reshape(-1)
+def _measure(value: torch.Tensor) -> list[float]:
+    """In the order of ``_MEASURES``."""
+    flat = finite_values(as_real(value).double()).reshape(-1)
     signs = torch.arange(flat.numel(), device=flat.device).mul_(40503).bitwise_right_shift_(4).bitwise_and_(1)
     return [
         float((flat == 0).double().mean()),
@@ -150,21 +187,21 @@ def _measures(value: torch.Tensor) -> list[float]:
     ]
 
 
-def _numbers(seen: Recording) -> Iterator[tuple[str, torch.Tensor]]:
-    """Whole ones too: a sampler returns nothing else."""
-    for name, _, value in seen.values():
+def _tensors_in(recording: Recording) -> Iterator[tuple[str, torch.Tensor]]:
+    """Whole numbers too: a sampler returns nothing else."""
+    for name, _, value in recording.values():
         if isinstance(value, torch.Tensor) and value.numel():
             yield name, value
 
 
-def _alike(one: Recording, other: Recording) -> bool:
-    again = dict(_numbers(other))
-    return all(name in again and _same_draws(value, again[name]) for name, value in _numbers(one))
+def _same_draws(one: Recording, other: Recording) -> bool:
+    again = dict(_tensors_in(other))
+    return all(name in again and _same_but_for_order(value, again[name]) for name, value in _tensors_in(one))
 
 
-def _same_draws(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same_but_for_order(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two values differ by no more than sums in another order do: atomics do not repeat bit by bit."""
     if not (one.is_floating_point() or one.is_complex()) or one.shape != other.shape:
         return torch.equal(one, other)
-    one, other = finite(as_real(one).double()), finite(as_real(other).double())
+    one, other = finite_values(as_real(one).double()), finite_values(as_real(other).double())
     return bool((one - other).abs().amax() <= _ORDER * one.abs().amax())

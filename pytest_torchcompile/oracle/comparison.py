@@ -8,17 +8,16 @@ from typing import Any
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import nearby
-from pytest_torchcompile.oracle.expected import Reference
-from pytest_torchcompile.oracle.judging import continuous, discrete, near
+from pytest_torchcompile.oracle.estimate import small_to_cpu
+from pytest_torchcompile.oracle.expected import FAR, Reference, distance_from_runs
+from pytest_torchcompile.oracle.judging import eager_is_near, judge_discrete, judge_numbers
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.limits import Limits, problem
-from pytest_torchcompile.oracle.properties import ABSENT, attributes, errors, plain, properties
+from pytest_torchcompile.oracle.properties import ABSENT, compare_errors, compare_items, compare_properties, plain_value
 from pytest_torchcompile.oracle.recording import Item, Recording
 from pytest_torchcompile.oracle.reference_runs import FEW
-from pytest_torchcompile.oracle.repetition import FAR, distance
 from pytest_torchcompile.oracle.training import role_of
-from pytest_torchcompile.state.bits import same_bits
+from pytest_torchcompile.state.tensor_values import same_bits
 
 __all__ = ["compare"]
 
@@ -50,11 +49,11 @@ def compare(
         two raised, a single leaf about that.
     """
     if eager.error is not None or compiled.error is not None:
-        return [errors(eager, compiled)]
+        return [compare_errors(eager, compiled)]
     values = _Values(reference, limits or Limits())
-    leaves = values.settled(list(properties(eager, compiled)), lambda twin: properties(eager, twin))
+    leaves = values.settled(list(compare_properties(eager, compiled)), lambda twin: compare_properties(eager, twin))
     for name, (kind, mine, found) in _pairs(eager, compiled).items():
-        differ = list(attributes(name, kind, mine, found))
+        differ = list(compare_items(name, kind, mine, found))
         leaves += values.settled(differ, lambda twin, n=name, k=kind, m=mine: _differ(n, k, m, twin))  # type: ignore[misc]
         if not any(leaf.kind in (kind, "shape", "zero_gradient") for leaf in differ):
             leaves.append(values.first(name, kind, mine.value, found.value))
@@ -97,7 +96,7 @@ class _Values:
     def _wavering(self, leaf: Leaf, mine: Any, found: Any) -> Leaf:
         """Undecidable, unless compiled is far outside of what eager's own runs differ by."""
         runs = [again.value for twin in self._reference().twins() if (again := _item(twin, leaf.name)) is not None]
-        far = distance(found, [mine, *runs])
+        far = distance_from_runs(found, [mine, *runs])
         if far <= FAR:
             return replace(leaf, kind="nondeterministic", message=_WAVERS)
         text = f"is {far:.3g} times as far from the nearest of {len(runs) + 1} eager runs as these are apart"
@@ -126,7 +125,7 @@ class _Values:
         undecided = bool(leaf.undecidable) or not leaf.decided
         if estimate.offered:
             return undecided and not estimate.drowned
-        return undecided or not near(self._measured[leaf.name][1], estimate)
+        return undecided or not eager_is_near(self._measured[leaf.name][1], estimate)
 
     def _reference(self) -> Reference:
         if not isinstance(self._source, Reference):
@@ -143,8 +142,8 @@ class _Values:
         if isinstance(mine, (float, complex)):
             return None
         return Leaf(
-            name, kind, eager=plain(mine), compiled=plain(found),
-            message=f"is {plain(mine)} in eager, {plain(found)} compiled",
+            name, kind, eager=plain_value(mine), compiled=plain_value(found),
+            message=f"is {plain_value(mine)} in eager, {plain_value(found)} compiled",
         )  # fmt: skip
 
     def _judged(self, name: str, kind: str, mine: Any, found: Any) -> Leaf:
@@ -159,7 +158,7 @@ class _Values:
         if self._twin is None:
             self._twin = _items(self._reference().twin())
         again = self._twin.get(name, ("", Item(ABSENT)))[1].value
-        if any(True for _ in attributes(name, kind, Item(mine), Item(again))):
+        if any(True for _ in compare_items(name, kind, Item(mine), Item(again))):
             return not self._reference().repeats(name)
         if self._without_reference(name, kind, mine, again) is not None:
             return False
@@ -173,18 +172,18 @@ class _Values:
 
 def _differ(name: str, kind: str, mine: Item, twin: Recording) -> Iterable[Leaf]:
     again = _items(twin).get(name)
-    return [] if again is None else attributes(name, kind, mine, again[1])
+    return [] if again is None else compare_items(name, kind, mine, again[1])
 
 
 def _against(reference: Reference, leaf: Leaf, mine: Any, found: Any, limits: Limits) -> Leaf:
     if isinstance(mine, (float, complex)):
         dtype = torch.float64 if isinstance(mine, float) else torch.complex128
         mine, found = (torch.tensor(v, dtype=dtype) for v in (mine, found))
-    mine, found = nearby(mine), nearby(found)
+    mine, found = small_to_cpu(mine), small_to_cpu(found)
     leaf = replace(leaf, numel=mine.numel(), dtype=_name(mine.dtype))
     if mine.is_floating_point() or mine.is_complex():
-        return continuous(leaf, mine, found.to(mine.dtype), reference, limits)
-    return discrete(leaf, mine, found.to(mine.dtype), reference)
+        return judge_numbers(leaf, mine, found.to(mine.dtype), reference, limits)
+    return judge_discrete(leaf, mine, found.to(mine.dtype), reference)
 
 
 def _pairs(eager: Recording, compiled: Recording) -> dict[str, tuple[str, Item, Item]]:

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from pytest_torchcompile.oracle.levels import Levels, sample
-from pytest_torchcompile.oracle.projections import Noise, Projections
+from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, sample_elements
 
-__all__ = ["Estimate", "as_real", "finite", "nearby", "pieces"]
+__all__ = ["Estimate", "as_real", "finite_values", "small_to_cpu", "split_pieces"]
 
 _PIECES = {"cpu": 1 << 17}
 """Elements looked at in one go: what bounds the memory of a comparison; on a CPU what its cache holds."""
@@ -98,9 +97,9 @@ class Estimate:
         if not self.continuous or self.value.shape != eager.shape:
             return False
         apart = size = 0.0
-        for mine, exact in pieces(eager, self.value):
-            error = finite(mine.double() - exact)
-            exact = finite(exact)
+        for mine, exact in split_pieces(eager, self.value):
+            error = finite_values(mine.double() - exact)
+            exact = finite_values(exact)
             apart += float(error.dot(error))
             size += float(exact.dot(exact))
         share = min(_ROUNDINGS * torch.finfo(eager.dtype).eps / 2, _SIXTEENTH)
@@ -111,7 +110,7 @@ class Estimate:
         """Whether the usual noise is larger than every value: no further draw can then make something of the leaf."""
         if not self.continuous or self.levels is None or not self.value.numel():
             return False
-        largest = finite(self.value).abs().amax().reshape(1)
+        largest = finite_values(self.value).abs().amax().reshape(1)
         return bool(self.levels.of(largest) > largest)
 
     def repeated_by(self, value: Any, unit: float) -> bool:
@@ -126,10 +125,11 @@ class Estimate:
             return value.shape == self.value.shape and torch.equal(value, self.value)
         spread = torch.zeros((), device=value.device).expand(value.numel()) if self.spread is None else self.spread
         share = min(1.0, 2.0**10 * torch.finfo(self.value.dtype).eps / unit)
-        return not any(
-            bool((finite(again - exact).abs() > share * spread.double() + unit * finite(exact).abs()).any())
-            for again, exact, spread in pieces(value, self.value, spread)
-        )
+        for again, exact, deviation in split_pieces(value, self.value, spread):
+            allowed = share * deviation.double() + unit * finite_values(exact).abs()
+            if bool((finite_values(again - exact).abs() > allowed).any()):
+                return False
+        return True
 
     def _confine(self) -> None:
         """Values beyond the range of eager's dtype become infinite: nothing is measured from them."""
@@ -145,15 +145,15 @@ class Estimate:
             dtype = torch.float64 if fine else torch.float32
             self.spread = torch.zeros(self.value.numel(), dtype=dtype, device=self.value.device)
             self.reach = torch.zeros_like(self.spread, dtype=torch.bfloat16)
-            exact = sample(self.value)
-            self.levels = Levels(finite(exact), finite(sample(value) - exact))
+            exact = sample_elements(self.value)
+            self.levels = Levels(finite_values(exact), finite_values(sample_elements(value) - exact))
         found = Projections(self.levels)
         start = 0
-        for spread, reach, exact, drawn in pieces(self.spread, self.reach, self.value, value):
+        for spread, reach, exact, drawn in split_pieces(self.spread, self.reach, self.value, value):
             error = drawn - exact
             if not math.isfinite(float(error.dot(error))) or self._near < float("inf"):
                 self._look(start, exact.isfinite() & ~(drawn.abs() <= self._near))  # NaN is not smaller
-                error, exact = finite(error), finite(exact)
+                error, exact = finite_values(error), finite_values(exact)
             torch.maximum(reach, error.abs().to(reach.dtype), out=reach)
             torch.hypot(spread, error.to(spread.dtype), out=spread)
             found.add(error, exact)
@@ -171,10 +171,10 @@ def _number(value: Any) -> Any:
     """A Python float or complex number as a tensor, complex tensors as real ones, small ones at hand."""
     if isinstance(value, (float, complex)):
         value = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.complex128)
-    return as_real(nearby(value)) if isinstance(value, torch.Tensor) else value
+    return as_real(small_to_cpu(value)) if isinstance(value, torch.Tensor) else value
 
 
-def nearby(tensor: torch.Tensor) -> torch.Tensor:
+def small_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """A small tensor of a GPU on the CPU, any other as it is.
 
     A comparison is a few dozen operators and as many questions; each is a launch and a wait there, some 30 microseconds
@@ -188,12 +188,12 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def finite(tensor: torch.Tensor) -> torch.Tensor:
+def finite_values(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor with zeros for NaN and infinities."""
     return tensor.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+def split_pieces(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """The same stretch of every tensor, flattened, so many elements at a time that memory stays bounded."""
     size = _PIECES.get(tensors[0].device.type, _PIECE)
     yield from zip(*(torch.split(t.reshape(-1), size) for t in tensors), strict=True)

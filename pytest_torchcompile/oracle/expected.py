@@ -1,20 +1,32 @@
-"""Reference: the expected values of a run with the size of their noise."""
+"""Reference: the expected values of a run with the size of their noise; where references are kept between cells; and
+eager itself as the reference, run several times, where it does not repeat itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import Any, Final
 
-from pytest_torchcompile.oracle.estimate import Estimate
+import torch
 
-if TYPE_CHECKING:
-    from pytest_torchcompile.oracle.recording import Recording
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, finite_values
+from pytest_torchcompile.oracle.recording import Recording
 
-__all__ = ["WIDER", "Reference"]
+__all__ = ["FAR", "LEAST", "RUNS", "WIDER", "Reference", "References", "Repeated", "distance_from_runs"]
 
 WIDER: Final = frozenset({"float64", "float32"})
 """Kinds of references that are wider than eager: its own error from them is a measure of rounding."""
-
+RUNS: Final = 4
+"""Further eager runs that are made where one differs from the first."""
+FAR: Final = 16.0
+"""So many times what eager's runs differ by is no chance: of six runs of any even spread, once in a million."""
+LEAST: Final = 1 << 28
+"""Bytes that :class:`References` keep at least."""
+_MOST: Final = 1 << 32
+# Of a device's memory. A trial makes its calls three times over: where the references of one pass do not fit, each is
+# made again in the third.
+_SHARE: Final = 1 / 50
 _ENDLESS = float("inf")
 
 
@@ -44,11 +56,12 @@ class Reference:
         """How many noise draws the estimate with the most of them holds."""
         self.estimates: dict[str, Estimate] = {}
         self._recording = recording
-        self._expect(recording)
+        self._expect_values(recording)
 
-    def _expect(self, recording: Recording, ranges: dict[str, float] | None = None) -> None:
+    def _expect_values(self, recording: Recording, ranges: dict[str, float] | None = None) -> None:
+        """Take what is recorded for what is expected; ``ranges``: where the range of a leaf's dtype ends."""
         ends = ranges or {}
-        self.estimates = {n: Estimate(value, ends.get(n, _ENDLESS)) for n, _, value in recording.values()}
+        self.estimates = {name: Estimate(value, ends.get(name, _ENDLESS)) for name, _, value in recording.values()}
 
     def more(self, names: Collection[str] | None = None) -> bool:
         """Draw more noise for some leaves, or for all; whether there was more to draw."""
@@ -70,3 +83,97 @@ class Reference:
     def nbytes(self) -> int:
         """Memory of the estimates; it does not grow with the number of draws."""
         return sum(estimate.nbytes for estimate in self.estimates.values())
+
+
+class References:
+    """The most recently used references, as many as fit in ``limit`` bytes.
+
+    They are kept between cells: the float64 run of a model is the same for every mode and backend.
+    """
+
+    def __init__(self, limit: int = LEAST) -> None:
+        self.limit = limit
+        self._kept: OrderedDict[Hashable, Reference] = OrderedDict()
+
+    def make_room(self, memory: int) -> None:
+        """Take a fiftieth of a device's memory of so many bytes, if that is more than the limit; 4 GiB at most."""
+        self.limit = max(self.limit, min(_MOST, int(memory * _SHARE)))
+
+    def get(self, key: Hashable, make: Callable[[], Reference]) -> Reference:
+        """Return the reference for ``key``, made by ``make`` if it isn't kept."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+        else:
+            self._kept[key] = make()
+        reference = self._kept[key]
+        # Counted anew each time: a reference grows when a suspicion buys it more draws.
+        while self._kept and sum(each.nbytes for each in self._kept.values()) > self.limit:
+            self._kept.popitem(last=False)
+        return reference
+
+
+class Repeated(Reference):
+    """A reference that is eager itself, run again when somebody asks whether it repeats itself."""
+
+    def __init__(self, recording: Recording, again: Callable[[], Recording]) -> None:
+        super().__init__(recording)
+        self._again, self._runs = again, list[Recording]()
+
+    def twin(self) -> Recording:
+        """The second eager run."""
+        return self.twins()[0]
+
+    def twins(self) -> list[Recording]:
+        """All further runs."""
+        if not self._runs:
+            self._runs = [self._again() for _ in range(1 + RUNS)]
+        return self._runs
+
+    def distance(self, name: str, other: Recording) -> float:
+        """:func:`distance_from_runs` of a value of another recording."""
+        runs = [_value_named(recording, name) for recording in (self._recording, *self.twins())]
+        return distance_from_runs(_value_named(other, name), runs)
+
+
+def _value_named(recording: Recording, name: str) -> Any:
+    for other, _, value in recording.values():
+        if other == name:
+            return value
+    return None
+
+
+def distance_from_runs(value: Any, runs: Sequence[Any]) -> float:
+    """How far a value is from the nearest of some eager runs, over the largest distance of those from the first.
+
+    Infinite where they are all equal and the value is another one, or where it alone is not finite. Zero for what has
+    no distance: objects, whole numbers, tensors of several shapes.
+    """
+    tensors = []
+    for each in (value, *runs):
+        tensor = _real_tensor(each)
+        if tensor is None:
+            return 0.0
+        tensors.append(tensor)
+    compared, *eager = tensors
+    if len({tensor.shape for tensor in tensors}) != 1 or not compared.numel():
+        return 0.0
+    settled = torch.stack([run.isfinite() for run in eager]).all(0)
+    if bool((settled & ~compared.isfinite()).any()):
+        return float("inf")
+    nearest = min(_largest_distance(compared, run, settled) for run in eager)
+    width = max(_largest_distance(eager[0], run, settled) for run in eager)
+    if width == 0.0:
+        return float("inf") if nearest else 0.0
+    return nearest / width
+
+
+def _real_tensor(value: Any) -> torch.Tensor | None:
+    if isinstance(value, (float, complex)):
+        value = torch.tensor(value)
+    if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return None
+    return as_real(value.detach()).double()
+
+
+def _largest_distance(one: torch.Tensor, other: torch.Tensor, where: torch.Tensor) -> float:
+    return float((finite_values(one) - finite_values(other)).abs().where(where, 0.0).amax())

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, nearby, pieces
+from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_to_cpu, split_pieces
 from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.limits import Limits, problem
-from pytest_torchcompile.oracle.projections import Projections
-from pytest_torchcompile.oracle.scale import Scale, assumed, drawn, of_eager, stretches
+from pytest_torchcompile.oracle.noise_levels import Projections
+from pytest_torchcompile.oracle.scale import Scale, scale_from_draws, scale_from_dtype, scale_from_eager, split_leaf
 
-__all__ = ["continuous", "discrete", "near"]
+__all__ = ["eager_is_near", "judge_discrete", "judge_numbers"]
 
 _BIAS_FLOOR = 2.0**-20
 """Relative offset that is never complained about: 16 roundings of float32."""
@@ -22,7 +22,7 @@ _UNFIT = 32.0
 """Eager this many noise scales off the reference: not the same program (the worst of 13 models had 2.5)."""
 
 
-def continuous(
+def judge_numbers(
     leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, reference: Reference, limits: Limits
 ) -> Leaf:
     """Measure a floating or complex leaf that is not bitwise equal."""
@@ -34,34 +34,34 @@ def continuous(
     if estimate is None or not estimate.continuous or estimate.value.shape != e.shape:
         why = reference.why or "the float64 run has nothing of this name and shape"
         leaf = replace(leaf, against="eager-only", why=why)
-        return _measured(leaf, e, c, assumed(e, dtype, None, reference.unit), limits)
+        return _measured(leaf, e, c, scale_from_dtype(e, dtype, None, reference.unit), limits)
     leaf = replace(leaf, against=reference.kind, why=reference.why)
     if not estimate.offered and reference.kind in WIDER:
-        return _measured(leaf, e, c, of_eager(e, dtype, estimate), limits, estimate)
+        return _measured(leaf, e, c, scale_from_eager(e, dtype, estimate), limits, estimate)
     if not estimate.draws:
-        return _measured(leaf, e, c, assumed(e, dtype, estimate, reference.unit), limits)
+        return _measured(leaf, e, c, scale_from_dtype(e, dtype, estimate, reference.unit), limits)
     if reference.kind == "eager-draws":
         return _without_wide(leaf, e, c, estimate, reference, limits)
-    scale = drawn(e, dtype, estimate, with_eager=True)
-    mine, *others = scale.noise.means
+    scale = scale_from_draws(e, dtype, estimate, with_eager=True)
+    mine, *others = scale.noise.mean_squares
     if mine <= _UNFIT**2 * max(sum(others) / len(others), 1.0):
         return _measured(leaf, e, c, scale, limits, estimate)
     # Eager itself is far from the reference. If its error counted as noise anything would pass, so the
     # compiled value has to be near one of the two by the noise of the draws alone.
-    alone = drawn(e, dtype, estimate, with_eager=False)
+    alone = scale_from_draws(e, dtype, estimate, with_eager=False)
     from_reference = _measured(leaf, e, c, alone, limits, estimate)
     if problem(from_reference, limits) is None:
         return from_reference
     return _measured(replace(leaf, against="eager"), e, c, replace(alone, centre=e, eager=e), limits, estimate)
 
 
-def near(eager: Any, estimate: Estimate) -> bool:
+def eager_is_near(eager: Any, estimate: Estimate) -> bool:
     """Whether eager is so near to what is expected that its own error is rounding, and can be a measure of it."""
     if isinstance(eager, (float, complex)):
         eager = torch.tensor(eager, dtype=torch.float64 if isinstance(eager, float) else torch.complex128)
     if not isinstance(eager, torch.Tensor) or not estimate.continuous:
         return True
-    mine = as_real(nearby(eager.detach()))
+    mine = as_real(small_to_cpu(eager.detach()))
     return estimate.near(mine.float() if mine.dtype.itemsize == 1 else mine)
 
 
@@ -72,14 +72,14 @@ def _without_wide(
 
     Neither bounds all rounding: disturbed inputs know how ill-conditioned the program is, the dtype how it accumulates.
     """
-    by_draws = _measured(leaf, e, c, drawn(e, e.dtype, estimate, with_eager=False), limits, estimate)
+    by_draws = _measured(leaf, e, c, scale_from_draws(e, e.dtype, estimate, with_eager=False), limits, estimate)
     if problem(by_draws, limits) is None:
         return by_draws
-    by_dtype = _measured(leaf, e, c, assumed(e, e.dtype, None, reference.unit), limits)
+    by_dtype = _measured(leaf, e, c, scale_from_dtype(e, e.dtype, None, reference.unit), limits)
     return by_draws if problem(by_dtype, limits) else by_dtype
 
 
-def discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, reference: Reference) -> Leaf:
+def judge_discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, reference: Reference) -> Leaf:
     """Judge integers and booleans: equal, except where rounding alone flips an element.
 
     Not more of them may differ than several draws together have flipped, or eager has.
@@ -129,8 +129,8 @@ def _measured(
     squares = zeros = peak = most = farthest = largest = 0.0
     start = wrong = lost = worst = blind = 0
     first = None
-    for part, (found, seen) in stretches(scale, c, e):
-        use = part.finite & torch.isfinite(found) & torch.isfinite(seen)
+    for part, (found, seen) in split_leaf(scale, c, e):
+        use = part.is_finite & torch.isfinite(found) & torch.isfinite(seen)
         error = (found.double() - part.exact).where(use, 0.0)
         systematic.add(error.where(~part.jumps, 0.0), part.exact)
         ratio, signal = error.abs() / part.noise, part.exact.abs() / part.noise
@@ -188,7 +188,7 @@ def _not_finite(
     excused = start = wrong = 0
     first = None
     edges = torch.zeros((), dtype=torch.bool, device=c.device).expand(c.numel()) if brink is None else brink
-    for mine, found, truth, edge in pieces(e, c, exact, edges):
+    for mine, found, truth, edge in split_pieces(e, c, exact, edges):
         bad = ~(torch.isfinite(mine) & torch.isfinite(found))
         if bool(bad.any()):
             differ = bad & (mine != found) & ~(mine.isnan() & found.isnan())

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.oracle.leaf import NOTED, Leaf, Scalar
 
-__all__ = ["Limits", "excused", "note", "problem"]
+__all__ = ["Limits", "is_excused", "note", "problem"]
 
 _SIDES = " (uncompiled on both sides: what is called eager is one process, and compiled the ranks)"
 _OF_NOISE = 4.0
@@ -79,7 +79,7 @@ def problem(leaf: Leaf, limits: Limits | None = None) -> str | None:
     return f"{leaf.name}: {text}{_values(leaf)}"
 
 
-def excused(leaf: Leaf, limits: Limits | None = None) -> bool:
+def is_excused(leaf: Leaf, limits: Limits | None = None) -> bool:
     """Whether a leaf exceeds a limit, and passes all the same because the error is small beside its largest value."""
     limits = limits or Limits()
     if leaf.kind in NOTED or leaf.message:
@@ -119,7 +119,7 @@ def note(leaf: Leaf) -> str | None:
         if leaf.numerical:
             why = "its values are no larger than their rounding noise"
         return f"{leaf.name}: undecidable, {why}{_values(leaf)}"
-    if excused(leaf):
+    if is_excused(leaf):
         text = _excess(leaf, Limits())
         return f"{leaf.name}: {text}, but less than one eps of its largest value{_values(leaf)}"
     if leaf.undecidable:

@@ -10,8 +10,8 @@ from torch.autograd.graph import get_gradient_edge
 
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.oracle.ownership import run_theirs
-from pytest_torchcompile.state.layouts import dense
 from pytest_torchcompile.state.paths import leaves_of
+from pytest_torchcompile.state.tensor_values import dense_form
 
 __all__ = ["default_loss", "left_out", "loss_of"]
 
@@ -29,7 +29,7 @@ def default_loss(output: Any, value: Any = None) -> torch.Tensor | None:
     for _, leaf in leaves_of(output)[0]:
         if not isinstance(leaf, torch.Tensor) or not leaf.numel():
             continue
-        leaf = dense(leaf)
+        leaf = dense_form(leaf)
         if leaf.is_floating_point() or leaf.is_complex():
             plain = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
             plain = plain.float() if plain.dtype.itemsize < 4 else plain

@@ -11,10 +11,16 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcompile.oracle.dice import Dice
-from pytest_torchcompile.oracle.emulated import wide_version
-from pytest_torchcompile.oracle.operators import APPROXIMATED, PRODUCTS, Operator, operator, terms
+from pytest_torchcompile.oracle.operators import (
+    APPROXIMATED,
+    PRODUCTS,
+    Operator,
+    count_terms,
+    operator_facts,
+    wide_version,
+)
 from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, key_of
-from pytest_torchcompile.oracle.units import unit_of, widened
+from pytest_torchcompile.oracle.units import unit_of, wide_dtype
 
 __all__ = ["Wide"]
 
@@ -65,8 +71,8 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         narrow = kwargs.get("dtype")
         if narrow is not None and self._narrow(narrow):
-            kwargs = {**kwargs, "dtype": widened(narrow, self.wide)}
-        about = operator(func)
+            kwargs = {**kwargs, "dtype": wide_dtype(narrow, self.wide)}
+        about = operator_facts(func)
         if about.random:
             drawn = self._replay.draw(func, args, self.wide)
             if drawn is not None:
@@ -151,12 +157,12 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Tensors that the model keeps outside its parameters and buffers arrive in their narrow dtype."""
         for i, arg in enumerate(args):
             if isinstance(arg, torch.Tensor) and self._narrow(arg.dtype):
-                args = (*args[:i], arg.to(widened(arg.dtype, self.wide)), *args[i + 1 :])
+                args = (*args[:i], arg.to(wide_dtype(arg.dtype, self.wide)), *args[i + 1 :])
         return args
 
     def _inbound(self, about: Operator, args: tuple[Any, ...], rounding: Rounding) -> tuple[Any, ...]:
         if about.accumulates:
-            root = max(1.0, terms(about.name, args) ** 0.5)
+            root = max(1.0, count_terms(about.name, args) ** 0.5)
             unit = max(min(self.accumulator, rounding.unit) * root, self._inputs.get(about.name, 0.0))
         else:
             unit = 0.0

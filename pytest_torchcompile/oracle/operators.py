@@ -1,16 +1,20 @@
-"""What the noise model has to know about an operator: does it round, does it add up, how many terms?"""
+"""What the noise model has to know about an operator: does it round, does it add up, how many terms?
+
+Operators that torch has in no wide precision are written out here, for the float64 run. To add one: a function of the
+operator's own arguments, and its name in ``EMULATED``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-__all__ = ["APPROXIMATED", "PRODUCTS", "Operator", "operator", "terms"]
+__all__ = ["APPROXIMATED", "EMULATED", "PRODUCTS", "Operator", "count_terms", "operator_facts", "wide_version"]
 
 PRODUCTS = frozenset({"addmm", "addmv", "baddbmm", "bmm", "mm", "mv"})
 """Matrix products, each linear in two tensors."""
@@ -67,26 +71,31 @@ class Operator:
 
 
 @cache
-def operator(func: Any) -> Operator:
+def operator_facts(func: Any) -> Operator:
     """Read the schema of an ``OpOverload``."""
     schema = func._schema
     name = schema.name.split("::")[1]
-    base = name if name.startswith("__") else name.rstrip("_")
-    arguments = list(enumerate(schema.arguments))
-    writes = {i: a.name for i, a in arguments if a.alias_info is not None and a.alias_info.is_write}
+    if not name.startswith("__"):
+        name = name.rstrip("_")
+    writes, running = {}, []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            writes[position] = argument.name
+        if "batch_norm" in name and argument.name.startswith("running"):
+            running.append(position)
     return Operator(
-        name=base,
-        exact=bool(func.is_view) or base in _EXACT,
+        name=name,
+        exact=bool(func.is_view) or name in _EXACT,
         random=torch.Tag.nondeterministic_seeded in func.tags,
         accumulates=not writes and torch.Tag.pointwise not in func.tags,
         writes=writes,
-        running=tuple(i for i, a in arguments if "batch_norm" in base and a.name.startswith("running")),
-        fresh=tuple(r.alias_info is None for r in schema.returns),
-        copies={"_to_copy": 0, "copy": 1}.get(base),
+        running=tuple(running),
+        fresh=tuple(result.alias_info is None for result in schema.returns),
+        copies={"_to_copy": 0, "copy": 1}.get(name),
     )
 
 
-def terms(name: str, args: Sequence[Any]) -> int:
+def count_terms(name: str, args: Sequence[Any]) -> int:
     """How many terms one element of the result accumulates (an estimate).
 
     Terms perturbed by ``unit * sqrt(n)`` make the total noise about ``unit * sum|terms|``, the usual size for
@@ -99,6 +108,7 @@ def terms(name: str, args: Sequence[Any]) -> int:
     if name in ("mm", "bmm"):
         return big.shape[-1]
     if name in ("addmm", "baddbmm", "addmv", "_addmm_activation"):
+        # The first tensor is the one that the product is added to.
         return tensors[min(1, len(tensors) - 1)].shape[-1]
     if "convolution_backward" in name and len(tensors) > 2:
         return max(big.numel() // max(1, big.shape[1]), tensors[2][0].numel())
@@ -106,7 +116,7 @@ def terms(name: str, args: Sequence[Any]) -> int:
         return tensors[1][0].numel()
     if "norm" in name and name not in _REDUCTIONS:
         return _norm_terms(name, max(tensors[:2], key=torch.Tensor.numel))
-    return _reduced(name, big, args)
+    return _reduced_terms(name, big, args)
 
 
 def _norm_terms(name: str, big: torch.Tensor) -> int:
@@ -114,14 +124,67 @@ def _norm_terms(name: str, big: torch.Tensor) -> int:
         return max(1, big.numel())
     if "batch" in name or "group" in name:
         return max(1, big.numel() // big.shape[1])
-    return max(1, big.shape[-1], big.numel() // big.shape[-1]) if "backward" in name else big.shape[-1]
+    if "backward" in name:
+        return max(1, big.shape[-1], big.numel() // big.shape[-1])
+    return big.shape[-1]
 
 
-def _reduced(name: str, big: torch.Tensor, args: Sequence[Any]) -> int:
-    named = args[1] if len(args) > 1 else None
-    axes = [named] if isinstance(named, int) else list(named) if isinstance(named, (list, tuple)) else []
+def _reduced_terms(name: str, big: torch.Tensor, args: Sequence[Any]) -> int:
+    axes = _reduced_axes(args)
     if axes and big.dim() and all(isinstance(a, int) and -big.dim() <= a < big.dim() for a in axes):
         return prod(big.shape[a] for a in axes)
     if name in _REDUCTIONS:
         return big.numel()
     return big.shape[-1] if big.dim() else 1
+
+
+def _reduced_axes(args: Sequence[Any]) -> list[Any]:
+    """What the second argument names: most reductions have their axes there."""
+    named = args[1] if len(args) > 1 else None
+    if isinstance(named, int):
+        return [named]
+    if isinstance(named, (list, tuple)):
+        return list(named)
+    return []
+
+
+def _grouped_mm(
+    one: torch.Tensor, other: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """``aten::_grouped_mm`` (torch 2.8 to 2.15), the products of a mixture of experts: not in float64.
+
+    ``offs`` are the ends of the groups, along the axis that only matrices (and no batch of them) have: rows of the
+    first, columns of the second, or the axis that is summed over where both are matrices.
+    """
+    if offs is None:
+        product = torch.bmm(one, other)
+    else:
+        ends = offs.tolist()
+        product = _products_of_groups(one, other, list(zip([0, *ends], ends, strict=False)))
+    if bias is None:
+        return product
+    return product + bias
+
+
+def _products_of_groups(one: torch.Tensor, other: torch.Tensor, groups: list[tuple[int, int]]) -> torch.Tensor:
+    if one.ndim == 2 and other.ndim == 2:
+        return torch.stack([one[:, start:end] @ other[start:end] for start, end in groups])
+    if one.ndim == 2:
+        product = one.new_zeros(one.shape[0], other.shape[-1])
+        for number, (start, end) in enumerate(groups):
+            product[start:end] = one[start:end] @ other[number]
+        return product
+    product = one.new_zeros(one.shape[-2], other.shape[-1])
+    for number, (start, end) in enumerate(groups):
+        product[:, start:end] = one[number] @ other[:, start:end]
+    return product
+
+
+EMULATED: Final[dict[str, Callable[..., Any]]] = {"_grouped_mm": _grouped_mm}
+"""By the name of the operator, without its namespace."""
+
+
+def wide_version(name: str, operator: Callable[..., Any]) -> Callable[..., Any]:
+    """What to call in place of an operator in a wide run: most often the operator itself."""
+    return EMULATED.get(name, operator)

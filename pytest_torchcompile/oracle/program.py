@@ -15,10 +15,10 @@ from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.tape import Tape
-from pytest_torchcompile.oracle.units import program_unit, widened
-from pytest_torchcompile.state.attributes import attribute_tensors
+from pytest_torchcompile.oracle.units import program_unit, wide_dtype
+from pytest_torchcompile.state.model_copy import copy_model
+from pytest_torchcompile.state.paths import attribute_tensors
 from pytest_torchcompile.state.snapshot import StateSnapshot
-from pytest_torchcompile.state.twins import twin
 
 __all__ = ["Program"]
 
@@ -65,7 +65,7 @@ class Program:
 
     def copied(self) -> Program:
         """A copy whose module and batch nobody else holds; raises what ``copy.deepcopy`` raises."""
-        module = twin(self.module)
+        module = copy_model(self.module)
         return replace(self, module=module, batch=self.batch.clone(), also=tuple(b.clone() for b in self.also),
                        _widest={})
 
@@ -86,10 +86,10 @@ class Program:
         """Run a copy widened to ``dtype``; ``disturb`` is given each of its floating tensors first."""
         if dtype not in self._widest:
             self._widest.clear()
-            self._widest[dtype] = _widened(twin(self.module), dtype)
+            self._widest[dtype] = _widened(copy_model(self.module), dtype)
         base, batch, also = self._widest[dtype], self.batch.to(dtype=dtype), [b.to(dtype=dtype) for b in self.also]
         versions = {id(p): p._version for p in base.parameters()}
-        module = twin(base, {id(p): p for p in base.parameters()} if disturb is None else None)
+        module = copy_model(base, {id(p): p for p in base.parameters()} if disturb is None else None)
         if disturb is not None:
             with torch.no_grad():
                 inputs = [tensor for each in (batch, *also) for tensor in each.tensors()]
@@ -105,7 +105,7 @@ class Program:
 
     def disturbed(self, disturb: Callable[[torch.Tensor], None]) -> Recording:
         """Run a copy in the model's own precision; ``disturb`` is given each of its floating tensors first."""
-        module, batch, also = twin(self.module), self.batch.clone(), [each.clone() for each in self.also]
+        module, batch, also = copy_model(self.module), self.batch.clone(), [each.clone() for each in self.also]
         inputs = [tensor for each in (batch, *also) for tensor in each.tensors()]
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers(), *inputs):
@@ -144,16 +144,16 @@ class _Called(torch.nn.Module):
 def _widened(module: torch.nn.Module, wide: torch.dtype) -> torch.nn.Module:
     """Widen all tensors of a module in place; complex ones stay complex, unlike with ``Module.to``."""
     for parameter in module.parameters():
-        parameter.data = parameter.data.to(widened(parameter.dtype, wide))
+        parameter.data = parameter.data.to(wide_dtype(parameter.dtype, wide))
     done: dict[int, torch.Tensor] = {}
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None:
-                wider = done.setdefault(id(buffer), buffer.to(widened(buffer.dtype, wide)))
+                wider = done.setdefault(id(buffer), buffer.to(wide_dtype(buffer.dtype, wide)))
                 part._buffers[name] = done[id(wider)] = wider
     for _, tensor in attribute_tensors(module):
-        if tensor.dtype != widened(tensor.dtype, wide):
-            tensor.data = tensor.data.to(widened(tensor.dtype, wide))
+        if tensor.dtype != wide_dtype(tensor.dtype, wide):
+            tensor.data = tensor.data.to(wide_dtype(tensor.dtype, wide))
     return module
 
 

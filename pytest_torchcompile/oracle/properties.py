@@ -10,13 +10,13 @@ import torch
 from pytest_torchcompile.oracle.leaf import Leaf, Scalar
 from pytest_torchcompile.oracle.recording import Item, Recording
 
-__all__ = ["ABSENT", "attributes", "errors", "plain", "properties"]
+__all__ = ["ABSENT", "compare_errors", "compare_items", "compare_properties", "plain_value"]
 
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "absent"})()
 """The value of a name that only one of two recordings has."""
 
 
-def errors(eager: Recording, compiled: Recording) -> Leaf:
+def compare_errors(eager: Recording, compiled: Recording) -> Leaf:
     """Eager raises if and only if compiled raises, in the same phase and of the same family of classes."""
     e, c = eager.error, compiled.error
     if e is not None and c is not None and e.phase == c.phase and e.akin(c):
@@ -25,7 +25,7 @@ def errors(eager: Recording, compiled: Recording) -> Leaf:
     return Leaf("error", "error", eager=mine, compiled=found, message=f"eager {mine}, compiled {found}")
 
 
-def properties(eager: Recording, compiled: Recording) -> Iterator[Leaf]:
+def compare_properties(eager: Recording, compiled: Recording) -> Iterator[Leaf]:
     """The leaves about a call as a whole."""
     same = eager.structure == compiled.structure
     message = "" if same else _first_difference(eager.structure, compiled.structure)
@@ -99,7 +99,7 @@ def _generators(eager: Recording, compiled: Recording) -> Leaf:
     return Leaf("random generator", "rng", message=text)
 
 
-def attributes(name: str, kind: str, eager: Item, compiled: Item) -> Iterator[Leaf]:
+def compare_items(name: str, kind: str, eager: Item, compiled: Item) -> Iterator[Leaf]:
     """One leaf for every property in which two values differ; nothing where they agree."""
     e, c = eager.value, compiled.value
     if kind == "gradient" and e is None and _is_zero(c):
@@ -108,7 +108,7 @@ def attributes(name: str, kind: str, eager: Item, compiled: Item) -> Iterator[Le
     if not isinstance(e, torch.Tensor) or not isinstance(c, torch.Tensor):
         if isinstance(e, torch.Tensor) or isinstance(c, torch.Tensor) or type(e) is not type(c):
             text = _unlike(kind, e, c)
-            yield Leaf(name, kind, eager=plain(e), compiled=plain(c), message=text)
+            yield Leaf(name, kind, eager=plain_value(e), compiled=plain_value(c), message=text)
         return
     same = eager.layout == compiled.layout
     for about, what, mine, found in (
@@ -146,10 +146,10 @@ def _unlike(kind: str, e: Any, c: Any) -> str:
         return f"eager has {names[e is None]}, compiled {names[c is None]}"
     if e is ABSENT or c is ABSENT:
         return "only compiled has it" if e is ABSENT else "only eager has it"
-    return f"eager has {type(e).__name__} {plain(e)}, compiled {type(c).__name__} {plain(c)}"
+    return f"eager has {type(e).__name__} {plain_value(e)}, compiled {type(c).__name__} {plain_value(c)}"
 
 
-def plain(value: Any) -> Scalar:
+def plain_value(value: Any) -> Scalar:
     """A value as a report can hold it."""
     if value is None or isinstance(value, (bool, int, float)):
         return value

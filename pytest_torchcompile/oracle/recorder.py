@@ -17,8 +17,8 @@ from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.oracle.losses import default_loss, left_out, loss_of
 from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.ownership import raised_by_us, run_theirs
-from pytest_torchcompile.oracle.recording import Fault, Item, Recording, kept
-from pytest_torchcompile.oracle.replicas import average, losses_of_others
+from pytest_torchcompile.oracle.recording import Fault, Item, Recording, detached_copy
+from pytest_torchcompile.oracle.replicas import average_gradients, losses_of_others
 from pytest_torchcompile.oracle.shared_memory import alias_pairs
 from pytest_torchcompile.oracle.watched_memory import Watch
 from pytest_torchcompile.state.paths import leaves_of
@@ -129,7 +129,7 @@ class _Run:
             return Recording(
                 outputs=self.outputs,
                 structure=self.structure,
-                loss=None if self.loss is None else kept(self.loss),
+                loss=None if self.loss is None else detached_copy(self.loss),
                 backward=self.backward,
                 mutated=mutated,
                 buffers=buffers,
@@ -158,7 +158,7 @@ class _Run:
                 phase = "backward"
                 run_theirs(torch.autograd.backward, [self.loss, *others])
                 if self.also and module is not None:
-                    average(module.parameters(), 1 + len(self.also))
+                    average_gradients(module.parameters(), 1 + len(self.also))
         except TorchcompileError:
             raise
         except Exception as error:

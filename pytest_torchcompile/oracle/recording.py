@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 
-from pytest_torchcompile.oracle.shared_memory import visible_strides
-from pytest_torchcompile.state.layouts import dense, layout_of
-from pytest_torchcompile.state.whole import whole
+from pytest_torchcompile.state.tensor_values import dense_form, layout_of, visible_strides, whole_value
 
-__all__ = ["Fault", "Item", "Recording", "kept", "speaks"]
+__all__ = ["Fault", "Item", "Recording", "detached_copy", "has_signal"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Item:
         """Copy a tensor, with its visible strides; anything else is kept as it is."""
         if not isinstance(value, torch.Tensor):
             return cls(value)
-        return cls(kept(value), visible_strides(value), value.requires_grad, layout_of(value.detach()))
+        return cls(detached_copy(value), visible_strides(value), value.requires_grad, layout_of(value.detach()))
 
 
 _PLAIN = Item(None)
@@ -140,24 +138,24 @@ class Recording:
     def all_zero(self) -> bool:
         """Whether every number that was returned is zero, NaN or infinite: such a call proves nothing."""
         tensors = [item.value for item in self.outputs.values() if isinstance(item.value, torch.Tensor)]
-        return bool(tensors) and not any(speaks(t) for t in tensors)
+        return bool(tensors) and not any(has_signal(t) for t in tensors)
 
 
-def speaks(tensor: torch.Tensor) -> bool:
+def has_signal(tensor: torch.Tensor) -> bool:
     """Whether a tensor has an element that is finite and not zero, so that equality with it says something."""
     if tensor.layout is not torch.strided:
         return bool(tensor.any())
     return bool((tensor.isfinite() & (tensor != 0)).any()) if tensor.numel() else False
 
 
-def kept(tensor: torch.Tensor) -> torch.Tensor:
+def detached_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A detached copy with the same strides where they can be kept; a distributed tensor is gathered whole.
 
-    A sparse or nested one is made dense (:func:`~pytest_torchcompile.state.layouts.dense`).
+    A sparse or nested one is made dense (:func:`~pytest_torchcompile.state.tensor_values.dense_form`).
 
     Gathering (``DTensor.full_tensor``) is collective: every rank must record the same call.
     """
-    return dense(whole(tensor)).clone()
+    return dense_form(whole_value(tensor)).clone()
 
 
 _OURS = os.path.dirname(os.path.dirname(__file__))

@@ -9,14 +9,12 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.dice import Dice
-from pytest_torchcompile.oracle.expected import WIDER, Reference
+from pytest_torchcompile.oracle.expected import RUNS, WIDER, Reference
 from pytest_torchcompile.oracle.noise import Wide
-from pytest_torchcompile.oracle.precision import input_units
 from pytest_torchcompile.oracle.program import Program
 from pytest_torchcompile.oracle.recording import Fault, Recording
-from pytest_torchcompile.oracle.repetition import RUNS
 from pytest_torchcompile.oracle.tape import Tape
-from pytest_torchcompile.oracle.units import FLOAT32_UNIT, unit_of
+from pytest_torchcompile.oracle.units import FLOAT32_UNIT, input_units, unit_of
 
 __all__ = ["DRAWS", "FEW", "reference"]
 
@@ -92,7 +90,7 @@ class _Runs(Reference):
             if exact.error is not None:
                 self._reasons.append(f"{self.kind}: {exact.error}")
                 continue
-            self._expect(exact, self._ranges())
+            self._expect_values(exact, self._ranges())
             # Eager's own error is a measure only where the run is wider than eager.
             if (not draw and self.kind in WIDER) or self._first_draw(self.estimates):
                 break
@@ -102,7 +100,7 @@ class _Runs(Reference):
                 self._reasons.append("noise is what disturbed parameters and inputs make of eager itself")
             else:
                 self.kind = "eager-only"
-                self._expect(self.twin())
+                self._expect_values(self.twin())
                 if self.twin().error is not None:
                     self._reasons.append(f"a second eager run: {self.twin().error}")
         self.why = "; ".join(self._reasons)
@@ -120,7 +118,7 @@ class _Runs(Reference):
         """Take eager itself for what is expected, and draw noise in its own precision; whether that worked."""
         if self.twin().error is not None:
             return False
-        self._expect(self.twin(), self._ranges())
+        self._expect_values(self.twin(), self._ranges())
         return self._draw(0, self.estimates) is None
 
     def _ranges(self) -> dict[str, float]:

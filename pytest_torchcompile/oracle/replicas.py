@@ -16,12 +16,12 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.ownership import run_theirs
-from pytest_torchcompile.state.bits import same_bits
+from pytest_torchcompile.state.tensor_values import same_bits
 
-__all__ = ["alike", "average", "losses_of_others"]
+__all__ = ["average_gradients", "losses_of_others", "same_batches"]
 
 
-def alike(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
+def same_batches(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
     """Whether two replicas have the same tensors in every call: the mean of their gradients is then each one's own."""
     def values(batches: Sequence[Batch]) -> list[torch.Tensor]:
         return [tensor.detach() for batch in batches for tensor in batch.tensors()]
@@ -45,7 +45,7 @@ def losses_of_others(call: Callable[..., Any], module: torch.nn.Module, batches:
     return found
 
 
-def average(parameters: Iterable[torch.nn.Parameter], replicas: int) -> None:
+def average_gradients(parameters: Iterable[torch.nn.Parameter], replicas: int) -> None:
     """Turn the sum of the replicas' gradients into their mean."""
     with torch.no_grad():
         for parameter in parameters:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import Estimate, finite, pieces
-from pytest_torchcompile.oracle.levels import Levels, sample
-from pytest_torchcompile.oracle.projections import Noise, Projections
+from pytest_torchcompile.oracle.estimate import Estimate, finite_values, split_pieces
+from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, sample_elements
 from pytest_torchcompile.oracle.units import unit_of
 
-__all__ = ["Scale", "Stretch", "assumed", "drawn", "of_eager", "stretches"]
+__all__ = ["Scale", "Stretch", "scale_from_draws", "scale_from_dtype", "scale_from_eager", "split_leaf"]
 
 EAGER_ONLY_UNITS = 16.0
 """Without a reference: the assumed noise in unit roundoffs of an element and of its leaf's typical size."""
@@ -62,7 +61,7 @@ class Scale:
         rounding of the result, nor than a sixth of the largest draw: where noise has flipped a decision, that is what
         it did.
         """
-        own = finite(eager.double() - exact)
+        own = finite_values(eager.double() - exact)
         squares = spread.double().square() + own.square() + self.levels.of(exact).square()
         noise = (squares / (self.draws + 1)).sqrt_()
         noise = torch.maximum(noise, exact.abs() * max(unit_of(self.dtype), self.relative) + self.tiny)
@@ -70,7 +69,7 @@ class Scale:
         return torch.maximum(noise, reach / _SEEN), reach > _JUMP * noise
 
 
-def drawn(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate, *, with_eager: bool) -> Scale:
+def scale_from_draws(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate, *, with_eager: bool) -> Scale:
     """The scale that noise draws give, with eager's own error as one more draw or without.
 
     ``estimate`` has at least one draw.
@@ -79,35 +78,34 @@ def drawn(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate, *, with_e
         raise ValueError("an estimate without draws has no scale")
     noise, own = Noise(), Projections(estimate.levels)
     if with_eager:
-        for mine, exact in pieces(eager, estimate.value):
-            own.add(finite(mine.double() - exact), finite(exact.double()))
+        for mine, exact in split_pieces(eager, estimate.value):
+            own.add(finite_values(mine.double() - exact), finite_values(exact.double()))
         noise.add(own)
-    for name in ("means", "along", "offset"):
-        getattr(noise, name).extend(getattr(estimate.noise, name))
+    noise.extend(estimate.noise)
     draws = estimate.draws + with_eager
-    exact, few = sample(estimate.value), sample(estimate.spread).double().square()
+    exact, few = sample_elements(estimate.value), sample_elements(estimate.spread).double().square()
     if with_eager:
-        few = few + finite(sample(eager).double() - exact).square()
-    levels = Levels(finite(exact), (few / draws).sqrt_())
+        few = few + finite_values(sample_elements(eager).double() - exact).square()
+    levels = Levels(finite_values(exact), (few / draws).sqrt_())
     return Scale(
         estimate.value, dtype, draws, estimate.spread, estimate.reach, eager if with_eager else estimate.value,
         levels, estimate.levels, noise,
     )  # fmt: skip
 
 
-def of_eager(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate) -> Scale:
+def scale_from_eager(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate) -> Scale:
     """The scale that eager's own error gives, the one draw that costs nothing."""
-    exact = sample(estimate.value)
-    levels = Levels(finite(exact), finite(sample(eager).double() - exact))
+    exact = sample_elements(estimate.value)
+    levels = Levels(finite_values(exact), finite_values(sample_elements(eager).double() - exact))
     noise, own = Noise(), Projections(levels)
-    for mine, value in pieces(eager, estimate.value):
-        own.add(finite(mine.double() - value), finite(value.double()))
+    for mine, value in split_pieces(eager, estimate.value):
+        own.add(finite_values(mine.double() - value), finite_values(value.double()))
     noise.add(own)
     nothing = torch.zeros((), device=eager.device).expand(eager.numel())
     return Scale(estimate.value, dtype, 1, nothing, nothing, eager, levels, levels, noise)
 
 
-def assumed(eager: torch.Tensor, dtype: torch.dtype, twin: Estimate | None, unit: float = 0.0) -> Scale:
+def scale_from_dtype(eager: torch.Tensor, dtype: torch.dtype, twin: Estimate | None, unit: float = 0.0) -> Scale:
     """A scale from the dtype, with eager as the centre; larger where a second eager run differs by more.
 
     Per element ``16 * unit`` of its own size and of the typical one; ``unit``, if it is larger than the dtype's, is
@@ -116,15 +114,15 @@ def assumed(eager: torch.Tensor, dtype: torch.dtype, twin: Estimate | None, unit
     """
     again = eager if twin is None or not twin.continuous or twin.value.shape != eager.shape else twin.value
     relative = EAGER_ONLY_UNITS * max(unit_of(dtype), unit)
-    wide = finite(sample(eager).double())
+    wide = finite_values(sample_elements(eager).double())
     sizes = wide.abs()
     usual = float(sizes[sizes > 0].median()) if bool((sizes > 0).any()) else 0.0
     levels = Levels(wide, torch.full_like(wide, relative * usual).clamp_(min=relative * sizes))
     noise = Noise()
     nothing = torch.zeros((), device=eager.device).expand(eager.numel())
     found = Projections(levels)
-    for (mine,) in pieces(eager):
-        exact = finite(mine.double())
+    for (mine,) in split_pieces(eager):
+        exact = finite_values(mine.double())
         found.add(exact * relative, exact)
     noise.add(found)
     return Scale(eager, dtype, 0, nothing, nothing, again, levels, levels, noise, relative)
@@ -136,7 +134,7 @@ class Stretch:
 
     exact: torch.Tensor
     """Finite: zero where the expected value is not."""
-    finite: torch.Tensor
+    is_finite: torch.Tensor
     noise: torch.Tensor
     jumps: torch.Tensor
 
@@ -145,8 +143,10 @@ class Stretch:
         return torch.where(self.jumps, ratio / _SEEN, ratio)
 
 
-def stretches(scale: Scale, *others: torch.Tensor) -> Iterator[tuple[Stretch, tuple[torch.Tensor, ...]]]:
+def split_leaf(scale: Scale, *others: torch.Tensor) -> Iterator[tuple[Stretch, tuple[torch.Tensor, ...]]]:
     """The leaf in pieces, with the same stretch of some other tensors."""
-    for value, spread, reach, mine, *rest in pieces(scale.centre, scale.spread, scale.reach, scale.eager, *others):
-        exact = finite(value.double())
+    for value, spread, reach, mine, *rest in split_pieces(
+        scale.centre, scale.spread, scale.reach, scale.eager, *others
+    ):
+        exact = finite_values(value.double())
         yield Stretch(exact, torch.isfinite(value), *scale.elements(exact, spread, reach, mine)), tuple(rest)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.oracle.operators import Operator, operator
+from pytest_torchcompile.oracle.operators import Operator, operator_facts
 from pytest_torchcompile.oracle.ownership import run_theirs
 from pytest_torchcompile.oracle.units import unit_of
 
@@ -71,7 +71,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = run_theirs(func, *args, **(kwargs or {}))
         first = out[0] if isinstance(out, (tuple, list)) and out else out
         if isinstance(first, torch.Tensor) and (first.is_floating_point() or first.is_complex()):
-            self._note(operator(func), args, first)
+            self._note(operator_facts(func), args, first)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             drawn = out[1] if func._schema.name == "aten::native_dropout" else out
             if isinstance(drawn, torch.Tensor):

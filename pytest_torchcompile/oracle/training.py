@@ -21,11 +21,11 @@ from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.losses import loss_of
 from pytest_torchcompile.oracle.ownership import run_theirs
-from pytest_torchcompile.oracle.recording import Recording, kept
-from pytest_torchcompile.oracle.replicas import average, losses_of_others
+from pytest_torchcompile.oracle.recording import Recording, detached_copy
+from pytest_torchcompile.oracle.replicas import average_gradients, losses_of_others
 from pytest_torchcompile.state.paths import leaves_of
 
-__all__ = ["Training", "no_loss", "rate", "renamed", "role_of", "steps_of"]
+__all__ = ["Training", "learning_rate", "no_loss", "rename_steps", "role_of", "steps_of"]
 
 _STEP = 0.01
 """How far the first step goes, relative to the size of all parameters."""
@@ -86,14 +86,14 @@ class Training(torch.nn.Module):
             found["loss"] = loss.detach().clone()
             run_theirs(torch.autograd.backward, [loss, *others])
         if also:
-            average((p for _, p in self.named_parameters()), 1 + len(also))
+            average_gradients((p for _, p in self.named_parameters()), 1 + len(also))
         with torch.no_grad():
             with self.whole():
                 for name, parameter in self.named_parameters():
                     if name in self.silent:
                         continue
                     if parameter.grad is not None:
-                        found[f"gradient of {name}"] = kept(parameter.grad)
+                        found[f"gradient of {name}"] = detached_copy(parameter.grad)
                     elif name not in self.others:
                         found[f"gradient of {name}"] = None
             for _, parameter in self.named_parameters():
@@ -121,7 +121,7 @@ def steps_of(batches: Iterable[Sequence[Batch]]) -> Batch:
     return Batch.of(values)
 
 
-def rate(module: torch.nn.Module, first: Recording) -> float:
+def learning_rate(module: torch.nn.Module, first: Recording) -> float:
     """A learning rate, a power of two, with which the first step moves the parameters by about a hundredth.
 
     0 where there is nothing to move or no gradient that moves it.
@@ -151,7 +151,7 @@ def role_of(name: str, kind: str) -> str:
     return "gradient" if step is not None and step[2][1:].startswith("gradient of ") else kind
 
 
-def renamed(leaves: Iterable[Leaf], steps: int) -> Iterator[Leaf]:
+def rename_steps(leaves: Iterable[Leaf], steps: int) -> Iterator[Leaf]:
     """Leaves of a training in the words of the other ones: ``step 2: gradient of up.weight``."""
     for leaf in leaves:
         name = leaf.name

@@ -24,21 +24,19 @@ from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.ledger.records import Text
-from pytest_torchcompile.oracle.calls import Call, Loss, Make, Passed, Side, memory_behind, passes_over
+from pytest_torchcompile.oracle.calls import Call, Loss, Make, Passed, Side, memory_behind, passes_over, vary_parameters
 from pytest_torchcompile.oracle.comparison import compare
-from pytest_torchcompile.oracle.expected import Reference
-from pytest_torchcompile.oracle.findings import headline
-from pytest_torchcompile.oracle.held import later
+from pytest_torchcompile.oracle.discrepancies import headline
+from pytest_torchcompile.oracle.expected import Reference, References
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.recorder import record
-from pytest_torchcompile.oracle.recording import Fault, Recording, speaks
+from pytest_torchcompile.oracle.recording import Fault, Recording, has_signal
 from pytest_torchcompile.oracle.reference_runs import reference
-from pytest_torchcompile.oracle.references import References
+from pytest_torchcompile.oracle.shared_memory import held_leaves
 from pytest_torchcompile.oracle.tape import Tape
-from pytest_torchcompile.oracle.training import Training, no_loss, rate, renamed, steps_of
-from pytest_torchcompile.oracle.variation import vary
-from pytest_torchcompile.state.torch_state import State
-from pytest_torchcompile.state.twins import twin
+from pytest_torchcompile.oracle.training import Training, learning_rate, no_loss, rename_steps, steps_of
+from pytest_torchcompile.state.model_copy import copy_model
+from pytest_torchcompile.state.torch_state import SettingsSnapshot
 
 __all__ = ["Compiled", "EagerRaised", "Trial"]
 
@@ -194,7 +192,7 @@ class Trial:
             for planned in calls:
                 call, mine, kept, one = self._eagerly(eager, planned, seen)
                 runs = sum(graph.runs for graph in seen.graphs)
-                settings = State()
+                settings = SettingsSnapshot()
                 with self.phase("steady" if number else "compiled"), seen.during(call.label):
                     found, held = compiled.run(call, self.loss, self.train, self.seed)
                 self._settings_left(call, settings.restore())
@@ -205,10 +203,10 @@ class Trial:
                     continue
                 self.passed.append(Passed(
                     call, mine.error is not None, sum(graph.runs for graph in seen.graphs) - runs,
-                    found.all_zero, mine.all_zero, sum(speaks(g) for g in mine.gradients.values() if g is not None),
+                    found.all_zero, mine.all_zero, sum(has_signal(g) for g in mine.gradients.values() if g is not None),
                 ))
                 if self.steps > 1 and not self.rate:
-                    self.rate = rate((self._alone or eager).module, one or mine)
+                    self.rate = learning_rate((self._alone or eager).module, one or mine)
                 with self.phase("compare"), seen.during(_EAGER):
                     if one is not None:
                         self.leaves += self._beside_one_process(
@@ -217,13 +215,13 @@ class Trial:
                     compared = compare(mine, found, lambda call=call: self._reference(call))  # type: ignore[misc]
                     self.leaves += [(call.label, leaf) for leaf in compared]
                     if before is not None and not self.replayed:
-                        self.leaves += [(before.label, leaf) for leaf in later(kept, held, call.label)]
+                        self.leaves += [(before.label, leaf) for leaf in held_leaves(kept, held, call.label)]
                 before = call
 
     def _eagerly(self, side: Side, call: Call,
                  seen: Ledger) -> tuple[Call, Recording, dict[str, str], Recording | None]:
         """Run a call eagerly, and also by one process if there are several."""
-        settings = State()
+        settings = SettingsSnapshot()
         first = self._alone or side
         with self.phase("eager"), seen.during(_EAGER), eager_on_purpose():
             mine, kept = first.run(call, self.loss, self.train, self.seed, self._tape((call.index, call.other)))
@@ -277,10 +275,10 @@ class Trial:
         def make() -> Reference:
             model = self.pristine
             if call.other is not None or call.training is not None:
-                model = twin(model)
-                call.switch(model)
+                model = copy_model(model)
+                call.switch_mode(model)
             if call.other is not None:
-                vary(model, call.other)
+                vary_parameters(model, call.other)
             return reference(model, call.batch, loss=self.loss, train=call.trains(self.train),
                              seed=self.seed + call.index, tape=self._tapes[key], unit=self.unit, also=call.also,
                              draw=False)
@@ -323,8 +321,8 @@ class Trial:
 
             if one is not None:
                 beside = list(self._beside_one_process(label, one, mine, expected))
-                self.trained = [(told, new) for told, leaf in beside for new in renamed([leaf], self.steps)]
-            self.trained += [(label, leaf) for leaf in renamed(compare(mine, found, expected), self.steps)]
+                self.trained = [(told, new) for told, leaf in beside for new in rename_steps([leaf], self.steps)]
+            self.trained += [(label, leaf) for leaf in rename_steps(compare(mine, found, expected), self.steps)]
 
     def _training_reference(self, batch: Batch, label: str) -> Reference:
         training = Training(self.pristine, None, self.loss, self.rate)

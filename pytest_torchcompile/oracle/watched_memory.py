@@ -8,11 +8,8 @@ import torch
 
 from pytest_torchcompile.batch import Batch, source_of
 from pytest_torchcompile.oracle.recording import Item
-from pytest_torchcompile.oracle.shared_memory import visible_strides
-from pytest_torchcompile.state.attributes import attribute_tensors
-from pytest_torchcompile.state.bits import fingerprint, same_bits
-from pytest_torchcompile.state.paths import tensors_of
-from pytest_torchcompile.state.whole import spread, whole
+from pytest_torchcompile.state.paths import attribute_tensors, tensors_of
+from pytest_torchcompile.state.tensor_values import fingerprint, is_spread, same_bits, visible_strides, whole_value
 
 __all__ = ["Watch"]
 
@@ -40,7 +37,7 @@ class Watch:
         self.memories = [fingerprint(p) if sparing else _memory(p) for _, p in self.parameters]
         tensors = [*self.inputs.values(), *(p for _, p in self.parameters), *(b for _, b in self.buffers())]
         self.devices = {t.device for t in tensors}
-        self.spread = any(spread(tensor) for _, tensor in self.named())
+        self.spread = any(is_spread(tensor) for _, tensor in self.named())
         """Reading them is collective."""
 
     def named(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -109,8 +106,8 @@ def _alike(old: torch.Tensor, tensor: torch.Tensor) -> bool:
 
 
 def _memory(parameter: torch.Tensor) -> torch.Tensor | str:
-    if spread(parameter):
-        return whole(parameter).clone()  # all of it on every rank: whether it has changed is asked by all or none
+    if is_spread(parameter):
+        return whole_value(parameter).clone()  # all of it on every rank: whether it has changed is asked by all or none
     plain = parameter.layout is torch.strided and parameter.numel() <= _EXACT and type(parameter.data) is torch.Tensor
     return parameter.detach().clone() if plain else fingerprint(parameter)
 
@@ -118,4 +115,4 @@ def _memory(parameter: torch.Tensor) -> torch.Tensor | str:
 def _changed(parameter: torch.Tensor, memory: torch.Tensor | str) -> bool:
     if isinstance(memory, str):
         return fingerprint(parameter) != memory
-    return not same_bits(memory, whole(parameter))
+    return not same_bits(memory, whole_value(parameter))

@@ -8,7 +8,7 @@ from typing import Final
 
 from pytest_torchcompile.checks import CHECKS, COMPARING
 from pytest_torchcompile.gate.markdown import block, code
-from pytest_torchcompile.oracle.compiler_stages import STAGES, stages_before
+from pytest_torchcompile.oracle.diagnosis import STAGES, stages_before
 from pytest_torchcompile.playbook.prose import evidence, prose
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.causes import Cause, group_causes

@@ -28,11 +28,10 @@ from pytest_torchcompile.gauges.first_compile import kept_processes, set_compile
 from pytest_torchcompile.loading import import_all
 from pytest_torchcompile.observation import Failure, Job, Observation
 from pytest_torchcompile.oracle.calls import Call, Side
-from pytest_torchcompile.oracle.hints import tried_hints
-from pytest_torchcompile.oracle.localisation import located
-from pytest_torchcompile.oracle.random_draws import same_random_draws
-from pytest_torchcompile.oracle.references import References
-from pytest_torchcompile.oracle.replicas import alike
+from pytest_torchcompile.oracle.chances import same_random_draws
+from pytest_torchcompile.oracle.diagnosis import locate_stage, try_hints
+from pytest_torchcompile.oracle.expected import References
+from pytest_torchcompile.oracle.replicas import same_batches
 from pytest_torchcompile.oracle.trial import EagerRaised
 from pytest_torchcompile.oracle.units import unit_of
 from pytest_torchcompile.plan.models import ModelEntry
@@ -92,7 +91,7 @@ class Run(CellTrial):
         drawn = [subject.make_batches(self.entry, self.cell, self._home, self.job.seed + _APART * replica)
                  for replica in range(self.replicas)]
         first, *rest = ([batch for _, batch in calls] for calls in drawn)
-        if self.cell.phase == "training" and rest and all(alike(first, other) for other in rest):
+        if self.cell.phase == "training" and rest and all(same_batches(first, other) for other in rest):
             raise UsageError(f"{self.entry.where}: inputs {self.entry.inputs!r} gives all {self.replicas} replicas the "
                              "same batch, so nobody could tell whether gradients are averaged; have it draw from "
                              "torch's own generator, which is seeded for each replica")
@@ -234,13 +233,13 @@ def _observe_run(run: Run, seen: Observation) -> None:
     # That compiled code ran is asked of every verdict. In the order of CHECKS: the last drops what was compiled.
     for name in [name for name in checks.CHECKS if name == "compiles" or name in run.job.checks]:
         seen.sections[name] = checks.load(name).measure(run)
-    if run.compared and sum(run.seconds.values()) <= run.job.locate and (found := located(run)):
+    if run.compared and sum(run.seconds.values()) <= run.job.locate and (found := locate_stage(run)):
         for name in _LOCATED & seen.sections.keys():
             seen.sections[name]["located"] = found
     breaks = seen.sections.get("graph_breaks", {}).get("graph_breaks", ())
     broken = run.compared and run.single and len(breaks) > run.job.limits.get("graph_breaks", 0)
     if broken and sum(run.seconds.values()) <= run.job.locate:
-        for number, came in tried_hints(run, breaks).items():
+        for number, came in try_hints(run, breaks).items():
             breaks[number]["hint_tried"] = came
 
 

@@ -1,15 +1,20 @@
-"""StateSnapshot: a module's parameters, buffers and training flags, to be put back in place."""
+"""StateSnapshot: a module's parameters, buffers, training flags and what it holds in attributes, to be put back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import pickle
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
-from pytest_torchcompile.state.attributes import Holdings
+from pytest_torchcompile.state.paths import containers_in, holds_tensors, own_attributes, tensors_of
+from pytest_torchcompile.state.tensor_values import same_bits
 
-__all__ = ["StateSnapshot"]
+__all__ = ["GeneratorState", "StateSnapshot", "generator_state"]
 
 
 class StateSnapshot:
@@ -25,10 +30,14 @@ class StateSnapshot:
         self._training = [part.training for part in self._modules]
         self._parameters = [dict(part._parameters) for part in self._modules]
         self._buffers = [dict(part._buffers) for part in self._modules]
+        tensors: dict[int, torch.Tensor] = {}
         tables: list[Mapping[str, torch.Tensor | None]] = [*self._parameters, *self._buffers]
-        held = {id(t): t for table in tables for t in table.values() if t is not None}
-        self._holdings = Holdings(module)
-        self._saved = [(t, t.detach().clone(), t.requires_grad) for t in held.values()]
+        for table in tables:
+            for tensor in table.values():
+                if tensor is not None:
+                    tensors[id(tensor)] = tensor
+        self._attributes = _AttributeSnapshot(self._modules)
+        self._saved = [(tensor, tensor.detach().clone(), tensor.requires_grad) for tensor in tensors.values()]
 
     def restore(self) -> None:
         """Copy the remembered values back, drop all gradients, set the training flags again."""
@@ -37,21 +46,150 @@ class StateSnapshot:
         ):
             if part.training != training:
                 part.training = training
-            _refill(part._parameters, parameters)
-            _refill(part._buffers, buffers)
-        self._holdings.restore()
+            _refill_registry(part._parameters, parameters)
+            _refill_registry(part._buffers, buffers)
+        self._attributes.restore()
         with torch.no_grad():
             for tensor, value, requires_grad in self._saved:
-                if tensor.requires_grad != requires_grad:
-                    # a buffer that a call has tied to a graph (`self.cache = cache + x` written in place)
-                    tensor.detach_() if not tensor.is_leaf else tensor.requires_grad_(requires_grad)
-                tensor.copy_(value)
-                if tensor.is_leaf:
-                    tensor.grad = None
+                _restore_tensor(tensor, value, requires_grad)
 
 
-def _refill(table: dict[str, Any], kept: Mapping[str, torch.Tensor | None]) -> None:
-    if list(table) == list(kept) and all(table[name] is kept[name] for name in kept):
+def _restore_tensor(tensor: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> None:
+    if tensor.requires_grad != requires_grad:
+        if tensor.is_leaf:
+            tensor.requires_grad_(requires_grad)
+        else:
+            # a buffer that a call has tied to a graph (`self.cache = cache + x` written in place)
+            tensor.detach_()
+    tensor.copy_(value)
+    if tensor.is_leaf:
+        tensor.grad = None
+
+
+def _refill_registry(table: dict[str, Any], before: Mapping[str, torch.Tensor | None]) -> None:
+    if list(table) == list(before) and all(table[name] is before[name] for name in before):
         return
     table.clear()
-    table.update(kept)
+    table.update(before)
+
+
+class _AttributeSnapshot:
+    """The attributes of modules that hold tensors, and their own generators of random numbers, to be put back.
+
+    Counters and flags are the model's own history, and stay.
+    """
+
+    def __init__(self, modules: list[torch.nn.Module]) -> None:
+        self._parts = [(part, own_attributes(part)) for part in modules]
+        values: list[Any] = []
+        for _, own in self._parts:
+            values += own.values()
+        self._contents = []
+        inner_values: list[Any] = []
+        for _, container in containers_in(("", value) for value in values):
+            contents = _copy_contents(container)
+            self._contents.append((container, contents))
+            inner_values += contents.values() if isinstance(contents, dict) else contents
+        states = (generator_state(value) for value in (*values, *inner_values))
+        self._generators = [state for state in states if state is not None]
+        tensors: dict[int, torch.Tensor] = {}
+        for value in values:
+            tensors |= {id(tensor): tensor for _, tensor in tensors_of(value)}
+        self._saved = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
+
+    def restore(self) -> None:
+        """Put objects, containers and values back; compiled code finds the very objects that it has guarded."""
+        for part, own in self._parts:
+            _restore_attributes(part, own)
+        for container, contents in self._contents:
+            _restore_contents(container, contents)
+        for generator in self._generators:
+            generator.restore()
+        with torch.no_grad():
+            for tensor, value in self._saved:
+                if not same_bits(tensor.detach(), value):
+                    tensor.copy_(value)
+
+
+def _restore_attributes(part: torch.nn.Module, before: Mapping[str, Any]) -> None:
+    now = own_attributes(part)
+    for name in {**before, **now}:
+        old, new = before.get(name), now.get(name)
+        if new is old or not (holds_tensors(new) or holds_tensors(old)):
+            continue
+        if name in before:
+            part.__dict__[name] = old
+        else:
+            del part.__dict__[name]
+
+
+def _copy_contents(container: Any) -> Any:
+    return dict(container) if isinstance(container, dict) else list(container)
+
+
+def _restore_contents(container: Any, contents: Any) -> None:
+    if _same_contents(container, contents) or not (holds_tensors(container) or holds_tensors(contents)):
+        return
+    container.clear()
+    if isinstance(container, (list, deque)):
+        container.extend(contents)
+    else:
+        container.update(contents)
+
+
+def _same_contents(container: Any, contents: Any) -> bool:
+    if len(container) != len(contents):
+        return False
+    if isinstance(container, dict):
+        if list(container) != list(contents):
+            return False
+        container, contents = container.values(), contents.values()
+    return all(one is other for one, other in zip(container, contents, strict=True))
+
+
+class GeneratorState(NamedTuple):
+    """The state of a generator of random numbers, and how it is read and written."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], object]
+    state: Any
+
+    def changed(self) -> bool:
+        """Whether something was drawn since."""
+        now = self.get()
+        if isinstance(now, torch.Tensor):
+            return not torch.equal(now, self.state)
+        return pickle.dumps(now) != pickle.dumps(self.state)
+
+    def restore(self) -> None:
+        """Go back to the state."""
+        self.set(self.state)
+
+
+def generator_state(value: Any) -> GeneratorState | None:
+    """The present state of a generator of torch, Python or NumPy; None for anything else."""
+    access = _generator_access(value)
+    if access is None:
+        return None
+    get_state, set_state = access
+    return GeneratorState(get_state, set_state, get_state())
+
+
+def _generator_access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], object]] | None:
+    if isinstance(value, torch.Generator):
+        return value.get_state, value.set_state
+    # SystemRandom asks the operating system and has no state.
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return value.getstate, value.setstate
+    # Not imported here: a model that draws from NumPy has loaded it.
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None and isinstance(value, numpy.RandomState):
+        return value.get_state, value.set_state
+    if numpy is not None and isinstance(value, numpy.Generator):
+        bits = value.bit_generator
+
+        def set_bits(state: Any) -> None:
+            bits.state = state
+
+        return lambda: bits.state, set_bits
+    return None

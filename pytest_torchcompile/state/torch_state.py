@@ -17,7 +17,7 @@ import torch
 
 from pytest_torchcompile.errors import InstrumentError
 
-__all__ = ["State", "forget_compiled", "isolated", "stance"]
+__all__ = ["SettingsSnapshot", "forget_compiled", "isolated", "stance"]
 
 _CONFIGS = (
     "torch._dynamo.config",
@@ -129,7 +129,7 @@ def _copy(name: str) -> dict[str, Any]:
         raise _missing(f"{name}.get_config_copy") from None
 
 
-class State:
+class SettingsSnapshot:
     """A snapshot of every setting that outlives a cell."""
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ def isolated(leaks: list[str]) -> Iterator[None]:
     """
     forget_compiled()
     with _default_stance():
-        state = State()
+        state = SettingsSnapshot()
         python_rng = random.getstate()
         started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         devices = list(range(torch.cuda.device_count())) if started else []

@@ -18,7 +18,7 @@ from pytest_torchcompile.fuzz.ladder import climb
 from pytest_torchcompile.fuzz.search import Budget, Examined, Finding, search
 from pytest_torchcompile.fuzz.sequence_run import Attempts
 from pytest_torchcompile.oracle.calls import Side
-from pytest_torchcompile.oracle.random_draws import same_random_draws
+from pytest_torchcompile.oracle.chances import same_random_draws
 from tests.layer.fuzz_faults import (
     BreaksAbove100,
     Cancels,

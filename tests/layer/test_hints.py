@@ -6,7 +6,7 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.calls import Call, Side
-from pytest_torchcompile.oracle.hints import tried_hints
+from pytest_torchcompile.oracle.diagnosis import try_hints
 from pytest_torchcompile.oracle.trial import Trial
 from pytest_torchcompile.state.torch_state import isolated
 
@@ -34,7 +34,7 @@ def tried(model):
         trial.run()
         breaks = trial.compiled.seen["graph_breaks"]
         assert len(breaks) == 1
-        return tried_hints(trial, [found | {"hint": HINT} for found in breaks])
+        return try_hints(trial, [found | {"hint": HINT} for found in breaks])
 
 
 def test_a_hint_that_helps():

@@ -9,7 +9,7 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import problem
-from pytest_torchcompile.oracle.chances import chances, compare_chances
+from pytest_torchcompile.oracle.chances import compare_chances, sample_chances
 
 
 class Drops(nn.Module):
@@ -30,7 +30,7 @@ def pair(dropout):
     right, other = Drops(), Drops(dropout)
     other.load_state_dict(right.state_dict())
     batch = Batch.of(torch.randn(16, 16))
-    return chances(right, right, batch, seeds=48), chances(other, other, batch, seeds=48, first=1000)
+    return sample_chances(right, right, batch, seeds=48), sample_chances(other, other, batch, seeds=48, first=1000)
 
 
 def wrong(dropout):
@@ -77,7 +77,7 @@ def test_inductors_own_random_numbers_are_right():
     torch.compiler.reset()
     model, batch = Drops(), Batch.of(torch.randn(16, 16))
     compiled = torch.compile(model, backend="inductor")
-    leaves = compare_chances(chances(model, model, batch), chances(compiled, model, batch))
+    leaves = compare_chances(sample_chances(model, model, batch), sample_chances(compiled, model, batch))
     torch.compiler.reset()
     assert [problem(leaf) for leaf in leaves if problem(leaf)] == []
     assert "scale of gradient of linear.weight" in {leaf.name for leaf in leaves}
@@ -109,8 +109,8 @@ def picked(pick):
     """Names of what differs from a right sampler; whether there was anything random."""
     batch = Batch.of(torch.zeros(64, 4))
     right, other = Picks(lambda x: torch.multinomial(x.softmax(-1), 1)), Picks(pick)
-    eager = chances(right, right, batch, train=False, seeds=48)
-    compiled = chances(other, other, batch, train=False, seeds=48, first=1000)
+    eager = sample_chances(right, right, batch, train=False, seeds=48)
+    compiled = sample_chances(other, other, batch, train=False, seeds=48, first=1000)
     return eager.varies, [leaf.name for leaf in compare_chances(eager, compiled) if problem(leaf)]
 
 
@@ -134,7 +134,7 @@ def test_whole_numbers_that_nobody_draws():
     """Which side of a tie they are on is another check's: here they must only not depend on the seed."""
     batch = Batch.of(torch.zeros(64, 4))
     one, two = Picks(lambda x: x.argmax(-1)), Picks(lambda x: x.argmax(-1) + 1)
-    eager, compiled = (chances(m, m, batch, train=False, seeds=4) for m in (one, two))
+    eager, compiled = (sample_chances(m, m, batch, train=False, seeds=4) for m in (one, two))
     leaves = compare_chances(eager, compiled)
     assert len(leaves) > 1
     assert not [leaf.name for leaf in leaves if problem(leaf)]

@@ -11,7 +11,7 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Tape, compare, problem, record, reference
-from pytest_torchcompile.oracle.precision import input_units
+from pytest_torchcompile.oracle.units import input_units
 from pytest_torchcompile.state.snapshot import StateSnapshot
 
 # Torch's own: imports, TF32 advice, generators of NumPy seeds.

@@ -9,7 +9,7 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import compare, problem, record, reference
-from pytest_torchcompile.oracle.references import References
+from pytest_torchcompile.oracle.expected import References
 
 
 def two_outputs(x):

@@ -23,11 +23,11 @@ from pytest_torchcompile.ledger import frames
 from pytest_torchcompile.ledger.sites import code_owner
 from pytest_torchcompile.observation import Job, Observation
 from pytest_torchcompile.oracle import held, recorder
-from pytest_torchcompile.oracle.chances import chances, compare_chances
-from pytest_torchcompile.oracle.findings import findings
+from pytest_torchcompile.oracle.chances import compare_chances, sample_chances
+from pytest_torchcompile.oracle.discrepancies import find_discrepancies
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.limits import Limits, note, problem
-from pytest_torchcompile.oracle.properties import attributes, properties
+from pytest_torchcompile.oracle.properties import compare_items, compare_properties
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Item, Recording
 from pytest_torchcompile.oracle.shared_memory import alias_pairs
@@ -71,13 +71,13 @@ def test_zeros_in_place_of_none_are_a_note():
 def test_other_gradients_in_place_of_none_stay_wrong():
     """Zeros are the one exception: what is no zero, and what is lost, is a problem."""
     something, nothing = Item(torch.tensor([0.0, 1e-30])), Item(None)
-    (extra,) = attributes("gradient of w", "gradient", nothing, something)
+    (extra,) = compare_items("gradient of w", "gradient", nothing, something)
     assert problem(extra) == "gradient of w: eager has none, compiled a gradient"
-    (nan,) = attributes("gradient of w", "gradient", nothing, Item(torch.full((2,), float("nan"))))
+    (nan,) = compare_items("gradient of w", "gradient", nothing, Item(torch.full((2,), float("nan"))))
     assert problem(nan) == "gradient of w: eager has none, compiled a gradient"
-    (lost,) = attributes("gradient of w", "gradient", Item(torch.zeros(2)), nothing)
+    (lost,) = compare_items("gradient of w", "gradient", Item(torch.zeros(2)), nothing)
     assert problem(lost) == "gradient of w: eager has a gradient, compiled none"
-    (zeros,) = attributes("gradient of w", "gradient", nothing, Item(torch.zeros(2)))
+    (zeros,) = compare_items("gradient of w", "gradient", nothing, Item(torch.zeros(2)))
     assert problem(zeros) is None
     assert note(zeros).startswith("gradient of w: eager has none, compiled has zeros: optimisers skip the one")
 
@@ -86,12 +86,12 @@ def test_a_long_structure_is_told_by_its_first_difference():
     """Two dicts of hundreds of entries are one line."""
     eager = ", ".join(f"'gradient of layer.{i}.weight': *" for i in range(100))
     other = eager.replace("layer.50", "layer.fifty")
-    (told, *_) = properties(Recording(structure=eager), Recording(structure=other))
+    (told, *_) = compare_properties(Recording(structure=eager), Recording(structure=other))
     text = problem(told)
     assert len(text) < 500
     assert "layer.50.weight" in text
     assert "layer.fifty.weight" in text
-    (short, *_) = properties(Recording(structure="(*, *)"), Recording(structure="[*, *]"))
+    (short, *_) = compare_properties(Recording(structure="(*, *)"), Recording(structure="[*, *]"))
     assert problem(short) == "output structure: eager returned (*, *), compiled [*, *]"
 
 
@@ -237,7 +237,7 @@ def test_random_draws_that_repeat_but_for_rounding_obey_the_seed():
     """The check randomness takes another order of summation for the same numbers, and another draw for others."""
     def repeats(dropout):
         model = nn.Sequential(Atomics(), dropout)
-        return compare_chances(*(chances(model, model, Batch.of(rows()), seeds=8) for _ in range(2)))
+        return compare_chances(*(sample_chances(model, model, Batch.of(rows()), seeds=8) for _ in range(2)))
 
     seeds = [leaf for leaf in repeats(nn.Dropout(0.5)) if leaf.name == "seeds"]
     assert seeds[0].message == ""
@@ -481,10 +481,10 @@ def test_the_worst_of_many_elements_may_be_further_off():
     assert problem(replace(worst, peak=25.0)) is not None
     small = replace(worst, numel=4096)
     assert problem(small) is not None
-    assert findings([("call 1", small)]) != []
+    assert find_discrepancies([("call 1", small)]) != []
     beside = replace(worst, name="other", peak=3.0)
-    assert findings([("call 1", small), ("call 1", beside)]) == []
-    assert findings([("call 1", replace(small, peak=25.0)), ("call 1", beside)]) != []
+    assert find_discrepancies([("call 1", small), ("call 1", beside)]) == []
+    assert find_discrepancies([("call 1", replace(small, peak=25.0)), ("call 1", beside)]) != []
 
 
 def test_equivalence_takes_limits_in_units_of_noise():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from pytest_torchcompile.oracle import Tape
 from pytest_torchcompile.oracle.dice import Dice
 from pytest_torchcompile.oracle.noise import Wide
-from pytest_torchcompile.oracle.precision import input_units
+from pytest_torchcompile.oracle.units import input_units
 
 ONES = torch.ones(400_000, dtype=torch.float64)
 

@@ -10,8 +10,7 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Tape, compare, problem, record, reference
-from pytest_torchcompile.oracle.emulated import wide_version
-from pytest_torchcompile.oracle.operators import operator, terms
+from pytest_torchcompile.oracle.operators import count_terms, operator_facts, wide_version
 from pytest_torchcompile.state.snapshot import StateSnapshot
 
 
@@ -93,7 +92,7 @@ def test_masked_attention_stays_finite():
         return (x @ x.t()).masked_fill(mask, float("-inf")).softmax(-1)
 
     found = reference(attend, Batch.of(torch.randn(6, 6)), train=False).estimates["output"]
-    assert all(0 < mean < 100 for mean in found.noise.means)
+    assert all(0 < mean < 100 for mean in found.noise.mean_squares)
 
 
 def test_dropout_is_replayed_from_the_tape():
@@ -244,7 +243,7 @@ def test_operators_beyond_dispatch_are_judged_by_perturbed_inputs():
     found = reference(Closed(), batch)
     assert found.kind == "float64-inputs"
     assert torch.equal(found.estimates["output"].value, batch.args[0].double().exp())
-    assert all(mean > 0 for mean in found.estimates["output"].noise.means)
+    assert all(mean > 0 for mean in found.estimates["output"].noise.mean_squares)
 
 
 def test_written_parameters_do_not_leak_into_the_next_draw():
@@ -269,19 +268,19 @@ def test_written_parameters_do_not_leak_into_the_next_draw():
 def test_operators_are_read_from_their_schema():
     """What rounds, what accumulates and over how many terms."""
     aten = torch.ops.aten
-    assert operator(aten.transpose.int).exact
-    assert operator(aten.cat.default).exact
-    assert not operator(aten.add.Tensor).accumulates
-    assert operator(aten.add_.Tensor).writes == {0: "self"}
-    assert operator(aten.native_batch_norm.default).running == (3, 4)
-    assert operator(aten.bernoulli.default).random
+    assert operator_facts(aten.transpose.int).exact
+    assert operator_facts(aten.cat.default).exact
+    assert not operator_facts(aten.add.Tensor).accumulates
+    assert operator_facts(aten.add_.Tensor).writes == {0: "self"}
+    assert operator_facts(aten.native_batch_norm.default).running == (3, 4)
+    assert operator_facts(aten.bernoulli.default).random
     a, b = torch.ones(2, 7), torch.ones(7, 3)
-    assert terms("mm", (a, b)) == 7
-    assert terms("addmm", (torch.ones(3), a, b)) == 7
-    assert terms("sum", (a,)) == 14
-    assert terms("sum", (a, [1])) == 7
-    assert terms("native_layer_norm", (a, [7], None, None, 1e-5)) == 7
-    assert terms("convolution", (torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3))) == 27
+    assert count_terms("mm", (a, b)) == 7
+    assert count_terms("addmm", (torch.ones(3), a, b)) == 7
+    assert count_terms("sum", (a,)) == 14
+    assert count_terms("sum", (a, [1])) == 7
+    assert count_terms("native_layer_norm", (a, [7], None, None, 1e-5)) == 7
+    assert count_terms("convolution", (torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3))) == 27
 
 
 def test_the_reason_of_a_fallback_is_in_the_leaf():

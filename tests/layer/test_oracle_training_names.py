@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile.oracle.leaf import Leaf
-from pytest_torchcompile.oracle.training import renamed, role_of
+from pytest_torchcompile.oracle.training import rename_steps, role_of
 
 
 @pytest.mark.parametrize(("name", "kind", "expected"), [
@@ -18,5 +18,5 @@ from pytest_torchcompile.oracle.training import renamed, role_of
 ])
 def test_names(name, kind, expected):
     """A step comes first; a leaf of two gradients names both, whatever quotes their names bring."""
-    (leaf,) = renamed([Leaf(name, role_of(name, kind))], 3)
+    (leaf,) = rename_steps([Leaf(name, role_of(name, kind))], 3)
     assert (leaf.name, leaf.kind) == expected

@@ -84,16 +84,16 @@ def test_what_the_users_code_raises_is_the_users(module, given):
     assert not error_of(module, **given).ours
 
 
-@pytest.mark.parametrize("part", ["recorder.default_loss", "recorder._Run.keep", "tape.Tape._note", "tape.operator",
-                                  "held.leaves_of"])
+@pytest.mark.parametrize("part", ["recorder.default_loss", "recorder._Run.keep", "tape.Tape._note",
+                                  "tape.operator_facts", "shared_memory.leaves_of"])
 def test_what_our_code_raises_is_ours(monkeypatch, part):
     """Before, after and in the middle of the user's call."""
-    from pytest_torchcompile.oracle.held import Held
+    from pytest_torchcompile.oracle.shared_memory import Held
 
     monkeypatch.setattr(f"pytest_torchcompile.oracle.{part}", our_mistake)
     module = torch.nn.Linear(4, 4)
     batch = Batch.of(torch.ones(2, 4))
-    seen = recorder.record(Held().holding(module), module, batch, mode=Tape())
+    seen = recorder.record(Held().keep_outputs(module), module, batch, mode=Tape())
     assert seen.error is not None
     assert seen.error.ours
 
@@ -132,7 +132,7 @@ axes: {{backend: [eager], phase: [training]}}
     return seen["failure"]
 
 
-@pytest.mark.parametrize("part", ["oracle.recorder._Run.keep", "oracle.training.kept"])
+@pytest.mark.parametrize("part", ["oracle.recorder._Run.keep", "oracle.training.detached_copy"])
 def test_a_cell_says_that_we_are_wrong(monkeypatch, tmp_path, part):
     """In a call and in training steps; the evidence is the whole stack."""
     monkeypatch.setattr(f"pytest_torchcompile.{part}", our_mistake)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile.checks import load
-from pytest_torchcompile.oracle.compiler_stages import explained, stages_before
-from pytest_torchcompile.oracle.findings import Finding, findings, headline
+from pytest_torchcompile.oracle.diagnosis import stage_summary, stages_before
+from pytest_torchcompile.oracle.discrepancies import Discrepancy, find_discrepancies, headline
 from pytest_torchcompile.oracle.leaf import Leaf
 
 WRONG = Leaf("output", "value", 8, dtype="float32", rms=50.0, bias=1.0, peak=60.0, index=(0,), eager=1.0, compiled=2.0,
@@ -17,7 +17,7 @@ RIGHT = Leaf("loss", "value", bitwise=True)
 def test_one_finding_for_each_place():
     """However many calls show it; what agrees is none."""
     shape = Leaf("output", "shape", message="shape is (2,) in eager, (3,) compiled")
-    (value, other) = findings([("call 1", RIGHT), ("call 1", WRONG), ("call 2", WRONG), ("call 2", shape)])
+    (value, other) = find_discrepancies([("call 1", RIGHT), ("call 1", WRONG), ("call 2", WRONG), ("call 2", shape)])
     assert (value.kind, value.where, value.evidence) == ("value", "output", "in call 1, and in 1 more call(s)")
     assert value.message.startswith("output: error is 50 times the rounding noise")
     assert (other.kind, other.evidence) == ("shape", "in call 2")
@@ -25,7 +25,7 @@ def test_one_finding_for_each_place():
 
 def test_a_finding_as_text():
     """Kind and message, evidence below, what to try."""
-    text = str(Finding("vacuous", "call 1", "nothing ran", "a\nb", "give it work"))
+    text = str(Discrepancy("vacuous", "call 1", "nothing ran", "a\nb", "give it work"))
     assert text == "vacuous: nothing ran\n    a\n    b\n    try: give it work"
 
 
@@ -62,7 +62,7 @@ def test_the_stages_before_a_backend(backend, before):
 ])  # fmt: skip
 def test_the_first_stage_that_differs(backend, stages, text):
     """One line: what was tried, and where to look."""
-    assert explained({"backend": backend, "stages": stages}) == text
+    assert stage_summary({"backend": backend, "stages": stages}) == text
 
 
 def section(*names, **more):

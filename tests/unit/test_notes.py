@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_torchcompile.checks import load
+from pytest_torchcompile.oracle.discrepancies import undecided_notes, why_vacuous
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.limits import note, problem
-from pytest_torchcompile.oracle.notes import notes, vacuous
 
 EXACT = Leaf("output", "value", numel=8, bitwise=True)
 NEAR = Leaf("output", "value", numel=8, rms=1.0, bias=1.0, peak=1.0, against="float64")
@@ -45,21 +45,22 @@ def test_ranks_beside_one_process_are_called_so():
 def test_a_comparison_of_nothing_but_noise_is_vacuous():
     """One value that could have failed is enough; properties are none."""
     structure = Leaf("output structure", "structure", bitwise=True)
-    assert vacuous([("call 1", NOISE), ("call 1", structure)]).startswith("all 1 values are nothing but rounding noise")
-    assert vacuous([("call 1", NOISE), ("call 1", NEAR)]) is None
-    assert vacuous([("call 1", NOISE), ("call 1", EXACT)]) is None
-    assert vacuous([("call 1", structure)]) is None
+    text = why_vacuous([("call 1", NOISE), ("call 1", structure)])
+    assert text.startswith("all 1 values are nothing but rounding noise")
+    assert why_vacuous([("call 1", NOISE), ("call 1", NEAR)]) is None
+    assert why_vacuous([("call 1", NOISE), ("call 1", EXACT)]) is None
+    assert why_vacuous([("call 1", structure)]) is None
 
 
 def test_empty_tensors_prove_nothing():
     """They are equal whatever a compiler does."""
     empty = replace(EXACT, numel=0)
-    assert vacuous([("call 1", NOISE), ("call 1", empty)]) is not None
+    assert why_vacuous([("call 1", NOISE), ("call 1", empty)]) is not None
 
 
 def test_a_note_is_given_once_with_its_calls():
     """Not once for each call."""
-    found = notes([("call 1", NOISE), ("call 2", NOISE), ("call 3", NOISE), ("call 3", NEAR)])
+    found = undecided_notes([("call 1", NOISE), ("call 2", NOISE), ("call 3", NOISE), ("call 3", NEAR)])
     assert len(found) == 1
     assert found[0].endswith(", in call 1 and 2 more")
 
@@ -67,7 +68,7 @@ def test_a_note_is_given_once_with_its_calls():
 def test_the_reason_of_a_fallback_is_told_once():
     """However many values were measured that way."""
     fallen = replace(NEAR, against="float32", why="float64: TypeError in forward: no kernel")
-    found = notes([("call 1", fallen), ("call 1", replace(fallen, name="loss"))])
+    found = undecided_notes([("call 1", fallen), ("call 1", replace(fallen, name="loss"))])
     assert found == ["measured from a float32 run, not from a float64 one "
                      "(float64: TypeError in forward: no kernel), in call 1"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Closure", "twin"]
+__all__ = ["Closure", "copy_model"]
 
 
 class Closure(nn.Module):
@@ -41,7 +41,7 @@ class Closure(nn.Module):
         return other
 
 
-def twin(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+def copy_model(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """Copy a module; ``memo`` as for ``copy.deepcopy``.
 
     A function in one of its attributes, such as a patched ``forward``, is copied with what it closes over: else it

@@ -1,0 +1,200 @@
+"""How noise is spread over a leaf: the usual noise of an element by its magnitude, and how large an error is as a
+whole and how much of it points one way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+__all__ = ["Levels", "Noise", "Projections", "sample_elements"]
+
+# Bins of magnitude, each a factor of four: the largest element is in the first, zeros are in the last.
+_BINS = 64
+# Bins of noise, each a factor of two, the largest in the first.
+_NOISES = 64
+_SAMPLE = 1 << 16
+# Elements that a median is made from; where a bin has fewer, its nearest neighbours lend theirs.
+_LEAST = 16
+
+
+class Levels:
+    """The lower median of the noise in each bin of magnitude, of the elements that have any.
+
+    A few draws are too few for the noise of one element, and the noise of the whole leaf is that of its largest
+    elements: one masked logit of -1e9 has more of it than all others together. Elements of one magnitude mostly share
+    their noise, and a median doesn't care about the few that don't.
+    """
+
+    def __init__(self, value: torch.Tensor, noise: torch.Tensor) -> None:
+        """Take a :func:`sample_elements` of a leaf (finite) and the noise of those elements."""
+        magnitude, loudness = _exponents(value), _exponents(noise)
+        self._top, loudest = int(magnitude.amax()), int(loudness.amax())
+        self._table: torch.Tensor | None = None
+        if loudest:
+            # One more column than bins of noise, the last: elements that no draw has moved.
+            columns = (loudest - loudness).clamp_(max=_NOISES - 1).masked_fill_(loudness == 0, _NOISES)
+            cells = self._bins_of(magnitude) * (_NOISES + 1) + columns
+            counts = torch.bincount(cells, minlength=_BINS * (_NOISES + 1))
+            medians = _row_medians(counts.view(_BINS, _NOISES + 1).tolist())
+            # The middle of a bin: half an exponent above its lower end.
+            levels = [2.0 ** (loudest - median - 1022.5) for median in medians]
+            self._table = torch.tensor(levels, dtype=torch.float64, device=value.device)
+        self.typical = _lower_median(value.abs())
+        """The lower median of the magnitudes that are not zero."""
+        self._relative = 0.0
+        if self.typical:
+            typical = torch.full((1,), self.typical, dtype=torch.float64, device=value.device)
+            self._relative = float(self.of(typical)) / self.typical
+
+    def of(self, exact: torch.Tensor) -> torch.Tensor:
+        """The level of each of some (finite) elements; zero where nothing of the leaf has noise."""
+        if self._table is None:
+            return torch.zeros((), dtype=torch.float64, device=exact.device).expand(exact.shape)
+        return self._table[self._bins_of(_exponents(exact))]
+
+    def weights(self, exact: torch.Tensor) -> torch.Tensor:
+        """What makes the noise of all elements about one. Elements of a magnitude that was not in the sample are taken
+        to have the usual relative noise."""
+        noise = torch.maximum(self.of(exact), exact.double().abs() * self._relative)
+        return noise.reciprocal_().nan_to_num_(posinf=0.0)
+
+    def _bins_of(self, magnitude: torch.Tensor) -> torch.Tensor:
+        below = (self._top - magnitude).bitwise_right_shift_(1).clamp_(0, _BINS - 2)
+        return below.masked_fill_(magnitude == 0, _BINS - 1)
+
+
+def _lower_median(sizes: torch.Tensor) -> float:
+    sizes = sizes[sizes > 0]
+    if not sizes.numel():
+        return 0.0
+    return float(sizes.median())
+
+
+def sample_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """Up to 65,536 elements, evenly spread; an odd step, so that it isn't one column of a table."""
+    flat = tensor.reshape(-1)
+    if flat.numel() <= _SAMPLE:
+        return flat
+    return flat[:: (flat.numel() // _SAMPLE) | 1]
+
+
+def _exponents(tensor: torch.Tensor) -> torch.Tensor:
+    """The exponent of float64 plus 1023; 0 for zero (and what is too small for a normal number)."""
+    return tensor.double().view(torch.int64).bitwise_right_shift(52).bitwise_and_(0x7FF)
+
+
+def _row_medians(counts: list[list[int]]) -> list[int]:
+    """The bin of the lower median of each row, of the row's nearest neighbours too where it has few."""
+    loud = [sum(row[:-1]) for row in counts]
+    enough = min(_LEAST, sum(loud))
+    medians = {}
+    for number, row in enumerate(counts):
+        if any(row):
+            low, high = number, number + 1
+            while sum(loud[low:high]) < enough:
+                low, high = max(0, low - 1), min(len(counts), high + 1)
+            columns = [sum(column) for column in zip(*counts[low:high], strict=True)]
+            medians[number] = _median_bin(columns[:-1])
+    # Rows without elements take the median of the nearest row that has some.
+    known = list(medians)
+    filled, nearest = [], 0
+    for number in range(len(counts)):
+        while nearest + 1 < len(known) and abs(known[nearest + 1] - number) < abs(known[nearest] - number):
+            nearest += 1
+        filled.append(medians[known[nearest]])
+    return filled
+
+
+def _median_bin(counts: list[int]) -> int:
+    # the first bin is the loudest: the lower median is the last one that has at most half of all before it
+    remaining = sum(counts) // 2
+    for number, count in enumerate(counts):
+        remaining -= count
+        if remaining < 0:
+            return number
+    return len(counts) - 1
+
+
+class Projections:
+    """Sums over the pieces of one error, each element divided by its usual noise.
+
+    A small error of one sign everywhere hides in the mean square, but not here: rounding noise projects like the
+    error of one element, a wrong factor or offset like ``sqrt(count)`` of them.
+    """
+
+    def __init__(self, levels: Levels) -> None:
+        self._levels = levels
+        self._squares = self._along = self._offset = self._size = 0.0
+        self._count = 0
+
+    def add(self, error: torch.Tensor, exact: torch.Tensor) -> None:
+        """Take one piece in: the error and the exact values, both finite."""
+        weights = self._levels.weights(exact)
+        error, exact = error * weights, exact * weights
+        self._squares += float(error.dot(error))
+        self._along += float(error.dot(exact))
+        self._offset += float(error.sum())
+        self._size += float(exact.dot(exact))
+        self._count += error.numel()
+
+    @property
+    def mean_square(self) -> float:
+        """Mean square."""
+        return self._squares / max(1, self._count)
+
+    @property
+    def along_values(self) -> float:
+        """Squared projection on the values."""
+        if self._size <= 0:
+            return 0.0
+        return self._along**2 / self._size
+
+    @property
+    def along_constant(self) -> float:
+        """Squared projection on a constant."""
+        return self._offset**2 / max(1, self._count)
+
+    @property
+    def squared_norm(self) -> float:
+        """Squared norm of the values."""
+        return self._size
+
+
+@dataclass
+class Noise:
+    """The projections of the noise draws of one leaf."""
+
+    mean_squares: list[float] = field(default_factory=list)
+    along_values: list[float] = field(default_factory=list)
+    along_constant: list[float] = field(default_factory=list)
+
+    def add(self, draw: Projections) -> None:
+        """Take one draw in."""
+        self.mean_squares.append(draw.mean_square)
+        self.along_values.append(draw.along_values)
+        self.along_constant.append(draw.along_constant)
+
+    def extend(self, other: Noise) -> None:
+        """Take the draws of another noise in."""
+        self.mean_squares += other.mean_squares
+        self.along_values += other.along_values
+        self.along_constant += other.along_constant
+
+    def excess(self, error: Projections, floor: float) -> float:
+        """The larger projection of an error over that of the draws, of which few may be small by luck.
+
+        ``floor`` is the relative offset that is never complained about.
+        """
+        pooled = sum(self.mean_squares) / max(1, len(self.mean_squares))
+        return max(0.0, _ratio(error.along_values, self.along_values, pooled, floor * error.squared_norm**0.5),
+                   _ratio(error.along_constant, self.along_constant, pooled, floor * error.squared_norm**0.5))
+
+
+def _ratio(error: float, draws: list[float], pooled: float, floor: float) -> float:
+    """One projection over that of the draws; ``pooled``, their mean square, counts as two further draws."""
+    noise = (sum(draws) + 2 * pooled) / (len(draws) + 2)
+    # 1e-300: never a division by zero
+    ratio: float = error**0.5 / max(noise**0.5 + floor, 1e-300)
+    return ratio

@@ -1,30 +1,38 @@
-"""Allowances: which failures and skips a policy lets pass, and which of its entries are no longer needed."""
+"""Allowances: which failures and skips a policy lets pass, and which of its entries are no longer needed.
+
+A skipped cell proves nothing, so a policy must allow it, and the gate says in which words.
+"""
 
 from __future__ import annotations
 
 import datetime
+import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, Final
 
 from pytest_torchcompile.checks import computes_wrong_numbers
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.policy import AllowedFailure, PassRate, Policy
-from pytest_torchcompile.gate.skips import skips
 from pytest_torchcompile.plan.axes import value_key
 from pytest_torchcompile.quantity import count, first_names
-from pytest_torchcompile.report.finding import Finding, Weight
+from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.testrecord import TEST_LANE
 
-__all__ = ["Allowed", "allow", "untold"]
+__all__ = ["Allowances", "allow", "skip_findings", "unjudged_cells"]
 
-_TOLD: Final = frozenset({"pass", "xfail", "xpass", "fail"})
+_DECIDED: Final = frozenset({"pass", "xfail", "xpass", "fail"})
 """Verdicts that tell whether a cell fails as an entry allows; one that was skipped or crashed tells nothing."""
+_PLAIN_YAML: Final = re.compile(r"[A-Za-z_][\w.+/-]*")
+_YAML_WORDS: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf"})
+"""Words that YAML takes for something else than text."""
 
 
 @dataclass
-class Allowed:
+class Allowances:
     """What is left when the policy has let pass what it lets pass."""
 
     failing: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
@@ -40,144 +48,273 @@ class Allowed:
     """Entries of ``allowed_failures`` that no cell needs any more, each of its cells having been judged."""
 
 
-def allow(cells: Sequence[JudgedCell], policy: Policy, today: datetime.date, whole: bool = True) -> Allowed:
+def allow(cells: Sequence[JudgedCell], policy: Policy, today: datetime.date, whole: bool = True) -> Allowances:
     """Apply ``allowed_failures``, ``pass_rate`` and ``allowed_skips``.
 
     ``whole``: is no cell missing? Else it can't be told that an entry is no longer needed.
     """
-    allowed = Allowed()
+    allowed = Allowances()
     for cell in cells:
-        bad = cell.bad
-        for name, check in bad.items():
-            number = next((k for k, entry in enumerate(policy.allowed_failures)
-                           if today <= entry.until and _covers(entry, cell, name, check)), None)
-            if number is None:
-                allowed.failing.setdefault(cell.id, {})[name] = check
-            else:
-                allowed.used[number] += 1 if cell.id not in allowed.excused else 0
-                allowed.excused[cell.id] = str(policy.allowed_failures[number])
-    _entries(allowed, cells, policy, today, whole)
-    _pass_rates(allowed, cells, policy)
+        for name, check in cell.bad.items():
+            _excuse_check(allowed, cell, name, check, policy, today)
+    for number, entry in enumerate(policy.allowed_failures):
+        if today > entry.until:
+            allowed.findings.append(_finding_of_expired(entry, cells, policy))
+        else:
+            allowed.findings += _findings_of_entry(allowed, number, entry, cells, policy, whole)
+    _apply_pass_rates(allowed, cells, policy)
     tests = [cell for cell in cells if cell.lane == TEST_LANE]
-    allowed.findings += skips([cell for cell in cells if cell.lane != TEST_LANE], policy)
-    allowed.findings += skips(tests, policy, "test")
+    real_cells = [cell for cell in cells if cell.lane != TEST_LANE]
+    allowed.findings += skip_findings(real_cells, policy)
+    allowed.findings += skip_findings(tests, policy, "test")
     return allowed
 
 
-def _covers(entry: AllowedFailure, cell: JudgedCell, name: str, check: Mapping[str, Any]) -> bool:
+def _excuse_check(allowed: Allowances, cell: JudgedCell, name: str, check: dict[str, Any], policy: Policy,
+                  today: datetime.date) -> None:
+    """By the first entry that covers it; without one it is failing."""
+    for number, entry in enumerate(policy.allowed_failures):
+        if today <= entry.until and _covers_failure(entry, cell, name, check):
+            if cell.id not in allowed.excused:
+                allowed.used[number] += 1
+            allowed.excused[cell.id] = str(entry)
+            return
+    allowed.failing.setdefault(cell.id, {})[name] = check
+
+
+def _covers_failure(entry: AllowedFailure, cell: JudgedCell, name: str, check: Mapping[str, Any]) -> bool:
     if not entry.checks and _has_wrong_numbers(name, check):
         return False
-    return _would_cover(entry, cell, name, check)
-
-
-def _would_cover(entry: AllowedFailure, cell: JudgedCell, name: str, check: Mapping[str, Any]) -> bool:
-    return (entry.cells.covers(cell)
-            and (not entry.checks or name in entry.checks)
-            and check["verdict"] in entry.verdicts
-            and (not entry.contains or any(entry.contains in f"{p['message']}\n{p['evidence']}"
-                                           for p in check["problems"])))
+    return _matches_failure(entry, cell, name, check)
 
 
 def _has_wrong_numbers(name: str, check: Mapping[str, Any]) -> bool:
     """Does the check say that the model computes something else? No entry hides that without naming the check."""
-    return check["verdict"] == "fail" and any(computes_wrong_numbers(name, problem["message"])
-                                              for problem in check["problems"])
+    if check["verdict"] != "fail":
+        return False
+    return any(computes_wrong_numbers(name, problem["message"]) for problem in check["problems"])
 
 
-def _unhidden(number: int, cells: Sequence[JudgedCell], policy: Policy) -> Finding | None:
-    """Wrong numbers that an entry without ``checks`` would hide, with what to write if they are known."""
-    entry = policy.allowed_failures[number]
-    names: dict[str, None] = {}
-    wrong_cells = []
-    for cell in cells:
-        wrong = [name for name, check in cell.bad.items()
-                 if not entry.checks and _has_wrong_numbers(name, check) and _would_cover(entry, cell, name, check)]
-        if wrong:
-            wrong_cells.append(cell.id)
-            names.update(dict.fromkeys(wrong))
-    if not wrong_cells:
-        return None
+def _matches_failure(entry: AllowedFailure, cell: JudgedCell, name: str, check: Mapping[str, Any]) -> bool:
+    if not entry.cells.covers(cell) or check["verdict"] not in entry.verdicts:
+        return False
+    if entry.checks and name not in entry.checks:
+        return False
+    if not entry.contains:
+        return True
+    return any(entry.contains in f"{problem['message']}\n{problem['evidence']}" for problem in check["problems"])
+
+
+def _findings_of_entry(allowed: Allowances, number: int, entry: AllowedFailure, cells: Sequence[JudgedCell],
+                       policy: Policy, whole: bool) -> Iterator[Finding]:
+    """Is the entry too wide, or no longer needed?"""
     line = policy.line(entry.cells.node)
-    text = f"the allowed failure of {policy.path}:{line} names no checks, so it hides no wrong numbers"
-    hint = f"if these are known, give it `checks: [{', '.join(names)}]`"
-    return Finding("allowed_failures", "note", text, tuple(wrong_cells), hint=hint, file=policy.path, line=line)
+    where = f"{policy.path}:{line}"
+    used = allowed.used[number]
+    wrong = _wrong_numbers_not_hidden(entry, cells)
+    if wrong.cells:
+        text = f"the allowed failure of {where} names no checks, so it hides no wrong numbers"
+        hint = f"if these are known, give it `checks: [{', '.join(wrong.checks)}]`"
+        yield Finding("allowed_failures", "note", text, tuple(wrong.cells), hint=hint, file=policy.path, line=line)
+    if entry.at_most is not None and used > entry.at_most:
+        noun = "cell"
+        if entry.cells.tests:
+            noun = "test"
+        text = f"{count(used, f'{noun} fails', f'{noun}s fail')} as {where} allows for {entry.at_most}: {entry}"
+        yield Finding("allowed_failures", "fail", text, file=policy.path, line=line)
+        return
+    # What it was written for may be these very numbers, so it can't be called unneeded.
+    if wrong.cells or used or not whole:
+        return
+    unknown = unjudged_cells(entry, cells)
+    if unknown:
+        text = f"whether {where} is still needed can't be told: {first_names(unknown)} {_was_or_were(len(unknown))} " \
+               "not judged"
+        yield Finding("allowed_failures", "note", text, tuple(unknown), file=policy.path, line=line)
+        return
+    allowed.unneeded.append(number)
+    text = f"improved: nothing fails any more as {where} allows: {entry}"
+    yield Finding("improved", "fail", text, hint="take the entry out, or have --update-policy do it",
+                  file=policy.path, line=line)
 
 
-def _entries(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy, today: datetime.date,
-             whole: bool) -> None:
-    """Entries that are over, too wide, or no longer needed."""
-    for number, entry in enumerate(policy.allowed_failures):
-        place: dict[str, Any] = {"file": policy.path, "line": policy.line(entry.cells.node)}
-        where = f"{policy.path}:{place['line']}"
-        used = allowed.used[number]
-        unhidden = _unhidden(number, cells, policy)
-        if unhidden and today <= entry.until:
-            allowed.findings.append(unhidden)
-        if today > entry.until:
-            would = [c.id for c in cells if any(_covers(entry, c, name, check) for name, check in c.bad.items())]
-            text = f"the allowed failure of {where} expired on {entry.until}: {entry.reason} ({entry.issue})"
-            weight: Weight = "fail" if would else "note"
-            hint = "mend it, or give it a new day" if would else "nothing fails so any more: take the entry out"
-            allowed.findings.append(Finding("expired", weight, text, tuple(would), hint=hint, **place))
-        elif entry.at_most is not None and used > entry.at_most:
-            noun = "test" if entry.cells.tests else "cell"
-            text = f"{count(used, f'{noun} fails', f'{noun}s fail')} as {where} allows for {entry.at_most}: {entry}"
-            allowed.findings.append(Finding("allowed_failures", "fail", text, **place))
-        elif unhidden:
-            continue  # what it was written for may be these very numbers, so it can't be called unneeded
-        elif not used and whole and (unknown := untold(entry, cells)):
-            text = (f"whether {where} is still needed can't be told: {first_names(unknown)} "
-                    f"{'was' if len(unknown) == 1 else 'were'} not judged")
-            allowed.findings.append(Finding("allowed_failures", "note", text, tuple(unknown), **place))
-        elif not used and whole:
-            allowed.unneeded.append(number)
-            text = f"improved: nothing fails any more as {where} allows: {entry}"
-            hint = "take the entry out, or have --update-policy do it"
-            allowed.findings.append(Finding("improved", "fail", text, hint=hint, **place))
+@dataclass
+class WrongNumbers:
+    """Failures that an entry without ``checks`` would hide if they told of anything but wrong numbers."""
+
+    cells: list[str] = field(default_factory=list)
+    checks: dict[str, None] = field(default_factory=dict)
+    """What to name in the entry if they are known."""
 
 
-def untold(entry: AllowedFailure, cells: Iterable[JudgedCell]) -> list[str]:
+def _wrong_numbers_not_hidden(entry: AllowedFailure, cells: Sequence[JudgedCell]) -> WrongNumbers:
+    wrong = WrongNumbers()
+    if entry.checks:
+        return wrong
+    for cell in cells:
+        checks = [name for name, check in cell.bad.items()
+                  if _has_wrong_numbers(name, check) and _matches_failure(entry, cell, name, check)]
+        if checks:
+            wrong.cells.append(cell.id)
+            wrong.checks.update(dict.fromkeys(checks))
+    return wrong
+
+
+def _finding_of_expired(entry: AllowedFailure, cells: Sequence[JudgedCell], policy: Policy) -> Finding:
+    file, line = policy.path, policy.line(entry.cells.node)
+    text = f"the allowed failure of {file}:{line} expired on {entry.until}: {entry.reason} ({entry.issue})"
+    covered = []
+    for cell in cells:
+        if any(_covers_failure(entry, cell, name, check) for name, check in cell.bad.items()):
+            covered.append(cell.id)
+    if covered:
+        return Finding("expired", "fail", text, tuple(covered), file, line, hint="mend it, or give it a new day")
+    return Finding("expired", "note", text, (), file, line, hint="nothing fails so any more: take the entry out")
+
+
+def unjudged_cells(entry: AllowedFailure, cells: Iterable[JudgedCell]) -> list[str]:
     """Cells in which a failure that the entry allows could not show, as a check of theirs was not judged."""
-    def silent(cell: JudgedCell) -> set[str]:
-        odd = {name for name, check in cell.verdicts.items() if check["verdict"] not in _TOLD}
-        return {name for name in odd.union(cell.missing) if not entry.checks or name in entry.checks}
-
-    return [cell.id for cell in cells if entry.cells.covers(cell) and silent(cell)]
+    return [cell.id for cell in cells if entry.cells.covers(cell) and _has_undecided_check(entry, cell)]
 
 
-def _pass_rates(allowed: Allowed, cells: Sequence[JudgedCell], policy: Policy) -> None:
+def _has_undecided_check(entry: AllowedFailure, cell: JudgedCell) -> bool:
+    undecided = set(cell.missing)
+    for name, check in cell.verdicts.items():
+        if check["verdict"] not in _DECIDED:
+            undecided.add(name)
+    if entry.checks:
+        undecided.intersection_update(entry.checks)
+    return bool(undecided)
+
+
+# pass rates
+
+
+def _apply_pass_rates(allowed: Allowances, cells: Sequence[JudgedCell], policy: Policy) -> None:
     """Let fail what lies within the pass rates that cover it, all of which must hold; but never wrong numbers."""
     ran = [cell for cell in cells if cell.verdicts and cell.skipped is None and cell.lane != TEST_LANE]
-    holds: dict[str, bool] = {}
+    covered: set[str] = set()
+    not_tolerable: set[str] = set()
     for rate in policy.pass_rates:
-        for name, group in _groups(rate, ran):
+        for name, group in _rate_groups(rate, ran):
             failing = [cell.id for cell in group if cell.id in allowed.failing]
             good = 1 - len(failing) / len(group)
-            fulfilled = good >= rate.rate - 1e-12
-            if not fulfilled:
-                allowed.findings.append(Finding(
-                    "pass_rate", "fail", f"{good:.1%} of the {count(len(group), 'cell')}{name} are good, "
-                    f"{rate.rate:.1%} wanted",
-                    tuple(failing), file=policy.path, line=policy.line(rate.node)))
-            for cell in group:
-                holds[cell.id] = holds.get(cell.id, True) and fulfilled
-    wrong = {cell_id for cell_id, failing in allowed.failing.items()
-             if any(_has_wrong_numbers(name, check) for name, check in failing.items())}
-    allowed.tolerated = [name for name in allowed.failing if holds.get(name) and name not in wrong]
+            # 1 - 1/10 is not 0.9 to the last bit.
+            if good < rate.rate - 1e-12:
+                text = f"{good:.1%} of the {count(len(group), 'cell')}{name} are good, {rate.rate:.1%} wanted"
+                allowed.findings.append(Finding("pass_rate", "fail", text, tuple(failing), file=policy.path,
+                                                line=policy.line(rate.node)))
+                not_tolerable.update(cell.id for cell in group)
+            covered.update(failing)
+    for name, failing_checks in allowed.failing.items():
+        if any(_has_wrong_numbers(check, found) for check, found in failing_checks.items()):
+            not_tolerable.add(name)
+    allowed.tolerated = [name for name in allowed.failing if name in covered and name not in not_tolerable]
     for name in allowed.tolerated:
         del allowed.failing[name]
 
 
-def _groups(rate: PassRate, ran: Sequence[JudgedCell]) -> Iterator[tuple[str, list[JudgedCell]]]:
+def _rate_groups(rate: PassRate, ran: Sequence[JudgedCell]) -> Iterator[tuple[str, list[JudgedCell]]]:
     """Cells of the fake lane, which can't fail by a number, are counted by themselves."""
-    for lane in (False, True):
-        here, where = [cell for cell in ran if (cell.lane == "fake") is lane], " of the fake lane" if lane else ""
-        if not rate.axis:
-            yield from [(where, here)] if here else ()
+    real = [cell for cell in ran if cell.lane != "fake"]
+    fake = [cell for cell in ran if cell.lane == "fake"]
+    for name, cells in (("", real), (" of the fake lane", fake)):
+        if rate.axis:
+            for value, group in _cells_by_value(rate, cells):
+                yield f"{name} with {rate.axis} = {value}", group
+        elif cells:
+            yield name, cells
+
+
+def _cells_by_value(rate: PassRate, cells: Sequence[JudgedCell]) -> Iterator[tuple[Any, list[JudgedCell]]]:
+    groups: dict[Any, list[JudgedCell]] = {}
+    for cell in cells:
+        if rate.axis in cell.axes and (rate.only is None or rate.only.matches(cell.axes)):
+            groups.setdefault(value_key(cell.axes[rate.axis]), []).append(cell)
+    for (_, value), group in groups.items():
+        yield value, group
+
+
+# skips
+
+
+def skip_findings(cells: Sequence[JudgedCell], policy: Policy, noun: str = "cell") -> Iterator[Finding]:
+    """A finding for each reason of skips that no entry of the policy allows, with the entry that would.
+
+    ``noun``: what is skipped, ``cell`` or ``test``.
+    """
+    by_reason: dict[str, list[JudgedCell]] = {}
+    allowed = 0
+    for cell in cells:
+        reason = cell.skipped
+        if reason is None:
             continue
-        groups: dict[Any, list[JudgedCell]] = {}
-        for cell in here:
-            if rate.axis in cell.axes and (rate.only is None or rate.only.matches(cell.axes)):
-                groups.setdefault(value_key(cell.axes[rate.axis]), []).append(cell)
-        for (_, value), group in groups.items():
-            yield f"{where} with {rate.axis} = {value}", group
+        if any(entry.cells.covers(cell) and entry.contains in reason for entry in policy.allowed_skips):
+            allowed += 1
+        else:
+            by_reason.setdefault(reason, []).append(cell)
+    if allowed:
+        text = f"{count(allowed, f'skipped {noun} is', f'skipped {noun}s are')} allowed by {policy.path}"
+        yield Finding("skip", "note", text)
+    for reason, group in by_reason.items():
+        text = f"{len(group)} of {count(len(cells), noun)} " \
+               f"{_was_or_were(len(group))} skipped, and no policy allows it"
+        if reason:
+            text += f": {reason}"
+        yield Finding("skip", "fail", text, tuple(cell.id for cell in group),
+                      hint=_entry_to_write(reason, group, cells, policy))
+
+
+def _was_or_were(number: int) -> str:
+    if number == 1:
+        return "was"
+    return "were"
+
+
+def _entry_to_write(reason: str, group: Sequence[JudgedCell], cells: Sequence[JudgedCell], policy: Policy) -> str:
+    """The policy's lines that would allow these skips."""
+    if group[0].lane == TEST_LANE:
+        selector = f"tests: {_yaml_list([test.id for test in group])}"
+    else:
+        chosen = _shortest_selector(group, cells)
+        axes = ", ".join(f"{axis}: {_yaml_list(values)}" for axis, values in chosen.items())
+        selector = f"cells: {{{axes}}}"
+    why = _yaml_scalar(reason or "why it may be skipped")
+    entry = f"allowed_skips:\n  - {selector}\n    reason: {why}"
+    if policy.path:
+        return f"if that is meant, write to {policy.path}:\n\n{entry}"
+    return f"if that is meant, write to a file, and give it by --policy:\n\nversion: 1\n{entry}"
+
+
+def _shortest_selector(group: Sequence[JudgedCell], cells: Sequence[JudgedCell]) -> dict[str, list[Any]]:
+    """The fewest axes whose values tell these cells from all others; all axes, if three do not."""
+    values: dict[str, list[Any]] = {}
+    keys: dict[str, set[Any]] = {}
+    for axis in group[0].axes:
+        if all(axis in cell.axes for cell in group):
+            distinct = {value_key(cell.axes[axis]): cell.axes[axis] for cell in group}
+            values[axis], keys[axis] = list(distinct.values()), set(distinct)
+    wanted = {cell.id for cell in group}
+    for size in (1, 2, 3):
+        for axes in combinations(values, size):
+            selected = {cell.id for cell in cells if _has_values(cell, axes, keys)}
+            if selected <= wanted:
+                return {axis: values[axis] for axis in axes}
+    return values
+
+
+def _has_values(cell: JudgedCell, axes: Iterable[str], keys: Mapping[str, set[Any]]) -> bool:
+    return all(axis in cell.axes and value_key(cell.axes[axis]) in keys[axis] for axis in axes)
+
+
+def _yaml_list(values: Sequence[Any]) -> str:
+    quoted = list(map(_yaml_scalar, values))
+    if len(quoted) == 1:
+        return quoted[0]
+    return f"[{', '.join(quoted)}]"
+
+
+def _yaml_scalar(value: Any) -> str:
+    if isinstance(value, str) and _PLAIN_YAML.fullmatch(value) and value.lower() not in _YAML_WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=False)

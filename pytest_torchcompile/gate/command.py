@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -15,8 +15,8 @@ from typing import Final
 from pytest_torchcompile.errors import MatrixError, ReportError, TorchcompileError, UsageError
 from pytest_torchcompile.gate import github, junit, markdown
 from pytest_torchcompile.gate.announcement import announcement, refusal
-from pytest_torchcompile.gate.gate import Outcome, gate
-from pytest_torchcompile.gate.origin import Asked, commit_named
+from pytest_torchcompile.gate.gate import GateOutcome, gate
+from pytest_torchcompile.gate.origin import OriginRequest, commit_named
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.gate.policyfile import read_policy
 from pytest_torchcompile.report.files import JOURNAL_FILE, REPORT_FILE, write_output
@@ -35,13 +35,14 @@ SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
 def run(given: argparse.Namespace) -> int:
     """Run the gate; the meaning of the exit code is in docs/gating.md."""
     try:
-        with _without_collecting():
-            return _run(given)
+        with _garbage_collector_off():
+            return _judge_and_write(given)
     except TorchcompileError as error:
         if given.github and isinstance(error, MatrixError):
-            print(github.command(error.text, error.path, error.line))
+            print(github.workflow_command(error.text, error.path, error.line))
         raise
-    except BrokenPipeError:  # `| head -1` has read enough: the command line's own affair
+    # `| head -1` has read enough: the command line's own affair.
+    except BrokenPipeError:
         raise
     except Exception:
         traceback.print_exc()
@@ -50,29 +51,36 @@ def run(given: argparse.Namespace) -> int:
         return INTERNAL
 
 
-def _run(given: argparse.Namespace) -> int:
+def _judge_and_write(given: argparse.Namespace) -> int:
     if given.update_policy and given.policy is None:
         raise UsageError("--update-policy: there is no policy to update; give one by --policy")
     given.reports = given.reports or [_default_report()]
-    policy = Policy() if given.policy is None else read_policy(given.policy)
+    policy = Policy()
+    if given.policy is not None:
+        policy = read_policy(given.policy)
     try:
-        reports, baseline = _read(given.reports), _read(given.baseline or ())
-        asked = _asked(given, reports)
-        outcome = gate(reports, policy, baseline, asked=asked)
+        reports, baseline = list(map(read_report, given.reports)), list(map(read_report, given.baseline or ()))
+        request = _origin_request(given, reports)
+        outcome = gate(reports, policy, baseline, request=request)
     except ReportError as error:
-        return _refuse(given, error)
-    taken: list[str] = []
+        return _refuse_reports(given, error)
+    lines: list[str] = []
     if given.update_policy:
-        taken, outcome = _updated(given, outcome, reports, baseline, asked)
-    lines = [*announcement(outcome), *(harmless_text(f"taken over: {text}") for text in taken)]
+        taken = _update_policy(given, outcome)
+        # What is announced is the verdict by the policy that is there now.
+        if taken:
+            outcome = gate(reports, read_policy(given.policy), baseline, request=request)
+        lines = [harmless_text(f"taken over: {text}") for text in taken]
+    lines = [*announcement(outcome), *lines]
     if given.junit is not None:
         write_output(given.junit, junit.junit(outcome), force=given.force)
     if given.summary is not None:
         write_output(given.summary, markdown.markdown(outcome), force=given.force)
     if given.github:
-        _summarise(markdown.markdown(outcome))
-        lines += github.commands(outcome)
-    for line in lines:  # after the files: the reader of a pipe may leave early
+        _append_to_summary(markdown.markdown(outcome))
+        lines += github.annotate_findings(outcome)
+    # After the files: the reader of a pipe may leave early.
+    for line in lines:
         print(line)
     return outcome.code
 
@@ -86,12 +94,8 @@ def _default_report() -> str:
                      "`pytest-torchcompile gate report.json`")
 
 
-def _read(paths: Iterable[str]) -> list[Report]:
-    return [read_report(path) for path in paths]
-
-
 @contextmanager
-def _without_collecting() -> Iterator[None]:
+def _garbage_collector_off() -> Iterator[None]:
     """Reports are millions of objects and no garbage; the collector would walk them again and again."""
     enabled = gc.isenabled()
     gc.disable()
@@ -102,46 +106,52 @@ def _without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def _updated(given: argparse.Namespace, outcome: Outcome, reports: list[Report],
-             baseline: list[Report], asked: Asked) -> tuple[list[str], Outcome]:
-    """Take over what improved, and judge again by the policy that is there now."""
+def _update_policy(given: argparse.Namespace, outcome: GateOutcome) -> list[str]:
     from pytest_torchcompile.gate.ratchet import update
 
-    taken = update(outcome, Path(given.policy))
-    if not taken:
-        return taken, outcome
-    return taken, gate(reports, read_policy(given.policy), baseline, asked=asked)
+    return update(outcome, Path(given.policy))
 
 
-def _asked(given: argparse.Namespace, reports: list[Report]) -> Asked:
+def _origin_request(given: argparse.Namespace, reports: list[Report]) -> OriginRequest:
     """What the command line asks of the origin of the reports."""
-    commit = "" if given.commit is None else commit_named(given.commit, Path())
-    folders = {report.name: Path(report.name).parent for report in reports}
-    commits = {folder: head_commit(folder) for folder in set(folders.values())}
-    heads = {name: commits[folder] or "" for name, folder in folders.items()}
-    since = {report.name: edited_since_run(report.block["run"], Path(report.name).parent) for report in reports}
-    return Asked(commit, given.earlier, heads, {name: what for name, what in since.items() if what})
+    commit = ""
+    if given.commit is not None:
+        commit = commit_named(given.commit, Path())
+    # Shards lie in one folder as a rule, and each question costs a run of git.
+    commits: dict[Path, str] = {}
+    heads: dict[str, str] = {}
+    edited: dict[str, str] = {}
+    for report in reports:
+        folder = Path(report.name).parent
+        if folder not in commits:
+            commits[folder] = head_commit(folder) or ""
+        heads[report.name] = commits[folder]
+        what = edited_since_run(report.block["run"], folder)
+        if what:
+            edited[report.name] = what
+    return OriginRequest(commit, given.earlier, heads, edited)
 
 
-def _refuse(given: argparse.Namespace, error: ReportError) -> int:
+def _refuse_reports(given: argparse.Namespace, error: ReportError) -> int:
     text = refusal(error, error.exit_code)
     print(text)
     if given.junit is not None:
-        write_output(given.junit, junit.refused(str(error), error.exit_code), force=given.force)
+        write_output(given.junit, junit.junit_of_refusal(str(error), error.exit_code), force=given.force)
     if given.summary is not None:
-        write_output(given.summary, markdown.short(text, error.exit_code), force=given.force)
+        write_output(given.summary, markdown.markdown_of_refusal(text, error.exit_code), force=given.force)
     if given.github:
-        _summarise(markdown.short(text, error.exit_code))
-        print(github.command(text))
+        _append_to_summary(markdown.markdown_of_refusal(text, error.exit_code))
+        print(github.workflow_command(text))
     return error.exit_code
 
 
-def _summarise(text: str) -> None:
-    """Append to the summary of the step; GitHub gives a file of its own to each."""
+def _append_to_summary(text: str) -> None:
+    """To the summary of the step; GitHub gives a file of its own to each."""
     path = os.environ.get(SUMMARY_VARIABLE)
-    if path:
-        try:
-            with Path(path).open("a", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise UsageError(f"{SUMMARY_VARIABLE}={path}: cannot be written: {error.strerror or error}") from None
+    if not path:
+        return
+    try:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"{SUMMARY_VARIABLE}={path}: cannot be written: {error.strerror or error}") from None

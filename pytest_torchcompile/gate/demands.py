@@ -3,23 +3,79 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from pytest_torchcompile.gate.baseline import Change
 from pytest_torchcompile.gate.judged import BAD, JudgedCell
 from pytest_torchcompile.gate.policy import Policy
-from pytest_torchcompile.gate.told import Told
 from pytest_torchcompile.quantity import count
+from pytest_torchcompile.report.causes import Cause
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.merging import Merged
-from pytest_torchcompile.report.record import GATES
-from pytest_torchcompile.report.record import gate_verdicts as gates_of
+from pytest_torchcompile.report.record import GATES, gate_verdicts
 
-__all__ = ["demands", "nothing"]
+__all__ = ["ExplainedFailures", "check_demands", "nothing_to_judge"]
 
 
-def demands(merged: Merged, cells: Mapping[str, JudgedCell], policy: Policy,
-            excused: Mapping[str, str], told: Told) -> Iterator[Finding]:
+class ExplainedFailures:
+    """What the causes have said already, so that no demand and no difference says it once more.
+
+    Each cause fails the gate, so what is left out here changes no exit code.
+    """
+
+    def __init__(self, causes: Iterable[Cause]) -> None:
+        self._by_cell: dict[str, list[Cause]] = {}
+        for cause in causes:
+            for cell in cause.cells:
+                self._by_cell.setdefault(cell, []).append(cause)
+
+    def cause_of(self, cell: str, check: str) -> Cause | None:
+        """The cause that says why the check of the cell fails."""
+        for cause in self._by_cell.get(cell, ()):
+            if check in cause.checks or check in cause.consequences:
+                return cause
+        return None
+
+    def explain_gate(self, name: str, cells: Iterable[str]) -> bool:
+        """Is it told why each of the cells keeps the gate from passing? The causes then name the gate."""
+        causes = []
+        for cell in cells:
+            cause = self.cause_of(cell, name)
+            if cause is None:
+                return False
+            causes.append(cause)
+        for cause in causes:
+            if name not in cause.gates:
+                cause.gates.append(name)
+        return bool(causes)
+
+    def explain_change(self, change: Change, cells: Iterable[str]) -> bool:
+        """Is it told of each of these cells that it is worse than in the baseline, and why?"""
+        if change.kind == "failures":
+            return all(self.cause_of(cell, change.check) for cell in cells)
+        if change.kind == "graph_breaks":
+            return all(self._has_cause_at(cell, change) for cell in cells)
+        if change.kind == "recompiles":
+            return all(self._explains_recompile(cell, change) for cell in cells)
+        return False
+
+    def _has_cause_at(self, cell: str, change: Change) -> bool:
+        for cause in self._by_cell.get(cell, ()):
+            if (cause.problem.file, cause.problem.line) == (change.file, change.line):
+                return True
+        return False
+
+    def _explains_recompile(self, cell: str, change: Change) -> bool:
+        """By a cause at its function; or it follows from a new graph break, after which the rest compiles apart."""
+        if self._has_cause_at(cell, change):
+            return True
+        broke = any(cause.new and "graph_breaks" in cause.checks for cause in self._by_cell.get(cell, ()))
+        return broke and self.cause_of(cell, "recompiles") is None
+
+
+def check_demands(merged: Merged, cells: Mapping[str, JudgedCell], policy: Policy,
+                  excused: Mapping[str, str], explained: ExplainedFailures) -> Iterator[Finding]:
     """What the default rule and the policy ask of the run as a whole.
 
     Args:
@@ -27,76 +83,107 @@ def demands(merged: Merged, cells: Mapping[str, JudgedCell], policy: Policy,
         cells: Its cells, judged.
         policy: Whose demands they are.
         excused: Cells whose failures are allowed.
-        told: Why the others fail, which is not told once more for a gate.
+        explained: Why the others fail, which is not told once more for a gate.
     """
-    yield from _gates(merged, cells, policy, excused, told)
+    yield from _check_gates(merged, cells, policy, excused, explained)
     ran = [cell for cell in cells.values() if cell.ran]
     if policy.ran_at_least is not None and len(ran) < policy.ran_at_least:
-        yield Finding("ran_at_least", "fail",
-                      f"{count(len(ran), 'cell')} ran compiled code, at least {policy.ran_at_least} wanted",
-                      file=policy.path, line=policy.line(policy.places["ran_at_least"]))
+        text = f"{count(len(ran), 'cell')} ran compiled code, at least {policy.ran_at_least} wanted"
+        yield Finding("ran_at_least", "fail", text, file=policy.path, line=policy.line_of("ran_at_least"))
+    used = {str(cell.axes.get("device")).partition(":")[0] for cell in ran}
     for pattern in policy.devices:
-        names = [str(name) for name in merged.environment.get("devices") or ()]
-        types = {_type(name) for name in names if fnmatch.fnmatchcase(name, pattern)}
-        used = {str(cell.axes.get("device")).partition(":")[0] for cell in ran}
-        if types.isdisjoint(used):
-            what = "no cell ran on it" if types else f"there were only {', '.join(names) or 'none'}"
-            yield Finding("devices", "fail", f"the device {pattern} is wanted, and {what}",
-                          file=policy.path, line=policy.line(policy.places["devices"]))
+        names = list(map(str, merged.environment.get("devices") or ()))
+        wanted = {_device_type(name) for name in names if fnmatch.fnmatchcase(name, pattern)}
+        if wanted.isdisjoint(used):
+            why = "no cell ran on it"
+            if not wanted:
+                why = f"there were only {', '.join(names) or 'none'}"
+            yield Finding("devices", "fail", f"the device {pattern} is wanted, and {why}",
+                          file=policy.path, line=policy.line_of("devices"))
 
 
-def _type(device: str) -> str:
+def _device_type(device: str) -> str:
     """The axis' value for a device of the environment: that names GPUs as CUDA does."""
-    return device if device == "cpu" else "cuda"
+    if device == "cpu":
+        return "cpu"
+    return "cuda"
 
 
-def _gates(merged: Merged, cells: Mapping[str, JudgedCell], policy: Policy,
-           excused: Mapping[str, str], told: Told) -> Iterator[Finding]:
+def _check_gates(merged: Merged, cells: Mapping[str, JudgedCell], policy: Policy,
+                 excused: Mapping[str, str], explained: ExplainedFailures) -> Iterator[Finding]:
     """A gate that the policy names allows no excuse; one that only the matrix runs, those of its cells."""
     own = [name for name in GATES if name in merged.matrix["checks"]]
-    strict = gates_of(own, [_of(cell) for cell in cells.values()])
-    mild = gates_of(own, [_of(cell) for name, cell in cells.items() if name not in excused])
+    all_cells = list(map(_cell_with_verdicts, cells.values()))
+    strict = gate_verdicts(own, all_cells)
+    mild = gate_verdicts(own, [cell for cell in all_cells if cell["id"] not in excused])
     for name in dict.fromkeys((*own, *merged.gates, *policy.gates)):
-        stated = (strict if name in policy.gates else mild) if name in own else merged.gates
-        if name not in stated:
-            if name in strict:
-                continue  # every cell that has it is excused
-            if merged.problems or any(cell.missing for cell in cells.values()):
-                yield Finding("gate", "unusable", f"the gate {name} was not run",
-                              hint="it may be in what is missing of the run")
-                continue
-            yield Finding("gate", "fail", f"the gate {name} was not run",
-                          hint="no cell of this run can: those of several ranks and of the fake lane have no such "
-                               f"check; add a cell with wrapper: none to {merged.matrix['path']}" if name in own else
-                               f"add {name} to the key checks of {merged.matrix['path']}")
-        elif (verdict := stated[name]["verdict"]) != "pass":
-            behind = [cell.id for cell in cells.values()
-                      if cell.verdicts.get(name, {}).get("verdict") in (*BAD, "xfail", "not_run")]
-            if told.gate(name, behind):
-                continue
-            why = "".join(f": {problem['message']}" for problem in stated[name]["problems"][:1])
-            yield Finding("gate", "fail", f"the gate {name} does not pass ({verdict}){why}", tuple(behind))
+        stated = merged.gates
+        if name in own:
+            stated = mild
+            if name in policy.gates:
+                stated = strict
+        if name in stated:
+            finding = _gate_not_passed(name, stated[name], cells, explained)
+        elif name in strict:
+            finding = None  # every cell that has it is excused
+        else:
+            incomplete = bool(merged.problems) or any(cell.missing for cell in cells.values())
+            finding = _gate_not_run(name, incomplete, name in own, merged.matrix["path"])
+        if finding is not None:
+            yield finding
 
 
-def _of(cell: JudgedCell) -> dict[str, Any]:
+def _cell_with_verdicts(cell: JudgedCell) -> dict[str, Any]:
     return {"id": cell.id, "checks": cell.verdicts}
 
 
-def _all(cells: int) -> str:
-    return "the only cell was" if cells == 1 else f"all {cells} cells were"
+def _gate_not_run(name: str, incomplete: bool, in_matrix: bool, matrix: str) -> Finding:
+    text = f"the gate {name} was not run"
+    if incomplete:
+        return Finding("gate", "unusable", text, hint="it may be in what is missing of the run")
+    hint = f"add {name} to the key checks of {matrix}"
+    if in_matrix:
+        hint = "no cell of this run can: those of several ranks and of the fake lane have no such check; add a cell " \
+               f"with wrapper: none to {matrix}"
+    return Finding("gate", "fail", text, hint=hint)
 
 
-def nothing(merged: Merged, cells: Mapping[str, JudgedCell], tests: Mapping[str, JudgedCell]) -> Finding:
+def _gate_not_passed(name: str, stated: Mapping[str, Any], cells: Mapping[str, JudgedCell],
+                     explained: ExplainedFailures) -> Finding | None:
+    verdict = stated["verdict"]
+    if verdict == "pass":
+        return None
+    in_the_way = (*BAD, "xfail", "not_run")
+    behind = [cell.id for cell in cells.values() if cell.verdicts.get(name, {}).get("verdict") in in_the_way]
+    if explained.explain_gate(name, behind):
+        return None
+    text = f"the gate {name} does not pass ({verdict})"
+    if stated["problems"]:
+        text += f": {stated['problems'][0]['message']}"
+    return Finding("gate", "fail", text, tuple(behind))
+
+
+def nothing_to_judge(merged: Merged, cells: Mapping[str, JudgedCell], tests: Mapping[str, JudgedCell]) -> Finding:
     """Why there is nothing to judge."""
-    skipped = [reason for cell in cells.values() if (reason := cell.skipped) is not None]
+    return Finding("nothing", "nothing", _why_nothing(merged, list(cells.values()), bool(tests)))
+
+
+def _why_nothing(merged: Merged, cells: list[JudgedCell], has_tests: bool) -> str:
     if not merged.matrix["cells_planned"]:
-        text = "no cell was planned" + (", and no test that holds ran compiled code" if tests else "")
-    elif skipped and len(skipped) == len(cells):
-        text = f"{_all(len(skipped))} skipped" + (f": {skipped[0]}" if skipped[0] else "")
-    elif any(cell.compiled and cell.status == "pass" for cell in cells.values()):
-        text = "only cells of the fake lane hold, whose numbers mean nothing"
-    elif any(cell.compiled for cell in cells.values()):
-        text = "not one cell holds: all that ran is expected to fail, by the matrix or the policy"
-    else:
-        text = "no cell ran compiled code, so nothing is proven"
-    return Finding("nothing", "nothing", text)
+        if has_tests:
+            return "no cell was planned, and no test that holds ran compiled code"
+        return "no cell was planned"
+    reasons = [cell.skipped for cell in cells if cell.skipped is not None]
+    if reasons and len(reasons) == len(cells):
+        text = f"all {len(cells)} cells were skipped"
+        if len(cells) == 1:
+            text = "the only cell was skipped"
+        if reasons[0]:
+            text += f": {reasons[0]}"
+        return text
+    compiled = [cell for cell in cells if cell.compiled]
+    if any(cell.status == "pass" for cell in compiled):
+        return "only cells of the fake lane hold, whose numbers mean nothing"
+    if compiled:
+        return "not one cell holds: all that ran is expected to fail, by the matrix or the policy"
+    return "no cell ran compiled code, so nothing is proven"

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 from pytest_torchcompile import __version__
-from pytest_torchcompile.gate import slack
-from pytest_torchcompile.gate.allowances import Allowed, allow
-from pytest_torchcompile.gate.baseline import Change, another_machine, changes, fresh
-from pytest_torchcompile.gate.demands import demands, nothing
+from pytest_torchcompile.gate.allowances import Allowances, allow
+from pytest_torchcompile.gate.baseline import Change, another_machine, changes, fresh_places
+from pytest_torchcompile.gate.demands import ExplainedFailures, check_demands, nothing_to_judge
 from pytest_torchcompile.gate.judged import BAD, JudgedCell, judge_again
-from pytest_torchcompile.gate.origin import Asked, origin
+from pytest_torchcompile.gate.origin import OriginRequest, check_origin
 from pytest_torchcompile.gate.policy import BASELINE, Policy
-from pytest_torchcompile.gate.policy_limits import apply_limits
-from pytest_torchcompile.gate.testjudged import demand_tests, judge_tests, whole_tests
-from pytest_torchcompile.gate.told import Told
-from pytest_torchcompile.gate.wholeness import expected, whole
+from pytest_torchcompile.gate.policy_limits import apply_limits, slack_findings
+from pytest_torchcompile.gate.testjudged import check_tests, demand_tests, judge_tests
+from pytest_torchcompile.gate.wholeness import check_expectations, check_wholeness
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.causes import Cause, Fresh, check_effect, group_causes
 from pytest_torchcompile.report.facts import Facts
-from pytest_torchcompile.report.finding import Finding, exit_code
+from pytest_torchcompile.report.finding import Finding, Weight, exit_code
 from pytest_torchcompile.report.merging import VARYING, Merged, merge_reports
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.wrappers.wrapping import wrapper_of
 
-__all__ = ["Outcome", "gate", "judged"]
+__all__ = ["GateOutcome", "gate", "judge_cells"]
 
 _OF_WHAT_RAN: Final = frozenset({"skip", "gate", "ran_at_least", "tests", "devices", "pass_rate", "improved",
                                  "baseline"})
@@ -35,7 +34,7 @@ _OF_WHAT_RAN: Final = frozenset({"skip", "gate", "ran_at_least", "tests", "devic
 
 
 @dataclass(frozen=True)
-class Outcome:
+class GateOutcome:
     """What the gate says of a run."""
 
     findings: tuple[Finding, ...]
@@ -43,7 +42,7 @@ class Outcome:
     merged: Merged
     cells: dict[str, JudgedCell]
     policy: Policy
-    allowed: Allowed
+    allowed: Allowances
     tests: dict[str, JudgedCell] = field(default_factory=dict)
     """Tests that use our fixtures, by node id."""
 
@@ -60,121 +59,180 @@ class Outcome:
     @property
     def facts(self) -> list[Facts]:
         """The cells of the report, with the verdicts that hold here."""
-        return [Facts({**self.merged.cells[name], "status": cell.status, "checks": cell.verdicts})
-                for name, cell in self.cells.items()]
+        facts = []
+        for name, cell in self.cells.items():
+            facts.append(Facts({**self.merged.cells[name], "status": cell.status, "checks": cell.verdicts}))
+        return facts
+
+
+@dataclass(frozen=True)
+class BaselineRun:
+    """The earlier run that this one is compared with, judged; without one its parts are empty."""
+
+    findings: tuple[Finding, ...] = ()
+    """Why it is no good baseline."""
+    cells: dict[str, JudgedCell] | None = None
+    """None: there is no baseline."""
+    tests: dict[str, JudgedCell] = field(default_factory=dict)
+    elsewhere: str = ""
+    """Why times and sizes can't be compared; empty if they can."""
 
 
 def gate(reports: Sequence[Report], policy: Policy | None = None, baseline: Sequence[Report] = (),
-         today: datetime.date | None = None, asked: Asked | None = None) -> Outcome:
+         today: datetime.date | None = None, request: OriginRequest | None = None) -> GateOutcome:
     """Judge the run that the reports are of.
 
-    ``asked``: what the command line asks of the origin of the reports.
     ``baseline``: reports of an earlier run. They add findings and never take any away.
+    ``request``: what the command line asks of the origin of the reports.
     Raises :class:`~pytest_torchcompile.errors.ReportError` for reports that are not of one run, and
     :class:`~pytest_torchcompile.errors.MatrixError` for a policy that names what the run does not have.
     """
-    policy, today = policy or Policy(), today or datetime.date.today()
+    policy, today, request = policy or Policy(), today or datetime.date.today(), request or OriginRequest()
     merged = merge_reports(reports, VARYING | policy.may_differ)
-    if not merged.missing:  # else what is missing may be what the policy names
-        policy.hold_against((cell["axes"] for cell in merged.cells.values()), merged.environment,
-                            merged.tests)
-    cells = judged(merged, policy, today)
+    # Where cells are missing, what the policy names may be among them.
+    if not merged.missing:
+        axes = (cell["axes"] for cell in merged.cells.values())
+        policy.hold_against(axes, merged.environment, merged.tests)
+
+    cells = judge_cells(merged, policy, today)
     tests = judge_tests(merged, merged.plugin == __version__)
-    findings = [*whole(merged, cells, policy), *whole_tests(merged, tests), *expected(merged, policy),
-                *origin(merged, policy, asked or Asked())]
-    then: dict[str, JudgedCell] | None = None
-    tests_then: dict[str, JudgedCell] = {}
-    elsewhere = ""
-    if baseline:
-        before = merge_reports(baseline, VARYING | policy.may_differ)
-        findings += [Finding("baseline", "unusable", f"the baseline is partial: {text}") for text in before.problems]
-        findings += [Finding("baseline", "unusable", f"the baseline's {report.name} has a seal that is wrong")
-                     for report in before.reports if report.seal_broken]
-        then = judged(before, Policy(), today)
-        tests_then = judge_tests(before, before.plugin == __version__)
-        elsewhere = another_machine(merged.environment, before.environment)
-    findings += apply_limits(cells.values(), policy, then, elsewhere)
+    of_run = [*check_wholeness(merged, cells, policy), *check_tests(merged, tests),
+              *check_expectations(merged, policy), *check_origin(merged, policy, request)]
+    before = _judge_baseline(baseline, merged, policy, today)
+    # Limits give verdicts, so they come before everything that looks at verdicts.
+    of_limits = apply_limits(cells.values(), policy, before.cells, before.elsewhere)
     both = cells | tests
     allowed = allow(list(both.values()), policy, today, whole=not merged.problems)
-    found: list[Change] = []
-    if then is not None:
-        found = changes(cells, then, comparable=not elsewhere)
-        found += changes(tests, tests_then, comparable=False, noun="test")
-    failing = list(_failing(allowed, both, fresh(found)))
-    told = Told(each.cause for each in failing if each.cause is not None)
-    demanded = [*demands(merged, cells, policy, allowed.excused, told), *demand_tests(tests, policy)]
-    findings = [*failing, *demanded, *findings, *_differences(found, elsewhere, policy, allowed, told),
-                *allowed.findings, *slack.findings(policy, cells, allowed.used),
-                *_notes(merged, cells, allowed, policy)]
+    changed = _changes_to_baseline(before, cells, tests)
+
+    failing = list(_failing_causes(allowed, both, fresh_places(changed)))
+    explained = ExplainedFailures(each.cause for each in failing if each.cause is not None)
+    # This also notes at a cause which gates it keeps from passing.
+    of_demands = [*check_demands(merged, cells, policy, allowed.excused, explained), *demand_tests(tests, policy)]
+    of_baseline = list(_baseline_findings(changed, before.elsewhere, policy, allowed, explained))
+    # Sorting is stable: within one weight and severity findings stay in this order.
+    findings = [
+        *failing, *of_demands, *of_run, *before.findings, *of_limits, *of_baseline, *allowed.findings,
+        *slack_findings(policy, cells, allowed.used), *_notes(merged, cells, allowed, policy),
+    ]
     if not failing and not any(each.holds for each in both.values()):
-        findings = [each for each in findings if each.kind not in _OF_WHAT_RAN] + [nothing(merged, cells, tests)]
+        findings = [each for each in findings if each.kind not in _OF_WHAT_RAN]
+        findings.append(nothing_to_judge(merged, cells, tests))
     findings.sort(key=lambda finding: finding.order)
-    return Outcome(tuple(findings), merged, cells, policy, allowed, tests)
+    return GateOutcome(tuple(findings), merged, cells, policy, allowed, tests)
 
 
-def judged(merged: Merged, policy: Policy, today: datetime.date) -> dict[str, JudgedCell]:
+def judge_cells(merged: Merged, policy: Policy, today: datetime.date) -> dict[str, JudgedCell]:
     """Every cell of the run, judged from its observation."""
     ours = merged.plugin == __version__
-    return {name: judge_again(cell, merged.matrix, policy, today, ours, ours and merged.origin[name] in merged.sealed)
-            for name, cell in merged.cells.items()}
+    judged = {}
+    for name, cell in merged.cells.items():
+        sealed = ours and merged.origin[name] in merged.sealed
+        judged[name] = judge_again(cell, merged.matrix, policy, today, ours, sealed)
+    return judged
 
 
-def _failing(allowed: Allowed, cells: Mapping[str, JudgedCell], new: Fresh) -> Iterator[Finding]:
+def _judge_baseline(baseline: Sequence[Report], merged: Merged, policy: Policy, today: datetime.date) -> BaselineRun:
+    if not baseline:
+        return BaselineRun()
+    before = merge_reports(baseline, VARYING | policy.may_differ)
+    reasons = [f"the baseline is partial: {text}" for text in before.problems]
+    for report in before.reports:
+        if report.seal_broken:
+            reasons.append(f"the baseline's {report.name} has a seal that is wrong")
+    return BaselineRun(tuple(Finding("baseline", "unusable", text) for text in reasons),
+                       judge_cells(before, Policy(), today), judge_tests(before, before.plugin == __version__),
+                       another_machine(merged.environment, before.environment))
+
+
+def _changes_to_baseline(before: BaselineRun, cells: Mapping[str, JudgedCell],
+                         tests: Mapping[str, JudgedCell]) -> list[Change]:
+    if before.cells is None:
+        return []
+    return [*changes(cells, before.cells, comparable=not before.elsewhere),
+            *changes(tests, before.tests, comparable=False, noun="test")]
+
+
+def _failing_causes(allowed: Allowances, cells: Mapping[str, JudgedCell], new: Fresh) -> Iterator[Finding]:
     """A finding for each cause."""
-    told: set[str] = set()
-    facts = [Facts({"id": name, "axes": cells[name].axes, "status": cells[name].status, "checks": bad})
-             for name, bad in allowed.failing.items()]
-    for cause in group_causes(facts, BAD, new):
-        problem = cause.problem
-        # A cell without a result has failed no check in particular.
-        kind = cause.checks[0] if cause.verdict in ("fail", "xpass") else cause.verdict
-        told.update(cause.cells)
-        how = "xpass: " if cause.verdict == "xpass" else ""
-        yield Finding(kind, "fail", f"{kind}: {how}{problem.message}", tuple(cause.cells), problem.file,
-                      int(problem.line), problem.evidence, problem.hint, cause, cause.effect.severity)
+    facts = []
     for name, bad in allowed.failing.items():
-        if name not in told:
-            check, verdict = next((check, found["verdict"]) for check, found in bad.items())
-            yield Finding(check, "fail", f"{check}: {verdict} in {name}; the report does not say why", (name,),
-                          severity=check_effect(check).severity)
+        facts.append(Facts({"id": name, "axes": cells[name].axes, "status": cells[name].status, "checks": bad}))
+    explained: set[str] = set()
+    for cause in group_causes(facts, BAD, new):
+        explained.update(cause.cells)
+        yield _finding_of_cause(cause)
+    # A check may fail without a problem; that must not pass unsaid.
+    for name, bad in allowed.failing.items():
+        if name not in explained:
+            check, stored = next(iter(bad.items()))
+            text = f"{check}: {stored['verdict']} in {name}; the report does not say why"
+            yield Finding(check, "fail", text, (name,), severity=check_effect(check).severity)
 
 
-def _differences(found: Iterable[Change], elsewhere: str, policy: Policy, allowed: Allowed,
-                 told: Told) -> Iterator[Finding]:
+def _finding_of_cause(cause: Cause) -> Finding:
+    problem = cause.problem
+    kind = cause.verdict
+    # A cell without a result has failed no check in particular.
+    if cause.verdict in ("fail", "xpass"):
+        kind = cause.checks[0]
+    text = f"{kind}: {problem.message}"
+    if cause.verdict == "xpass":
+        text = f"{kind}: xpass: {problem.message}"
+    return Finding(kind, "fail", text, tuple(cause.cells), problem.file, int(problem.line), problem.evidence,
+                   problem.hint, cause, cause.effect.severity)
+
+
+def _baseline_findings(changed: Sequence[Change], elsewhere: str, policy: Policy, allowed: Allowances,
+                       explained: ExplainedFailures) -> Iterator[Finding]:
     """What is not as in the baseline. Failures that the policy allows are allowed here too; what a cause tells is new
     there."""
-    for change in found:
+    for change in changed:
         affected = change.cells
         if change.kind in ("failures", "graph_breaks", "recompiles"):
             affected = tuple(cell for cell in affected if cell not in allowed.excused)
             if not affected:
                 continue
-        if told.change(replace(change, cells=affected)):
+        if explained.explain_change(change, affected):
             continue
-        fails = change.kind in BASELINE and \
-            policy.baseline.get(change.kind, "fail" if change.sure else "note") == "fail"
-        yield Finding("baseline", "fail" if fails else "note", change.text, affected, change.file, change.line,
-                      severity=check_effect(change.check).severity if change.check else 0)
+        severity = 0
+        if change.check:
+            severity = check_effect(change.check).severity
+        yield Finding("baseline", _weight_of_change(change, policy), change.text, affected, change.file, change.line,
+                      severity=severity)
     if elsewhere:
         yield Finding("baseline", "note", f"{elsewhere}; times and sizes are not compared")
 
 
-def _fake_lane(cells: Mapping[str, JudgedCell]) -> Iterator[Finding]:
+def _weight_of_change(change: Change, policy: Policy) -> Weight:
+    # What improved or is new is told, and never fails.
+    if change.kind not in BASELINE:
+        return "note"
+    wanted = policy.baseline.get(change.kind)
+    if wanted == "fail" or (wanted is None and change.sure):
+        return "fail"
+    return "note"
+
+
+def _fake_lane_note(cells: Mapping[str, JudgedCell]) -> Iterator[Finding]:
     """A wrapper that holds among fake ranks only has computed nothing, whatever its checks say."""
     shown = {wrapper_of(cell.axes.get("wrapper")) for cell in cells.values() if cell.holds}
-    alone: dict[str, list[str]] = {}
+    fake_only: dict[str, list[str]] = {}
     for name, cell in cells.items():
-        if cell.lane == "fake" and (wrapper := wrapper_of(cell.axes.get("wrapper"))) not in shown:
-            alone.setdefault(wrapper, []).append(name)
-    if alone:
-        text = f"{', '.join(alone)}: in the fake lane only, where no number is judged; no cell holds on real ranks"
-        yield Finding("lane", "note", text, tuple(name for names in alone.values() for name in names))
+        if cell.lane != "fake":
+            continue
+        wrapper = wrapper_of(cell.axes.get("wrapper"))
+        if wrapper not in shown:
+            fake_only.setdefault(wrapper, []).append(name)
+    if fake_only:
+        text = f"{', '.join(fake_only)}: in the fake lane only, where no number is judged; no cell holds on real ranks"
+        yield Finding("lane", "note", text, tuple(chain.from_iterable(fake_only.values())))
 
 
-def _notes(merged: Merged, cells: Mapping[str, JudgedCell], allowed: Allowed, policy: Policy) -> Iterator[Finding]:
+def _notes(merged: Merged, cells: Mapping[str, JudgedCell], allowed: Allowances, policy: Policy) -> Iterator[Finding]:
     for note in merged.notes:
         yield Finding("environment", "note", f"the shards ran on machines that differ: {note}")
-    yield from _fake_lane(cells)
+    yield from _fake_lane_note(cells)
     if allowed.excused:
         reasons = first_names(dict.fromkeys(allowed.excused.values()))
         text = f"{count(len(allowed.excused), 'cell fails', 'cells fail')} as {policy.path} allows: {reasons}"

@@ -8,11 +8,12 @@ from typing import Final
 
 from pytest_torchcompile.checks.severity import Severity
 from pytest_torchcompile.gate.announcement import sentence
-from pytest_torchcompile.gate.gate import Outcome
+from pytest_torchcompile.gate.gate import GateOutcome
+from pytest_torchcompile.quantity import first_names
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.harmless import harmless_text
 
-__all__ = ["MOST", "command", "commands"]
+__all__ = ["MOST", "annotate_findings", "workflow_command"]
 
 MOST: Final = 10
 """GitHub shows ten errors of a step, and drops the others without a word."""
@@ -24,56 +25,63 @@ SHORT: Final = 200
 """Characters of a finding that shares the last annotation with others."""
 
 
-def commands(outcome: Outcome) -> Iterator[str]:
+def annotate_findings(outcome: GateOutcome) -> Iterator[str]:
     """Workflow commands, at most :data:`MOST`; the last one says how many more there are.
 
     Files are named from the root of the git repository, as GitHub wants them.
     """
-    found = [finding for finding in outcome.findings if finding.weight != "note"]
-    prefix = (outcome.merged.git or {}).get("prefix", "")
-    shown = found if len(found) <= MOST else found[:MOST - 1]
+    decisive = [finding for finding in outcome.findings if finding.weight != "note"]
+    shown = decisive
+    if len(decisive) > MOST:
+        shown = decisive[:MOST - 1]
     for finding in shown:
-        yield command(_text(finding)[:TEXT], *_place(finding, prefix, outcome.policy.path))
-    if rest := found[len(shown):]:
-        yield command(_rest(outcome, rest))
+        file, line = _place_in_repository(finding, outcome)
+        yield workflow_command(_text_of_finding(finding)[:TEXT], file, line)
+    rest = decisive[len(shown):]
+    if rest:
+        yield workflow_command(_text_of_rest(outcome, rest))
 
 
-def _rest(outcome: Outcome, rest: Sequence[Finding]) -> str:
+def workflow_command(text: str, file: str = "", line: int = 0) -> str:
+    """One workflow command, escaped as GitHub's toolkit does it (packages/core/src/command.ts)."""
+    properties = ["title=torch.compile gate"]
+    if file and line:
+        properties.insert(0, f"line={line}")
+    if file:
+        properties.insert(0, f"file={_escape_property(file)}")
+    return f"::error {','.join(properties)}::{_escape_data(harmless_text(text[:LONGEST]))}"
+
+
+def _text_of_rest(outcome: GateOutcome, rest: Sequence[Finding]) -> str:
     """What no annotation of its own is left for: how many findings, and each model with wrong numbers by name."""
-    wrong = [finding for finding in rest if finding.severity == Severity.WRONG_NUMBERS]
     lines = [f"{len(rest)} more findings: see the summary. {sentence(outcome)}"]
-    lines += [f"also wrong numbers in {_cells(finding)}: {finding.text}"[:SHORT] for finding in wrong]
+    for finding in rest:
+        if finding.severity == Severity.WRONG_NUMBERS:
+            lines.append(f"also wrong numbers in {first_names(finding.cells, 1)}: {finding.text}"[:SHORT])
     return "\n".join(lines)
 
 
-def command(text: str, file: str = "", line: int = 0) -> str:
-    """One workflow command, escaped as GitHub's toolkit does it (packages/core/src/command.ts)."""
-    where = f"file={_property(file)}," + (f"line={line}," if line else "") if file else ""
-    return f"::error {where}title=torch.compile gate::{_data(harmless_text(text[:LONGEST]))}"
-
-
-def _place(finding: Finding, prefix: str, policy: str) -> tuple[str, int]:
+def _place_in_repository(finding: Finding, outcome: GateOutcome) -> tuple[str, int]:
     """Where to show it: in the policy as it was named, else in the model's repository."""
+    # An absolute path, or a name like `<string>`, is no file of the repository.
     if not finding.file or finding.file.startswith(("/", "<")):
         return "", 0
-    if finding.file == policy:
+    if finding.file == outcome.policy.path:
         return finding.file, finding.line
+    prefix = (outcome.merged.git or {}).get("prefix", "")
     return posixpath.join(prefix, finding.file), finding.line
 
 
-def _text(finding: Finding) -> str:
-    cells = f" [{_cells(finding)}]" if finding.cells else ""
-    return "\n".join((f"{finding.text}{cells}", *finding.lines))
+def _text_of_finding(finding: Finding) -> str:
+    text = finding.text
+    if finding.cells:
+        text = f"{text} [{first_names(finding.cells, 1)}]"
+    return "\n".join((text, *finding.lines))
 
 
-def _cells(finding: Finding) -> str:
-    more = len(finding.cells) - 1
-    return finding.cells[0] + (f" and {more} more" if more else "")
-
-
-def _data(text: str) -> str:
+def _escape_data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _data(harmless_text(text)).replace(":", "%3A").replace(",", "%2C")
+def _escape_property(text: str) -> str:
+    return _escape_data(harmless_text(text)).replace(":", "%3A").replace(",", "%2C")

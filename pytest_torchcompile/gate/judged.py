@@ -65,7 +65,9 @@ class JudgedCell:
         """A key of :data:`~pytest_torchcompile.wrappers.wrapping.LANES`, told by its axes. Of a wrapper that this
         version can't read only the report knows: it is fake where that says so. A test is of the lane ``test``."""
         lane = lane_of(self.axes.get("wrapper"))
-        return self.claimed if lane == "single" and self.claimed in ("fake", TEST_LANE) else lane
+        if lane == "single" and self.claimed in ("fake", TEST_LANE):
+            return self.claimed
+        return lane
 
     @property
     def proven(self) -> bool:
@@ -90,8 +92,11 @@ class JudgedCell:
     @property
     def skipped(self) -> str | None:
         """Why it was skipped; None if it was not."""
-        notes = [check.get("note", "") for check in self.verdicts.values() if check["verdict"] == "skip"]
-        return notes[0] if notes else None
+        for check in self.verdicts.values():
+            if check["verdict"] == "skip":
+                note: str = check.get("note", "")
+                return note
+        return None
 
 
 def judge_again(cell: Mapping[str, Any], matrix: Mapping[str, Any], policy: Policy, today: datetime.date,
@@ -104,83 +109,106 @@ def judge_again(cell: Mapping[str, Any], matrix: Mapping[str, Any], policy: Poli
     """
     observation = cell["observation"]
     sections = observation["sections"] if observation else {}
-    judged = JudgedCell(cell["id"], cell["axes"], dict(cell["checks"]), sections, cell["seconds"], _compiled(sections),
-                        claimed=cell.get("lane", ""), others=_others(observation))
+    judged = JudgedCell(cell["id"], cell["axes"], dict(cell["checks"]), sections, cell["seconds"],
+                        _compiled_code_ran(sections), claimed=cell.get("lane", ""), others=_other_ranks(observation))
     if not cell["selected"]:
         if cell["checks"]:
             judged.contradictions.append("has verdicts, though it says that it was not selected")
         return judged
+    # An intact seal already says that nothing was edited. Then only a new limit or a new day needs a new judgement.
     if not sealed:
-        judged.contradictions += _form(cell, matrix, ours)
-    if cell["planned"] is not None:
-        judged.missing = tuple(name for name in cell["planned"]["checks"] if name not in cell["checks"])
-        limits = {name: number for name, (number, _) in policy.limits_of(cell["axes"]).items() if name in LIMITS}
-        try:
-            expired = _expired(cell["planned"], today)
-            if not sealed or limits or expired:
-                _rejudge(judged, cell, limits, expired, ours)
-        except Exception as error:  # a section may hold anything that is JSON, and checks are made for sound ones
-            judged.contradictions.append(f"its observation can't be judged: {type(error).__name__}: {error}")
+        judged.contradictions += _contradictions_in_form(cell, matrix, ours)
+    planned = cell["planned"]
+    if planned is None:
+        return judged
+    judged.missing = tuple(name for name in planned["checks"] if name not in cell["checks"])
+    limits = _limits_of_checks(policy, cell["axes"])
+    try:
+        expired = _expectation_expired(planned, today)
+        if not sealed or limits or expired:
+            _rejudge(judged, cell, limits, expired, ours)
+    # A section may hold anything that is JSON, and checks are made for sound ones.
+    except Exception as error:
+        judged.contradictions.append(f"its observation can't be judged: {type(error).__name__}: {error}")
     return judged
 
 
-def _others(observation: Mapping[str, Any] | None) -> tuple[Sections, ...]:
-    ranks = (observation or {}).get("ranks", [])
-    found = (rank.get("sections") for rank in ranks if isinstance(rank, dict))
-    return tuple(sections for sections in found if isinstance(sections, dict))
+def _limits_of_checks(policy: Policy, axes: Mapping[str, Any]) -> dict[str, float]:
+    """What the policy has over the limits of the matrix; limits that only policies have are not for checks."""
+    limits = {}
+    for name, (number, _) in policy.limits_of(axes).items():
+        if name in LIMITS:
+            limits[name] = number
+    return limits
 
 
-def _compiled(sections: Sections) -> bool:
+def _other_ranks(observation: Mapping[str, Any] | None) -> tuple[Sections, ...]:
+    others = []
+    for rank in (observation or {}).get("ranks", []):
+        if isinstance(rank, dict) and isinstance(rank.get("sections"), dict):
+            others.append(rank["sections"])
+    return tuple(others)
+
+
+def _compiled_code_ran(sections: Sections) -> bool:
     try:
         return any(graph["runs"] for graph in sections["compiles"]["graphs"])
     except (KeyError, TypeError):
         return False
 
 
-def _form(cell: Mapping[str, Any], matrix: Mapping[str, Any], ours: bool) -> Iterator[str]:
+def _contradictions_in_form(cell: Mapping[str, Any], matrix: Mapping[str, Any], ours: bool) -> Iterator[str]:
     """What can be told without judging; ids and the phases of checks may be other ones in another version."""
-    observation, checks = cell["observation"], cell["checks"]
-    if ours and cell.get("lane", lane := lane_of(cell["axes"].get("wrapper"))) != lane:
-        yield f"it is said to be of the lane {cell['lane']}, and its axes say {lane}"
+    verdicts = [check["verdict"] for check in cell["checks"].values()]
     if ours:
-        yield from _plan(cell, matrix)
-    if cell["status"] != worst([check["verdict"] for check in checks.values()]):
+        lane = lane_of(cell["axes"].get("wrapper"))
+        if cell.get("lane", lane) != lane:
+            yield f"it is said to be of the lane {cell['lane']}, and its axes say {lane}"
+        yield from _contradictions_with_plan(cell, matrix)
+    if cell["status"] != worst(verdicts):
         yield f"its status is {cell['status']}, which is not the worst of its checks"
-    if cell["planned"] is not None and _fingerprint(cell) != cell["evidence_sha256"]:
+    if cell["planned"] is not None and _evidence_fingerprint(cell) != cell["evidence_sha256"]:
         yield "its evidence is not what was judged: it was damaged or edited since"
+    observation = cell["observation"]
     if observation is None:
-        if any(check["verdict"] not in ("crash", "not_run") for check in checks.values()):
+        if not {"crash", "not_run"}.issuperset(verdicts):
             yield "has verdicts without an observation"
     elif observation["cell"] != cell["id"]:
         yield f"its observation is that of {observation['cell']}"
-    elif not observation["failure"] and (told := 1 + len(observation.get("ranks", ()))) != (
-            wanted := processes_of(cell["axes"].get("wrapper"), told)):
-        yield f"it holds what {count(told, 'rank')} recorded, and its axes say {wanted}"
+    elif not observation["failure"]:
+        recorded = 1 + len(observation.get("ranks", ()))
+        wanted = processes_of(cell["axes"].get("wrapper"), recorded)
+        if recorded != wanted:
+            yield f"it holds what {count(recorded, 'rank')} recorded, and its axes say {wanted}"
 
 
-def _plan(cell: Mapping[str, Any], matrix: Mapping[str, Any]) -> Iterator[str]:
-    axes, checks = cell["axes"], cell["checks"]
+def _contradictions_with_plan(cell: Mapping[str, Any], matrix: Mapping[str, Any]) -> Iterator[str]:
+    axes = cell["axes"]
     known = {name: value for name, value in axes.items() if name in AXES}
     user = tuple((name, value) for name, value in axes.items() if name not in AXES)
     if len(known) < len(AXES) or Cell(**known, user=user).id != cell["id"]:
         yield "its id is not that of its axes"
-    if cell["planned"] is not None:
-        asked = (*matrix["checks"], *cell["planned"].get("also", ()))
-        wanted = [name for name in asked if name in CHECKS and CHECKS[name].applies(axes)]
-        if sorted(cell["planned"]["checks"]) != sorted(wanted):  # each version may judge them in another order
-            yield "the checks planned for it are not those of the matrix"
-        if extra := [name for name in checks if name not in wanted]:
-            yield f"has a verdict of {extra[0]!r}, which is no check of the matrix"
+    planned = cell["planned"]
+    if planned is None:
+        return
+    asked = (*matrix["checks"], *planned.get("also", ()))
+    wanted = [name for name in asked if name in CHECKS and CHECKS[name].applies(axes)]
+    # Sorted, for each version may judge the same checks in another order.
+    if sorted(planned["checks"]) != sorted(wanted):
+        yield "the checks planned for it are not those of the matrix"
+    unplanned = [name for name in cell["checks"] if name not in wanted]
+    if unplanned:
+        yield f"has a verdict of {unplanned[0]!r}, which is no check of the matrix"
 
 
-def _fingerprint(cell: Mapping[str, Any]) -> str:
+def _evidence_fingerprint(cell: Mapping[str, Any]) -> str:
     try:
         return cell_fingerprint(cell)
     except ValueError:  # a number too large for a float
         return ""
 
 
-def _expired(planned: Mapping[str, Any], today: datetime.date) -> bool:
+def _expectation_expired(planned: Mapping[str, Any], today: datetime.date) -> bool:
     """Was the cell expected to fail until a day that is over?"""
     return (planned["outcome"] == "xfail" and planned["until"] != ""
             and today > datetime.date.fromisoformat(planned["until"]))
@@ -193,38 +221,39 @@ def _rejudge(judged: JudgedCell, cell: Mapping[str, Any], limits: Mapping[str, f
         return
     names = [name for name in cell["checks"] if name in CHECKS]
     observation = Observation.from_dict(cell["observation"])
-    planned = _planned(cell)
+    planned = _planned_cell(cell["planned"])
     complete = not judged.missing
+    # Two judgements: `claimed` by the matrix alone, as the run judged, and `now` by this policy and on this day.
     claimed = apply_xfail(judge_observation(observation, names, planned.limits), planned, complete)
     now = claimed
     if limits or expired:
-        again = replace(planned, outcome="run") if expired else planned
-        now = apply_xfail(judge_observation(observation, names, {**planned.limits, **limits}), again, complete)
+        expected = replace(planned, outcome="run") if expired else planned
+        now = apply_xfail(judge_observation(observation, names, {**planned.limits, **limits}), expected, complete)
     for name in names:
-        stored = cell["checks"][name]
-        if stored["verdict"] == claimed[name].verdict:
-            if now is not claimed and now[name].verdict != stored["verdict"]:
+        stored = cell["checks"][name]["verdict"]
+        if stored == claimed[name].verdict:
+            if now is not claimed and now[name].verdict != stored:
                 judged.changed.append(name)
-                judged.verdicts[name] = _plain(now[name], planned if expired else None)
-        elif stored["verdict"] not in BAD and stored["verdict"] != "not_run":
+                judged.verdicts[name] = _changed_verdict(now[name], planned, expired)
+        # A stored verdict that is bad is believed, whatever the observation says.
+        elif stored not in BAD and stored != "not_run":
             if ours:
                 judged.contradictions.append(
-                    f"{name}: the report says {stored['verdict']}, its observation says {claimed[name].verdict}")
-            if worst([stored["verdict"], now[name].verdict]) != stored["verdict"]:
-                judged.verdicts[name] = _plain(now[name], None)
-
-
-def _planned(cell: Mapping[str, Any]) -> PlannedCell:
-    planned = cell["planned"]
-    return PlannedCell(_NO_CELL, planned["outcome"], planned["reason"], planned["issue"], planned["until"],
-                       tuple(planned["expected"]), planned["limits"], planned["rule"])
+                    f"{name}: the report says {stored}, its observation says {claimed[name].verdict}")
+            if worst([stored, now[name].verdict]) != stored:
+                judged.verdicts[name] = now[name].to_dict()
 
 
 _NO_CELL: Final = Cell(model="")
 """Judging looks at what was planned, not at the axes."""
 
 
-def _plain(judgement: Judgement, expired: PlannedCell | None) -> dict[str, Any]:
-    if expired is not None:
-        judgement = with_hint(judgement, expired_hint(expired.until, expired.rule, expired.reason))
+def _planned_cell(planned: Mapping[str, Any]) -> PlannedCell:
+    return PlannedCell(_NO_CELL, planned["outcome"], planned["reason"], planned["issue"], planned["until"],
+                       tuple(planned["expected"]), planned["limits"], planned["rule"])
+
+
+def _changed_verdict(judgement: Judgement, planned: PlannedCell, expired: bool) -> dict[str, Any]:
+    if expired:
+        judgement = with_hint(judgement, expired_hint(planned.until, planned.rule, planned.reason))
     return judgement.to_dict()

@@ -7,106 +7,136 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 from xml.etree import ElementTree
 
 from pytest_torchcompile.gate.announcement import WORDS, sentence
-from pytest_torchcompile.gate.gate import Outcome
+from pytest_torchcompile.gate.gate import GateOutcome
 from pytest_torchcompile.gate.judged import JudgedCell
-from pytest_torchcompile.gate.policy_limits import worst
+from pytest_torchcompile.gate.policy_limits import worst_rank
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.harmless import harmless_text
 from pytest_torchcompile.report.metrics import METRICS
 
-__all__ = ["junit", "refused"]
+__all__ = ["junit", "junit_of_refusal"]
 
 _FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 does not allow, lone surrogates among it."""
 
 
-def junit(outcome: Outcome) -> str:
+def junit(outcome: GateOutcome) -> str:
     """Suites: the cells, the tests that use our fixtures if there are any, and what the gate says of the whole run."""
     root = ElementTree.Element("testsuites")
+    findings = _causes_by_cell(outcome)
     cells = ElementTree.SubElement(root, "testsuite", name="torch.compile cells")
-    findings = _causes(outcome)
     for cell in outcome.cells.values():
-        _cell(cells, cell, outcome.merged.matrix["path"], outcome, findings)
+        _add_cell(cells, cell, outcome.merged.matrix["path"], outcome, findings)
     if outcome.tests:
         tests = ElementTree.SubElement(root, "testsuite", name="torch.compile tests")
         for test in outcome.tests.values():
-            _cell(tests, test, test.id.partition("::")[0], outcome, findings)
-    whole = ElementTree.SubElement(root, "testsuite", name="torch.compile gate")
-    case = ElementTree.SubElement(whole, "testcase", classname="gate", name="release")
+            _add_cell(tests, test, test.id.partition("::")[0], outcome, findings)
+    release = _add_release(root)
     if outcome.code:
-        tag = "failure" if outcome.code == 1 else "error"
-        text = "\n".join(finding.text for finding in outcome.findings if finding.weight != "note")
-        ElementTree.SubElement(case, tag, message=_clean(sentence(outcome))).text = _clean(text)
-    return _text(root)
+        # JUnit's failure is what was judged and is bad; an error is what could not be judged.
+        tag = "error"
+        if outcome.code == 1:
+            tag = "failure"
+        decisive = [finding.text for finding in outcome.findings if finding.weight != "note"]
+        _add_result(release, tag, sentence(outcome), "\n".join(decisive))
+    return _document_text(root)
 
 
-def refused(text: str, code: int) -> str:
+def junit_of_refusal(text: str, code: int) -> str:
     """The file where there is no outcome: the reports could not be read or merged."""
     root = ElementTree.Element("testsuites")
+    _add_result(_add_release(root), "error", f"{WORDS.get(code, code)}: {text}")
+    return _document_text(root)
+
+
+def _add_release(root: ElementTree.Element) -> ElementTree.Element:
     suite = ElementTree.SubElement(root, "testsuite", name="torch.compile gate")
-    case = ElementTree.SubElement(suite, "testcase", classname="gate", name="release")
-    ElementTree.SubElement(case, "error", message=_clean(f"{WORDS.get(code, code)}: {text}"))
-    return _text(root)
+    return ElementTree.SubElement(suite, "testcase", classname="gate", name="release")
 
 
-def _cell(suite: ElementTree.Element, cell: JudgedCell, file: str, outcome: Outcome,
-          findings: Mapping[str, Sequence[Finding]]) -> None:
-    case = ElementTree.SubElement(suite, "testcase", classname=_clean(file), name=_clean(cell.id),
+def _add_result(case: ElementTree.Element, tag: str, message: str, text: str | None = None) -> None:
+    result = ElementTree.SubElement(case, tag, message=_clean_text(message))
+    if text is not None:
+        result.text = _clean_text(text)
+
+
+def _add_cell(suite: ElementTree.Element, cell: JudgedCell, file: str, outcome: GateOutcome,
+              findings: Mapping[str, Sequence[Finding]]) -> None:
+    case = ElementTree.SubElement(suite, "testcase", classname=_clean_text(file), name=_clean_text(cell.id),
                                   time=f"{cell.seconds or 0:.3f}")
     properties = ElementTree.SubElement(case, "properties")
-    numbers = {name: worst(cell.ranks, name) for name in METRICS}
-    for name, shown in (*cell.axes.items(), *((name, n) for name, n in numbers.items() if n is not None)):
-        ElementTree.SubElement(properties, "property", name=_clean(str(name)), value=_clean(str(shown)))
-    failing = outcome.allowed.failing.get(cell.id)
-    if failing:
-        verdicts = {check["verdict"] for check in failing.values()}
-        found = findings.get(cell.id, [])
-        tag = "failure" if verdicts <= {"fail", "xpass"} else "error"
-        message = found[0].text if found else f"{next(iter(failing))}: {', '.join(sorted(verdicts))}"
-        text = "\n\n".join(_told(finding, cell.id) for finding in found)
-        ElementTree.SubElement(case, tag, message=_clean(message)).text = _clean(text)
+    for name, value in (*cell.axes.items(), *_measured_metrics(cell)):
+        ElementTree.SubElement(properties, "property", name=_clean_text(str(name)), value=_clean_text(str(value)))
+    verdicts = {check["verdict"] for check in cell.verdicts.values()}
+    if cell.id in outcome.allowed.failing:
+        _add_failure(case, cell.id, outcome.allowed.failing[cell.id], findings.get(cell.id, []))
     elif cell.skipped is not None:
-        ElementTree.SubElement(case, "skipped", message=_clean(cell.skipped))
-    elif not cell.verdicts or "not_run" in {check["verdict"] for check in cell.verdicts.values()}:
-        ElementTree.SubElement(case, "error", message="was not judged")
+        _add_result(case, "skipped", cell.skipped)
+    elif not verdicts or "not_run" in verdicts:
+        _add_result(case, "error", "was not judged")
     elif cell.contradictions:
-        ElementTree.SubElement(case, "error", message=_clean(cell.contradictions[0]))
+        _add_result(case, "error", cell.contradictions[0])
     elif cell.id in outcome.allowed.excused or cell.status != "pass":
-        known = outcome.allowed.excused.get(cell.id, "") or cell.status
-        ElementTree.SubElement(case, "skipped", message=_clean(f"known failure: {known}"))
+        # JUnit has no word for a failure that is known.
+        known = outcome.allowed.excused.get(cell.id) or cell.status
+        _add_result(case, "skipped", f"known failure: {known}")
 
 
-def _causes(outcome: Outcome) -> dict[str, list[Finding]]:
+def _measured_metrics(cell: JudgedCell) -> Iterator[tuple[str, float]]:
+    for name in METRICS:
+        number = worst_rank(cell.ranks, name)
+        if number is not None:
+            yield name, number
+
+
+def _add_failure(case: ElementTree.Element, cell: str, failing: Mapping[str, Mapping[str, Any]],
+                 findings: Sequence[Finding]) -> None:
+    verdicts = {check["verdict"] for check in failing.values()}
+    tag = "error"
+    if verdicts <= {"fail", "xpass"}:
+        tag = "failure"
+    message = f"{next(iter(failing))}: {', '.join(sorted(verdicts))}"
+    if findings:
+        message = findings[0].text
+    _add_result(case, tag, message, "\n\n".join(_text_of_cause(finding, cell) for finding in findings))
+
+
+def _causes_by_cell(outcome: GateOutcome) -> dict[str, list[Finding]]:
     """Cell to the findings that tell why it fails, the worst first."""
-    found: dict[str, list[Finding]] = {}
+    by_cell: dict[str, list[Finding]] = {}
     for finding in outcome.findings:
-        for cell in finding.cells if finding.cause is not None else ():
-            found.setdefault(cell, []).append(finding)
-    return found
+        if finding.cause is not None:
+            for cell in finding.cells:
+                by_cell.setdefault(cell, []).append(finding)
+    return by_cell
 
 
-def _told(finding: Finding, cell: str) -> str:
+def _text_of_cause(finding: Finding, cell: str) -> str:
     """The whole of a cause in its first cell, and there it is said in the others."""
     if cell != finding.cells[0]:
         cells = count(len(finding.cells), "cell")
         return f"{finding.text}\n(one cause in {cells}, told at {finding.cells[0]})"
-    return "\n".join(filter(None, (finding.text, finding.evidence, *finding.lines, finding.hint and
-                                   f"try {finding.hint}")))
+    parts = [finding.text, finding.evidence, *finding.lines]
+    if finding.hint:
+        parts.append(f"try {finding.hint}")
+    return "\n".join(filter(None, parts))
 
 
-def _clean(text: str) -> str:
+def _clean_text(text: str) -> str:
     return _FORBIDDEN.sub("\ufffd", harmless_text(text))
 
 
-def _text(root: ElementTree.Element) -> str:
+def _document_text(root: ElementTree.Element) -> str:
     for suite in root:
-        counts = Counter(child.tag for case in suite for child in case)
+        counts: Counter[str] = Counter()
+        for case in suite:
+            counts.update(child.tag for child in case)
         suite.attrib |= {"tests": str(len(suite)), "failures": str(counts["failure"]), "errors": str(counts["error"]),
                          "skipped": str(counts["skipped"])}
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -12,13 +12,13 @@ from pytest_torchcompile.errors import MatrixError, UsageError
 from pytest_torchcompile.gate.policy import COMMIT, HEAD, Policy
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.evidence import head_fingerprint
-from pytest_torchcompile.report.finding import Finding, Weight
+from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.provenance import head_commit
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.takeover import SAME
 
-__all__ = ["Asked", "commit_named", "origin"]
+__all__ = ["OriginRequest", "check_origin", "commit_named"]
 
 SHOWN: Final = 12
 """Letters of a commit that are shown."""
@@ -28,7 +28,7 @@ _SOURCES: Final = ("commit", "changed", "diff_sha256", "untracked_sha256")
 
 
 @dataclass(frozen=True)
-class Asked:
+class OriginRequest:
     """What the command line asks of the origin of reports."""
 
     commit: str = ""
@@ -58,95 +58,123 @@ def commit_named(text: str, folder: Path) -> str:
     return text.lower()
 
 
-def origin(merged: Merged, policy: Policy, asked: Asked) -> Iterator[Finding]:
+def check_origin(merged: Merged, policy: Policy, request: OriginRequest) -> Iterator[Finding]:
     """Is the run the one that is to be released? Raises MatrixError for a policy whose HEAD nobody knows."""
     for report in merged.reports:
-        yield from _as_written(report, policy)
-        yield from _edited_meanwhile(report)
+        yield from _check_as_written(report, policy)
+        yield from _check_edited_meanwhile(report)
         if report.later_run:
             text = f"{report.name} is of an earlier run: a later one began, {report.later_run}, and left no report"
-            yield Finding("earlier", _weight(asked), text, hint=_hint(asked))
-    yield from _kept(merged, asked)
-    yield from _commit(merged, policy, asked)
-    yield from _age(merged, policy, asked)
-    yield from _head(merged, asked)
+            yield _earlier_finding(text, (), request)
+    yield from _check_kept_verdicts(merged, request)
+    yield from _check_commit(merged, policy, request)
+    yield from _check_age(merged, policy, request)
+    yield from _check_folders(merged, request)
 
 
-def _weight(asked: Asked) -> Weight:
-    return "note" if asked.earlier else "unusable"
+def _earlier_finding(text: str, cells: tuple[str, ...], request: OriginRequest) -> Finding:
+    if request.earlier:
+        return Finding("earlier", "note", text, cells)
+    hint = "run the matrix again, or judge earlier runs too by --earlier"
+    return Finding("earlier", "unusable", text, cells, hint=hint)
 
 
-def _hint(asked: Asked) -> str:
-    return "" if asked.earlier else "run the matrix again, or judge earlier runs too by --earlier"
+# is the file as its run wrote it?
 
 
-def _as_written(report: Report, policy: Policy) -> Iterator[Finding]:
-    """Is the file as its run wrote it?"""
+def _check_as_written(report: Report, policy: Policy) -> Iterator[Finding]:
     if report.seal_broken:
         text = f"{report.name}: its seal is wrong: the file was changed or formatted anew since its run wrote it"
         yield Finding("seal", "unusable", text, hint="use the report as the run wrote it")
     elif policy.sealed and not report.sealed:
-        what = "a journal, which has no seal" if report.journal else "not sealed"
+        what = "not sealed"
+        if report.journal:
+            what = "a journal, which has no seal"
         yield Finding("seal", "unusable", f"{report.name} is {what}, and {policy.path} wants sealed reports",
-                      file=policy.path, line=policy.line(policy.places["sealed"]))
+                      file=policy.path, line=policy.line_of("sealed"))
     stated = report.block["head_sha256"]
-    if stated is not None and stated != _fingerprint(report.block):
+    if stated is not None and stated != _fingerprint_of_head(report.block):
         text = f"{report.name}: its environment, run or matrix is not as it was written: it was damaged or edited since"
         yield Finding("contradiction", "unusable", text, hint="use the report as the run wrote it")
 
 
-def _edited_meanwhile(report: Report) -> Iterator[Finding]:
+def _check_edited_meanwhile(report: Report) -> Iterator[Finding]:
     """Were sources edited while the run went on? Then nobody knows of which state its verdicts are."""
-    edited = (report.block["run"] or {}).get("sources_edited", ())
+    edited = _run_block(report).get("sources_edited", ())
     if edited:
         text = f"{report.name}: sources were edited while its run went on: {first_names(edited)}"
         yield Finding("sources", "unusable", text,
                       hint="run the matrix again, and edit no .py or .yaml file until it has ended")
 
 
-def _fingerprint(block: dict[str, Any]) -> str:
+def _run_block(report: Report) -> Mapping[str, Any]:
+    """What the report tells of its run; of schema 1.0 it tells nothing."""
+    return report.block["run"] or {}
+
+
+def _fingerprint_of_head(block: dict[str, Any]) -> str:
     try:
         return head_fingerprint(block)
     except ValueError:  # a number too large for a float
         return ""
 
 
-def _kept(merged: Merged, asked: Asked) -> Iterator[Finding]:
-    """Verdicts that a run of a part of the matrix left as an earlier run had found them."""
+# verdicts that a run of a part of the matrix left as an earlier run had found them
+
+
+@dataclass(frozen=True)
+class KeptVerdict:
+    """A cell or a test whose verdict is of an earlier run."""
+
+    name: str
+    earlier: Mapping[str, Any]
+    """What the report tells of that run."""
+    report: Report
+
+
+def _check_kept_verdicts(merged: Merged, request: OriginRequest) -> Iterator[Finding]:
     same: dict[str, str] = {}
     other: dict[str, str] = {}
-    runs = {report.name: (report.block["run"] or {}).get("git") for report in merged.reports}
-    for name, kept, file in _kept_verdicts(merged):
-        told = f"{_shown(kept['git'])}, {_ago(kept['finished'], asked)}"
-        alike = kept.get("sources") == SAME and _same_sources(kept["git"], runs[file])
-        (same if alike else other)[name] = told
-    of = _all(merged)
+    for kept in _kept_verdicts(merged):
+        git = kept.earlier["git"]
+        run = f"{_shown_commit(git)}, {_time_ago(kept.earlier['finished'], request)}"
+        if kept.earlier.get("sources") == SAME and _same_sources(git, _run_block(kept.report).get("git")):
+            same[kept.name] = run
+        else:
+            other[kept.name] = run
+    # A name may have kept verdicts of several runs; the worse of the two findings tells of it.
+    for name in other:
+        same.pop(name, None)
     if other:
-        has = "has" if len(other) == 1 else "have"
-        text = f"{len(other)} of {of} {has} verdicts of an earlier run, which had other sources, or none that are " \
-               f"known ({first_names(dict.fromkeys(other.values()), 2)})"
-        yield Finding("earlier", _weight(asked), text, tuple(other), hint=_hint(asked))
-    if alone := [name for name in same if name not in other]:
-        has = "has" if len(alone) == 1 else "have"
-        told = first_names(dict.fromkeys(same[name] for name in alone), 2)
-        yield Finding("earlier", "note", f"{len(alone)} of {of} {has} verdicts of an earlier run of the same sources "
-                                         f"({told})", tuple(alone))
+        runs = first_names(dict.fromkeys(other.values()), 2)
+        text = f"{_share_of(other, merged)} verdicts of an earlier run, which had other sources, or none that are " \
+               f"known ({runs})"
+        yield _earlier_finding(text, tuple(other), request)
+    if same:
+        runs = first_names(dict.fromkeys(same.values()), 2)
+        text = f"{_share_of(same, merged)} verdicts of an earlier run of the same sources ({runs})"
+        yield Finding("earlier", "note", text, tuple(same))
 
 
-def _kept_verdicts(merged: Merged) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Cell or test, what is told of the earlier run, and the file."""
+def _kept_verdicts(merged: Merged) -> Iterator[KeptVerdict]:
+    reports = {report.name: report for report in merged.reports}
     for name, cell in merged.cells.items():
-        for kept in cell.get("kept", ()):
-            yield name, kept, merged.origin[name]
+        for earlier in cell.get("kept", ()):
+            yield KeptVerdict(name, earlier, reports[merged.origin[name]])
     for report in merged.reports:
-        for kept in report.block.get("tests_kept", ()):
-            for name in kept["tests"]:
-                yield name, kept, report.name
+        for earlier in report.block.get("tests_kept", ()):
+            for name in earlier["tests"]:
+                yield KeptVerdict(name, earlier, report)
 
 
-def _all(merged: Merged) -> str:
-    cells = count(len(merged.cells), "cell")
-    return f"{cells} and {count(len(merged.tests), 'test')}" if merged.tests else cells
+def _share_of(names: Collection[str], merged: Merged) -> str:
+    """``2 of 8 cells have``."""
+    everything = count(len(merged.cells), "cell")
+    if merged.tests:
+        everything = f"{everything} and {count(len(merged.tests), 'test')}"
+    if len(names) == 1:
+        return f"1 of {everything} has"
+    return f"{len(names)} of {everything} have"
 
 
 def _same_sources(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
@@ -155,94 +183,137 @@ def _same_sources(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None
     return all(one.get(key) == other.get(key) for key in _SOURCES)
 
 
-def _shown(git: Mapping[str, Any] | None) -> str:
+def _shown_commit(git: Mapping[str, Any] | None) -> str:
     if not git:
         return "no commit told"
-    return f"commit {git['commit'][:SHOWN]}" + (" with changes" if git["changed"] else "")
+    shown = f"commit {git['commit'][:SHOWN]}"
+    if git["changed"]:
+        return f"{shown} with changes"
+    return shown
 
 
-def _commit(merged: Merged, policy: Policy, asked: Asked) -> Iterator[Finding]:
-    wanted: list[tuple[str, str, int]] = []
-    if asked.commit:
-        wanted.append((asked.commit, "", 0))
-    if policy.commit:
-        line = policy.line(policy.places["commit"])
-        commit: str | None = policy.commit
-        if commit == HEAD:
-            commit = head_commit(Path(policy.path).parent)
-        if commit is None:
-            raise MatrixError(policy.path, line, 1, "commit: HEAD: this file is in no git repository")
-        wanted.append((commit, policy.path, line))
-    git = merged.git
-    for commit, file, line in wanted:
-        if git is None:
-            text = f"the reports do not tell their commit, and {commit[:SHOWN]} is wanted"
-        elif not git["commit"].startswith(commit):
-            text = f"the reports are of commit {git['commit'][:SHOWN]}, and {commit[:SHOWN]} is wanted"
-        elif git["changed"]:
-            text = f"the reports are of commit {git['commit'][:SHOWN]} with uncommitted changes, and " \
-                   f"{commit[:SHOWN]} without any is wanted"
-        else:
-            continue
-        yield Finding("commit", "unusable", text, file=file, line=line)
+# is it of the wanted commit?
 
 
-def _age(merged: Merged, policy: Policy, asked: Asked) -> Iterator[Finding]:
+@dataclass(frozen=True)
+class WantedCommit:
+    """A commit that the command line or the policy asks for."""
+
+    sha: str
+    file: str = ""
+    """The policy that asks for it, and the line there."""
+    line: int = 0
+
+
+def _check_commit(merged: Merged, policy: Policy, request: OriginRequest) -> Iterator[Finding]:
+    for wanted in _wanted_commits(policy, request):
+        text = _why_not_of_commit(merged.git, wanted.sha)
+        if text:
+            yield Finding("commit", "unusable", text, file=wanted.file, line=wanted.line)
+
+
+def _wanted_commits(policy: Policy, request: OriginRequest) -> Iterator[WantedCommit]:
+    if request.commit:
+        yield WantedCommit(request.commit)
+    if not policy.commit:
+        return
+    line = policy.line_of("commit")
+    if policy.commit != HEAD:
+        yield WantedCommit(policy.commit, policy.path, line)
+        return
+    head = head_commit(Path(policy.path).parent)
+    if head is None:
+        raise MatrixError(policy.path, line, 1, "commit: HEAD: this file is in no git repository")
+    yield WantedCommit(head, policy.path, line)
+
+
+def _why_not_of_commit(git: Mapping[str, Any] | None, wanted: str) -> str:
+    """Empty if the reports are of the commit that is wanted."""
+    if git is None:
+        return f"the reports do not tell their commit, and {wanted[:SHOWN]} is wanted"
+    shown = git["commit"][:SHOWN]
+    if not git["commit"].startswith(wanted):
+        return f"the reports are of commit {shown}, and {wanted[:SHOWN]} is wanted"
+    if git["changed"]:
+        return f"the reports are of commit {shown} with uncommitted changes, and {wanted[:SHOWN]} without any is wanted"
+    return ""
+
+
+# how long ago did it end?
+
+
+def _check_age(merged: Merged, policy: Policy, request: OriginRequest) -> Iterator[Finding]:
     if policy.max_age is None:
         return
-    now = asked.now or datetime.datetime.now(datetime.timezone.utc)
-    place: dict[str, Any] = {"file": policy.path, "line": policy.line(policy.places["max_age"])}
-    for name, finished in _times(merged):
-        time = _time(finished)
-        if time is None:
-            yield Finding("max_age", "unusable", f"{name} does not tell when it ended", **place)
-        elif now - time > policy.max_age:
-            text = f"{name} ended {_duration(now - time)} ago, and {policy.path} takes at most " \
-                   f"{_duration(policy.max_age)}"
-            yield Finding("max_age", "unusable", text, **place)
-        elif time - now > CLOCKS:
-            yield Finding("max_age", "unusable", f"{name} ended at {finished}, which is in the future", **place)
+    line, now = policy.line_of("max_age"), _time_of_judging(request)
+    for name, finished in _ends_of_runs(merged):
+        text = _why_too_old(name, finished, policy, policy.max_age, now)
+        if text:
+            yield Finding("max_age", "unusable", text, file=policy.path, line=line)
 
 
-def _times(merged: Merged) -> Iterator[tuple[str, Any]]:
+def _why_too_old(name: str, finished: Any, policy: Policy, max_age: datetime.timedelta,
+                 now: datetime.datetime) -> str:
+    """Empty if the run is young enough."""
+    time = _parse_time(finished)
+    if time is None:
+        return f"{name} does not tell when it ended"
+    if now - time > max_age:
+        return f"{name} ended {_shown_duration(now - time)} ago, and {policy.path} takes at most " \
+               f"{_shown_duration(max_age)}"
+    if time - now > CLOCKS:
+        return f"{name} ended at {finished}, which is in the future"
+    return ""
+
+
+def _time_of_judging(request: OriginRequest) -> datetime.datetime:
+    return request.now or datetime.datetime.now(datetime.timezone.utc)
+
+
+def _ends_of_runs(merged: Merged) -> Iterator[tuple[str, Any]]:
     """What is judged, and when its run ended; of kept verdicts that of each earlier run."""
     for report in merged.reports:
-        yield report.name, (report.block["run"] or {}).get("finished")
-    kept = {each["finished"]: name for name, each, _ in _kept_verdicts(merged)}
-    for finished, name in kept.items():
+        yield report.name, _run_block(report).get("finished")
+    earlier = {kept.earlier["finished"]: kept.name for kept in _kept_verdicts(merged)}
+    for finished, name in earlier.items():
         yield f"the run before, of which {name} is,", finished
 
 
-def _time(text: Any) -> datetime.datetime | None:
+def _parse_time(text: Any) -> datetime.datetime | None:
     try:
         time = datetime.datetime.fromisoformat(text)
     except (TypeError, ValueError):
         return None
-    return time if time.tzinfo else None
+    # Python compares no time without a zone with one that has one.
+    if time.tzinfo is None:
+        return None
+    return time
 
 
-def _ago(finished: Any, asked: Asked) -> str:
-    time = _time(finished)
+def _time_ago(finished: Any, request: OriginRequest) -> str:
+    time = _parse_time(finished)
     if time is None:
         return "at a time that is not told"
-    now = asked.now or datetime.datetime.now(datetime.timezone.utc)
-    return f"{_duration(max(now - time, datetime.timedelta()))} ago"
+    return f"{_shown_duration(max(_time_of_judging(request) - time, datetime.timedelta()))} ago"
 
 
-def _duration(span: datetime.timedelta) -> str:
+def _shown_duration(span: datetime.timedelta) -> str:
     minutes = int(span.total_seconds() // 60)
-    if minutes < 120:
+    if minutes < 2 * 60:
         return count(minutes, "minute")
-    return count(minutes // 60, "hour") if minutes < 48 * 60 else count(minutes // (24 * 60), "day")
+    if minutes < 48 * 60:
+        return count(minutes // 60, "hour")
+    return count(minutes // (24 * 60), "day")
 
 
-def _head(merged: Merged, asked: Asked) -> Iterator[Finding]:
+def _check_folders(merged: Merged, request: OriginRequest) -> Iterator[Finding]:
     """A report that lies in a folder of another commit may be of what nobody has any more."""
     for report in merged.reports:
-        git, head = (report.block["run"] or {}).get("git"), asked.heads.get(report.name)
+        git, head = _run_block(report).get("git"), request.heads.get(report.name)
         if git and head and git["commit"] != head:
             text = f"{report.name} is of commit {git['commit'][:SHOWN]}, and HEAD of its folder is {head[:SHOWN]}"
             yield Finding("commit", "note", text)
-        if what := asked.edited.get(report.name):
-            text = f"{report.name} is older than edits in its folder: {what}"
+        edited = request.edited.get(report.name)
+        if edited:
+            text = f"{report.name} is older than edits in its folder: {edited}"
             yield Finding("sources", "note", text, hint="run the matrix again to have them judged")

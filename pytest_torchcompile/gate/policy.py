@@ -19,7 +19,7 @@ from pytest_torchcompile.report.metrics import METRICS
 from pytest_torchcompile.report.testrecord import TEST_LANE
 
 __all__ = ["BASELINE", "COMMIT", "HEAD", "RATIOS", "AllowedFailure", "AllowedSkip", "LimitRule", "PassRate", "Policy",
-           "Selector", "bounds", "owners"]
+           "Selector", "axes_of_cells", "bounds", "owners"]
 
 RATIOS: Final = {f"{name}_ratio": name for name, metric in METRICS.items() if not metric.whole}
 """Limits that are multiples of the baseline's value."""
@@ -37,17 +37,32 @@ BASELINE: Final[dict[str, str]] = {
 
 def bounds(name: str) -> str:
     """``max`` or ``min``: which way a limit of that name bounds."""
-    return LIMITS[name].kind if name in LIMITS else METRICS[RATIOS.get(name, name)].kind
+    if name in LIMITS:
+        return LIMITS[name].kind
+    return METRICS[RATIOS.get(name, name)].kind
 
 
 def owners(limit: str) -> tuple[str, ...]:
     """The checks that judge by this limit of the matrix; none for a limit that only policies have."""
-    return tuple(name for name, entry in CHECKS.items() for each in entry.limits if each.name == limit)
+    found = []
+    for name, entry in CHECKS.items():
+        if any(each.name == limit for each in entry.limits):
+            found.append(name)
+    return tuple(found)
 
 
-def _is_like(nodeid: str, pattern: str) -> bool:
+def _matches_pattern(nodeid: str, pattern: str) -> bool:
     """``*`` is anything; all else is itself, for node ids have brackets."""
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), nodeid, re.DOTALL) is not None
+    expression = ".*".join(map(re.escape, pattern.split("*")))
+    return re.fullmatch(expression, nodeid, re.DOTALL) is not None
+
+
+def axes_of_cells(plan: Iterable[Mapping[str, Scalar]]) -> dict[str, None]:
+    """Every axis that some cell has, in the order of the report."""
+    axes: dict[str, None] = {}
+    for cell in plan:
+        axes.update(dict.fromkeys(cell))
+    return axes
 
 
 class Selectable(Protocol):
@@ -80,43 +95,54 @@ class Selector:
     def covers(self, judged: Selectable) -> bool:
         """Is this cell, or this test, one of them?"""
         if judged.lane == TEST_LANE:
-            return any(_is_like(judged.id, pattern) for pattern in self.tests)
+            return any(_matches_pattern(judged.id, pattern) for pattern in self.tests)
         return not self.tests and self.matches(judged.axes)
 
     def matches(self, axes: Mapping[str, Scalar]) -> bool:
         """Is the cell with these axes one of them?"""
-        return all(axis in axes and any(value_key(axes[axis]) == value_key(value) for value in values)
-                   for axis, values in self.values.items())
+        for axis, values in self.values.items():
+            if axis not in axes or value_key(axes[axis]) not in map(value_key, values):
+                return False
+        return True
 
     def __str__(self) -> str:
         if self.tests:
             return " | ".join(self.tests)
-        chosen = (f"{axis} = {' | '.join(map(str, values))}" for axis, values in self.values.items())
+        chosen = [f"{axis} = {' | '.join(map(str, values))}" for axis, values in self.values.items()]
         return ", ".join(chosen) or "every cell"
 
     def hold_against(self, reader: Reader, plan: Iterable[Mapping[str, Scalar]], tests: Collection[str] = ()) -> None:
         """Note what of the selector the run does not have: a rule for a misspelt model would never bite."""
-        plan = list(plan)
         if self.tests:
-            for pattern in self.tests:
-                if not any(_is_like(test, pattern) for test in tests):
-                    reader.wrong(self.node, f"matches no test that uses our fixtures: {pattern}; "
-                                            f"{nearest(pattern, tests)}")
+            self._hold_patterns_against(reader, tests)
             return
-        known = dict.fromkeys(axis for axes in plan for axis in axes)
+        plan = list(plan)
+        known = axes_of_cells(plan)
         before = len(reader.mistakes)
-        for axis, values in self.values.items():
-            if axis not in known:
+        for axis in self.values:
+            if axis in known:
+                self._hold_axis_against(reader, axis, plan)
+            else:
                 reader.wrong(self.axes[axis], f"unknown axis {axis!r}; {nearest(axis, known)}")
-                continue
-            there = {value_key(axes[axis]): axes[axis] for axes in plan if axis in axes}
-            for value in values:
-                if value_key(value) not in there:
-                    what = "model" if axis == "model" else f"value of axis {axis!r}"
-                    reader.wrong(self.axes[axis], f"{value!r} is not a {what} in this run; "
-                                                  f"{nearest(str(value), map(str, there.values()))}")
+        # Where a value is unknown that has been said, and of course nothing matches.
         if len(reader.mistakes) == before and not any(map(self.matches, plan)):
             reader.wrong(self.node, f"matches no cell: {self}; remove it, or correct a value")
+
+    def _hold_patterns_against(self, reader: Reader, tests: Collection[str]) -> None:
+        for pattern in self.tests:
+            if not any(_matches_pattern(test, pattern) for test in tests):
+                reader.wrong(self.node, f"matches no test that uses our fixtures: {pattern}; "
+                                        f"{nearest(pattern, tests)}")
+
+    def _hold_axis_against(self, reader: Reader, axis: str, plan: Iterable[Mapping[str, Scalar]]) -> None:
+        there = {value_key(axes[axis]): axes[axis] for axes in plan if axis in axes}
+        noun = f"value of axis {axis!r}"
+        if axis == "model":
+            noun = "model"
+        for value in self.values[axis]:
+            if value_key(value) not in there:
+                known = map(str, there.values())
+                reader.wrong(self.axes[axis], f"{value!r} is not a {noun} in this run; {nearest(str(value), known)}")
 
 
 @dataclass(frozen=True)
@@ -205,12 +231,22 @@ class Policy:
 
     def limits_of(self, axes: Mapping[str, Scalar]) -> dict[str, tuple[float, LimitRule]]:
         """The limits of a cell, each with its rule; a later rule goes over an earlier one."""
-        return {name: (number, rule) for rule in self.limits if rule.when.matches(axes)
-                for name, number in rule.limits.items()}
+        limits: dict[str, tuple[float, LimitRule]] = {}
+        for rule in self.limits:
+            if rule.when.matches(axes):
+                for name, number in rule.limits.items():
+                    limits[name] = number, rule
+        return limits
 
     def line(self, node: yaml.Node | None) -> int:
         """Line of a node, from 1; 0 without one."""
-        return 0 if node is None else node.start_mark.line + 1
+        if node is None:
+            return 0
+        return node.start_mark.line + 1
+
+    def line_of(self, section: str) -> int:
+        """Line of a section's value."""
+        return self.line(self.places[section])
 
     def hold_against(self, plan: Iterable[Mapping[str, Scalar]], environment: Mapping[str, Any],
                      tests: Collection[str] = ()) -> None:
@@ -221,16 +257,22 @@ class Policy:
         """
         reader = Reader(self.path)
         plan = list(plan)
-        for selector in (*(rule.when for rule in self.limits), *(each.cells for each in self.allowed_failures),
-                         *(each.cells for each in self.allowed_skips)):
-            selector.hold_against(reader, plan, tests)
+        for rule in self.limits:
+            rule.when.hold_against(reader, plan, tests)
+        for failure in self.allowed_failures:
+            failure.cells.hold_against(reader, plan, tests)
+        for skip in self.allowed_skips:
+            skip.cells.hold_against(reader, plan, tests)
+        known = axes_of_cells(plan)
         for rate in self.pass_rates:
             if rate.only is not None:
                 rate.only.hold_against(reader, plan)
-            elif rate.axis and rate.axis not in (known := dict.fromkeys(axis for axes in plan for axis in axes)):
+            elif rate.axis and rate.axis not in known:
                 reader.wrong(rate.node, f"unknown axis {rate.axis!r}; {nearest(rate.axis, known)}")
-        for name in self.environment if environment else ():
-            if name not in environment:
-                reader.wrong(self.places["environment"], f"environment: reports do not tell {name!r}; "
-                                                         f"{nearest(name, environment)}")
+        # It is empty where no cell ran; then nobody knows which keys there are.
+        if environment:
+            for name in self.environment:
+                if name not in environment:
+                    reader.wrong(self.places["environment"], f"environment: reports do not tell {name!r}; "
+                                                             f"{nearest(name, environment)}")
         reader.finish()

@@ -1,20 +1,49 @@
-"""Limits that only a policy has: numbers of the observation, and multiples of the baseline's."""
+"""Limits that only a policy has, which are held against each cell; and limits that could be stricter (slack)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
+import yaml
+
 from pytest_torchcompile.checks import LIMITS
+from pytest_torchcompile.gate.allowances import unjudged_cells
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.policy import RATIOS, LimitRule, Policy, bounds, owners
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.finding import Finding
+from pytest_torchcompile.report.finding import Finding, Weight
 from pytest_torchcompile.report.metrics import METRICS, Sections
 
-__all__ = ["apply_limits", "caches", "value", "worst"]
+__all__ = ["Slack", "apply_limits", "cache_answers", "slack_findings", "slack_numbers", "worst_rank"]
 
 _COMPILING: Final = "compile_seconds"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number that a limit bounds, or why there is none."""
+
+    number: float | None
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Slack:
+    """A number of the policy that could be stricter."""
+
+    name: str
+    old: float
+    new: int
+    node: yaml.Node
+    """Where the number stands."""
+
+    @property
+    def text(self) -> str:
+        """``recompiles: 3 -> 1``."""
+        return f"{self.name}: {self.old:g} -> {self.new}"
 
 
 def apply_limits(cells: Iterable[JudgedCell], policy: Policy,
@@ -24,27 +53,44 @@ def apply_limits(cells: Iterable[JudgedCell], policy: Policy,
     ``elsewhere``: why the baseline's times and sizes can't be compared with these; empty if they can.
     Returns what could not be measured: a limit that is not looked at must not read as one that holds.
     """
-    blind: dict[tuple[str, str], list[str]] = {}
+    unmeasured: dict[tuple[str, str], list[str]] = {}
     rules: dict[str, LimitRule] = {}
     for cell in cells:
         if cell.skipped is not None or not cell.verdicts:
             continue
         for name, (limit, rule) in policy.limits_of(cell.axes).items():
             rules.setdefault(name, rule)
-            if name in LIMITS:
-                if cell.verdicts.keys().isdisjoint(owners(name)) and not cell.bad:
-                    blind.setdefault((name, f"the check {owners(name)[0]} did not judge them"), []).append(cell.id)
-                continue
-            found, why = _found(cell, name, baseline, elsewhere)
-            if found is not None:
-                if _over(name, found, limit):
-                    cell.verdicts[name] = _failed(name, found, limit, f"{policy.path}:{policy.line(rule.nodes[name])}")
-            elif not cell.bad:  # of a cell that crashed nothing is measured, and it fails anyway
-                blind.setdefault((name, why), []).append(cell.id)
-    return list(_unmeasured(blind, rules, policy))
+            why = _why_no_check_judged(cell, name)
+            # Limits of the matrix are the checks' own affair: they were judged again with the policy's numbers.
+            if name not in LIMITS:
+                measured = _measure_limit(cell, name, baseline, elsewhere)
+                why = measured.why_not
+                if measured.number is not None and _goes_over(name, measured.number, limit):
+                    where = f"{policy.path}:{policy.line(rule.nodes[name])}"
+                    cell.verdicts[name] = _failed_check(name, measured.number, limit, where)
+            # Of a cell that crashed nothing is measured, and it fails anyway.
+            if why and not cell.bad:
+                unmeasured.setdefault((name, why), []).append(cell.id)
+    return list(_unmeasured_findings(unmeasured, rules, policy))
 
 
-def value(sections: Sections, name: str) -> float | None:
+def _why_no_check_judged(cell: JudgedCell, name: str) -> str:
+    """Why a limit of the matrix was not looked at in the cell; empty if it was, or if the limit is none of these."""
+    if name not in LIMITS or not cell.verdicts.keys().isdisjoint(owners(name)):
+        return ""
+    return f"the check {owners(name)[0]} did not judge them"
+
+
+def worst_rank(ranks: Iterable[Sections], name: str) -> float | None:
+    """The metric of the rank that is worst in it; None if no rank measured it."""
+    measured = [_read_metric(sections, name) for sections in ranks]
+    numbers = [number for number in measured if number is not None]
+    if METRICS[name].kind == "min":
+        return min(numbers, default=None)
+    return max(numbers, default=None)
+
+
+def _read_metric(sections: Sections, name: str) -> float | None:
     """The metric of a cell; None if it was not measured, or by a version with other sections."""
     try:
         return METRICS[name].read(sections)
@@ -52,61 +98,116 @@ def value(sections: Sections, name: str) -> float | None:
         return None
 
 
-def worst(ranks: Iterable[Sections], name: str) -> float | None:
-    """The metric of the rank that is worst in it; None if no rank measured it."""
-    found = [number for sections in ranks if (number := value(sections, name)) is not None]
-    return (min if METRICS[name].kind == "min" else max)(found, default=None)
-
-
-def caches(ranks: Iterable[Sections]) -> frozenset[str]:
+def cache_answers(ranks: Iterable[Sections]) -> frozenset[str]:
     """What the compile caches answered (``hit``, ``miss``, ...): compile times with and without hits are two things."""
+    answers: set[str] = set()
     try:
-        return frozenset(answer.rpartition(" ")[2] for sections in ranks for each in sections["compiles"]["compiles"]
-                         for answer in each.get("caches", ()))
+        for sections in ranks:
+            for compiled in sections["compiles"]["compiles"]:
+                answers.update(answer.rpartition(" ")[2] for answer in compiled.get("caches", ()))
     except (KeyError, TypeError, AttributeError):
         return frozenset()
+    return frozenset(answers)
 
 
-def _found(cell: JudgedCell, name: str, baseline: Mapping[str, JudgedCell] | None,
-           elsewhere: str) -> tuple[float | None, str]:
-    """The number that the limit bounds, or why there is none."""
+def _measure_limit(cell: JudgedCell, name: str, baseline: Mapping[str, JudgedCell] | None,
+                   elsewhere: str) -> Measured:
+    """The number that the limit bounds."""
     metric = RATIOS.get(name, name)
-    found = worst(cell.ranks, metric)
-    if found is None:
-        return None, f"no check of this matrix measures {metric}"
+    now = worst_rank(cell.ranks, metric)
+    if now is None:
+        return Measured(None, f"no check of this matrix measures {metric}")
     if name not in RATIOS:
-        return found, ""
+        return Measured(now)
     if baseline is None:
-        return None, "it needs --baseline"
+        return Measured(None, "it needs --baseline")
     if elsewhere:
-        return None, elsewhere
+        return Measured(None, elsewhere)
     before = baseline.get(cell.id)
-    then = worst(before.ranks, metric) if before is not None else None
-    if before is None or then is None:
-        return None, "the baseline does not have them"
-    if metric == _COMPILING and caches(before.ranks) != caches(cell.ranks):
-        return None, "the compile caches answered otherwise in the baseline"
-    return (found / then if then else (1.0 if found == then else float("inf"))), ""
+    if before is None:
+        return Measured(None, "the baseline does not have them")
+    then = worst_rank(before.ranks, metric)
+    if then is None:
+        return Measured(None, "the baseline does not have them")
+    if metric == _COMPILING and cache_answers(before.ranks) != cache_answers(cell.ranks):
+        return Measured(None, "the compile caches answered otherwise in the baseline")
+    return Measured(_ratio(now, then))
 
 
-def _over(name: str, found: float, limit: float) -> bool:
-    return found < limit if bounds(name) == "min" else found > limit
+def _ratio(now: float, then: float) -> float:
+    if then:
+        return now / then
+    if now == then:
+        return 1.0
+    return float("inf")
 
 
-def _failed(name: str, found: float, limit: float, where: str) -> dict[str, Any]:
+def _goes_over(name: str, number: float, limit: float) -> bool:
+    if bounds(name) == "min":
+        return number < limit
+    return number > limit
+
+
+def _failed_check(name: str, number: float, limit: float, where: str) -> dict[str, Any]:
+    """A verdict in the form of a check's."""
     metric = METRICS[RATIOS.get(name, name)]
-    unit = metric.unit if name in METRICS else " times the baseline's"
-    wanted = "at least" if bounds(name) == "min" else "at most"
-    message = f"{metric.help}: {found:.4g}{unit}, {wanted} {limit:g}{unit} allowed (limit {name} of {where})"
+    unit = " times the baseline's"
+    if name in METRICS:
+        unit = metric.unit
+    wanted = {"min": "at least", "max": "at most"}[bounds(name)]
+    message = f"{metric.help}: {number:.4g}{unit}, {wanted} {limit:g}{unit} allowed (limit {name} of {where})"
     problem = {"message": message, "evidence": "", "hint": "", "file": "", "line": 0}
     return {"verdict": "fail", "problems": [problem]}
 
 
-def _unmeasured(blind: Mapping[tuple[str, str], Sequence[str]], rules: Mapping[str, LimitRule],
-                policy: Policy) -> Iterator[Finding]:
-    for (name, why), cells in blind.items():
+def _unmeasured_findings(unmeasured: Mapping[tuple[str, str], list[str]], rules: Mapping[str, LimitRule],
+                         policy: Policy) -> Iterator[Finding]:
+    for (name, why), cells in unmeasured.items():
         line = policy.line(rules[name].nodes.get(name))
-        yield Finding("unmeasured", "unusable",
-                      f"the limit {name} of {policy.path}:{line} can't be judged for "
-                      f"{count(len(cells), 'cell')}: {why}",
-                      tuple(cells), file=policy.path, line=line)
+        text = f"the limit {name} of {policy.path}:{line} can't be judged for {count(len(cells), 'cell')}: {why}"
+        yield Finding("unmeasured", "unusable", text, tuple(cells), file=policy.path, line=line)
+
+
+def slack_numbers(policy: Policy, cells: Mapping[str, JudgedCell], used: Counter[int]) -> Iterator[Slack]:
+    """Limits on counts that are higher than the largest count of their cells, and ``at_most`` of allowed failures.
+
+    ``used``: number of an allowed failure to the cells that need it.
+    """
+    for rule in policy.limits:
+        for name, limit in rule.limits.items():
+            # Only counts: a time that is lower today may be higher tomorrow.
+            if name in METRICS and METRICS[name].whole and METRICS[name].kind == "max":
+                largest = _largest_count(policy, rule, name, cells)
+                if largest is not None and largest < limit:
+                    yield Slack(name, limit, largest, rule.nodes[name])
+    for number, entry in enumerate(policy.allowed_failures):
+        if entry.at_most is None or entry.at_most_node is None:
+            continue
+        if 0 < used[number] < entry.at_most and not unjudged_cells(entry, cells.values()):
+            yield Slack("at_most", entry.at_most, used[number], entry.at_most_node)
+
+
+def _largest_count(policy: Policy, rule: LimitRule, name: str, cells: Mapping[str, JudgedCell]) -> int | None:
+    """Of the cells in which this rule has the last word; None where one of them has not run compiled code."""
+    counts = []
+    for cell in cells.values():
+        _, last = policy.limits_of(cell.axes).get(name, (0.0, None))
+        if last is not rule:
+            continue
+        if not cell.compiled:
+            return None
+        counted = worst_rank(cell.ranks, name)
+        if counted is not None:
+            counts.append(int(counted))
+    return max(counts, default=None)
+
+
+def slack_findings(policy: Policy, cells: Mapping[str, JudgedCell], used: Counter[int]) -> Iterator[Finding]:
+    """A finding for each: a failure where the policy has ``ratchet: true``, else a note."""
+    weight: Weight = "note"
+    if policy.ratchet:
+        weight = "fail"
+    for slack in slack_numbers(policy, cells, used):
+        line = policy.line(slack.node)
+        yield Finding("improved", weight, f"improved: {policy.path}:{line}: {slack.text}",
+                      file=policy.path, line=line, hint="take it over by --update-policy")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,63 +71,139 @@ def read_policy(path: str | Path) -> Policy:
 def parse_policy(data: bytes, shown: str) -> Policy:
     """Read the bytes of a policy file; ``shown`` is its name in error texts."""
     reader = Reader(shown)
-    policy = _Reading(reader).policy(compose(data, shown, "the key version"))
+    policy = _PolicyReader(reader).read_policy(compose(data, shown, "the key version"))
     reader.finish()
     return policy
 
 
-class _Reading:
+class _PolicyReader:
     """The sections; one that has a mistake is left out, and the mistake is noted."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
 
-    def policy(self, node: yaml.Node) -> Policy:
-        reader = self.reader
-        found = reader.fields(node, "the policy", KEYS, ("version",))
-        if (version := found.pop("version", None)) is not None and \
-                (not isinstance(version, yaml.ScalarNode) or version.value != str(VERSION) or version.style):
-            reader.wrong(version, f"version: found {describe_node(version)}, expected {VERSION}, "
-                                  "the only one that is read here")
+    def read_policy(self, node: yaml.Node) -> Policy:
+        """The whole file. A key's value goes into the field of its name, but for the two named here."""
+        sections = self.reader.fields(node, "the policy", KEYS, ("version",))
+        version = sections.pop("version", None)
+        if version is not None:
+            self._check_version(version)
+        readers: dict[str, Callable[[yaml.Node, str], Any]] = {
+            "matrix": self._text,
+            "gates": self._gates,
+            "environment": self._texts_by_name,
+            "may_differ": self._set_of_texts,
+            "devices": self._texts,
+            "ran_at_least": self._count,
+            "tests": self._tests_section,
+            "pass_rate": self._pass_rates,
+            "limits": self._limit_rules,
+            "allowed_failures": self._allowed_failures,
+            "allowed_skips": self._allowed_skips,
+            "baseline": self._baseline_section,
+            "commit": self._commit,
+            "max_age": self._max_age,
+            "sealed": self._sealed,
+            "other_tests": self._other_tests,
+            "ratchet": self._truth,
+        }
+        fields = {"tests": "tests_ran_at_least", "pass_rate": "pass_rates"}
         values: dict[str, Any] = {}
-        for name, section in found.items():
-            if name in ("limits", "allowed_failures", "allowed_skips"):
-                read_one = {"limits": self._limit_rule, "allowed_failures": self._failure,
-                            "allowed_skips": self._skip}[name]
-                entries = (read_one(item) for item in self._entries(section, name))
-                values[name] = tuple(entry for entry in entries if entry is not None)
-            elif name == "matrix":
-                values[name] = reader.text(section, name) or ""
-            elif name == "ran_at_least":
-                values[name] = reader.integer(section, name, least=1)
-            elif name == "tests":
-                values["tests_ran_at_least"] = self._tests(section)
-            elif name == "gates":
-                values[name] = self._names(section, name, GATES, "a gate")
-            elif name in ("devices", "may_differ"):
-                texts = filter(None, (reader.text(item, name) for item in reader.items(section, name)))
-                values[name] = tuple(texts) if name == "devices" else frozenset(texts)
-            elif name == "ratchet":
-                values[name] = self._truth(section, name)
-            elif name == "commit":
-                values[name] = self._commit(section)
-            elif name == "max_age":
-                values[name] = self._age(section)
-            elif name == "other_tests":
-                what = "what other tests that fail may do"
-                values[name] = reader.name(section, what, ("fail", "note")) == "fail"
-            elif name == "sealed":
-                values[name] = reader.name(section, "what seals may be", ("required",)) is not None
-        values["environment"] = self._texts(found.get("environment"), "environment")
-        values["baseline"] = self._baseline(found.get("baseline"))
-        values["pass_rates"] = tuple(self._pass_rates(found["pass_rate"])) if "pass_rate" in found else ()
-        return Policy(reader.path, places=found, **values)
+        for name, section in sections.items():
+            values[fields.get(name, name)] = readers[name](section, name)
+        return Policy(self.reader.path, places=sections, **values)
 
-    def _entries(self, node: yaml.Node, what: str) -> list[yaml.Node]:
+    def _check_version(self, node: yaml.Node) -> None:
+        # A quoted "1" is a text, and no number.
+        if not isinstance(node, yaml.ScalarNode) or node.value != str(VERSION) or node.style:
+            self.reader.wrong(node, f"version: found {describe_node(node)}, expected {VERSION}, "
+                                    "the only one that is read here")
+
+    # sections that are one value
+
+    def _text(self, node: yaml.Node, name: str) -> str:
+        return self.reader.text(node, name) or ""
+
+    def _count(self, node: yaml.Node, name: str) -> int | None:
+        return self.reader.integer(node, name, least=1)
+
+    def _truth(self, node: yaml.Node, name: str) -> bool:
+        value = self.reader.scalar(node, name)
+        if not isinstance(value, (bool, Missing)):
+            self.reader.wrong(node, f"{name}: found {describe_node(node)}, expected true or false")
+        return value is True
+
+    def _sealed(self, node: yaml.Node, name: str) -> bool:
+        return self.reader.name(node, "what seals may be", ("required",)) is not None
+
+    def _other_tests(self, node: yaml.Node, name: str) -> bool:
+        return self.reader.name(node, "what other tests that fail may do", ("fail", "note")) == "fail"
+
+    def _commit(self, node: yaml.Node, name: str) -> str:
+        text = self._text(node, name)
+        if text and text != HEAD and not COMMIT.fullmatch(text):
+            self.reader.wrong(node, f"commit: found {text!r}, expected HEAD, or a commit's SHA of 7 letters (0-9, a-f) "
+                                    "or more")
+        return text
+
+    def _max_age(self, node: yaml.Node, name: str) -> datetime.timedelta | None:
+        text = self._text(node, name)
+        age = _AGE.fullmatch(text)
+        if age is not None:
+            return datetime.timedelta(**{_UNITS[age[2]]: int(age[1])})
+        if text:
+            self.reader.wrong(node, f"max_age: found {text!r}, expected minutes, hours or days, for example 90m, 24h "
+                                    "or 7d")
+        return None
+
+    # sections of names and texts
+
+    def _gates(self, node: yaml.Node, name: str) -> tuple[str, ...]:
+        return self._names(node, name, GATES, "a gate")
+
+    def _names(self, node: yaml.Node, what: str, known: tuple[str, ...], kind_of_name: str) -> tuple[str, ...]:
+        items = self.reader.items(node, what, alone=True)
+        return tuple(filter(None, [self.reader.name(item, kind_of_name, known) for item in items]))
+
+    def _texts(self, node: yaml.Node, name: str, alone: bool = False) -> tuple[str, ...]:
+        items = self.reader.items(node, name, alone=alone)
+        return tuple(filter(None, [self.reader.text(item, name) for item in items]))
+
+    def _set_of_texts(self, node: yaml.Node, name: str) -> frozenset[str]:
+        return frozenset(self._texts(node, name))
+
+    def _texts_by_name(self, node: yaml.Node, name: str) -> dict[str, str]:
+        texts = {}
+        for key, _, value in self.reader.entries(node, name):
+            text = self.reader.text(value, key)
+            if text is not None:
+                texts[key] = text
+        return texts
+
+    def _tests_section(self, node: yaml.Node, name: str) -> int | None:
+        fields = self.reader.fields(node, name, ("ran_at_least",), ("ran_at_least",))
+        if "ran_at_least" not in fields:
+            return None
+        return self._count(fields["ran_at_least"], "ran_at_least")
+
+    def _baseline_section(self, node: yaml.Node, name: str) -> dict[str, str]:
+        weights = {}
+        for change, value in self.reader.fields(node, name, BASELINE).items():
+            weight = self.reader.name(value, "what a change may do", ("fail", "note"))
+            if weight is not None:
+                weights[change] = weight
+        return weights
+
+    # sections of entries
+
+    def _entries(self, node: yaml.Node, name: str) -> list[yaml.Node]:
         """The entries of a list that may be empty: the last one of a list goes, and its key may stay."""
         if describe_node(node) == "nothing" or (isinstance(node, yaml.SequenceNode) and not node.value):
             return []
-        return self.reader.items(node, what)
+        return self.reader.items(node, name)
+
+    def _limit_rules(self, node: yaml.Node, name: str) -> tuple[LimitRule, ...]:
+        return tuple(filter(None, map(self._limit_rule, self._entries(node, name))))
 
     def _limit_rule(self, node: yaml.Node) -> LimitRule | None:
         before = len(self.reader.mistakes)
@@ -141,8 +218,10 @@ class _Reading:
                 self.reader.text(value, name)
             elif name not in _LIMITS:
                 self.reader.wrong(key, f"unknown limit {name!r}; {nearest(name, (*_LIMITS, 'when', 'reason'))}")
-            elif (number := self._limit(name, value)) is not None:
-                limits[name], nodes[name] = number, value
+            else:
+                number = self._limit(name, value)
+                if number is not None:
+                    limits[name], nodes[name] = number, value
         if len(self.reader.mistakes) > before:
             return None
         if not limits:
@@ -151,52 +230,62 @@ class _Reading:
         return LimitRule(when, limits, nodes)
 
     def _limit(self, name: str, node: yaml.Node) -> float | None:
-        if (limit := LIMITS.get(name)) is not None:
+        limit = LIMITS.get(name)
+        if limit is not None:
             return self.reader.number(node, name, whole=limit.whole, least=limit.least, most=limit.most)
         return self.reader.number(node, name, whole=name in METRICS and METRICS[name].whole)
 
-    def _failure(self, node: yaml.Node) -> AllowedFailure | None:
+    def _allowed_failures(self, node: yaml.Node, name: str) -> tuple[AllowedFailure, ...]:
+        return tuple(filter(None, map(self._allowed_failure, self._entries(node, name))))
+
+    def _allowed_failure(self, node: yaml.Node) -> AllowedFailure | None:
         before = len(self.reader.mistakes)
-        found = self.reader.fields(node, "an allowed failure", _FAILURE_KEYS, ("reason", "issue", "until"))
-        values: dict[str, Any] = {name: self.reader.text(found[name], name)
-                                  for name in ("reason", "issue", "contains") if name in found}
-        if (selector := self._cells_or_tests(node, found)) is not None:
-            values["cells"] = selector
-        if "until" in found:
-            values["until"] = self.reader.date(found["until"], "until")
-        if "checks" in found:
-            values["checks"] = self._names(found["checks"], "checks", (*CHECKS, *_LIMITS), "a check or a limit")
-        if "verdicts" in found:
-            values["verdicts"] = self._names(found["verdicts"], "verdicts", _VERDICTS, "a verdict that can be allowed")
-        if "at_most" in found:
-            values["at_most"] = self.reader.integer(found["at_most"], "at_most", least=1)
-            values["at_most_node"] = found["at_most"]
-        return AllowedFailure(**values) if len(self.reader.mistakes) == before and values else None
-
-    def _skip(self, node: yaml.Node) -> AllowedSkip | None:
-        before = len(self.reader.mistakes)
-        found = self.reader.fields(node, "an allowed skip", ("cells", "tests", "contains", "reason"), ("reason",))
-        values: dict[str, Any] = {name: self.reader.text(found[name], name)
-                                  for name in ("reason", "contains") if name in found}
-        if (selector := self._cells_or_tests(node, found)) is not None:
-            values["cells"] = selector
-        return AllowedSkip(**values) if len(self.reader.mistakes) == before and values else None
-
-    def _tests(self, node: yaml.Node) -> int | None:
-        found = self.reader.fields(node, "tests", ("ran_at_least",), ("ran_at_least",))
-        return self.reader.integer(found["ran_at_least"], "ran_at_least", least=1) if "ran_at_least" in found else None
-
-    def _cells_or_tests(self, node: yaml.Node, found: dict[str, yaml.Node]) -> Selector | None:
-        """What an entry is for: cells by their axes, or tests by their node ids."""
-        if ("cells" in found) == ("tests" in found):
-            have = "both `cells` and `tests`" if "cells" in found else "neither `cells` nor `tests`"
-            self.reader.wrong(node, f"this entry has {have}; expected one of them")
+        fields = self.reader.fields(node, "an allowed failure", _FAILURE_KEYS, ("reason", "issue", "until"))
+        values = self._texts_and_selector(node, fields, ("reason", "issue", "contains"))
+        if "until" in fields:
+            values["until"] = self.reader.date(fields["until"], "until")
+        if "checks" in fields:
+            values["checks"] = self._names(fields["checks"], "checks", (*CHECKS, *_LIMITS), "a check or a limit")
+        if "verdicts" in fields:
+            values["verdicts"] = self._names(fields["verdicts"], "verdicts", _VERDICTS, "a verdict that can be allowed")
+        if "at_most" in fields:
+            values["at_most"] = self._count(fields["at_most"], "at_most")
+            values["at_most_node"] = fields["at_most"]
+        if len(self.reader.mistakes) > before or not values:
             return None
-        if "cells" in found:
-            return self._selector(found["cells"], "cells")
-        items = self.reader.items(found["tests"], "tests", alone=True)
-        patterns = tuple(filter(None, (self.reader.text(item, "tests") for item in items)))
-        return Selector({}, found["tests"], tests=patterns)
+        return AllowedFailure(**values)
+
+    def _allowed_skips(self, node: yaml.Node, name: str) -> tuple[AllowedSkip, ...]:
+        return tuple(filter(None, map(self._allowed_skip, self._entries(node, name))))
+
+    def _allowed_skip(self, node: yaml.Node) -> AllowedSkip | None:
+        before = len(self.reader.mistakes)
+        fields = self.reader.fields(node, "an allowed skip", ("cells", "tests", "contains", "reason"), ("reason",))
+        values = self._texts_and_selector(node, fields, ("reason", "contains"))
+        if len(self.reader.mistakes) > before or not values:
+            return None
+        return AllowedSkip(**values)
+
+    def _texts_and_selector(self, node: yaml.Node, fields: dict[str, yaml.Node],
+                            texts: tuple[str, ...]) -> dict[str, Any]:
+        """What allowed failures and allowed skips have alike."""
+        values: dict[str, Any] = {name: self.reader.text(fields[name], name) for name in texts if name in fields}
+        selector = self._cells_or_tests(node, fields)
+        if selector is not None:
+            values["cells"] = selector
+        return values
+
+    def _cells_or_tests(self, node: yaml.Node, fields: dict[str, yaml.Node]) -> Selector | None:
+        """What an entry is for: cells by their axes, or tests by their node ids."""
+        if "cells" in fields and "tests" in fields:
+            self.reader.wrong(node, "this entry has both `cells` and `tests`; expected one of them")
+            return None
+        if "cells" in fields:
+            return self._selector(fields["cells"], "cells")
+        if "tests" in fields:
+            return Selector({}, fields["tests"], tests=self._texts(fields["tests"], "tests", alone=True))
+        self.reader.wrong(node, "this entry has neither `cells` nor `tests`; expected one of them")
+        return None
 
     def _selector(self, node: yaml.Node, what: str) -> Selector:
         values: dict[str, tuple[Scalar, ...]] = {}
@@ -205,67 +294,42 @@ class _Reading:
         if not entries and isinstance(node, yaml.MappingNode):
             self.reader.wrong(node, f"{what}: no axis is named, so every cell matches; expected at least one")
         for axis, key, value in entries:
-            items = [self.reader.scalar(item, f"axis {axis!r}")
-                     for item in self.reader.items(value, f"axis {axis!r}", alone=True)]
-            values[axis], axes[axis] = tuple(item for item in items if not isinstance(item, Missing)), key
+            values[axis], axes[axis] = self._axis_values(axis, value), key
         return Selector(values, node, axes)
 
-    def _pass_rates(self, node: yaml.Node) -> list[PassRate]:
-        found: list[PassRate] = []
-        for name, key, value in self.reader.entries(node, "pass_rate"):
-            if not isinstance(value, yaml.MappingNode):
-                self._rate(found, value, name, key)
-                continue
-            for text, one, rate in self._values(value, name):
-                only = Selector({name: (text,)}, one, {name: one})
-                self._rate(found, rate, name, one, only)
-        return found
+    def _axis_values(self, axis: str, node: yaml.Node) -> tuple[Scalar, ...]:
+        what = f"axis {axis!r}"
+        values = []
+        for item in self.reader.items(node, what, alone=True):
+            value = self.reader.scalar(item, what)
+            if not isinstance(value, Missing):
+                values.append(value)
+        return tuple(values)
 
-    def _values(self, node: yaml.MappingNode, axis: str) -> list[tuple[Scalar, yaml.Node, yaml.Node]]:
-        read_all = [(self.reader.scalar(key, f"axis {axis!r}"), key, value) for key, value in node.value]
-        return [(value, key, rate) for value, key, rate in read_all if not isinstance(value, Missing)]
+    def _pass_rates(self, node: yaml.Node, name: str) -> tuple[PassRate, ...]:
+        """One rate for an axis (or for ``total``), or one for each of its values."""
+        rates = []
+        for axis, key, value in self.reader.entries(node, name):
+            if isinstance(value, yaml.MappingNode):
+                rates += self._rates_by_value(axis, value)
+            else:
+                rates.append(self._pass_rate(axis, value, key))
+        return tuple(filter(None, rates))
 
-    def _rate(self, found: list[PassRate], node: yaml.Node, axis: str, place: yaml.Node,
-              only: Selector | None = None) -> None:
+    def _rates_by_value(self, axis: str, node: yaml.MappingNode) -> list[PassRate | None]:
+        # All values first, then all rates: mistakes are told in this order.
+        values = [self.reader.scalar(key, f"axis {axis!r}") for key, _ in node.value]
+        rates = []
+        for value, (key, rate) in zip(values, node.value, strict=True):
+            if not isinstance(value, Missing):
+                only = Selector({axis: (value,)}, key, {axis: key})
+                rates.append(self._pass_rate(axis, rate, key, only))
+        return rates
+
+    def _pass_rate(self, axis: str, node: yaml.Node, place: yaml.Node, only: Selector | None = None) -> PassRate | None:
         rate = self.reader.number(node, f"pass_rate of {axis!r}", whole=False, most=1)
-        if rate is not None:
-            found.append(PassRate(rate, place, "" if axis == "total" else axis, only))
-
-    def _texts(self, node: yaml.Node | None, what: str) -> dict[str, str]:
-        if node is None:
-            return {}
-        entries = ((name, self.reader.text(value, name)) for name, _, value in self.reader.entries(node, what))
-        return {name: text for name, text in entries if text is not None}
-
-    def _baseline(self, node: yaml.Node | None) -> dict[str, str]:
-        if node is None:
-            return {}
-        found = self.reader.fields(node, "baseline", BASELINE)
-        entries = ((name, self.reader.name(value, "what a change may do", ("fail", "note")))
-                   for name, value in found.items())
-        return {name: text for name, text in entries if text is not None}
-
-    def _names(self, node: yaml.Node, what: str, known: tuple[str, ...], kind_of_name: str) -> tuple[str, ...]:
-        items = self.reader.items(node, what, alone=True)
-        return tuple(filter(None, (self.reader.name(item, kind_of_name, known) for item in items)))
-
-    def _commit(self, node: yaml.Node) -> str:
-        text = self.reader.text(node, "commit") or ""
-        if text and text != HEAD and not COMMIT.fullmatch(text):
-            self.reader.wrong(node, f"commit: found {text!r}, expected HEAD, or a commit's SHA of 7 letters (0-9, a-f) "
-                                    "or more")
-        return text
-
-    def _age(self, node: yaml.Node) -> datetime.timedelta | None:
-        text = self.reader.text(node, "max_age") or ""
-        found = _AGE.fullmatch(text)
-        if text and found is None:
-            self.reader.wrong(node, f"max_age: found {text!r}, expected minutes, hours or days, for example 90m, 24h "
-                                    "or 7d")
-        return None if found is None else datetime.timedelta(**{_UNITS[found[2]]: int(found[1])})
-
-    def _truth(self, node: yaml.Node, what: str) -> bool:
-        value = self.reader.scalar(node, what)
-        if not isinstance(value, (bool, Missing)):
-            self.reader.wrong(node, f"{what}: found {describe_node(node)}, expected true or false")
-        return value is True
+        if rate is None:
+            return None
+        if axis == "total":
+            return PassRate(rate, place, only=only)
+        return PassRate(rate, place, axis, only)

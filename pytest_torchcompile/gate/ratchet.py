@@ -9,17 +9,17 @@ from pathlib import Path
 import yaml
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.gate.gate import Outcome
+from pytest_torchcompile.gate.gate import GateOutcome
 from pytest_torchcompile.gate.policy import Policy
+from pytest_torchcompile.gate.policy_limits import Slack, slack_numbers
 from pytest_torchcompile.gate.policyfile import parse_policy
-from pytest_torchcompile.gate.slack import Slack, counts
 from pytest_torchcompile.report.files import replace_file
 
-__all__ = ["Step", "steps", "tightened", "update"]
+__all__ = ["PolicyEdit", "apply_edits", "possible_edits", "update"]
 
 
 @dataclass(frozen=True)
-class Step:
+class PolicyEdit:
     """One change of the policy file; offsets are of characters in the file's text."""
 
     text: str
@@ -30,22 +30,24 @@ class Step:
     removes: bool = False
 
 
-def steps(outcome: Outcome, text: str) -> list[Step]:
+def possible_edits(outcome: GateOutcome, text: str) -> list[PolicyEdit]:
     """What could be stricter in the policy with this text.
 
     Allowed failures that nothing needs any more or that cover fewer cells, counts that are lower than their limits,
     more cells that ran. Raises :class:`~pytest_torchcompile.errors.UsageError` for an entry that can't be taken out.
     """
     policy, ran = outcome.policy, sum(cell.ran for cell in outcome.cells.values())
-    numbers = list(counts(policy, outcome.cells, outcome.allowed.used))
+    numbers = list(slack_numbers(policy, outcome.cells, outcome.allowed.used))
     if policy.ran_at_least is not None and ran > policy.ran_at_least:
         numbers.append(Slack("ran_at_least", policy.ran_at_least, ran, policy.places["ran_at_least"]))
-    return [*_unneeded(outcome, text),
-            *(Step(slack.text, slack.node.start_mark.index, slack.node.end_mark.index, str(slack.new),
-                   policy.line(slack.node)) for slack in numbers)]
+    edits = list(_removed_entries(outcome, text))
+    for slack in numbers:
+        edits.append(PolicyEdit(slack.text, slack.node.start_mark.index, slack.node.end_mark.index, str(slack.new),
+                                policy.line(slack.node)))
+    return edits
 
 
-def update(outcome: Outcome, path: Path) -> list[str]:
+def update(outcome: GateOutcome, path: Path) -> list[str]:
     """Write the stricter policy to its file, and return what was taken over.
 
     Raises :class:`~pytest_torchcompile.errors.UsageError` where the file's form does not allow it, or where the run is
@@ -54,57 +56,70 @@ def update(outcome: Outcome, path: Path) -> list[str]:
     if any(finding.weight in ("unusable", "nothing") for finding in outcome.findings):
         raise UsageError(f"{path}: not updated: the run is not whole, so it can't be told what is no longer needed")
     text = path.read_bytes().decode("utf-8-sig")
-    taken = steps(outcome, text)
-    if taken:
-        text = tightened(text, taken)
-        _check(text, outcome.policy, taken, path)
+    edits = possible_edits(outcome, text)
+    if edits:
+        text = apply_edits(text, edits)
+        _check_edited(text, outcome.policy, edits, path)
         replace_file(path, text)
-    return [f"{outcome.policy.path}:{step.line}: {step.text}" for step in taken]
+    return [f"{outcome.policy.path}:{edit.line}: {edit.text}" for edit in edits]
 
 
-def tightened(text: str, taken: list[Step]) -> str:
-    """The text with the steps taken, from the end so that the offsets hold."""
-    for step in sorted(taken, key=lambda each: -each.start):
-        text = text[:step.start] + step.new + text[step.end:]
+def apply_edits(text: str, edits: list[PolicyEdit]) -> str:
+    """The text with the edits made, from the end so that the offsets hold."""
+    for edit in sorted(edits, key=lambda each: -each.start):
+        text = text[:edit.start] + edit.new + text[edit.end:]
     return text
 
 
-def _unneeded(outcome: Outcome, text: str) -> Iterator[Step]:
+def _removed_entries(outcome: GateOutcome, text: str) -> Iterator[PolicyEdit]:
+    """Allowed failures that nothing needs any more."""
     policy = outcome.policy
     section = policy.places.get("allowed_failures")
     if not isinstance(section, yaml.SequenceNode):
         return
     unneeded = outcome.allowed.unneeded
-    for k in unneeded:
-        entry, node = policy.allowed_failures[k], section.value[k]
+    none_left = len(unneeded) == len(section.value)
+    for number in unneeded:
+        entry, node = policy.allowed_failures[number], section.value[number]
         if section.flow_style:
             raise UsageError(f"{policy.path}:{policy.line(node)}: the allowed failure is no longer needed, but the "
                              "list is written in brackets: take the entry out by hand")
-        start, end = _lines(node, text)
-        none_left = len(unneeded) == len(section.value) and k == unneeded[0]
-        keep = f"{' ' * max(2, section.start_mark.column)}[]\n" if none_left else ""
-        yield Step(f"allowed failure taken out: {entry}", start, end, keep, policy.line(node), removes=True)
+        start, end = _offsets_of_entry(node, text)
+        new = ""
+        # A key with nothing behind it would be another mistake, so the first entry leaves an empty list.
+        if none_left and number == unneeded[0]:
+            new = f"{' ' * max(2, section.start_mark.column)}[]\n"
+        yield PolicyEdit(f"allowed failure taken out: {entry}", start, end, new, policy.line(node), removes=True)
 
 
-def _lines(node: yaml.Node, text: str) -> tuple[int, int]:
+def _offsets_of_entry(node: yaml.Node, text: str) -> tuple[int, int]:
     """Offsets of the whole lines that an entry of a list takes, from its dash; comments behind it stay."""
     last = node
+    # A block's own end is where the next begins, with the comments between; the end of its last scalar is exact.
     while isinstance(last, (yaml.MappingNode, yaml.SequenceNode)) and last.value and not last.flow_style:
-        last = last.value[-1][1] if isinstance(last, yaml.MappingNode) else last.value[-1]
+        if isinstance(last, yaml.MappingNode):
+            _, last = last.value[-1]
+        else:
+            last = last.value[-1]
     start = text.rfind("\n", 0, text.rindex("-", 0, node.start_mark.index)) + 1
     end = last.end_mark.index
-    if text[end - 1:end] != "\n":  # a block scalar ends behind its line
+    # A block scalar ends behind its line; all else ends within it.
+    if text[end - 1:end] != "\n":
         end = text.find("\n", end) + 1 or len(text)
     return start, end
 
 
-def _check(text: str, old: Policy, taken: list[Step], path: Path) -> None:
+def _check_edited(text: str, old: Policy, edits: list[PolicyEdit], path: Path) -> None:
     """A text edit that went wrong must not reach the file."""
     new = parse_policy(text.encode(), str(path))
-    removed = sum(step.removes for step in taken)
+    removed = sum(edit.removes for edit in edits)
     same = (len(new.allowed_failures) == len(old.allowed_failures) - removed
-            and [str(rule.when) for rule in new.limits] == [str(rule.when) for rule in old.limits]
+            and _selectors_of_limits(new) == _selectors_of_limits(old)
             and len(new.allowed_skips) == len(old.allowed_skips) and new.places.keys() == old.places.keys())
     if not same:
         raise UsageError(f"{path}: not updated: its form is too unusual to edit; take over by hand: "
-                         + "; ".join(step.text for step in taken))
+                         + "; ".join(edit.text for edit in edits))
+
+
+def _selectors_of_limits(policy: Policy) -> list[str]:
+    return [str(rule.when) for rule in policy.limits]

@@ -20,60 +20,74 @@ from pytest_torchcompile.report.finding import Finding, contradiction_finding
 from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.testrecord import TEST_CHECK, TEST_LANE, count_ledger
 
-__all__ = ["demand_tests", "facts_of_test", "judge_test", "judge_tests", "whole_tests"]
+__all__ = ["check_tests", "demand_tests", "facts_of_test", "judge_test", "judge_tests"]
 
 
 def judge_tests(merged: Merged, ours: bool) -> dict[str, JudgedCell]:
     """Every test of the run, by node id. ``ours``: the reports are of this very version."""
-    return {name: judge_test(told, ours) for name, told in merged.tests.items()}
+    return {name: judge_test(record, ours) for name, record in merged.tests.items()}
 
 
-def judge_test(told: Mapping[str, Any], ours: bool) -> JudgedCell:
+def judge_test(record: Mapping[str, Any], ours: bool) -> JudgedCell:
     """Judge one test of a report; what is worse holds, its own verdict or that of its ledger."""
-    sections = _sections(told["ledger"])
-    check = {"verdict": told["verdict"], "problems": told["problems"], "note": told["note"]}
-    judged = JudgedCell(told["id"], {}, {TEST_CHECK: check}, sections, told["seconds"], told["counts"]["runs"] > 0,
-                        claimed=TEST_LANE)
+    check = {"verdict": record["verdict"], "problems": record["problems"], "note": record["note"]}
+    judged = JudgedCell(record["id"], {}, {TEST_CHECK: check}, _sections_of_ledger(record["ledger"]),
+                        record["seconds"], record["counts"]["runs"] > 0, claimed=TEST_LANE)
     try:
-        if _fingerprint(told) != told["evidence_sha256"]:
-            judged.contradictions.append("it is not what was judged: it was damaged or edited since")
-        if told["counts"] != count_ledger(told["ledger"]):
-            judged.contradictions.append("its counts are not those of its ledger")
-        if told["verdict"] == "pass" and (problem := _problem(told)):
-            if ours:
-                judged.contradictions.append(f"the report says pass, its ledger says {problem.splitlines()[0]}")
-            problems = [{"message": problem.splitlines()[0], "evidence": problem, "hint": "", "file": "", "line": 0}]
-            judged.verdicts[TEST_CHECK] = {"verdict": "fail", "problems": problems}
-    except Exception as error:  # a ledger may hold anything that is JSON, and is judged as a sound one
+        _hold_against_ledger(judged, record, ours)
+    # A ledger may hold anything that is JSON, and is judged as a sound one.
+    except Exception as error:
         judged.contradictions.append(f"its ledger can't be judged: {type(error).__name__}: {error}")
     return judged
 
 
-def _problem(told: Mapping[str, Any]) -> str:
+def _hold_against_ledger(judged: JudgedCell, record: Mapping[str, Any], ours: bool) -> None:
+    if _record_fingerprint(record) != record["evidence_sha256"]:
+        judged.contradictions.append("it is not what was judged: it was damaged or edited since")
+    if record["counts"] != count_ledger(record["ledger"]):
+        judged.contradictions.append("its counts are not those of its ledger")
+    if record["verdict"] != "pass":
+        return
+    why_not = _why_it_cannot_pass(record)
+    if not why_not:
+        return
+    message = why_not.splitlines()[0]
+    if ours:
+        judged.contradictions.append(f"the report says pass, its ledger says {message}")
+    problem = {"message": message, "evidence": why_not, "hint": "", "file": "", "line": 0}
+    judged.verdicts[TEST_CHECK] = {"verdict": "fail", "problems": [problem]}
+
+
+def _why_it_cannot_pass(record: Mapping[str, Any]) -> str:
     """Why a test can't have passed; empty if it can."""
     from pytest_torchcompile.plan.markers import MarkerLimits
     from pytest_torchcompile.run.counters import Evidence, ModelCalls
 
-    if told["problems"]:
-        return str(told["problems"][0]["message"])
-    if told["ledger"] is None:
+    if record["problems"]:
+        return str(record["problems"][0]["message"])
+    if record["ledger"] is None:
         return "nothing: it has none"
-    evidence = Evidence(
-        ledger=Ledger.from_dict(told["ledger"]), limits=MarkerLimits(**told["limits"]) if told["limits"] else None,
-        must_run=told["must_run"], asks_model=told["asks_model"],
-        model=None if told["model"] is None else ModelCalls(told["model"]["called"], told["model"]["ran"]),
-    )
+    limits, model = None, None
+    if record["limits"]:
+        limits = MarkerLimits(**record["limits"])
+    if record["model"] is not None:
+        model = ModelCalls(record["model"]["called"], record["model"]["ran"])
+    evidence = Evidence(ledger=Ledger.from_dict(record["ledger"]), limits=limits, must_run=record["must_run"],
+                        asks_model=record["asks_model"], model=model)
     return evidence.problem()
 
 
-def _fingerprint(told: Mapping[str, Any]) -> str:
+def _record_fingerprint(record: Mapping[str, Any]) -> str:
+    # The fingerprint is over all but itself.
+    evidence = dict(record)
+    evidence.pop("evidence_sha256", None)
     try:
-        return fingerprint({name: value for name, value in told.items() if name != "evidence_sha256"})
+        return fingerprint(evidence)
     except ValueError:  # a number too large for a float
         return ""
 
 
-def _sections(ledger: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+def _sections_of_ledger(ledger: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     """The ledger as the sections of a cell's observation, which baseline and page read."""
     if ledger is None:
         return {}
@@ -91,14 +105,14 @@ def facts_of_test(judged: JudgedCell) -> Facts:
                   "seconds": judged.seconds, "observation": observation})
 
 
-def whole_tests(merged: Merged, tests: Mapping[str, JudgedCell]) -> Iterator[Finding]:
+def check_tests(merged: Merged, tests: Mapping[str, JudgedCell]) -> Iterator[Finding]:
     """Tests that are missing, and where the reports contradict themselves."""
     for report in merged.reports:
-        told = [test["id"] for test in report.block["tests"]]
-        if sorted(told) != sorted(report.block["tests_planned"]):
+        recorded = [test["id"] for test in report.block["tests"]]
+        if sorted(recorded) != sorted(report.block["tests_planned"]):
             text = f"{report.name}: the tests that it tells of are not those that it planned"
             yield Finding("contradiction", "unusable", text, hint="use the report as the run wrote it")
-    yield from _deselected(merged, tests)
+    yield from _deselected_tests(merged, tests)
     idle = [name for name, test in tests.items() if test.status == "not_run"]
     if idle:
         text = f"{count(len(idle), 'planned test was', 'planned tests were')} not run: {first_names(idle)}"
@@ -108,7 +122,7 @@ def whole_tests(merged: Merged, tests: Mapping[str, JudgedCell]) -> Iterator[Fin
         yield contradiction_finding("test", wrong)
 
 
-def _deselected(merged: Merged, tests: Mapping[str, JudgedCell]) -> Iterator[Finding]:
+def _deselected_tests(merged: Merged, tests: Mapping[str, JudgedCell]) -> Iterator[Finding]:
     """Tests that the run was told to leave out, and that no report has."""
     left_out: dict[str, None] = {}
     for report in merged.reports:
@@ -124,7 +138,7 @@ def demand_tests(tests: Mapping[str, JudgedCell], policy: Policy) -> Iterator[Fi
     ran = [test for test in tests.values() if test.ran]
     if policy.tests_ran_at_least is not None and len(ran) < policy.tests_ran_at_least:
         text = f"{count(len(ran), 'test')} ran compiled code, at least {policy.tests_ran_at_least} wanted"
-        yield Finding("tests", "fail", text, file=policy.path, line=policy.line(policy.places["tests"]))
+        yield Finding("tests", "fail", text, file=policy.path, line=policy.line_of("tests"))
     quiet = [test.id for test in tests.values() if test.status in GOOD and _has_silent_frames(test)]
     if quiet:
         text = (f"{count(len(quiet), 'test holds', 'tests hold')}, though torch silently ran something in it eagerly: "
@@ -134,5 +148,8 @@ def demand_tests(tests: Mapping[str, JudgedCell], policy: Policy) -> Iterator[Fi
 
 
 def _has_silent_frames(test: JudgedCell) -> bool:
-    frames = test.sections.get("compiles", {}).get("eager_frames", ())
-    return any(isinstance(frame, dict) and frame.get("kind") in SILENT for frame in frames)
+    for frame in test.sections.get("compiles", {}).get("eager_frames", ()):
+        # It is judged as a sound ledger, yet a record in it may be anything that is JSON.
+        if isinstance(frame, dict) and frame.get("kind") in SILENT:
+            return True
+    return False

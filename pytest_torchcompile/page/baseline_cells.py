@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pytest_torchcompile.gate.baseline import Change, another_machine, changes
-from pytest_torchcompile.gate.gate import Outcome, judged
+from pytest_torchcompile.gate.gate import GateOutcome, judge_cells
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.page.markup import Html, join, tag
 from pytest_torchcompile.page.pieces import badge
@@ -50,11 +50,11 @@ class Comparison:
         return tag("div", tag("p", was), tag("ul", *told) if told else None, class_="before")
 
 
-def compared(outcome: Outcome, before: Merged | None) -> Comparison:
+def compared(outcome: GateOutcome, before: Merged | None) -> Comparison:
     """Compare a run with a baseline."""
     if before is None:
         return Comparison()
-    then = judged(before, Policy(), datetime.date.today())
+    then = judge_cells(before, Policy(), datetime.date.today())
     comparable = not another_machine(outcome.merged.environment, before.environment)
     found = changes(outcome.cells, then, comparable)
     return Comparison(tuple(found), {name: cell.status for name, cell in then.items()})

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Final
 
-from pytest_torchcompile.gate.announcement import facts, sentence
-from pytest_torchcompile.gate.gate import Outcome
+from pytest_torchcompile.gate.announcement import run_facts, sentence
+from pytest_torchcompile.gate.gate import GateOutcome
 from pytest_torchcompile.page.article import article
 from pytest_torchcompile.page.baseline_cells import compared
 from pytest_torchcompile.page.controls import controls
@@ -37,7 +37,7 @@ __all__ = ["page"]
 NAME: Final = "torch.compile matrix"
 
 
-def page(outcome: Outcome, before: Merged | None = None, *, source: str = "") -> str:
+def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = "") -> str:
     """The page of a run.
 
     :param outcome: the run, and what the gate says of it.
@@ -58,7 +58,7 @@ def page(outcome: Outcome, before: Merged | None = None, *, source: str = "") ->
     body = tag(
         "body",
         tag("header", tag("h1", NAME), tag("p", told, class_="sentence good" if outcome.code == 0 else "sentence bad"),
-            tag("p", facts(outcome), class_="env"), class_="top"),
+            tag("p", run_facts(outcome), class_="env"), class_="top"),
         controls(heat.cells, numbers, marks),
         tag("main", table(heat, marks), tests(outcome, source), whole(outcome, heat), class_="pane",
             aria_label="Map of the cells"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
-from pytest_torchcompile.gate.policy_limits import worst
+from pytest_torchcompile.gate.policy_limits import worst_rank
 from pytest_torchcompile.report.facts import Facts, as_number
 from pytest_torchcompile.report.metrics import METRICS
 
@@ -23,7 +23,7 @@ def _noise(facts: Facts) -> float | None:
 
 
 def _metric(name: str, facts: Facts) -> float | None:
-    return as_number(worst(facts.ranks, name))
+    return as_number(worst_rank(facts.ranks, name))
 
 
 _OURS: Final[dict[str, Measure]] = {

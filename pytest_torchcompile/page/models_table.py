@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import Final
 
-from pytest_torchcompile.gate.markdown import escaped
+from pytest_torchcompile.gate.markdown import escape_line
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.merging import Merged
@@ -35,22 +35,22 @@ def table(merged: Merged) -> str:
     lines += [_line(_row(model, backend, cells)) for (model, backend), cells in rows.items()]
     left = dict.fromkeys(facts.axes.get("model", facts.id) for facts in every if facts.status == "not_run")
     if left:
-        lines += ["", f"Not judged in this run: {', '.join(map(escaped, left))}."]
+        lines += ["", f"Not judged in this run: {', '.join(map(escape_line, left))}."]
     return "\n".join([*lines, *_reasons(judged)]) + "\n"
 
 
 def _told(merged: Merged, judged: int) -> str:
     environment = merged.environment
     known = [f"{name} {environment[name]}" for name in ("torch", "python") if environment.get(name)]
-    matrix = escaped(str(merged.matrix["path"]))
+    matrix = escape_line(str(merged.matrix["path"]))
     planned = count(len(merged.matrix["cells_planned"]), "cell")
     return f"{judged} of {planned} of {matrix}; {', '.join(known)}."
 
 
 def _row(model: str, backend: str, cells: list[Facts]) -> Iterator[str]:
-    yield escaped(model)
-    yield escaped(backend)
-    yield "<br>".join(escaped(_verdict(facts)) for facts in cells)
+    yield escape_line(model)
+    yield escape_line(backend)
+    yield "<br>".join(escape_line(_verdict(facts)) for facts in cells)
     yield _breaks(cells)
     yield _largest("recompiles", cells, "{:.0f}")
     seconds = [float(facts.cell.get("seconds") or 0) for facts in cells]
@@ -110,7 +110,7 @@ def _reasons(judged: Iterable[Facts]) -> Iterator[str]:
         yield ""
     for reason, models in cells.items():
         names = ", ".join(dict.fromkeys(models))
-        yield f"- {escaped(names)}: {escaped(reason)}"
+        yield f"- {escape_line(names)}: {escape_line(reason)}"
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from pytest_torchcompile.gate.announcement import again
-from pytest_torchcompile.gate.gate import Outcome
+from pytest_torchcompile.gate.announcement import command_again
+from pytest_torchcompile.gate.gate import GateOutcome
 from pytest_torchcompile.page.heatmap import FAILING, HeatMap
 from pytest_torchcompile.page.markup import Html, join, tag
 from pytest_torchcompile.page.pieces import cut, hint, link, more, place
@@ -23,7 +23,7 @@ LINKS: Final = 40
 FINDINGS: Final = 60
 
 
-def overview(outcome: Outcome, source: str) -> Html:
+def overview(outcome: GateOutcome, source: str) -> Html:
     """What the gate says, as in its text; each finding leads to its cells."""
     found = outcome.findings
     shown = foremost_findings(found, FINDINGS)
@@ -37,12 +37,12 @@ def overview(outcome: Outcome, source: str) -> Html:
     )  # fmt: skip
 
 
-def _finding(outcome: Outcome, finding: Finding, index: int, source: str) -> Html:
+def _finding(outcome: GateOutcome, finding: Finding, index: int, source: str) -> Html:
     cells = [cell for cell in finding.cells if cell in outcome.cells]
     tests = [test for test in finding.cells if test in outcome.tests]
     links = [tag("a", cell, href=link(cell)) for cell in cells[:LINKS]]
     told = count(len(tests), "test") if tests else count(len(cells), "cell")
-    command = again(outcome, finding)
+    command = command_again(outcome, finding)
     button = tag("button", "only these", type="button", class_="js", data_group=index)
     return tag(
         "li",
@@ -61,7 +61,7 @@ def _finding(outcome: Outcome, finding: Finding, index: int, source: str) -> Htm
     )  # fmt: skip
 
 
-def whole(outcome: Outcome, heat: HeatMap) -> Html:
+def whole(outcome: GateOutcome, heat: HeatMap) -> Html:
     """What stands below the map: pass rates, and what the run was."""
     return tag("section", _rates(heat), _run(outcome.merged, heat.cells), class_="whole", aria_label="The run")
 

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from pytest_torchcompile.gate.announcement import facts, sentence
-from pytest_torchcompile.gate.gate import Outcome
+from pytest_torchcompile.gate.announcement import run_facts, sentence
+from pytest_torchcompile.gate.gate import GateOutcome
 from pytest_torchcompile.page.heatmap import HeatMap, told
 from pytest_torchcompile.page.markup import Html, join, tag
 from pytest_torchcompile.page.theme import VERDICT_STYLES, variables
@@ -32,7 +32,7 @@ LONGEST: Final = 38
 FONT: Final = "12px system-ui,-apple-system,'Segoe UI',Roboto,'Liberation Sans',sans-serif"
 
 
-def svg(outcome: Outcome) -> str:
+def svg(outcome: GateOutcome) -> str:
     """The picture of a run: the gate's sentence, the map, the legend."""
     heat = HeatMap(outcome.facts)
     body, width, height = _map(heat)
@@ -40,7 +40,7 @@ def svg(outcome: Outcome) -> str:
     lines = textwrap.wrap(sentence(outcome), int((width - 2 * MARGIN) / (LETTER * 1.25))) or [""]
     head = [_text(MARGIN, MARGIN + LINE * (i + 1), line, "head") for i, line in enumerate(lines[:4])]
     top = MARGIN + LINE * (len(head) + 1)
-    about = textwrap.shorten(facts(outcome), int((width - 2 * MARGIN) / LETTER), placeholder=" …")
+    about = textwrap.shorten(run_facts(outcome), int((width - 2 * MARGIN) / LETTER), placeholder=" …")
     legend, bottom = _legend(heat, width, top + LINE + height)
     return tag(
         "svg", tag("title", sentence(outcome)), tag("style", _style()),

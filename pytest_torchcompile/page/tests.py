@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote
 
-from pytest_torchcompile.gate.gate import Outcome
+from pytest_torchcompile.gate.gate import GateOutcome
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.testjudged import facts_of_test
 from pytest_torchcompile.observation import VERDICTS
@@ -24,7 +24,7 @@ COLUMNS: Final = {"compiles": "compiles", "recompiles": "recompiles", "graph_bre
                   "eager_frames": "ran eagerly", "runs": "graph runs"}
 
 
-def tests(outcome: Outcome, source: str) -> Html | None:
+def tests(outcome: GateOutcome, source: str) -> Html | None:
     """The section; None where no test uses our fixtures."""
     if not outcome.tests:
         return None
@@ -47,7 +47,7 @@ def _anchor(name: str) -> str:
     return fit(f"test:{name}")
 
 
-def _row(outcome: Outcome, test: JudgedCell, source: str) -> Html:
+def _row(outcome: GateOutcome, test: JudgedCell, source: str) -> Html:
     told = outcome.merged.tests[test.id]
     about = tag("td", tag("bdi", test.id), *_about(test, told, source))
     numbers = [tag("td", _count(told, name), class_="number") for name in COLUMNS]

@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from pytest_torchcompile.gate.announcement import facts
-from pytest_torchcompile.gate.gate import Outcome
-from pytest_torchcompile.gate.markdown import code
+from pytest_torchcompile.gate.announcement import run_facts
+from pytest_torchcompile.gate.gate import GateOutcome
+from pytest_torchcompile.gate.markdown import inline_code as code
 from pytest_torchcompile.playbook.choice import choices, ran, settings
 from pytest_torchcompile.playbook.gotchas import gotchas
 from pytest_torchcompile.playbook.practice import caches, shapes, warm_up
@@ -20,14 +20,14 @@ from pytest_torchcompile.report.merging import Merged
 __all__ = ["playbook"]
 
 
-def playbook(outcome: Outcome) -> str:
+def playbook(outcome: GateOutcome) -> str:
     """The playbook of a run."""
     run, cells = outcome.merged, outcome.facts
     matrix = run.matrix["path"]
     by_model = settings(cells)
     lines = [
         "# Compiling these models with torch.compile", "",
-        f"Made by `pytest-torchcompile playbook` out of {prose(facts(outcome))}. Every sentence comes from that "
+        f"Made by `pytest-torchcompile playbook` out of {prose(run_facts(outcome))}. Every sentence comes from that "
         "report, and the cells in brackets are its evidence. Make it anew after a change: "
         f"{code(f'pytest --compile-matrix={matrix} && pytest-torchcompile playbook .compile-matrix/report.json')}.", "",
         *(f"> This is not the whole run: {prose(problem)}." for problem in run.problems), *[""] * bool(run.problems),

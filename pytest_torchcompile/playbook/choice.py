@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytest_torchcompile.backends import BACKENDS
-from pytest_torchcompile.gate.markdown import code
-from pytest_torchcompile.gate.policy_limits import worst
+from pytest_torchcompile.gate.markdown import inline_code as code
+from pytest_torchcompile.gate.policy_limits import worst_rank
 from pytest_torchcompile.playbook.prose import evidence, table
 from pytest_torchcompile.quantity import count, readable_seconds
 from pytest_torchcompile.report.facts import Facts
@@ -67,7 +67,7 @@ class Setting:
 
     def _numbers(self, metric: str) -> Iterator[float]:
         for cell in self.cells:
-            if (found := worst(cell.ranks, metric)) is not None:
+            if (found := worst_rank(cell.ranks, metric)) is not None:
                 yield found
 
     def __str__(self) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pytest_torchcompile.checks import CHECKS, COMPARING
-from pytest_torchcompile.gate.markdown import block, code
+from pytest_torchcompile.gate.markdown import code_block
+from pytest_torchcompile.gate.markdown import inline_code as code
 from pytest_torchcompile.oracle.diagnosis import STAGES, stages_before
 from pytest_torchcompile.playbook.prose import evidence, prose
 from pytest_torchcompile.quantity import count
@@ -58,7 +59,7 @@ def _gotcha(number: int, cause: Cause, at: Mapping[str, Facts], matrix: str) -> 
         how = f"TORCH_LOGS={channels} TORCH_LOGS_OUT=torch.log pytest" if at[cell].lane == "ranks" else \
               f"TORCH_LOGS={channels} pytest --compile-inprocess -s"
         command = f"{how} --compile-matrix={matrix} '{matrix}::{cell}'"
-        yield from ("  " + line if line else line for line in block(command))
+        yield from ("  " + line if line else line for line in code_block(command))
     else:
         yield ""
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from pytest_torchcompile.checks.recompiles import SHAPES
-from pytest_torchcompile.gate.markdown import code
+from pytest_torchcompile.gate.markdown import inline_code as code
 from pytest_torchcompile.playbook.choice import Setting, best
 from pytest_torchcompile.playbook.prose import evidence, prose, table
 from pytest_torchcompile.quantity import count, readable_seconds

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from pytest_torchcompile.gate.markdown import code
+from pytest_torchcompile.gate.markdown import inline_code as code
 from pytest_torchcompile.report.harmless import harmless_text
 
 __all__ = ["evidence", "prose", "table"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_torchcompile.gate.baseline_summary import comparison
+from pytest_torchcompile.gate.baseline_summary import compare_with_baseline
 from pytest_torchcompile.observation import NO_RANK, Judgement
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.plan.shards import cells_of_shard
@@ -332,7 +332,7 @@ class MatrixSession:
         """The table of cells by backend and mode."""
         if self.config.option.collectonly:
             return
-        beside = None if self.baseline is None else comparison(self.journal.block(), [self.baseline])
+        beside = None if self.baseline is None else compare_with_baseline(self.journal.block(), [self.baseline])
         terminalreporter.section("torch.compile matrix", sep="-")
         for line, markup in summary_lines(self.journal, beside.fresh if beside else None):
             terminalreporter.write_line(harmless_text(line), **markup)

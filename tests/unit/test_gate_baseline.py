@@ -8,7 +8,7 @@ import pytest
 from unit.runs import Run, compiled
 
 from pytest_torchcompile.gate.announcement import announcement, sentence
-from pytest_torchcompile.gate.baseline_summary import comparison
+from pytest_torchcompile.gate.baseline_summary import compare_with_baseline
 from pytest_torchcompile.gate.gate import gate
 from pytest_torchcompile.gate.policyfile import parse_policy
 
@@ -240,13 +240,14 @@ def test_the_diff_at_the_end_of_a_run(now, before):
     """``--compile-baseline``: what is worse and better, and what software moved."""
     before.environment["torch"] = "2.12.0"
     now.breaks(now.ids[0])
-    lines = dict(comparison(now.blocks()[0], before.reports()).lines)
+    lines = dict(compare_with_baseline(now.blocks()[0], before.reports()).lines)
     assert lines["torch: 2.12.0 -> 2.13.0"] == {"yellow": True}
     assert lines["new graph break at models.py:12 in 1 cell: Tensor.item()"] == {"red": True}
-    assert dict(comparison(Run().blocks()[0], Run().reports()).lines) == {"4 cells as in the baseline": {"green": True}}
+    same = compare_with_baseline(Run().blocks()[0], Run().reports())
+    assert dict(same.lines) == {"4 cells as in the baseline": {"green": True}}
 
 
 def test_the_diff_of_a_shard_misses_nothing(now, before):
     """The cells of the other shards are not gone."""
-    lines = dict(comparison(now.blocks(2)[0], before.reports()).lines)
+    lines = dict(compare_with_baseline(now.blocks(2)[0], before.reports()).lines)
     assert lines == {"2 cells as in the baseline": {"green": True}}

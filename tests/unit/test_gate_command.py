@@ -131,7 +131,7 @@ def test_hostile_names_are_shown_not_run(run):
     assert text.encode()
     rows = [line for line in text.splitlines() if line.startswith("| 🔴")]
     assert all(row.replace("\\|", "").count("|") == 5 for row in rows)
-    for line in github.commands(outcome):
+    for line in github.annotate_findings(outcome):
         assert line.startswith("::error ")
         assert "\n" not in line
         assert "\r" not in line
@@ -147,12 +147,12 @@ def test_annotations_stand_at_the_users_line(run):
     run.breaks(run.ids[0])
     (report,) = run.reports()
     report.block["run"]["git"] = {"commit": "a" * 40, "changed": False, "prefix": "models/"}
-    (line,) = github.commands(gate([stated(report)]))
+    (line,) = github.annotate_findings(gate([stated(report)]))
     assert line.startswith("::error file=models/models.py,line=12,title=torch.compile gate::graph_breaks: graph break")
     assert line.endswith(f"[{run.ids[0]}]")
     for cell in run.ids:
         run.breaks(cell, *({"line": 100 + k, "reason": f"reason {k}"} for k in range(14)))
-    lines = list(github.commands(gate(run.reports())))
+    lines = list(github.annotate_findings(gate(run.reports())))
     assert len(lines) == github.MOST == 10
     assert "5 more findings: see the summary." in lines[-1]
 

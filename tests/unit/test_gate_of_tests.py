@@ -10,8 +10,8 @@ import pytest
 from unit.runs import Run, stated
 
 from pytest_torchcompile.errors import MatrixError
-from pytest_torchcompile.gate.announcement import announcement, facts, sentence
-from pytest_torchcompile.gate.baseline_summary import comparison
+from pytest_torchcompile.gate.announcement import announcement, run_facts, sentence
+from pytest_torchcompile.gate.baseline_summary import compare_with_baseline
 from pytest_torchcompile.gate.gate import gate
 from pytest_torchcompile.gate.junit import junit
 from pytest_torchcompile.gate.markdown import markdown
@@ -90,7 +90,7 @@ def test_tests_alone_pass():
     outcome = judged(recorded(), recorded("tests/test_b.py::test_b", "xfail", note="known"))
     assert outcome.code == 0
     assert sentence(outcome) == "PASS: the 2 tests are good on torch 2.13.0: 1 pass, 1 xfail"
-    assert facts(outcome) == "on torch 2.13.0, cpu: 2 tests: 1 pass, 1 xfail; 2 ran compiled code"
+    assert run_facts(outcome) == "on torch 2.13.0, cpu: 2 tests: 1 pass, 1 xfail; 2 ran compiled code"
 
 
 def test_tests_beside_cells():
@@ -292,9 +292,9 @@ def test_a_baseline():
 def test_the_baseline_at_the_end_of_a_run():
     """``--compile-baseline`` tells of tests too, but not of those that this run did not name."""
     then = reports(recorded(), recorded("t.py::t"))
-    same = comparison(block(recorded()), then)
+    same = compare_with_baseline(block(recorded()), then)
     assert same.lines[-1][0] == "0 cells and 1 test as in the baseline"
-    worse = comparison(block(recorded(ledger=ledger(graph_breaks=[BREAK]))), then)
+    worse = compare_with_baseline(block(recorded(ledger=ledger(graph_breaks=[BREAK]))), then)
     assert "new graph break at net.py:9 in 1 test: data dependent" in [text for text, _ in worse.lines]
 
 

@@ -12,7 +12,7 @@ from unit.runs import Run, stated
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.errors import MatrixError, ReportError, UsageError
 from pytest_torchcompile.gate.gate import gate
-from pytest_torchcompile.gate.origin import Asked, commit_named
+from pytest_torchcompile.gate.origin import OriginRequest, commit_named
 from pytest_torchcompile.gate.policyfile import parse_policy
 from pytest_torchcompile.report.evidence import add_seal
 from pytest_torchcompile.report.provenance import head_commit, run_provenance
@@ -57,9 +57,9 @@ def repository(tmp_path):
 ], ids=["that one", "not told", "another", "changed"])
 @pytest.mark.parametrize("by", ["option", "policy"])
 def test_the_commit_that_is_wanted(state, text, by):
-    asked = Asked(commit="4f2c4f2") if by == "option" else Asked()
+    request = OriginRequest(commit="4f2c4f2") if by == "option" else OriginRequest()
     wanted = policy("commit: 4f2c4f2") if by == "policy" else None
-    outcome = gate(reports(state), wanted, asked=asked)
+    outcome = gate(reports(state), wanted, request=request)
     assert outcome.code == (2 if text else 0)
     assert [finding.text for finding in outcome.findings] == [text] * bool(text)
     if text and by == "policy":
@@ -104,7 +104,7 @@ def test_a_note_where_head_of_the_folder_is_another_commit(repository, capsys):
     (datetime.timedelta(minutes=-10), ""),
 ], ids=str)
 def test_how_old_a_report_may_be(after, text):
-    outcome = gate(reports(), policy("max_age: 90m"), asked=Asked(now=ENDED + after))
+    outcome = gate(reports(), policy("max_age: 90m"), request=OriginRequest(now=ENDED + after))
     assert outcome.code == (2 if text else 0)
     assert [finding.text for finding in outcome.findings] == [text] * bool(text)
 
@@ -113,7 +113,7 @@ def test_how_old_a_report_may_be(after, text):
 def test_a_time_that_nobody_can_read(time):
     (report,) = reports()
     report.block["run"]["finished"] = time
-    outcome = gate([stated(report)], policy("max_age: 7d"), asked=Asked(now=ENDED))
+    outcome = gate([stated(report)], policy("max_age: 7d"), request=OriginRequest(now=ENDED))
     assert (outcome.code, outcome.findings[0].text) == (2, "report.json does not tell when it ended")
 
 
@@ -153,15 +153,15 @@ def test_kept_verdicts(kept):
             gate([stated(report)])
         return
     same = kept == {"git": CLEAN}
-    outcome = gate([stated(report)], asked=Asked(now=ENDED))
+    outcome = gate([stated(report)], request=OriginRequest(now=ENDED))
     assert outcome.code == (0 if same else 2)
     state = "no commit told" if kept["git"] is None else "commit 4f2c4f2c4f2c"
     sources = " of the same sources" if same else ", which had other sources, or none that are known"
     assert outcome.findings[0].text == \
         f"1 of 4 cells has verdicts of an earlier run{sources} ({state}, 24 hours ago)"
-    assert gate([report], asked=Asked(earlier=True)).code == 0
-    assert gate([report], policy("max_age: 7d"), asked=Asked(earlier=True, now=ENDED)).code == 0
-    outcome = gate([report], policy("max_age: 2h"), asked=Asked(earlier=True, now=ENDED))
+    assert gate([report], request=OriginRequest(earlier=True)).code == 0
+    assert gate([report], policy("max_age: 7d"), request=OriginRequest(earlier=True, now=ENDED)).code == 0
+    outcome = gate([report], policy("max_age: 2h"), request=OriginRequest(earlier=True, now=ENDED))
     assert outcome.findings[0].text.startswith(f"the run before, of which {cell['id']} is, ended 24 hours ago")
 
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_torchcompile.cli import main
+from pytest_torchcompile.gate.allowances import skip_findings
 from pytest_torchcompile.gate.announcement import WORDS
-from pytest_torchcompile.gate.demands import nothing
+from pytest_torchcompile.gate.demands import nothing_to_judge
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.policy import BASELINE, RATIOS, Policy
 from pytest_torchcompile.gate.policyfile import KEYS, parse_policy
-from pytest_torchcompile.gate.skips import skips
 from pytest_torchcompile.plan.matrix import load_matrix
 from pytest_torchcompile.report.merging import VARYING
 from pytest_torchcompile.report.metrics import METRICS
@@ -42,7 +42,7 @@ def test_what_to_write_for_the_default_matrix(text):
     check = {"verdict": "skip", "problems": [], "note": "no Triton"}
     cells = [JudgedCell(each.cell.id, each.cell.axes, {"compiles": check} if each.cell.model == "triton_op" else {}, {},
                         None, False) for each in matrix.cells]
-    (finding,) = skips(cells, Policy())
+    (finding,) = skip_findings(cells, Policy())
     assert "allowed_skips:\n  - cells: {model: triton_op}\n" in finding.hint
     assert "- cells: {model: triton_op}" in text
 
@@ -65,7 +65,7 @@ EXPECTED = "not one cell holds: all that ran is expected to fail, by the matrix 
 ])
 def test_why_there_is_nothing_to_judge(text, cell, words):
     """What the gate says with exit code 3 is what its row here and in the README says."""
-    told = nothing(SimpleNamespace(matrix={"cells_planned": ["a", "b"]}),
+    told = nothing_to_judge(SimpleNamespace(matrix={"cells_planned": ["a", "b"]}),
                    {name: SimpleNamespace(**cell) for name in ("a", "b")}, {}).text
     assert words.removeprefix("all ") in told
     assert words in _row(text, 3)

@@ -10,7 +10,7 @@ import yaml
 from unit.runs import Run
 
 from pytest_torchcompile.checks import CHECKS
-from pytest_torchcompile.gate.announcement import facts, sentence
+from pytest_torchcompile.gate.announcement import run_facts, sentence
 from pytest_torchcompile.gate.gate import gate
 from pytest_torchcompile.gate.policy import PassRate, Policy
 from pytest_torchcompile.wrappers.wrapping import LANES, Wrapping, lane_of, wrapper_of
@@ -72,14 +72,14 @@ def test_a_wrapper_that_ran_nowhere_else_is_named():
     assert note.weight == "note"
     assert note.text == "fsdp2: in the fake lane only, where no number is judged; no cell holds on real ranks"
     assert note.cells == ("net-inductor-default-auto-fsdp2_fake64",)
-    assert "4 ran compiled code, 2 of them in the fake lane" in facts(found)
+    assert "4 ran compiled code, 2 of them in the fake lane" in run_facts(found)
 
 
 def test_no_fake_lane_no_word():
     """Runs without it are told as ever."""
     found = outcome("none", "tp")
     assert not [each for each in found.findings if each.kind == "lane"]
-    assert "lane" not in facts(found)
+    assert "lane" not in run_facts(found)
 
 
 def test_a_policy_counts_cells_that_ran():

@@ -84,7 +84,7 @@ def test_the_gates_text(outcome):
 
 def test_annotations(outcome):
     """Ten findings are ten annotations, the lie first; each break at its own line."""
-    lines = list(github.commands(outcome))
+    lines = list(github.annotate_findings(outcome))
     assert len(lines) == 10
     assert "equivalence: output: error is" in lines[0]
     assert "%0Anew since the baseline%0Aalso gradients: " in lines[0]
@@ -147,7 +147,7 @@ def test_no_list_cuts_off_wrong_numbers():
     cells = [f"{name}-inductor-default-auto-none" for name in liars]
     lines = list(announcement(outcome))
     assert len(liars) > SHOWN
-    annotations = list(github.commands(outcome))
+    annotations = list(github.annotate_findings(outcome))
     assert len(annotations) == github.MOST
     for text in ("\n".join(lines), "\n".join(annotations), markdown(outcome), page(outcome), junit(outcome)):
         told = text if "<html" not in text else text[text.index('class="findings"'):]

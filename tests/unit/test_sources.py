@@ -13,7 +13,7 @@ from unit.runs import Run, stated
 
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.gate.gate import gate
-from pytest_torchcompile.gate.origin import Asked
+from pytest_torchcompile.gate.origin import OriginRequest
 from pytest_torchcompile.report import provenance
 from pytest_torchcompile.report.provenance import Sources, git_state
 from pytest_torchcompile.run.imported import edited_since, hash_of, imported_sources
@@ -133,8 +133,8 @@ def test_an_installed_package_that_the_matrix_names_is_a_source():
 def test_the_gate_refuses_a_run_whose_sources_were_edited():
     (report,) = Run().reports()
     report.block["run"]["sources_edited"] = ["models.py"]
-    for asked in (Asked(), Asked(earlier=True)):
-        outcome = gate([stated(report)], asked=asked)
+    for request in (OriginRequest(), OriginRequest(earlier=True)):
+        outcome = gate([stated(report)], request=request)
         assert outcome.code == 2
         assert outcome.findings[0].text == "report.json: sources were edited while its run went on: models.py"
 

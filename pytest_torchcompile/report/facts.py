@@ -83,10 +83,10 @@ class Facts:
     def __init__(self, cell: Mapping[str, Any]) -> None:
         self.cell = cell
         self.id: str = as_text(cell.get("id"))
-        self.axes: dict[str, str] = {str(k): as_text(v) for k, v in as_mapping(cell.get("axes")).items()}
+        self.axes: dict[str, str] = {str(name): as_text(value) for name, value in as_mapping(cell.get("axes")).items()}
         self.status: str = as_text(cell.get("status"))
         self.observation = as_mapping(cell.get("observation"))
-        self.sections = {str(k): as_mapping(v) for k, v in as_mapping(self.observation.get("sections")).items()}
+        self.sections = _mappings(self.observation.get("sections"))
 
     @property
     def lane(self) -> str:
@@ -96,8 +96,7 @@ class Facts:
     @cached_property
     def others(self) -> list[Facts]:
         """What the ranks after the first recorded, each as a cell that has been told nothing else."""
-        found = self.observation.get("ranks")
-        return [Facts({"id": self.id, "observation": rank}) for rank in found] if isinstance(found, list) else []
+        return [Facts({"id": self.id, "observation": rank}) for rank in as_list(self.observation.get("ranks"))]
 
     @property
     def ranks(self) -> list[Mapping[str, Mapping[str, Any]]]:
@@ -107,9 +106,11 @@ class Facts:
     @cached_property
     def verdicts(self) -> list[Verdict]:
         """What each check says, in the order of the report."""
-        return [Verdict(name, as_text(check.get("verdict")), read_objects(Problem, check.get("problems")),
-                        as_text(check.get("note")))
-                for name, check in ((str(k), as_mapping(v)) for k, v in as_mapping(self.cell.get("checks")).items())]
+        verdicts = []
+        for name, check in _mappings(self.cell.get("checks")).items():
+            problems = read_objects(Problem, check.get("problems"))
+            verdicts.append(Verdict(name, as_text(check.get("verdict")), problems, as_text(check.get("note"))))
+        return verdicts
 
     @property
     def failed(self) -> list[Verdict]:
@@ -149,9 +150,12 @@ class Facts:
     @property
     def coverage(self) -> float | None:
         """The smallest share of operator calls that ran inside compiled graphs, of all calls."""
-        calls = self.section("compiles").get("coverage")
-        shares = [as_number(as_mapping(c).get("share")) for c in calls] if isinstance(calls, list) else []
-        return min((s for s in shares if s is not None), default=None)
+        smallest = None
+        for call in as_list(self.section("compiles").get("coverage")):
+            share = as_number(as_mapping(call).get("share"))
+            if share is not None and (smallest is None or share < smallest):
+                smallest = share
+        return smallest
 
     @property
     def leaves(self) -> list[Compared]:
@@ -159,7 +163,8 @@ class Facts:
         worst: dict[str, Compared] = {}
         for section in self.compared.values():
             for leaf in read_objects(Compared, section.get("leaves")):
-                worst.setdefault(leaf.name, leaf)  # the section has the worst first
+                # A section has its worst leaves first.
+                worst.setdefault(leaf.name, leaf)
         return list(worst.values())
 
     @property
@@ -170,18 +175,17 @@ class Facts:
     @cached_property
     def generated(self) -> list[Generated]:
         """Generated kernels of each graph; empty where they were not recorded."""
-        found = []
-        graphs = self.section("kernels").get("graphs")
-        for graph in graphs if isinstance(graphs, list) else ():
-            record = read_record(Generated, as_mapping(graph))
-            record.generated = read_objects(Kernel, as_mapping(graph).get("generated"))
-            found.append(record)
-        return found
+        records = []
+        for graph in map(as_mapping, as_list(self.section("kernels").get("graphs"))):
+            record = read_record(Generated, graph)
+            record.generated = read_objects(Kernel, graph.get("generated"))
+            records.append(record)
+        return records
 
     @property
     def seconds(self) -> dict[str, float]:
         """Wall seconds by phase of the run."""
-        return _numbers(self.observation.get("seconds"))
+        return _finite_numbers(self.observation.get("seconds"))
 
     @property
     def total_seconds(self) -> float | None:
@@ -191,8 +195,7 @@ class Facts:
     @property
     def leaks(self) -> list[str]:
         """Torch settings that the cell changed, and that were put back."""
-        leaks = self.observation.get("leaks")
-        return [as_text(leak) for leak in leaks] if isinstance(leaks, list) else []
+        return [as_text(leak) for leak in as_list(self.observation.get("leaks"))]
 
     def section(self, name: str) -> Mapping[str, Any]:
         """One section of the observation; empty where it was not measured."""
@@ -201,7 +204,7 @@ class Facts:
 
 def read_objects(kind: type[T], given: Any) -> list[T]:
     """Records of a list of objects; what is no object is left out."""
-    return [read_record(kind, each) for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+    return [read_record(kind, each) for each in as_list(given) if isinstance(each, dict)]
 
 
 def read_record(kind: type[T], given: Mapping[str, Any]) -> T:
@@ -209,51 +212,77 @@ def read_record(kind: type[T], given: Mapping[str, Any]) -> T:
 
     A field that is missing or of another type has its type's empty value; unknown keys are left out.
     """
-    found: dict[str, Any] = {}
-    of: Any = kind  # mypy does not take type[T] for hashable
-    for name, wanted, required in _plan(of):
+    values: dict[str, Any] = {}
+    # mypy does not take type[T] for hashable.
+    hashable_kind: Any = kind
+    for name, type_text, required in _fields_of(hashable_kind):
         if required or name in given:
-            found[name] = _fit(wanted, given.get(name))
-    return kind(**found)
+            values[name] = _fit_to_type(given.get(name), type_text)
+    return kind(**values)
 
 
 @cache
-def _plan(kind: Any) -> tuple[tuple[str, str, bool], ...]:
+def _fields_of(kind: Any) -> tuple[tuple[str, str, bool], ...]:
     """For each field its name, its type as it is written, and whether it has no default."""
     return tuple((f.name, str(f.type), f.default is f.default_factory is MISSING) for f in fields(kind))
 
 
-def _fit(wanted: str, value: Any) -> Any:
-    if wanted == "str":
-        return value if isinstance(value, str) else as_text(value)
-    if wanted == "bool":
+def _fit_to_type(value: Any, type_text: str) -> Any:
+    # Types are compared as texts: a report of 10,000 cells has a hundred thousand records, so this has to be quick.
+    if type_text == "str":
+        return as_text(value)
+    if type_text == "bool":
         return value is True
-    if wanted.startswith("tuple"):
-        return tuple(map(as_text, value)) if isinstance(value, list) else ()
-    if wanted.startswith("dict"):
-        return _numbers(value)
-    if wanted.startswith("list"):
+    if type_text.startswith("tuple"):
+        return tuple(map(as_text, as_list(value)))
+    if type_text.startswith("dict"):
+        return _finite_numbers(value)
+    # A list of records is read by whoever knows their type.
+    if type_text.startswith("list"):
         return []
-    if "int" in wanted or "float" in wanted:
-        if isinstance(value, str) and value in ("nan", "inf", "-inf"):
-            return float(value)
-        found = as_number(value)
-        return found if found is not None or "None" in wanted else 0
-    if wanted == "Scalar":
-        return value if isinstance(value, (str, int, float)) else None
+    if "int" in type_text or "float" in type_text:
+        return _fit_to_number(value, optional="None" in type_text)
+    if type_text == "Scalar":
+        if isinstance(value, (str, int, float)):
+            return value
+        return None
     return as_text(value)
+
+
+def _fit_to_number(value: Any, *, optional: bool) -> float | None:
+    # A report has NaN and infinities as texts, because JSON has no numbers for them.
+    if isinstance(value, str) and value in ("nan", "inf", "-inf"):
+        return float(value)
+    number = as_number(value)
+    if number is None and not optional:
+        return 0
+    return number
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
     """The value if it is an object, else an empty one."""
-    return value if isinstance(value, dict) else {}
+    if isinstance(value, dict):
+        return value
+    return {}
+
+
+def as_list(value: Any) -> list[Any]:
+    """The value if it is a list, else an empty one."""
+    if isinstance(value, list):
+        return value
+    return []
 
 
 def as_text(value: Any) -> str:
     """A value as text: nothing for null, ``true`` and ``false`` as in JSON."""
+    if isinstance(value, str):
+        return value
     if value is None:
         return ""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value)
+    if isinstance(value, bool):
+        return text.lower()
+    return text
 
 
 def as_number(value: Any) -> float | None:
@@ -261,10 +290,24 @@ def as_number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
-        return value if math.isfinite(value) else None
-    except OverflowError:  # a whole number that no float can hold
+        is_finite = math.isfinite(value)
+    # A whole number that no float can hold.
+    except OverflowError:
         return None
+    if is_finite:
+        return value
+    return None
 
 
-def _numbers(value: Any) -> dict[str, float]:
-    return {str(k): n for k, v in as_mapping(value).items() if (n := as_number(v)) is not None}
+def _mappings(value: Any) -> dict[str, Mapping[str, Any]]:
+    """An object of objects; a member that is none counts as an empty one."""
+    return {str(name): as_mapping(inner) for name, inner in as_mapping(value).items()}
+
+
+def _finite_numbers(value: Any) -> dict[str, float]:
+    numbers: dict[str, float] = {}
+    for name, inner in as_mapping(value).items():
+        number = as_number(inner)
+        if number is not None:
+            numbers[str(name)] = number
+    return numbers

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError
 from pytest_torchcompile.observation import worst
-from pytest_torchcompile.quantity import count
+from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.testrecord import merge_tests
 
@@ -19,7 +19,6 @@ VARYING: Final = frozenset({"cores", "cpu", "platform"})
 """What may differ between shards, because hosted runners are not all alike: it changes no verdict, only speed."""
 ONE_RUN: Final = frozenset({"GITHUB_RUN_ID", "CI_PIPELINE_ID", "BUILDKITE_BUILD_NUMBER"})
 """CI's numbers that all shards of a run share, also when some are run again; one with another is left from before."""
-SHOWN: Final = 3
 
 
 @dataclass(frozen=True)
@@ -65,34 +64,48 @@ def merge_reports(reports: Sequence[Report], varying: frozenset[str] = VARYING) 
         raise ReportError("no report is given")
     first = reports[0]
     for report in reports[1:]:
-        _same_run(first, report)
-    _same_shard_once(reports)
-    environment, notes = _environment(reports, varying)
-    cells, origin = _cells(reports)
+        _require_same_run(first, report)
+    _require_each_shard_once(reports)
+    environment, notes = _merge_environments(reports, varying)
+    cells, origin = _collect_cells(reports)
     planned: list[str] = first.block["matrix"]["cells_planned"]
     missing = tuple(cell for cell in planned if cell not in cells or not cells[cell]["selected"])
     run = first.block["run"] or {}
     return Merged(
-        tuple(reports), environment, first.block["matrix"], {cell: cells[cell] for cell in planned if cell in cells},
-        origin, frozenset(report.name for report in reports if report.sealed), _gates(reports),
-        run.get("git"), run.get("plugin", ""), missing,
-        tuple(_problems(reports, missing)), notes, merge_tests(report.block for report in reports),
+        reports=tuple(reports),
+        environment=environment,
+        matrix=first.block["matrix"],
+        cells={cell: cells[cell] for cell in planned if cell in cells},
+        origin=origin,
+        sealed=frozenset(report.name for report in reports if report.sealed),
+        gates=_merge_gates(reports),
+        git=run.get("git"),
+        plugin=run.get("plugin", ""),
+        missing=missing,
+        problems=tuple(_find_problems(reports, missing)),
+        notes=notes,
+        tests=merge_tests(report.block for report in reports),
     )
 
 
-def _same_run(first: Report, other: Report) -> None:
-    ours, theirs = _identity(first), _identity(other)
+def _require_same_run(first: Report, other: Report) -> None:
+    ours, theirs = _run_identity(first), _run_identity(other)
     for what, value in ours.items():
-        if theirs[what] != value:
-            shown = f": {value} and {theirs[what]}" if isinstance(value, (str, int)) else ""
-            raise ReportError(f"{first.name} and {other.name} are not of one run: their {what} differ{shown}; "
-                              f"give the shards of one run, and judge each run by itself")
+        if theirs[what] == value:
+            continue
+        values = ""
+        if isinstance(value, (str, int)):
+            values = f": {value} and {theirs[what]}"
+        raise ReportError(f"{first.name} and {other.name} are not of one run: their {what} differ{values}; "
+                          f"give the shards of one run, and judge each run by itself")
 
 
-def _identity(report: Report) -> dict[str, Any]:
+def _run_identity(report: Report) -> dict[str, Any]:
+    """What all shards of one run have in common, by the words in which a difference is told."""
     run = report.block["run"] or {}
     matrix = dict(report.block["matrix"])
-    path = PurePath(matrix.pop("path").replace("\\", "/")).name  # it may be typed from another folder
+    # Each shard may have been started in another folder, or on another system.
+    path = PurePath(matrix.pop("path").replace("\\", "/")).name
     git = run.get("git") or {}
     ci = {name: number for name, number in run.get("ci", {}).items() if name in ONE_RUN}
     return {"matrix files (sha256)": matrix["sha256"], "planned cells": matrix["cells_planned"],
@@ -102,42 +115,47 @@ def _identity(report: Report) -> dict[str, Any]:
             "CI runs": ", ".join(ci.values()), "versions of pytest-torchcompile": run.get("plugin", "unknown")}
 
 
-def _same_shard_once(reports: Sequence[Report]) -> None:
+def _require_each_shard_once(reports: Sequence[Report]) -> None:
     seen: dict[int, str] = {}
     for report in reports:
         index, of = report.shard
         if index > of:
             raise ReportError(f"{report.name}: says that it is shard {index} of {of}")
         if index in seen:
-            what = f"shard {index} of {of}" if of > 1 else "the whole run"
+            what = "the whole run"
+            if of > 1:
+                what = f"shard {index} of {of}"
             raise ReportError(f"{seen[index]} and {report.name} are both {what}; give each shard once")
         seen[index] = report.name
 
 
-def _environment(reports: Sequence[Report], varying: frozenset[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _merge_environments(reports: Sequence[Report], varying: frozenset[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The environment of them all; that of a report in which nothing ran is empty and agrees with each."""
     merged: dict[str, Any] = {}
     origin = ""
     notes = []
     for report in reports:
-        for where, environment in _environments(report):
-            if environment and not merged:
+        for where, environment in _environments_of(report):
+            if not environment:
+                continue
+            if not merged:
                 merged, origin = environment, where
-            if environment and environment.keys() != merged.keys():
+            if environment.keys() != merged.keys():
                 odd = sorted(environment.keys() ^ merged.keys())[0]
                 raise ReportError(f"mixed environments: only one of {origin} and {where} tells {odd}")
-            for key in environment:
-                ours, theirs = merged.get(key), environment.get(key)
+            for key, theirs in environment.items():
+                ours = merged[key]
                 if ours == theirs:
                     continue
-                text = f"{key} is {_shown(ours)} in {origin} and {_shown(theirs)} in {where}"
+                text = f"{key} is {_value_text(ours)} in {origin} and {_value_text(theirs)} in {where}"
                 if key not in varying:
                     raise ReportError(f"mixed environments: {text}; a verdict holds for one environment")
                 notes.append(text)
     return merged, tuple(dict.fromkeys(notes))
 
 
-def _environments(report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
+def _environments_of(report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every environment that a report tells of, and where: its own, those of kept verdicts, those of ranks."""
     yield report.name, report.block["environment"]
     for kept in report.block.get("tests_kept", ()):
         if "environment" in kept:
@@ -150,11 +168,16 @@ def _environments(report: Report) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"cell {cell['id']} of {report.name}", own
 
 
-def _shown(value: Any) -> str:
-    return "not told" if value is None else ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+def _value_text(value: Any) -> str:
+    if value is None:
+        return "not told"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)
 
 
-def _cells(reports: Sequence[Report]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+def _collect_cells(reports: Sequence[Report]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The cells of all reports by id, and the file that each came from."""
     cells: dict[str, dict[str, Any]] = {}
     origin: dict[str, str] = {}
     for report in reports:
@@ -162,7 +185,9 @@ def _cells(reports: Sequence[Report]) -> tuple[dict[str, dict[str, Any]], dict[s
         for cell in report.cells:
             name = cell["id"]
             if name in cells:
-                where = "twice in" if origin[name] == report.name else f"in {origin[name]} and in"
+                where = f"in {origin[name]} and in"
+                if origin[name] == report.name:
+                    where = "twice in"
                 raise ReportError(f"cell {name} is {where} {report.name}; it can be judged once only")
             if name not in planned:
                 raise ReportError(f"{report.name}: cell {name} is not among the cells planned")
@@ -170,7 +195,7 @@ def _cells(reports: Sequence[Report]) -> tuple[dict[str, dict[str, Any]], dict[s
     return cells, origin
 
 
-def _gates(reports: Sequence[Report]) -> dict[str, dict[str, Any]]:
+def _merge_gates(reports: Sequence[Report]) -> dict[str, dict[str, Any]]:
     """A gate of the whole is the worst of the shards'; a shard in which it was not run adds nothing but that."""
     gates: dict[str, dict[str, Any]] = {}
     for report in reports:
@@ -181,20 +206,19 @@ def _gates(reports: Sequence[Report]) -> dict[str, dict[str, Any]]:
     return gates
 
 
-def _problems(reports: Sequence[Report], missing: Sequence[str]) -> Iterator[str]:
-    of = reports[0].shard[1]
+def _find_problems(reports: Sequence[Report], missing: Sequence[str]) -> Iterator[str]:
+    _, of = reports[0].shard
     absent = sorted(set(range(1, of + 1)) - {report.shard[0] for report in reports})
-    if absent:
-        yield f"shard{'s' * (len(absent) > 1)} {_first(absent)} of {of} {'is' if len(absent) == 1 else 'are'} missing"
+    if len(absent) == 1:
+        yield f"shard {absent[0]} of {of} is missing"
+    elif absent:
+        yield f"shards {first_names(absent)} of {of} are missing"
     for report in reports:
         if report.partial:
             yield f"{report.name} is partial: {report.partial}"
     if missing:
         planned = len(reports[0].block["matrix"]["cells_planned"])
-        were = "was" if len(missing) == 1 else "were"
-        yield f"{len(missing)} of the {count(planned, 'planned cell')} {were} not judged: {_first(missing)}"
-
-
-def _first(names: Sequence[Any]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(map(str, names[:SHOWN])) + (f" and {more} more" if more > 0 else "")
+        were = "were"
+        if len(missing) == 1:
+            were = "was"
+        yield f"{len(missing)} of the {count(planned, 'planned cell')} {were} not judged: {first_names(missing)}"

@@ -12,7 +12,7 @@ Pure functions of plain data.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_torchcompile.observation import BAD, worst
@@ -42,7 +42,7 @@ def judges_all_cells(block: Mapping[str, Any]) -> bool:
 
 def judged_cells(block: Mapping[str, Any]) -> list[str]:
     """Cells of which at least one verdict came."""
-    return [cell["id"] for cell in block["cells"] if _verdicts(cell)]
+    return [cell["id"] for cell in block["cells"] if _judged_checks(cell)]
 
 
 def not_mergeable(kept: Mapping[str, Any], part: Mapping[str, Any]) -> str:
@@ -64,9 +64,9 @@ def take_over(kept: Mapping[str, Any], part: Mapping[str, Any], edited: bool = F
     Both are whole contents of report files, whose blocks :func:`not_mergeable` has nothing against. ``edited``: a file
     that earlier runs had imported is not any more as it was.
     """
-    block = _block(kept[BLOCK], part[BLOCK], edited)
-    content = {**part, BLOCK: block}
+    content = {**part, BLOCK: _merge_blocks(kept[BLOCK], part[BLOCK], edited)}
     if "tests" in kept and "tests" in part:
+        # pytest-json-report's own part of the file, so that its totals are of what stands there now.
         tests = {test.get("nodeid"): test for test in (*kept["tests"], *part["tests"])}
         outcomes = Counter(str(test.get("outcome")) for test in tests.values())
         content["tests"] = list(tests.values())
@@ -74,143 +74,173 @@ def take_over(kept: Mapping[str, Any], part: Mapping[str, Any], edited: bool = F
     return content
 
 
-def _block(kept: Block, part: Block, edited: bool) -> Block:
+def _merge_blocks(kept: Block, part: Block, edited: bool) -> Block:
     environment = part["environment"] or kept["environment"]
-    told = _told(kept, environment, edited)
+    earlier = _describe_run(kept, environment, edited)
     if edited:
-        kept = _doubted(kept)
-    news = {cell["id"]: cell for cell in part["cells"]}
-    cells = [_cell(cell, news.get(cell["id"], cell), told) for cell in kept["cells"]]
-    tests = _tests(kept, part, told)
+        kept = _mark_as_edited(kept)
+    new_cells = {cell["id"]: cell for cell in part["cells"]}
+    cells = [_merge_cell(cell, new_cells.get(cell["id"], cell), earlier) for cell in kept["cells"]]
+    tests = _merge_tests(kept, part, earlier)
+    run = _merge_runs(kept, part, tests["tests"])
+    run["exit_status"] = _exit_status(kept, part, cells, tests["tests"])
     block = {
         **kept, **part, **tests, "environment": environment, "cells": cells,
-        "run": {**_run(kept, part, tests["tests"]), "exit_status": _exit_status(kept, part, cells, tests["tests"])},
-        "finished": part["finished"] and not _any_waits(cells),
+        "run": run,
+        "finished": part["finished"] and not _any_verdict_missing(cells),
         "gates": gate_verdicts(kept["matrix"]["checks"], cells),
     }
     return {**block, "head_sha256": head_fingerprint(block)}
 
 
-def _run(kept: Block, part: Block, tests: Sequence[Block]) -> dict[str, Any]:
+def _merge_runs(kept: Block, part: Block, tests: Sequence[Block]) -> dict[str, Any]:
     """The run of the part, with what earlier runs imported and left out: whoever takes over again looks at each."""
     before, run = kept["run"] or {}, {**part["run"]}
     if "sources" in before and "sources" in run:
         run["sources"] = {**before["sources"], **run["sources"]}
-    there = {test["id"] for test in tests}
-    left_out = dict.fromkeys((*before.get("tests_deselected", ()), *run.pop("tests_deselected", ())))
-    if names := [name for name in left_out if name not in there]:
+    # A test that was left out and has a verdict now, of whichever run, is not left out any more.
+    judged = {test["id"] for test in tests}
+    deselected = dict.fromkeys((*before.get("tests_deselected", ()), *run.pop("tests_deselected", ())))
+    if names := [name for name in deselected if name not in judged]:
         run["tests_deselected"] = names
     return run
 
 
-def _doubted(kept: Block) -> Block:
+def _mark_as_edited(kept: Block) -> Block:
     """The block, in which no kept verdict is of the same sources any more."""
-    def doubt(before: Sequence[Block]) -> list[Block]:
-        return [{**each, "sources": EDITED} if each.get("sources") == SAME else each for each in before]
+    cells = []
+    for cell in kept["cells"]:
+        if "kept" in cell:
+            cell = {**cell, "kept": _without_same_sources(cell["kept"])}
+        cells.append(cell)
+    return {**kept, "cells": cells, "tests_kept": _without_same_sources(kept.get("tests_kept", []))}
 
-    cells = [{**cell, "kept": doubt(cell["kept"])} if "kept" in cell else cell for cell in kept["cells"]]
-    return {**kept, "cells": cells, "tests_kept": doubt(kept.get("tests_kept", []))}
+
+def _without_same_sources(runs: Sequence[Block]) -> list[Block]:
+    marked = []
+    for run in runs:
+        if run.get("sources") == SAME:
+            run = {**run, "sources": EDITED}
+        marked.append(run)
+    return marked
 
 
-def _tests(kept: Block, part: Block, told: Mapping[str, Any]) -> Block:
-    """Tests that use our fixtures: those of the part, and behind them those that it did not run."""
-    news = {test["id"] for test in part["tests"]}
-    left = [test for test in kept["tests"] if test["id"] not in news]
-    if judges_all_cells(part):  # then a test that was neither run nor deselected may be there no more
-        left = [test for test in left if test["id"] in part["run"].get("tests_deselected", ())]
+def _merge_tests(kept: Block, part: Block, earlier: Mapping[str, Any]) -> Block:
+    """Tests that use our fixtures: those that the part did not run, and behind them those of the part."""
+    new = {test["id"] for test in part["tests"]}
+    left = [test for test in kept["tests"] if test["id"] not in new]
+    # Where the part was of all cells, a test that was neither run nor deselected may be there no more.
+    if judges_all_cells(part):
+        deselected = part["run"].get("tests_deselected", ())
+        left = [test for test in left if test["id"] in deselected]
     names = [test["id"] for test in left]
-    before = []
-    for each in kept.get("tests_kept", []):
-        if still := [name for name in each["tests"] if name in names]:
-            before.append({**each, "tests": still})
-    known = {name for each in before for name in each["tests"]}
+    tests_kept, known = _keep_names(kept.get("tests_kept", []), "tests", set(names))
     if own := [name for name in names if name not in known]:
-        before.append({"tests": own, **told})
+        tests_kept.append({"tests": own, **earlier})
     planned = [*names, *(name for name in part["tests_planned"] if name not in names)]
-    return {"tests_planned": planned, "tests": [*left, *part["tests"]], "tests_kept": before}
+    return {"tests_planned": planned, "tests": [*left, *part["tests"]], "tests_kept": tests_kept}
 
 
-def _told(kept: Block, environment: Mapping[str, Any], edited: bool) -> dict[str, Any]:
+def _keep_names(runs: Sequence[Block], key: str, wanted: Collection[str]) -> tuple[list[Block], set[str]]:
+    """Of earlier runs what is still wanted of the names under ``key``, and all of these names."""
+    found: list[Block] = []
+    known: set[str] = set()
+    for run in runs:
+        if names := [name for name in run[key] if name in wanted]:
+            found.append({**run, key: names})
+            known.update(names)
+    return found, known
+
+
+def _describe_run(kept: Block, environment: Mapping[str, Any], edited: bool) -> dict[str, Any]:
     """What a verdict that is kept says of its run; the environment only where it is another one."""
     run = kept["run"] or {}
-    told: dict[str, Any] = {key: run.get(key) for key in ("started", "finished", "git")}
-    told["sources"] = SAME
+    description: dict[str, Any] = {key: run.get(key) for key in ("started", "finished", "git")}
+    description["sources"] = SAME
     if "sources" not in run:
-        told["sources"] = UNKNOWN
+        description["sources"] = UNKNOWN
     elif edited or run.get("sources_edited"):
-        told["sources"] = EDITED
+        description["sources"] = EDITED
     if kept["environment"] and kept["environment"] != environment:
-        told["environment"] = kept["environment"]
-    return told
+        description["environment"] = kept["environment"]
+    return description
 
 
-def _cell(old: Cell, new: Cell, told: Mapping[str, Any]) -> Cell:
-    judged = _verdicts(new)
+def _merge_cell(old: Cell, new: Cell, earlier: Mapping[str, Any]) -> Cell:
+    judged = _judged_checks(new)
     if new is old or not judged:
-        return _kept(old, told)
-    if not _verdicts(old) or judged >= set(old["checks"]):
+        return _keep_cell(old, earlier)
+    if not _judged_checks(old) or judged >= set(old["checks"]):
         return new
+    # A cell that should fail is as expected, or not, as a whole: a part of it says neither.
     if old["planned"]["outcome"] == "xfail":
-        return _kept(old, told)  # such a cell is as expected, or not, as a whole: a part of it says neither
-    if not _fit_together(old, new, told):
+        return _keep_cell(old, earlier)
+    if not _fit_together(old, new, earlier):
         return new
-    return _overlaid(_kept(old, told), new)
+    return _overlay(_keep_cell(old, earlier), new)
 
 
-def _kept(cell: Cell, told: Mapping[str, Any]) -> Cell:
+def _keep_cell(cell: Cell, earlier: Mapping[str, Any]) -> Cell:
     """The cell, of which each verdict says the run that it is of."""
-    before = cell.get("kept", [])
-    known = {check for each in before for check in each["checks"]}
+    kept = cell.get("kept", [])
+    known = {check for run in kept for check in run["checks"]}
     own = sorted(set(cell["checks"]) - known)
     if not own:
         return cell
-    return {**cell, "kept": [*before, {"checks": own, **told}]}
+    return {**cell, "kept": [*kept, {"checks": own, **earlier}]}
 
 
-def _fit_together(old: Cell, new: Cell, told: Mapping[str, Any]) -> bool:
+def _fit_together(old: Cell, new: Cell, earlier: Mapping[str, Any]) -> bool:
     """Can verdicts of two runs stand in one cell? Not where one has no result, or ran in another environment."""
     before, after = old["observation"], new["observation"]
-    if not before or not after or before["failure"] or after["failure"] or "environment" in told:
+    if not before or not after or before["failure"] or after["failure"] or "environment" in earlier:
         return False
     if any("environment" in each for each in (before, after, *old.get("kept", []))):
         return False
-    ranks = before.get("ranks", []), after.get("ranks", [])
-    if len(ranks[0]) != len(ranks[1]) or any(rank["failure"] for both in ranks for rank in both):
+    ranks_before, ranks_after = before.get("ranks", []), after.get("ranks", [])
+    if len(ranks_before) != len(ranks_after):
         return False
+    if any(rank["failure"] for rank in (*ranks_before, *ranks_after)):
+        return False
+    # What was damaged must not get a fingerprint that holds, as part of a cell that is put together anew.
     return bool(old["evidence_sha256"] == cell_fingerprint(old))
 
 
-def _overlaid(old: Cell, new: Cell) -> Cell:
+def _overlay(old: Cell, new: Cell) -> Cell:
     """The old cell, with the verdicts of the new one and the sections of its observation that they came from."""
-    judged = _verdicts(new)
-    observation = _sections(old["observation"], new["observation"])
+    observation = _overlay_sections(old["observation"], new["observation"])
     ranks = zip(old["observation"].get("ranks", []), new["observation"].get("ranks", []), strict=True)
-    if merged := [_sections(before, after) for before, after in ranks]:
+    if merged := [_overlay_sections(before, after) for before, after in ranks]:
         observation["ranks"] = merged
+    judged = _judged_checks(new)
     checks = {**old["checks"], **{name: new["checks"][name] for name in judged}}
-    kept = []
-    for each in old["kept"]:
-        if left := [name for name in each["checks"] if name not in judged]:
-            kept.append({**each, "checks": left})
+    left = {name for run in old["kept"] for name in run["checks"]} - judged
+    kept, _ = _keep_names(old["kept"], "checks", left)
     cell = {**new, "kept": kept, "checks": checks, "observation": observation,
             "status": worst([check["verdict"] for check in checks.values()])}
     return {**cell, "evidence_sha256": cell_fingerprint(cell)}
 
 
-def _sections(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def _overlay_sections(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     return {**old, **new, "sections": {**old["sections"], **new["sections"]}}
 
 
-def _verdicts(cell: Mapping[str, Any]) -> set[str]:
+def _verdicts(cells: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for cell in cells:
+        for check in cell["checks"].values():
+            yield check["verdict"]
+
+
+def _judged_checks(cell: Mapping[str, Any]) -> set[str]:
     return {name for name, check in cell["checks"].items() if check["verdict"] != "not_run"}
 
 
-def _any_waits(cells: Sequence[Cell]) -> bool:
-    return any(_waits(cell) for cell in cells)
+def _any_verdict_missing(cells: Iterable[Cell]) -> bool:
+    return "not_run" in _verdicts(cells)
 
 
-def _waits(cell: Mapping[str, Any]) -> bool:
-    return any(check["verdict"] == "not_run" for check in cell["checks"].values())
+def _any_bad(cells: Iterable[Cell], tests: Iterable[Block]) -> bool:
+    return any(verdict in BAD for verdict in (*_verdicts(cells), *(test["verdict"] for test in tests)))
 
 
 def _exit_status(kept: Block, part: Block, cells: Sequence[Cell], tests: Sequence[Block]) -> int | None:
@@ -221,13 +251,13 @@ def _exit_status(kept: Block, part: Block, cells: Sequence[Cell], tests: Sequenc
     status: int | None = part["run"]["exit_status"]
     if status not in (0, 1):
         return status
-    failed = any(check["verdict"] in BAD for cell in cells for check in cell["checks"].values())
-    failed = failed or any(test["verdict"] in BAD for test in tests)
     before = (kept["run"] or {}).get("exit_status")
-    shown = before == 0 or not judges_all_cells(kept) or _any_waits(kept["cells"])
+    # A status of 0 needs no reason. A run of a part, or one that did not come to its end, is completed by this one.
+    reason_shown = before == 0 or not judges_all_cells(kept) or _any_verdict_missing(kept["cells"])
     if before == 1:
-        shown = shown or any(check["verdict"] in BAD for cell in kept["cells"] for check in cell["checks"].values())
-        shown = shown or any(test["verdict"] in BAD for test in kept["tests"])
-    if not shown:
+        reason_shown = reason_shown or _any_bad(kept["cells"], kept["tests"])
+    if not reason_shown:
         return before
-    return 1 if failed or _any_waits(cells) else status
+    if _any_bad(cells, tests) or _any_verdict_missing(cells):
+        return 1
+    return status

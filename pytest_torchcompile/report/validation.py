@@ -12,153 +12,178 @@ from typing import Any, Final, TypeAlias
 
 __all__ = ["Validator", "compile_schema"]
 
-Found: TypeAlias = "tuple[tuple[str | int, ...], str]"
+Mistake: TypeAlias = "tuple[tuple[str | int, ...], str]"
 """Where in the value, and what is wrong there."""
-Validator: TypeAlias = Callable[[Any], "Found | None"]
+Validator: TypeAlias = Callable[[Any], "Mistake | None"]
 """Returns the first mistake in a value, or None."""
 
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
     "object": (dict,), "array": (list,),
 }
-_WORDS: Final = {str: "a text", bool: "true or false", int: "a number", float: "a number", type(None): "null",
-                 dict: "an object", list: "a list"}
+_EXPECTED: Final = {
+    "object": "an object", "array": "a list", "string": "a text", "null": "null", "boolean": "true or false",
+    "integer": "a whole number", "number": "a number",
+}
 _IGNORED: Final = frozenset({"$schema", "$id", "title", "description"})
+_LONGEST: Final = 60
+"""Characters of a value that a mistake is told with."""
 
 
 def compile_schema(schema: dict[str, Any]) -> Validator:
     """Return the validator of a schema. Raises ValueError for a keyword that is not known here."""
-    validators = [_KEYWORDS[keyword](schema) for keyword in _order(schema)]
+    validators = [_KEYWORDS[keyword](schema) for keyword in _ordered_keywords(schema)]
     if len(validators) == 1:
         return validators[0]
 
-    def all_of(value: Any) -> Found | None:
+    def check_all(value: Any) -> Mistake | None:
         for validator in validators:
-            found = validator(value)
-            if found is not None:
-                return found
+            mistake = validator(value)
+            if mistake is not None:
+                return mistake
         return None
 
-    return all_of
+    return check_all
 
 
-def _order(schema: dict[str, Any]) -> list[str]:
+def _ordered_keywords(schema: dict[str, Any]) -> list[str]:
     """The keywords, the type first: the others rely on it."""
     unknown = set(schema) - set(_KEYWORDS) - _IGNORED - {"required", "additionalProperties"}
     if unknown:
         raise ValueError(f"keyword {min(unknown)!r} is not known to this validator")
-    order = [keyword for keyword in _KEYWORDS if keyword in schema]
+    keywords = [keyword for keyword in _KEYWORDS if keyword in schema]
+    # One validator looks at the keys of an object, for all three keywords about them.
     if "additionalProperties" in schema and "properties" not in schema:
-        order.append("properties")
-    return order
+        keywords.append("properties")
+    return keywords
 
 
-def _type(schema: dict[str, Any]) -> Validator:
-    given = schema["type"]
-    names: list[str] = [given] if isinstance(given, str) else given
-    types = tuple(dict.fromkeys(each for name in names for each in _TYPES[name]))
-    exact = frozenset(types)
-    expected = " or ".join({"object": "an object", "array": "a list", "string": "a text", "null": "null",
-                            "boolean": "true or false", "integer": "a whole number", "number": "a number"}[n]
-                           for n in names)
+def _type_validator(schema: dict[str, Any]) -> Validator:
+    names: list[str] = schema["type"]
+    if isinstance(schema["type"], str):
+        names = [schema["type"]]
+    types = frozenset(python_type for name in names for python_type in _TYPES[name])
+    expected = " or ".join(_EXPECTED[name] for name in names)
 
-    if len(types) == 1 and float not in exact:
-        only = types[0]
-        return lambda value: None if type(value) is only else ((), f"found {_shown(value)}, expected {expected}")
+    # Types are compared exactly: JSON has no subclasses, and a bool is no int.
+    if len(types) == 1 and float not in types:
+        (only,) = types
 
-    def check(value: Any) -> Found | None:
-        if type(value) not in exact:  # JSON has no subclasses, and a bool is no int
-            return (), f"found {_shown(value)}, expected {expected}"
+        def check_one_type(value: Any) -> Mistake | None:
+            if type(value) is only:
+                return None
+            return (), f"found {_describe(value)}, expected {expected}"
+
+        return check_one_type
+
+    def check_types(value: Any) -> Mistake | None:
+        if type(value) not in types:
+            return (), f"found {_describe(value)}, expected {expected}"
+        # NaN and infinities differ from themselves less themselves.
         if type(value) is float and value - value != 0:
             return (), f"found {value}, expected {expected}"
         return None
 
-    return check
+    return check_types
 
 
-def _properties(schema: dict[str, Any]) -> Validator:
+def _properties_validator(schema: dict[str, Any]) -> Validator:
     known = {name: compile_schema(inner) for name, inner in schema.get("properties", {}).items()}
     required = frozenset(schema.get("required", ()))
-    other = compile_schema(schema["additionalProperties"]) if schema.get("additionalProperties") else None
+    other: Validator | None = None
+    if schema.get("additionalProperties"):
+        other = compile_schema(schema["additionalProperties"])
 
-    def check(value: Any) -> Found | None:
+    def check_properties(value: Any) -> Mistake | None:
         if not required <= value.keys():
-            return (), f"the key {next(name for name in schema['required'] if name not in value)!r} is missing"
+            missing = next(name for name in schema["required"] if name not in value)
+            return (), f"the key {missing!r} is missing"
         for name, inner in value.items():
             validator = known.get(name, other)
-            if validator is not None and (found := validator(inner)) is not None:
-                return (name, *found[0]), found[1]
+            # A key that the schema does not know is one of a later version.
+            if validator is not None and (mistake := validator(inner)) is not None:
+                place, text = mistake
+                return (name, *place), text
         return None
 
-    return check
+    return check_properties
 
 
-def _items(schema: dict[str, Any]) -> Validator:
+def _items_validator(schema: dict[str, Any]) -> Validator:
     validator = compile_schema(schema["items"])
 
-    def check(value: Any) -> Found | None:
+    def check_items(value: Any) -> Mistake | None:
         for number, inner in enumerate(value):
-            if (found := validator(inner)) is not None:
-                return (number, *found[0]), found[1]
+            mistake = validator(inner)
+            if mistake is not None:
+                place, text = mistake
+                return (number, *place), text
         return None
 
-    return check
+    return check_items
 
 
-def _any_of(schema: dict[str, Any]) -> Validator:
+def _any_of_validator(schema: dict[str, Any]) -> Validator:
     validators = [compile_schema(each) for each in schema["anyOf"]]
 
-    def check(value: Any) -> Found | None:
-        closest: Found | None = None
+    def check_any(value: Any) -> Mistake | None:
+        closest: Mistake | None = None
         for validator in validators:
-            found = validator(value)
-            if found is None:
+            mistake = validator(value)
+            if mistake is None:
                 return None
-            if closest is None or len(found[0]) > len(closest[0]):  # the one that got furthest tells most
-                closest = found
+            # The one that got furthest into the value tells most.
+            if closest is None or len(mistake[0]) > len(closest[0]):
+                closest = mistake
         return closest
 
-    return check
+    return check_any
 
 
-def _enum(schema: dict[str, Any]) -> Validator:
+def _enum_validator(schema: dict[str, Any]) -> Validator:
     allowed = frozenset(schema["enum"])
 
-    def check(value: Any) -> Found | None:
+    def check_word(value: Any) -> Mistake | None:
         if not isinstance(value, str) or value not in allowed:
-            return (), f"found {_shown(value)}, expected one of {', '.join(schema['enum'])}"
+            return (), f"found {_describe(value)}, expected one of {', '.join(schema['enum'])}"
         return None
 
-    return check
+    return check_word
 
 
-def _pattern(schema: dict[str, Any]) -> Validator:
+def _pattern_validator(schema: dict[str, Any]) -> Validator:
     pattern = re.compile(schema["pattern"])
 
-    def check(value: Any) -> Found | None:
-        return None if pattern.search(value) else ((), f"found {_shown(value)}, expected the form {schema['pattern']}")
+    def check_form(value: Any) -> Mistake | None:
+        if pattern.search(value):
+            return None
+        return (), f"found {_describe(value)}, expected the form {schema['pattern']}"
 
-    return check
+    return check_form
 
 
-def _minimum(schema: dict[str, Any]) -> Validator:
+def _minimum_validator(schema: dict[str, Any]) -> Validator:
     least = schema["minimum"]
 
-    def check(value: Any) -> Found | None:
-        return None if value >= least else ((), f"found {value}, expected at least {least}")
+    def check_size(value: Any) -> Mistake | None:
+        if value >= least:
+            return None
+        return (), f"found {value}, expected at least {least}"
 
-    return check
-
-
-def _unique(schema: dict[str, Any]) -> Validator:
-    def check(value: Any) -> Found | None:
-        twice = _twice(value)
-        return None if twice is None else ((), f"{_shown(twice)} is listed twice")
-
-    return check
+    return check_size
 
 
-def _twice(values: Iterable[Any]) -> Any:
+def _unique_validator(schema: dict[str, Any]) -> Validator:
+    def check_unique(value: Any) -> Mistake | None:
+        repeated = _repeated_value(value)
+        if repeated is None:
+            return None
+        return (), f"{_describe(repeated)} is listed twice"
+
+    return check_unique
+
+
+def _repeated_value(values: Iterable[Any]) -> Any:
     seen = set()
     for value in values:
         if value in seen:
@@ -167,14 +192,19 @@ def _twice(values: Iterable[Any]) -> Any:
     return None
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, (dict, list)):
-        return _WORDS[type(value)]
+def _describe(value: Any) -> str:
+    if isinstance(value, dict):
+        return _EXPECTED["object"]
+    if isinstance(value, list):
+        return _EXPECTED["array"]
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST - 3]}..."
 
 
 _KEYWORDS: Final[dict[str, Callable[[dict[str, Any]], Validator]]] = {
-    "type": _type, "enum": _enum, "pattern": _pattern, "minimum": _minimum, "properties": _properties,
-    "items": _items, "uniqueItems": _unique, "anyOf": _any_of,
+    "type": _type_validator, "enum": _enum_validator, "pattern": _pattern_validator, "minimum": _minimum_validator,
+    "properties": _properties_validator, "items": _items_validator, "uniqueItems": _unique_validator,
+    "anyOf": _any_of_validator,
 }

@@ -328,9 +328,9 @@ def _playbook_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _playbook(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.playbook.command import run
+    from pytest_torchcompile.playbook.chapters import run_command
 
-    return run(given)
+    return run_command(given)
 
 
 # gates: the three gates of the production layer, alone

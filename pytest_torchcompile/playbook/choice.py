@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from pytest_torchcompile.backends import BACKENDS
-from pytest_torchcompile.gate.markdown import inline_code as code
+from pytest_torchcompile.gate.markdown import inline_code
 from pytest_torchcompile.gate.policy_limits import worst_rank
 from pytest_torchcompile.playbook.prose import evidence, table
 from pytest_torchcompile.quantity import count, readable_seconds
 from pytest_torchcompile.report.facts import Facts
 
-__all__ = ["Setting", "best", "choices", "ran", "settings"]
+__all__ = ["Setting", "best_setting", "choices", "has_verdict", "settings_by_model"]
 
 AXES: Final = ("backend", "mode", "dynamic", "wrapper")
 """What one chooses when one compiles. The other axes (dtype, phase, your own) are what it has to hold for."""
 DEFAULTS: Final = {"mode": "default", "dynamic": "auto", "wrapper": "none"}
+NAMED: Final = 4
+"""Settings that are named where more do not hold."""
 
 
 RULE: Final = ("Of the settings in which every check holds in every cell: the one with most cells, then the fastest "
                "where speed was measured, then the one that recompiles least, then the one nearest to torch's "
                "defaults.")
+NO_SPEED: Final = ("Speed was not measured in this report, so it does not say whether compiling is worth it: the "
+                   "choice above is between what is right. `pytest_torchcompile.benchmark` measures it.")
 
 
 @dataclass(frozen=True)
@@ -41,114 +45,138 @@ class Setting:
         return all(cell.status == "pass" for cell in self.cells)
 
     @property
-    def stage(self) -> bool:
+    def is_stage(self) -> bool:
         """Whether the backend only shows how far the compiler comes; nobody deploys it."""
         record = BACKENDS.get(self.values[0])
         return record is not None and not record.kernels and record.name != "cudagraphs"
 
     @property
-    def fake(self) -> bool:
+    def is_fake(self) -> bool:
         """Whether it was compiled in the fake lane, which says nothing of any number."""
         return any(cell.lane == "fake" for cell in self.cells)
+
+    @property
+    def is_real(self) -> bool:
+        """Whether somebody could deploy it."""
+        return not self.is_stage and not self.is_fake
 
     @property
     def ids(self) -> list[str]:
         """Of its cells."""
         return [cell.id for cell in self.cells]
 
-    def worst(self, metric: str) -> float | None:
+    def worst_of(self, metric: str) -> float | None:
         """The largest number of a metric over the cells that measured it."""
-        return max(self._numbers(metric), default=None)
+        return max(self._numbers_of(metric), default=None)
 
-    def median(self, metric: str) -> float | None:
+    def median_of(self, metric: str) -> float | None:
         """The median of a metric over the cells that measured it."""
-        found = list(self._numbers(metric))
-        return statistics.median(found) if found else None
+        numbers = self._numbers_of(metric)
+        return statistics.median(numbers) if numbers else None
 
-    def _numbers(self, metric: str) -> Iterator[float]:
-        for cell in self.cells:
-            if (found := worst_rank(cell.ranks, metric)) is not None:
-                yield found
+    def _numbers_of(self, metric: str) -> list[float]:
+        measured = [worst_rank(cell.ranks, metric) for cell in self.cells]
+        return [number for number in measured if number is not None]
 
     def __str__(self) -> str:
         """As arguments of torch.compile, Markdown; what is at its default is left out."""
-        told = [f"{axis}={value}" for axis, value in zip(AXES, self.values, strict=True)
-                if value and DEFAULTS.get(axis) != value]
-        return code(", ".join(told))
+        arguments = []
+        for axis, value in zip(AXES, self.values, strict=True):
+            if value and value != DEFAULTS.get(axis):
+                arguments.append(f"{axis}={value}")
+        return inline_code(", ".join(arguments))
 
 
-def ran(cell: Facts) -> bool:
+def has_verdict(cell: Facts) -> bool:
     """Did the cell come to a verdict?"""
     return cell.status not in ("skip", "not_run")
 
 
-def settings(cells: Iterable[Facts]) -> dict[str, list[Setting]]:
+def settings_by_model(cells: Iterable[Facts]) -> dict[str, list[Setting]]:
     """Every setting of each model, in the order of the report; cells that did not run count for nothing."""
-    found: dict[str, dict[tuple[str, ...], list[Facts]]] = {}
-    for cell in cells:
-        if ran(cell):
-            values = tuple(cell.axes.get(axis, "") for axis in AXES)
-            found.setdefault(cell.axes.get("model", ""), {}).setdefault(values, []).append(cell)
-    return {model: [Setting(model, values, tuple(own)) for values, own in of.items()] for model, of in found.items()}
+    grouped: dict[str, dict[tuple[str, ...], list[Facts]]] = {}
+    for cell in filter(has_verdict, cells):
+        values = tuple(cell.axes.get(axis, "") for axis in AXES)
+        grouped.setdefault(cell.axes.get("model", ""), {}).setdefault(values, []).append(cell)
+    by_model = {}
+    for model, groups in grouped.items():
+        by_model[model] = [Setting(model, values, tuple(group)) for values, group in groups.items()]
+    return by_model
 
 
-def best(of: Sequence[Setting]) -> Setting | None:
+def best_setting(settings: Sequence[Setting]) -> Setting | None:
     """The setting that the report speaks for, by :data:`RULE`; None where none holds."""
-    good = [setting for setting in of if setting.holds and not setting.stage and not setting.fake]
-    most = max((len(setting.cells) for setting in good), default=0)
-    return min((s for s in good if len(s.cells) == most), key=_cost, default=None)
+    good = [setting for setting in settings if setting.holds and setting.is_real]
+    return min(good, key=_rank_by_rule, default=None)
 
 
-def _cost(setting: Setting) -> tuple[float, float, int, float]:
+def _rank_by_rule(setting: Setting) -> tuple[int, float, float, int, float]:
+    """Smaller is better."""
+    # A backend has no default, so none is a change.
     changed = sum(DEFAULTS.get(axis, value) != value for axis, value in zip(AXES, setting.values, strict=True))
-    return (-(setting.median("speedup") or 1.0), setting.worst("recompiles") or 0.0, changed,
-            setting.median("compile_seconds") or 0.0)
+    return (-len(setting.cells), -(setting.median_of("speedup") or 1.0), setting.worst_of("recompiles") or 0.0,
+            changed, setting.median_of("compile_seconds") or 0.0)
 
 
 def choices(by_model: dict[str, list[Setting]]) -> list[str]:
-    """A table: for each model what to use and why."""
-    rows = [(code(model), *_row(of)) for model, of in by_model.items()]
-    lines = table(("model", "use", "because", "does not hold"), rows)
-    if all(best(of) is None for of in by_model.values()):  # nothing was chosen, so there is no rule to tell
-        return [*lines, ""]
+    """A table: for each model what to use and why. Empty where no cell ran."""
+    if not by_model:
+        return []
+    lines = table(("model", "use", "because", "does not hold"),
+                  [_table_row(model, settings) for model, settings in by_model.items()])
+    # Where nothing was chosen there is no rule to tell.
+    if not any(map(best_setting, by_model.values())):
+        return lines
     lines += [RULE, ""]
-    if not any(setting.median("speedup") is not None for of in by_model.values() for setting in of):
-        lines += ["Speed was not measured in this report, so it does not say whether compiling is worth it: the choice "
-                  "above is between what is right. `pytest_torchcompile.benchmark` measures it.", ""]
+    every = [setting for settings in by_model.values() for setting in settings]
+    if all(setting.median_of("speedup") is None for setting in every):
+        lines += [NO_SPEED, ""]
     return lines
 
 
-def _row(of: Sequence[Setting]) -> tuple[str, str, str]:
-    real = [setting for setting in of if not setting.stage and not setting.fake]
+def _table_row(model: str, settings: Sequence[Setting]) -> tuple[str, str, str, str]:
+    real = [setting for setting in settings if setting.is_real]
     bad = [setting for setting in real if not setting.holds]
-    told = ", ".join(map(str, bad[:4])) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "") or "-"
-    chosen = best(of)
+    does_not_hold = ", ".join(map(str, bad[:NAMED])) or "-"
+    if len(bad) > NAMED:
+        does_not_hold += f" and {len(bad) - NAMED} more"
+    chosen = best_setting(settings)
     if chosen is not None:
+        use = str(chosen)
+        because = f"{'; '.join(_reasons_for(chosen))} {evidence(chosen.ids)}"
         others = len(real) - len(bad) - 1
-        also = f"; {count(others, 'other setting')} hold{'s' * (others == 1)} too" if others else ""
-        return str(chosen), f"{'; '.join(_reasons(chosen))} {evidence(chosen.ids)}{also}", told
-    if real:
-        return "no compiling yet", f"none of {count(len(real), 'setting')} holds: see the gotchas", told
-    if all(setting.fake for setting in of):
-        return "not told", f"only the fake lane was tried, in which no number is judged " \
-                           f"{evidence(c for s in of for c in s.ids)}", told
-    holds = [setting for setting in of if setting.holds]
-    names = ", ".join(sorted({code(setting.values[0]) for setting in holds}))
-    verb = "hold" if "," in names else "holds"
+        if others:
+            because += f"; {count(others, 'other setting holds', 'other settings hold')} too"
+    elif real:
+        use, because = "no compiling yet", f"none of {count(len(real), 'setting')} holds: see the gotchas"
+    else:
+        use, because = "not told", _why_no_choice(settings)
+    return inline_code(model), use, because, does_not_hold
+
+
+def _why_no_choice(settings: Sequence[Setting]) -> str:
+    """Of settings of which nobody could deploy one."""
+    every_cell = [cell for setting in settings for cell in setting.ids]
+    if all(setting.is_fake for setting in settings):
+        return f"only the fake lane was tried, in which no number is judged {evidence(every_cell)}"
     why = "only stages of the compiler were tried"
-    if holds:
-        return "not told", f"{why}; {names} {verb} {evidence(c for s in holds for c in s.ids)}", told
-    return "not told", f"{why}, and none holds {evidence(c for s in of for c in s.ids)}", told
+    holding = [setting for setting in settings if setting.holds]
+    if not holding:
+        return f"{why}, and none holds {evidence(every_cell)}"
+    names = sorted({inline_code(setting.values[0]) for setting in holding})
+    verb = "holds" if len(names) == 1 else "hold"
+    return f"{why}; {', '.join(names)} {verb} {evidence(cell for setting in holding for cell in setting.ids)}"
 
 
-def _reasons(setting: Setting) -> Iterator[str]:
+def _reasons_for(setting: Setting) -> Iterator[str]:
     yield f"every check holds in {count(len(setting.cells), 'cell')}"
-    numbers: tuple[tuple[str, Callable[[str], float | None], Callable[[float], str]], ...] = (
-        ("speedup", setting.median, lambda n: f"{n:.2f} times as fast as eager"),
-        ("graph_breaks", setting.worst, lambda n: f"{count(int(n), 'graph break') if n else 'no graph break'}"),
-        ("recompiles", setting.worst, lambda n: f"{count(int(n), 'recompile')} at most" if n else "no recompile"),
-        ("compile_seconds", setting.median, lambda n: f"compiles in {readable_seconds(n)}"),
-    )
-    for metric, over, told in numbers:
-        if (found := over(metric)) is not None:
-            yield told(found)
+    speedup, seconds = setting.median_of("speedup"), setting.median_of("compile_seconds")
+    breaks, recompiles = setting.worst_of("graph_breaks"), setting.worst_of("recompiles")
+    if speedup is not None:
+        yield f"{speedup:.2f} times as fast as eager"
+    if breaks is not None:
+        yield count(int(breaks), "graph break") if breaks else "no graph break"
+    if recompiles is not None:
+        yield f"{count(int(recompiles), 'recompile')} at most" if recompiles else "no recompile"
+    if seconds is not None:
+        yield f"compiles in {readable_seconds(seconds)}"

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pytest_torchcompile.checks import CHECKS, COMPARING
-from pytest_torchcompile.gate.markdown import code_block
-from pytest_torchcompile.gate.markdown import inline_code as code
+from pytest_torchcompile.gate.markdown import code_block, inline_code
 from pytest_torchcompile.oracle.diagnosis import STAGES, stages_before
 from pytest_torchcompile.playbook.prose import evidence, prose
 from pytest_torchcompile.quantity import count
@@ -28,72 +27,91 @@ KNOBS: Final[dict[str, str]] = {name: check.logs for name, check in CHECKS.items
 
 def gotchas(cells: Sequence[Facts], matrix: str) -> list[str]:
     """A paragraph for each cause, the worst first."""
-    at = {cell.id: cell for cell in cells}
-    found = group_causes(cells, VERDICTS)
-    if not found:
+    causes = group_causes(cells, VERDICTS)
+    if not causes:
         return ["None: every check holds in every cell that ran.", ""]
-    return [line for number, cause in enumerate(found, 1) for line in _gotcha(number, cause, at, matrix)]
+    by_id = {cell.id: cell for cell in cells}
+    lines: list[str] = []
+    for number, cause in enumerate(causes, 1):
+        lines += _paragraph(number, cause, by_id)
+        lines += _how_to_see(cause, by_id, matrix)
+    return lines
 
 
-def _gotcha(number: int, cause: Cause, at: Mapping[str, Facts], matrix: str) -> Iterator[str]:
-    problem, check = cause.problem, cause.checks[0]
-    title = code(problem.place) if problem.place else ", ".join(cause.checks)
-    known = " (known: a rule of the matrix expects it)" if cause.verdict == "xfail" else ""
+def _paragraph(number: int, cause: Cause, by_id: Mapping[str, Facts]) -> Iterator[str]:
+    problem = cause.problem
+    title = inline_code(problem.place) if problem.place else ", ".join(cause.checks)
     short = textwrap.shorten(problem.message, TITLE, placeholder=" ...")
     yield f"### {number}. {title}: {prose(short)}"
     yield ""
-    whole = "" if short == problem.message else f" {prose(problem.message)}"
-    yield f"In {count(len(cause.cells), 'cell')} {evidence(cause.cells)}{known}.{whole}"
+    where = f"In {count(len(cause.cells), 'cell')} {evidence(cause.cells)}"
+    if cause.verdict == "xfail":
+        where += " (known: a rule of the matrix expects it)"
+    # A title that had to be cut is followed by the whole message.
+    yield f"{where}." if short == problem.message else f"{where}. {prose(problem.message)}"
     yield ""
     for line in cause.further_lines():
         yield f"- {prose(line)}"
     if problem.hint:
         yield f"- Try: {prose(problem.hint)}"
-    if stage := _stage(cause, at):
+    stage = _stage_to_blame(cause, by_id)
+    if stage:
         yield f"- {stage}"
-    channels = KNOBS.get(check if cause.verdict in ("fail", "xfail", "xpass") else cause.verdict)
-    if channels:
-        yield "- To see it:"
-        cell = cause.cells[0]
-        # Ranks have processes of their own, whose output nobody sees: what torch logs goes to a file.
-        how = f"TORCH_LOGS={channels} TORCH_LOGS_OUT=torch.log pytest" if at[cell].lane == "ranks" else \
-              f"TORCH_LOGS={channels} pytest --compile-inprocess -s"
-        command = f"{how} --compile-matrix={matrix} '{matrix}::{cell}'"
-        yield from ("  " + line if line else line for line in code_block(command))
-    else:
+
+
+def _how_to_see(cause: Cause, by_id: Mapping[str, Facts], matrix: str) -> Iterator[str]:
+    """The command that shows what torch logs of it."""
+    judged = cause.verdict in ("fail", "xfail", "xpass")
+    channels = KNOBS.get(cause.checks[0] if judged else cause.verdict)
+    if not channels:
         yield ""
+        return
+    cell = cause.cells[0]
+    command = f"TORCH_LOGS={channels} pytest --compile-inprocess -s"
+    # Ranks have processes of their own, whose output nobody sees: what torch logs goes to a file.
+    if by_id[cell].lane == "ranks":
+        command = f"TORCH_LOGS={channels} TORCH_LOGS_OUT=torch.log pytest"
+    yield "- To see it:"
+    for line in code_block(f"{command} --compile-matrix={matrix} '{matrix}::{cell}'"):
+        yield f"  {line}" if line else ""
 
 
-def _stage(cause: Cause, at: Mapping[str, Facts]) -> str:
-    """Where in the compiler, if a cell that differs in nothing but its backend holds the check.
-
-    Graph breaks, recompiles and coverage are Dynamo's doing, whatever the backend.
-    """
+def _stage_to_blame(cause: Cause, by_id: Mapping[str, Facts]) -> str:
+    """Where in the compiler, if a cell that differs in nothing but its backend holds the check."""
+    # Graph breaks, recompiles and coverage are Dynamo's doing, whatever the backend.
     if cause.verdict == "fail" and COMPARING.isdisjoint(cause.checks) and "raised" not in cause.problem.message:
         return ""
-    for failing in (at[cell] for cell in cause.cells):
+    for cell in cause.cells:
+        failing = by_id[cell]
         backend = failing.axes.get("backend", "")
-        for before in reversed(stages_before(backend)) if backend else ():
-            twin = _twin(failing, before, at)
-            if twin is not None and all(_held(twin, check) for check in cause.checks):
+        if not backend:
+            continue
+        # The nearest stage before it says most.
+        for before in reversed(stages_before(backend)):
+            sibling = _cell_with_backend(failing, before, by_id)
+            if sibling is None or not all(_has_passed(sibling, check) for check in cause.checks):
+                continue
+            blame = f"what {inline_code(backend)} does after that"
+            if _next_stage(before) == backend:
                 blame = STAGES.get(backend, "the backend itself")
-                return f"With backend {code(before)} the same cell holds {evidence([twin.id])}, so look at " \
-                       f"{blame if _next(before) == backend else f'what {code(backend)} does after that'}."
+            return f"With backend {inline_code(before)} the same cell holds {evidence([sibling.id])}, so look at " \
+                   f"{blame}."
     return ""
 
 
-def _next(backend: str) -> str:
+def _next_stage(backend: str) -> str:
     names = list(STAGES)
     return names[names.index(backend) + 1] if backend in names[:-1] else ""
 
 
-def _twin(cell: Facts, backend: str, at: Mapping[str, Facts]) -> Facts | None:
+def _cell_with_backend(cell: Facts, backend: str, by_id: Mapping[str, Facts]) -> Facts | None:
     """The cell with this backend and all other axes the same."""
     wanted = {**cell.axes, "backend": backend}
-    return next((other for other in at.values() if other.axes == wanted), None)
+    for other in by_id.values():
+        if other.axes == wanted:
+            return other
+    return None
 
 
-def _held(cell: Facts, check: str) -> bool:
-    return any(v.check == check and v.verdict == "pass" for v in cell.verdicts)
-
-
+def _has_passed(cell: Facts, check: str) -> bool:
+    return any(each.check == check and each.verdict == "pass" for each in cell.verdicts)

@@ -3,172 +3,238 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from pytest_torchcompile.checks.recompiles import SHAPES
-from pytest_torchcompile.gate.markdown import inline_code as code
-from pytest_torchcompile.playbook.choice import Setting, best
+from pytest_torchcompile.gate.markdown import inline_code
+from pytest_torchcompile.ledger.records import Compile
+from pytest_torchcompile.playbook.choice import Setting, best_setting
 from pytest_torchcompile.playbook.prose import evidence, prose, table
 from pytest_torchcompile.quantity import count, readable_seconds
 from pytest_torchcompile.report.facts import Facts, as_number
 
 __all__ = ["caches", "shapes", "warm_up"]
 
+ONLY_STAGES: Final = ("Only stages of the compiler were tried, which nobody runs in production: there is nothing to "
+                      "warm up.")
+HOW_TO_WARM_UP: Final = ("Warm up with calls of these sizes, in this order, before the first request or step: each of "
+                         "them waits for a compiler.")
+KEEP_CACHES: Final = ("- Keep the folder of `TORCHINDUCTOR_CACHE_DIR` between processes and CI jobs: the look-ups that "
+                      "missed are then hits.")
+STATIC_RECOMPILES: Final = ("`static` compiles again for each size. Pad to a few lengths (`ShapeStabilizer`), or mark "
+                            "the dimension with its range (`mark_dynamic_dims`). Only where neither can be, take "
+                            "another value of `dynamic`; `dynamic=True` is discouraged.")
+
+
+# warm-up
+
 
 def warm_up(by_model: Mapping[str, Sequence[Setting]]) -> list[str]:
     """For each model's chosen setting: the calls that compile, whether it ever ends, and what it takes."""
     rows = []
-    for model, of in by_model.items():
-        chosen = best(of)
-        for cell in chosen.cells if chosen is not None else ():
+    only_stages = bool(by_model)
+    for model, settings in by_model.items():
+        only_stages = only_stages and all(setting.is_stage for setting in settings)
+        chosen = best_setting(settings)
+        if chosen is None:
+            continue
+        for cell in chosen.cells:
             if cell.compiles:
-                rows.append((code(model), *_calls(cell), evidence([cell.id])))
-    every = [setting for of in by_model.values() for setting in of]
-    if every and all(setting.stage for setting in every):
-        return ["Only stages of the compiler were tried, which nobody runs in production: there is nothing to warm up.",
-                ""]
+                rows.append((inline_code(model), _calls_to_make(cell), _what_comes_after(cell), _compile_time(cell),
+                             evidence([cell.id])))
+    if only_stages:
+        return [ONLY_STAGES, ""]
     if not rows:
         return ["The report has no setting that holds, so there is nothing to warm up yet.", ""]
-    lines = table(("model", "warm up with", "then", "it takes", "cell"), rows)
-    return [*lines, "Warm up with calls of these sizes, in this order, before the first request or step: each of them "
-                    "waits for a compiler.", ""]
+    return [*table(("model", "warm up with", "then", "it takes", "cell"), rows), HOW_TO_WARM_UP, ""]
 
 
-def _calls(cell: Facts) -> tuple[str, str, str]:
-    """The calls of the first pass that compiled, what came after, and the seconds."""
-    compiles = cell.compiles
-    first = [c.during for c in compiles if c.during and "," not in _tail(c.during)]
-    later = [c for c in compiles if c.during and "," in _tail(c.during)]
-    names = list(dict.fromkeys(first))
-    trains = cell.axes.get("phase") == "training" or any(c.kind == "backward" for c in compiles)
-    backward = ", forward and backward" if trains else ""
-    then = "nothing compiles any more" if not later else \
-        f"the same calls still compile {count(len(later), 'time')}: no warm-up ends this"
-    return prose(", ".join(names) + backward) or "any call", then, readable_seconds(sum(c.seconds for c in compiles))
+def _calls_to_make(cell: Facts) -> str:
+    """The calls of the first pass that compiled, each once."""
+    calls: dict[str, None] = {}
+    for compiled in cell.compiles:
+        if compiled.during and not _is_repeated_call(compiled.during):
+            calls[compiled.during] = None
+    names = ", ".join(calls)
+    if cell.axes.get("phase") == "training" or any(compiled.kind == "backward" for compiled in cell.compiles):
+        names += ", forward and backward"
+    return prose(names) or "any call"
 
 
-def _tail(label: str) -> str:
-    """``call 2 (B=6), second time`` without its sizes: a comma in it says that the call came again."""
+def _what_comes_after(cell: Facts) -> str:
+    again = [compiled for compiled in cell.compiles if compiled.during and _is_repeated_call(compiled.during)]
+    if again:
+        return f"the same calls still compile {count(len(again), 'time')}: no warm-up ends this"
+    return "nothing compiles any more"
+
+
+def _is_repeated_call(label: str) -> bool:
+    """``call 2 (B=6), second time``: a comma outside of the sizes says that the call came again."""
     head, _, rest = label.partition("(")
-    return head + rest.partition(")")[2]
+    _, _, tail = rest.partition(")")
+    return "," in head + tail
+
+
+def _compile_time(cell: Facts) -> str:
+    return readable_seconds(_total_seconds(cell.compiles))
+
+
+def _total_seconds(compiles: Iterable[Compile]) -> float:
+    return sum(compiled.seconds for compiled in compiles)
+
+
+# caches
 
 
 def caches(cells: Sequence[Facts]) -> list[str]:
     """What the compile caches answered, and what a kept cache would save."""
-    answers: Counter[str] = Counter(answer for cell in cells for c in cell.compiles for answer in c.caches)
+    answers: Counter[str] = Counter()
+    missed: dict[str, list[Compile]] = {}
+    served: dict[str, list[Compile]] = {}
+    never_cached: list[str] = []
+    for cell in cells:
+        for compiled in cell.compiles:
+            answers.update(compiled.caches)
+            # `fx miss`, `aot hit`, `fx bypass`: which cache, and what it answered.
+            kinds = {answer.rpartition(" ")[2] for answer in compiled.caches}
+            if "miss" in kinds:
+                missed.setdefault(cell.id, []).append(compiled)
+            if kinds == {"hit"}:
+                served.setdefault(cell.id, []).append(compiled)
+            if "bypass" in kinds:
+                never_cached.append(cell.id)
     if not answers:
         return ["No compile of this report asked a cache.", ""]
-    lines = [f"- Asked {sum(answers.values())} times: {', '.join(f'{n} {code(a)}' for a, n in answers.most_common())}."]
-    missed = [(cell, c) for cell in cells for c in cell.compiles if any(a.endswith("miss") for a in c.caches)]
-    served = [(cell, c) for cell in cells for c in cell.compiles
-              if c.caches and all(a.endswith("hit") for a in c.caches)]
-    for what, found in (("with a miss", missed), ("served from a cache", served)):
-        if found:
-            mean = sum(c.seconds for _, c in found) / len(found)
-            lines.append(f"- {count(len(found), 'compile')} {what} took {readable_seconds(mean)} each "
-                         f"{evidence(cell.id for cell, _ in found)}.")
+    counted = ", ".join(f"{number} {inline_code(answer)}" for answer, number in answers.most_common())
+    lines = [f"- Asked {answers.total()} times: {counted}."]
+    lines += [*_mean_compile_time("with a miss", missed), *_mean_compile_time("served from a cache", served)]
     if missed:
-        lines.append("- Keep the folder of `TORCHINDUCTOR_CACHE_DIR` between processes and CI jobs: the look-ups that "
-                     "missed are then hits.")
-    past = [cell.id for cell in cells if any(a.endswith("bypass") for c in cell.compiles for a in c.caches)]
-    if past:
-        lines.append(f"- Some graphs are never cached (`bypass`), so each process compiles them anew {evidence(past)}.")
+        lines.append(KEEP_CACHES)
+    if never_cached:
+        lines.append(f"- Some graphs are never cached (`bypass`), so each process compiles them anew "
+                     f"{evidence(never_cached)}.")
     return [*lines, ""]
+
+
+def _mean_compile_time(what: str, by_cell: Mapping[str, Sequence[Compile]]) -> Iterator[str]:
+    if by_cell:
+        number = sum(map(len, by_cell.values()))
+        mean = sum(map(_total_seconds, by_cell.values())) / number
+        yield f"- {count(number, 'compile')} {what} took {readable_seconds(mean)} each {evidence(by_cell)}."
+
+
+# sizes and buckets
 
 
 def shapes(by_model: Mapping[str, Sequence[Setting]]) -> list[str]:
     """What ``dynamic`` does to each model, where the report has more than one value of it and more than one size."""
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []
-    for model, of in by_model.items():
-        by_value = _by_dynamic(of)
+    for model, settings in by_model.items():
+        by_value = _cells_by_dynamic(settings)
         if len(by_value) > 1:
             for value, cells in by_value.items():
-                rows.append((code(model), code(value), *_recompiles(cells), evidence(c.id for c in cells)))
-            notes += _note(model, by_value)
-        cells = [cell for setting in of for cell in setting.cells]
-        notes += [*_covered(model, cells), *_padded(model, cells)]
+                rows.append((inline_code(model), inline_code(value), *_recompiles_columns(cells),
+                             evidence(cell.id for cell in cells)))
+            notes += _notes_on_dynamic(model, by_value)
+        every_cell = [cell for setting in settings for cell in setting.cells]
+        notes += [*_covered_ranges(model, every_cell), *_padded_lengths(model, every_cell)]
     if not rows:
         return ["The report has no model with more than one value of `dynamic` and more than one size.", "", *notes, ""]
     return [*table(("model", "dynamic", "sizes", "recompiles", "compiles in", "cells"), rows), *notes, ""]
 
 
-def _covered(model: str, cells: Sequence[Facts]) -> Iterator[str]:
+def _covered_ranges(model: str, cells: Sequence[Facts]) -> Iterator[str]:
     """So many graphs for all lengths up to the largest bucket (check ``shape_stability``, where it passed)."""
-    found: dict[str, list[str]] = {}
+    by_range: dict[str, list[str]] = {}
     for cell in cells:
-        passed = any(each.check == "shape_stability" and each.verdict == "pass" for each in cell.verdicts)
-        covered = cell.section("shape_stability").get("covered") if passed else None
-        for each in filter(lambda one: isinstance(one, dict), covered if isinstance(covered, list) else ()):
-            told = (f"{each.get('graphs')} graph(s) do for every {each.get('dim')} from {each.get('least')} to "
+        if not any(each.check == "shape_stability" and each.verdict == "pass" for each in cell.verdicts):
+            continue
+        for each in _records_of_stability(cell, "covered"):
+            text = (f"{each.get('graphs')} graph(s) do for every {each.get('dim')} from {each.get('least')} to "
                     f"{each.get('most')}, padded to its bucket")
-            found.setdefault(told, []).append(cell.id)
-    for told, ids in found.items():
-        yield f"- {code(model)}: {prose(told)} {evidence(ids)}."
+            by_range.setdefault(text, []).append(cell.id)
+    for text, ids in by_range.items():
+        yield f"- {inline_code(model)}: {prose(text)} {evidence(ids)}."
 
 
-def _padded(model: str, cells: Sequence[Facts]) -> Iterator[str]:
+def _padded_lengths(model: str, cells: Sequence[Facts]) -> Iterator[str]:
     """What lengths between the buckets did when they were padded (check ``shape_stability``)."""
     served: dict[str, list[str]] = {}
     other: dict[str, list[str]] = {}
     for cell in cells:
-        between = cell.section("shape_stability").get("between")
-        for each in filter(lambda found: isinstance(found, dict), between if isinstance(between, list) else ()):
+        for each in _records_of_stability(cell, "between"):
             name = f"{each.get('dim')}={each.get('length')} to {each.get('bucket')}"
-            good = each.get("graphs") and not each.get("compiles") and not each.get("error")
-            (served if good else other).setdefault(name, []).append(cell.id)
-    for found, told in ((served, "run what is compiled already"), (other, "do not: see the gotchas")):
-        if found:
-            ids = [cell for cells in found.values() for cell in cells]
-            yield f"- {code(model)}: lengths padded to their bucket ({prose(', '.join(found))}) {told} {evidence(ids)}."
+            runs_what_is_there = each.get("graphs") and not each.get("compiles") and not each.get("error")
+            lengths = served if runs_what_is_there else other
+            lengths.setdefault(name, []).append(cell.id)
+    for lengths, what in ((served, "run what is compiled already"), (other, "do not: see the gotchas")):
+        if lengths:
+            ids = [cell for cells_of_length in lengths.values() for cell in cells_of_length]
+            yield f"- {inline_code(model)}: lengths padded to their bucket ({prose(', '.join(lengths))}) {what} " \
+                  f"{evidence(ids)}."
 
 
-def _by_dynamic(of: Sequence[Setting]) -> dict[str, list[Facts]]:
-    found: dict[str, list[Facts]] = {}
-    for setting in [setting for setting in of if not setting.stage] or of:
+def _records_of_stability(cell: Facts, key: str) -> list[dict[str, Any]]:
+    """A list of the check's section; what is no record is left out."""
+    records = cell.section("shape_stability").get(key)
+    if not isinstance(records, list):
+        return []
+    return [each for each in records if isinstance(each, dict)]
+
+
+def _cells_by_dynamic(settings: Sequence[Setting]) -> dict[str, list[Facts]]:
+    """Cells that met more than one size, by their value of ``dynamic``."""
+    by_value: dict[str, list[Facts]] = {}
+    # A stage of the compiler counts only where nothing else was tried.
+    for setting in [setting for setting in settings if not setting.is_stage] or settings:
         for cell in setting.cells:
-            if (_sizes(cell) or 0) > 1 and cell.compiles and "dynamic" in cell.axes:
-                found.setdefault(cell.axes["dynamic"], []).append(cell)
-    return found
+            if _number_of_sizes(cell) > 1 and cell.compiles and "dynamic" in cell.axes:
+                by_value.setdefault(cell.axes["dynamic"], []).append(cell)
+    return by_value
 
 
-def _sizes(cell: Facts) -> float | None:
-    return as_number(cell.section("recompiles").get("sizes"))
+def _number_of_sizes(cell: Facts) -> float:
+    return as_number(cell.section("recompiles").get("sizes")) or 0
 
 
-def _recompiles(cells: Sequence[Facts]) -> tuple[str, str, str]:
+def _recompiles_columns(cells: Sequence[Facts]) -> tuple[str, str, str]:
+    """The columns ``sizes``, ``recompiles`` and ``compiles in``."""
     counts = [len(cell.recompiles) for cell in cells]
-    times = [sum(c.seconds for c in cell.compiles) for cell in cells]
-    return (f"{max(_sizes(cell) or 0 for cell in cells):g}", _range(f"{min(counts)}", f"{max(counts)}"),
-            _range(readable_seconds(min(times)), readable_seconds(max(times))))
+    times = [_total_seconds(cell.compiles) for cell in cells]
+    return (f"{max(map(_number_of_sizes, cells)):g}", _range_text(str(min(counts)), str(max(counts))),
+            _range_text(readable_seconds(min(times)), readable_seconds(max(times))))
 
 
-def _range(low: str, high: str) -> str:
+def _range_text(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _note(model: str, by_value: Mapping[str, Sequence[Facts]]) -> Iterator[str]:
+def _notes_on_dynamic(model: str, by_value: Mapping[str, Sequence[Facts]]) -> Iterator[str]:
     most = {value: max(len(cell.recompiles) for cell in cells) for value, cells in by_value.items()}
-    others = [count for value, count in most.items() if value != "static"]
-    if "static" in most and others and most["static"] > max(others):
-        yield f"- {code(model)}: `static` compiles again for each size. Pad to a few lengths (`ShapeStabilizer`), or " \
-              "mark the dimension with its range (`mark_dynamic_dims`). Only where neither can be, take another " \
-              "value of `dynamic`; `dynamic=True` is discouraged."
-    every = [cell for cells in by_value.values() for cell in cells]
-    for (what, place), cells in _other_causes(every).items():
-        if len({cell.axes["dynamic"] for cell in cells}) == len(by_value):
-            yield f"- {code(model)}: recompiles because of {prose(what)} ({code(place)}), whatever `dynamic` says: " \
-                  f"see the gotchas {evidence(cell.id for cell in cells)}."
-    special = [cell.id for cell in every if (as_number(cell.section("recompiles").get("special")) or 0) > 0]
+    static = most.pop("static", None)
+    if static is not None and most and static > max(most.values()):
+        yield f"- {inline_code(model)}: {STATIC_RECOMPILES}"
+    every_cell = [cell for cells in by_value.values() for cell in cells]
+    for (what, place), cells in _cells_by_other_cause(every_cell).items():
+        values = {cell.axes["dynamic"] for cell in cells}
+        if len(values) == len(by_value):
+            yield f"- {inline_code(model)}: recompiles because of {prose(what)} ({inline_code(place)}), whatever " \
+                  f"`dynamic` says: see the gotchas {evidence(cell.id for cell in cells)}."
+    special = [cell.id for cell in every_cell if (as_number(cell.section("recompiles").get("special")) or 0) > 0]
     if special:
-        yield f"- {code(model)}: sizes 0 and 1 are compiled apart, whatever `dynamic` says {evidence(special)}."
+        yield f"- {inline_code(model)}: sizes 0 and 1 are compiled apart, whatever `dynamic` says {evidence(special)}."
 
 
-def _other_causes(cells: Sequence[Facts]) -> dict[tuple[str, str], list[Facts]]:
+def _cells_by_other_cause(cells: Sequence[Facts]) -> dict[tuple[str, str], list[Facts]]:
     """(what differed, place) to cells, of the recompiles that no size explains."""
-    found: dict[tuple[str, str], list[Facts]] = {}
+    by_cause: dict[tuple[str, str], list[Facts]] = {}
     for cell in cells:
-        for what in dict.fromkeys((c.what or c.cause, f"{c.file}:{c.line}") for c in cell.recompiles
-                                  if c.cause not in SHAPES):
-            found.setdefault(what, []).append(cell)
-    return found
+        causes: dict[tuple[str, str], None] = {}
+        for compiled in cell.recompiles:
+            if compiled.cause not in SHAPES:
+                causes[compiled.what or compiled.cause, f"{compiled.file}:{compiled.line}"] = None
+        for cause in causes:
+            by_cause.setdefault(cause, []).append(cell)
+    return by_cause

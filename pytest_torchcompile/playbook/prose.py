@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from pytest_torchcompile.gate.markdown import inline_code as code
+from pytest_torchcompile.gate.markdown import inline_code
 from pytest_torchcompile.report.harmless import harmless_text
 
 __all__ = ["evidence", "prose", "table"]
@@ -28,24 +28,34 @@ def prose(text: str) -> str:
     'set `a_b` to \\\\*1\\\\* \\\\<b\\\\>'
     """
     line = " ".join(harmless_text(text).split())
-    line = line if len(line) <= TEXT else f"{line[:TEXT]}..."
+    if len(line) > TEXT:
+        line = f"{line[:TEXT]}..."
     parts = line.split("`")
     if "``" in line or "|" in line or len(parts) % 2 == 0:
-        return _MARKUP.sub(r"\\\1", line)
-    return "".join(code(part) if number % 2 else _MARKUP.sub(r"\\\1", part) for number, part in enumerate(parts))
+        return _escape_markup(line)
+    # Backticks come in pairs, so every second part is code.
+    parts[::2] = map(_escape_markup, parts[::2])
+    parts[1::2] = map(inline_code, parts[1::2])
+    return "".join(parts)
+
+
+def _escape_markup(text: str) -> str:
+    return _MARKUP.sub(r"\\\1", text)
 
 
 def evidence(cells: Iterable[str]) -> str:
     """``(`a`, `b` and 3 more)``."""
     names = list(dict.fromkeys(cells))
-    more = len(names) - SHOWN
-    return f"({', '.join(map(code, names[:SHOWN]))}{f' and {more} more' if more > 0 else ''})"
+    shown = ", ".join(map(inline_code, names[:SHOWN]))
+    if len(names) > SHOWN:
+        return f"({shown} and {len(names) - SHOWN} more)"
+    return f"({shown})"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A table whose cells are Markdown already, and the empty line after it."""
-    return [_row(head), "|" + "---|" * len(head), *map(_row, rows), ""]
+    return [_table_row(head), "|" + "---|" * len(head), *map(_table_row, rows), ""]
 
 
-def _row(cells: Sequence[str]) -> str:
+def _table_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"

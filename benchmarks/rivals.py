@@ -25,7 +25,7 @@ from torch._dynamo.utils import same
 
 from pytest_torchcompile.faults import CASES, Case
 from pytest_torchcompile.faults.case import KINDS
-from pytest_torchcompile.faults.outcome import run
+from pytest_torchcompile.faults.outcome import run_case
 from pytest_torchcompile.faults.presence import Presence
 from pytest_torchcompile.oracle import Recording
 
@@ -97,7 +97,7 @@ def main() -> int:
         presence = Presence(case)
         if case.kind not in NOT_BY_VALUE and not case.control and not presence.differences():
             nothing.append(case.name)
-        outcome = run(case)
+        outcome = run_case(case)
         found = {**verdicts(case, presence), "compare()": outcome.verdict in ("caught", "false alarm")}
         faults[case.kind] += bool(case.kind)
         correct += not case.kind

@@ -41,19 +41,24 @@ class Program:
     """Why it is not run elsewhere."""
 
     def __str__(self) -> str:
-        sizes = "; ".join(", ".join(f"{name}={size}" for name, size in sizes.items()) for sizes in self.sizes)
-        mode = "" if self.training else ", evaluation"
+        calls = []
+        for sizes in self.sizes:
+            calls.append(", ".join(f"{name}={size}" for name, size in sizes.items()))
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.model.__name__} of {self.inputs.__name__} ({sizes}), {dtype}{mode}"
+        text = f"{self.model.__name__} of {self.inputs.__name__} ({'; '.join(calls)}), {dtype}"
+        if not self.training:
+            text += ", evaluation"
+        return text
 
-    def build(self, seed: int = 0) -> torch.nn.Module:
-        """The model with parameters drawn from ``seed``."""
-        torch.manual_seed(seed)
+    def build_model(self) -> torch.nn.Module:
+        """The model with the same parameters each time."""
+        torch.manual_seed(0)
         return self.model().to(self.device, self.dtype).train(self.training)
 
-    def calls(self, seed: int = 0) -> list[Batch]:
-        """One batch for each entry of ``sizes``, drawn from ``seed``."""
-        torch.manual_seed(seed + 1)
+    def make_calls(self) -> list[Batch]:
+        """One batch for each entry of ``sizes``, the same each time."""
+        # Another seed than the model's: batches made of the numbers of its parameters would be no random ones.
+        torch.manual_seed(1)
         return [Batch.of(self.inputs(**sizes)).to(device=self.device, dtype=self.dtype) for sizes in self.sizes]
 
 
@@ -74,7 +79,7 @@ class Case:
     alone: bool = False
     """Is everything else right, so that nothing else may be reported?"""
     check: str = "compare"
-    """What must catch it: ``compare``, a check of the matrix, or ``memory`` (``gauges.memory.growth``)."""
+    """What must catch it: ``compare``, a check of the matrix, or ``memory`` (``gauges.memory.memory_growth``)."""
     dynamic: bool | None = None
     steps: int = 1
     below: str = ""

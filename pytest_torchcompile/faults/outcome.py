@@ -26,7 +26,7 @@ from pytest_torchcompile.run.runner import run_cell
 from pytest_torchcompile.run.subject import cxx_compiler
 from pytest_torchcompile.state.torch_state import isolated
 
-__all__ = ["GOOD", "Outcome", "Report", "run"]
+__all__ = ["GOOD", "Checked", "Outcome", "Report", "run_case"]
 
 GOOD: Final = ("caught", "below noise", "silent", "mended", "unavailable")
 """The verdicts that are as they should be."""
@@ -63,12 +63,23 @@ class Outcome:
     def __str__(self) -> str:
         kind = self.case.kind or "correct"
         lines = [f"{self.verdict}: {self.case.name} ({kind}; {self.case.says})"]
-        lines += [f"    {self.text}"] if self.text else []
-        lines += [f"    reported: {r.kind} of {r.where}: {r.text}" for r in self.reports[:6]]
+        if self.text:
+            lines.append(f"    {self.text}")
+        for report in self.reports[:6]:
+            lines.append(f"    reported: {report.kind} of {report.where}: {report.text}")
         return "\n".join(lines)
 
 
-def run(case: Case) -> Outcome:
+@dataclass(frozen=True)
+class Checked:
+    """What a check made of a case."""
+
+    reports: list[Report]
+    noise: float = 0.0
+    """The largest difference that was found, in units of rounding noise; 0 where compiled equals eager bit by bit."""
+
+
+def run_case(case: Case) -> Outcome:
     """Run one case through the check that is there for it."""
     start = time.perf_counter()
     if case.inductor and case.program.device == "cpu" and cxx_compiler() is None:
@@ -77,27 +88,43 @@ def run(case: Case) -> Outcome:
         return Outcome(case, "unavailable", (), case.program.cpu_only)
     reports: list[Report] = []
     try:
-        reports, noise = _CHECKS.get(case.check, _by_cell)(case)
-        verdict, text = (_of_fault if case.kind else _of_correct)(case, reports, noise)
+        checked = _CHECKS.get(case.check, _check_cell)(case)
+        reports = checked.reports
+        if case.kind:
+            verdict, text = _judge_fault(case, reports)
+        else:
+            verdict, text = _judge_correct(case, checked)
     except Exception as error:
         verdict, text = "failed", f"the check itself raised {type(error).__name__}: {error}"
     return Outcome(case, verdict, tuple(reports), text, time.perf_counter() - start)
 
 
-def _of_fault(case: Case, reports: list[Report], noise: float) -> tuple[str, str]:
+def _judge_fault(case: Case, reports: list[Report]) -> tuple[str, str]:
+    """The verdict on a fault, and why."""
     if any("UsageError: the graph" in report.text for report in reports):
         return "not planted", "a pass did not find what it was to change"
     hits = [report.kind == case.kind and case.where in report.where for report in reports]
     if any(hits):
-        return ("caught", "") if all(hits) or not case.alone else ("false alarm", "beside the fault, right things too")
+        if case.alone and not all(hits):
+            return "false alarm", "beside the fault, right things too"
+        return "caught", ""
+    # What these are about no comparison of tensors shows, so that there is no second opinion to ask for.
     if case.check != "compare" or case.kind in ("vacuous", "nondeterministic"):
         return "missed", f"{case.check} reported nothing of kind {case.kind!r}"
+    return _judge_silence(case, reports)
+
+
+def _judge_silence(case: Case, reports: list[Report]) -> tuple[str, str]:
+    """The verdict where the fault was not reported: it is missed, unless it is not there or excused."""
     presence = Presence(case)
-    if case.upstream and presence.largest() < _MENDED:
+    if case.upstream and presence.largest_difference() < _MENDED:
         return "mended", f"this torch computes it right ({case.upstream})"
-    if not presence.differences() - ({"error"} if case.kind != "error" else set()):
+    differences = presence.differences()
+    if case.kind != "error":
+        differences.discard("error")
+    if not differences:
         return "not planted", "eager and compiled are equal, bit by bit"
-    if case.below and not reports and presence.excused():
+    if case.below and not reports and presence.is_rounding():
         return "below noise", case.below
     place = f" in {case.where!r}" if case.where else ""
     return "missed", f"expected a problem of kind {case.kind!r}{place}; what differs: {sorted(presence.differences())}"
@@ -107,32 +134,35 @@ _MENDED: Final = 0.05
 """A relative difference that no rounding explains, and that torch's own faults exceed many times."""
 
 
-def _of_correct(case: Case, reports: list[Report], noise: float) -> tuple[str, str]:
-    if reports:
+def _judge_correct(case: Case, checked: Checked) -> tuple[str, str]:
+    if checked.reports:
         return "false alarm", ""
-    if case.check == "compare" and not case.control and not noise:
+    if case.check == "compare" and not case.control and not checked.noise:
         return "not planted", "compiled is bitwise equal to eager, so that its silence proves nothing"
     return "silent", ""
 
 
-def _by_compare(case: Case) -> tuple[list[Report], float]:
+def _check_by_compare(case: Case) -> Checked:
     config = CompileConfig(enabled=True, backend=case.backend(), dynamic=case.dynamic)
-    found = compare(case.program.build(), case.program.calls(), config, steps=case.steps)
-    return [Report(p.kind, p.where, f"{p.message} {p.evidence}") for p in found.problems], found.noise
+    comparison = compare(case.program.build_model(), case.program.make_calls(), config, steps=case.steps)
+    reports = [Report(each.kind, each.where, f"{each.message} {each.evidence}") for each in comparison.problems]
+    return Checked(reports, comparison.noise)
 
 
-def _by_memory(case: Case) -> tuple[list[Report], float]:
+def _check_memory(case: Case) -> Checked:
     """Bytes that each further step leaves behind."""
-    model, (batch,) = case.program.build(), case.program.calls()
+    model, (batch,) = case.program.build_model(), case.program.make_calls()
     with isolated([]):
         compiled = torch.compile(model, backend=case.backend())
 
-        def step() -> None:
+        def run_step() -> None:
             model.zero_grad()
             compiled(*batch.clone().args).square().mean().backward()
 
-        growth = memory.memory_growth(step, case.program.device)
-    return ([Report("memory", "each step", f"leaves {growth / 2**20:.1f} MiB behind")] if growth > _LEAK else []), 0.0
+        growth = memory.memory_growth(run_step, case.program.device)
+    if growth <= _LEAK:
+        return Checked([])
+    return Checked([Report("memory", "each step", f"leaves {growth / 2**20:.1f} MiB behind")])
 
 
 _LEAK: Final = 2**19
@@ -140,13 +170,14 @@ _LEAK: Final = 2**19
 _KINDS: Final = {"graph_breaks": "graph_break", "recompiles": "recompile", "compiles": "vacuous"}
 
 
-def _by_cell(case: Case) -> tuple[list[Report], float]:
+def _check_cell(case: Case) -> Checked:
     """As a cell of a matrix, in this process, judged by the check of that name."""
     program = case.program
     dims = {name: Dim(buckets=tuple(sizes[name] for sizes in program.sizes)) for name in program.sizes[0]}
-    entry = ModelEntry("program", _reference(program.model), _reference(program.inputs), dims=dims)
+    entry = ModelEntry("program", _path_of(program.model), _path_of(program.inputs), dims=dims)
     dynamic = next(name for name, value in DYNAMIC.items() if value is case.dynamic)
     cell = Cell(model="program", backend=case.backend(), dynamic=dynamic, device=program.device)
+    # Running a cell puts the folder of its matrix onto the path.
     path = list(sys.path)
     try:
         seen, _ = run_cell(Job(cell.to_dict(), entry.to_dict(), str(Path.cwd()), (case.check,)))
@@ -155,11 +186,12 @@ def _by_cell(case: Case) -> tuple[list[Report], float]:
     if failure := seen["failure"]:
         raise TorchcompileError(f"the cell did not run: {failure}")
     problems = checks.load(case.check).judge(seen["sections"][case.check], {})
-    return [Report(_KINDS[case.check], p.evidence or p.message, p.message) for p in problems], 0.0
+    kind = _KINDS[case.check]
+    return Checked([Report(kind, each.evidence or each.message, each.message) for each in problems])
 
 
-def _reference(function: Callable[..., object]) -> str:
+def _path_of(function: Callable[..., object]) -> str:
     return f"{function.__module__}:{function.__qualname__}"
 
 
-_CHECKS: Final = {"compare": _by_compare, "memory": _by_memory}
+_CHECKS: Final[dict[str, Callable[[Case], Checked]]] = {"compare": _check_by_compare, "memory": _check_memory}

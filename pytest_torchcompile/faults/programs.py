@@ -10,38 +10,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812 -- its usual name
 from torch import Tensor, nn
 
+from pytest_torchcompile.faults.case import Program
+
 __all__ = [
-    "Attention",
-    "Casts",
-    "Convolution",
-    "Dropping",
-    "Fused",
-    "GroupUp",
-    "Integers",
-    "Named",
-    "Norms",
-    "Peak",
-    "Perceptron",
-    "Pointwise",
-    "Reductions",
-    "Shares",
-    "Tied",
-    "Tiny",
-    "Tokens",
-    "Views",
-    "Writes",
-    "images",
-    "integers",
-    "large_rows",
-    "rows",
-    "rows_and_cache",
-    "rows_and_one_of_them",
-    "rows_without_gradient",
-    "sequences",
-    "token_ids",
-    "turned_rows",
-    "whole_rows",
-]
+    "ATTENTION", "CONVOLUTION", "DROPPING", "FUSED", "HALF_PERCEPTRON", "INTEGERS", "NAMED", "NORMS", "PERCEPTRON",
+    "POINTWISE", "REDUCTIONS", "THREE_SIZES", "TIED", "TOKENS", "TWO_BATCHES", "VIEWS", "Attention", "Casts",
+    "Convolution", "Dropping", "GroupUp", "Peak", "Perceptron", "Pointwise", "Reductions", "Shares", "Tiny", "Writes",
+    "images", "large_rows", "rows", "rows_and_cache", "rows_and_one_of_them", "rows_without_gradient", "sequences",
+    "turned_rows", "whole_rows",
+]  # fmt: skip
 
 
 class Perceptron(nn.Module):
@@ -270,7 +247,9 @@ def rows_without_gradient(B: int, width: int = 12) -> Tensor:
 
 def turned_rows(B: int, turned: int) -> Tensor:
     """Rows, (B, 12); if turned, as the transpose of a matrix of 12 rows."""
-    return (torch.randn(12, B).t() if turned else torch.randn(B, 12)).requires_grad_()
+    if turned:
+        return torch.randn(12, B).t().requires_grad_()
+    return torch.randn(B, 12).requires_grad_()
 
 
 def rows_and_one_of_them(B: int) -> tuple[Tensor, Tensor]:
@@ -296,8 +275,10 @@ def sequences(B: int, S: int = 6, scale: int = 1) -> Tensor:
 
 def images(B: int, C: int = 4, H: int = 8, last: int = 1) -> Tensor:
     """Images, (B, C, H, H), in channels_last if ``last``."""
-    layout = torch.channels_last if last else torch.contiguous_format
-    return torch.randn(B, C, H, H).to(memory_format=layout).requires_grad_()
+    drawn = torch.randn(B, C, H, H)
+    if last:
+        drawn = drawn.to(memory_format=torch.channels_last)
+    return drawn.requires_grad_()
 
 
 def token_ids(B: int) -> Tensor:
@@ -313,3 +294,25 @@ def integers(B: int) -> tuple[Tensor, Tensor]:
 def rows_and_cache(B: int) -> tuple[Tensor, Tensor]:
     """Rows, and a cache that the model writes to."""
     return rows(B), torch.randn(5, 12)
+
+
+# The programs that several files of faults share. What only one of them needs stands there.
+PERCEPTRON = Program(Perceptron, rows)
+HALF_PERCEPTRON = Program(Perceptron, rows, dtype=torch.bfloat16)
+# A second size makes torch compile anew, with symbolic sizes; the third one reuses that graph.
+THREE_SIZES = Program(Perceptron, rows, ({"B": 4}, {"B": 7}, {"B": 6}))
+TWO_BATCHES = Program(Perceptron, rows, ({"B": 8}, {"B": 8}))
+POINTWISE = Program(Pointwise, rows)
+TIED = Program(Tied, rows)
+NAMED = Program(Named, rows)
+VIEWS = Program(Views, rows)
+NORMS = Program(Norms, rows)
+ATTENTION = Program(Attention, sequences, ({"B": 2},))
+FUSED = Program(Fused, sequences, ({"B": 2},))
+CONVOLUTION = Program(Convolution, images, ({"B": 4},))
+# With fewer rows two masks could be equal by chance.
+DROPPING = Program(Dropping, rows, ({"B": 32},))
+# Sums of 12 numbers would be rounded too little for any order of theirs to show.
+REDUCTIONS = Program(Reductions, rows, ({"B": 4, "width": 300},))
+TOKENS = Program(Tokens, token_ids)
+INTEGERS = Program(Integers, integers)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -16,10 +17,9 @@ import torch
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.faults import CASES
 from pytest_torchcompile.faults.case import KINDS, Case
-from pytest_torchcompile.faults.outcome import Outcome, Report, run
-from pytest_torchcompile.faults.table import table
+from pytest_torchcompile.faults.outcome import Outcome, Report, run_case
 
-__all__ = ["selected", "selftest"]
+__all__ = ["selected_cases", "selftest", "table"]
 
 WORDS = (*KINDS, "correct", "control")
 
@@ -29,18 +29,18 @@ _STEP = 40
 
 
 def selftest(words: str, say: Callable[[str], object], device: str = "cpu") -> int:
-    """Run the cases that ``words`` selects (see :func:`selected`) on a device, say what came of them, return the exit
-    code.
+    """Run the cases that ``words`` selects (see :func:`selected_cases`) on a device, and say what came of them.
 
+    Returns the exit code.
     0: every fault was caught and nothing correct was reported; 1: one was missed, or a false alarm came.
     Raises :class:`UsageError` for a device that is not here.
     """
-    cases = selected(words)
+    cases = selected_cases(words)
     refuse_missing(device)
     workers = min(4, os.cpu_count() or 1, len(cases))
     say(f"{len(cases)} cases on torch {torch.__version__}, on {device}, in {workers} process(es)")
     start = time.perf_counter()
-    outcomes = []
+    outcomes: list[Outcome] = []
     for outcome in _run_all(cases, workers, device):
         outcomes.append(outcome)
         if not outcome.ok:
@@ -49,31 +49,40 @@ def selftest(words: str, say: Callable[[str], object], device: str = "cpu") -> i
             say(f"{len(outcomes)} of {len(cases)} after {time.perf_counter() - start:.0f} s")
     say("")
     say(table(outcomes))
-    bad = [o for o in outcomes if not o.ok]
+    bad = [outcome for outcome in outcomes if not outcome.ok]
+    seconds = time.perf_counter() - start
     say("")
-    say(f"{'FAILED' if bad else 'passed'} in {time.perf_counter() - start:.0f} s"
-        + (f": {len(bad)} of {len(outcomes)} cases are not as they should be" if bad else ""))
-    return 1 if bad else 0
+    if bad:
+        say(f"FAILED in {seconds:.0f} s: {len(bad)} of {len(outcomes)} cases are not as they should be")
+        return 1
+    say(f"passed in {seconds:.0f} s")
+    return 0
 
 
-def selected(words: str) -> list[Case]:
+def selected_cases(words: str) -> list[Case]:
     """The cases of these kinds, or with these words in their names, separated by commas; all where there are none.
 
     ``correct`` are the backends that round differently, ``control`` the programs without any fault.
     Raises :class:`UsageError` for a word that selects nothing.
     """
-    found: list[Case] = []
+    selected: list[Case] = []
     for word in filter(None, map(str.strip, words.split(","))):
-        these = [case for case in CASES if word == _kind(case) or (word not in WORDS and word in case.name)]
-        if not these:
+        # A kind stands for itself only: "value" would also be in the names of some cases.
+        if word in WORDS:
+            matching = [case for case in CASES if word == _kind_of(case)]
+        else:
+            matching = [case for case in CASES if word in case.name]
+        if not matching:
             raise UsageError(f"--compile-selftest: {word!r} is no kind, and in the name of no case; "
                              f"{nearest(word, WORDS)}")
-        found += [case for case in these if case not in found]
-    return found or list(CASES)
+        selected += [case for case in matching if case not in selected]
+    return selected or list(CASES)
 
 
-def _kind(case: Case) -> str:
-    return case.kind or ("control" if case.control else "correct")
+def _kind_of(case: Case) -> str:
+    if case.control:
+        return "control"
+    return case.kind or "correct"
 
 
 def refuse_missing(device: str) -> None:
@@ -88,22 +97,82 @@ def refuse_missing(device: str) -> None:
 
 def _run_all(cases: Sequence[Case], workers: int, device: str) -> Iterator[Outcome]:
     """In order, each as soon as it is there. Cases go to the processes as their places in CASES."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, or it tells of each start and stop
-    spawn = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_quiet) as pool:
-        found = pool.map(_run, [(CASES.index(case), device) for case in cases])
+    # Else torch's profiler tells of each start and stop.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    # Not fork: torch's threads do not survive it.
+    spawn = multiprocessing.get_context("spawn")
+    places = [(CASES.index(case), device) for case in cases]
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_silence_torch) as pool:
+        results = pool.map(_run_place, places)
         for case in cases:
-            yield Outcome(case, *next(found))
+            yield Outcome(case, *next(results))
 
 
-def _quiet() -> None:
+def _silence_torch() -> None:
     """Torch logs what it thinks of many of these faults; the table is what should be read."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
 
 
-def _run(what: tuple[int, str]) -> tuple[str, tuple[Report, ...], str, float]:
-    case, device = CASES[what[0]], what[1]
-    outcome = run(replace(case, program=replace(case.program, device=device)))
+def _run_place(place: tuple[int, str]) -> tuple[str, tuple[Report, ...], str, float]:
+    # A case holds functions that can't be pickled, so neither it nor its outcome crosses the processes whole.
+    index, device = place
+    case = CASES[index]
+    outcome = run_case(replace(case, program=replace(case.program, device=device)))
     return outcome.verdict, outcome.reports, outcome.text, outcome.seconds
+
+
+_APART = {"below noise": "below rounding", "mended": "not in this torch", "unavailable": "not run"}
+"""Verdicts that are neither good nor bad, and what the remarks below the table call them."""
+_COLUMNS = ("kind", "planted", "caught", "missed", "below rounding", "false alarms")
+_Row = tuple[str | int, ...]
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """What was caught, missed and falsely reported, one line for each kind of problem. Markdown, which a terminal shows
+    as it is.
+
+    A false alarm counts under every kind that it was reported as.
+    """
+    alarms: Counter[str] = Counter()
+    for outcome in outcomes:
+        if outcome.verdict == "false alarm":
+            alarms.update({report.kind for report in outcome.reports} - {outcome.case.kind})
+    planted = [outcome for outcome in outcomes if outcome.case.kind]
+    rows: list[_Row] = [_COLUMNS]
+    for kind in KINDS:
+        row = _table_row(kind, [outcome for outcome in planted if outcome.case.kind == kind], alarms[kind])
+        if any(row[1:]):
+            rows.append(row)
+    rows.append(_table_row("all", planted, sum(outcome.verdict == "false alarm" for outcome in outcomes)))
+    return "\n".join([*_markdown_lines(rows), "", *_remarks(outcomes)])
+
+
+def _table_row(kind: str, outcomes: Sequence[Outcome], alarms: int) -> _Row:
+    verdicts = Counter(outcome.verdict for outcome in outcomes)
+    missed = sum(not outcome.ok for outcome in outcomes)
+    return kind, len(outcomes), verdicts["caught"], missed, verdicts["below noise"], alarms
+
+
+def _markdown_lines(rows: Sequence[_Row]) -> list[str]:
+    """Columns as wide as their widest cell, numbers at the right."""
+    first, *others = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for name, *numbers in rows:
+        cells = [f"{number:>{width}}" for number, width in zip(numbers, others, strict=True)]
+        lines.append(f"| {name:{first}} | {' | '.join(cells)} |")
+    rules = ["-" * (width - 1) + ":" for width in others]
+    lines.insert(1, f"| {'-' * first} | {' | '.join(rules)} |")
+    return lines
+
+
+def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    controls = sum(outcome.case.control for outcome in outcomes)
+    correct = sum(not outcome.case.kind and not outcome.case.control for outcome in outcomes)
+    yield (f"False alarms are counted over {correct} correct backends that round differently and "
+           f"{controls} programs with nothing planted in them.")
+    for verdict, words in _APART.items():
+        names = [f"{outcome.case.name} ({outcome.text})" for outcome in outcomes if outcome.verdict == verdict]
+        if names:
+            yield f"{len(names)} {words}: {'; '.join(names)}."

@@ -1,126 +1,179 @@
-"""Spoilers: the ways to make a tensor, a graph or a backend wrong, from which the records are put together."""
+"""Spoilers: the ways to make a tensor, a graph or a backend wrong, from which the records are put together.
+
+The first ones give what ``Case.backend`` wants: something that makes a backend, anew for each run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from pytest_torchcompile.backends.toolkit import Pass, Runner, Toolkit, edit, replace, results
+from pytest_torchcompile.backends.toolkit import Pass, Runner, Toolkit, drop, edit, replace, results
 from pytest_torchcompile.errors import UsageError
 
 __all__ = [
-    "after",
-    "backward",
-    "constant",
-    "element",
-    "gradient",
-    "output",
-    "rounded",
-    "sometimes",
-    "traced",
+    "change_gradient",
+    "change_in_runs",
+    "change_output",
+    "change_results",
+    "change_returned",
+    "drop_in_backward",
+    "drop_operator",
+    "first_scaled",
+    "named_backend",
+    "one_element",
+    "rounded_to",
+    "scaled_by",
+    "shift_constant",
+    "swap_in_backward",
+    "swap_operator",
 ]
 
 Change = Callable[[Tensor], Any]
+MakeBackend = Callable[[], Toolkit]
 
 
-def traced(operator: str, function: Callable[..., Any], *, nth: int | None = None) -> Callable[[], Toolkit]:
+def named_backend(name: str) -> Callable[[], str]:
+    """One of torch's own backends, by its name."""
+    return partial(str, name)
+
+
+# In Dynamo's graph, before there is a backward: the backward is derived from what is left, so it is as wrong.
+
+
+def swap_operator(operator: str, function: Callable[..., Any], *, nth: int | None = None) -> MakeBackend:
     """A backend that calls another function for an operator of Dynamo's graph; its backward follows."""
-    return lambda: Toolkit(dynamo=replace(operator, function, nth=nth))
+    return partial(Toolkit, dynamo=replace(operator, function, nth=nth))
 
 
-def output(change: Change, which: int = 0) -> Callable[[], Toolkit]:
-    """A backend that changes one result of the forward graph each time it runs; the backward stays right."""
-    return lambda: Toolkit(forward=_one(which, change))
+def drop_operator(operator: str) -> MakeBackend:
+    """A backend that leaves an operator out of Dynamo's graph; its backward follows."""
+    return partial(Toolkit, dynamo=drop(operator))
 
 
-def gradient(shape: Sequence[int], change: Change) -> Callable[[], Toolkit]:
-    """A backend that changes the gradient of that shape each time the backward runs."""
-
-    def changed(found: list[Any], _: object) -> list[Any]:
-        places = [i for i, g in enumerate(found) if isinstance(g, Tensor) and list(g.shape) == list(shape)]
-        if not places:
-            shapes = [tuple(g.shape) for g in found if g is not None]
-            raise UsageError(f"the graph returns no gradient of shape {tuple(shape)}; found {shapes}")
-        return [change(g) if i == places[0] else g for i, g in enumerate(found)]
-
-    return lambda: Toolkit(backward=results(changed))
-
-
-def backward(operator: str, function: Callable[..., Any], *, nth: int | None = None) -> Callable[[], Toolkit]:
-    """A backend that calls another function for an operator of the backward graph."""
-    return lambda: Toolkit(backward=replace(operator, function, nth=nth))
-
-
-def constant(operator: str, error: float, *, nth: int = 0) -> Callable[[], Toolkit]:
+def shift_constant(operator: str, error: float, *, nth: int = 0) -> MakeBackend:
     """A backend in which the number that an operator is called with is off by a relative error."""
 
-    def off(node: fx.Node) -> None:
+    def shift_number(node: fx.Node) -> None:
         if not isinstance(node.args[1], (int, float)):
             raise UsageError(f"{node} is called with {node.args[1]!r}, not with a number")
         node.update_arg(1, node.args[1] * (1 + error))
 
-    return lambda: Toolkit(dynamo=edit(operator, off, nth=nth))
+    return partial(Toolkit, dynamo=edit(operator, shift_number, nth=nth))
 
 
-def after(change: Callable[[list[Any], tuple[Any, ...]], Sequence[Any]]) -> Callable[[], Toolkit]:
+def change_returned(function: Change) -> MakeBackend:
+    """A backend whose Dynamo graph hands its first output through a function; the backward follows."""
+
+    def insert_call(module: fx.GraphModule) -> Runner | None:
+        node = next(n for n in module.graph.nodes if n.op == "output")
+        outputs = list(node.args[0])
+        with module.graph.inserting_before(node):
+            outputs[0] = module.graph.call_function(function, (outputs[0],))
+        node.args = (tuple(outputs),)
+        return None
+
+    return partial(Toolkit, dynamo=insert_call)
+
+
+# In AOTAutograd's graphs: forward or backward is wrong, the other one stays right.
+
+
+def change_output(change: Change) -> MakeBackend:
+    """A backend that changes the first result of the forward graph each time it runs; the backward stays right."""
+    return partial(Toolkit, forward=_change_first(change))
+
+
+def change_results(change: Callable[[list[Any], tuple[Any, ...]], Sequence[Any]]) -> MakeBackend:
     """A backend that sees results and inputs of the forward graph each time it runs, and returns other results."""
-    return lambda: Toolkit(forward=results(change))
+    return partial(Toolkit, forward=results(change))
 
 
-def sometimes(when: Callable[[int, tuple[Any, ...]], bool], change: Change, which: int = 0) -> Callable[[], Toolkit]:
-    """A backend that changes one result in those runs for which ``when(number of the run from 1, inputs)`` holds."""
+def change_in_runs(when: Callable[[int], bool], change: Change) -> MakeBackend:
+    """A backend that changes the first result in those runs for which ``when(number of the run, from 1)`` holds."""
 
     def make() -> Toolkit:
         runs = 0
 
-        def changed(found: list[Any], inputs: tuple[Any, ...]) -> list[Any]:
+        def change_if_due(returned: list[Any], _: object) -> list[Any]:
             nonlocal runs
             runs += 1
-            if when(runs, inputs):
-                found[which] = change(found[which])
-            return found
+            if when(runs):
+                returned[0] = change(returned[0])
+            return returned
 
-        return Toolkit(forward=results(changed))
+        return Toolkit(forward=results(change_if_due))
 
     return make
 
 
-def element(index: int, factor: float) -> Change:
+def change_gradient(shape: Sequence[int], change: Change) -> MakeBackend:
+    """A backend that changes the first gradient of that shape each time the backward runs."""
+
+    def change_one(gradients: list[Any], _: object) -> list[Any]:
+        for place, gradient in enumerate(gradients):
+            if isinstance(gradient, Tensor) and list(gradient.shape) == list(shape):
+                return [*gradients[:place], change(gradient), *gradients[place + 1:]]
+        shapes = [tuple(gradient.shape) for gradient in gradients if gradient is not None]
+        raise UsageError(f"the graph returns no gradient of shape {tuple(shape)}; found {shapes}")
+
+    return partial(Toolkit, backward=results(change_one))
+
+
+def swap_in_backward(operator: str, function: Callable[..., Any]) -> MakeBackend:
+    """A backend that calls another function for an operator of the backward graph."""
+    return partial(Toolkit, backward=replace(operator, function))
+
+
+def drop_in_backward(operator: str) -> MakeBackend:
+    """A backend that leaves an operator of the backward graph out."""
+    return partial(Toolkit, backward=drop(operator))
+
+
+# What is done to one tensor.
+
+
+def scaled_by(factor: float) -> Change:
+    """Multiply every element."""
+
+    def scale(tensor: Tensor) -> Tensor:
+        return tensor * factor
+
+    return scale
+
+
+def one_element(index: int, factor: float) -> Change:
     """Multiply one element, counted in reading order (from the end if negative); NaN replaces it."""
 
-    def change(tensor: Tensor) -> Tensor:
+    def scale_element(tensor: Tensor) -> Tensor:
         place = index % tensor.numel()
         mask = (torch.arange(tensor.numel(), device=tensor.device) == place).view(tensor.shape)
         return torch.where(mask, tensor * factor, tensor)
 
-    return change
+    return scale_element
 
 
-def rounded(dtype: torch.dtype) -> Change:
+def rounded_to(dtype: torch.dtype) -> Change:
     """Round to a narrower dtype and return in the tensor's own."""
-    return lambda tensor: tensor.to(dtype).to(tensor.dtype)
+
+    def round_trip(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype).to(tensor.dtype)
+
+    return round_trip
 
 
-def _one(which: int, change: Change) -> Pass:
-    def changed(found: list[Any], _: object) -> list[Any]:
-        found[which] = change(found[which])
-        return found
-
-    return results(changed)
+def first_scaled(returned: list[Any], _: object) -> list[Any]:
+    """The first result of a graph 1 % larger, the others as they are."""
+    return [returned[0] * 1.01, *returned[1:]]
 
 
-def returned(function: Change, which: int = 0) -> Callable[[], Toolkit]:
-    """A backend whose Dynamo graph hands one of its outputs through a function; the backward follows."""
+def _change_first(change: Change) -> Pass:
+    def change_first(returned: list[Any], _: object) -> list[Any]:
+        returned[0] = change(returned[0])
+        return returned
 
-    def run(module: fx.GraphModule) -> Runner | None:
-        node = next(n for n in module.graph.nodes if n.op == "output")
-        outputs = list(node.args[0])
-        with module.graph.inserting_before(node):
-            outputs[which] = module.graph.call_function(function, (outputs[which],))
-        node.args = (tuple(outputs),)
-        return None
-
-    return lambda: Toolkit(dynamo=run)
+    return results(change_first)

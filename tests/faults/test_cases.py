@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from pytest_torchcompile.faults import CASES, CONTROLS, CORRECT, FAULTS
-from pytest_torchcompile.faults.case import KINDS
-from pytest_torchcompile.faults.outcome import run
+from pytest_torchcompile.faults.case import KINDS, untouched
+from pytest_torchcompile.faults.outcome import run_case
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns about some of what is planted
 
@@ -26,7 +26,7 @@ def _quiet():
 def test_case(case):
     """A fault is caught as what it is and where it is, or proven to be less than rounding; what is correct is not
     reported, and differs from eager."""
-    outcome = run(case)
+    outcome = run_case(case)
     if outcome.verdict == "unavailable":
         pytest.skip(outcome.text)
     assert outcome.ok, str(outcome)
@@ -43,5 +43,5 @@ def test_there_are_enough():
 def test_controls_are_the_programs_of_the_faults():
     """Every program that a wrong backend is tried on is also tried without it."""
     controlled = [case.program for case in CONTROLS]
-    backends = [case for case in FAULTS if case.check == "compare" and case.backend.__name__ != "untouched"]
+    backends = [case for case in FAULTS if case.check == "compare" and case.backend is not untouched]
     assert [case.name for case in backends if not case.upstream and case.program not in controlled] == []

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.faults import CASES, selftest
-from pytest_torchcompile.faults.outcome import run
+from pytest_torchcompile.faults.outcome import run_case
 
 
 def on(case, device):
@@ -19,8 +19,8 @@ def on(case, device):
 def test_models_and_batches_go_to_the_device():
     """On the meta device nothing is computed, but placed."""
     case = on(CASES[0], "meta")
-    assert {p.device.type for p in case.program.build().parameters()} == {"meta"}
-    assert {t.device.type for batch in case.program.calls() for t in batch.tensors()} == {"meta"}
+    assert {p.device.type for p in case.program.build_model().parameters()} == {"meta"}
+    assert {t.device.type for batch in case.program.make_calls() for t in batch.tensors()} == {"meta"}
 
 
 def test_what_would_end_the_gpu_is_not_run_there():
@@ -28,7 +28,7 @@ def test_what_would_end_the_gpu_is_not_run_there():
     strict = [case for case in CASES if case.program.cpu_only]
     assert {case.name for case in strict} >= {"error of eager lost"}
     for case in strict:
-        found = run(on(case, "cuda"))
+        found = run_case(on(case, "cuda"))
         assert (found.verdict, found.text) == ("unavailable", case.program.cpu_only)
         assert found.ok
 

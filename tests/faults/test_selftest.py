@@ -11,13 +11,13 @@ from pytest_torchcompile.backends.toolkit import toolkit
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.faults import CASES, outcome, selftest
 from pytest_torchcompile.faults.case import Case, Program
-from pytest_torchcompile.faults.outcome import Outcome, Report, run
+from pytest_torchcompile.faults.outcome import Checked, Outcome, Report, run_case
 from pytest_torchcompile.faults.programs import Perceptron, rows
-from pytest_torchcompile.faults.spoilers import output
-from pytest_torchcompile.faults.table import table
+from pytest_torchcompile.faults.selftest import table
+from pytest_torchcompile.faults.spoilers import change_output
 
 PROGRAM = Program(Perceptron, rows)
-FAULT = Case("off", "1 % off", PROGRAM, "value", output(lambda y: y * 1.01))
+FAULT = Case("off", "1 % off", PROGRAM, "value", change_output(lambda y: y * 1.01))
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def says(monkeypatch):
     """Replaces the check by one that reports what the test wants, and an error of 1 in units of noise."""
 
     def install(*reports, noise=1.0):
-        monkeypatch.setitem(outcome._CHECKS, "compare", lambda case: (list(reports), noise))
+        monkeypatch.setitem(outcome._CHECKS, "compare", lambda case: Checked(list(reports), noise))
 
     return install
 
@@ -39,31 +39,31 @@ def test_a_fault_is_caught_only_as_what_it_is_and_where_it_is(says):
     verdicts = []
     for reports in ([WRONG], [ELSEWHERE], [OTHER], []):
         says(*reports)
-        verdicts.append(run(case).verdict)
+        verdicts.append(run_case(case).verdict)
     assert verdicts == ["caught", "missed", "missed", "missed"]
 
 
 def test_a_fault_that_is_not_there_is_no_miss(says):
     """A record that plants nothing is told as such, by plain comparison and by the pass that found no place."""
     says()
-    assert run(replace(FAULT, backend=lambda: toolkit)).verdict == "not planted"
+    assert run_case(replace(FAULT, backend=lambda: toolkit)).verdict == "not planted"
     says(Report("value", "output", "UsageError: the graph has no call of 'mm'"))
-    assert run(FAULT).verdict == "not planted"
+    assert run_case(FAULT).verdict == "not planted"
 
 
 def test_only_what_is_proven_to_be_below_rounding_is_excused(says):
     """The record's word is not enough: 1 % is far from the float64 run, one step of float32 is not."""
     says()
-    assert run(replace(FAULT, below="nobody would see it")).verdict == "missed"
-    step = output(lambda y: torch.nextafter(y, y + 1))
-    assert run(replace(FAULT, backend=step, below="the next number")).verdict == "below noise"
+    assert run_case(replace(FAULT, below="nobody would see it")).verdict == "missed"
+    step = change_output(lambda y: torch.nextafter(y, y + 1))
+    assert run_case(replace(FAULT, backend=step, below="the next number")).verdict == "below noise"
 
 
 def test_a_fault_of_torch_may_have_been_mended(says):
     """Where torch computes it right there is nothing to catch; where it is still wrong that is a miss."""
     says()
-    assert run(replace(FAULT, backend=lambda: toolkit, upstream="an issue")).verdict == "mended"
-    assert run(replace(FAULT, backend=output(lambda y: y * 2), upstream="an issue")).verdict == "missed"
+    assert run_case(replace(FAULT, backend=lambda: toolkit, upstream="an issue")).verdict == "mended"
+    assert run_case(replace(FAULT, backend=change_output(lambda y: y * 2), upstream="an issue")).verdict == "missed"
 
 
 def test_a_correct_backend_must_be_silent_and_must_differ(says):
@@ -72,15 +72,15 @@ def test_a_correct_backend_must_be_silent_and_must_differ(says):
     verdicts = []
     for reports, noise in (([], 1.0), ([WRONG], 9.0), ([], 0.0)):
         says(*reports, noise=noise)
-        verdicts.append(run(correct).verdict)
+        verdicts.append(run_case(correct).verdict)
     assert verdicts == ["silent", "false alarm", "not planted"]
-    assert run(replace(correct, control=True)).verdict == "silent"
+    assert run_case(replace(correct, control=True)).verdict == "silent"
 
 
 def test_a_check_that_raises_is_no_catch(monkeypatch):
     """Nor does it end the run."""
     monkeypatch.setitem(outcome._CHECKS, "compare", lambda case: {}["not there"])
-    found = run(FAULT)
+    found = run_case(FAULT)
     assert (found.verdict, found.ok) == ("failed", False)
     assert found.text == "the check itself raised KeyError: 'not there'"
 
@@ -119,12 +119,12 @@ def test_the_exit_code(monkeypatch, verdicts, code, last):
 
 def test_cases_are_selected_by_kind_or_name():
     """Separated by commas; a word for nothing is a mistake of the user's."""
-    assert {case.kind for case in selftest.selected("rng, structure")} == {"rng", "structure"}
-    assert [case.name for case in selftest.selected("operands swapped")] == ["operands swapped"]
-    assert selftest.selected("") == list(CASES)
-    assert all(not case.kind and not case.control for case in selftest.selected("correct"))
+    assert {case.kind for case in selftest.selected_cases("rng, structure")} == {"rng", "structure"}
+    assert [case.name for case in selftest.selected_cases("operands swapped")] == ["operands swapped"]
+    assert selftest.selected_cases("") == list(CASES)
+    assert all(not case.kind and not case.control for case in selftest.selected_cases("correct"))
     with pytest.raises(UsageError, match="'strcture' is no kind, and in the name of no case; did you mean 'structure'"):
-        selftest.selected("strcture")
+        selftest.selected_cases("strcture")
 
 
 def test_the_command(pytester, monkeypatch):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from pytest_torchcompile.errors import CannotFallBack, CompileFailed
     from pytest_torchcompile.fuzz.drawing import shape_sequences
     from pytest_torchcompile.fuzz.drawn_call import call
-    from pytest_torchcompile.layer.benchmark import Benchmark, benchmark
+    from pytest_torchcompile.layer.benchmark import benchmark
+    from pytest_torchcompile.layer.benchmark_result import Benchmark
     from pytest_torchcompile.layer.config import BucketConfig, CompileConfig
     from pytest_torchcompile.layer.equivalence import Comparison, assert_equivalent, compare
     from pytest_torchcompile.layer.shape_stabilizer import ShapeStabilizer
@@ -64,7 +65,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "Benchmark": "layer.benchmark",
+    "Benchmark": "layer.benchmark_result",
     "BucketConfig": "layer.config",
     "CannotFallBack": "errors",
     "Cell": "cell",

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from pytest_torchcompile.layer.copies import SMALL, Before, copied_before
 from pytest_torchcompile.layer.double_backward import differentiable_twice
-from pytest_torchcompile.layer.graph_effects import Effects, effects_of
+from pytest_torchcompile.layer.graph_effects import SMALL, Before, Effects, copied_before, effects_of
 
 if TYPE_CHECKING:
     from pytest_torchcompile.layer.guarded_model import Guard

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any, Final
 
@@ -15,109 +17,22 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.gauges.kernels import count_launches, read_kernels
 from pytest_torchcompile.gauges.memory import measure_memory
 from pytest_torchcompile.gauges.replays import step_begins
+from pytest_torchcompile.layer.benchmark_result import LEAST_ROUNDS, Benchmark, Ratio, SideFigures, quantile, ratio_of
 from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modules
 from pytest_torchcompile.layer.config import CompileConfig
-from pytest_torchcompile.layer.intervals import LEAST_ROUNDS, Ratio, quantile, ratio_of
-from pytest_torchcompile.layer.items import Items, count_items
+from pytest_torchcompile.layer.padding import is_ids
 from pytest_torchcompile.layer.preservation import preserved
 from pytest_torchcompile.layer.training_step import adapted_loss
 from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.oracle import default_loss
 
-__all__ = ["Benchmark", "SideFigures", "StepRunner", "benchmark", "benchmark_sides"]
+__all__ = ["Benchmark", "Items", "StepRunner", "benchmark", "benchmark_sides", "count_items"]
 
 TURNS: Final = 3
 """Timings of each side in a round. The shortest counts for the ratio: what interrupts a step only makes it longer."""
 LEAST_SECONDS: Final = 2e-3
 """A timing lasts at least this long: faster steps are repeated in it."""
-
-
-@dataclass(frozen=True)
-class SideFigures:
-    """One way to run the model."""
-
-    first_seconds: float
-    """Wall seconds of the first step, compilation among them."""
-    median: float
-    """Seconds of a step in the steady state."""
-    low: float
-    high: float
-    """Between them lie 8 of 10 steady steps."""
-    items_per_second: float
-    """Items of a batch over the median; of what, says :attr:`Benchmark.unit`."""
-    peak_bytes: int
-    """Memory that a step needs at its peak, beyond what was there before it."""
-    kernels: int | None
-    """GPU kernels of a step. On a CPU the calls of Inductor's kernels and of library ones; None where nobody counts."""
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """What a benchmark found. Its text is a table."""
-
-    eager: SideFigures
-    compiled: SideFigures
-    ratio: Ratio
-    """Seconds of a compiled step over those of an eager one."""
-    verdict: str
-    """``faster``, ``slower``, ``no difference``, or ``nothing was compiled``."""
-    repeats: int
-    """Steps in one timing."""
-    compiles: int
-    cached: int
-    """Compiles that a compile cache served, at least in part: the first step says little about an empty cache then."""
-    recompiles: int
-    """After the first step."""
-    late_compiles: int
-    """Compiles in the timed rounds: the steady state was none."""
-    memory_source: str
-    """How memory was read: ``cuda``, ``rss`` or ``maxrss``."""
-    unit: str = "items"
-    """What is counted in a second: ``tokens`` of a batch of token ids, else ``items``."""
-    enabled: bool = True
-    """Was the second side to be compiled? Else eager was timed beside eager."""
-
-    @property
-    def speedup(self) -> float:
-        """How many times as fast compiled is."""
-        return 1 / self.ratio.value
-
-    @property
-    def pays_after(self) -> int | None:
-        """Steps until compiling has paid for itself; None if it never does."""
-        saved = self.eager.median - self.compiled.median
-        cost = max(0.0, self.compiled.first_seconds - self.eager.first_seconds)
-        return int(cost / saved) + 1 if self.verdict == "faster" and saved > 0 else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self) | {"speedup": self.speedup, "pays_after": self.pays_after}
-
-    def __str__(self) -> str:
-        ratio = self.ratio
-        what = self.verdict if self.enabled else f"not enabled, so both sides are eager: {self.verdict}"
-        lines = [
-            f"{what}: {self.speedup:.2f} times as fast compiled (99 % interval {1 / ratio.high:.2f} to "
-            f"{1 / ratio.low:.2f}, {ratio.rounds} rounds, {self.repeats} step(s) a timing)",
-            f"{'':20}{'eager':>14}{'compiled':>14}",
-        ]
-        for row, show in _ROWS:
-            name = row.format(unit=self.unit)
-            lines.append(f"{name:20}{show(self.eager):>14}{show(self.compiled):>14}")
-        lines.append(f"{self.compiles} compile(s), {self.cached} of them from a cache, {self.recompiles} recompile(s)"
-                     + (f"; {self.late_compiles} in the timed rounds" if self.late_compiles else "")
-                     + (f"; compiling pays after {self.pays_after} steps" if self.pays_after else ""))
-        return "\n".join(lines)
-
-
-_ROWS: Final[tuple[tuple[str, Callable[[SideFigures], str]], ...]] = (
-    ("first step", lambda side: f"{side.first_seconds:.3f} s"),
-    ("step, median", lambda side: f"{side.median * 1e3:.3f} ms"),
-    ("8 of 10 steps", lambda side: f"{side.low * 1e3:.3f}-{side.high * 1e3:.3f}"),
-    ("{unit} per second", lambda side: f"{side.items_per_second:.4g}"),
-    ("memory of a step", lambda side: f"{side.peak_bytes / 2**20:.1f} MiB"),
-    ("kernels of a step", lambda side: "-" if side.kernels is None else str(side.kernels)),
-)
+_WHOLE_NUMBERS: Final = frozenset({torch.int32, torch.int64})
 
 
 def benchmark(
@@ -139,8 +54,8 @@ def benchmark(
     GPU timings are taken by CUDA events, else by the wall clock.
 
     The verdict rests on the ratio of the shortest timings in each round, of which it takes the median and its
-    distribution-free 99 % interval (:func:`~pytest_torchcompile.layer.intervals.ratio_of`): ``no difference`` unless
-    the whole interval is on one side of 1 and the median is at least ``least`` away from it.
+    distribution-free 99 % interval (:func:`~pytest_torchcompile.layer.benchmark_result.ratio_of`): ``no difference``
+    unless the whole interval is on one side of 1 and the median is at least ``least`` away from it.
 
     Args:
         model: Eager; a module or a function. Its state and the random states are put back at the end.
@@ -162,19 +77,29 @@ def benchmark(
     """
     if rounds < LEAST_ROUNDS or warmup < 1:
         raise ValueError(f"rounds={rounds}, warmup={warmup}: expected at least {LEAST_ROUNDS} rounds and 1 before")
-    if part := compiled_part(model):
+    part = compiled_part(model)
+    if part:
         raise ValueError(f"it runs compiled already ({part}), so there is no eager side; give benchmark a model of "
                          "which nothing is compiled (a compiled module keeps the original as _orig_mod)")
     module = join_modules(model, loss_fn)
     if train is None:
-        asked = module.training and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
-        train = loss_fn is not None or asked
-    loss = (adapted_loss(loss_fn) if loss_fn is not None else default_loss) if train else None
-    compiled = torch.compile(model, **config.settings()) if config.enabled else model
+        train = loss_fn is not None or _is_trained(module)
+    loss: Callable[..., Any] | None = None
+    if train:
+        loss = default_loss if loss_fn is None else adapted_loss(loss_fn)
+    compiled = model
+    if config.enabled:
+        compiled = torch.compile(model, **config.settings())
     return benchmark_sides(
-        StepRunner(model, module, loss), StepRunner(compiled, module, loss), _by_round(make_batch), rounds=rounds,
+        StepRunner(model, module, loss), StepRunner(compiled, module, loss), _maker_by_round(make_batch), rounds=rounds,
         warmup=warmup, least=least, items=items, asked=config.enabled,
     )  # fmt: skip
+
+
+def _is_trained(module: torch.nn.Module) -> bool:
+    """Whether its user would expect a training step of it."""
+    differentiable = any(parameter.requires_grad for parameter in module.parameters())
+    return module.training and torch.is_grad_enabled() and differentiable
 
 
 def benchmark_sides(
@@ -189,31 +114,39 @@ def benchmark_sides(
     asked: bool = True,
 ) -> Benchmark:
     """:func:`benchmark` of two sides that are there already; ``asked``: the second was to be compiled."""
-    runs = [eager, compiled]
+    sides = (eager, compiled)
     with preserved(eager.module), preserved(compiled.module), observe(keep_texts=True) as seen:
-        first = [run.timed(Batch.of(maker(0)), 1, wall=True) for run in runs]
-        known = len(seen.recompiles)
+        first = [side.time_steps(Batch.of(maker(0)), 1, wall=True) for side in sides]
+        first_recompiles = len(seen.recompiles)
         for number in range(warmup):
-            for run in runs:
-                run.timed(Batch.of(maker(number)), 1)
-        repeats = max(1, round(LEAST_SECONDS / max(1e-9, eager.timed(Batch.of(maker(0)), 1))))
-        before = len(seen.compiles)
-        timings, shortest = _rounds(runs, maker, rounds, warmup, repeats)
-        late, batch = len(seen.compiles) - before, Batch.of(maker(0))
-        spaces = [measure_memory(lambda run=run: run.step(batch.clone()), _device(batch)) for run in runs]  # type: ignore[misc]
-        counts = _kernels(runs, batch, seen)
+            for side in sides:
+                side.time_steps(Batch.of(maker(number)), 1)
+        step_seconds = eager.time_steps(Batch.of(maker(0)), 1)
+        repeats = max(1, round(LEAST_SECONDS / max(1e-9, step_seconds)))
+        first_compiles = len(seen.compiles)
+        timings = _timed_rounds(sides, maker, rounds, warmup, repeats)
+        late = len(seen.compiles) - first_compiles
+        batch = Batch.of(maker(0))
+        peaks = [measure_memory(partial(_step_on_copy, side, batch), _device_of(batch)) for side in sides]
+        counts = _kernel_counts(sides, batch, seen)
     ran = any(graph.runs for graph in seen.graphs)
-    ratio = ratio_of(shortest[1], shortest[0])
-    counted = Items(items(batch.value)) if items else count_items(batch)
-    sides = []
-    for start, times, space, calls in zip(first, timings, spaces, counts, strict=True):
-        middle = median(times)
-        sides.append(SideFigures(start, middle, quantile(times, 0.1), quantile(times, 0.9), counted.count / middle,
-                          space.extra, calls))
-    verdict = "nothing was compiled" if asked and not ran else _verdict(ratio, least)
-    cached = sum(any("hit" in answer for answer in found.caches) for found in seen.compiles)
-    return Benchmark(sides[0], sides[1], ratio, verdict, repeats, len(seen.compiles), cached,
-                     len(seen.recompiles) - known, late, spaces[0].source, counted.unit, asked)
+    ratio = ratio_of(timings[1].shortest, timings[0].shortest)
+    counted = count_items(batch)
+    if items is not None:
+        counted = Items(items(batch.value))
+    figures: list[SideFigures] = []
+    for which, timed in enumerate(timings):
+        middle = median(timed.all)
+        figures.append(SideFigures(
+            first[which], middle, quantile(timed.all, 0.1), quantile(timed.all, 0.9), counted.count / middle,
+            peaks[which].extra, counts[which],
+        ))  # fmt: skip
+    verdict = _verdict(ratio, least)
+    if asked and not ran:
+        verdict = "nothing was compiled"
+    cached = sum(_came_from_cache(compile_record.caches) for compile_record in seen.compiles)
+    return Benchmark(figures[0], figures[1], ratio, verdict, repeats, len(seen.compiles), cached,
+                     len(seen.recompiles) - first_recompiles, late, peaks[0].source, counted.unit, asked)
 
 
 def _verdict(ratio: Ratio, least: float) -> str:
@@ -222,22 +155,37 @@ def _verdict(ratio: Ratio, least: float) -> str:
     return "faster" if ratio.value < 1 else "slower"
 
 
-def _rounds(
-    runs: list[StepRunner], maker: Callable[[int], Any], rounds: int, start: int, repeats: int
-) -> tuple[list[list[float]], list[list[float]]]:
-    """All timings of each side, and the shortest of each round."""
-    timings: list[list[float]] = [[], []]
-    shortest: list[list[float]] = [[], []]
+def _came_from_cache(answers: Iterable[str]) -> bool:
+    return any("hit" in answer for answer in answers)
+
+
+@dataclass
+class _Timings:
+    """Seconds of the steps of one side."""
+
+    all: list[float] = field(default_factory=list)
+    shortest: list[float] = field(default_factory=list)
+    """Of each round."""
+
+
+def _timed_rounds(
+    sides: Sequence[StepRunner], maker: Callable[[int], Any], rounds: int, start: int, repeats: int
+) -> tuple[_Timings, _Timings]:
+    """Time both sides turn by turn; which comes first alternates, from turn to turn and from round to round."""
+    timings = _Timings(), _Timings()
     for number in range(rounds):
         batch = Batch.of(maker(start + number))
-        taken: list[list[float]] = [[], []]
+        taken: tuple[list[float], list[float]] = [], []
         for turn in range(TURNS):
-            for which in (0, 1) if (number + turn) % 2 else (1, 0):
-                taken[which].append(runs[which].timed(batch, repeats))
-        for which in (0, 1):
-            timings[which] += taken[which]
-            shortest[which].append(min(taken[which]))
-    return timings, shortest
+            order = (1, 0)
+            if (number + turn) % 2:
+                order = (0, 1)
+            for which in order:
+                taken[which].append(sides[which].time_steps(batch, repeats))
+        for timed, seconds in zip(timings, taken, strict=True):
+            timed.all += seconds
+            timed.shortest.append(min(seconds))
+    return timings
 
 
 class StepRunner:
@@ -247,11 +195,12 @@ class StepRunner:
         self.call, self.module, self.loss = call, module, loss
         self._parameters = list(module.parameters())
 
-    def timed(self, batch: Batch, repeats: int, wall: bool = False) -> float:
+    def time_steps(self, batch: Batch, repeats: int, wall: bool = False) -> float:
         """Seconds of one step, as the mean of ``repeats`` in a row."""
-        private = batch.clone()
-        if _device(batch) != "cpu" and not wall:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        private, on_gpu = batch.clone(), _device_of(batch) != "cpu"
+        if on_gpu and not wall:
+            begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             begin.record()
             for _ in range(repeats):
                 self.step(private)
@@ -261,7 +210,7 @@ class StepRunner:
         start = time.perf_counter()
         for _ in range(repeats):
             self.step(private)
-        if _device(batch) != "cpu":
+        if on_gpu:
             torch.cuda.synchronize()
         return (time.perf_counter() - start) / repeats
 
@@ -276,28 +225,78 @@ class StepRunner:
             parameter.grad = None
 
 
-def _device(batch: Batch) -> str:
-    return next((str(tensor.device) for tensor in batch.tensors() if tensor.is_cuda), "cpu")
+def _step_on_copy(side: StepRunner, batch: Batch) -> None:
+    side.step(batch.clone())
 
 
-def _kernels(runs: list[StepRunner], batch: Batch, seen: Ledger) -> list[int | None]:
+def _device_of(batch: Batch) -> str:
+    for tensor in batch.tensors():
+        if tensor.is_cuda:
+            return str(tensor.device)
+    return "cpu"
+
+
+def _kernel_counts(sides: Sequence[StepRunner], batch: Batch, seen: Ledger) -> list[int | None]:
     """Kernels of one step of each: by the profiler on a GPU, by Inductor's code on a CPU."""
-    if _device(batch) != "cpu":
-        return [count_launches(lambda run=run: run.step(batch.clone())).kernels for run in runs]  # type: ignore[misc]
-    made = {found.compile_id: 0 for found in read_kernels(seen.texts)}
-    for found in read_kernels(seen.texts):
-        made[found.compile_id] += found.launches
+    if _device_of(batch) != "cpu":
+        return [count_launches(partial(_step_on_copy, side, batch)).kernels for side in sides]
+    launched: Counter[str] = Counter()
+    for kernel in read_kernels(seen.texts):
+        launched[kernel.compile_id] += kernel.launches
     with observe() as once:
-        runs[1].step(batch.clone())
-    counts = [made[graph.compile_id] * graph.runs for graph in once.graphs if graph.compile_id in made]
+        sides[1].step(batch.clone())
+    counts = [launched[graph.compile_id] * graph.runs for graph in once.graphs if graph.compile_id in launched]
+    # Nobody counts what eager launches on a CPU.
     return [None, sum(counts) if counts else None]
 
 
-def _by_round(make: Callable[..., Any]) -> Callable[[int], Any]:
+def _maker_by_round(make: Callable[..., Any]) -> Callable[[int], Any]:
+    """``make_batch`` as a function of the round, which it may not take."""
     try:
         inspect.signature(make).bind(0)
     except TypeError:
         return lambda _: make()
-    except ValueError:  # written in C
+    except ValueError:
+        # Written in C.
         return make
     return make
+
+
+@dataclass(frozen=True)
+class Items:
+    """How many of what a batch has."""
+
+    count: int
+    unit: str = "items"
+    """``tokens`` or ``items``."""
+
+
+def count_items(batch: Batch) -> Items:
+    """The tokens of all token ids, padding included; without ids the size of the first tensor's first dimension.
+
+    Token ids are two-dimensional whole numbers: those that a name calls so (``input_ids``, ``decoder_input_ids``), or
+    the first tensor of the batch.
+    """
+    ids = list(_named_ids(batch))
+    first = next((tensor for tensor in batch.tensors() if tensor.ndim), None)
+    if not ids and first is not None and _may_be_ids(first):
+        ids = [first]
+    if ids:
+        return Items(sum(tensor.numel() for tensor in ids), "tokens")
+    if first is None:
+        return Items(1)
+    return Items(first.shape[0])
+
+
+def _named_ids(batch: Batch) -> Iterator[torch.Tensor]:
+    # Models of a library often take one dict instead of keyword arguments.
+    for named in (batch.kwargs, *batch.args):
+        if not isinstance(named, dict):
+            continue
+        for name, value in named.items():
+            if isinstance(value, torch.Tensor) and is_ids(str(name)) and _may_be_ids(value):
+                yield value
+
+
+def _may_be_ids(tensor: torch.Tensor) -> bool:
+    return tensor.ndim == 2 and tensor.dtype in _WHOLE_NUMBERS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pkgutil
 import re
 import sys
@@ -11,9 +13,8 @@ from itertools import pairwise
 from typing import Any, Final
 
 from pytest_torchcompile.backends import BACKENDS, NOT_ALONE, installed
-from pytest_torchcompile.cell import MODES
+from pytest_torchcompile.cell import DYNAMIC, MODES
 from pytest_torchcompile.errors import nearest
-from pytest_torchcompile.layer.environment_variables import read
 
 __all__ = ["FAIL_POLICIES", "BucketConfig", "CompileConfig"]
 
@@ -58,16 +59,17 @@ class CompileConfig:
 
     def __post_init__(self) -> None:
         for name in ("enabled", "fullgraph", "healthcheck", "blocklist_recursive"):
-            _one_of(name, getattr(self, name), (True, False))
-        _one_of("mode", self.mode, MODES)
-        _one_of("dynamic", self.dynamic, (None, True, False))
-        _one_of("fail_policy", self.fail_policy, FAIL_POLICIES)
-        _one_of("smoketest_steps", self.smoketest_steps, tuple(_STEPS))
+            _refuse_other(name, getattr(self, name), (True, False))
+        _refuse_other("mode", self.mode, MODES)
+        _refuse_other("dynamic", self.dynamic, (None, True, False))
+        _refuse_other("fail_policy", self.fail_policy, FAIL_POLICIES)
+        _refuse_other("smoketest_steps", self.smoketest_steps, tuple(_STEPS))
         _check_backend(self.backend)
         object.__setattr__(self, "options", _checked_options(self.options, self.mode))
         for name in ("allowlist", "blocklist"):
             object.__setattr__(self, name, _checked_patterns(name, getattr(self, name)))
-        if both := sorted({*self.allowlist} & {*self.blocklist}):
+        both = sorted({*self.allowlist} & {*self.blocklist})
+        if both:
             raise ValueError(f"allowlist and blocklist both have {both[0]!r}: it would be compiled and not; "
                              "leave it in one of them")
 
@@ -77,24 +79,27 @@ class CompileConfig:
         Raises :class:`ValueError` for a backend ``module:attribute`` that cannot be looked up.
         """
         backend = self.backend
-        found: dict[str, Any] = {"backend": backend, "dynamic": self.dynamic, "fullgraph": self.fullgraph}
+        settings: dict[str, Any] = {"backend": backend, "dynamic": self.dynamic, "fullgraph": self.fullgraph}
         if isinstance(backend, str) and ":" in backend:
-            found["backend"] = _look_up(backend)
+            settings["backend"] = _look_up(backend)
         if self.options:
-            found["options"] = dict(self.options)
+            settings["options"] = dict(self.options)
         elif self.mode != "default" and _may_take_modes(backend):
-            found["mode"] = self.mode
-        return found
+            settings["mode"] = self.mode
+        return settings
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`from_dict` takes; a backend that is a function is named ``module:attribute``.
 
         Raises :class:`ValueError` if that name does not lead back to it (a lambda, a nested function, an object).
         """
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        found["backend"] = self.backend if isinstance(self.backend, str) else _name_of(self.backend)
-        found["options"] = None if self.options is None else dict(self.options)
-        return found | {name: list(found[name]) for name in ("allowlist", "blocklist")}
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not isinstance(self.backend, str):
+            data["backend"] = _name_of(self.backend)
+        if self.options is not None:
+            data["options"] = dict(self.options)
+        data["allowlist"], data["blocklist"] = list(self.allowlist), list(self.blocklist)
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> CompileConfig:
@@ -102,7 +107,7 @@ class CompileConfig:
 
         Raises :class:`ValueError` for an unknown key, naming the nearest known one.
         """
-        return cls(**_known(cls, data))
+        return cls(**_known_fields(cls, data))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> CompileConfig:
@@ -112,7 +117,7 @@ class CompileConfig:
         true); lists are separated by commas; ``TORCHCOMPILE_OPTIONS`` is a JSON object. An empty variable is none.
         Raises :class:`ValueError` for a value that can't be read, and for an unknown ``TORCHCOMPILE_...`` variable.
         """
-        return cls(**read(environ, "compile"))
+        return cls(**_environment_fields(environ, "compile"))
 
 
 @dataclass(frozen=True)
@@ -138,14 +143,14 @@ class BucketConfig:
         if not buckets:
             raise ValueError(f"buckets={given!r}: expected at least one length, for example (128, 256)")
         for size in buckets:
-            if not _whole(size) or size < 1:
+            if not _is_whole_number(size) or size < 1:
                 raise ValueError(f"buckets={buckets!r}: {size!r} is no length; expected whole numbers from 1 on")
         for size, after in pairwise(buckets):
             if after <= size:
                 raise ValueError(f"buckets={buckets!r}: {after} comes after {size}; "
                                  "expected each larger than the one before")
         object.__setattr__(self, "buckets", buckets)
-        if not _whole(self.pad_token_id) or self.pad_token_id < 0:
+        if not _is_whole_number(self.pad_token_id) or self.pad_token_id < 0:
             raise ValueError(f"pad_token_id={self.pad_token_id!r}: expected a token id, a whole number from 0 on")
 
     def bucket(self, length: int, what: str = "the batch") -> int:
@@ -166,7 +171,7 @@ class BucketConfig:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BucketConfig:
         """Make one from keyword arguments. Raises :class:`ValueError` for an unknown key, naming the nearest known."""
-        return cls(**_known(cls, data))
+        return cls(**_known_fields(cls, data))
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> BucketConfig:
@@ -174,25 +179,27 @@ class BucketConfig:
 
         Raises :class:`ValueError` as :meth:`CompileConfig.from_env` does.
         """
-        return cls(**read(environ, "buckets"))
+        return cls(**_environment_fields(environ, "buckets"))
 
 
-def _whole(value: object) -> bool:
+def _is_whole_number(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-    if any(value is a or (type(value) is type(a) and value == a) for a in allowed):
-        return
-    if isinstance(value, str) and all(isinstance(a, str) for a in allowed):
+def _refuse_other(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    for each in allowed:
+        # Of the very type: 1 == True, and is no flag.
+        if value is each or (type(value) is type(each) and value == each):
+            return
+    if isinstance(value, str) and isinstance(allowed[0], str):
         raise ValueError(f"{name}={value!r}: {nearest(value, allowed)}")
     raise ValueError(f"{name}={value!r}: expected {', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}")
 
 
-def _known(cls: type, data: Any) -> dict[str, Any]:
+def _known_fields(cls: type, data: Any) -> dict[str, Any]:
     if not isinstance(data, Mapping):
         raise ValueError(f"{cls.__name__}: found {type(data).__name__}, expected a mapping of its fields")
-    names = [f.name for f in fields(cls)]
+    names = [field.name for field in fields(cls)]
     for key in data:
         if key not in names:
             raise ValueError(f"{cls.__name__} has no field {key!r}; {nearest(str(key), names)}")
@@ -208,15 +215,17 @@ def _check_backend(backend: Any) -> None:
         return
     if backend in NOT_ALONE:
         raise ValueError(f"backend={backend!r}: it needs arguments that only torch gives it; name another")
-    if backend not in BACKENDS and backend not in installed() and backend not in _registered():
+    if backend not in BACKENDS and backend not in installed() and backend not in _registered_backends():
         raise ValueError(f"backend={backend!r}: no such backend is registered; {nearest(backend, BACKENDS)}, "
                          "or module:attribute of your own")
 
 
-def _registered() -> list[str]:
+def _registered_backends() -> list[str]:
     """What the program has registered by ``torch._dynamo.register_backend``; torch is not loaded for this."""
-    torch: Any = sys.modules.get("torch")
-    return list(torch.compiler.list_backends(exclude_tags=())) if "torch._dynamo" in sys.modules else []
+    if "torch._dynamo" not in sys.modules:
+        return []
+    torch: Any = sys.modules["torch"]
+    return list(torch.compiler.list_backends(exclude_tags=()))
 
 
 def _may_take_modes(backend: str | Callable[..., Any]) -> bool:
@@ -225,21 +234,22 @@ def _may_take_modes(backend: str | Callable[..., Any]) -> bool:
 
 def _look_up(backend: str) -> Any:
     try:
-        found = pkgutil.resolve_name(backend)
+        function = pkgutil.resolve_name(backend)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"backend={backend!r} cannot be looked up: {error}") from error
-    if not callable(found):
-        raise ValueError(f"backend={backend!r} is of type {type(found).__name__}; expected something callable")
-    return found
+    if not callable(function):
+        raise ValueError(f"backend={backend!r} is of type {type(function).__name__}; expected something callable")
+    return function
 
 
 def _name_of(backend: Callable[..., Any]) -> str:
     name = f"{getattr(backend, '__module__', '')}:{getattr(backend, '__qualname__', '')}"
     try:
-        found = pkgutil.resolve_name(name)
+        named = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError):
-        found = None
-    if found is not backend:
+        named = None
+    # A lambda, a nested function or an object may have a name that leads elsewhere.
+    if named is not backend:
         raise ValueError(f"backend={backend!r} has no name as module:attribute that leads back to it; "
                          "put it at the top of a module, or register it with torch._dynamo.register_backend")
     return name
@@ -259,8 +269,79 @@ def _checked_options(options: Any, mode: str) -> dict[str, Any] | None:
 def _checked_patterns(name: str, patterns: Any) -> tuple[str, ...]:
     if isinstance(patterns, (str, bytes)) or not isinstance(patterns, Iterable):
         raise ValueError(f"{name}={patterns!r}: expected a list of patterns, for example ('encoder.*', 'Attention')")
-    found = tuple(patterns)
-    for pattern in found:
+    checked = tuple(patterns)
+    for pattern in checked:
         if not isinstance(pattern, str) or not pattern:
-            raise ValueError(f"{name}={found!r}: {pattern!r} is no pattern; expected names such as 'encoder.*'")
-    return found
+            raise ValueError(f"{name}={checked!r}: {pattern!r} is no pattern; expected names such as 'encoder.*'")
+    return checked
+
+
+# TORCHCOMPILE_... environment variables
+
+_PREFIX: Final = "TORCHCOMPILE_"
+_FLAGS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+_DYNAMIC: Final = {**DYNAMIC, "none": None, "true": True, "false": False}
+
+
+def _read_flag(text: str) -> bool:
+    return _FLAGS[text.lower()]
+
+
+def _read_list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _read_lengths(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in _read_list(text))
+
+
+def _read_options(text: str) -> dict[str, Any]:
+    options = json.loads(text)
+    if not isinstance(options, dict):
+        raise ValueError
+    return options
+
+
+def _read_dynamic(text: str) -> bool | None:
+    return _DYNAMIC[text.lower()]
+
+
+_A_FLAG: Final = (_read_flag, ", ".join(_FLAGS))
+_A_LIST: Final = (_read_list, "names separated by commas")
+_A_NUMBER: Final = (int, "a whole number")
+_A_WORD: Final = (str, "a word")
+_VARIABLES: Final[dict[str, dict[str, tuple[Callable[[str], Any], str]]]] = {
+    "compile": {
+        "enabled": _A_FLAG, "mode": _A_WORD, "dynamic": (_read_dynamic, ", ".join(_DYNAMIC)), "backend": _A_WORD,
+        "fullgraph": _A_FLAG, "options": (_read_options, "a JSON object"), "allowlist": _A_LIST, "blocklist": _A_LIST,
+        "healthcheck": _A_FLAG, "fail_policy": _A_WORD, "smoketest_steps": _A_NUMBER,
+        "blocklist_recursive": _A_FLAG,
+    },
+    "buckets": {"buckets": (_read_lengths, "lengths separated by commas"), "pad_token_id": _A_NUMBER},
+}
+"""Config to field to (reader, what it expects). All configs share one prefix, so each knows the others' names."""
+
+
+def _environment_fields(environ: Mapping[str, str] | None, config: str) -> dict[str, Any]:
+    """The fields of one config that the environment sets; ``None``: the environment of the process.
+
+    Raises :class:`ValueError` for an unknown variable with our prefix and for a value that can't be read.
+    """
+    if environ is None:
+        environ = os.environ
+    given = {name: text for name, text in environ.items() if name.startswith(_PREFIX)}
+    known = {f"{_PREFIX}{field.upper()}" for variables in _VARIABLES.values() for field in variables}
+    for name in given:
+        if name not in known:
+            raise ValueError(f"unknown environment variable {name}; {nearest(name, known)}")
+    values: dict[str, Any] = {}
+    for option, (reader, expected) in _VARIABLES[config].items():
+        name = f"{_PREFIX}{option.upper()}"
+        text = given.get(name, "").strip()
+        if not text:
+            continue
+        try:
+            values[option] = reader(text)
+        except (KeyError, ValueError):
+            raise ValueError(f"{name}={text!r}: expected {expected}") from None
+    return values

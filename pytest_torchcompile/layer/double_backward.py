@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pytest_torchcompile.layer.copies import getter
+from pytest_torchcompile.layer.graph_effects import getter
 
 if TYPE_CHECKING:
     from pytest_torchcompile.layer.guarded_model import Guard
@@ -38,14 +38,18 @@ class _Given(NamedTuple):
     versions: list[int]
     """Of the tensors among the inputs, in their order."""
 
-    def tensors(self) -> list[Any] | None:
+    def unchanged_inputs(self) -> list[Any] | None:
         """The inputs, if all are still there and none was written to."""
-        found = [held() if isinstance(held, weakref.ref) else held for held in self.inputs]
-        for held, value in zip(self.inputs, found, strict=True):
-            if isinstance(held, weakref.ref) and value is None:
-                return None
-        versions = [value._version for value in found if isinstance(value, Tensor)]
-        return found if versions == self.versions else None
+        inputs: list[Any] = []
+        for held in self.inputs:
+            value = held
+            if isinstance(held, weakref.ref):
+                value = held()
+                if value is None:
+                    return None
+            inputs.append(value)
+        versions = [value._version for value in inputs if isinstance(value, Tensor)]
+        return inputs if versions == self.versions else None
 
 
 class Differentiable:
@@ -61,9 +65,10 @@ class Differentiable:
         self._first = outputs[0][0]
         tensors = [place for place, arg in enumerate(args) if isinstance(arg, Tensor)]
         self._tensors = getter(tensors)
-        self._weak = [place for place in tensors if not _outlives(args[place])]
-        self._autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
-                          for kind in ("cpu", "cuda")]
+        self._weak = [place for place in tensors if not _outlives_call(args[place])]
+        self._autocast: list[tuple[str, bool, torch.dtype]] = []
+        for kind in ("cpu", "cuda"):
+            self._autocast.append((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)))
 
     @classmethod
     def of(cls, graph: Callable[..., Any], result: Any, args: Sequence[Any]) -> Differentiable | None:
@@ -73,15 +78,19 @@ class Differentiable:
         """
         if not isinstance(result, (tuple, list)):
             return None
-        tensors = [(place, out) for place, out in enumerate(result) if isinstance(out, Tensor)]
-        graded = [(place, out) for place, out in tensors if out.grad_fn is not None]
-        nodes = {out.grad_fn for _, out in graded}
+        nodes: set[Any] = set()
+        outputs: list[tuple[int, int]] = []
+        for place, output in enumerate(result):
+            if isinstance(output, Tensor) and output.grad_fn is not None:
+                nodes.add(output.grad_fn)
+                outputs.append((place, output.output_nr))
         if len(nodes) != 1 or not hasattr(nodes.pop(), "_forward_cls"):
             return None
-        return cls(graph, [(place, out.output_nr) for place, out in graded], args)
+        return cls(graph, outputs, args)
 
     def note(self, result: Any, args: Sequence[Any]) -> None:
         """Remember at the outputs of a call what it was given."""
+        # In every call: one list and one C loop, however many parameters there are.
         held = list(args)
         for place in self._weak:
             held[place] = weakref.ref(args[place])
@@ -98,7 +107,7 @@ class Differentiable:
             yield
 
 
-def _outlives(tensor: Tensor) -> bool:
+def _outlives_call(tensor: Tensor) -> bool:
     """Whether it may be held: a parameter is held by its gradient's node anyway. Of others a weak reference is kept."""
     return type(tensor) is nn.Parameter and tensor.requires_grad
 
@@ -113,13 +122,17 @@ def differentiable_twice(function: Any, guard: weakref.ref[Guard]) -> Callable[.
     once = function.backward
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        if not torch.is_grad_enabled():  # no create_graph: nobody can differentiate it
+        # Without create_graph nobody can differentiate it.
+        if not torch.is_grad_enabled():
             return once(ctx, *grads)
-        outer = list(grads[0]) if len(grads) == 1 and isinstance(grads[0], list) else list(grads)
+        outer = list(grads)
+        if len(grads) == 1 and isinstance(grads[0], list):
+            outer = list(grads[0])
         with torch.no_grad():
             first = list(once(ctx, *grads))
-        call = _Call.of(ctx, first, outer, guard)
-        values = _Twice.apply(call, [first[place] for place in call.places], *call.inputs)  # type: ignore[no-untyped-call]
+        call = _call_behind(ctx, first, outer, guard)
+        gradients = [first[place] for place in call.places]
+        values = _Twice.apply(call, gradients, *call.inputs)  # type: ignore[no-untyped-call]
         for place, value in zip(call.places, values, strict=True):
             first[place] = value
         return tuple(first)
@@ -143,28 +156,32 @@ class _Call:
     graph: Differentiable | None = None
     """None where it cannot be computed again."""
 
-    @classmethod
-    def of(cls, node: Any, first: Sequence[Any], outer: Sequence[Any], guard: weakref.ref[Guard]) -> _Call:
-        edges = _edges(node)
-        places = tuple(place for place in edges if isinstance(first[place], Tensor))
-        tangents = tuple(grad for grad in outer if isinstance(grad, Tensor))
-        given = getattr(node, _GIVEN, None)
-        args = given.tensors() if given is not None else None
-        sources = [_index_of(edges[place], args or ()) for place in places]
-        if given is None or args is None or None in sources:
-            leads = tuple(torch.empty(0, requires_grad=True) for _ in places)  # backward passes lead to the refusal
-            return cls(guard, places, tuple(outer), (*leads, *tangents))
-        needed = tuple(args[source] for source in sources if source is not None)
-        numbers = {id(tensor): _Number(number) for number, tensor in enumerate(needed)}
-        return cls(guard, places, tuple(outer), (*needed, *tangents),
-                   tuple(numbers.get(id(arg), arg) for arg in args), given.graph)
-
 
 @dataclass(frozen=True)
 class _Number:
     """Stands for one of the inputs that a gradient is taken by."""
 
     of: int
+
+
+def _call_behind(node: Any, first: Sequence[Any], outer: Sequence[Any], guard: weakref.ref[Guard]) -> _Call:
+    """The call whose gradients are ``first``, as its node remembers it."""
+    edges = _edges(node)
+    places = tuple(place for place in edges if isinstance(first[place], Tensor))
+    tangents = tuple(grad for grad in outer if isinstance(grad, Tensor))
+    given: _Given | None = getattr(node, _GIVEN, None)
+    args: list[Any] | None = None
+    if given is not None:
+        args = given.unchanged_inputs()
+    sources = [_index_of(edges[place], args or ()) for place in places]
+    if given is None or args is None or None in sources:
+        # Tensors that lead backward passes to the refusal.
+        leads = tuple(torch.empty(0, requires_grad=True) for _ in places)
+        return _Call(guard, places, tuple(outer), (*leads, *tangents))
+    needed = tuple(args[source] for source in sources if source is not None)
+    numbers = {id(tensor): _Number(number) for number, tensor in enumerate(needed)}
+    numbered = tuple(numbers.get(id(arg), arg) for arg in args)
+    return _Call(guard, places, tuple(outer), (*needed, *tangents), numbered, given.graph)
 
 
 def _edges(node: Any) -> dict[int, tuple[Any, int]]:
@@ -209,30 +226,47 @@ class _Twice(torch.autograd.Function):
             why = ("the gradient of this step was differentiated, and the call cannot be computed again: it draws "
                    "random numbers, writes to its inputs, or they are gone or changed")
             guard.refuse(error, why, "backward")
-        found = _second_order(call, ctx.saved_tensors, second, torch.is_grad_enabled())
+        derivatives = _second_order(call, ctx.saved_tensors, second, torch.is_grad_enabled())
         guard.failed_backward(error)
-        return (None, None, *found)
+        return (None, None, *derivatives)
 
 
 def _second_order(call: _Call, inputs: Sequence[Tensor], second: Sequence[Any], further: bool) -> list[Any]:
-    graph, count = call.graph, len(call.places)
+    """The derivatives of a call's gradients by its inputs, given those by the gradients, ``second``."""
+    graph = call.graph
     if graph is None:
         raise RuntimeError("asked for by a call that can be computed again alone")
+    sources = len(call.places)
     with graph.as_called():
         # Views: a gradient by one input must not go through another one that was computed from it.
         views = [tensor.view_as(tensor) for tensor in inputs]
-        tangents = iter(views[count:])
-        outer = [next(tangents) if isinstance(grad, Tensor) else None for grad in call.outer]
-        result = graph.graph(*[views[arg.of] if isinstance(arg, _Number) else arg for arg in call.args])
-        outs = [(result[place], outer[number]) for place, number in graph.outputs if outer[number] is not None]
+        outputs, tangents = _computed_again(call, graph, views)
     with torch.enable_grad():
-        first = torch.autograd.grad([out for out, _ in outs], views[:count], [grad for _, grad in outs],
-                                    create_graph=True, allow_unused=True)
-        pairs = [(mine, given) for mine, given in zip(first, second, strict=True) if _depends(mine, given)]
+        first = torch.autograd.grad(outputs, views[:sources], tangents, create_graph=True, allow_unused=True)
         wanted = [view for view in views if view.requires_grad]
-        found = iter(torch.autograd.grad([mine for mine, _ in pairs], wanted, [given for _, given in pairs],
-                                         create_graph=further, allow_unused=True) if pairs else [None] * len(wanted))
-    return [next(found) if view.requires_grad else None for view in views]
+        # Only of what depends on anything can a derivative be taken.
+        differentiable = [pair for pair in zip(first, second, strict=True) if _depends(*pair)]
+        derivatives: Sequence[Any] = [None] * len(wanted)
+        if differentiable:
+            gradients, weights = zip(*differentiable, strict=True)
+            derivatives = torch.autograd.grad(gradients, wanted, weights, create_graph=further, allow_unused=True)
+    remaining = iter(derivatives)
+    return [next(remaining) if view.requires_grad else None for view in views]
+
+
+def _computed_again(call: _Call, graph: Differentiable, views: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
+    """The graph's outputs that have gradients, run eagerly on views of its inputs; and those gradients."""
+    given = iter(views[len(call.places):])
+    outer = [next(given) if isinstance(grad, Tensor) else None for grad in call.outer]
+    args = [views[arg.of] if isinstance(arg, _Number) else arg for arg in call.args]
+    result = graph.graph(*args)
+    outputs: list[Any] = []
+    tangents: list[Any] = []
+    for place, number in graph.outputs:
+        if outer[number] is not None:
+            outputs.append(result[place])
+            tangents.append(outer[number])
+    return outputs, tangents
 
 
 def _depends(first: Tensor | None, second: Tensor | None) -> bool:

@@ -18,9 +18,8 @@ from torch.utils import _pytree as pytree
 
 from pytest_torchcompile.layer.backward import guard_backward
 from pytest_torchcompile.layer.checkpointing import in_backward
-from pytest_torchcompile.layer.copies import SMALL, Before, Rewinding, copied_before
 from pytest_torchcompile.layer.double_backward import Differentiable
-from pytest_torchcompile.layer.graph_effects import Effects, effects_of
+from pytest_torchcompile.layer.graph_effects import SMALL, Before, Effects, Rewinding, copied_before, effects_of
 from pytest_torchcompile.layer.guarded_model import RAN, Guard, of_this_call
 
 __all__ = ["Backend"]

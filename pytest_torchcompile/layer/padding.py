@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +17,8 @@ __all__ = ["LABEL", "SIDES", "Padding", "is_ids", "is_label", "is_mask"]
 LABEL: Final = -100
 """What torch's cross entropy ignores (``ignore_index``)."""
 SIDES: Final = ("right", "left")
+_WITHOUT_TOKENS: Final = ("type_ids", "position_ids")
+"""Ends of names of ids that are no token ids; 0 is valid there."""
 
 Value = int | float | bool
 
@@ -35,28 +37,48 @@ class Padding:
 
         Raises :class:`ValueError`, naming the tensor, for one that has other dimensions or cannot hold the value.
         """
-        asked = name in self.values
-        if is_mask(name) and not asked:
+        if name in self.values:
+            return self._pad_as_asked(name, tensor, self.values[name])
+        if is_mask(name):
             return self._pad_mask(name, tensor)
-        value = self.values[name] if asked else _value(name.lower(), self.config)
-        if value is None or (value == LABEL and tensor.ndim == 1 and not asked):
+        value = _value_by_name(name, self.config)
+        # Labels of one dimension are one for each sample.
+        if value is None or (value == LABEL and tensor.ndim == 1):
             return tensor
-        if tensor.ndim != 2 and not (asked and tensor.ndim > 2):
-            expected = "(batch, length)" if not asked else "(batch, length, ...)"
-            raise ValueError(f"{name} has the shape {tuple(tensor.shape)}; expected {expected}")
-        _check_dtype(name, tensor, value, asked)
-        return self._longer(tensor, 1, self.config.bucket(tensor.shape[1], name), value)
+        if tensor.ndim != 2:
+            raise ValueError(f"{name} has the shape {tuple(tensor.shape)}; expected (batch, length)")
+        if tensor.is_floating_point():
+            raise ValueError(f"{name} is {tensor.dtype}; expected whole numbers")
+        return self._pad_sequences(name, tensor, value)
+
+    def _pad_as_asked(self, name: str, tensor: Tensor, value: Value | None) -> Tensor:
+        if value is None:
+            return tensor
+        if tensor.ndim < 2:
+            raise ValueError(f"{name} has the shape {tuple(tensor.shape)}; expected (batch, length, ...)")
+        return self._pad_sequences(name, tensor, value)
+
+    def _pad_sequences(self, name: str, tensor: Tensor, value: Value) -> Tensor:
+        _refuse_unfit(name, tensor, value)
+        return self._lengthened(tensor, 1, self.config.bucket(tensor.shape[1], name), value)
 
     def cut(self, tensor: Tensor, dim: int, length: int) -> Tensor:
         """A view of the part of ``tensor`` that is no padding."""
-        return tensor.narrow(dim, 0 if self.side == "right" else tensor.shape[dim] - length, length)
+        start = 0
+        if self.side == "left":
+            start = tensor.shape[dim] - length
+        return tensor.narrow(dim, start, length)
 
-    def _longer(self, tensor: Tensor, dim: int, size: int, value: Value) -> Tensor:
+    def _lengthened(self, tensor: Tensor, dim: int, size: int, value: Value) -> Tensor:
         missing = size - tensor.shape[dim]
         if not missing:
             return tensor
-        ends = (0, missing) if self.side == "right" else (missing, 0)
-        return functional.pad(tensor, (0, 0) * (tensor.ndim - 1 - dim % tensor.ndim) + ends, value=value)
+        ends = (0, missing)
+        if self.side == "left":
+            ends = (missing, 0)
+        # torch counts from the last dimension, two numbers for each.
+        untouched = (0, 0) * (tensor.ndim - 1 - dim % tensor.ndim)
+        return functional.pad(tensor, untouched + ends, value=value)
 
     def _pad_mask(self, name: str, mask: Tensor) -> Tensor:
         if mask.ndim < 2 or mask.is_complex():
@@ -65,7 +87,7 @@ class Padding:
         seen, hidden = _seen_and_hidden(name, mask)
         if mask.ndim > 2:
             return self._pad_attention(name, mask, seen, hidden)
-        return self._longer(mask, 1, self.config.bucket(mask.shape[1], name), hidden)
+        return self._lengthened(mask, 1, self.config.bucket(mask.shape[1], name), hidden)
 
     def _pad_attention(self, name: str, mask: Tensor, seen: Value, hidden: Value) -> Tensor:
         """(..., queries, keys): added keys are hidden from all; added queries see the real keys.
@@ -74,14 +96,14 @@ class Padding:
         """
         queries, keys = mask.shape[-2:]
         if queries != 1:
-            mask = self._longer(mask, mask.ndim - 2, self.config.bucket(queries, f"{name} (its queries)"), seen)
-        return self._longer(mask, mask.ndim - 1, self.config.bucket(keys, f"{name} (its keys)"), hidden)
+            mask = self._lengthened(mask, mask.ndim - 2, self.config.bucket(queries, f"{name} (its queries)"), seen)
+        return self._lengthened(mask, mask.ndim - 1, self.config.bucket(keys, f"{name} (its keys)"), hidden)
 
 
 def is_ids(name: str) -> bool:
     """Whether tensors of that name are token ids."""
     low = name.lower()
-    if is_label(name) or low.endswith(("type_ids", "position_ids")):
+    if is_label(name) or low.endswith(_WITHOUT_TOKENS):
         return False
     return low in ("ids", "tokens") or low.endswith("_ids")
 
@@ -96,16 +118,15 @@ def is_mask(name: str) -> bool:
     return name.lower().endswith("mask")
 
 
-_KINDS: Final[tuple[tuple[Callable[[str], bool], Callable[[BucketConfig], int]], ...]] = (
-    (is_label, lambda config: LABEL),
-    (lambda name: name.endswith(("type_ids", "position_ids")), lambda config: 0),
-    (is_ids, lambda config: config.pad_token_id),
-)
-"""Whether a name is of that kind, and what tensors of the kind are padded with."""
-
-
-def _value(name: str, config: BucketConfig) -> int | None:
-    return next((value(config) for fits, value in _KINDS if fits(name)), None)
+def _value_by_name(name: str, config: BucketConfig) -> int | None:
+    """What tensors of a name are padded with; None: they are none of ours."""
+    if is_label(name):
+        return LABEL
+    if name.lower().endswith(_WITHOUT_TOKENS):
+        return 0
+    if is_ids(name):
+        return config.pad_token_id
+    return None
 
 
 def _seen_and_hidden(name: str, mask: Tensor) -> tuple[Value, Value]:
@@ -115,13 +136,13 @@ def _seen_and_hidden(name: str, mask: Tensor) -> tuple[Value, Value]:
     scores (``scaled_dot_product_attention``).
     """
     if name.lower().endswith(("padding_mask", "pad_mask")):
-        return _of_padding(name, mask)
-    if not mask.is_floating_point() or not _is_added(name, mask):
-        return 1, 0
-    return 0.0, torch.finfo(mask.dtype).min
+        return _of_padding_mask(name, mask)
+    if mask.is_floating_point() and _is_added_to_scores(name, mask):
+        return 0.0, torch.finfo(mask.dtype).min
+    return 1, 0
 
 
-def _of_padding(name: str, mask: Tensor) -> tuple[Value, Value]:
+def _of_padding_mask(name: str, mask: Tensor) -> tuple[Value, Value]:
     if mask.dtype is torch.bool:
         return False, True
     if not mask.is_floating_point() or bool((mask > 0).any()):
@@ -130,7 +151,7 @@ def _of_padding(name: str, mask: Tensor) -> tuple[Value, Value]:
     return 0.0, float("-inf")
 
 
-def _is_added(name: str, mask: Tensor) -> bool:
+def _is_added_to_scores(name: str, mask: Tensor) -> bool:
     """Whether a floating mask is added to the scores: it does not hold ones and zeros alone, or nothing but zeros.
 
     With two dimensions it may be one of weights, of a loss for instance.
@@ -140,14 +161,14 @@ def _is_added(name: str, mask: Tensor) -> bool:
     return bool((mask < 0).any()) or ("att" in name.lower() and not bool(mask.any()))
 
 
-def _check_dtype(name: str, tensor: Tensor, value: Value, asked: bool) -> None:
-    if tensor.is_floating_point() and asked:
+def _refuse_unfit(name: str, tensor: Tensor, value: Value) -> None:
+    """Refuse a value that the tensor's dtype cannot hold."""
+    if tensor.is_floating_point():
         return
-    if tensor.dtype is torch.bool:
-        low, high = 0, 1
-    elif tensor.is_floating_point() or tensor.is_complex():
+    if tensor.is_complex():
         raise ValueError(f"{name} is {tensor.dtype}; expected whole numbers")
-    else:
+    low, high = 0, 1
+    if tensor.dtype is not torch.bool:
         limits = torch.iinfo(tensor.dtype)
         low, high = limits.min, limits.max
     if not low <= value <= high or value != int(value):

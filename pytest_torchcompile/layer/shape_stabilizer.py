@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from pytest_torchcompile.layer.config import BucketConfig
 from pytest_torchcompile.layer.padding import SIDES, Padding, is_ids, is_label
-from pytest_torchcompile.layer.warmup import Warmup, warm_up
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.layer.warmup import Warmup
 
 __all__ = ["NAMES", "BucketConfig", "ShapeStabilizer"]
 
@@ -46,7 +47,9 @@ class ShapeStabilizer:
         padded along their second dimension, however many they have); None leaves them alone. Raises
         :class:`ValueError` for another side.
         """
-        self.config = buckets if isinstance(buckets, BucketConfig) else BucketConfig(buckets)  # type: ignore[arg-type]
+        if not isinstance(buckets, BucketConfig):
+            buckets = BucketConfig(buckets)  # type: ignore[arg-type]
+        self.config = buckets
         if side not in SIDES:
             raise ValueError(f"side={side!r}: expected 'right' or 'left'")
         self._padding = Padding(self.config, side, dict(pad_values or {}))
@@ -75,8 +78,8 @@ class ShapeStabilizer:
             return self._padding.pad("input_ids", batch)
         if not isinstance(batch, (Mapping, tuple, list)):
             raise ValueError(f"a batch of type {type(batch).__name__}; expected a tensor, a tuple or a dict")
-        _need_ids(_listed(batch, names))
-        return self._padded(batch, _own_names(batch, names))
+        _refuse_without_ids(_names_inside(batch, names))
+        return self._padded_values(batch, _value_names(batch, names))
 
     def unpad(self, padded: Any, batch: Any, dim: int = 1) -> Any:
         """Take off what :meth:`bucket_batch` put on: views, nothing is copied.
@@ -91,16 +94,29 @@ class ShapeStabilizer:
         Raises :class:`ValueError` where an output has no tensor of a bucket's size in that dimension, and where two
         lengths of the batch have the bucket that a tensor has, so that nobody knows which of them is meant.
         """
-        if not isinstance(batch, int) and self._fits(padded, batch):
-            return _map(padded, batch, self._as_before)
-        lengths: dict[int, set[int]] = {}
-        for length in (batch,) if isinstance(batch, int) else _lengths(batch):
-            lengths.setdefault(self.config.bucket(length), set()).add(length)
-        lengths = {bucket: found for bucket, found in lengths.items() if found != {bucket}}
-        if not lengths:
+        if isinstance(batch, int):
+            lengths = [batch]
+        elif self._may_come_from(padded, batch):
+            return _map_tensors(padded, batch, self._cut_to_shape)
+        else:
+            lengths = _sequence_lengths(batch)
+        by_bucket: dict[int, set[int]] = {}
+        for length in lengths:
+            by_bucket.setdefault(self.config.bucket(length), set()).add(length)
+        # Where every sequence has its bucket's length nothing was put on.
+        by_bucket = {bucket: those for bucket, those in by_bucket.items() if those != {bucket}}
+        if not by_bucket:
             return padded
-        _check_sizes(padded, lengths, dim)
-        return _map(padded, padded, lambda t, _: self._cut(t, lengths.get(_size(t, dim) or 0), dim))
+        _refuse_unclear_sizes(padded, by_bucket, dim)
+
+        def cut(tensor: Tensor, _: Tensor) -> Tensor:
+            size = _size_in(tensor, dim)
+            if size not in by_bucket:
+                return tensor
+            (length,) = by_bucket[size]
+            return self._padding.cut(tensor, dim, length)
+
+        return _map_tensors(padded, padded, cut)
 
     def mark_dynamic_dims(self, batch: B, dim: int = 1, min: int | None = None, max: int | None = None) -> B:
         """Tell torch that dimension ``dim`` of every tensor in the batch varies, and return the batch itself.
@@ -112,15 +128,16 @@ class ShapeStabilizer:
         """
         import torch._dynamo
 
-        found = [tensor for tensor in _tensors(batch) if _size(tensor, dim) is not None]
-        if not found:
+        tensors = [tensor for tensor in _tensors_in(batch) if _size_in(tensor, dim) is not None]
+        if not tensors:
             raise ValueError(f"no tensor of the batch has a dimension {dim}")
-        for tensor in found:
+        # All are looked at before the first is marked.
+        for tensor in tensors:
             size = tensor.shape[dim]
             if (min is not None and size < min) or (max is not None and size > max):
                 raise ValueError(f"a tensor of the shape {tuple(tensor.shape)} has {size} in dimension {dim}, which is "
                                  f"outside of min={min}, max={max}")
-        for tensor in found:
+        for tensor in tensors:
             if tensor.shape[dim] > 1:
                 torch._dynamo.mark_dynamic(tensor, dim % tensor.ndim, min=min, max=max)
         return batch
@@ -134,150 +151,187 @@ class ShapeStabilizer:
         The model is run in the caller's grad mode, and its state and the random states are put back; see
         :func:`~pytest_torchcompile.layer.warmup.warm_up` for how batches are made and what is returned.
         """
-        return warm_up(model, make_batch, self.config.buckets, lambda batch: self.bucket_batch(batch, names),
-                       tuple(batch_sizes))
+        # What a batch is padded with needs none of what watches a compiler.
+        from pytest_torchcompile.layer.warmup import warm_up
 
-    def _cut(self, tensor: Tensor, lengths: set[int] | None, dim: int) -> Tensor:
-        return self._padding.cut(tensor, dim, *lengths) if lengths else tensor
+        def pad(batch: Any) -> Any:
+            return self.bucket_batch(batch, names)
 
-    def _padded(self, value: Any, names: Mapping[Any, str] | str) -> Any:
+        return warm_up(model, make_batch, self.config.buckets, pad, tuple(batch_sizes))
+
+    def _padded_values(self, value: Any, names: Mapping[Any, str] | str) -> Any:
+        """The values of a batch, each padded as its name says; ``names`` by key or place, or one name for all."""
         if isinstance(names, str) and isinstance(value, Tensor):
             return self._padding.pad(names, value)
         if isinstance(value, Mapping):
-            return {key: self._padded(held, str(key)) for key, held in value.items()}
-        if isinstance(value, (tuple, list)):
-            inner = _own_names(value, ()) if isinstance(names, str) and hasattr(value, "_fields") else names
-            held = [self._padded(each, inner if isinstance(inner, str) else inner[i]) for i, each in enumerate(value)]
-            return type(value)(*held) if hasattr(value, "_fields") else type(value)(held)
-        return value
+            return {key: self._padded_values(inner, str(key)) for key, inner in value.items()}
+        if not isinstance(value, (tuple, list)):
+            return value
+        if isinstance(names, str) and hasattr(value, "_fields"):
+            names = _value_names(value, ())
+        padded: list[Any] = []
+        for place, inner in enumerate(value):
+            name = names if isinstance(names, str) else names[place]
+            padded.append(self._padded_values(inner, name))
+        return _like(value, padded)
 
-    def _fits(self, padded: Any, before: Any) -> bool:
+    def _may_come_from(self, padded: Any, before: Any) -> bool:
         """Whether ``padded`` can be what ``before`` became: the same structure, every size its own or its bucket."""
         if isinstance(padded, Tensor) and isinstance(before, Tensor):
-            return padded.ndim == before.ndim and all(
-                mine == size or (size < mine and mine in self.config.buckets and mine == self.config.bucket(size))
-                for mine, size in zip(padded.shape, before.shape, strict=True))
+            return padded.ndim == before.ndim and all(map(self._size_may_come_from, padded.shape, before.shape))
         if isinstance(padded, Mapping) and isinstance(before, Mapping):
-            return padded.keys() == before.keys() and all(self._fits(padded[key], before[key]) for key in padded)
+            if padded.keys() != before.keys():
+                return False
+            return all(self._may_come_from(padded[key], before[key]) for key in padded)
         if isinstance(padded, (tuple, list)) and isinstance(before, (tuple, list)):
-            return len(padded) == len(before) and all(map(self._fits, padded, before))
+            return len(padded) == len(before) and all(map(self._may_come_from, padded, before))
         return type(padded) is type(before) and not isinstance(padded, Tensor)
 
-    def _as_before(self, padded: Tensor, before: Tensor) -> Tensor:
+    def _size_may_come_from(self, padded: int, before: int) -> bool:
+        if padded == before:
+            return True
+        # bucket() raises for a size beyond the largest one, so it is asked last.
+        return before < padded and padded in self.config.buckets and padded == self.config.bucket(before)
+
+    def _cut_to_shape(self, padded: Tensor, before: Tensor) -> Tensor:
         for dim, size in enumerate(before.shape):
             if padded.shape[dim] != size:
                 padded = self._padding.cut(padded, dim, size)
         return padded
 
 
-def _own_names(batch: Any, names: Sequence[str]) -> dict[Any, str]:
+def _value_names(batch: Any, names: Sequence[str]) -> dict[Any, str]:
     """Place or key of each value of a batch to its name."""
     if isinstance(batch, Mapping):
         return {key: str(key) for key in batch}
-    return dict(enumerate(getattr(batch, "_fields", None) or _by_place(batch, names)))
+    own_names = getattr(batch, "_fields", None)
+    if own_names:
+        return dict(enumerate(own_names))
+    return dict(enumerate(_names_by_place(batch, names)))
 
 
-def _listed(batch: Any, names: Sequence[str]) -> Iterator[str]:
+def _names_inside(batch: Any, names: Sequence[str]) -> Iterator[str]:
     """Every name in a batch, also of the dicts in it."""
-    for key, name in _own_names(batch, names).items():
+    for key, name in _value_names(batch, names).items():
         yield name
         if isinstance(batch[key], Mapping):
-            yield from _listed(batch[key], ())
+            yield from _names_inside(batch[key], ())
 
 
-def _need_ids(names: Iterable[str]) -> None:
+def _refuse_without_ids(names: Iterable[str]) -> None:
     listed = list(names)
     if not any(map(is_ids, listed)):
         raise ValueError(f"no token ids in the batch ({', '.join(listed) or 'it is empty'}); expected a name "
                          "like input_ids, for example {'input_ids': ..., 'attention_mask': ...}")
 
 
-def _by_place(batch: Sequence[Any], names: Sequence[str]) -> Sequence[str]:
+def _names_by_place(batch: Sequence[Any], names: Sequence[str]) -> Sequence[str]:
     if len(batch) > len(names):
         raise ValueError(f"{len(batch)} values, and only {len(names)} names ({', '.join(names)}); "
                          "say what each is with names=(...), or pass a dict")
     if names is NAMES and len(batch) > 1:
         mask = batch[1]
         # (ids, labels) is as common as (ids, mask): labels padded with 0 would be trained on, and nobody told.
-        if isinstance(mask, Tensor) and mask.ndim < 3 and not _is_mask(mask):
+        if isinstance(mask, Tensor) and mask.ndim < 3 and not _holds_zeros_and_ones(mask):
             raise ValueError("the second tensor is no mask: it holds other values than 0 and 1; say what it is, "
                              "for example names=('input_ids', 'labels')")
     return names[: len(batch)]
 
 
-def _is_mask(tensor: Tensor) -> bool:
+def _holds_zeros_and_ones(tensor: Tensor) -> bool:
     return tensor.dtype is torch.bool or bool(((tensor == 0) | (tensor == 1)).all())
 
 
-def _size(tensor: Tensor, dim: int) -> int | None:
-    return tensor.shape[dim] if -tensor.ndim <= dim < tensor.ndim else None
+def _size_in(tensor: Tensor, dim: int) -> int | None:
+    if -tensor.ndim <= dim < tensor.ndim:
+        return tensor.shape[dim]
+    return None
 
 
-def _check_sizes(output: Any, lengths: Mapping[int, set[int]], dim: int) -> None:
+def _refuse_unclear_sizes(output: Any, by_bucket: Mapping[int, set[int]], dim: int) -> None:
     """Refuse an output of which nothing is to be cut, or nobody knows to what length."""
-    tensors = list(_tensors(output))
-    sizes = {_size(tensor, dim) for tensor in tensors}
-    if sizes.isdisjoint(lengths):
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors) or "there are none"
-        buckets = " or ".join(map(str, sorted(lengths)))
+    tensors = list(_tensors_in(output))
+    sizes = {_size_in(tensor, dim) for tensor in tensors}
+    if sizes.isdisjoint(by_bucket):
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "there are none"
+        buckets = " or ".join(map(str, sorted(by_bucket)))
         raise ValueError(f"no tensor has the bucket's size, {buckets}, in dimension {dim} (shapes: {shapes})")
-    for bucket, found in lengths.items():
-        if len(found) > 1 and bucket in sizes:
-            listed = " and ".join(map(str, sorted(found)))
+    for bucket, lengths in by_bucket.items():
+        if len(lengths) > 1 and bucket in sizes:
+            listed = " and ".join(map(str, sorted(lengths)))
             raise ValueError(f"an output has {bucket} in dimension {dim}, the bucket of sequences of length {listed} "
                              "in the batch: which is meant? Unpad each output by itself, with its length")
 
 
-def _lengths(batch: Any) -> list[int]:
+def _sequence_lengths(batch: Any) -> list[int]:
     """The lengths of the token ids and labels of a batch: of its first tensor, where nothing is named."""
-    named = dict(zip(batch._fields, batch, strict=True)) if hasattr(batch, "_fields") else batch
+    named = batch
+    if hasattr(batch, "_fields"):
+        named = dict(zip(batch._fields, batch, strict=True))
+    sequences: list[Tensor] = []
     if isinstance(named, Mapping):
-        ids, labels = (list(_sequences(named, kind)) for kind in (is_ids, is_label))
-        found = [*ids, *labels] if ids else []
+        sequences = list(_sequences_named(named, is_ids))
+        # Labels alone do not say that the batch is one of tokens.
+        if sequences:
+            sequences += _sequences_named(named, is_label)
     else:
-        found = [*islice(_tensors(batch), 1)]
-    if not found or found[0].ndim < 2:
+        first = next(_tensors_in(batch), None)
+        if first is not None:
+            sequences = [first]
+    if not sequences or sequences[0].ndim < 2:
         raise ValueError("the batch has no token ids, so its length is not known; pass the length itself")
-    return [tensor.shape[1] for tensor in found]
+    return [tensor.shape[1] for tensor in sequences]
 
 
-def _sequences(batch: Mapping[Any, Any], kind: Callable[[str], bool]) -> Iterator[Tensor]:
+def _sequences_named(batch: Mapping[Any, Any], is_meant: Callable[[str], bool]) -> Iterator[Tensor]:
     """Tensors of (batch, length) that are of a kind by their names, also in the dicts inside."""
     for name, value in batch.items():
         if isinstance(value, Mapping):
-            yield from _sequences(value, kind)
-        elif kind(str(name)):
-            yield from (tensor for tensor in _tensors(value) if tensor.ndim == 2)
+            yield from _sequences_named(value, is_meant)
+        elif is_meant(str(name)):
+            yield from (tensor for tensor in _tensors_in(value) if tensor.ndim == 2)
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
+def _tensors_in(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
         yield batch
     elif isinstance(batch, Mapping):
         for value in batch.values():
-            yield from _tensors(value)
+            yield from _tensors_in(value)
     elif isinstance(batch, (tuple, list)):
         for value in batch:
-            yield from _tensors(value)
+            yield from _tensors_in(value)
     elif is_dataclass(batch) and not isinstance(batch, type):
-        yield from _tensors([getattr(batch, f.name) for f in fields(batch)])
+        for field in fields(batch):
+            yield from _tensors_in(getattr(batch, field.name))
 
 
-def _map(value: Any, other: Any, change: Callable[[Tensor, Any], Tensor]) -> Any:
+def _map_tensors(value: Any, other: Any, change: Callable[[Tensor, Any], Tensor]) -> Any:
     """The structure with each tensor changed, by what ``other`` has in its place."""
     if isinstance(value, Tensor):
         return change(value, other)
     if isinstance(value, Mapping):
-        changed = {key: _map(held, other[key], change) for key, held in value.items()}
+        changed = {key: _map_tensors(inner, other[key], change) for key, inner in value.items()}
         if type(value) is dict or not isinstance(value, MutableMapping):
             return changed
+        # An output of a library keeps its class.
         filled = copy.copy(value)
         filled.update(changed)
         return filled
     if isinstance(value, (tuple, list)):
-        held = [_map(each, other[i], change) for i, each in enumerate(value)]
-        return type(value)(*held) if hasattr(value, "_fields") else type(value)(held)
+        return _like(value, [_map_tensors(inner, other[place], change) for place, inner in enumerate(value)])
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: _map(getattr(value, f.name), getattr(other, f.name), change)
-                                 for f in fields(value) if f.init})
+        attributes: dict[str, Any] = {}
+        for field in fields(value):
+            if field.init:
+                inner, its_other = getattr(value, field.name), getattr(other, field.name)
+                attributes[field.name] = _map_tensors(inner, its_other, change)
+        return replace(value, **attributes)
     return value
+
+
+def _like(before: Any, values: list[Any]) -> Any:
+    """A sequence of the same class; named tuples take their values one by one."""
+    if hasattr(before, "_fields"):
+        return type(before)(*values)
+    return type(before)(values)

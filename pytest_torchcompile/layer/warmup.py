@@ -15,7 +15,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.layer.compiled_modules import join_modules
 from pytest_torchcompile.layer.preservation import preserved
-from pytest_torchcompile.ledger import Ledger, observe
+from pytest_torchcompile.ledger import observe
 
 __all__ = ["Warmed", "Warmup", "free_size", "warm_up"]
 
@@ -40,10 +40,14 @@ class Warmed:
     """Compiled graphs that ran in its last call."""
 
     def __str__(self) -> str:
-        shape = f"length {self.length}" + ("" if self.batch_size is None else f", batch size {self.batch_size}")
+        shape = f"length {self.length}"
+        if self.batch_size is not None:
+            shape += f", batch size {self.batch_size}"
         if self.compiled:
             return f"{shape}: compiled {', '.join(self.compiled)} in {self.seconds:.1f} s"
-        return f"{shape}: " + ("served by what is compiled already" if self.graphs else "nothing ran compiled")
+        if self.graphs:
+            return f"{shape}: served by what is compiled already"
+        return f"{shape}: nothing ran compiled"
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,8 @@ class Warmup:
         return all(shape.graphs for shape in self.shapes) and not self.late
 
     def __str__(self) -> str:
-        lines = [*map(str, self.shapes), *(f"compiled again in the last pass: {late}" for late in self.late)]
-        return "\n".join([*lines, *self.notes])
+        late = [f"compiled again in the last pass: {function}" for function in self.late]
+        return "\n".join([*map(str, self.shapes), *late, *self.notes])
 
 
 def warm_up(
@@ -84,29 +88,36 @@ def warm_up(
 
     Raises what the model raises, and ValueError for batch sizes that ``make_batch`` does not take.
     """
-    maker = _Maker(make_batch)
-    if batch_sizes and not maker.sized:
+    maker = _BatchMaker(make_batch)
+    if batch_sizes and not maker.takes_size:
         raise ValueError("batch_sizes are given, and make_batch takes no B")
+    # Torch compiles for sizes of 0 and 1 alone.
     lengths = [length for length in buckets if length > 1] or list(buckets)
-    sizes: tuple[int | None, ...] = batch_sizes or ((free_size(maker, lengths, pad),) if maker.sized else (None,))
+    sizes: tuple[int | None, ...] = batch_sizes
+    if not sizes:
+        sizes = (free_size(maker, lengths, pad) if maker.takes_size else None,)
     wanted = [(length, size) for size in sizes for length in lengths]
     batches = [Batch.of(pad(maker(length, size))) for length, size in wanted]
-    notes = tuple(dict.fromkeys(note for each, batch in zip(wanted, batches, strict=True)
-                                for note in _collisions(each[0], batch)))
-    first: list[tuple[float, tuple[str, ...]]] = []
+    first, last = _all_passes(model, batches)
+    shapes = []
+    for (length, size), mine, latest in zip(wanted, first, last, strict=True):
+        shapes.append(Warmed(length, size, mine.seconds, mine.compiled, latest.graph_runs))
+    late = dict.fromkeys(function for run in last for function in run.compiled)
+    notes = dict.fromkeys(_equal_sizes(wanted, batches))
+    warmup = Warmup(tuple(shapes), tuple(late), tuple(notes))
+    level = logging.INFO if warmup.ok else logging.WARNING
+    for line in str(warmup).splitlines():
+        _LOG.log(level, "warm-up: %s", line)
+    return warmup
+
+
+def _all_passes(model: Callable[..., Any], batches: list[Batch]) -> tuple[list[_Run], list[_Run]]:
+    """Run every batch in each pass; what came of the first and of the last."""
+    passes: list[list[_Run]] = []
     with preserved(join_modules(model)):
-        for number in range(PASSES):
-            runs = [_run(model, batch) for batch in batches]
-            if not number:
-                first = [(seconds, _compiled(seen)) for seconds, seen in runs]
-    found = Warmup(
-        tuple(Warmed(*each, *mine, sum(graph.runs for graph in seen.graphs))
-              for each, mine, (_, seen) in zip(wanted, first, runs, strict=True)),
-        tuple(dict.fromkeys(name for _, seen in runs for name in _compiled(seen))), notes,
-    )  # fmt: skip
-    for line in str(found).splitlines():
-        _LOG.log(logging.INFO if found.ok else logging.WARNING, "warm-up: %s", line)
-    return found
+        for _ in range(PASSES):
+            passes.append([_run(model, batch) for batch in batches])
+    return passes[0], passes[-1]
 
 
 def free_size(maker: Callable[[int, int], Any], lengths: list[int], pad: Callable[[Any], Any]) -> int:
@@ -115,40 +126,62 @@ def free_size(maker: Callable[[int, int], Any], lengths: list[int], pad: Callabl
     Raises :class:`ValueError` if there is none up to 64.
     """
     for size in range(2, 65):
-        if not any(size in _others(Batch.of(pad(maker(length, size))), size) for length in lengths):
+        batches = (Batch.of(pad(maker(length, size))) for length in lengths)
+        if not any(size in _other_sizes(batch, size) for batch in batches):
             return size
     raise ValueError("no batch size from 2 to 64 differs from every other dimension of the batches; pass batch_sizes")
 
 
-class _Maker:
+class _BatchMaker:
     """``make_batch`` by one signature."""
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make
         try:
             names = set(inspect.signature(make).parameters)
-        except (TypeError, ValueError):  # written in C
+        except (TypeError, ValueError):
+            # Written in C.
             names = set()
-        self.sized, self._named = "B" in names, "S" in names
+        self.takes_size, self._names_length = "B" in names, "S" in names
 
     def __call__(self, length: int, size: int | None) -> Any:
-        sizes = {"B": size} if self.sized else {}
-        return self._make(S=length, **sizes) if self._named else self._make(length, **sizes)
+        options: dict[str, Any] = {}
+        if self.takes_size:
+            options["B"] = size
+        if self._names_length:
+            return self._make(S=length, **options)
+        return self._make(length, **options)
 
 
-def _others(batch: Batch, size: int) -> set[int]:
+def _other_sizes(batch: Batch, size: int) -> set[int]:
     """Sizes of all dimensions but the first, and of the first where it is no batch dimension."""
-    return {n for tensor in batch.tensors() for n in tensor.shape[0 if tensor.ndim and tensor.shape[0] != size else 1:]}
-
-
-def _collisions(length: int, batch: Batch) -> Iterator[str]:
+    sizes: set[int] = set()
     for tensor in batch.tensors():
-        if tensor.ndim > 1 and tensor.shape[0] == tensor.shape[1] == length:
-            yield (f"a tensor of the shape {tuple(tensor.shape)} has equal sizes: torch may take them for one, and "
-                   "compile again when they differ; warm up with another batch size")
+        sizes.update(tensor.shape[1:])
+        if tensor.ndim and tensor.shape[0] != size:
+            sizes.add(tensor.shape[0])
+    return sizes
 
 
-def _run(model: Callable[..., Any], batch: Batch) -> tuple[float, Ledger]:
+def _equal_sizes(wanted: list[tuple[int, int | None]], batches: list[Batch]) -> Iterator[str]:
+    """A note on each tensor whose batch size is the length too."""
+    for (length, _), batch in zip(wanted, batches, strict=True):
+        for tensor in batch.tensors():
+            if tensor.ndim > 1 and tensor.shape[0] == tensor.shape[1] == length:
+                yield (f"a tensor of the shape {tuple(tensor.shape)} has equal sizes: torch may take them for one, and "
+                       "compile again when they differ; warm up with another batch size")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What came of one call."""
+
+    seconds: float
+    compiled: tuple[str, ...]
+    graph_runs: int
+
+
+def _run(model: Callable[..., Any], batch: Batch) -> _Run:
     private = batch.clone()
     step_begins()
     with observe() as seen:
@@ -156,8 +189,6 @@ def _run(model: Callable[..., Any], batch: Batch) -> tuple[float, Ledger]:
         model(*private.args, **private.kwargs)
         if any(tensor.is_cuda for tensor in private.tensors()):
             torch.cuda.synchronize()
-        return time.perf_counter() - start, seen
-
-
-def _compiled(seen: Ledger) -> tuple[str, ...]:
-    return tuple(f"{found.function} ({found.file.rpartition('/')[2]}:{found.line})" for found in seen.compiles)
+        seconds = time.perf_counter() - start
+    compiled = tuple(f"{each.function} ({each.file.rpartition('/')[2]}:{each.line})" for each in seen.compiles)
+    return _Run(seconds, compiled, sum(graph.runs for graph in seen.graphs))

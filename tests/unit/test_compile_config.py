@@ -10,7 +10,7 @@ import pickle
 import pytest
 
 from pytest_torchcompile import BucketConfig, CompileConfig
-from pytest_torchcompile.layer.environment_variables import _VARIABLES
+from pytest_torchcompile.layer.config import _VARIABLES
 
 
 def my_backend(graph, inputs):

@@ -31,7 +31,7 @@ NEEDS_TORCH = {
 }
 """Modules and rooms that may import torch at their top."""
 TORCH_FREE_IN_THEM = {
-    "wrappers", "wrappers/wrapping", "gates", "layer", "layer/config", "layer/environment_variables",
+    "wrappers", "wrappers/wrapping", "gates", "layer", "layer/benchmark_result", "layer/config",
     "oracle", "oracle/diagnosis", "oracle/discrepancies", "oracle/leaf", "oracle/limits", "oracle/proof",
     "ledger", "ledger/break_text", "ledger/explain", "ledger/guard_causes", "ledger/ledger",
     "ledger/reasons", "ledger/records", "ledger/sites",

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from pytest_torchcompile.layer.intervals import quantile, ratio_of
+from pytest_torchcompile.layer.benchmark_result import quantile, ratio_of
 
 LEAST = 0.02
 

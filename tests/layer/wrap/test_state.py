@@ -183,7 +183,7 @@ def test_state_after_a_failed_attempt_is_bitwise_what_it_was(attempts):
 
 def test_that_test_can_fail(attempts, monkeypatch):
     """Without the copies that are put back."""
-    monkeypatch.setattr("pytest_torchcompile.layer.copies.Before.restore", lambda self: None)
+    monkeypatch.setattr("pytest_torchcompile.layer.graph_effects.Before.restore", lambda self: None)
     with pytest.raises(AssertionError):
         agrees(["counter"], run_error(1))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -85,17 +85,18 @@ def read_report(path: str | Path) -> Report:
     of ours, of a newer major version, or with a value that the schema does not allow.
     """
     name = str(path)
-    data = _data(Path(path), name)
-    text = _text(data, name)
+    data = _read_bytes(Path(path), name)
+    text = _decode(data, name)
     if not text or text.isspace():
         raise ReportError(f"{name}: is empty; expected a JSON report, for example .compile-matrix/report.json")
     if _JOURNAL.match(text):
-        return _from_journal(name, text)
+        return _read_journal(name, text)
     sealed = is_sealed(data)
-    content = _content(text, name, sealed)
-    block = _block(content[KEY], name)
-    return Report(name, block, sealed, seal_broken=SEAL in content and not sealed, later_run=_later_run(content, name),
-                  others_failed=tuple(_others_failed(content.get("tests"), block)))
+    content = _parse_content(text, name, sealed)
+    block = _check_block(content[KEY], name)
+    return Report(name, block, sealed, seal_broken=SEAL in content and not sealed,
+                  later_run=_later_run_text(content, name),
+                  others_failed=tuple(_other_failures(content.get("tests"), block)))
 
 
 def read_content(path: Path) -> dict[str, Any]:
@@ -105,78 +106,96 @@ def read_content(path: Path) -> dict[str, Any]:
     that is not as its run wrote it: who writes it again would give it a seal that holds.
     """
     name = str(path)
-    data = _data(path, name)
+    data = _read_bytes(path, name)
     sealed = is_sealed(data)
-    content = _content(_text(data, name), name, sealed)
-    block = _block(content[KEY], name)
+    content = _parse_content(_decode(data, name), name, sealed)
+    block = _check_block(content[KEY], name)
+    seal_broken = SEAL in content and not sealed
     stated = block["head_sha256"]
-    if (SEAL in content and not sealed) or (stated is not None and stated != _head_fingerprint(block)):
+    # Reports of schema 1.2 and older state none.
+    head_differs = stated is not None and stated != _fingerprint_or_empty(head_fingerprint, block)
+    if seal_broken or head_differs:
         raise ReportError(f"{name}: is not as its run wrote it: it was damaged or edited since; run the matrix again")
     return {**content, KEY: block}
 
 
-def _content(text: str, name: str, sealed: bool) -> dict[str, Any]:
+def _parse_content(text: str, name: str, sealed: bool) -> dict[str, Any]:
     try:
         content = loads(text, sealed)
     except StrictError as error:
         raise ReportError(f"{name}: cannot be read as JSON: {error}") from None
     if not isinstance(content, dict) or KEY not in content:
-        ran_tests = isinstance(content, dict) and "tests" in content
-        hint = "was it run with --compile-matrix, or did a test use our fixtures?" if ran_tests else \
-            "expected the JSON report of `pytest --compile-matrix`"
+        hint = "expected the JSON report of `pytest --compile-matrix`"
+        if isinstance(content, dict) and "tests" in content:
+            hint = "was it run with --compile-matrix, or did a test use our fixtures?"
         raise ReportError(f"{name}: holds no block {KEY!r}; {hint}")
     return content
 
 
-def _later_run(content: dict[str, Any], name: str) -> str:
+def _later_run_text(content: dict[str, Any], name: str) -> str:
     """A mark counts whatever it holds, and so does the name of a file that there was no room to mark."""
     if LATER_RUN not in content:
-        return "a run that could not mark this file" if Path(name).name.startswith(RENAMED) else ""
+        if Path(name).name.startswith(RENAMED):
+            return "a run that could not mark this file"
+        return ""
     mark = content[LATER_RUN]
     if not isinstance(mark, dict):
         return "a run of which nothing is told"
     return f"`{mark.get('command', 'pytest')}` of {mark.get('began', 'an unknown time')}"
 
 
-def _others_failed(tests: Any, block: dict[str, Any]) -> Iterator[str]:
+def _other_failures(tests: Any, block: dict[str, Any]) -> Iterator[str]:
     """Of pytest-json-report's own part, which may hold anything."""
+    if not isinstance(tests, list):
+        return
     planned, ours = frozenset(block["matrix"]["cells_planned"]), frozenset(block["tests_planned"])
-    for test in tests if isinstance(tests, list) else ():
-        if isinstance(test, dict) and test.get("outcome") in ("failed", "error"):
-            nodeid = str(test.get("nodeid"))
-            if nodeid not in ours and nodeid.split("::")[1:2] != [] and nodeid.split("::")[1] not in planned:
-                yield nodeid
+    for test in tests:
+        if not isinstance(test, dict) or test.get("outcome") not in ("failed", "error"):
+            continue
+        nodeid = str(test.get("nodeid"))
+        # An item of a cell is FILE::CELL::CHECK, and the gate judges it anyway.
+        _, *names = nodeid.split("::")
+        if nodeid not in ours and names and names[0] not in planned:
+            yield nodeid
 
 
-def _data(path: Path, name: str) -> bytes:
+def _read_bytes(path: Path, name: str) -> bytes:
     try:
         if path.is_dir():
             inside = sorted(child.name for child in path.glob("*.json*"))
-            holds = f"; it holds {', '.join(inside[:10])}" if inside else ""
+            holds = ""
+            if inside:
+                holds = f"; it holds {', '.join(inside[:10])}"
             raise ReportError(f"{name}: is a folder; expected report files{holds}")
-        return _regular_file(path, name)
+        return _read_regular_file(path, name)
     except FileNotFoundError:
         others = [str(child) for child in path.parent.glob("*.json*")]
-        raise ReportError(f"{name}: no such file{f'; {nearest(name, others)}' if others else ''}") from None
+        hint = ""
+        if others:
+            hint = f"; {nearest(name, others)}"
+        raise ReportError(f"{name}: no such file{hint}") from None
     except MemoryError:
         raise ReportError(f"{name}: is larger than this machine's memory") from None
-    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+    # ValueError: a null character in the name.
+    except (OSError, ValueError) as error:
         raise ReportError(f"{name}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _regular_file(path: Path, name: str) -> bytes:
+def _read_regular_file(path: Path, name: str) -> bytes:
     """The bytes of a file; a FIFO or a device might never end, or never begin."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # to open a FIFO waits for a writer
+    # Without O_NONBLOCK to open a FIFO waits until somebody writes to it.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise ReportError(f"{name}: is no regular file; expected a report, for example .compile-matrix/report.json")
-        if found.st_size > MAX_BYTES:
+        if status.st_size > MAX_BYTES:
             raise ReportError(f"{name}: is longer than {MAX_BYTES >> 20} MiB, too long for a report")
-        return file.read(MAX_BYTES)  # of a file that grows meanwhile no more than that
+        # The limit again, because the file may grow meanwhile.
+        return file.read(MAX_BYTES)
 
 
-def _text(data: bytes, name: str) -> str:
+def _decode(data: bytes, name: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -185,36 +204,53 @@ def _text(data: bytes, name: str) -> str:
         raise ReportError(f"{name}: is larger than this machine's memory") from None
 
 
-def _block(block: Any, name: str) -> dict[str, Any]:
+def _check_block(block: Any, name: str) -> dict[str, Any]:
     """Bring a block up to date and hold it against the schema."""
-    version = block.get("schema_version") if isinstance(block, dict) else None
-    match = re.fullmatch(r"([0-9]{1,6})\.([0-9]{1,6})", version) if isinstance(version, str) else None
-    if match is None:
-        raise ReportError(f"{name}: {KEY} has no schema_version of the form MAJOR.MINOR")
-    major, minor = int(match[1]), int(match[2])
-    ours = int(SCHEMA_VERSION.partition(".")[0])
+    version = None
+    if isinstance(block, dict):
+        version = block.get("schema_version")
+    major, minor = _split_version(version, name)
+    ours, _ = _split_version(SCHEMA_VERSION, name)
     if major != ours:
-        hint = "update pytest-torchcompile" if major > ours else "read it with the version that wrote it"
+        hint = "read it with the version that wrote it"
+        if major > ours:
+            hint = "update pytest-torchcompile"
         raise ReportError(f"{name}: is of schema {version}, and this version reads {ours}.x; {hint}")
     try:
         block = upgrade_block(block, minor)
     except (TypeError, ValueError) as error:
         raise ReportError(f"{name}: {error}") from None
-    _hold(BLOCK, block, f"{name}: {KEY}")
+    _require_valid(BLOCK, block, f"{name}: {KEY}")
+    # The schema allows null for reports of earlier minors, which have been brought up to this one.
     if minor >= 3 and block["head_sha256"] is None:
         raise ReportError(f"{name}: {KEY}.head_sha256: found null, expected a fingerprint")
     return dict(block)
 
 
-def _hold(validator: Validator, value: Any, where: str) -> None:
-    found = validator(value)
-    if found is not None:
-        place, text = found
-        path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
-        raise ReportError(f"{where}{path}: {text}")
+def _split_version(version: Any, name: str) -> tuple[int, int]:
+    """Major and minor. At most six digits, because Python refuses to read numbers of thousands."""
+    match = None
+    if isinstance(version, str):
+        match = re.fullmatch(r"([0-9]{1,6})\.([0-9]{1,6})", version)
+    if match is None:
+        raise ReportError(f"{name}: {KEY} has no schema_version of the form MAJOR.MINOR")
+    return int(match[1]), int(match[2])
 
 
-def _from_journal(name: str, text: str) -> Report:
+def _require_valid(validator: Validator, value: Any, where: str) -> None:
+    mistake = validator(value)
+    if mistake is None:
+        return
+    place, text = mistake
+    for step in place:
+        if isinstance(step, int):
+            where += f"[{step}]"
+        else:
+            where += f".{step}"
+    raise ReportError(f"{where}: {text}")
+
+
+def _read_journal(name: str, text: str) -> Report:
     """Fold the lines into a block; the last one may be cut."""
     lines = text.splitlines()
     contents: list[Any] = []
@@ -223,23 +259,23 @@ def _from_journal(name: str, text: str) -> Report:
         try:
             contents.append(loads(line))
         except StrictError as error:
+            # A kill cuts the last line at most.
             if number < len(lines) or number == 1:
                 raise ReportError(f"{name}:{number}: cannot be read as JSON: {error}") from None
             torn = True
-    later_run = _later_run({}, name)
-    if len(contents) > 1 and isinstance(contents[-1], dict) and contents[-1].get("kind") == "later_run":
-        later_run = _later_run({LATER_RUN: contents[-1]}, name)
-    return Report(name, _block(_folded(name, contents), name), journal=True, torn=torn, later_run=later_run)
+    marks: dict[str, Any] = {}
+    last = contents[-1]
+    if len(contents) > 1 and isinstance(last, dict) and last.get("kind") == "later_run":
+        marks[LATER_RUN] = last
+    later_run = _later_run_text(marks, name)
+    block = _check_block(_fold_lines(name, contents), name)
+    return Report(name, block, journal=True, torn=torn, later_run=later_run)
 
 
-def _folded(name: str, contents: Sequence[Any]) -> dict[str, Any]:
+def _fold_lines(name: str, contents: Sequence[Any]) -> dict[str, Any]:
+    """The block that the run's record would have made of these lines."""
     for number, content in enumerate(contents, 1):
-        kind = content.get("kind") if isinstance(content, dict) else None
-        if not isinstance(kind, str) or kind not in LINES or (kind == "plan") != (number == 1):
-            raise ReportError(f"{name}:{number}: is no line of a journal")
-        _hold(LINES[kind], content, f"{name}:{number}: ")
-        if content.pop("sha256") != _fingerprint(content):
-            raise ReportError(f"{name}:{number}: the line is not as it was written: it was damaged or edited since")
+        _require_line(content, number, f"{name}:{number}: ")
     record = Record(_with_current_schema(contents[0]["head"]))
     record.expected = contents[0]["expected"]
     record.expected_tests = contents[0].get("expected_tests", [])
@@ -263,25 +299,34 @@ def _folded(name: str, contents: Sequence[Any]) -> dict[str, Any]:
     return record.block()
 
 
+def _require_line(content: Any, number: int, where: str) -> None:
+    """Is it a line of a journal, at its place, and as it was written? Takes its fingerprint out of it."""
+    kind = None
+    if isinstance(content, dict):
+        kind = content.get("kind")
+    if not isinstance(kind, str) or kind not in LINES or (kind == "plan") != (number == 1):
+        raise ReportError(f"{where}is no line of a journal")
+    _require_valid(LINES[kind], content, where)
+    if content.pop("sha256") != _fingerprint_or_empty(fingerprint, content):
+        raise ReportError(f"{where}the line is not as it was written: it was damaged or edited since")
+
+
 def _with_current_schema(head: dict[str, Any]) -> dict[str, Any]:
     """The head of a journal, from which this version makes a block of its own schema, whichever minor wrote it."""
     version = head.get("schema_version")
     major, minor = map(int, SCHEMA_VERSION.split("."))
-    earlier = {f"{major}.{each}" for each in range(1, minor)}  # 1.0 had no journals
-    return {**head, "schema_version": SCHEMA_VERSION} if version in earlier else head
+    # 1.0 had no journals.
+    earlier = {f"{major}.{each}" for each in range(1, minor)}
+    if version in earlier:
+        return {**head, "schema_version": SCHEMA_VERSION}
+    return head
 
 
-def _head_fingerprint(block: dict[str, Any]) -> str:
+def _fingerprint_or_empty(make: Callable[[dict[str, Any]], str], value: dict[str, Any]) -> str:
+    """Empty where the value has a number that is too large for a float: no run has written that."""
     try:
-        return head_fingerprint(block)
-    except ValueError:  # a number too large for a float
-        return ""
-
-
-def _fingerprint(content: dict[str, Any]) -> str:
-    try:
-        return fingerprint(content)
-    except ValueError:  # a number too large for a float
+        return make(value)
+    except ValueError:
         return ""
 
 

@@ -120,7 +120,7 @@ def test_a_report_has_a_largest_size(tmp_path, monkeypatch):
     with path.open("wb") as file:
         file.truncate(reading.MAX_BYTES + 1)
     seen = []
-    monkeypatch.setattr(reading, "_text", lambda data, name: seen.append(data))
+    monkeypatch.setattr(reading, "_decode", lambda data, name: seen.append(data))
     with pytest.raises(ReportError, match=r"r\.json: is longer than 512 MiB, too long for a report"):
         read_report(path)
     assert seen == []

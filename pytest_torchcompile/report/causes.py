@@ -107,7 +107,7 @@ class _Sighting:
     key: _Key
 
     @property
-    def placed(self) -> bool:
+    def has_place(self) -> bool:
         return bool(self.problem.place)
 
 
@@ -119,33 +119,39 @@ def group_causes(cells: Iterable[Facts], verdicts: Iterable[str] = _FAILING, fre
     Problems of one cell that do the same to the model (outputs, gradients and steps that are wrong) are one cause too.
     """
     wanted = frozenset(verdicts)
-    seen = [_sightings(facts, wanted) for facts in cells]
-    same = _same_causes(seen)
-    found: dict[_Key, Cause] = {}
-    for sightings in seen:
+    by_cell = [_sightings_in(facts, wanted) for facts in cells]
+    stands_for = _unite_keys(by_cell)
+    causes: dict[_Key, Cause] = {}
+    for sightings in by_cell:
         for sighting in sightings:
-            of = _placed_beside(sighting, sightings) or sighting
-            key = same.get(of.key, of.key)
-            cause = found.setdefault(key, Cause(sighting.problem, sighting.effect, sighting.verdict.verdict))
-            _add(cause, sighting, fresh or Fresh())
+            # Wrong values beside a problem with a place are of that place's cause.
+            placed = _placed_beside(sighting, sightings) or sighting
+            key = stands_for.get(placed.key, placed.key)
+            cause = causes.setdefault(key, Cause(sighting.problem, sighting.effect, sighting.verdict.verdict))
+            _add_sighting(cause, sighting, fresh or Fresh())
             _add_consequences(cause, sighting, wanted)
-    return sorted(found.values(), key=lambda cause: (*cause.order, not cause.problem.place))
+    return sorted(causes.values(), key=lambda cause: (*cause.order, not cause.problem.place))
 
 
-def _sightings(facts: Facts, wanted: frozenset[str]) -> list[_Sighting]:
+def _sightings_in(facts: Facts, wanted: frozenset[str]) -> list[_Sighting]:
     """The cell's problems that follow from no other; all of them if each follows from another."""
-    problems = [(v, p) for v in facts.verdicts if v.verdict in wanted for p in v.problems]
-    own = [(v, p) for v, p in problems if not _only_follows(v, p, facts)] or problems
-    return [_Sighting(facts, v, p, effect := effect_of(v, p), _key(v, p, effect, facts)) for v, p in own]
+    everything: list[_Sighting] = []
+    independent: list[_Sighting] = []
+    for verdict in facts.verdicts:
+        if verdict.verdict not in wanted:
+            continue
+        for problem in verdict.problems:
+            effect = effect_of(verdict, problem)
+            sighting = _Sighting(facts, verdict, problem, effect, _key_of(verdict, problem, effect, facts))
+            everything.append(sighting)
+            if not root_check(verdict, problem, facts.verdicts):
+                independent.append(sighting)
+    return independent or everything
 
 
-def _only_follows(verdict: Verdict, problem: Problem, facts: Facts) -> bool:
-    # A crash is the same at each check of the cell, and all of them are its cause's.
-    return verdict.verdict in _JUDGED and root_check(verdict, problem, facts.verdicts) != ""
-
-
-def _same_causes(seen: Sequence[Sequence[_Sighting]]) -> dict[_Key, _Key]:
+def _unite_keys(by_cell: Sequence[Sequence[_Sighting]]) -> dict[_Key, _Key]:
     """For each key the one that stands for its cause: wrong numbers of one model that come together are one."""
+    # A key leads to another one, and so on to the one that stands for all of them.
     stands_for: dict[_Key, _Key] = {}
 
     def representative(key: _Key) -> _Key:
@@ -153,12 +159,13 @@ def _same_causes(seen: Sequence[Sequence[_Sighting]]) -> dict[_Key, _Key]:
             key = other
         return key
 
-    for sightings in seen:
-        first: dict[Effect, _Key] = {}
-        for each in sightings:
-            if each.placed or not _of_one_model(each.verdict, each.problem):
+    for sightings in by_cell:
+        first_keys: dict[Effect, _Key] = {}
+        for sighting in sightings:
+            if sighting.has_place or not _is_of_one_model(sighting.verdict, sighting.problem):
                 continue
-            one, other = representative(first.setdefault(each.effect, each.key)), representative(each.key)
+            first_key = first_keys.setdefault(sighting.effect, sighting.key)
+            one, other = representative(first_key), representative(sighting.key)
             if one != other:
                 stands_for[other] = one
     return {key: representative(key) for key in stands_for}
@@ -166,17 +173,21 @@ def _same_causes(seen: Sequence[Sequence[_Sighting]]) -> dict[_Key, _Key]:
 
 def _placed_beside(sighting: _Sighting, sightings: Sequence[_Sighting]) -> _Sighting | None:
     """The problem of the same cell that does the same to the model and has a place."""
-    if sighting.placed or not _of_one_model(sighting.verdict, sighting.problem):
+    if sighting.has_place or not _is_of_one_model(sighting.verdict, sighting.problem):
         return None
-    return next((each for each in sightings if each.placed and each.effect == sighting.effect), None)
+    for other in sightings:
+        if other.has_place and other.effect == sighting.effect:
+            return other
+    return None
 
 
-def _add(cause: Cause, sighting: _Sighting, fresh: Fresh) -> None:
+def _add_sighting(cause: Cause, sighting: _Sighting, fresh: Fresh) -> None:
     facts, check, problem = sighting.cell, sighting.verdict.check, sighting.problem
     if check not in cause.checks:
         if problem.message != cause.problem.message:
             cause.also[check] = problem.message
         cause.checks.append(check)
+    # Problems of one cell come one after the other, so to look at the last one is enough.
     if cause.cells[-1:] != [facts.id]:
         cause.cells.append(facts.id)
     if not cause.models and "model" not in facts.axes:
@@ -194,33 +205,35 @@ def _add_consequences(cause: Cause, sighting: _Sighting, wanted: frozenset[str])
     for verdict in verdicts:
         if verdict.verdict not in wanted or verdict.check in (*cause.checks, *cause.consequences):
             continue
+        # A cell without a result has the same problem in each check, and none of them follows from another.
         if {problem.message for problem in verdict.problems} == {sighting.problem.message}:
-            cause.checks.append(verdict.check)  # the cell has no result, of which no check follows from another
+            cause.checks.append(verdict.check)
             continue
         roots = {root_check(verdict, problem, verdicts) for problem in verdict.problems}
         if roots == {sighting.verdict.check}:
             cause.consequences.append(verdict.check)
 
 
-def _of_one_model(verdict: Verdict, problem: Problem) -> bool:
+def _is_of_one_model(verdict: Verdict, problem: Problem) -> bool:
     """Is it told of one model only? An exception or a crash with the same text in two models is one cause."""
     return verdict.verdict in _JUDGED and not without_ranks(problem.message).startswith(RAISED)
 
 
-def _key(verdict: Verdict, problem: Problem, effect: Effect, facts: Facts) -> _Key:
+def _key_of(verdict: Verdict, problem: Problem, effect: Effect, facts: Facts) -> _Key:
     if problem.place:
         return verdict.verdict, str(effect.severity), problem.place
-    return verdict.verdict, "", _kind(verdict, problem, facts)
+    return verdict.verdict, "", _text_in_common(verdict, problem, facts)
 
 
-def _kind(verdict: Verdict, problem: Problem, facts: Facts) -> str:
+def _text_in_common(verdict: Verdict, problem: Problem, facts: Facts) -> str:
     """What a problem says, without what differs from cell to cell; a crash is one for all checks of a cell."""
     message = without_ranks(problem.message)
-    if not _of_one_model(verdict, problem):
+    if not _is_of_one_model(verdict, problem):
         return _NUMBER.sub("#", message)
     model = f"{facts.axes.get('model', facts.id)}: {verdict.check}: "
     _, colon, rest = _STEP.sub("", message).partition(": ")
-    if verdict.check in COMPARING and colon:  # the output or gradient comes first
+    # Checks that compare name the output or gradient first; which of them it is, makes no other cause.
+    if verdict.check in COMPARING and colon:
         return model + _REST.sub("", rest)
     return model + _NUMBER.sub("#", message)
 
@@ -237,7 +250,9 @@ def effect_of(verdict: Verdict, problem: Problem) -> Effect:
     if verdict.verdict in _OF_VERDICTS:
         return _OF_VERDICTS[verdict.verdict]
     way = way_of(verdict.check, problem.message)
-    return way.effect if way else check_effect(verdict.check)
+    if way:
+        return way.effect
+    return check_effect(verdict.check)
 
 
 def check_effect(check: str) -> Effect:
@@ -265,14 +280,17 @@ def root_check(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdict]) 
     way = way_of(verdict.check, problem.message)
     if way is None or way.follows in ("", verdict.check):
         return ""
-    fails = any(other.check == way.follows and other.verdict == "fail" for other in verdicts)
-    return way.follows if fails else ""
+    # The other check may have been expected to fail (xfail), and then this problem is told by itself.
+    if any(other.check == way.follows and other.verdict == "fail" for other in verdicts):
+        return way.follows
+    return ""
 
 
 def first_with_problem(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdict]) -> str:
     """The first check of a cell without a result, whose checks all have the same problem; empty for this very one."""
     if verdict.verdict in _JUDGED:
         return ""
-    same = (other.check for other in verdicts if other.verdict == verdict.verdict and problem in other.problems)
-    first = next(same, verdict.check)
-    return "" if first == verdict.check else first
+    for other in verdicts:
+        if other.verdict == verdict.verdict and problem in other.problems:
+            return "" if other.check == verdict.check else other.check
+    return ""

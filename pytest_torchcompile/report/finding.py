@@ -47,6 +47,7 @@ class Finding:
     @property
     def order(self) -> tuple[int, int, bool, int]:
         """Sorts findings: by what they mean for the exit code, then as causes are."""
+        # The order of the exit codes is the order in which findings are told.
         weight = list(EXIT_CODES).index(self.weight)
         if self.cause is None:
             return weight, -self.severity, True, 0
@@ -55,8 +56,10 @@ class Finding:
     @property
     def lines(self) -> list[str]:
         """What else is told of it, a line each."""
-        told = ["new since the baseline"] if self.new else []
-        return told if self.cause is None else [*told, *self.cause.further_lines()]
+        if self.cause is None:
+            return []
+        news = ["new since the baseline"] * self.cause.new
+        return [*news, *self.cause.further_lines()]
 
 
 def contradiction_finding(noun: str, contradictions: Mapping[str, Sequence[str]], origin: str = "") -> Finding:
@@ -66,15 +69,20 @@ def contradiction_finding(noun: str, contradictions: Mapping[str, Sequence[str]]
     """
     name, texts = next(iter(contradictions.items()))
     place = f" of {origin}" if origin else ""
-    more = f" ({count(len(contradictions), noun)} contradict themselves)" if len(contradictions) > 1 else ""
-    return Finding("contradiction", "unusable", f"{noun} {name}{place}: {texts[0]}{more}", tuple(contradictions),
+    text = f"{noun} {name}{place}: {texts[0]}"
+    if len(contradictions) > 1:
+        text += f" ({count(len(contradictions), noun)} contradict themselves)"
+    return Finding("contradiction", "unusable", text, tuple(contradictions),
                    evidence="\n".join(texts[1:]), hint="use the report as the run wrote it")
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
     """The exit code that the findings amount to."""
     weights = {finding.weight for finding in findings}
-    return next((code for weight, code in EXIT_CODES.items() if weight in weights), 0)
+    for weight, code in EXIT_CODES.items():
+        if weight in weights:
+            return code
+    return 0
 
 
 def foremost_findings(findings: Sequence[Finding], most: int) -> list[Finding]:

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Final
 
 from pytest_torchcompile.checks.severity import Effect
-from pytest_torchcompile.quantity import count
+from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.causes import Cause
 
 __all__ = ["WORDS", "headline", "shorten_to_headline"]
@@ -28,27 +28,33 @@ class _Group:
 
     @property
     def models(self) -> list[str]:
-        return list(dict.fromkeys(model for cause in self.causes for model in cause.models))
+        return _models_of(self.causes)
 
     @property
-    def new(self) -> list[str]:
+    def models_new(self) -> list[str]:
         """Models that it is new in."""
-        return list(dict.fromkeys(model for cause in self.causes if cause.new for model in cause.models))
+        return _models_of(cause for cause in self.causes if cause.new)
 
-    def counted(self) -> str:
+    def count_models(self) -> str:
         """``9 models have graph breaks``."""
         number = len(self.models)
         return f"{count(number, self.causes[0].noun)} {self.effect.of(number)}"
 
-    def named(self, most: int) -> str:
+    def name_models(self, most: int) -> str:
         """``1 model computes wrong numbers (liar, new)``."""
-        models, new = self.models, self.new
-        shown = [", ".join(models[:most]) + (f" and {len(models) - most} more" if len(models) > most else "")]
-        if len(self.causes) == 1 and self.causes[0].problem.place and self.causes[0].noun == "model":
-            shown.append(self.causes[0].problem.place)
+        models, new = self.models, self.models_new
+        details = [first_names(models, most)]
+        first_cause = self.causes[0]
+        # A test has its place in its name.
+        if len(self.causes) == 1 and first_cause.problem.place and first_cause.noun == "model":
+            details.append(first_cause.problem.place)
         if new:
-            shown.append("new" if len(new) == len(models) else f"{len(new)} new")
-        return f"{self.counted()} ({', '.join(shown)})"
+            details.append("new" if len(new) == len(models) else f"{len(new)} new")
+        return f"{self.count_models()} ({', '.join(details)})"
+
+
+def _models_of(causes: Iterable[Cause]) -> list[str]:
+    return list(dict.fromkeys(model for cause in causes for model in cause.models))
 
 
 def headline(causes: Iterable[Cause], before: str = "", others: int = 0) -> str:
@@ -59,7 +65,7 @@ def headline(causes: Iterable[Cause], before: str = "", others: int = 0) -> str:
         before: Words that it begins with.
         others: Findings that are no causes, and are counted only.
     """
-    groups = list(_groups(causes))
+    groups = list(_group_by_effect(causes))
     if not groups:
         return ""
     # As many effects as there is room for, then as many names of the worst one.
@@ -74,20 +80,22 @@ def headline(causes: Iterable[Cause], before: str = "", others: int = 0) -> str:
 def shorten_to_headline(text: str, less: int = 0) -> str:
     """The text, with no more words than a headline has, ``less`` so many that come after it."""
     words, most = text.split(), WORDS - less
-    return text if len(words) <= most else " ".join((*words[:most - 1], "..."))
+    if len(words) <= most:
+        return text
+    return " ".join((*words[:most - 1], "..."))
 
 
-def _groups(causes: Iterable[Cause]) -> Iterator[_Group]:
+def _group_by_effect(causes: Iterable[Cause]) -> Iterator[_Group]:
     by_effect: dict[tuple[Effect, str], list[Cause]] = {}
     for cause in causes:
         by_effect.setdefault((cause.effect, cause.noun), []).append(cause)
-    for (effect, _), found in by_effect.items():
-        yield _Group(effect, found)
+    for (effect, _), alike in by_effect.items():
+        yield _Group(effect, alike)
 
 
 def _sentence(groups: Sequence[_Group], names: int, others: int) -> str:
     first, *rest = groups
-    parts = [first.named(names), *(group.counted() for group in rest)]
+    parts = [first.name_models(names), *(group.count_models() for group in rest)]
     if others:
         parts.append(f"and {count(others, 'more finding')}")
     return "; ".join(parts)

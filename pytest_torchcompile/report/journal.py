@@ -65,18 +65,19 @@ class Journal:
                 "excluded": dict(Counter(e.reason for e in self.matrix.excluded)),
             },
             "shard": {"index": self.settings.shard[0], "of": self.settings.shard[1]},
-            "cells": [_planned(p, self.matrix) for p in self.planned],
+            "cells": [_describe_planned(p, self.matrix) for p in self.planned],
         })
 
     # while the run goes on
 
     def begin(self) -> None:
         """Put the plan where the journal of the run before was, at once. A file that can't be written is given up."""
-        if not self.trouble.try_writing(self.path, self._begin):
+        if not self.trouble.try_writing(self.path, self._begin_file):
             self._give_up()
 
-    def _begin(self) -> None:
+    def _begin_file(self) -> None:
         make_folder(self.path.parent)
+        # What stands at our path is the later run's then, and must stay: the plan goes into our own, unnamed file.
         if self._file is not None and self._is_overtaken():
             self._file.seek(0)
             self._file.truncate()
@@ -85,8 +86,8 @@ class Journal:
         beside = self.path.with_name(f".{self.path.name}.{os.getpid()}")
         if self._file is not None:
             self._file.close()
+        # A new file in the place of the old one, which a run beside this one may have open and goes on writing to.
         try:
-            # A run beside this one goes on writing to the file that it opened.
             self._file = beside.open("w", encoding="utf-8")
             self._write_plan()
             beside.replace(self.path)
@@ -101,14 +102,15 @@ class Journal:
         """Has a run that began after this one put its journal in the place of ours?"""
         try:
             return self._file is not None and not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
-        except OSError:  # there is none any more
+        # Somebody has removed it.
+        except OSError:
             return False
 
     def expect_items(self, nodeids: Iterable[str]) -> None:
         """Take note of the items that this run will judge; each worker tells the same ones."""
         expected: dict[str, list[str]] = {}
         for nodeid in nodeids:
-            cell, check = _parts(nodeid)
+            cell, check = _split_nodeid(nodeid)
             if cell in self._known:
                 expected.setdefault(cell, []).append(check)
         if expected != self._expected:
@@ -120,8 +122,8 @@ class Journal:
         carried = plain_json(carried)
         if "observation" in carried:
             self._leave_out_known(carried["observation"])
-        self._line({"kind": "verdict", **carried})
-        self._now().add_verdict(carried)
+        self._write_line({"kind": "verdict", **carried})
+        self._current().add_verdict(carried)
 
     def expect_tests(self, nodeids: Iterable[str]) -> None:
         """Take note of tests of this run that use our fixtures."""
@@ -131,23 +133,24 @@ class Journal:
         self._expected_tests = [*self._expected_tests, *new]
         if self._is_open():
             self._plan_again()
-        else:  # under xdist a test is known when its worker begins it, and others are done by then
-            self._line({"kind": "tests_planned", "tests": new})
+        # Under xdist a test is known when its worker begins it, and others are done by then.
+        else:
+            self._write_line({"kind": "tests_planned", "tests": new})
 
     def leave_out_tests(self, nodeids: Iterable[str]) -> None:
         """Take note of tests of this run that use our fixtures and were deselected."""
-        self._now().leave_out_tests(list(nodeids))
+        self._current().leave_out_tests(list(nodeids))
 
-    def add_test(self, told: dict[str, Any], environment: dict[str, Any], sources: dict[str, str]) -> None:
+    def add_test(self, test: dict[str, Any], environment: dict[str, Any], sources: dict[str, str]) -> None:
         """Keep what came of one test that uses our fixtures."""
-        line = {"kind": "test", "test": told, "environment": environment, "sources": sources}
+        line = {"kind": "test", "test": test, "environment": environment, "sources": sources}
         self._leave_out_known(line)
-        self._line(line)
-        self._now().add_test(told, environment, sources)
+        self._write_line(line)
+        self._current().add_test(test, environment, sources)
 
     def add_lost_item(self, nodeid: str, text: str) -> None:
         """The pytest process that ran this item died, so nobody reported its verdict."""
-        cell, check = _parts(nodeid)
+        cell, check = _split_nodeid(nodeid)
         if cell in self._known:
             problem = {"message": "the pytest worker that ran this item died", "evidence": text,
                        "hint": "", "file": "", "line": 0}
@@ -157,7 +160,7 @@ class Journal:
         """Close the journal."""
         self.exit_status = exit_status
         finished = utc_time()
-        record = self._now()
+        record = self._current()
         edited = self._sources.edited_files(record.sources or {})
         record.finish(exit_status, finished, edited)
         line = {"kind": "end", "exit_status": exit_status, "finished": finished, "not_run": self.not_run()}
@@ -165,9 +168,9 @@ class Journal:
             line["sources_edited"] = edited
         if record.tests_deselected:
             line["tests_deselected"] = record.tests_deselected
-        self._line(line)
+        self._write_line(line)
         if self._is_overtaken():
-            self.overtaken_by = _began(self.path, self.report)
+            self.overtaken_by = _start_of_run(self.path, self.report)
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -176,43 +179,52 @@ class Journal:
 
     def not_run(self) -> list[str]:
         """Items that were to be judged and have no verdict, as ``cell::check``."""
-        return self._now().not_run()
+        return self._current().not_run()
 
     def usage_errors(self) -> list[str]:
         """Mistakes in the matrix that only a rank process could find."""
-        failures = (o.get("failure") or {} for o in self._now().observations.values())
-        return sorted({f["message"] for f in failures if f.get("kind") == "usage"})
+        messages: set[str] = set()
+        for observation in self._current().observations.values():
+            failure = observation.get("failure") or {}
+            if failure.get("kind") == "usage":
+                messages.add(failure["message"])
+        return sorted(messages)
 
     def seconds(self) -> dict[str, float]:
         """Wall seconds of each cell that ran."""
-        return {cell: round(s, 3) for cell, s in self._now().seconds.items() if s}
+        return {cell: round(seconds, 3) for cell, seconds in self._current().seconds.items() if seconds}
 
     def status(self, cell: str) -> str:
         """The cell's status: the worst of its verdicts; ``not_run`` counts too."""
-        return self._now().status(cell)
+        return self._current().status(cell)
 
     def leaks(self, cell: str) -> list[str]:
         """Torch state that the cell changed and left changed."""
-        return list(self._now().observations.get(cell, {}).get("leaks", ()))
+        return list(self._current().observations.get(cell, {}).get("leaks", ()))
 
     def cut_short(self) -> dict[str, tuple[int, str]]:
         """Cells whose fuzzing was ended by its budget: the sequences compared until then, and what had run out."""
-        found: dict[str, tuple[int, str]] = {}
-        for cell, observation in self._now().observations.items():
+        cut_short: dict[str, tuple[int, str]] = {}
+        for cell, observation in self._current().observations.items():
             section = observation["sections"].get("fuzz", {})
-            if section.get("rungs") and section["rungs"][-1]["spent"] and not section["finding"]:
-                found[cell] = section["rungs"][-1]["examples"], section["rungs"][-1]["spent"]
-        return found
+            if not section.get("rungs"):
+                continue
+            last_rung = section["rungs"][-1]
+            # A search that has found something ended for that reason, whatever its budget was.
+            if last_rung["spent"] and not section["finding"]:
+                cut_short[cell] = last_rung["examples"], last_rung["spent"]
+        return cut_short
 
     def read_numbers(self, read: Callable[[Sections], float | None]) -> dict[str, float]:
         """A number of each cell that has it."""
-        found: dict[str, float] = {}
-        for cell, observation in self._now().observations.items():
-            with suppress(KeyError, TypeError, ValueError):  # a section that was ended early
+        numbers: dict[str, float] = {}
+        for cell, observation in self._current().observations.items():
+            # A section that was ended early lacks keys.
+            with suppress(KeyError, TypeError, ValueError):
                 number = read(observation["sections"])
                 if number is not None:
-                    found[cell] = number
-        return found
+                    numbers[cell] = number
+        return numbers
 
     def is_selected(self, cell: str) -> bool:
         """Whether this run was to judge the cell, not deselected by ``-k``, ``-m`` or a node id."""
@@ -221,22 +233,25 @@ class Journal:
     @property
     def sources_edited(self) -> list[str]:
         """Sources that were edited while the run went on; known when it has ended."""
-        return self._now().sources_edited
+        return self._current().sources_edited
 
     def count_compiled(self) -> int:
         """How many cells executed compiled code."""
-        sections = (o["sections"].get("compiles", {}) for o in self._now().observations.values())
-        return sum(any(g["runs"] for g in s.get("graphs", ())) for s in sections)
+        compiled = 0
+        for observation in self._current().observations.values():
+            graphs = observation["sections"].get("compiles", {}).get("graphs", ())
+            compiled += any(graph["runs"] for graph in graphs)
+        return compiled
 
     def block(self) -> dict[str, Any]:
         """The report's block ``compile_matrix``; the schema is in :mod:`.schema`."""
-        return self._now().block()
+        return self._current().block()
 
-    def _leave_out_known(self, told: dict[str, Any]) -> None:
+    def _leave_out_known(self, line: dict[str, Any]) -> None:
         """Take out of a line the imported files that an earlier line has."""
-        known = self._now().sources or {}
-        if told.get("sources"):
-            told["sources"] = {name: found for name, found in told["sources"].items() if known.get(name) != found}
+        known = self._current().sources or {}
+        if line.get("sources"):
+            line["sources"] = {name: digest for name, digest in line["sources"].items() if known.get(name) != digest}
 
     def _plan_again(self) -> None:
         """Write the plan as it is known now, while nothing else stands in the journal."""
@@ -245,15 +260,16 @@ class Journal:
 
     def _is_open(self) -> bool:
         """Does nothing stand in the journal yet, but the plan?"""
-        record = self._now()
+        record = self._current()
         return not record.verdicts and not record.tests
 
-    def _now(self) -> Record:
+    def _current(self) -> Record:
+        """The record, with what the run is to judge as far as that is known now."""
         self.record.expected = self._expected
         self.record.expected_tests = self._expected_tests
         return self.record
 
-    def _line(self, content: dict[str, Any]) -> None:
+    def _write_line(self, content: dict[str, Any]) -> None:
         if self._file is None and not self._given_up:
             self.begin()
         if self._file is not None and not self.trouble.try_writing(self.path, partial(self._write, content)):
@@ -263,16 +279,18 @@ class Journal:
         """Write no more: what stands there has no end, so nobody takes it for a whole run."""
         file, self._file, self._given_up = self._file, None, True
         if file is not None:
-            with suppress(OSError):  # what it holds back can't be written either
+            # What it holds back can't be written either.
+            with suppress(OSError):
                 file.close()
 
     def _write(self, content: dict[str, Any]) -> None:
         if self._file is not None:
             self._file.write(json.dumps({**content, "sha256": fingerprint(content)}) + "\n")
+            # The line has to be there even if the process is killed at once.
             self._file.flush()
 
 
-def _began(journal: Path, report: str) -> str:
+def _start_of_run(journal: Path, report: str) -> str:
     """When the run began whose journal it is; empty if it writes another report."""
     try:
         with journal.open(encoding="utf-8") as file:
@@ -282,7 +300,7 @@ def _began(journal: Path, report: str) -> str:
         return ""
 
 
-def _planned(planned: PlannedCell, matrix: Matrix) -> dict[str, Any]:
+def _describe_planned(planned: PlannedCell, matrix: Matrix) -> dict[str, Any]:
     """A cell, and what the matrix asks of it: enough to judge its observation again."""
     return {
         "id": planned.cell.id,
@@ -296,8 +314,8 @@ def _planned(planned: PlannedCell, matrix: Matrix) -> dict[str, Any]:
     }
 
 
-def _parts(nodeid: str) -> tuple[str, str]:
-    """Cell and check of ``file::cell::check``."""
+def _split_nodeid(nodeid: str) -> tuple[str, str]:
+    """Cell and check of ``file::cell::check``; empty texts where a node id has fewer parts."""
     *_, cell, check = ["", "", *nodeid.split("::")]
     return cell, check
 

@@ -29,20 +29,21 @@ class Metric:
     unit: str = ""
 
 
-def _count(section: str, key: str) -> Callable[[Sections], float | None]:
-    """A count, or how many a list holds."""
-    def read(sections: Sections) -> float | None:
+def _count_reader(section: str, key: str) -> Callable[[Sections], float | None]:
+    """Reads a count, or how many a list holds."""
+    def read_count(sections: Sections) -> float | None:
         if section not in sections:
             return None
-        found = sections[section][key]
-        if isinstance(found, (list, tuple)):
-            return len(found)
-        return found if isinstance(found, int) else None  # else a section of another version
+        value = sections[section][key]
+        if isinstance(value, (list, tuple)):
+            return len(value)
+        # Anything else is of a section of another version.
+        return value if isinstance(value, int) else None
 
-    return read
+    return read_count
 
 
-def _silent(sections: Sections) -> float | None:
+def _silent_eager(sections: Sections) -> float | None:
     if "compiles" not in sections:
         return None
     return sum(frame["kind"] in SILENT for frame in sections["compiles"]["eager_frames"])
@@ -54,40 +55,48 @@ def _compile_seconds(sections: Sections) -> float | None:
     return math.fsum(each["seconds"] for each in sections["compiles"]["compiles"])
 
 
-def _kernels(sections: Sections) -> float | None:
+def _kernel_count(sections: Sections) -> float | None:
     if "kernels" not in sections:
         return None
     return sum(len(graph["generated"]) for graph in sections["kernels"]["graphs"])
 
 
-def _top(key: str) -> Callable[[Sections], float | None]:
-    """A number that a section holds at its top, whichever section it is."""
-    def read(sections: Sections) -> float | None:
-        found = (section[key] for section in sections.values() if key in section)
-        return next((n for n in found if isinstance(n, (int, float)) and not isinstance(n, bool)), None)
+def _number_reader(key: str) -> Callable[[Sections], float | None]:
+    """Reads a number that a section holds at its top, whichever section it is."""
+    def read_number(sections: Sections) -> float | None:
+        for section in sections.values():
+            if key not in section:
+                continue
+            value = section[key]
+            # True and False are ints to Python.
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                return value
+        return None
 
-    return read
+    return read_number
 
 
 def metric_spread(sections: Sections, name: str) -> float | None:
     """One standard deviation of repetitions of the metric, where its section tells it by ``NAME_spread``."""
-    return _top(f"{name}_spread")(sections)
+    return _number_reader(f"{name}_spread")(sections)
 
 
 _READERS: Final[dict[str, Callable[[Sections], float | None]]] = {
-    "silent_eager": _silent, "compile_seconds": _compile_seconds, "kernels": _kernels,
+    "silent_eager": _silent_eager, "compile_seconds": _compile_seconds, "kernels": _kernel_count,
 }
 """How the columns are read that are neither a number at the top of a section nor the length of a list there."""
 
 
-def _reader(check: str, column: Column) -> Callable[[Sections], float | None]:
+def _reader_of(check: str, column: Column) -> Callable[[Sections], float | None]:
     if column.name in _READERS:
         return _READERS[column.name]
-    return _count(check, column.name) if column.whole else _top(column.name)
+    if column.whole:
+        return _count_reader(check, column.name)
+    return _number_reader(column.name)
 
 
 METRICS: Final[dict[str, Metric]] = {
-    column.name: Metric(column.kind, column.whole, column.help, _reader(check, column), column.unit)
+    column.name: Metric(column.kind, column.whole, column.help, _reader_of(check, column), column.unit)
     for check, entry in CHECKS.items() for column in entry.columns
 }
 """By the names of the columns that the checks' records have."""

@@ -1,4 +1,9 @@
-"""Where a report comes from: our version, the commit, and what CI says of itself, by an allow-list. Never a secret."""
+"""Where a report comes from: our version, the commit, and what CI says of itself, by an allow-list. Never a secret.
+
+Were files of the project edited while a run went on? Then its verdicts are of no one state of it. Looked at are Python
+and YAML files that git tracks, or neither tracks nor ignores, and whatever the run has imported. A file that came or
+went without ever being tracked was probably generated, and is no edit.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import hashlib
 import os
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,28 +30,30 @@ CI_VARIABLES: Final = (
 )
 """The only environment variables that a report holds: names and numbers of runs, which CI systems set themselves."""
 LONGEST: Final = 200
+"""Characters of such a variable."""
 SOURCES: Final = ("*.py", "*.yaml", "*.yml")
 UNTRACKED_READ: Final = 2000
 """Untracked files that are looked into."""
 _SKIPPED: Final = frozenset({"site-packages", "node_modules", "__pycache__"})
 PATIENCE: Final = 10.0
+"""Seconds that a command of git may take."""
 
 
 def run_provenance(root: Path, variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """The block ``run``, without its times: version of this package, commit of ``root``, variables of CI."""
     from pytest_torchcompile import __version__
 
-    return {
-        "plugin": __version__,
-        "git": git_state(root),
-        "ci": {name: variables[name][:LONGEST] for name in CI_VARIABLES if variables.get(name)},
-    }
+    ci = {name: variables[name][:LONGEST] for name in CI_VARIABLES if variables.get(name)}
+    return {"plugin": __version__, "git": git_state(root), "ci": ci}
 
 
 def head_commit(folder: Path) -> str | None:
     """The commit that is checked out in a folder; None where there is no git."""
     commit = git_output(folder, "rev-parse", "HEAD")
-    return commit if commit is not None and re.fullmatch("[0-9a-f]{40,64}", commit) else None
+    # In a repository without a commit git says "HEAD".
+    if commit is None or not re.fullmatch("[0-9a-f]{40,64}", commit):
+        return None
+    return commit
 
 
 def git_state(root: Path) -> dict[str, Any] | None:
@@ -59,33 +66,40 @@ def git_state(root: Path) -> dict[str, Any] | None:
     if commit is None:
         return None
     changes = git_output(root, "status", "--porcelain", "--untracked-files=no")
-    command = ("diff", "--no-ext-diff", "--no-textconv", "--binary", "--submodule=diff", "HEAD")
-    difference = git_output(root, *command) if changes else ""
-    told = hashlib.sha256(difference.encode("utf-8", "surrogateescape")).hexdigest() if difference else ""
-    return {"commit": commit, "changed": changes != "", "diff_sha256": told,
-            "prefix": git_output(root, "rev-parse", "--show-prefix") or "", "untracked_sha256": _untracked(root)}
+    difference = None
+    if changes:
+        # What the user has configured for git (another program for diffs, filters) would make other texts of it.
+        command = ("diff", "--no-ext-diff", "--no-textconv", "--binary", "--submodule=diff", "HEAD")
+        difference = git_output(root, *command)
+    digest = ""
+    if difference:
+        digest = hashlib.sha256(difference.encode("utf-8", "surrogateescape")).hexdigest()
+    return {"commit": commit, "changed": changes != "", "diff_sha256": digest,
+            "prefix": git_output(root, "rev-parse", "--show-prefix") or "", "untracked_sha256": _hash_untracked(root)}
 
 
 def is_source(name: str) -> bool:
     """Is the file one of the project's own? Caches and environments often lie in a repository."""
     parts = Path(name).parts
-    return bool(name) and _SKIPPED.isdisjoint(parts) and not any(part.startswith(".") for part in parts)
+    hidden = any(part.startswith(".") for part in parts)
+    return bool(name) and not hidden and _SKIPPED.isdisjoint(parts)
 
 
-def _untracked(root: Path) -> str:
+def _hash_untracked(root: Path) -> str:
     """The hash of Python and YAML files that git neither tracks nor ignores; empty without any."""
     listed = git_output(root, "ls-files", "--others", "--exclude-standard", "-z", "--", *SOURCES) or ""
-    names = [name for name in listed.split("\0") if is_source(name)]
+    names = sorted(filter(is_source, listed.split("\0")))
     if not names:
         return ""
-    told = hashlib.sha256()
-    for name in sorted(names)[:UNTRACKED_READ]:
-        told.update(name.encode("utf-8", "surrogateescape") + b"\0")
+    digest = hashlib.sha256()
+    for name in names[:UNTRACKED_READ]:
+        digest.update(name.encode("utf-8", "surrogateescape") + b"\0")
         try:
-            told.update(hashlib.sha256((root / name).read_bytes()).digest())
-        except OSError:  # a link to nowhere
-            told.update(b"unreadable")
-    return told.hexdigest()
+            digest.update(hashlib.sha256((root / name).read_bytes()).digest())
+        # A link to nowhere.
+        except OSError:
+            digest.update(b"unreadable")
+    return digest.hexdigest()
 
 
 def git_output(root: Path, *command: str) -> str | None:
@@ -95,7 +109,9 @@ def git_output(root: Path, *command: str) -> str | None:
                               errors="surrogateescape", check=False, stdin=subprocess.DEVNULL)
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    if done.returncode != 0:
+        return None
+    return done.stdout.strip()
 
 
 EDITED_SHOWN: Final = 20
@@ -123,13 +139,16 @@ class Sources:
     def take(cls, root: Path) -> Sources:
         """The state of now."""
         commit = head_commit(root) or ""
-        return cls(root, commit, _state(root, commit))
+        return cls(root, commit, _state_since(root, commit))
 
     def edited_files(self, imported: Mapping[str, str]) -> list[str]:
         """The files that differ now, from ``root``; ``imported`` are those of the run, with their hashes then."""
-        found = set(_edited_between(self.state, _state(self.root, self.commit)))
-        names = {Path(os.path.relpath(self._top / name, self.root)).as_posix() for name in found}
-        names.update(name for name in edited_since(self.root, imported) if (self.root / name).exists())
+        top = self._top
+        names: set[str] = set()
+        for name in _edited_between(self.state, _state_since(self.root, self.commit)):
+            # Git tells names from the repository's top, which may lie above the root.
+            names.add(Path(os.path.relpath(top / name, self.root)).as_posix())
+        names.update(_edited_and_there(self.root, imported))
         return sorted(names)[:EDITED_SHOWN]
 
     @property
@@ -146,12 +165,18 @@ def edited_since_run(run: Mapping[str, Any] | None, folder: Path) -> str:
     if run is None or git is None or top is None or head_commit(folder) != git["commit"]:
         return ""
     root = Path(top) / git["prefix"]
-    known = run.get("sources", {})
-    if edited := [name for name in edited_since(root, known) if (root / name).exists()]:
+    if edited := _edited_and_there(root, run.get("sources", {})):
         return first_names(edited)
     state = git_state(root)
-    alike = state is None or all(state[key] == git.get(key) for key in ("changed", "diff_sha256"))
-    return "" if alike else "files that git tracks"
+    # That git was too slow is no edit.
+    if state is None or all(state[key] == git.get(key) for key in ("changed", "diff_sha256")):
+        return ""
+    return "files that git tracks"
+
+
+def _edited_and_there(root: Path, imported: Mapping[str, str]) -> list[str]:
+    """Imported files that are not any more as they were; one that is gone may have been generated."""
+    return [name for name in edited_since(root, imported) if (root / name).exists()]
 
 
 def _edited_between(before: _State | None, after: _State | None) -> Iterator[str]:
@@ -161,14 +186,16 @@ def _edited_between(before: _State | None, after: _State | None) -> Iterator[str
     for name in {*before.changed, *after.changed}:
         if before.changed.get(name) != after.changed.get(name):
             yield name
+    # A file that came or went without ever being tracked was probably generated.
     for name in before.new.keys() & after.new.keys():
         if before.new[name] != after.new[name]:
             yield name
 
 
-def _state(root: Path, commit: str) -> _State | None:
+def _state_since(root: Path, commit: str) -> _State | None:
     if not commit:
         return None
+    # Without ":(top)" git looks at no file above the folder in which it runs.
     everywhere = [f":(top){pattern}" for pattern in SOURCES]
     difference = ("diff", "--no-ext-diff", "--no-textconv", "--no-renames", "--name-only", "-z")
     changed = git_output(root, *difference, "--diff-filter=a", commit, "--", *everywhere)
@@ -177,8 +204,9 @@ def _state(root: Path, commit: str) -> _State | None:
     top = git_output(root, "rev-parse", "--show-toplevel")
     if changed is None or added is None or others is None or top is None:
         return None
-    return _State(_hashes(Path(top), changed.split("\0")), _hashes(Path(top), f"{added}\0{others}".split("\0")))
+    return _State(_hash_sources(Path(top), changed), _hash_sources(Path(top), f"{added}\0{others}"))
 
 
-def _hashes(top: Path, names: Iterable[str]) -> dict[str, str]:
-    return {name: hash_of(top / name) for name in names if is_source(name)}
+def _hash_sources(top: Path, listed: str) -> dict[str, str]:
+    """Hashes of the sources in a list that git has made with ``-z``."""
+    return {name: hash_of(top / name) for name in filter(is_source, listed.split("\0"))}

@@ -68,18 +68,18 @@ class Record:
     def add_verdict(self, carried: Mapping[str, Any]) -> None:
         """Keep one verdict: ``cell``, ``check``, ``verdict``, ``problems``, and with the first its observation."""
         cell = carried["cell"]
-        self.verdicts.setdefault(cell, {})[carried["check"]] = {
-            key: carried[key] for key in ("verdict", "problems", "note") if carried.get(key) not in (None, "")
-        }
+        verdict = {key: carried[key] for key in ("verdict", "problems", "note") if carried.get(key) not in (None, "")}
+        self.verdicts.setdefault(cell, {})[carried["check"]] = verdict
         if "observation" in carried:
-            self._observe(cell, carried["observation"])
+            self._add_observation(cell, carried["observation"])
             self.seconds[cell] = carried["seconds"]
 
-    def add_test(self, told: Mapping[str, Any], environment: Mapping[str, Any],
+    def add_test(self, test: Mapping[str, Any], environment: Mapping[str, Any],
                  sources: Mapping[str, str] | None = None) -> None:
         """Keep what came of one test; of a test that was run again the last."""
-        self.tests[told["id"]] = dict(told)
-        self._import(sources)
+        self.tests[test["id"]] = dict(test)
+        self._add_sources(sources)
+        # Tests that need no GPU may run in processes that see none.
         if len(environment.get("devices", ())) >= len(self.tests_environment.get("devices", ())):
             self.tests_environment = dict(environment) or self.tests_environment
 
@@ -93,24 +93,28 @@ class Record:
 
     def not_run(self) -> list[str]:
         """Items that were to be judged and have no verdict: ``cell::check``, and node ids of tests."""
-        checks = [f"{cell}::{check}" for cell, names in self.expected.items() for check in names
-                  if check not in self.verdicts.get(cell, {})]
-        return checks + [test for test in self.expected_tests if test not in self.tests]
+        missing: list[str] = []
+        for cell, checks in self.expected.items():
+            verdicts = self.verdicts.get(cell, {})
+            missing += [f"{cell}::{check}" for check in checks if check not in verdicts]
+        return missing + [test for test in self.expected_tests if test not in self.tests]
 
     def status(self, cell: str) -> str:
         """The cell's status: the worst of its verdicts; ``not_run`` counts too."""
-        verdicts = [v["verdict"] for v in self.verdicts.get(cell, {}).values()]
-        missing = set(self.expected.get(cell, ())) - set(self.verdicts.get(cell, {}))
-        return worst(verdicts + ["not_run"] * bool(missing))
+        known = self.verdicts.get(cell, {})
+        verdicts = [verdict["verdict"] for verdict in known.values()]
+        if not known.keys() >= set(self.expected.get(cell, ())):
+            verdicts.append("not_run")
+        return worst(verdicts)
 
     def block(self) -> dict[str, Any]:
         """The report's block ``compile_matrix``; the schema is in :mod:`.schema`."""
-        cells = [self._cell(planned) for planned in self.head["cells"]]
+        cells = [self._make_cell(planned) for planned in self.head["cells"]]
         block = {
             **self.head,
-            "run": self._run(),
+            "run": self._make_run(),
             "environment": self.environment or self.tests_environment,
-            "finished": self._ended() and not self.not_run(),
+            "finished": self._ended_by_itself() and not self.not_run(),
             "gates": gate_verdicts(self.head["matrix"]["checks"], cells),
             "cells": cells,
             "tests_planned": list(self.expected_tests),
@@ -118,7 +122,8 @@ class Record:
         }
         return {**block, "head_sha256": head_fingerprint(block)}
 
-    def _run(self) -> dict[str, Any]:
+    def _make_run(self) -> dict[str, Any]:
+        # Keys that a run has nothing to say of are left out, as in reports of earlier versions.
         run = {**self.head["run"], "finished": self.finished, "exit_status": self.exit_status}
         if self.sources is not None:
             run["sources"] = self.sources
@@ -128,14 +133,14 @@ class Record:
             run["sources_edited"] = self.sources_edited
         return run
 
-    def _ended(self) -> bool:
-        """By itself: pytest's 0 and 1, and its 5 (nothing collected) for a shard that has no cells."""
+    def _ended_by_itself(self) -> bool:
+        """That is pytest's 0 and 1, and its 5 (nothing collected) for a shard that has no cells."""
         return self.exit_status in (0, 1) or (self.exit_status == 5 and not self.head["cells"])
 
-    def _cell(self, planned: dict[str, Any]) -> dict[str, Any]:
+    def _make_cell(self, planned: dict[str, Any]) -> dict[str, Any]:
         cell = planned["id"]
         checks = {name: {"verdict": "not_run", "problems": []} for name in self.expected.get(cell, ())}
-        told = {
+        content = {
             **planned,
             "status": self.status(cell),
             "selected": cell in self.expected,
@@ -143,18 +148,19 @@ class Record:
             "seconds": self.seconds.get(cell),
             "observation": self.observations.get(cell),
         }
-        return {**told, "evidence_sha256": cell_fingerprint(told)}
+        return {**content, "evidence_sha256": cell_fingerprint(content)}
 
-    def _observe(self, cell: str, observation: dict[str, Any]) -> None:
+    def _add_observation(self, cell: str, observation: dict[str, Any]) -> None:
         observation = dict(observation)
         environment = observation.pop("environment", {})
-        self._import(observation.pop("sources", None))
+        self._add_sources(observation.pop("sources", None))
         self.environment = self.environment or environment
+        # Where rank processes differ it is told of each cell, and the gate refuses the mixed report.
         if environment and environment != self.environment:
-            observation["environment"] = environment  # ranks that differ: the gate refuses a mixed report
+            observation["environment"] = environment
         self.observations[cell] = observation
 
-    def _import(self, sources: Mapping[str, str] | None) -> None:
+    def _add_sources(self, sources: Mapping[str, str] | None) -> None:
         """Take note of imported files; of one that was imported twice the first, for it was edited since."""
         if sources is not None:
             self.sources = {**sources, **(self.sources or {})}
@@ -164,11 +170,19 @@ def gate_verdicts(checks: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> 
     """Each gate that the matrix runs: the worst verdict of that check in the cells that ran, and its problems."""
     stated = {}
     for name in GATES:
-        found = {cell["id"]: cell["checks"][name] for cell in cells if name in cell["checks"]}
-        if name in checks and found:  # a shard may have no cell that it applies to
-            ran = [check["verdict"] for check in found.values() if check["verdict"] != "skip"]
-            verdict = worst(ran) if ran else "skip"
-            problems = [{**problem, "message": f"{cell}: {problem['message']}"} for cell, check in found.items()
-                        if check["verdict"] == verdict != "pass" for problem in check["problems"]]
-            stated[name] = {"verdict": verdict, "problems": problems[:PROBLEMS_OF_A_GATE]}
+        by_cell = {cell["id"]: cell["checks"][name] for cell in cells if name in cell["checks"]}
+        # A shard may have no cell that the gate applies to, and says nothing of it then.
+        if name in checks and by_cell:
+            stated[name] = _state_gate(by_cell)
     return stated
+
+
+def _state_gate(by_cell: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    verdicts = {check["verdict"] for check in by_cell.values()} - {"skip"}
+    verdict = worst(list(verdicts)) if verdicts else "skip"
+    problems: list[dict[str, Any]] = []
+    if verdict != "pass":
+        for cell, check in by_cell.items():
+            if check["verdict"] == verdict:
+                problems += ({**problem, "message": f"{cell}: {problem['message']}"} for problem in check["problems"])
+    return {"verdict": verdict, "problems": problems[:PROBLEMS_OF_A_GATE]}

@@ -98,10 +98,9 @@ def _merge_runs(kept: Block, part: Block, tests: Sequence[Block]) -> dict[str, A
     before, run = kept["run"] or {}, {**part["run"]}
     if "sources" in before and "sources" in run:
         run["sources"] = {**before["sources"], **run["sources"]}
-    # A test that was left out and has a verdict now, of whichever run, is not left out any more.
-    judged = {test["id"] for test in tests}
     deselected = dict.fromkeys((*before.get("tests_deselected", ()), *run.pop("tests_deselected", ())))
-    if names := [name for name in deselected if name not in judged]:
+    # A test that was left out and has a verdict now, of whichever run, is not left out any more.
+    if names := _without(deselected, _ids(tests)):
         run["tests_deselected"] = names
     return run
 
@@ -127,29 +126,40 @@ def _without_same_sources(runs: Sequence[Block]) -> list[Block]:
 
 def _merge_tests(kept: Block, part: Block, earlier: Mapping[str, Any]) -> Block:
     """Tests that use our fixtures: those that the part did not run, and behind them those of the part."""
-    new = {test["id"] for test in part["tests"]}
-    left = [test for test in kept["tests"] if test["id"] not in new]
+    gone = _ids(part["tests"])
     # Where the part was of all cells, a test that was neither run nor deselected may be there no more.
     if judges_all_cells(part):
-        deselected = part["run"].get("tests_deselected", ())
-        left = [test for test in left if test["id"] in deselected]
+        gone |= _ids(kept["tests"]) - set(part["run"].get("tests_deselected", ()))
+    left = [test for test in kept["tests"] if test["id"] not in gone]
     names = [test["id"] for test in left]
-    tests_kept, known = _keep_names(kept.get("tests_kept", []), "tests", set(names))
-    if own := [name for name in names if name not in known]:
+    before = kept.get("tests_kept", [])
+    tests_kept = _leave_out_names(before, "tests", _names_in(before, "tests") - set(names))
+    if own := _without(names, _names_in(before, "tests")):
         tests_kept.append({"tests": own, **earlier})
-    planned = [*names, *(name for name in part["tests_planned"] if name not in names)]
+    planned = [*names, *_without(part["tests_planned"], set(names))]
     return {"tests_planned": planned, "tests": [*left, *part["tests"]], "tests_kept": tests_kept}
 
 
-def _keep_names(runs: Sequence[Block], key: str, wanted: Collection[str]) -> tuple[list[Block], set[str]]:
-    """Of earlier runs what is still wanted of the names under ``key``, and all of these names."""
-    found: list[Block] = []
-    known: set[str] = set()
+def _ids(tests: Iterable[Block]) -> set[str]:
+    return {test["id"] for test in tests}
+
+
+def _without(names: Iterable[str], others: Collection[str]) -> list[str]:
+    return [name for name in names if name not in others]
+
+
+def _names_in(runs: Iterable[Block], key: str) -> set[str]:
+    """The cells, checks or tests of which earlier runs are kept, under ``key``."""
+    return {name for run in runs for name in run[key]}
+
+
+def _leave_out_names(runs: Iterable[Block], key: str, others: Collection[str]) -> list[Block]:
+    """Earlier runs, less some of the names under ``key``; a run of which none is left goes."""
+    left: list[Block] = []
     for run in runs:
-        if names := [name for name in run[key] if name in wanted]:
-            found.append({**run, key: names})
-            known.update(names)
-    return found, known
+        if names := _without(run[key], others):
+            left.append({**run, key: names})
+    return left
 
 
 def _describe_run(kept: Block, environment: Mapping[str, Any], edited: bool) -> dict[str, Any]:
@@ -183,8 +193,7 @@ def _merge_cell(old: Cell, new: Cell, earlier: Mapping[str, Any]) -> Cell:
 def _keep_cell(cell: Cell, earlier: Mapping[str, Any]) -> Cell:
     """The cell, of which each verdict says the run that it is of."""
     kept = cell.get("kept", [])
-    known = {check for run in kept for check in run["checks"]}
-    own = sorted(set(cell["checks"]) - known)
+    own = sorted(set(cell["checks"]) - _names_in(kept, "checks"))
     if not own:
         return cell
     return {**cell, "kept": [*kept, {"checks": own, **earlier}]}
@@ -214,10 +223,9 @@ def _overlay(old: Cell, new: Cell) -> Cell:
         observation["ranks"] = merged
     judged = _judged_checks(new)
     checks = {**old["checks"], **{name: new["checks"][name] for name in judged}}
-    left = {name for run in old["kept"] for name in run["checks"]} - judged
-    kept, _ = _keep_names(old["kept"], "checks", left)
-    cell = {**new, "kept": kept, "checks": checks, "observation": observation,
-            "status": worst([check["verdict"] for check in checks.values()])}
+    cell = {**new, "checks": checks, "observation": observation}
+    cell["kept"] = _leave_out_names(old["kept"], "checks", judged)
+    cell["status"] = worst(list(_verdicts([cell])))
     return {**cell, "evidence_sha256": cell_fingerprint(cell)}
 
 
@@ -225,10 +233,12 @@ def _overlay_sections(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[st
     return {**old, **new, "sections": {**old["sections"], **new["sections"]}}
 
 
-def _verdicts(cells: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def _verdicts(cells: Iterable[Mapping[str, Any]], tests: Iterable[Mapping[str, Any]] = ()) -> Iterator[str]:
     for cell in cells:
         for check in cell["checks"].values():
             yield check["verdict"]
+    for test in tests:
+        yield test["verdict"]
 
 
 def _judged_checks(cell: Mapping[str, Any]) -> set[str]:
@@ -240,7 +250,7 @@ def _any_verdict_missing(cells: Iterable[Cell]) -> bool:
 
 
 def _any_bad(cells: Iterable[Cell], tests: Iterable[Block]) -> bool:
-    return any(verdict in BAD for verdict in (*_verdicts(cells), *(test["verdict"] for test in tests)))
+    return not set(BAD).isdisjoint(_verdicts(cells, tests))
 
 
 def _exit_status(kept: Block, part: Block, cells: Sequence[Cell], tests: Sequence[Block]) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from pytest_torchcompile.checks import CHECKS
+from pytest_torchcompile.checks import CHECKS, Column
 from pytest_torchcompile.fuzz.fuzz_options import ran_out
 from pytest_torchcompile.observation import VERDICTS, Judgement
 from pytest_torchcompile.plan.selection import idle_cells
@@ -68,13 +68,9 @@ def header_lines(matrix: Matrix, planned: Sequence[PlannedCell], settings: Setti
 
 def _machine_line() -> str:
     gpus = gpu_device_files()
-    devices = "no GPU"
-    if gpus:
-        devices = count(len(gpus), "GPU")
+    devices = count(len(gpus), "GPU") if gpus else "no GPU"
     # torch looks for these names too, so what is found here is what Inductor will use.
-    usual = "g++"
-    if sys.platform == "darwin":
-        usual = "clang++"
+    usual = "clang++" if sys.platform == "darwin" else "g++"
     compiler = shutil.which(os.environ.get("CXX") or usual)
     found = compiler or "none: Inductor cells on CPU will skip"
     return f"torch.compile: torch {_version_of('torch')}, {devices}, C++ compiler {found}"
@@ -158,11 +154,13 @@ def summary_lines(journal: Journal, fresh: Fresh | None = None) -> Iterator[_Lin
 
     mistakes = journal.usage_errors()
     causes: list[_Line] = []
+    # To group causes looks at every cell again, which a green run does not need.
     if any_bad:
         causes += _cause_lines(journal, mistakes, fresh)
     yield from causes
     if missing := journal.not_run():
         yield f"{count(len(missing), 'planned verdict')} never came, for example {missing[0]}", {"red": True}
+    # A mistake in the matrix that is no cause of its own, as where its cell was killed, is told here.
     for mistake in mistakes:
         if not any(mistake in line for line, _ in causes):
             yield mistake, {"red": True}
@@ -189,9 +187,7 @@ def _total_lines(journal: Journal, selected: Sequence[PlannedCell], total: Count
     lane = ""
     if fake:
         lane = f"; {fake} in the fake lane, where no number is judged"
-    colour = "green"
-    if any_bad:
-        colour = "red"
+    colour = "red" if any_bad else "green"
     counts = _status_counts(total)
     yield f"{count(len(selected), 'cell')}: {counts}; {compiled} ran compiled code{lane}", {colour: True}
     if selected and not compiled:
@@ -200,18 +196,21 @@ def _total_lines(journal: Journal, selected: Sequence[PlannedCell], total: Count
 
 def _column_lines(journal: Journal) -> Iterator[str]:
     """The numbers of checks that run on request only: how they are spread, and in which cell the worst one is."""
-    on_request = [check for check in CHECKS.values() if check.on_request]
-    for column in (column for check in on_request for column in check.columns):
-        numbers = journal.read_numbers(METRICS[column.name].read)
-        if not numbers:
-            continue
-        least, most = min(numbers, key=numbers.__getitem__), max(numbers, key=numbers.__getitem__)
-        worst = most
-        # Of a column with a lower limit, such as a speedup, the smallest number is the worst.
-        if column.kind == "min":
-            worst = least
-        yield (f"{column.name}: {numbers[least]:.4g} to {numbers[most]:.4g}{column.unit} in "
-               f"{count(len(numbers), 'cell')}, the worst in {worst}")
+    for check in CHECKS.values():
+        if check.on_request:
+            for column in check.columns:
+                yield from _column_line(column, journal.read_numbers(METRICS[column.name].read))
+
+
+def _column_line(column: Column, numbers: Mapping[str, float]) -> Iterator[str]:
+    """One line, or none where no cell has the number."""
+    if not numbers:
+        return
+    least, most = min(numbers, key=numbers.__getitem__), max(numbers, key=numbers.__getitem__)
+    # Of a column with a lower limit, such as a speedup, the smallest number is the worst.
+    worst = least if column.kind == "min" else most
+    yield (f"{column.name}: {numbers[least]:.4g} to {numbers[most]:.4g}{column.unit} in "
+           f"{count(len(numbers), 'cell')}, the worst in {worst}")
 
 
 def _cut_short_lines(journal: Journal) -> Iterator[_Line]:

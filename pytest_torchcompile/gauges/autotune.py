@@ -1,4 +1,4 @@
-"""Autotuning: what it costs a cell, and a limit to what it tries.
+"""Autotuning: what it costs a cell, a limit to what it tries, and where a stopwatch decides what Inductor generates.
 
 A mode ``max-autotune`` compiles and times dozens of candidates for each matrix product, and then every neighbour of
 each Triton kernel's block sizes: minutes for a model of a few layers. Which candidate wins changes speed, and rounding,
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["Autotuning", "autotunes_kernels", "first_choices", "limit_autotuning", "pads_by_timing"]
 
@@ -34,7 +34,8 @@ class Autotuning:
         def run(*args: Any, **kwargs: Any) -> Any:
             if getattr(self._depth, "inside", False):
                 return work(*args, **kwargs)
-            self._depth.inside, start = True, time.perf_counter()
+            self._depth.inside = True
+            start = time.perf_counter()
             try:
                 return work(*args, **kwargs)
             finally:
@@ -55,21 +56,25 @@ def limit_autotuning(most: int = 0) -> Iterator[Autotuning]:
     from torch._inductor import select_algorithm
     from torch._inductor.runtime import coordinate_descent_tuner, triton_heuristics
 
-    found = Autotuning()
+    tuning = Autotuning()
     with contextlib.ExitStack() as stack:
-        def wrap(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
-            if (original := getattr(owner, name, None)) is not None:
-                setattr(owner, name, change(original))
-                stack.callback(setattr, owner, name, original)
+        def wrap(module: Any, class_name: str, method: str, change: Callable[[Any], Any]) -> None:
+            owner = getattr(module, class_name, None)
+            original = getattr(owner, method, None)
+            if original is not None:
+                setattr(owner, method, change(original))
+                stack.callback(setattr, owner, method, original)
 
-        selector = getattr(select_algorithm, "AlgorithmSelectorCache", None)
-        tuner = getattr(triton_heuristics, "CachingAutotuner", None)
-        descent = getattr(coordinate_descent_tuner, "CoordescTuner", None)
-        wrap(selector, "__call__", lambda work: found.timed(_choosing(work, most)))
-        for name in ("autotune_to_one_config", "coordinate_descent_tuning"):
-            wrap(tuner, name, found.timed)
-        wrap(descent, "call_func", lambda work: _descending(work, most))
-        yield found
+        def limited(work: Callable[..., Any]) -> Callable[..., Any]:
+            return tuning.timed(_with_fewer_choices(work, most))
+
+        wrap(select_algorithm, "AlgorithmSelectorCache", "__call__", limited)
+        wrap(triton_heuristics, "CachingAutotuner", "autotune_to_one_config", tuning.timed)
+        wrap(triton_heuristics, "CachingAutotuner", "coordinate_descent_tuning", tuning.timed)
+        # Its time is that of coordinate_descent_tuning, which calls it.
+        shorter = functools.partial(_with_shorter_descent, most=most)
+        wrap(coordinate_descent_tuner, "CoordescTuner", "call_func", shorter)
+        yield tuning
 
 
 def first_choices(choices: list[Any], most: int) -> list[Any]:
@@ -79,10 +84,14 @@ def first_choices(choices: list[Any], most: int) -> list[Any]:
     """
     if not most or len(choices) <= most:
         return choices
-    return sorted(choices, key=lambda choice: "Extern" not in type(choice).__name__)[:most]
+    return sorted(choices, key=_is_template)[:most]
 
 
-def _choosing(work: Callable[..., Any], most: int) -> Callable[..., Any]:
+def _is_template(choice: Any) -> bool:
+    return "Extern" not in type(choice).__name__
+
+
+def _with_fewer_choices(work: Callable[..., Any], most: int) -> Callable[..., Any]:
     @functools.wraps(work)
     def choose(self: Any, name: Any, choices: list[Any], *args: Any, **kwargs: Any) -> Any:
         return work(self, name, first_choices(choices, most), *args, **kwargs)
@@ -90,10 +99,11 @@ def _choosing(work: Callable[..., Any], most: int) -> Callable[..., Any]:
     return choose
 
 
-def _descending(work: Callable[..., Any], most: int) -> Callable[..., Any]:
+def _with_shorter_descent(work: Callable[..., Any], most: int) -> Callable[..., Any]:
     @functools.wraps(work)
     def call(self: Any, func: Any, config: Any) -> Any:
         tried = vars(self).setdefault("_pytest_torchcompile_tried", [])
+        # What torch has timed already costs nothing.
         if most and len(tried) >= most and self.lookup_in_cache(config) is None:
             return float("inf")  # as slow as a configuration that does not compile: the descent ends here
         tried.append(config)
@@ -102,15 +112,18 @@ def _descending(work: Callable[..., Any], most: int) -> Callable[..., Any]:
     return call
 
 
+_TUNING_SETTINGS: Final = (
+    "max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning",
+)  # fmt: skip
+
+
 def autotunes_kernels(settings: Mapping[str, Any]) -> bool:
     """Whether kernels are chosen by timing: by the mode, or by a setting of Inductor's (torch 2.8 to 2.15)."""
     if settings.get("backend", "inductor") != "inductor":
         return False
-    from torch._inductor import config
-
-    options = settings.get("options") or {}
-    names = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
-    return "max-autotune" in str(settings.get("mode")) or any(options.get(n, getattr(config, n, False)) for n in names)
+    if "max-autotune" in str(settings.get("mode")):
+        return True
+    return any(_inductor_setting(settings, name) for name in _TUNING_SETTINGS)
 
 
 def pads_by_timing(settings: Mapping[str, Any], devices: Collection[str]) -> bool:
@@ -122,8 +135,13 @@ def pads_by_timing(settings: Mapping[str, Any], devices: Collection[str]) -> boo
     """
     if settings.get("backend", "inductor") != "inductor" or set(devices) <= {"cpu", "meta"}:
         return False
+    pads = _inductor_setting(settings, "shape_padding")
+    return pads and not _inductor_setting(settings, "force_shape_pad")
+
+
+def _inductor_setting(settings: Mapping[str, Any], name: str) -> bool:
+    """A switch of ``torch._inductor.config``, which options of this compile may override."""
     from torch._inductor import config
 
     options = settings.get("options") or {}
-    pads = options.get("shape_padding", getattr(config, "shape_padding", False))
-    return bool(pads) and not options.get("force_shape_pad", getattr(config, "force_shape_pad", False))
+    return bool(options.get(name, getattr(config, name, False)))

@@ -60,57 +60,65 @@ def measure_coverage(eager_call: Callable[[], object], compiled_call: Callable[[
     Neither call is traced again or recompiled for it: the profiler is no dispatch mode and no guard. A call
     that compiles is fine too, what torch runs while it compiles does not count.
     """
-    total = sum(_outside(eager_call).values())
+    total = sum(_calls_outside(eager_call).values())
+    # The markers are opened by the hooks of a ledger.
     with observe():
-        outside = _outside(compiled_call)
+        outside = _calls_outside(compiled_call)
+    # What runs around graphs, such as copies of inputs, may be more than the eager model has.
     count = min(sum(outside.values()), total)
     share = 1 - count / total if total else 0.0
     return Coverage(total, count, share, tuple(f"{name} x{n}" for name, n in outside.most_common()))
 
 
-def _outside(call: Callable[[], object]) -> Counter[str]:
+def _calls_outside(call: Callable[[], object]) -> Counter[str]:
     """Top-level ATen calls that ``call`` makes outside of our markers, by name."""
     import torch
 
     profiler = torch.autograd.profiler
-    with _marked(), profiler.profile(use_cpu=True) as profile, profiler.record_function(_CALL):
+    with _marked_graphs(), profiler.profile(use_cpu=True) as profile, profiler.record_function(_CALL):
         call()
     events = profile.function_events or ()
-    transport = _threads(events, "gloo:") - _threads(events, _CALL)
-    return Counter(e.name for e in _top_level(events) if not _in_graph(e) and e.thread not in transport)
+    # gloo's own threads move data by operators, none of which is the model's: an all_gather's aten::copy_ for each
+    # rank, whether what began it ran in a graph or not (AsyncAllgatherWork, torch/csrc/distributed/c10d/
+    # ProcessGroupGloo.cpp, torch 2.8 to 2.13).
+    transport = _threads_of(events, "gloo:") - _threads_of(events, _CALL)
+    calls: Counter[str] = Counter()
+    for event in events:
+        if _is_top_level(event) and not _is_in_graph(event) and event.thread not in transport:
+            calls[event.name] += 1
+    return calls
 
 
-def _threads(events: Iterable[FunctionEvent], prefix: str) -> set[int]:
-    """The threads of events of these names. gloo's own move data by operators, none of which is the model's: an
-    ``all_gather``'s ``aten::copy_`` for each rank (``AsyncAllgatherWork``, torch/csrc/distributed/c10d/ProcessGroupGloo
-    .cpp, torch 2.8 to 2.13), whether what began it ran in a graph or not."""
+def _threads_of(events: Iterable[FunctionEvent], prefix: str) -> set[int]:
+    """The threads of events of these names."""
     return {event.thread for event in events if event.name.startswith(prefix)}
 
 
 @contextlib.contextmanager
-def _marked() -> Iterator[None]:
+def _marked_graphs() -> Iterator[None]:
     import torch
 
     from pytest_torchcompile.ledger.process_watch import watch
 
-    before, watch.marker = watch.marker, lambda _: torch.autograd.profiler.record_function(_OURS)
+    def marker(compile_id: str) -> contextlib.AbstractContextManager[Any]:
+        return torch.autograd.profiler.record_function(_OURS)
+
+    before, watch.marker = watch.marker, marker
     try:
         yield
     finally:
         watch.marker = before
 
 
-def _top_level(events: Iterable[FunctionEvent]) -> Iterator[FunctionEvent]:
-    for event in events:
-        if event.name.startswith("aten::") and not any(p.name.startswith("aten::") for p in _parents(event)):
-            yield event
+def _is_top_level(event: FunctionEvent) -> bool:
+    return event.name.startswith("aten::") and not any(outer.name.startswith("aten::") for outer in _parents_of(event))
 
 
-def _in_graph(event: FunctionEvent) -> bool:
-    return any(p.name in _INSIDE for p in _parents(event))
+def _is_in_graph(event: FunctionEvent) -> bool:
+    return any(outer.name in _INSIDE for outer in _parents_of(event))
 
 
-def _parents(event: FunctionEvent) -> Iterator[FunctionEvent]:
+def _parents_of(event: FunctionEvent) -> Iterator[FunctionEvent]:
     parent = event.cpu_parent
     while parent is not None:
         yield parent

@@ -1,13 +1,18 @@
-"""One tiny compile that pays torch's once-per-process costs, so that no cell has to."""
+"""What a process pays at its first compile and keeps for later ones: probes, threads, pools of processes."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 __all__ = ["cpu_build", "kept_processes", "pay_first_compile", "set_compile_threads"]
+
+_COMMANDS: Final = (
+    "torch/_inductor/compile_worker/", "torch/_inductor/__autotune_main__",
+    "multiprocessing.forkserver", "multiprocessing.resource_tracker",
+)
 
 
 def cpu_build() -> bool:
@@ -23,24 +28,28 @@ def cpu_build() -> bool:
 def pay_first_compile() -> None:
     """Probe the vector instruction set and compile one training step of a two-layer function, single-threaded.
 
-    In a build for GPUs the forward pass alone is compiled and run. Its first backward pass starts autograd's threads,
-    one for each kind of device, also where there is no GPU; a fork afterwards can run no backward pass any more.
-
-    A failure is none of ours to report: the first cell meets the same compiler and reports it as its own.
+    It pays torch's costs of a first compile, so that no cell has to.
     ``torch._inductor.config.compile_threads`` and ``torch._inductor.cpu_vec_isa.pick_vec_isa``: torch 2.8 to 2.15.
     """
     import torch
     from torch._inductor import config, cpu_vec_isa
 
+    # A kernel that was built by a thread pool leaves a pool without threads to forked processes, which wait forever.
     config.compile_threads = 1
+    # In a build for GPUs the forward pass alone is compiled and run. Its first backward pass starts autograd's threads,
+    # one for each kind of device, also where there is no GPU; a fork afterwards can run no backward pass any more.
     trains = cpu_build()
+
+    def function(x: Any) -> Any:
+        return (x * 2).sin().sum()
+
     try:
         cpu_vec_isa.pick_vec_isa()
-        x = torch.ones(8, 8, requires_grad=trains)
-        result = torch.compile(lambda t: (t * 2).sin().sum())(x)
+        result = torch.compile(function)(torch.ones(8, 8, requires_grad=trains))
         if trains:
             result.backward()
     except Exception:
+        # None of ours to report: the first cell meets the same compiler and reports it as its own.
         return
     finally:
         torch.compiler.reset()
@@ -60,22 +69,20 @@ def set_compile_threads(count: int) -> None:
         clear()
 
 
-_COMMANDS: Final = (
-    "torch/_inductor/compile_worker/", "torch/_inductor/__autotune_main__",
-    "multiprocessing.forkserver", "multiprocessing.resource_tracker",
-)
-
-
 def kept_processes(pids: Iterable[int]) -> set[int]:
     """Which of these processes are Inductor's pools, for compiling and for autotuning, or Python's own servants.
 
-    Their commands: torch 2.8 to 2.15, Python 3.10 to 3.14.
+    Torch and Python keep them from one compile to the next. Their commands: torch 2.8 to 2.15, Python 3.10 to 3.14.
     """
-    own = {pid for pid in pids if any(command in _command(pid) for command in _COMMANDS)}
-    return own | _forked_pool()
+    kept = _forked_pool()
+    for pid in pids:
+        command = _command_of(pid)
+        if any(known in command for known in _COMMANDS):
+            kept.add(pid)
+    return kept
 
 
-def _command(pid: int) -> str:
+def _command_of(pid: int) -> str:
     with contextlib.suppress(OSError):  # it has ended
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return ""
@@ -88,7 +95,8 @@ def _forked_pool() -> set[int]:
     """
     from torch._inductor.async_compile import AsyncCompile
 
-    cached = getattr(AsyncCompile.process_pool, "cache_info", None)
-    if cached is None or not cached().currsize:
+    # Asked only where it was made: to call it makes one.
+    cache_info = getattr(AsyncCompile.process_pool, "cache_info", None)
+    if cache_info is None or not cache_info().currsize:
         return set()
     return set(getattr(AsyncCompile.process_pool(), "_processes", None) or ())

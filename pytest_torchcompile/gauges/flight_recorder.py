@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any, Final
 
 import torch
@@ -33,19 +34,22 @@ def keep_entries() -> None:
 
 def last_collectives(since: int) -> str:
     """The last collectives that this process has begun at ``since`` (``time.time_ns()``) or later, a line each."""
-    dumps = _dumps()
+    dumps = _read_dumps()
     if not dumps:
         return f"flight recorder: torch {torch.__version__} has none that can be read here"
+    # A warm process has entries of earlier cells too.
     entries = [entry for dump in dumps for entry in dump.get("entries", ()) if entry["time_created_ns"] >= since]
-    # Two recorders, or one by two names.
-    told = list(dict.fromkeys(_line(entry) for entry in sorted(entries, key=lambda entry: entry["time_created_ns"])))
-    if not told:
+    entries.sort(key=itemgetter("time_created_ns"))
+    # There are two recorders, or one by two names: the same line is told once.
+    lines = list(dict.fromkeys(_entry_line(entry) for entry in entries))
+    if not lines:
         given = ", ".join(f"{name}={os.environ[name]}" for name in _SIZES if name in os.environ)
         return f"flight recorder: no collective was begun, or none recorded ({given})"
-    return "\n".join([f"flight recorder, the last {len(told[-LAST:])} of {len(told)} collectives:", *told[-LAST:]])
+    last = lines[-LAST:]
+    return "\n".join([f"flight recorder, the last {len(last)} of {len(lines)} collectives:", *last])
 
 
-def _dumps() -> list[dict[str, Any]]:
+def _read_dumps() -> list[dict[str, Any]]:
     """What NCCL's recorder holds and what that of the other backends does; [] where torch has no function for it.
 
     ``torch._C._distributed_c10d._dump_nccl_trace_json`` (builds with NCCL) and ``._dump_fr_trace_json`` (every build),
@@ -53,26 +57,33 @@ def _dumps() -> list[dict[str, Any]]:
     are in the second alone, NCCL's in the first.
     """
     c10d = getattr(torch._C, "_distributed_c10d", None)
-    found = [getattr(c10d, name, None) for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json")]
-    return [json.loads(dump(True, False)) for dump in found if dump is not None]
+    dumps = []
+    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+        dump = getattr(c10d, name, None)
+        if dump is not None:
+            dumps.append(json.loads(dump(True, False)))
+    return dumps
 
 
-def _line(entry: Mapping[str, Any]) -> str:
+def _entry_line(entry: Mapping[str, Any]) -> str:
     """``  #3 gloo:all_reduce in default_pg, [3, 4] Float: scheduled``."""
     number = f"p2p #{entry['p2p_seq_id']}" if entry["is_p2p"] else f"#{entry['collective_seq_id']}"
     name, described = entry["process_group"]
-    sizes = ", ".join(f"{size} {dtype}" for size, dtype in zip(entry["input_sizes"], entry["input_dtypes"],
-                                                               strict=False))
-    return f"  {number} {entry['profiling_name']} in {described or name}, {sizes or 'no tensor'}: {_state(entry)}"
+    inputs = zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
+    sizes = ", ".join(f"{size} {dtype}" for size, dtype in inputs)
+    progress = _progress_of(entry)
+    return f"  {number} {entry['profiling_name']} in {described or name}, {sizes or 'no tensor'}: {progress}"
 
 
-def _state(entry: Mapping[str, Any]) -> str:
-    """How far it has come; what is retired ended, and only of NCCL is it known whether it had completed.
-
-    NCCL calls a collective completed, too, whose CUDA events have not been recorded yet: one that waits for its
-    communicator, which takes all ranks of the group. It is retired a moment after it has completed.
-    """
-    nccl, retired, state = entry["profiling_name"].startswith("nccl"), entry.get("retired"), str(entry["state"])
+def _progress_of(entry: Mapping[str, Any]) -> str:
+    """How far it has come; what is retired ended, and only of NCCL is it known whether it had completed."""
+    is_nccl, retired, state = entry["profiling_name"].startswith("nccl"), entry.get("retired"), str(entry["state"])
     if state == "completed":
-        return state if retired or not nccl else "completed, or not begun"
-    return state if not retired else "given up" if nccl else "ended"
+        # NCCL also calls a collective completed whose CUDA events have not been recorded yet: one that waits for its
+        # communicator, which takes all ranks of the group. It is retired a moment after it has completed.
+        if is_nccl and not retired:
+            return "completed, or not begun"
+        return state
+    if not retired:
+        return state
+    return "given up" if is_nccl else "ended"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 __all__ = ["out_of_memory", "release_memory", "sticky_error"]
+
+_MUCH: Final = 1 << 30
+"""Bytes that something of the cell still holds, likely in a cycle."""
 
 
 def sticky_error(*, wait: bool = True) -> str:
@@ -24,9 +29,12 @@ def sticky_error(*, wait: bool = True) -> str:
         if int(torch.ones(2, device="cuda").sum().item()) != 2:
             return "the GPU adds 1 and 1 wrongly"
     except Exception as error:
+        # What the cell has left is collected with it; the memory itself works.
         if out_of_memory(error):
-            return ""  # what the cell has left is collected with it; the memory itself works
-        return next(iter(str(error).strip().splitlines()), type(error).__name__)
+            return ""
+        # The lines after the first are the same for every error: that it may be of an earlier call, and how to find it.
+        lines = str(error).strip().splitlines()
+        return lines[0] if lines else type(error).__name__
     return ""
 
 
@@ -44,10 +52,7 @@ def release_memory() -> None:
     import torch
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        # Collecting takes half a second, so it is done only where it is likely to help.
         if torch.cuda.memory_allocated() > _MUCH:
-            gc.collect()  # half a second
+            gc.collect()
         torch.cuda.empty_cache()
-
-
-_MUCH = 1 << 30
-"""Bytes that something of the cell still holds, likely in a cycle."""

@@ -1,4 +1,4 @@
-"""Kernels that Inductor generated, what is fused in each and where it comes from; library calls beside them.
+"""Kernels: what Inductor generated, what is fused in each and where it comes from; and what one call launches.
 
 Reads the code that Inductor wrote (event ``inductor_output_code``; PythonWrapperCodegen in
 torch/_inductor/codegen/wrapper.py, torch 2.8 to 2.15). It is recorded on a cache hit as well.
@@ -12,7 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from pytest_torchcompile.errors import InstrumentError, Unavailable
@@ -27,6 +27,8 @@ _STAGE: Final = re.compile(r"^# AOT ID: \['\d+_(\w+)'\]", re.M)
 _SOURCES: Final = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")
 _LEVEL: Final = "trace.provenance_tracking_level"
 _LINE: Final = re.compile(r'File "(.+?)", line (\d+)')
+_NO_KERNELS: Final = ("Memcpy", "Memset", "Command Buffer")
+"""What the profiler shows of the GPU beside kernels."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Kernels:
     @property
     def launches(self) -> int:
         """Calls of all kinds in one run."""
-        return sum(k.calls for k in self.generated) + sum(self.library.values()) + sum(self.fallbacks.values())
+        generated = sum(kernel.calls for kernel in self.generated)
+        return generated + sum(self.library.values()) + sum(self.fallbacks.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -74,95 +77,106 @@ def read_kernels(texts: Iterable[Text], operators: Iterable[str] = ()) -> list[K
     :param operators: known ATen operators, which :func:`aten_operators` lists; without them the words of a kernel's
         name cannot be told apart (``native_layer_norm_relu``) unless its comment names them.
     """
-    known, found = frozenset(operators), list[Kernels]()
+    known = frozenset(operators)
+    graphs: list[Kernels] = []
     for text in texts:
         if text.stage == "code":
-            found.append(read_module(text.text, text.compile_id, known))
-        elif text.stage == "kernel_lines" and found and text.text.startswith("{"):  # right after its code
-            found[-1] = _with_lines(found[-1], text.text)
-    return found
+            graphs.append(read_module(text.text, text.compile_id, known))
+        # They come right after the code that they are of.
+        elif text.stage == "kernel_lines" and graphs and text.text.startswith("{"):
+            graphs[-1] = _with_lines(graphs[-1], text.text)
+    return graphs
 
 
 def read_module(code: str, compile_id: str = "", operators: frozenset[str] = frozenset()) -> Kernels:
     """Kernels of one generated module."""
-    defined, sources = dict(DEFINED_KERNEL.findall(code)), _sources(code)
-    generated: Counter[str] = Counter()
+    defined, sources = dict(DEFINED_KERNEL.findall(code)), _commented_operators(code)
+    calls: Counter[str] = Counter()
     library: Counter[str] = Counter()
     fallbacks: Counter[str] = Counter()
-    for name in _called(code):
+    for name in _names_called(code):
         first = name.partition(".")[0]
         if first in defined:
-            generated[first] += 1
+            calls[first] += 1
         elif name.startswith("extern_kernels."):
             library[name.removeprefix("extern_kernels.")] += 1
         elif name.startswith(("torch.ops.", "aten.")):
             fallbacks[name.removeprefix("torch.ops.")] += 1
+    generated = []
+    for name, language in defined.items():
+        ops = sources.get(name) or _operators_in_name(name, operators)
+        generated.append(Kernel(name, language.partition("_")[0], ops, calls=calls[name]))
     stage = _STAGE.search(code)
-    return Kernels(compile_id, stage[1] if stage else "inference", tuple(
-        Kernel(name, language.partition("_")[0], sources.get(name) or _fused(name, operators), calls=generated[name])
-        for name, language in defined.items()
-    ), dict(library), dict(fallbacks))  # fmt: skip
+    return Kernels(compile_id, stage[1] if stage else "inference", tuple(generated), dict(library), dict(fallbacks))
 
 
-def _called(code: str) -> Iterator[str]:
+def _names_called(code: str) -> Iterator[str]:
     """Names of all functions called in ``call`` and in partitions of it."""
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.FunctionDef) and (node.name == "call" or node.name.startswith("partition_")):
-            yield from (ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call))
+    for function in ast.walk(ast.parse(code)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        if function.name == "call" or function.name.startswith("partition_"):
+            yield from (ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call))
 
 
-def _sources(code: str) -> dict[str, tuple[str, ...]]:
+def _commented_operators(code: str) -> dict[str, tuple[str, ...]]:
     """ATen operators from the comment above each generated kernel, where there is one (Triton)."""
-    found: dict[str, tuple[str, ...]] = {}
+    by_kernel: dict[str, tuple[str, ...]] = {}
     pending: tuple[str, ...] = ()
     for line in code.splitlines():
         if match := _SOURCES.search(line):
-            ops = (op.strip().removeprefix("aten.") for op in match[2].split(","))
-            pending = tuple(dict.fromkeys(op for op in ops if op))
+            ops = [op.strip().removeprefix("aten.") for op in match[2].split(",")]
+            pending = tuple(dict.fromkeys(filter(None, ops)))
         elif pending and not line.lstrip().startswith("#"):
             if match := re.match(r"(\w+) = async_compile\.", line):
-                found[match[1]] = pending
+                by_kernel[match[1]] = pending
             pending = ()
-    return found
+    return by_kernel
 
 
-def _fused(name: str, operators: frozenset[str]) -> tuple[str, ...]:
+def _operators_in_name(name: str, operators: frozenset[str]) -> tuple[str, ...]:
     """Operators out of a kernel's name: they stand in it sorted and joined by ``_``."""
     match = _FUSED.match(name)
     if not match or not match[1]:
         return ()
     words = match[1].split("_")
-    return _split(words, 0, "", operators) or (match[1],)
+    return _split_words(words, 0, "", operators) or (match[1],)
 
 
-def _split(words: list[str], start: int, before: str, operators: frozenset[str]) -> tuple[str, ...] | None:
+def _split_words(words: list[str], start: int, before: str, operators: frozenset[str]) -> tuple[str, ...] | None:
     """The longest known operator first, each after the one before in the alphabet; None where it does not fit."""
     if start == len(words):
         return ()
     for end in range(len(words), start, -1):
         word = "_".join(words[start:end])
-        if word in operators and word >= before and (rest := _split(words, end, word, operators)) is not None:
-            return (word, *rest)
+        if word in operators and word >= before:
+            rest = _split_words(words, end, word, operators)
+            if rest is not None:
+                return (word, *rest)
     return None
 
 
-def _with_lines(found: Kernels, text: str) -> Kernels:
+def _with_lines(graph: Kernels, text: str) -> Kernels:
     """Add the user's lines; torch numbers the calls (``kernel:2``), several may be of one kernel."""
     lines: dict[str, list[str]] = {}
     for call, stacks in json.loads(text).items():
-        places = (_LINE.findall(stack) for stack in stacks if isinstance(stack, str))
-        lines.setdefault(call.partition(":")[0], []).extend(f"{p[-1][0]}:{p[-1][1]}" for p in places if p)
-    generated = tuple(
-        Kernel(k.name, k.language, k.ops, tuple(dict.fromkeys(lines.get(k.name, ()))), k.calls) for k in found.generated
-    )
-    return Kernels(found.compile_id, found.stage, generated, found.library, found.fallbacks)
+        of_kernel = lines.setdefault(call.partition(":")[0], [])
+        for stack in stacks:
+            places = _LINE.findall(stack) if isinstance(stack, str) else []
+            if places:
+                file, line = places[-1]
+                of_kernel.append(f"{file}:{line}")
+    generated = []
+    for kernel in graph.generated:
+        generated.append(replace(kernel, lines=tuple(dict.fromkeys(lines.get(kernel.name, ())))))
+    return replace(graph, generated=tuple(generated))
 
 
 def aten_operators() -> frozenset[str]:
     """ATen operators of this torch, without overloads."""
     import torch
 
-    names = (name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::"))
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith("aten::")]
     return frozenset(name.removeprefix("aten::").partition(".")[0] for name in names)
 
 
@@ -215,15 +229,17 @@ def count_launches(call: Callable[[], object]) -> Launches:
     if not torch.cuda.is_available():
         raise Unavailable("launches per call are counted on a CUDA GPU; torch sees none here")
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as found:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiled:
         call()
         torch.cuda.synchronize()
-    events = list(found.events() or ())
-    gpu = [e.name for e in events if e.device_type.name == "CUDA" and not _copies(e.name)]
-    host = Counter(e.name for e in events if e.device_type.name == "CPU")
-    single = sum(n for name, n in host.items() if name.startswith(("cudaLaunchKernel", "cuLaunchKernel")))
-    return Launches(len(gpu), host["cudaGraphLaunch"] + host["cuGraphLaunch"], single, dict(Counter(gpu)))
-
-
-def _copies(name: str) -> bool:
-    return name.startswith(("Memcpy", "Memset", "Command Buffer"))
+    on_gpu: Counter[str] = Counter()
+    on_host: Counter[str] = Counter()
+    for event in profiled.events() or ():
+        if event.device_type.name == "CUDA" and not event.name.startswith(_NO_KERNELS):
+            on_gpu[event.name] += 1
+        elif event.device_type.name == "CPU":
+            on_host[event.name] += 1
+    # CUDA's runtime and its driver each have a function of their own for it; Triton calls the driver's.
+    single = sum(count for name, count in on_host.items() if name.startswith(("cudaLaunchKernel", "cuLaunchKernel")))
+    graphs = on_host["cudaGraphLaunch"] + on_host["cuGraphLaunch"]
+    return Launches(sum(on_gpu.values()), graphs, single, dict(on_gpu))

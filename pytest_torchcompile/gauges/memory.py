@@ -47,7 +47,9 @@ class Memory:
 
 def measure_memory(call: Callable[[], object], device: str = "cpu") -> Memory:
     """Run ``call`` once. What it returns is dropped before the memory after it is read."""
-    return _on_cuda(call, device) if device.startswith("cuda") else _on_cpu(call)
+    if device.startswith("cuda"):
+        return _measure_cuda(call, device)
+    return _measure_resident(call)
 
 
 def memory_growth(call: Callable[[], object], device: str = "cpu", *, calls: int = 8) -> float:
@@ -58,24 +60,25 @@ def memory_growth(call: Callable[[], object], device: str = "cpu", *, calls: int
     for _ in range(calls):
         call()
 
-    def repeatedly() -> None:
+    def call_repeatedly() -> None:
         for _ in range(calls):
             call()
         gc.collect()
-        _trim()
+        _trim_heap()
 
+    # Before and after alike: what malloc holds free would hide a leak into it, and a return of it.
     gc.collect()
-    _trim()
-    return measure_memory(repeatedly, device).delta / calls
+    _trim_heap()
+    return measure_memory(call_repeatedly, device).delta / calls
 
 
-def _trim() -> None:
-    """Give back what malloc holds free, where it is glibc's: a leak into it would not be seen, nor its return."""
+def _trim_heap() -> None:
+    """Give back what malloc holds free, where it is glibc's."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _on_cuda(call: Callable[[], object], device: str) -> Memory:
+def _measure_cuda(call: Callable[[], object], device: str) -> Memory:
     import torch
 
     torch.cuda.synchronize(device)
@@ -87,13 +90,17 @@ def _on_cuda(call: Callable[[], object], device: str) -> Memory:
     return Memory(before, after, peak, "cuda")
 
 
-def _on_cpu(call: Callable[[], object]) -> Memory:
+def _measure_resident(call: Callable[[], object]) -> Memory:
     resettable = _reset_peak()
-    before = _status("VmRSS")
+    before = _status_bytes("VmRSS")
     call()
-    after = _status("VmRSS")
-    peak = _status("VmHWM") if resettable else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Memory(before, after, max(peak, before, after), "rss" if resettable else "maxrss")
+    after = _status_bytes("VmRSS")
+    if resettable:
+        peak, source = _status_bytes("VmHWM"), "rss"
+    else:
+        peak, source = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "maxrss"
+    # Linux adds pages up late, so the peak that it names may be below what it names before and after.
+    return Memory(before, after, max(peak, before, after), source)
 
 
 def _reset_peak() -> bool:
@@ -105,7 +112,7 @@ def _reset_peak() -> bool:
     return True
 
 
-def _status(name: str) -> int:
+def _status_bytes(name: str) -> int:
     """One line of /proc/self/status, in bytes."""
     for line in _STATUS.read_text().splitlines():
         if line.startswith(f"{name}:"):

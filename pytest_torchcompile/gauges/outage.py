@@ -35,10 +35,10 @@ def compiler_outage() -> Iterator[Outage]:
     import torch
     from torch._dynamo import callback
 
-    found = Outage()
+    lasting = Outage()
 
     def fail(*_: object) -> None:
-        found.met += 1
+        lasting.met += 1
         raise PlannedFailure("a planned outage of the compiler")
 
     try:
@@ -48,7 +48,8 @@ def compiler_outage() -> Iterator[Outage]:
         raise InstrumentError(f"torch {torch.__version__} has no torch._dynamo.callback.callback_handler, by which an "
                               "outage of the compiler is planned; please report it with this version") from None
     try:
-        yield found
+        yield lasting
     finally:
-        with contextlib.suppress(ValueError):  # torch.compiler.reset() drops all callbacks
+        # torch.compiler.reset() drops all callbacks, and may have been called meanwhile.
+        with contextlib.suppress(ValueError):
             remove(fail)

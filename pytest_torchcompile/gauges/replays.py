@@ -33,8 +33,10 @@ class Replays:
     @property
     def without(self) -> list[str]:
         """Compile ids of the graphs that ran without any CUDA graph, a backward as ``backward``."""
+        forwards = [graph["compile_id"] for graph in self.graphs if not graph["replays"]]
+        # What replays outside of all forward graphs is a backward's; each needs at least one.
         missing = max(0, self.backwards - self.elsewhere)
-        return [graph["compile_id"] for graph in self.graphs if not graph["replays"]] + ["backward"] * missing
+        return forwards + ["backward"] * missing
 
 
 def step_begins() -> None:
@@ -56,35 +58,41 @@ def count_replays() -> Iterator[Replays]:
     from pytest_torchcompile.ledger import observe
     from pytest_torchcompile.ledger.process_watch import watch
 
-    found, inside = Replays(), list[dict[str, Any]]()
+    step = Replays()
+    inside: list[dict[str, Any]] = []
     original = torch.cuda.CUDAGraph.replay
 
     def replay(self: Any) -> None:
         if inside:
             inside[-1]["replays"] += 1
         else:
-            found.elsewhere += 1
+            step.elsewhere += 1
         original(self)
 
     @contextlib.contextmanager
-    def graph(compile_id: str) -> Iterator[None]:
-        if not compile_id:  # a compile
+    def graph_marker(compile_id: str) -> Iterator[None]:
+        # An empty one is that of a compile, which is no run of a graph.
+        if not compile_id:
             yield
             return
-        inside.append({"compile_id": compile_id, "replays": 0})
-        found.graphs.append(inside[-1])
+        graph = {"compile_id": compile_id, "replays": 0}
+        inside.append(graph)
+        step.graphs.append(graph)
         try:
             yield
         finally:
             inside.pop()
 
     before = watch.marker
+    # The marker is opened by the hooks of a ledger.
     with observe():
-        watch.marker, torch.cuda.CUDAGraph.replay = graph, replay  # type: ignore[method-assign]
+        watch.marker = graph_marker
+        torch.cuda.CUDAGraph.replay = replay  # type: ignore[method-assign]
         try:
-            yield found
+            yield step
         finally:
-            watch.marker, torch.cuda.CUDAGraph.replay = before, original  # type: ignore[method-assign]
+            watch.marker = before
+            torch.cuda.CUDAGraph.replay = original  # type: ignore[method-assign]
 
 
 def compiled_backwards(loss: Any) -> int:
@@ -92,12 +100,12 @@ def compiled_backwards(loss: Any) -> int:
 
     That is what AOTAutograd calls them (torch/_functorch/_aot_autograd/runtime_wrappers.py, torch 2.8 to 2.15).
     """
-    seen, left, count = set(), [loss.grad_fn], 0
-    while left:
-        node = left.pop()
+    seen, waiting, count = set(), [loss.grad_fn], 0
+    while waiting:
+        node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         count += "CompiledFunction" in node.name()
-        left += [following for following, _ in node.next_functions]
+        waiting += [following for following, _ in node.next_functions]
     return count

@@ -1,10 +1,16 @@
-"""What happened during these calls? One file an instrument.
+"""The ledger: what did torch.compile do during these calls?
 
 >>> with observe() as seen:                      # doctest: +SKIP
 ...     with seen.during("call 1"):
 ...         compiled(batch)
 >>> seen.recompiles, seen.graph_breaks           # doctest: +SKIP
 ([], [])
+
+To read it: ``records`` and ``ledger`` are what comes out, without torch. ``process_watch`` names the instruments, and
+``watch`` is what they share. ``frames`` (with ``run_only``) and ``executions`` wrap private functions of Dynamo,
+``trace`` and ``cudagraph_skips`` listen to torch's loggers. ``decisions`` (with ``refusals``) makes records of what
+they saw. ``reasons``, ``guard_causes``, ``guard_values`` and ``entries`` take failed guards apart, ``break_text`` graph
+breaks; ``users`` and ``sites`` know whose code it is. ``explain`` puts all of it into words.
 """
 
 from __future__ import annotations
@@ -33,7 +39,8 @@ def observe(*, root: str | os.PathLike[str] | None = None, keep_texts: bool = Fa
     from pytest_torchcompile.ledger.process_watch import watch
 
     ledger = Ledger(keep_texts=keep_texts)
-    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":  # torch.compile then returns the function itself
+    # torch.compile then returns the function itself, and no hook of ours is ever called.
+    if os.environ.get("TORCHDYNAMO_DISABLE") == "1":
         ledger.add(EagerFrame("", "", 0, "TORCHDYNAMO_DISABLE=1 switches torch.compile off", "off"))
     watch.open(ledger, os.fspath(root) if root is not None else None)
     try:

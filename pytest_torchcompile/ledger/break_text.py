@@ -8,18 +8,46 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from pytest_torchcompile.ledger.records import GraphBreak
 from pytest_torchcompile.ledger.sites import code_owner, read_code_name
 
-__all__ = ["disabled_function", "headlines", "is_limit", "parse_break", "same_place"]
+__all__ = ["Frame", "TracedCode", "disabled_function", "headlines", "is_limit", "parse_break"]
 
-Frame = tuple[str, int, str]
-"""File, line, function."""
 
-_ANY: Final = (0, 1 << 30)
-"""Lines of code that nothing is known of."""
+class Frame(NamedTuple):
+    """One frame of a recorded stack."""
+
+    file: str
+    line: int
+    function: str
+
+
+_NO_FRAME: Final = Frame("", 0, "")
+
+
+@dataclass(frozen=True)
+class TracedCode:
+    """What Dynamo was tracing when a graph broke. Empty where no attempt is known."""
+
+    file: str = ""
+    name: str = ""
+    """Of the frame's own code, which may be a wrapper of torch's around the user's function."""
+    first_line: int = 0
+    last_line: int = 1 << 30
+    """They tell the code from another of the same name, such as the forward of a base class."""
+    function: Frame = _NO_FRAME
+    """The user's function that is traced, for a break in torch's own code around it."""
+
+    def holds(self, frame: Frame) -> bool:
+        """Whether a frame of a stack runs this very code."""
+        name = read_code_name(frame.function).function
+        return (frame.file, name) == (self.file, self.name) and self.first_line <= frame.line <= self.last_line
+
+
+_NOTHING: Final = TracedCode()
 _LINK: Final = re.compile(r"https?://\S+/(gb\d{4,})\S*")
 _FRAME: Final = re.compile(r'^  File "(.+?)", line (\d+), in (.+)$', re.M)
 _PREFIXES: Final = re.compile(
@@ -30,6 +58,7 @@ _SKIPPED: Final = re.compile(r"[Ss]kipping the (func|frame)|skip tracing the fra
 _DISABLED: Final = re.compile(r"Skip \w+ing function `?<(?:bound method|function) (.+?)(?: of <| at 0x)")
 _ANOTHER: Final = "*** While handling this graph break, another graph break occurred: ***"
 _LIMIT: Final = re.compile(r"\b(recompile|cache)[ _](size[ _])?limit\b", re.I)
+_LABEL: Final = re.compile(r"\s+(Explanation|Hint|Developer debug context): ?(.*)$")
 
 
 def is_limit(text: str) -> bool:
@@ -39,58 +68,74 @@ def is_limit(text: str) -> bool:
 
 def headlines(body: str) -> list[str]:
     """First line of each message in a text: what broke, then what kept torch from resuming after it."""
-    parts = (part.strip() for part in body.split(_ANOTHER))
-    return [" ".join(part.splitlines()[0].split()) for part in parts if part]
+    lines = []
+    for message in body.split(_ANOTHER):
+        if message.strip():
+            lines.append(" ".join(message.strip().splitlines()[0].split()))
+    return lines
 
 
 def parse_break(
-    text: str, *, root: str | None = None, during: str = "", compile_id: str = "",
-    traced: tuple[str, str] = ("", ""), lines: tuple[int, int] = _ANY, outermost: Frame = ("", 0, ""),
+    text: str, *, root: str | None = None, during: str = "", compile_id: str = "", traced: TracedCode = _NOTHING
 ) -> GraphBreak:
     """Read one ``dynamo_graph_break_reason`` record. Parts that torch left out are empty, never an error.
 
     The place is the innermost frame that somebody can change: not torch's, not Python's own library.
-
-    :param traced: file and name of the code that is traced; frames further out are its callers.
-    :param lines: first and last line of that code, which tell it from another of the same name.
-    :param outermost: the user's function that is traced, for a break in torch's own code around it.
-    """  # fmt: skip
-    body = _body(text)
-    frames = _frames(text, traced, lines)
-    ours = [frame for frame in frames if code_owner(frame[0], root) in ("mine", "third_party")]
-    file, line, function = (ours or [outermost] if outermost[0] else ours or frames or [outermost])[-1]
-    if frames[:1] == [(file, line, function)] and (file, read_code_name(function)[0]) == traced:
-        function = outermost[2] or function
-    link = _LINK.search(body)
+    """
+    body = _message_of(text)
+    stack = _traced_stack(text, traced)
+    changeable = [frame for frame in stack if code_owner(frame.file, root) in ("mine", "third_party")]
+    place = _place_of(changeable, stack, traced)
+    gb_id = link = ""
+    if match := _LINK.search(body):
+        link, gb_id = match[0], match[1]
     return GraphBreak(
         reason=next(iter(headlines(body)), "unknown"),
-        gb_id=link[1] if link else "",
-        file=file,
-        line=line,
-        hint=_labelled(body, "Hint"),
-        owner=code_owner(file, root),
-        function=read_code_name(function)[0],
+        gb_id=gb_id,
+        file=place.file,
+        line=place.line,
+        hint=_labelled_text(body, "Hint"),
+        owner=code_owner(place.file, root),
+        function=read_code_name(place.function).function,
+        # Not in the user's own lines of the stack, which may hold such words too.
         whole_frame=bool(_SKIPPED.search(text.partition("\nUser code traceback")[0])),
-        explanation=_labelled(body, "Explanation"),
-        link=link[0] if link else "",
+        explanation=_labelled_text(body, "Explanation"),
+        link=link,
         during=during,
         compile_id=compile_id,
-        stack=tuple(f"{os.path.basename(f)}:{n} in {read_code_name(name)[0]}" for f, n, name in reversed(ours)),
+        stack=tuple(_short_frame(frame) for frame in reversed(changeable)),
     )
 
 
-def same_place(found: GraphBreak) -> tuple[str, int, str]:
-    """Breaks with the same key are one: torch records a place again for each caller, retry and recompile."""
-    return (found.file, found.line, found.gb_id or found.reason)
+def _place_of(changeable: list[Frame], stack: list[Frame], traced: TracedCode) -> Frame:
+    """The frame that a break is told to be in."""
+    if changeable:
+        place = changeable[-1]
+    # The stack is torch's or Python's alone: the user's function around it is what somebody can change.
+    elif traced.function.file or not stack:
+        place = traced.function
+    else:
+        place = stack[-1]
+    # Torch writes bare names. Of the traced function itself the full one is known, Net.forward.
+    in_traced_code = (place.file, read_code_name(place.function).function) == (traced.file, traced.name)
+    if stack[:1] == [place] and in_traced_code and traced.function.function:
+        return place._replace(function=traced.function.function)
+    return place
+
+
+def _short_frame(frame: Frame) -> str:
+    return f"{os.path.basename(frame.file)}:{frame.line} in {read_code_name(frame.function).function}"
 
 
 def disabled_function(found: GraphBreak) -> str:
     """Name of the function that ``torch.compiler.disable`` keeps out of the graph, or an empty text."""
     match = _DISABLED.search(found.explanation)
-    return read_code_name(match[1])[0] if match else ""
+    if match is None:
+        return ""
+    return read_code_name(match[1]).function
 
 
-def _body(text: str) -> str:
+def _message_of(text: str) -> str:
     """The message alone. Other formats: ``ConvertFrame.__call__`` and ``unimplemented_with_warning``."""
     if "Graph Break Reason: " in text:
         body = text.partition("Graph Break Reason: ")[2].partition("\nUser code traceback")[0]
@@ -98,23 +143,31 @@ def _body(text: str) -> str:
     return text.rpartition("torch._dynamo.exc.Unsupported: ")[2].partition("\nfrom user code")[0].strip()
 
 
-def _labelled(body: str, label: str) -> str:
+def _labelled_text(body: str, label: str) -> str:
     """What stands after ``label:`` in the first message of a body, on one line."""
-    found, inside = [], False
+    lines: list[str] = []
+    inside = False
     for line in body.partition(_ANOTHER)[0].splitlines():
-        if match := re.match(r"\s+(Explanation|Hint|Developer debug context): ?(.*)$", line):
-            inside, line = match[1] == label, match[2]
-        inside = inside and bool(line.strip())
+        content = line
+        if match := _LABEL.match(line):
+            inside, content = match[1] == label, match[2]
+        # An empty line ends what a label speaks of.
+        inside = inside and bool(content.strip())
         if inside:
-            found.append(line.strip())
-    return " ".join(found)
+            lines.append(content.strip())
+    return " ".join(lines)
 
 
-def _frames(text: str, traced: tuple[str, str], lines: tuple[int, int]) -> list[Frame]:
-    """The traced part of the user's stack, innermost last; all of it where the traced code is not in it."""
+def _traced_stack(text: str, traced: TracedCode) -> list[Frame]:
+    """The traced part of the user's stack, innermost last; all of it where the traced code is not in it.
+
+    Frames further out are callers of the traced code: the break is not theirs.
+    """
     stack = re.split(r"User code traceback:|occurred in the following user code:", text)[-1]
     stack = stack.partition("\nTraceback (most recent call last)")[0]
-    frames = [(m[1], int(m[2]), m[3]) for m in _FRAME.finditer(stack)]
-    roots = [i for i, (file, line, name) in enumerate(frames)
-             if (file, read_code_name(name)[0]) == traced and lines[0] <= line <= lines[1]]  # fmt: skip
-    return frames[roots[-1] :] if roots else frames
+    frames = [Frame(file, int(line), function) for file, line, function in _FRAME.findall(stack)]
+    # From the inside: a recursive function is in the stack several times.
+    for index in range(len(frames) - 1, -1, -1):
+        if traced.holds(frames[index]):
+            return frames[index:]
+    return frames

@@ -40,20 +40,26 @@ def parse_skip(message: str) -> CudagraphSkip | None:
     match = _REASON.search(message)
     if not match:
         return None
+    reason = " ".join(match[1].split())
     lines = _LINE.findall(message)
-    file, line = lines[-1] if lines else ("", 0)
-    return CudagraphSkip(" ".join(match[1].split()), file, int(line))
+    if not lines:
+        return CudagraphSkip(reason)
+    file, line = lines[-1]
+    return CudagraphSkip(reason, file, int(line))
 
 
-def partition_skips(graph: Any) -> Iterator[CudagraphSkip]:
+def partition_skips(graph: Any) -> list[CudagraphSkip]:
     """What a compiled graph that Inductor partitions (a ``CompiledFxGraph``) does without, which nobody logs."""
     reasons = list(getattr(graph.cudagraph_info, "cudagraph_fail_reasons", ()))
     if reasons:
-        yield from (parse_skip(str(reason)) or CudagraphSkip(str(reason)) for reason in reasons)
-    elif not graph.partition_maps:
-        yield CudagraphSkip("no operator of the graph can be captured")
-    elif left := outside_of_partitions(graph.source_code):
-        yield CudagraphSkip(f"outside of {len(graph.partition_maps)} captured part(s): {', '.join(left)}", part=True)
+        return [parse_skip(str(reason)) or CudagraphSkip(str(reason)) for reason in reasons]
+    if not graph.partition_maps:
+        return [CudagraphSkip("no operator of the graph can be captured")]
+    outside = outside_of_partitions(graph.source_code)
+    if outside:
+        parts = len(graph.partition_maps)
+        return [CudagraphSkip(f"outside of {parts} captured part(s): {', '.join(outside)}", part=True)]
+    return []
 
 
 class _Handler(logging.Handler):
@@ -62,21 +68,23 @@ class _Handler(logging.Handler):
         self.watch = watch
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.watch.run_guarded(self._read, record)
+        self.watch.run_guarded(self._enter_skip, record)
 
-    def _read(self, record: logging.LogRecord) -> None:
-        if found := parse_skip(record.getMessage()):
-            self.watch.add(found)
+    def _enter_skip(self, record: logging.LogRecord) -> None:
+        skip = parse_skip(record.getMessage())
+        if skip is not None:
+            self.watch.add(skip)
 
 
 @contextlib.contextmanager
 def install_hook(watch: Watch) -> Iterator[None]:
     """Report skipped CUDA graphs to ``watch`` while the block runs. What torch itself logs stays as it is."""
-    handler, loggers = _Handler(watch), [logging.getLogger(name) for name in _LOGGERS]
+    handler = _Handler(watch)
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
     for logger in loggers:
         logger.addHandler(handler)
     try:
-        with _partitions(watch):
+        with _watch_partitions(watch):
             yield
     finally:
         for logger in loggers:
@@ -84,7 +92,7 @@ def install_hook(watch: Watch) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _partitions(watch: Watch) -> Iterator[None]:
+def _watch_partitions(watch: Watch) -> Iterator[None]:
     from torch._inductor import output_code
 
     original = getattr(output_code, _POST_COMPILE, None)
@@ -93,9 +101,10 @@ def _partitions(watch: Watch) -> Iterator[None]:
         return
 
     def post_compile(inputs: Any, graph: Any, *args: Any, **kwargs: Any) -> Any:
-        found = watch.run_guarded(lambda: list(partition_skips(graph)))  # before: the source may be dropped afterwards
+        # Read before torch goes on: it may drop the source afterwards.
+        skips = watch.run_guarded(partition_skips, graph)
         result = original(inputs, graph, *args, **kwargs)
-        for skip in found or ():
+        for skip in skips or ():
             watch.add(skip)
         return result
 
@@ -114,7 +123,15 @@ def outside_of_partitions(code: str) -> list[str]:
     if "self.partitions[" not in code:
         return []
     defined = dict(DEFINED_KERNEL.findall(code))
-    calls = (node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef) and node.name == "call")
-    names = (ast.unparse(n.func) for call in calls for n in ast.walk(call) if isinstance(n, ast.Call))
-    return [name for name in names if name.partition(".")[0] in defined or name.endswith(".copy_")
-            or name.startswith(("extern_kernels.", "torch.ops.", "aten."))]
+    # Other calls (of partitions, of checks, of allocators) launch nothing.
+    launches = ("extern_kernels.", "torch.ops.", "aten.")
+    return [name for name in _names_called_in_call(code)
+            if name.partition(".")[0] in defined or name.endswith(".copy_") or name.startswith(launches)]
+
+
+def _names_called_in_call(code: str) -> Iterator[str]:
+    for function in ast.walk(ast.parse(code)):
+        if isinstance(function, ast.FunctionDef) and function.name == "call":
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call):
+                    yield ast.unparse(node.func)

@@ -13,135 +13,186 @@ from pytest_torchcompile.ledger import guard_values as values
 from pytest_torchcompile.ledger.break_text import headlines, is_limit, parse_break
 from pytest_torchcompile.ledger.entries import cache_entries, commonest_reason, guards_of, nearest_reason
 from pytest_torchcompile.ledger.guard_causes import classify_guard
-from pytest_torchcompile.ledger.in_progress import Attempt, Region
+from pytest_torchcompile.ledger.in_progress import Attempt, Place, Region
 from pytest_torchcompile.ledger.reasons import Reason, read_reason, split_reasons, user_expression
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, Failure
-from pytest_torchcompile.ledger.refusals import IN_PLACE, in_place, never_seen, refused
+from pytest_torchcompile.ledger.refusals import IN_PLACE, is_in_place, refused_frame, why_never_seen
 from pytest_torchcompile.ledger.sites import is_torch
 from pytest_torchcompile.ledger.stages import seconds_in
 from pytest_torchcompile.ledger.users import code_of, is_disabled, runs_later
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.ledger.watch import Place, Watch
+    from pytest_torchcompile.ledger.watch import Watch
 
 __all__ = [
     "enter_call_without_graph", "enter_decision", "enter_failed_compile", "enter_limited_call", "enter_refrained_frame",
     "read_failed_guards",
 ]  # fmt: skip
 
-_SOFT: Final = ("Unsupported", "UserError")  # never raised to the user (ConvertFrame.__call__)
+_NEVER_RAISED: Final = ("Unsupported", "UserError")
+"""Errors that torch turns into eager frames, unless fullgraph=True (``ConvertFrame.__call__``)."""
 
 
 def read_failed_guards(attempt: Attempt, payload: str | None) -> tuple[Reason, ...]:
     """The failed guards of each cached entry, with the value that each of them met."""
-    found = []
-    for reason in map(read_reason, split_reasons(payload)):
-        what, expected, actual = reason.what, reason.expected, reason.actual
-        if not what:
-            what, expected, actual = values.changed_state(reason.guard)
-        elif not actual:
-            actual = values.actual_value(what, attempt.scope())
-        if attempt.code[0] != attempt.file:  # torch's own frame around a module calls it fn
-            what = re.sub(r"^fn\b", "self", what)
-        # What lay on Python's stack when the graph broke, such as the result of the call that broke it.
-        what = re.sub(r"\b___stack\d+\b", f"(value at line {attempt.resumed_at})", what)
-        found.append(replace(reason, what=user_expression(what), expected=user_expression(expected), actual=actual))
-    return tuple(found)
+    return tuple(_complete_reason(attempt, read_reason(text)) for text in split_reasons(payload))
+
+
+def _complete_reason(attempt: Attempt, reason: Reason) -> Reason:
+    """A failed guard in the user's words, with what torch does not tell of it."""
+    what, expected, actual = reason.what, reason.expected, reason.actual
+    if not what:
+        what, expected, actual = values.changed_state(reason.guard)
+    elif not actual:
+        actual = values.actual_value(what, attempt.scope())
+    # The frame is torch's own around a module, and calls that fn.
+    if attempt.code[0] != attempt.file:
+        what = re.sub(r"^fn\b", "self", what)
+    # What lay on Python's stack when the graph broke, such as the result of the call that broke it.
+    what = re.sub(r"\b___stack\d+\b", f"(value at line {attempt.resumed_at})", what)
+    return replace(reason, what=user_expression(what), expected=user_expression(expected), actual=actual)
 
 
 def enter_failed_compile(watch: Watch, attempt: Attempt, error: BaseException) -> None:
     """A compile that raised to the caller; with fullgraph=True a graph break does."""
+    # Without metrics torch had not begun to trace, so this is no compile's error.
     if not attempt.metrics:
         return
     compile_id = attempt.metrics.get("compile_id") or ""
+    # Torch records no break that it raises.
     if type(error).__name__ == "Unsupported" and not attempt.breaks:
-        _break(watch, attempt, compile_id, str(error), getattr(error, "real_stack", None))
+        _enter_unrecorded_break(watch, attempt, str(error), getattr(error, "real_stack", None))
     watch.add(Failure(*attempt.where, compile_id, type(error).__name__, str(error)))
 
 
-def _break(watch: Watch, attempt: Attempt, compile_id: str, message: str, stack: Any) -> None:
+def _enter_unrecorded_break(watch: Watch, attempt: Attempt, message: str, stack: Any) -> None:
     """A graph break that torch has no record of, in the words of one."""
-    user = "".join(traceback.format_list(stack)) if stack else _failed_at(attempt)
+    if stack:
+        user = "".join(traceback.format_list(stack))
+    else:
+        user = _failed_line(attempt)
     text = f"Graph Break Reason: {message.partition('from user code')[0]}\nUser code traceback:\n{user}"
-    outermost = (attempt.file, attempt.line, attempt.function)
+    compile_id, traced = attempt.metrics.get("compile_id") or "", attempt.traced
     for ledger, root in watch.ledgers:
-        found = parse_break(text, root=root, during=ledger.label, compile_id=compile_id, traced=attempt.code,
-                      lines=attempt.lines, outermost=outermost)  # fmt: skip
+        found = parse_break(text, root=root, during=ledger.label, compile_id=compile_id, traced=traced)
         attempt.breaks.append(ledger.add(found))
 
 
-def _failed_at(attempt: Attempt) -> str:
+def _failed_line(attempt: Attempt) -> str:
     """The line at which torch gave a frame up, as a traceback writes it (``CompilationMetrics``, 2.8 to 2.15)."""
     file, line = attempt.metrics.get("fail_user_frame_filename"), attempt.metrics.get("fail_user_frame_lineno")
     if not file or not line:
         return ""
-    inside = file == attempt.code[0] and attempt.lines[0] <= line <= attempt.lines[1]
-    return f'  File "{file}", line {line}, in {attempt.code[1] if inside else "?"}\n'
+    # Torch names no function. It is known where the line is one of the traced code's own.
+    function, traced = "?", attempt.traced
+    if file == traced.file and traced.first_line <= line <= traced.last_line:
+        function = traced.name
+    return f'  File "{file}", line {line}, in {function}\n'
 
 
 def enter_decision(watch: Watch, attempt: Attempt, result: Any) -> None:
     """A compile that ended: compiled code, or an eager frame. One that was never traced says nothing."""
     if result.guarded_code is not None:
-        if not attempt.heard:
-            watch.note_loss(f"{attempt.function} was compiled without a record: something took the handler from the "
-                            "logger torch.__trace")
-        raced = watch.lost_race(attempt, result.guarded_code)
-        reason = Reason("") if raced else _telling(attempt, result.guarded_code)
-        watch.add(_compile(attempt, str(result.guarded_code.compile_id), reason, raced))
-        watch.finished[id(attempt.frame_code)] = (threading.get_ident(), time.perf_counter())
+        _enter_compile(watch, attempt, result.guarded_code)
         return
-    why = getattr(result, "skip_reason", None) or ""
-    eager, loud = _eager(attempt, why) if attempt.metrics else refused(watch, attempt, why)
-    if eager is None:
-        return
+    skip_reason = getattr(result, "skip_reason", None) or ""
+    if attempt.metrics:
+        eager, loud = _abandoned_frame(attempt, skip_reason)
+    else:
+        refusal = refused_frame(watch, attempt, skip_reason)
+        if refusal is None:
+            return
+        eager, loud = refusal
     if not loud:
+        # No fault by itself. It is the reason if no graph at all runs in this call.
         if watch.thread.regions:
             watch.thread.regions[-1].quiet += (eager,)
         return
     if eager.kind == "graph_break" and attempt.metrics:
         if not attempt.breaks:
-            message = attempt.metrics.get("fail_reason") or ""
-            _break(watch, attempt, attempt.metrics.get("compile_id") or "", message, None)
+            _enter_unrecorded_break(watch, attempt, attempt.metrics.get("fail_reason") or "", None)
+        # The newest break is the one that torch could not resume from, one record in each ledger.
         for found in attempt.breaks[-len(watch.ledgers) :]:
             found.whole_frame, found.gave_up = True, attempt.function
     watch.give_up(attempt, eager)
 
 
-def _telling(attempt: Attempt, made: Any) -> Reason:
+def _enter_compile(watch: Watch, attempt: Attempt, made: Any) -> None:
+    """Compiled code was made for a frame."""
+    if not attempt.heard:
+        watch.note_loss(f"{attempt.function} was compiled without a record: something took the handler from the "
+                        "logger torch.__trace")
+    raced = watch.lost_race(attempt, made)
+    reason = Reason("")
+    if not raced:
+        reason = _recompile_reason(attempt, made)
+    watch.add(_compile_record(attempt, str(made.compile_id), reason, raced))
+    watch.finished[id(attempt.frame_code)] = (threading.get_ident(), time.perf_counter())
+
+
+def _recompile_reason(attempt: Attempt, made: Any) -> Reason:
     """Why a compile was needed: of several cached entries, what the nearest one lacked."""
-    if not attempt.reasons and (text := attempt.metrics.get("recompile_reason")):
-        return read_reason(text)
+    if not attempt.reasons:
+        # The record of the guards was lost. The metrics have the first of them too.
+        text = attempt.metrics.get("recompile_reason")
+        if text:
+            return read_reason(text)
     if len(attempt.reasons) < 2 or attempt.frame_code is None:
         return nearest_reason(attempt.reasons, (), {})
     known = {str(entry.compile_id): guards_of(entry.guard_manager) for entry in cache_entries(attempt.frame_code)}
     return nearest_reason(attempt.reasons, guards_of(made.guard_manager), known)
 
 
-def _compile(attempt: Attempt, compile_id: str, first: Reason, raced: bool) -> Compile:
-    metrics = attempt.metrics
-    kind = "recompile" if first.guard else "resume" if attempt.resumed_at else "first"
+def _kind_of_compile(attempt: Attempt, compile_id: str, guard: str, raced: bool) -> str:
+    # Compiled autograd traces a backward as a frame of its own.
+    if compile_id.startswith("!") and not guard:
+        return "backward"
     if raced:
-        kind = "raced"
-    elif (attempt.cached or attempt.reasons) and not first.guard:
-        kind = "instance"
-    if compile_id.startswith("!") and not first.guard:  # compiled autograd traces a backward as a frame of its own
-        kind = "backward"
-    path, _, line = first.at.rpartition(":")
+        return "raced"
+    if guard:
+        return "recompile"
+    # An entry was there and no guard of its own failed: it is that of another torch.compile of this function.
+    if attempt.cached or attempt.reasons:
+        return "instance"
+    if attempt.resumed_at:
+        return "resume"
+    return "first"
+
+
+def _compile_record(attempt: Attempt, compile_id: str, reason: Reason, raced: bool) -> Compile:
+    metrics = attempt.metrics
+    cause = ""
+    if reason.guard:
+        cause = classify_guard(reason.guard, attempt.freevars, reason.actual)
+    # Torch may shorten the path of the user's own file; that is known whole.
+    at = reason.at
+    path, _, line = at.rpartition(":")
+    if path and attempt.file.endswith(path):
+        at = f"{attempt.file}:{line}"
     return Compile(
-        *attempt.where, compile_id, kind, reason=first.guard,
-        cause=classify_guard(first.guard, attempt.freevars, first.actual) if first.guard else "",
-        all_reasons=tuple(r.guard for r in attempt.reasons),
-        what=first.what, expected=first.expected, actual=first.actual, source=first.source,
-        at=f"{attempt.file}:{line}" if path and attempt.file.endswith(path) else first.at,
-        advice=first.advice,
-        graphs=attempt.graphs, ops=attempt.ops, guards=metrics.get("guard_count") or 0,
-        seconds=(metrics.get("duration_us") or 0) / 1e6, seconds_in=seconds_in(metrics),
+        *attempt.where,
+        compile_id,
+        _kind_of_compile(attempt, compile_id, reason.guard, raced),
+        reason=reason.guard,
+        cause=cause,
+        all_reasons=tuple(other.guard for other in attempt.reasons),
+        what=reason.what,
+        expected=reason.expected,
+        actual=reason.actual,
+        source=reason.source,
+        at=at,
+        advice=reason.advice,
+        graphs=attempt.graphs,
+        ops=attempt.ops,
+        guards=metrics.get("guard_count") or 0,
+        seconds=(metrics.get("duration_us") or 0) / 1e6,
+        seconds_in=seconds_in(metrics),
         resumed_at=attempt.resumed_at,
         caches=tuple(attempt.caches),
-    )  # fmt: skip
+    )
 
 
-def _eager(attempt: Attempt, skip_reason: str) -> tuple[EagerFrame, bool]:
+def _abandoned_frame(attempt: Attempt, skip_reason: str) -> tuple[EagerFrame, bool]:
     """A frame that torch traced and gave up; and whether that alone is to be entered."""
     fail_type, why = attempt.metrics.get("fail_type"), attempt.metrics.get("fail_reason") or ""
     if fail_type is None and attempt.breaks and not skip_reason:
@@ -149,21 +200,27 @@ def _eager(attempt: Attempt, skip_reason: str) -> tuple[EagerFrame, bool]:
         why = f"{attempt.breaks[-1].reason}; then torch gave all of it up, as for a break in a loop"
         return EagerFrame(*attempt.where, why, "graph_break"), True
     if fail_type is None:
+        # A traced path without an operator. Torch skips such a frame for good, also in calls that have work to do.
         why = " ".join(headlines(skip_reason.partition("tracing: ")[2]))
         return EagerFrame(*attempt.where, why or "no operator traced", "empty"), False
     if attempt.reasons and is_limit(why):
         guard = commonest_reason(attempt.reasons).guard
         return EagerFrame(*attempt.where, f"{headlines(why)[0]}; a guard that failed: {guard}", "limit"), True
-    if fail_type in _SOFT:
+    if fail_type in _NEVER_RAISED:
         return EagerFrame(*attempt.where, "; then ".join(headlines(why)), "graph_break"), True
     return EagerFrame(*attempt.where, f"{fail_type}: {' '.join(why.split())}", "suppressed"), True
 
 
 def enter_limited_call(watch: Watch, attempt: Attempt) -> None:
     """One more call of a frame that hit its recompile limit, now or before the observation began."""
-    count = len(cache_entries(attempt.frame_code)) if attempt.frame_code else 0
-    reason = f"the recompile limit was hit earlier ({count} entries)"
-    watch.give_up(attempt, EagerFrame(*attempt.where, reason, "limit"))
+    count = 0
+    if attempt.frame_code is not None:
+        count = len(cache_entries(attempt.frame_code))
+    watch.give_up(attempt, EagerFrame(*attempt.where, _limit_reason(count), "limit"))
+
+
+def _limit_reason(entries: int) -> str:
+    return f"the recompile limit was hit earlier ({entries} entries)"
 
 
 def enter_refrained_frame(watch: Watch, frame: Any) -> None:
@@ -172,15 +229,16 @@ def enter_refrained_frame(watch: Watch, frame: Any) -> None:
     One that was never compiled is passed over, unless it is the rest of one that was: if no graph at all runs, the
     call that it belongs to is entered when it ends.
     """
-    attempt = watch.functions.attempt(frame, True)
-    region = watch.thread.regions[-1] if watch.thread.regions else None
-    if region is None or not (attempt.resumed_at or cache_entries(frame.f_code)):
+    attempt = watch.functions.begin_attempt(frame, True)
+    if not watch.thread.regions:
         return
-    region.refrained = True
-    watch.add(EagerFrame(*attempt.where, _not_to_compile(region), "stance"))
+    region = watch.thread.regions[-1]
+    if attempt.resumed_at or cache_entries(frame.f_code):
+        region.refrained = True
+        watch.add(EagerFrame(*attempt.where, _why_not_compiled(region), "stance"))
 
 
-def _not_to_compile(region: Region) -> str:
+def _why_not_compiled(region: Region) -> str:
     from torch._dynamo import eval_frame
 
     if region.run_only:
@@ -196,19 +254,27 @@ def enter_call_without_graph(watch: Watch, region: Region) -> None:
         for ledger, _root in watch.ledgers:
             ledger.raised += 1
         return
-    where = watch.callable_place(region)
-    quiet = [eager for eager in region.quiet if (eager.function, eager.file, eager.line) == where]
-    if (temporary := _switched_off(where, region)) is not None:
-        if not region.refrained:  # else entered when it happened
-            watch.add(temporary)
-    elif region.gave_up:  # entered when it happened
+    where = watch.place_of(region)
+    switched_off = _switched_off(where, region)
+    if switched_off is not None:
+        # A frame of it that was told not to compile was entered when it happened.
+        if not region.refrained:
+            watch.add(switched_off)
+        return
+    if region.gave_up:
+        # Entered when it happened. Torch says so once, and later calls run eagerly for the same reason.
         watch.given_up[where] = list(region.gave_up)
-    elif known := quiet[:1] or watch.given_up.get(where, []):
+        return
+    known = [eager for eager in region.quiet if (eager.function, eager.file, eager.line) == where][:1]
+    known = known or watch.given_up.get(where, [])
+    if known:
         watch.given_up[where] = known
         for eager in known:
             watch.add(replace(eager, calls=1))
-    elif not (runs_later(region.function) and cache_entries(code_of(region.function))):
-        watch.add(_unknown(watch, region, where))
+        return
+    # A coroutine's graphs run when it is awaited; that it has compiled code shows that they do.
+    if not (runs_later(region.function) and cache_entries(code_of(region.function))):
+        watch.add(_unexplained_call(watch, region, where))
 
 
 def _switched_off(where: Place, region: Region) -> EagerFrame | None:
@@ -216,13 +282,13 @@ def _switched_off(where: Place, region: Region) -> EagerFrame | None:
     from torch._dynamo import config, eval_frame
 
     if region.run_only or eval_frame._stance.stance != "default":
-        return EagerFrame(*where, _not_to_compile(region), "stance")
+        return EagerFrame(*where, _why_not_compiled(region), "stance")
     if config.disable:
         return EagerFrame(*where, "torch._dynamo.config.disable is True (TORCH_COMPILE_DISABLE=1)", "off")
     return None
 
 
-def _unknown(watch: Watch, region: Region, where: Place) -> EagerFrame:
+def _unexplained_call(watch: Watch, region: Region, where: Place) -> EagerFrame:
     """No graph ran, and torch said nothing: a break without a graph, or torch gave up before the observation began."""
     from torch._dynamo import config
 
@@ -232,12 +298,15 @@ def _unknown(watch: Watch, region: Region, where: Place) -> EagerFrame:
         return EagerFrame(*where, "torch.compiler.disable", "disabled")
     if where in watch.broken:
         return EagerFrame(*where, "a graph break left nothing of it to compile", "graph_break")
-    if in_place(function) and is_torch(where[1]):
+    if is_in_place(function) and is_torch(where.file):
         return EagerFrame(*where, IN_PLACE, "skipped")
-    if why := never_seen(code):
+    if why := why_never_seen(code):
         return EagerFrame(*where, why, "skipped")
-    entries = len(cache_entries(code)) if code is not None else 0
+    entries = 0
+    if code is not None:
+        entries = len(cache_entries(code))
+    # A limit that was hit before the observation began leaves no other trace than as many entries.
     if entries >= config.recompile_limit:
-        return EagerFrame(*where, f"the recompile limit was hit earlier ({entries} entries)", "limit")
+        return EagerFrame(*where, _limit_reason(entries), "limit")
     return EagerFrame(*where, "no graph ran: a call before this observation gave the function up (an error was "
                               "suppressed, or a frame had no operator to compile)", "unknown")  # fmt: skip

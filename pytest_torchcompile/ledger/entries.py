@@ -13,10 +13,14 @@ from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.ledger.guard_causes import classify_guard
 from pytest_torchcompile.ledger.reasons import Reason
 
-__all__ = ["cache_entries", "commonest_reason", "compiled_so_far", "count_differences", "guards_of", "nearest_reason"]
+__all__ = [
+    "cache_entries", "commonest_reason", "compiled_so_far", "count_differences", "guards_of", "nearest_reason",
+]  # fmt: skip
 
 _OTHER_BACKEND: Final = "BACKEND_MATCH"
+"""The entry is that of a torch.compile with another backend or other options; no guard of the model's failed."""
 _SUBJECT: Final = re.compile(r"\b[LG](?:\['[^']*'\]|\[-?\d+\]|\.\w+)+")
+"""The local or global that a guard speaks of."""
 _OF_SIZE: Final = re.compile(r"\.(size|stride|storage_offset)$")
 _BARE_STATE: Final = "___check_global_state()"
 _STATE: Final = re.compile(r" against | == |\(")
@@ -42,7 +46,9 @@ def compiled_so_far() -> int:
     Does not load torch: where nobody has, nothing was compiled.
     """
     utils = sys.modules.get("torch._dynamo.utils")
-    return int(utils.counters.get("stats", {}).get("unique_graphs", 0)) if utils else 0
+    if utils is None:
+        return 0
+    return int(utils.counters.get("stats", {}).get("unique_graphs", 0))
 
 
 def guards_of(manager: Any) -> tuple[str, ...]:
@@ -63,27 +69,39 @@ def nearest_reason(reasons: Sequence[Reason], new: Sequence[str], entries: Mappi
     :param new: guards of the entry that was made for the call.
     :param entries: compile id to the guards of the entry.
     """
-    own = [reason for reason in reasons if not reason.guard.startswith(_OTHER_BACKEND)]
-    if not own:
-        return Reason("")
-    return min(own, key=lambda reason: _distance(reason, entries.get(reason.entry, ()), new))  # of several the first
+    nearest, fewest = Reason(""), -1
+    for reason in reasons:
+        if reason.guard.startswith(_OTHER_BACKEND):
+            continue
+        differences = _entry_distance(reason, entries.get(reason.entry, ()), new)
+        # Of several that are equally near the first, which torch used last.
+        if fewest < 0 or differences < fewest:
+            nearest, fewest = reason, differences
+    return nearest
 
 
-def _distance(reason: Reason, old: Sequence[str], new: Sequence[str]) -> int:
-    """How many things an entry differs in; one more if torch's global state does and its guard is bare (2.8-2.10)."""
-    untold = reason.guard.startswith("GLOBAL_STATE changed") and _BARE_STATE in old
-    return count_differences(old, new) + untold
+def _entry_distance(reason: Reason, old: Sequence[str], new: Sequence[str]) -> int:
+    """How many things an entry differs in."""
+    differences = count_differences(old, new)
+    # Torch 2.8 to 2.10 write the guard on the global state without its values, so both entries have the same text.
+    # Without this a new size was told as a change of the grad mode.
+    if reason.guard.startswith("GLOBAL_STATE changed") and _BARE_STATE in old:
+        differences += 1
+    return differences
 
 
 def commonest_reason(reasons: Iterable[Reason]) -> Reason:
     """Of one failed guard for each cached entry, the first of the kind that there are most of."""
-    listed = list(reasons)
-    kinds = Counter(_kind(reason) for reason in listed)
-    return max(listed, key=lambda reason: kinds[_kind(reason)], default=Reason(""))
-
-
-def _kind(reason: Reason) -> tuple[str, str]:
-    return classify_guard(reason.guard), reason.what
+    kinds: Counter[tuple[str, str]] = Counter()
+    first_of_kind: dict[tuple[str, str], Reason] = {}
+    for reason in reasons:
+        kind = (classify_guard(reason.guard), reason.what)
+        kinds[kind] += 1
+        first_of_kind.setdefault(kind, reason)
+    if not kinds:
+        return Reason("")
+    # most_common keeps the order in which equals came.
+    return first_of_kind[kinds.most_common(1)[0][0]]
 
 
 def count_differences(old: Iterable[str], new: Iterable[str]) -> int:
@@ -93,14 +111,17 @@ def count_differences(old: Iterable[str], new: Iterable[str]) -> int:
     >>> count_differences(old, ["L['k'] == 1", "check_tensor(L['x'], size=[4])"])
     1
     """
-    before, now = _by_subject(old), _by_subject(new)
+    before, now = _guards_by_subject(old), _guards_by_subject(new)
     return sum(before[subject] != now[subject] for subject in before.keys() & now.keys())
 
 
-def _by_subject(guards: Iterable[str]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+def _guards_by_subject(guards: Iterable[str]) -> dict[str, set[str]]:
+    """What guards speak of, to the guards: a tensor with all of its sizes, a name, or a state of the process."""
+    by_subject: dict[str, set[str]] = {}
     for guard in guards:
-        match = _SUBJECT.search(guard)
-        subject = _OF_SIZE.sub("", match[0]) if match else _STATE.split(guard, maxsplit=1)[0]
-        found.setdefault(subject, set()).add(guard)
-    return found
+        if match := _SUBJECT.search(guard):
+            subject = _OF_SIZE.sub("", match[0])
+        else:
+            subject = _STATE.split(guard, maxsplit=1)[0]
+        by_subject.setdefault(subject, set()).add(guard)
+    return by_subject

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.errors import InstrumentError
@@ -43,41 +43,54 @@ class _Counter:
         """The open ledgers that :attr:`open` was made for."""
         self.open: list[tuple[Ledger, Graph]] = []
 
-    def enter(self) -> None:
+    def enter_graph(self) -> None:
         """Show the graph in every open ledger."""
         before, self.open = self.open, []
         for ledger, root in self.watch.ledgers:
-            if (graph := next((graph for known, graph in before if known is ledger), None)) is None:
+            graph = _graph_in(ledger, before)
+            if graph is None:
                 graph = Graph(self.compile_id, self.ops, 0, self.function)
                 ledger.add(graph)
                 if self.earlier:
-                    ledger.add(replace(self.earlier, during=ledger.label, owner=code_owner(self.earlier.file, root)))
+                    owner = code_owner(self.earlier.file, root)
+                    ledger.add(replace(self.earlier, during=ledger.label, owner=owner))
             self.open.append((ledger, graph))
         self.ledgers = self.watch.ledgers
 
-    def count(self) -> None:
+    def count_run(self) -> None:
         """One more run; it runs with every graph."""
         watch = self.watch
         watch.thread.runs += 1
         with watch.lock:
+            # The watch makes a new list when a ledger opens or closes. Comparing its ids would not do: Python gives a
+            # new ledger the memory of one that is gone.
             if self.ledgers is not watch.ledgers:
-                self.enter()
+                self.enter_graph()
             for ledger, graph in self.open:
                 graph.runs += 1
+                # The ledger was cleared, which sets the runs to 0 and forgets the graph.
                 if graph.runs == 1 and all(known is not graph for known in ledger.graphs):
-                    ledger.add(graph)  # the ledger was cleared
+                    ledger.add(graph)
 
 
-def _counted(value: Callable[..., Any], counter: _Counter) -> Callable[..., Any]:
+def _graph_in(ledger: Ledger, known: list[tuple[Ledger, Graph]]) -> Graph | None:
+    for known_ledger, graph in known:
+        if known_ledger is ledger:
+            return graph
+    return None
+
+
+def _counted_graph(value: Callable[..., Any], counter: _Counter) -> Callable[..., Any]:
     """Put a counter around what Dynamo installed. Like torch's own callable it is not traced into."""
     import torch._dynamo
 
     inner, watch = value, counter.watch
+    # Ours is disabled too, so one layer of disable() can be saved in every call.
     if isinstance(value, types.FunctionType) and getattr(value, "_torchdynamo_disable", False):
-        inner = value._torchdynamo_orig_callable  # type: ignore[attr-defined]  # saves one layer of disable()
+        inner = value._torchdynamo_orig_callable  # type: ignore[attr-defined]
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        counter.count()
+        counter.count_run()
         if watch.marker is None:
             return inner(*args, **kwargs)
         with watch.marker(counter.compile_id):
@@ -86,33 +99,61 @@ def _counted(value: Callable[..., Any], counter: _Counter) -> Callable[..., Any]
     return torch._dynamo.disable(run, reason="do not trace Dynamo-compiled graph")  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _missing(name: str) -> InstrumentError:
+def _missing_internal(name: str) -> InstrumentError:
     import torch
 
     return InstrumentError(f"torch {torch.__version__} has no {name}, which counts graph executions; please "
                            "report it with this version")
 
 
-def _graphs() -> Iterator[tuple[dict[str, Any], str, str, types.CodeType | None]]:
-    """Graphs of this process: globals they lie in, name there, compile id ('?': unknown), the user's code."""
+@dataclass(frozen=True)
+class _InstalledGraph:
+    """A graph that was compiled before the first ledger opened."""
+
+    scope: dict[str, Any]
+    """The globals that it lies in."""
+    name: str
+    compile_id: str
+    """``?`` where it is not known."""
+    code: types.CodeType | None
+    """The user's."""
+
+
+def _installed_graphs() -> list[_InstalledGraph]:
+    """All compiled graphs of this process."""
     from torch._dynamo import utils
 
     try:
         cleanups = utils.CleanupManager.instance
         codes_of = utils.orig_code_map
-        codes = {key: ref() for key, ref in cleanups.refs.items()}
-        hooks = {key: list(found) for key, found in cleanups.values.items()}
+        codes = {key: reference() for key, reference in cleanups.refs.items()}
+        # Copied: garbage collection may take entries out at any time.
+        hooks = {key: list(of_code) for key, of_code in cleanups.values.items()}
     except AttributeError:
-        raise _missing("torch._dynamo.utils.CleanupManager.instance") from None
-    for key, found in hooks.items():
-        graphs = [h for h in found if h.name.startswith(_NAME) and h.name in h.scope]
-        original = codes_of.get(codes.get(key)) if graphs else None
-        entries = cache_entries(original) if original is not None else []
-        of = next((str(e.compile_id) for e in entries if e.code is codes.get(key)), "?")
-        yield from ((h.scope, h.name, of, original) for h in graphs)
+        raise _missing_internal("torch._dynamo.utils.CleanupManager.instance") from None
+    installed = []
+    for key, hooks_of_code in hooks.items():
+        graphs = [hook for hook in hooks_of_code if hook.name.startswith(_NAME) and hook.name in hook.scope]
+        if not graphs:
+            continue
+        compiled = codes.get(key)
+        original = codes_of.get(compiled)
+        compile_id = _compile_id_of(original, compiled)
+        for hook in graphs:
+            installed.append(_InstalledGraph(hook.scope, hook.name, compile_id, original))
+    return installed
 
 
-def _earlier(code: types.CodeType) -> GraphBreak | None:
+def _compile_id_of(original: types.CodeType | None, compiled: object) -> str:
+    """The compile that made Dynamo's code of the user's; ``?`` where the entry is gone."""
+    if original is not None:
+        for entry in cache_entries(original):
+            if entry.code is compiled:
+                return str(entry.compile_id)
+    return "?"
+
+
+def _earlier_break(code: types.CodeType) -> GraphBreak | None:
     """The break before a resume function; of a break in the past torch keeps no more than the line."""
     function, line = read_code_name(code.co_name)
     if not line:
@@ -129,33 +170,40 @@ def install_hook(watch: Watch) -> Iterator[None]:
 
     original = getattr(OutputGraph, "install_global_unsafe", None)
     if original is None:
-        raise _missing("torch._dynamo.output_graph.OutputGraph.install_global_unsafe")
+        raise _missing_internal("torch._dynamo.output_graph.OutputGraph.install_global_unsafe")
     replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
 
-    def put(scope: dict[str, Any], name: str, counter: _Counter) -> None:
+    def put_counter(scope: dict[str, Any], name: str, counter: _Counter) -> None:
         before = scope.get(name)
         if before is None:  # garbage was collected since it was listed, and torch has taken the name out
             return
-        scope[name] = after = _counted(before, counter)
+        after = _counted_graph(before, counter)
+        scope[name] = after
         replaced.append((scope, name, before, after))
 
     @functools.wraps(original)
     def install(self: Any, name: str, value: Any) -> None:
         original(self, name, value)
         if name.startswith(_NAME) and callable(value):
-            watch.run_guarded(count, self, name)
+            watch.run_guarded(count_new_graph, self, name)
 
-    def count(output: Any, name: str) -> None:
-        attempt = watch.thread.attempts[-1] if watch.thread.attempts else Attempt()
+    def count_new_graph(output: Any, name: str) -> None:
+        attempt = Attempt()
+        if watch.thread.attempts:
+            attempt = watch.thread.attempts[-1]
+        ops = int(output.count_calls())
         attempt.graphs += 1
-        attempt.ops += (ops := int(output.count_calls()))
+        attempt.ops += ops
         counter = _Counter(watch, str(CompileContext.current_compile_id()), ops, attempt.function)
-        put(output.global_scope, name, counter)
-        counter.enter()
+        put_counter(output.global_scope, name, counter)
+        counter.enter_graph()
 
-    for scope, name, of, code in list(_graphs()):
-        function = watch.functions.of_code(code) if code else ""
-        put(scope, name, _Counter(watch, of, None, function, _earlier(code) if code else None))
+    # A graph of an earlier compile is shown when it runs; its operators torch no longer counts.
+    for graph in _installed_graphs():
+        counter = _Counter(watch, graph.compile_id, None, "")
+        if graph.code is not None:
+            counter.function, counter.earlier = watch.functions.name_of_code(graph.code), _earlier_break(graph.code)
+        put_counter(graph.scope, graph.name, counter)
     OutputGraph.install_global_unsafe = install  # type: ignore[method-assign]
     try:
         yield

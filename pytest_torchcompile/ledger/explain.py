@@ -29,14 +29,18 @@ def recompiles(found: Iterable[Compile | Mapping[str, Any]], allowed: int = 0) -
          guard: y == 'a'
          try: keep y constant, or compile one callable for each value
     """
-    records = _records(Compile, found)
-    lines = [_header(len(records), "recompile", allowed)]
+    records = _records_of(Compile, found)
+    lines = [_allowed_header(len(records), "recompile", allowed)]
     for number, record in enumerate(records, 1):
-        resumed = f", resumed at line {record.resumed_at}" if record.resumed_at else ""
-        lines += _entry(number, f"{record.function}{resumed}", record.file, record.line, record.during)
-        lines.append(f"     {record.cause}: {_change(record)}")
+        function = record.function
+        if record.resumed_at:
+            function += f", resumed at line {record.resumed_at}"
+        lines.append(_entry_line(number, function, record))
+        lines.append(f"     {record.cause}: {_changed_value(record)}")
+        # Without it the line above is the guard itself.
         if record.what:
-            lines.append(f"     guard: {record.reason}" + (f"  at {_place(record.at)}" if record.at else ""))
+            place = f"  at {_short_path(record.at)}" if record.at else ""
+            lines.append(f"     guard: {record.reason}{place}")
         if record.source:
             lines.append(f"     code: {record.source}")
         if also := other_reasons(record):
@@ -55,8 +59,16 @@ def other_reasons(record: Compile) -> str:
     kinds: dict[tuple[str, str], list[str]] = {}
     for guard in (record.reason, *record.all_reasons):
         kinds.setdefault((classify_guard(guard), read_reason(guard).what), []).append(guard)
-    texts = [first + (f" (and {len(more)} like it)" if more else "") for first, *more in list(kinds.values())[1:]]
-    return "; ".join(texts[:_MOST]) + (f"; {len(texts) - _MOST} more" if len(texts) > _MOST else "")
+    # The first kind is that of the recompile itself.
+    texts = []
+    for first, *alike in list(kinds.values())[1:]:
+        if alike:
+            first += f" (and {len(alike)} like it)"
+        texts.append(first)
+    told = "; ".join(texts[:_MOST])
+    if len(texts) > _MOST:
+        told += f"; {len(texts) - _MOST} more"
+    return told
 
 
 def graph_breaks(found: Iterable[GraphBreak | Mapping[str, Any]], allowed: int = 0) -> str:
@@ -65,11 +77,12 @@ def graph_breaks(found: Iterable[GraphBreak | Mapping[str, Any]], allowed: int =
     >>> print(graph_breaks([]))
     0 graph breaks, none allowed
     """
-    records = _records(GraphBreak, found)
-    lines = [_header(len(records), "graph break", allowed)]
+    records = _records_of(GraphBreak, found)
+    lines = [_allowed_header(len(records), "graph break", allowed)]
     for number, record in enumerate(records, 1):
-        lines += _entry(number, record.function, record.file, record.line, record.during, record.owner)
-        lines.append(f"     {record.reason}" + (f"  [{record.gb_id}]" if record.gb_id else ""))
+        lines.append(_entry_line(number, record.function, record, record.owner))
+        gb_id = f"  [{record.gb_id}]" if record.gb_id else ""
+        lines.append(f"     {record.reason}{gb_id}")
         if record.explanation:
             lines.append(f"     why: {record.explanation}")
         if record.whole_frame:
@@ -89,135 +102,175 @@ def eager_frames(found: Iterable[EagerFrame | Mapping[str, Any]]) -> str:
       1. f  net.py:3
          suppressed, 2 calls: boom
     """
-    records = _records(EagerFrame, found)
-    lines = [f"{len(records)} function{'' if len(records) == 1 else 's'} ran eagerly"]
+    records = _records_of(EagerFrame, found)
+    lines = [f"{_counted_noun(len(records), 'function')} ran eagerly"]
     for number, record in enumerate(records, 1):
-        calls = "1 call" if record.calls == 1 else f"{record.calls} calls"
-        lines += _entry(number, record.function, record.file, record.line, record.during)
-        lines.append(f"     {record.kind}, {calls}: {record.reason}")
+        lines.append(_entry_line(number, record.function, record))
+        lines.append(f"     {record.kind}, {_counted_noun(record.calls, 'call')}: {record.reason}")
     return "\n".join(lines)
 
 
-def _records(kind: type[R], found: Iterable[Any]) -> list[R]:
-    return [record if isinstance(record, kind) else kind.from_dict(dict(record)) for record in found]
+def _records_of(kind: type[R], found: Iterable[Any]) -> list[R]:
+    records = []
+    for record in found:
+        if not isinstance(record, kind):
+            record = kind.from_dict(dict(record))
+        records.append(record)
+    return records
 
 
-def _header(count: int, name: str, allowed: int) -> str:
-    return f"{count} {name}{'' if count == 1 else 's'}, {allowed or 'none'} allowed"
+def _counted_noun(count: int, noun: str) -> str:
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}s"
 
 
-def _entry(number: int, function: str, file: str, line: int, during: str, owner: str = "mine") -> list[str]:
-    place = f"{_place(file)}:{line}" if file else ""
-    parts = [function, place, "" if owner == "mine" else f"({owner})", f"during {during}" if during else ""]
-    return [f"  {number}. " + "  ".join(part for part in parts if part)]
+def _allowed_header(count: int, noun: str, allowed: int) -> str:
+    return f"{_counted_noun(count, noun)}, {allowed or 'none'} allowed"
 
 
-def _place(path: str) -> str:
+def _entry_line(number: int, function: str, record: Compile | GraphBreak | EagerFrame, owner: str = "mine") -> str:
+    parts = [function]
+    if record.file:
+        parts.append(f"{_short_path(record.file)}:{record.line}")
+    if owner != "mine":
+        parts.append(f"({owner})")
+    if record.during:
+        parts.append(f"during {record.during}")
+    return f"  {number}. " + "  ".join(part for part in parts if part)
+
+
+def _short_path(path: str) -> str:
     """A path as one types it: relative where it lies below the current folder."""
-    here = os.getcwd() + os.sep
-    return path[len(here) :] if path.startswith(here) else path
+    return path.removeprefix(os.getcwd() + os.sep)
 
 
-def _change(record: Compile) -> str:
+def _changed_value(record: Compile) -> str:
     if not record.what:
         return record.reason
-    old, new = record.expected or "?", record.actual or "?"
-    return f"{record.what}  {old} -> {new}"
+    return f"{record.what}  {record.expected or '?'} -> {record.actual or '?'}"
 
 
 _SIZE: Final = re.compile(r"^(?P<tensor>.+)\.size\((?P<dim>\d+)\)$")
-
-
+_EQUAL_SIZES: Final = re.compile(r"\.size\(\)\[\d+\] == .*\.size\(\)\[\d+\]$")
+_NUMBER: Final = re.compile(r"-?\d+(\.\d*)?(e[+-]?\d+)?|nan|inf")
 _LAST_RESORT: Final = "last, and discouraged: dynamic=True, which makes every size dynamic and often the code slower"
 
 
 def recompile_advice(found: Compile, dynamic: bool = False) -> str:
-    """What to try; never empty. ``dynamic``: whether it was compiled with ``dynamic=True`` already."""
-    text = _BY_CAUSE.get(found.cause, _other)(found)
-    return text.removesuffix(f"; {_LAST_RESORT}") if dynamic else text
+    """What to try about a recompile: one line that fits its cause and names its own variables; never empty.
+
+    :param dynamic: whether it was compiled with ``dynamic=True`` already.
+    """
+    text = _advice_by_cause(found)
+    if dynamic:
+        return text.removesuffix(f"; {_LAST_RESORT}")
+    return text
 
 
-def _name(found: Compile) -> str:
+def _advice_by_cause(found: Compile) -> str:
+    if found.cause in _ADVICE_OF:
+        return _ADVICE_OF[found.cause](found)
+    if found.cause in _SIMPLE_ADVICE:
+        return _SIMPLE_ADVICE[found.cause].format(
+            name=_compared_name(found), attribute=found.what or "the attribute", state=found.what or "it",
+            what=found.what, expected=found.expected, actual=found.actual,
+        )  # fmt: skip
+    return _advise_other(found)
+
+
+def _compared_name(found: Compile) -> str:
     """The tensor or object that differed, as the user calls it."""
     what = re.sub(r"^type\((.*)\)$|^dispatch keys of (.*)$", r"\1\2", found.what)
     return re.sub(r"\.(size|stride)\(\d+\)$|\.(dim\(\)|dtype|device|requires_grad|training)$", "", what)
 
 
-def _shape(found: Compile) -> str:
+def _advise_shape(found: Compile) -> str:
     if "parameter" in found.advice:
-        return f"resize {_name(found)} before the first call, or force_parameter_static_shapes = False"
-    if found.resumed_at:  # what the rest of a function is given is made inside
-        return (f"pad the input that this size comes from to a few buckets (ShapeStabilizer); or {_mark('it', 'dim')}; "
+        return f"resize {_compared_name(found)} before the first call, or force_parameter_static_shapes = False"
+    # The rest of a function after a break gets what is made inside: its size comes from some input.
+    if found.resumed_at:
+        mark = _mark_call("it", "dim")
+        return (f"pad the input that this size comes from to a few buckets (ShapeStabilizer); or {mark}; "
                 f"without the graph break there would be one recompile less; {_LAST_RESORT}")  # fmt: skip
+    # Buckets come first, dynamic=True last: it traces 2 to 3 times as long, and every size becomes dynamic.
     if match := _SIZE.match(found.what):
-        mark = _mark(match["tensor"], match["dim"])
+        mark = _mark_call(match["tensor"], match["dim"])
         return f"pad to a few buckets (ShapeStabilizer, shape_buckets); or {mark}; {_LAST_RESORT}"
-    return f"give {_name(found) or 'the input'} the same number of dimensions in every call"
+    return f"give {_compared_name(found) or 'the input'} the same number of dimensions in every call"
 
 
-def _mark(tensor: str, dim: str) -> str:
+def _mark_call(tensor: str, dim: str) -> str:
     return f"torch._dynamo.mark_dynamic({tensor}, {dim}, min=2, max=your largest) before the first call"
 
 
-def _symbolic(found: Compile) -> str:
-    if "duck" in found.advice or re.search(r"\.size\(\)\[\d+\] == .*\.size\(\)\[\d+\]$", found.reason):
+def _advise_symbolic(found: Compile) -> str:
+    if "duck" in found.advice or _EQUAL_SIZES.search(found.reason):
         return ("two sizes were equal in the first call: warm up with sizes that all differ, or set "
                 "torch.fx.experimental._config.use_duck_shape = False")  # fmt: skip
     if "dynamo" in found.reason and "present" in found.reason:
         return "mark the same dimensions (mark_dynamic) in every call, from the first one on"
-    if (match := _SIZE.match(found.what)) and found.reason.startswith("2 <=") and found.actual in ("0", "1"):
+    # A dynamic size is at least 2 in torch: 0 broadcasts nothing, and 1 may broadcast.
+    match = _SIZE.match(found.what)
+    if match and found.reason.startswith("2 <=") and found.actual in ("0", "1"):
         return ("sizes 0 and 1 are always compiled apart: drop or pad the short batch, or "
                 f"torch._dynamo.decorators.mark_unbacked({match['tensor']}, {match['dim']})")  # fmt: skip
-    place = f", {found.at}" if found.at else ""
-    line = f" ({found.source}{place})" if found.source else ""
+    line = ""
+    if found.source:
+        place = f", {found.at}" if found.at else ""
+        line = f" ({found.source}{place})"
     return f"the code decides by a size{line}: keep sizes on one side of it, or decide outside the model"
 
 
-def _value(found: Compile) -> str:
+def _advise_value(found: Compile) -> str:
+    # An int on a module is a constant for Dynamo: a step counter recompiles in every step.
     if "integer attributes of the nn.Module" in found.advice:
         return (f"register {found.what} as a buffer (a tensor), or set "
                 "torch._dynamo.config.allow_unspec_int_on_nn_module = True")  # fmt: skip
-    if re.fullmatch(r"-?\d+(\.\d*)?(e[+-]?\d+)?|nan|inf", found.expected):
+    if _NUMBER.fullmatch(found.expected):
         return f"pass {found.what or 'the number'} as a tensor, or keep it constant between calls"
     return f"keep {found.what or 'the value'} constant, or compile one callable for each value"
 
 
-def _type(found: Compile) -> str:
+def _advise_type(found: Compile) -> str:
+    # Two types of one name.
     if found.expected and found.expected == found.actual:
         return (f"{found.expected} is made anew for each module, as parametrize and class factories do: make the class "
                 "once, or remove the parametrizations before compiling")
-    return f"pass {_name(found) or 'it'} as the same type in every call"
+    return f"pass {_compared_name(found) or 'it'} as the same type in every call"
 
 
-def _closure(found: Compile) -> str:
+def _advise_closure(found: Compile) -> str:
     name = found.what.split(".")[0] or "it"
     return (f"make the function that holds {name} once and call that one again: functions of one code share "
             "a cache, unless compiled with isolate_recompiles=True")  # fmt: skip
 
 
-def _other(found: Compile) -> str:
+def _advise_other(found: Compile) -> str:
     if found.reason.startswith("Duplicate") or " is " in found.reason:
         return "pass the same tensor twice in every call or in none: clone one of them"
     return found.advice or "TORCH_LOGS=recompiles_verbose lists every guard that failed"
 
 
-_BY_CAUSE: Final[dict[str, Callable[[Compile], str]]] = {
-    "shape": _shape,
-    "symbolic": _symbolic,
-    "value": _value,
-    "closure": _closure,
-    "stride": lambda r: f"call {_name(r)}.contiguous() before the model, in every call",
-    "dtype": lambda r: f"cast {_name(r)} once before the model, or compile one callable for each dtype",
-    "device": lambda r: f"move {_name(r)} to the model's device, or compile one callable for each device",
-    "requires_grad": lambda r: f"detach {_name(r)}, or let it require gradients in every call",
-    "type": _type,
-    "attribute": lambda r: f"set {r.what or 'the attribute'} before the first call and keep it",
-    "dict": lambda r: f"give the dict the same keys in every call ({r.what} was {r.expected}, is {r.actual})",
-    "length": lambda r: f"keep {r.what} the same, or stack the items into one tensor",
-    "none": lambda r: f"pass a tensor for {r.what} in every call (zeros serve), or compile two functions",
-    "grad_mode": lambda r: "warm up under the grad mode of later calls, or allow one compile for each mode",
-    "autocast": lambda r: "put autocast around the warm-up too, or inside the model",
-    "training_mode": lambda r: "call train() or eval() before the first call, or allow one compile for each",
-    "global_state": lambda r: f"set {r.what or 'it'} once, before the first call",
-    "backward": lambda r: "use the same saved-tensor hooks in every call, or none",
+_ADVICE_OF: Final[dict[str, Callable[[Compile], str]]] = {
+    "shape": _advise_shape,
+    "symbolic": _advise_symbolic,
+    "value": _advise_value,
+    "closure": _advise_closure,
+    "type": _advise_type,
+}
+_SIMPLE_ADVICE: Final = {
+    "stride": "call {name}.contiguous() before the model, in every call",
+    "dtype": "cast {name} once before the model, or compile one callable for each dtype",
+    "device": "move {name} to the model's device, or compile one callable for each device",
+    "requires_grad": "detach {name}, or let it require gradients in every call",
+    "attribute": "set {attribute} before the first call and keep it",
+    "dict": "give the dict the same keys in every call ({what} was {expected}, is {actual})",
+    "length": "keep {what} the same, or stack the items into one tensor",
+    "none": "pass a tensor for {what} in every call (zeros serve), or compile two functions",
+    "grad_mode": "warm up under the grad mode of later calls, or allow one compile for each mode",
+    "autocast": "put autocast around the warm-up too, or inside the model",
+    "training_mode": "call train() or eval() before the first call, or allow one compile for each",
+    "global_state": "set {state} once, before the first call",
+    "backward": "use the same saved-tensor hooks in every call, or none",
 }

@@ -29,11 +29,11 @@ __all__ = ["install_hook"]
 @contextlib.contextmanager
 def install_hook(watch: Watch) -> Iterator[None]:
     """Report to ``watch`` while the block runs."""
-    with _decisions(watch), _calls(watch), run_only.install_hook(watch):
+    with _watch_decisions(watch), _watch_calls(watch), run_only.install_hook(watch):
         yield
 
 
-def _attribute(owner: Any, name: str) -> Any:
+def _own_attribute(owner: Any, name: str) -> Any:
     import torch
 
     try:
@@ -46,7 +46,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Callable[..., Any]) -> Iterator[None]:
+def _replaced_attribute(owner: Any, name: str, value: Callable[..., Any]) -> Iterator[None]:
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -56,13 +56,16 @@ def _replaced(owner: Any, name: str, value: Callable[..., Any]) -> Iterator[None
 
 
 @contextlib.contextmanager
-def _decisions(watch: Watch) -> Iterator[None]:
+def _watch_decisions(watch: Watch) -> Iterator[None]:
     from torch._dynamo import convert_frame
 
-    original = _attribute(_attribute(convert_frame, "CatchErrorsWrapper"), "__call__")
+    original = _own_attribute(_own_attribute(convert_frame, "CatchErrorsWrapper"), "__call__")
 
     def call(self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        attempt = watch.run_guarded(watch.functions.attempt, frame, bool(args) and args[0] is not None) or Attempt()
+        # Its first further argument is the entry that there is, if any.
+        attempt = watch.run_guarded(watch.functions.begin_attempt, frame, bool(args) and args[0] is not None)
+        if attempt is None:  # the bookkeeping failed, and has said so
+            attempt = Attempt()
         if watch.limited and (known := run_only.asked_again(watch, frame.f_code)) is not None:
             watch.run_guarded(decisions.enter_limited_call, watch, attempt)
             return known
@@ -76,36 +79,40 @@ def _decisions(watch: Watch) -> Iterator[None]:
             raise
         watch.thread.attempts.pop()
         watch.run_guarded(decisions.enter_decision, watch, attempt, result)
-        return watch.run_guarded(run_only.answer, watch, frame.f_code, result) or result
+        return watch.run_guarded(run_only.answer_for, watch, frame.f_code, result) or result
 
     # Torch walks the stack and steps over the frames of convert_frame.py by file name (`prev_frame` in
     # ConvertFrameAssert.__call__ decides on non-recursive disable; log_dynamo_start cuts the user's stack).
     # Ours has to be stepped over too, or other frames would be compiled than without us.
     code = call.__code__.replace(co_filename=original.__code__.co_filename)
-    traced = types.FunctionType(code, call.__globals__, call.__name__, None, call.__closure__)
-    with _replaced(convert_frame.CatchErrorsWrapper, "__call__", traced):
+    disguised = types.FunctionType(code, call.__globals__, call.__name__, None, call.__closure__)
+    with _replaced_attribute(convert_frame.CatchErrorsWrapper, "__call__", disguised):
         yield
 
 
 @contextlib.contextmanager
-def _calls(watch: Watch) -> Iterator[None]:
+def _watch_calls(watch: Watch) -> Iterator[None]:
     from torch._dynamo import eval_frame
 
-    begin = _attribute(eval_frame, "_callback_from_stance")
-    switch = _attribute(eval_frame, "_maybe_set_eval_frame")
+    begin = _own_attribute(eval_frame, "_callback_from_stance")
+    switch = _own_attribute(eval_frame, "_maybe_set_eval_frame")
+    refrain = run_only.refraining_callback(watch)
+    caller = sys._getframe
 
-    refrain = run_only.callback(watch)
-    caller = sys._getframe  # these two run in every call: as little as possible of ours in them
+    # These two run in every call: as little as possible of ours in them. `compile_wrapper` calls the first once, when
+    # the call begins, and the second twice: when it has begun and when it ends.
 
     def callback_from_stance(callback: Any) -> Any:
         result = begin(callback)
-        if callback is not None:  # that is torch.compiler.disable
+        if callback is not None:  # None is torch.compiler.disable
             thread = watch.thread
+            # False is torch._dynamo.run.
             thread.regions.append(Region(caller(1), thread.runs, run_only=callback is False))
         return refrain if result is False else result
 
     def maybe_set_eval_frame(callback: Any) -> Any:
         thread = watch.thread
+        # Torch calls this from other places too, and a call may have begun before the hooks went in.
         if (regions := thread.regions) and (region := regions[-1]).frame is caller(1):
             if not region.entered:
                 region.entered = True
@@ -115,10 +122,11 @@ def _calls(watch: Watch) -> Iterator[None]:
                     watch.run_guarded(watch.end_call, region, thread.runs > region.runs_before)
                 if thread.runs == region.runs_before:  # else a graph ran, as usual
                     watch.run_guarded(decisions.enter_call_without_graph, watch, region)
-        return switch(callback)  # last: from here on Dynamo may look at each new frame
+        # Last: from here on Dynamo may look at each new frame, also at ours.
+        return switch(callback)
 
     with (
-        _replaced(eval_frame, "_callback_from_stance", callback_from_stance),
-        _replaced(eval_frame, "_maybe_set_eval_frame", maybe_set_eval_frame),
+        _replaced_attribute(eval_frame, "_callback_from_stance", callback_from_stance),
+        _replaced_attribute(eval_frame, "_maybe_set_eval_frame", maybe_set_eval_frame),
     ):
         yield

@@ -36,12 +36,15 @@ TABLE: Final = (
     Pattern(r"^tensor '.*' dtype mismatch", "dtype", "TENSOR_MATCH"),
     Pattern(r"^tensor '.*' requires_grad mismatch", "requires_grad", "TENSOR_MATCH"),
     Pattern(r"device index mismatch", "device", "TENSOR_MATCH"),
+    # The first key of a set is that of the device. Other keys say conjugate, sparse, under vmap, ...
     Pattern(r"key set mismatch\. expected DispatchKeySet\((\w+)[,)].*actual DispatchKeySet\((?!\1\b)",
-            "device", "TENSOR_MATCH"),  # the first key is that of the device
-    Pattern(r"dispatch key set mismatch", "type", "TENSOR_MATCH"),  # conjugate, sparse, under vmap, ...
+            "device", "TENSOR_MATCH"),
+    Pattern(r"dispatch key set mismatch", "type", "TENSOR_MATCH"),
     Pattern(r"^expected type of '.*' to be .*found <class 'NoneType'", "none", "TENSOR_MATCH"),
     Pattern(r"^expected type of '.*' to be ", "type", "TENSOR_MATCH"),
+    # A tensor that mark_dynamic and its kin have marked otherwise than in the first call.
     Pattern(r"_dynamo\w*_(indices|dim_marking|hint_overrides|range)\b", "symbolic", "TENSOR_MATCH"),
+    # The same facts where Dynamo writes them as Python expressions.
     Pattern(r"\bstr\(.*\.(dtype|layout)\) ==|\.dtype ==", "dtype", "TENSOR_MATCH"),
     Pattern(r"\bstr\(.*\.device\) ==|\.device(\.index)? ==", "device", "TENSOR_MATCH"),
     Pattern(r"\.requires_grad ==", "requires_grad", "TENSOR_MATCH"),
@@ -57,13 +60,14 @@ TABLE: Final = (
     Pattern(r"compare_functorch_state", "global_state", "FUNCTORCH_STACK_MATCH"),
     Pattern(r"forward_ad\._current_level", "global_state", "DUAL_LEVEL"),
     Pattern(r"top_saved_tensors_hooks", "backward", "AUTOGRAD_SAVED_TENSORS_HOOKS"),
-    # Python objects
+    # Python objects. "Dict contains" of an object's __dict__ is hasattr, so it comes before that of a dict.
     Pattern(r"\.training == ", "training_mode", "EQUALS_MATCH"),
     Pattern(r"^not ___dict_contains\(.*\.__dict__\)|^(not )?hasattr\(", "attribute", "HASATTR"),
     Pattern(r"^KeyError on .*\]$|___dict_(contains|version)|set\.__contains__", "dict", "DICT_CONTAINS"),
     Pattern(r"^list\(.*keys\(", "dict", "DICT_KEYS_MATCH"),
     Pattern(r"^(KeyError|AttributeError|IndexError) on ", "attribute", "GuardAccessor::check_verbose"),
     Pattern(r"\blen\(|__len__\(|_(iterator|reverseiterator)_len\(|^not [^ ]+$", "length", "SEQUENCE_LENGTH"),
+    # By the id of an object torch guards functions, classes, modules, None and enum members alike: the type tells.
     Pattern(r"___check_obj_id\(.*type=<class '(\w+\.)*(code|\w*function\w*|\w*method\w*)'>", "closure",
             "FUNCTION_MATCH"),
     Pattern(r"___check_obj_id\(.*type=<class '(type|module)'>", "type", "CLASS_MATCH, MODULE_MATCH"),
@@ -79,6 +83,7 @@ TABLE: Final = (
     Pattern(r"\.(size|stride)\(\)\[|\.storage_offset\(\)", "symbolic", "SHAPE_ENV"),
     Pattern(r"\b(Eq|Ne|Mod|PythonMod|FloorDiv|Max|Min)\(", "symbolic", "SHAPE_ENV"),
     Pattern(r" (<=?|>=?|!=) | % | // ", "symbolic", "SHAPE_ENV"),
+    # Last, since most of the texts above compare too.
     Pattern(r"___normalize_(range|count)_iter|==", "value", "EQUALS_MATCH"),
 )
 """In the order in which they are tried."""
@@ -101,9 +106,20 @@ def classify_guard(guard: str, freevars: Iterable[str] = (), actual: str = "") -
     >>> classify_guard("k == 1"), classify_guard("k == 1", freevars=("k",))
     ('value', 'closure')
     """
-    cause = next((cause for pattern, cause in _COMPILED if pattern.search(guard)), "other")
-    if cause == "value" and (name := _NAME.match(guard)) and name[1] in tuple(freevars):
+    cause = _first_match(guard)
+    if cause != "value":
+        return cause
+    # Closures of one factory share a code object and its cache: the second one's first call is a recompile.
+    name = _NAME.match(guard)
+    if name is not None and name[1] in tuple(freevars):
         return "closure"
-    if cause == "value" and "___check_obj_id" in guard and actual.startswith(("function ", "code ")):
+    if "___check_obj_id" in guard and actual.startswith(("function ", "code ")):
         return "closure"
-    return cause
+    return "value"
+
+
+def _first_match(guard: str) -> str:
+    for pattern, cause in _COMPILED:
+        if pattern.search(guard):
+            return cause
+    return "other"

@@ -7,12 +7,21 @@ import time
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from pytest_torchcompile.ledger.break_text import Frame, TracedCode
 from pytest_torchcompile.ledger.reasons import Reason
 from pytest_torchcompile.ledger.records import EagerFrame, GraphBreak
 
-__all__ = ["Attempt", "Region"]
+__all__ = ["Attempt", "Place", "Region"]
+
+
+class Place(NamedTuple):
+    """A function of the user's, as records begin."""
+
+    function: str
+    file: str
+    line: int
 
 
 @dataclass
@@ -28,13 +37,14 @@ class Attempt:
     frame_code: types.CodeType | None = None
     freevars: tuple[str, ...] = ()
     scope: Callable[[], Mapping[str, Any]] = dict
-    """The frame's names and their values; ``G`` holds the globals."""
+    """The frame's names and their values; ``G`` holds the globals. Looked up only if a guard has failed."""
     cached: bool = False
     """Whether a compiled entry was there already."""
     reasons: tuple[Reason, ...] = ()
     heard: bool = False
     """Whether any record of the structured trace came."""
     metrics: dict[str, Any] = field(default_factory=dict)
+    """``CompilationMetrics`` of torch's. Empty where the frame was refused before anything was traced."""
     breaks: list[GraphBreak] = field(default_factory=list)
     """As entered in the ledgers, newest last."""
     caches: list[str] = field(default_factory=list)
@@ -44,15 +54,21 @@ class Attempt:
     begun: float = field(default_factory=time.perf_counter)
 
     @property
-    def lines(self) -> tuple[int, int]:
-        """First and last line of the frame's own code."""
-        found = [line for _, _, line in self.frame_code.co_lines() if line] if self.frame_code else []
-        return (min(found), max(found)) if found else (0, 1 << 30)
+    def where(self) -> Place:
+        """The user's function."""
+        return Place(self.function, self.file, self.line)
 
     @property
-    def where(self) -> tuple[str, str, int]:
-        """Function, file and line, as records begin."""
-        return self.function, self.file, self.line
+    def traced(self) -> TracedCode:
+        """What a graph break's text is read for."""
+        function = Frame(self.file, self.line, self.function)
+        lines: list[int] = []
+        if self.frame_code is not None:
+            # Instructions that Python adds have no line.
+            lines = [line for _, _, line in self.frame_code.co_lines() if line]
+        if not lines:
+            return TracedCode(*self.code, function=function)
+        return TracedCode(*self.code, min(lines), max(lines), function)
 
 
 @dataclass(slots=True)
@@ -80,7 +96,10 @@ class Region:
     def raised(self) -> bool:
         """Whether the call is ending with an exception of its own, not inside the handling of an earlier one."""
         error = sys.exc_info()[1]
-        trace = error.__traceback__ if error else None
+        if error is None:
+            return False
+        # A call in an except block sees the exception that is handled there. Its traceback has no frame of the call.
+        trace = error.__traceback__
         while trace is not None and trace.tb_frame is not self.frame:
             trace = trace.tb_next
         return trace is not None

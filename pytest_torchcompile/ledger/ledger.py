@@ -6,9 +6,8 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from pytest_torchcompile.ledger.break_text import same_place
 from pytest_torchcompile.ledger.records import (
     Compile,
     CudagraphSkip,
@@ -28,6 +27,7 @@ _LISTS: dict[str, type[Record]] = {
     "compiles": Compile, "recompiles": Compile, "graph_breaks": GraphBreak, "eager_frames": EagerFrame,
     "failures": Failure, "graphs": Graph, "texts": Text, "cudagraph_skips": CudagraphSkip,
 }  # fmt: skip
+"""The lists that every ledger has, in the order in which they are written."""
 
 
 @dataclass
@@ -48,12 +48,14 @@ class Ledger:
     graphs: list[Graph] = field(default_factory=list)
     """Graphs compiled or run, also those compiled before the block began (once they ran)."""
     texts: list[Text] = field(default_factory=list)
-    """Graphs and code of each stage, where `keep_texts` is set; :mod:`.stages` and :mod:`.kernels` read them."""
+    """Graphs and code of each stage, where `keep_texts` is set; :mod:`.stages` and ``gauges.kernels`` read them."""
     keep_texts: bool = False
     raised: int = 0
     """Calls of compiled callables that raised before any graph of theirs ran."""
     lost: list[str] = field(default_factory=list)
     """What the instrument could not read; empty unless torch changed its records. Never silently dropped."""
+    more: dict[str, list[Any]] = field(default_factory=dict)
+    """Records of kinds that have no list above, by their :attr:`~.records.Record.list_name`."""
 
     _labels: list[tuple[int, str]] = field(default_factory=list, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
@@ -65,6 +67,7 @@ class Ledger:
         What happens on a thread without a label of its own (autograd's) takes the newest label of any.
         """
         entry = (threading.get_ident(), label)
+        # Replaced, never changed: other threads read the list without the lock.
         with self._lock:
             self._labels = [*self._labels, entry]
         try:
@@ -78,60 +81,50 @@ class Ledger:
     def label(self) -> str:
         """The label that holds for this thread now."""
         labels, thread = self._labels, threading.get_ident()
-        newest = labels[-1][1] if labels else ""
-        return next((text for ident, text in reversed(labels) if ident == thread), newest)
+        for labelled_thread, text in reversed(labels):
+            if labelled_thread == thread:
+                return text
+        if labels:
+            return labels[-1][1]
+        return ""
 
     def clear(self) -> None:
         """Forget what was entered so far; what happens from now on is entered as before."""
         with self._lock:
+            # The counters of open graphs hold these records, and enter them again with their next run.
             for graph in self.graphs:
                 graph.runs = 0
-            for name in (*_LISTS, "lost"):
+            for name in (*_LISTS, "lost", "more"):
                 getattr(self, name).clear()
             self.raised = 0
 
     def add(self, record: R) -> R:
         """Enter a record, and return it; or what is there already and says the same."""
         with self._lock:
-            if isinstance(record, GraphBreak):
-                for known in self.graph_breaks:
-                    if same_place(known) == same_place(record):
-                        return cast(R, known)
-                self.graph_breaks.append(record)
-            elif isinstance(record, EagerFrame):
-                self._add_eager(record)
-            elif isinstance(record, Compile):
-                self.compiles.append(record)
-                if record.reason:
-                    self.recompiles.append(record)
-            elif isinstance(record, Failure):
-                self.failures.append(record)
-            elif isinstance(record, Graph):
-                self.graphs.append(record)
-            elif isinstance(record, Text):
-                self.texts.append(record)
-            elif isinstance(record, CudagraphSkip):
-                same = (record.reason, record.file, record.line)
-                if same not in ((r.reason, r.file, r.line) for r in self.cudagraph_skips):
-                    self.cudagraph_skips.append(record)
-            return record
+            entered = record.enter(self._records_of(record.list_name))
+            if isinstance(record, Compile) and record.reason:
+                self.recompiles.append(record)
+            return entered
 
-    def _add_eager(self, record: EagerFrame) -> None:
-        key = (record.function, record.file, record.line, record.kind)
-        for known in self.eager_frames:
-            if (known.function, known.file, known.line, known.kind) == key:
-                known.calls += record.calls
-                return
-        self.eager_frames.append(record)
+    def _records_of(self, name: str) -> list[Any]:
+        if name not in _LISTS:
+            return self.more.setdefault(name, [])
+        records: list[Any] = getattr(self, name)
+        return records
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`from_dict` takes."""
         with self._lock:
-            found: dict[str, Any] = {name: [r.to_dict() for r in getattr(self, name)] for name in _LISTS}
-            return found | {"raised": self.raised, "lost": list(self.lost)}
+            plain: dict[str, Any] = {}
+            for name in (*_LISTS, *self.more):
+                plain[name] = [record.to_dict() for record in self._records_of(name)]
+            return plain | {"raised": self.raised, "lost": list(self.lost)}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Ledger:
-        """Make a closed ledger from what :meth:`to_dict` returned."""
-        lists: dict[str, Any] = {n: [k.from_dict(r) for r in data.get(n, ())] for n, k in _LISTS.items()}
-        return cls(**lists, raised=data.get("raised", 0), lost=list(data.get("lost", ())))
+        """Make a closed ledger from what :meth:`to_dict` returned; what no kind of record is known for is dropped."""
+        ledger = cls(raised=data.get("raised", 0), lost=list(data.get("lost", ())))
+        for name, kind in (Record.kinds | _LISTS).items():
+            if name in data:
+                ledger._records_of(name).extend(kind.from_dict(record) for record in data[name])
+        return ledger

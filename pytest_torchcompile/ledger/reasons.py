@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 __all__ = ["Reason", "read_reason", "split_reasons", "user_expression"]
 
@@ -17,6 +17,8 @@ _COMMENT: Final = re.compile(r"\s{2,}# ")
 _PLACE: Final = re.compile(r"(?:^|\s*# )([^#]*?:\d+) in \S+")
 _STACK: Final = re.compile(r'^  File "(.+?)", line (\d+)', re.M)
 _ADVICE: Final = re.compile(r"^\(?(?:HINT: )?(.*?)\)?$", re.S)
+
+# One pattern for each form that guards have; the functions below read them in this order.
 _TENSOR: Final = re.compile(
     r"^tensor '(?P<what>.*)' (?P<kind>[\w ]+) mismatch(?: at index (?P<at>\d+))?\. expected "
     r"(?:requires_grad=)?(?P<expected>.+?)(?:, actual (?P<actual>.+))?$", re.S)
@@ -32,11 +34,12 @@ _EQUALS: Final = re.compile(r"^(?P<what>[^<>]+?) (?:==|is(?= \S+$)) (?P<expected
 _DIFFERS: Final = re.compile(r"^(?P<what>len\(.+\)) != (?P<expected>.+)$")
 _NAN: Final = re.compile(r"^(?:\(type\(.+\) is (?:float|complex) and )?__(?:math|numpy)_isnan\((?P<what>.*?)\)+$")
 _SIZE: Final = re.compile(r"(?P<what>[\w.\[\]'\"]+\.(?:size|stride)\(\)\[\d+\])")
-_HELD: Final = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
+_EMPTY: Final = re.compile(r"^not (?P<what>\S+)$")
+
+_MODULE_TABLE: Final = re.compile(r"\._(?:modules|parameters|buffers)\['([^']+)'\]")
 _FROM_NUMPY: Final = re.compile(r"___from_numpy\((.*?)\)")
 _GLOBAL: Final = re.compile(r"\bG\['(\w+)'\]")
 _KEYS: Final = re.compile(r"DispatchKeySet\((.*)\)")
-_EMPTY: Final = re.compile(r"^not (?P<what>\S+)$")
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Reason:
     """What was compared, as an expression of the function's own names; empty where that is not known."""
     expected: str = ""
     actual: str = ""
-    """Empty where torch does not say it (:mod:`.values` may find it)."""
+    """Empty where torch does not say it (:mod:`.guard_values` may find it)."""
     source: str = ""
     """The line of code that the guard comes from."""
     at: str = ""
@@ -60,17 +63,27 @@ class Reason:
     """Compile id of the cached entry."""
 
 
-def split_reasons(payload: str | None) -> tuple[str, ...]:
-    """Failed guards out of a ``recompile_reasons`` record, a JSON list, or a bare text where there is one.
+class _Comparison(NamedTuple):
+    """What a guard compared, what it expected, what came; empty texts where it does not say."""
 
-    Each begins with the compile id of its entry.
+    what: str
+    expected: str
+    actual: str
+
+
+def split_reasons(payload: str | None) -> tuple[str, ...]:
+    """Failed guards out of a ``recompile_reasons`` record; each begins with the compile id of its entry.
+
+    Torch 2.8 writes a JSON list; torch 2.13 to 2.15 write the bare text where there is one reason.
     """
     try:
-        found = json.loads(payload or "")
+        reasons = json.loads(payload or "")
     except ValueError:
-        found = payload or ""
-    texts = [found] if isinstance(found, str) else list(found)
-    return tuple(t for t in (str(t).strip() for t in texts) if _PREFIX.sub("", t))
+        reasons = payload or ""
+    if isinstance(reasons, str):
+        reasons = [reasons]
+    texts = [str(reason).strip() for reason in reasons]
+    return tuple(text for text in texts if _PREFIX.sub("", text))
 
 
 def read_reason(text: str) -> Reason:
@@ -82,91 +95,133 @@ def read_reason(text: str) -> Reason:
     >>> read_reason("o.k == 2    # return x * o.k  # app/net.py:7 in forward").at
     'app/net.py:7'
     """
-    prefix = _PREFIX.match(text)
+    entry = ""
+    if prefix := _PREFIX.match(text):
+        entry = prefix[1]
     main, _, stack = _PREFIX.sub("", text).partition("\nUser stack trace:")
-    guard, comment = [*_COMMENT.split(main, maxsplit=1), ""][:2]
-    guard, _, hint = guard.partition(" (HINT: ")  # torch 2.8 writes no comment, but hints
-    guard, _, tail = (" ".join(guard.split())).partition(". Guard failed on ")
-    place = _PLACE.search(comment)
-    source = comment[: place.start()] if place else ""
-    advice = hint or (comment[place.end() :] if place else comment)
+    guard, *comments = _COMMENT.split(main, maxsplit=1)
+    comment = "".join(comments)
+    # torch 2.8 writes no comment, but hints
+    guard, _, hint = guard.partition(" (HINT: ")
+    guard, _, tail = " ".join(guard.split()).partition(". Guard failed on ")
+    source, at, remark = _read_comment(comment)
+    advice = hint or remark
     if tail:
         advice = f"Guard failed on {tail}"
-    frames = _STACK.findall(stack)
-    at = f"{frames[-1][0]}:{frames[-1][1]}" if frames else place[1].strip() if place else ""
-    return Reason(guard, *_compared(guard), " ".join(source.split()), at, _advice(advice), prefix[1] if prefix else "")
+    # The stack has the whole path; a comment may shorten it.
+    if frames := _STACK.findall(stack):
+        file, line = frames[-1]
+        at = f"{file}:{line}"
+    return Reason(guard, *_read_comparison(guard), source, at, _read_advice(advice), entry)
 
 
-def _advice(text: str) -> str:
+def _read_comment(comment: str) -> tuple[str, str, str]:
+    """The line of source, where it stands, and what follows; a comment without a place is a remark as a whole."""
+    place = _PLACE.search(comment)
+    if place is None:
+        return "", "", comment
+    source = " ".join(comment[: place.start()].split())
+    return source, place[1].strip(), comment[place.end() :]
+
+
+def _read_advice(text: str) -> str:
     match = _ADVICE.match(" ".join(text.split()))
-    found = match[1] if match else ""
-    return "" if found.startswith(("_dynamo/", "torch/", "type ")) else found
+    if match is None or match[1].startswith(("_dynamo/", "torch/", "type ")):  # torch's own place, not advice
+        return ""
+    return match[1]
 
 
-def _compared(guard: str) -> tuple[str, str, str]:
-    """What was compared, what was expected, what came."""
+def _read_comparison(guard: str) -> _Comparison:
+    # The order matters: later patterns are wider, and take what earlier ones are meant for.
     if match := _TENSOR.match(guard):
-        return _tensor(**match.groupdict())
+        return _compare_tensors(**match.groupdict())
     if match := _FOUND.match(guard):
-        was = _short(match["was"] or "Tensor").replace("Tensor", "a tensor")
-        return match["what"], was, _short(match["is"]).replace("NoneType", "None")
+        was = _last_name(match["was"] or "Tensor").replace("Tensor", "a tensor")
+        return _Comparison(match["what"], was, _last_name(match["is"]).replace("NoneType", "None"))
     if match := _CLASS.match(guard):
-        what = f"type({match['what']})" if match["kind"] == "type" else match["what"]
-        return what, _short(match["is"] or ""), ""
+        what = match["what"]
+        if match["kind"] == "type":
+            what = f"type({what})"
+        return _Comparison(what, _last_name(match["is"] or ""), "")
     if match := _PRESENT.match(guard):
-        what = f"{match['of']}.{match['name']}" if match["of"] else f"{match['dict']}[{match['key']}]"
-        if "set.__contains__" in guard:
-            what = f"{match['dict']} in {match['key']}"  # torch gives the set first
-        return (what, "absent", "present") if match["no"] else (what, "present", "absent")
+        what = _presence_of(match)
+        if match["no"]:
+            return _Comparison(what, "absent", "present")
+        return _Comparison(what, "present", "absent")
     if match := _MISSING.match(guard):
-        return match["what"], "present", "absent"
+        return _Comparison(match["what"], "present", "absent")
     if match := _NAN.match(guard):
-        return match["what"], "nan", ""
+        return _Comparison(match["what"], "nan", "")
     if match := _EMPTY.match(guard):
-        return f"len({match['what']})", "0", ""
+        return _Comparison(f"len({match['what']})", "0", "")
     if match := _EQUALS.match(guard) or _DIFFERS.match(guard):
-        return match["what"], match["expected"], ""
+        return _Comparison(match["what"], match["expected"], "")
     if match := _SIZE.search(guard):
-        return match["what"], guard, ""
-    return "", "", ""
+        return _Comparison(match["what"], guard, "")
+    return _Comparison("", "", "")
 
 
-def _tensor(what: str, kind: str, at: str | None, expected: str, actual: str | None) -> tuple[str, str, str]:
+def _presence_of(match: re.Match[str]) -> str:
+    """The attribute, the key or the member that is there or not."""
+    if match["of"]:
+        return f"{match['of']}.{match['name']}"
+    if "set.__contains__" in match.string:
+        return f"{match['dict']} in {match['key']}"  # torch gives the set first
+    return f"{match['dict']}[{match['key']}]"
+
+
+def _compare_tensors(what: str, kind: str, at: str | None, expected: str, actual: str | None) -> _Comparison:
     names = {"rank": f"{what}.dim()", "size": f"{what}.size({at})", "stride": f"{what}.stride({at})"}
     name = names.get(kind) or f"{what}.{kind.replace(' ', '_')}"
+    # Of a switch torch writes what it expected alone, as a number or as a bool.
     if kind == "requires_grad":
-        return (name, "True", "False") if expected in ("1", "True") else (name, "False", "True")
+        if expected in ("1", "True"):
+            return _Comparison(name, "True", "False")
+        return _Comparison(name, "False", "True")
     if kind == "dispatch key set":
-        return _dispatch(what, expected, actual or "")
-    return name, expected.strip(), (actual or "").strip()
+        return _compare_dispatch_keys(what, expected, actual or "")
+    return _Comparison(name, expected.strip(), (actual or "").strip())
 
 
-def _dispatch(what: str, expected: str, actual: str) -> tuple[str, str, str]:
-    """Of two key sets, what differs; the first key is that of the device."""
-    before, now = _keys(expected), _keys(actual)
+def _compare_dispatch_keys(what: str, expected: str, actual: str) -> _Comparison:
+    """Of two key sets, what differs."""
+    before, now = _dispatch_keys(expected), _dispatch_keys(actual)
+    # The first key is that of the device.
     if before[0] != now[0]:
-        return f"{what}.device", before[0], now[0]
-    gone, new = [k for k in before if k not in now], [k for k in now if k not in before]
-    return f"dispatch keys of {what}", " ".join(gone) or "none more", " ".join(new) or "none more"
+        return _Comparison(f"{what}.device", before[0], now[0])
+    gone = [key for key in before if key not in now]
+    new = [key for key in now if key not in before]
+    return _Comparison(f"dispatch keys of {what}", " ".join(gone) or "none more", " ".join(new) or "none more")
 
 
-def _keys(text: str) -> list[str]:
+def _dispatch_keys(text: str) -> list[str]:
     match = _KEYS.search(text)
-    return [key.strip() for key in match[1].split(",")] if match else [text]
+    if match is None:
+        return [text]
+    return [key.strip() for key in match[1].split(",")]
 
 
 def user_expression(what: str) -> str:
-    """An expression as its author would write it.
+    """An expression of torch's as its author would write it.
 
     >>> user_expression("fn._modules['0']._parameters['bias']")
     'fn[0].bias'
     """
     what = _FROM_NUMPY.sub(r"\1", what)
-    what = _HELD.sub(lambda m: f"[{m[1]}]" if m[1].isdigit() else f".{m[1]}", what)
-    what = re.sub(r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)", re.sub(r"\._modules\b", "", what))
+    what = _MODULE_TABLE.sub(_as_access, what)
+    what = re.sub(r"\._modules\b", "", what)
+    what = re.sub(r"\.(size|stride)\(\)\[(\d+)\]", r".\1(\2)", what)
     return _GLOBAL.sub(r"\1", what)
 
 
-def _short(name: str) -> str:
+def _as_access(match: re.Match[str]) -> str:
+    """``[0]`` for a layer of a container, ``.bias`` for anything with a name."""
+    name = match[1]
+    if name.isdigit():
+        return f"[{name}]"
+    return f".{name}"
+
+
+def _last_name(name: str) -> str:
     """``Linear`` for ``torch.nn.modules.linear.Linear``."""
     return name.rsplit(".", 1)[-1]

@@ -6,8 +6,8 @@ No torch here, so that a stored observation can be read and judged anywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar, TypeVar
 
 __all__ = [
     "SILENT",
@@ -32,7 +32,29 @@ R = TypeVar("R", bound="Record")
 
 @dataclass
 class Record:
-    """Something that the observed run did, as JSON-able data."""
+    """Something that the observed run did, as JSON-able data.
+
+    A kind of an instrument's own needs no more than a :attr:`list_name`: a ledger makes that list when the first
+    record comes, and writes and reads it with its own.
+    """
+
+    list_name: ClassVar[str] = ""
+    """The list of a ledger that these are entered in."""
+    kinds: ClassVar[dict[str, type[Record]]] = {}
+    """All kinds of records, by their list."""
+
+    def __init_subclass__(cls) -> None:
+        if "list_name" in vars(cls):
+            Record.kinds[cls.list_name] = cls
+
+    def enter(self: R, entered: list[R]) -> R:
+        """Append this to what a ledger holds, and return it; or else what is there already and says the same."""
+        entered.append(self)
+        return self
+
+    def labelled(self: R, label: str) -> R:
+        """A copy that happened during a call."""
+        return replace(self, during=label)  # type: ignore[call-arg]  # every kind that a watch enters has it
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`from_dict` takes."""
@@ -41,13 +63,20 @@ class Record:
     @classmethod
     def from_dict(cls: type[R], data: dict[str, Any]) -> R:
         """Make a record from what :meth:`to_dict` returned; keys of a newer version are dropped."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items() if k in known})
+        known = {field.name for field in fields(cls)}
+        values = {}
+        for name, value in data.items():
+            if name in known:
+                # JSON has no tuples.
+                values[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**values)
 
 
 @dataclass
 class Compile(Record):
     """One compile of one frame, the first or a later one."""
+
+    list_name = "compiles"
 
     function: str
     """Name in user code; for a compiled module ``Model.forward``."""
@@ -100,6 +129,8 @@ class Compile(Record):
 class GraphBreak(Record):
     """One place in user code where a graph ends early."""
 
+    list_name = "graph_breaks"
+
     reason: str
     """Torch's headline, one line."""
     gb_id: str
@@ -122,10 +153,24 @@ class GraphBreak(Record):
     gave_up: str = ""
     """Name of the function that torch gave up because of it; it may be a caller of :attr:`function`."""
 
+    @property
+    def place(self) -> tuple[str, int, str]:
+        """Breaks of one place are one: torch records a place again for each caller, retry and recompile."""
+        return self.file, self.line, self.gb_id or self.reason
+
+    def enter(self, entered: list[GraphBreak]) -> GraphBreak:
+        """Each place once."""
+        for known in entered:
+            if known.place == self.place:
+                return known
+        return super().enter(entered)
+
 
 @dataclass
 class EagerFrame(Record):
     """A frame that ran eagerly though it was asked to compile."""
+
+    list_name = "eager_frames"
 
     function: str
     file: str
@@ -140,10 +185,25 @@ class EagerFrame(Record):
     calls: int = 1
     """Calls seen to run eagerly for this reason."""
 
+    @property
+    def same_frame(self) -> tuple[str, str, int, str]:
+        """What calls of one function that ran eagerly for one kind of reason have in common."""
+        return self.function, self.file, self.line, self.kind
+
+    def enter(self, entered: list[EagerFrame]) -> EagerFrame:
+        """Each function once for each kind, with all of its calls; the first reason stays."""
+        for known in entered:
+            if known.same_frame == self.same_frame:
+                known.calls += self.calls
+                return known
+        return super().enter(entered)
+
 
 @dataclass
 class CudagraphSkip(Record):
     """A graph that was to become a CUDA graph and did not."""
+
+    list_name = "cudagraph_skips"
 
     reason: str
     file: str = ""
@@ -153,10 +213,19 @@ class CudagraphSkip(Record):
     part: bool = False
     """There is a CUDA graph, but it holds only a part of the compiled graph."""
 
+    def enter(self, entered: list[CudagraphSkip]) -> CudagraphSkip:
+        """Each reason once for each place, however many graphs meet it."""
+        for known in entered:
+            if (known.reason, known.file, known.line) == (self.reason, self.file, self.line):
+                return known
+        return super().enter(entered)
+
 
 @dataclass
 class Failure(Record):
     """A compile that raised to its caller."""
+
+    list_name = "failures"
 
     function: str
     file: str
@@ -172,6 +241,8 @@ class Failure(Record):
 class Graph(Record):
     """One graph that a backend compiled, and how often it ran."""
 
+    list_name = "graphs"
+
     compile_id: str
     ops: int | None
     """Call nodes in the graph; None where it was compiled before the observation began."""
@@ -182,6 +253,8 @@ class Graph(Record):
 @dataclass
 class Text(Record):
     """What one stage of one compile made, as text; kept only where :func:`observe` was asked for it."""
+
+    list_name = "texts"
 
     compile_id: str
     stage: str

@@ -8,41 +8,54 @@ import re
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-__all__ = ["code_owner", "is_torch", "raising_line", "read_code_name"]
+__all__ = ["CodeName", "code_owner", "is_torch", "raising_line", "read_code_name"]
 
-_RESUME: Final = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")  # resume_execution.py, 2.8-2.15
+_RESUME: Final = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
+"""Dynamo's name for the rest of a function after a graph break (resume_execution.py, torch 2.8 to 2.15)."""
 _TORCH: Final = re.compile(
     r"/(site|dist)-packages/(torch|functorch|torchgen|triton)/"
-    r"|/torch/(_dynamo|_inductor|_functorch|_higher_order_ops|_refs|fx|nn/modules)/"  # a source build
+    # A build from source is not below site-packages. These folders are torch's alone; torch/ may be a user's.
+    r"|/torch/(_dynamo|_inductor|_functorch|_higher_order_ops|_refs|fx|nn/modules)/"
 )
 _LIBRARIES: Final = tuple(
     {os.path.normpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")}
 )
 
-
 _HOME: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _ROOMS: Final = ("ledger", "gauges", "state", "oracle", "layer", "run", "ranks")
-"""Our rooms whose code calls models and watches them."""
+"""Our rooms whose code calls models and watches them. A frame of theirs was once told as the caller of a break."""
 _OURS: Final = tuple(os.path.join(_HOME, room) + os.sep for room in _ROOMS)
 
 
-def read_code_name(name: str) -> tuple[str, int]:
-    """Name of a function as its author knows it, and the line where a resume function resumes (else 0).
+class CodeName(NamedTuple):
+    """The name of a code object, taken apart."""
+
+    function: str
+    """As its author knows it."""
+    resumed_at: int
+    """For a resume function the line of the graph break; else 0."""
+
+
+def read_code_name(name: str) -> CodeName:
+    """Take the name of a code object apart.
 
     >>> read_code_name("torch_dynamo_resume_in_forward_at_17")
-    ('forward', 17)
-    >>> read_code_name("test_x.<locals>.Net.forward")
-    ('Net.forward', 0)
+    CodeName(function='forward', resumed_at=17)
+    >>> read_code_name("test_x.<locals>.Net.forward").function
+    'Net.forward'
     """
     short = name.rsplit("<locals>.", 1)[-1]
     match = _RESUME.search(short)
-    return (match[1], int(match[2])) if match else (short, 0)
+    if match is None:
+        return CodeName(short, 0)
+    return CodeName(match[1], int(match[2]))
 
 
-def _installed(path: str) -> bool:
-    return any(part in ("site-packages", "dist-packages") for part in path.replace("\\", "/").split("/"))
+def _is_installed(path: str) -> bool:
+    folders = path.replace("\\", "/").split("/")
+    return "site-packages" in folders or "dist-packages" in folders
 
 
 def is_torch(path: str) -> bool:
@@ -60,14 +73,19 @@ def code_owner(path: str, root: str | None = None) -> str:
     if is_torch(path):
         return "torch"
     full = os.path.normpath(path)
+    # Before the installed packages: ours is one of them.
     if full.startswith(_OURS):
         return "ours"
-    if _installed(full):
+    if _is_installed(full):
         return "third_party"
     base = os.path.normpath(root or os.getcwd()) + os.sep
-    if full.startswith(base) and base.startswith(_LIBRARIES):  # a project inside of an environment's folder
+    # A project may lie inside of an environment's folder, and an environment inside of the project, as conda makes it.
+    # The former is the user's; of the latter the library folder is Python's.
+    if full.startswith(base) and base.startswith(_LIBRARIES):
         return "mine"
-    return "python" if full.startswith(_LIBRARIES) or path.startswith("<frozen ") else "mine"
+    if full.startswith(_LIBRARIES) or path.startswith("<frozen "):
+        return "python"
+    return "mine"
 
 
 _GRAPH_CODE: Final = "<eval_with_key>"
@@ -83,21 +101,35 @@ def raising_line(error: BaseException | None, root: Path | None = None) -> tuple
     The traceback of a graph that ran has generated code alone. The graph's nodes know the user's stack
     (``meta["stack_trace"]``, torch 2.8 to 2.15). Files below ``root`` are named from there, as in the ledger.
     """
-    found = None
+    project = str(root) if root else None
+    innermost = None
     for graph, name in _graph_frames(error):
-        trace = next((node.meta.get("stack_trace") for node in graph.graph.nodes if node.name == name), None)
-        for file, line, source in _FRAME.findall(trace or ""):
-            if code_owner(file, str(root) if root else None) in ("mine", "third_party"):
-                found = file.removeprefix(f"{root or Path.cwd()}{os.sep}"), int(line), source.strip()
-    return found
+        for file, line, source in _FRAME.findall(_node_stack(graph, name)):
+            if code_owner(file, project) in ("mine", "third_party"):
+                innermost = file, int(line), source.strip()
+    if innermost is None:
+        return None
+    file, number, source = innermost
+    return file.removeprefix(f"{root or Path.cwd()}{os.sep}"), number, source
+
+
+def _node_stack(graph: Any, name: str) -> str:
+    """The user's stack that a graph's node was traced from; empty where none was noted."""
+    for node in graph.graph.nodes:
+        if node.name == name:
+            return node.meta.get("stack_trace") or ""
+    return ""
 
 
 def _graph_frames(error: BaseException | None) -> Iterator[tuple[Any, str]]:
     """Graph modules that were running, the outermost first, each with the name of the node that raised."""
-    trace = error.__traceback__ if error is not None else None
+    if error is None:
+        return
+    trace = error.__traceback__
     while trace is not None:
         code, graph = trace.tb_frame.f_code, trace.tb_frame.f_locals.get("self")
         if code.co_filename.startswith(_GRAPH_CODE) and hasattr(graph, "graph"):
+            # torch.fx puts the generated source into linecache, or there would be no line to read.
             match = _RESULT.match(linecache.getline(code.co_filename, trace.tb_lineno))
             if match:
                 yield graph, match[1]

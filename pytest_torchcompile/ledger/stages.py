@@ -17,17 +17,20 @@ STAGES: Final = {
     "aot_inference_graph": "forward",
     "aot_backward_graph": "backward",
     "inductor_post_grad_graph": "post_grad",
-    "after_post_grad_graph": "post_grad",  # torch 2.8, on a cache miss
+    # Torch 2.8 writes this one on a cache miss.
+    "after_post_grad_graph": "post_grad",
     "inductor_output_code": "code",
+    # Since torch 2.9, and only where kernels are compiled with the lines of the user's code.
     "inductor_provenance_tracking_kernel_stack_traces": "kernel_lines",
 }
-"""Events and artifacts of the structured trace (names: torch 2.8 to 2.15; the last since 2.9), and ours."""
+"""Events and artifacts of the structured trace (names: torch 2.8 to 2.15), and our names of the stages."""
 
 _CUMULATIVE: Final = {
     "dynamo": "dynamo_cumulative_compile_time_us",
     "aot": "aot_autograd_cumulative_compile_time_us",
     "inductor": "inductor_cumulative_compile_time_us",
-    "kernels": "triton_compile_time_us",  # on a CPU the wait for g++ (AsyncCompile.wait) goes here as well
+    # Named for Triton, but on a CPU the wait for g++ (AsyncCompile.wait) goes here as well.
+    "kernels": "triton_compile_time_us",
 }
 """Fields of ``CompilationMetrics`` (torch/_dynamo/utils.py, torch 2.8 to 2.15), outermost first."""
 
@@ -38,11 +41,11 @@ def texts_by_stage(texts: Iterable[Text], compile_id: str) -> dict[str, list[str
     A graph that is compiled again for its backward has several `post_grad` and `code`; `eager` has only
     `dynamo`, `aot_eager` no code.
     """
-    found: dict[str, list[str]] = {}
+    by_stage: dict[str, list[str]] = {}
     for text in texts:
         if text.compile_id == compile_id:
-            found.setdefault(text.stage, []).append(text.text)
-    return found
+            by_stage.setdefault(text.stage, []).append(text.text)
+    return by_stage
 
 
 def seconds_in(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -55,12 +58,18 @@ def seconds_in(metrics: Mapping[str, Any]) -> dict[str, float]:
     {'dynamo': 1.0, 'aot': 1.0, 'inductor': 2.0, 'kernels': 1.0}
     """
     times = {name: metrics.get(key) or 0 for name, key in _CUMULATIVE.items()}
-    if not times["dynamo"]:  # a backward: Dynamo has no part in it
+    # Dynamo has no part in a backward, and its time is in no cumulative field.
+    if not times["dynamo"]:
         total = metrics.get("duration_us") or 0
         times["aot"] = max(total, times["aot"], times["inductor"])
-    names = list(times)
-    inner = {name: max((times[n] for n in names[i + 1 :]), default=0) for i, name in enumerate(names)}
-    return {name: max(0, times[name] - inner[name]) / 1e6 for name in names if times[name]}
+    # From the innermost stage outwards. A stage that did not run has 0, and the next inner one counts instead.
+    own: dict[str, float] = {}
+    inside = 0
+    for name in reversed(times):
+        if times[name]:
+            own[name] = max(0, times[name] - inside) / 1e6
+        inside = max(inside, times[name])
+    return {name: own[name] for name in times if name in own}
 
 
 def seconds_by_stage(compiles: Iterable[Compile]) -> dict[str, float]:
@@ -76,4 +85,7 @@ def cache_answers(compiles: Iterable[Compile]) -> dict[str, int]:
 
     With dynamic=True one compile may both miss and hit: Dynamo starts over when it meets a float attribute.
     """
-    return dict(Counter(answer for compile_ in compiles for answer in compile_.caches))
+    answers: Counter[str] = Counter()
+    for compile_ in compiles:
+        answers.update(compile_.caches)
+    return dict(answers)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.ledger import break_text as graph_breaks
 from pytest_torchcompile.ledger import decisions
-from pytest_torchcompile.ledger.in_progress import Attempt
+from pytest_torchcompile.ledger.in_progress import Attempt, Place
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, Text
 from pytest_torchcompile.ledger.stages import STAGES, seconds_in
 
@@ -28,8 +28,11 @@ _CONTEXT: Final = frozenset({
     "rank", "frame_id", "frame_compile_id", "attempt", "has_payload", "stack", "compiled_autograd_id",
     "subgraph_name", "severity", "timestamp", "pathname", "thread",
 })  # fmt: skip
+"""Keys that any record may have. The one that is left is the name of the event."""
 _IGNORED: Final = frozenset({"str", "chromium_event", "dynamo_start", "create_symbol"})
+"""Most of some 300 records a compile; not looked at further."""
 _CACHE: Final = re.compile(r"(fx_graph|aotautograd)(?:_bundled)?_cache_(hit|miss|bypass)$")
+_CACHE_NAMES: Final = {"fx_graph": "fx", "aotautograd": "aot"}
 
 
 @contextlib.contextmanager
@@ -49,23 +52,31 @@ def install_hook(watch: Watch) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.removeFilter(mute)
-        mute.undo()
+        mute.unmute()
         log.setLevel(level)
         log.propagate = propagate
         # Torch's own lazy handler takes itself away at the first record without TORCH_TRACE; put it back.
+        # pytest's handlers are those of a phase, maybe a past one.
         for other in others:
-            if other not in log.handlers and not _is_pytests(other):  # pytest's are those of a phase, maybe a past one
+            if other not in log.handlers and not _is_pytests(other):
                 log.addHandler(other)
 
 
 @contextlib.contextmanager
 def _whatever_is_disabled(log: logging.Logger) -> Iterator[None]:
-    """Have records handled also where ``logging.config`` or ``logging.disable`` has switched all loggers off."""
+    """Have records handled also where ``logging.config`` or ``logging.disable`` has switched all loggers off.
+
+    ``dictConfig`` disables every logger that it does not name, and compiles would go unseen.
+    """
     def handle(record: logging.LogRecord) -> None:
         if log.filter(record):
             log.callHandlers(record)
 
-    own = {"isEnabledFor": lambda level: True, "handle": handle}
+    def always(level: int) -> bool:
+        return True
+
+    # On the instance, so that the user may switch the logger off meanwhile, and finds it as he left it.
+    own: dict[str, Callable[..., Any]] = {"isEnabledFor": always, "handle": handle}
     vars(log).update(own)
     try:
         yield
@@ -76,9 +87,13 @@ def _whatever_is_disabled(log: logging.Logger) -> Iterator[None]:
 
 def compile_id(metadata: dict[str, Any]) -> str:
     """A compile id as torch spells it (``CompileId.__str__`` in torch/_guards.py), out of a record."""
-    autograd = metadata.get("compiled_autograd_id")
     frame = f"{metadata.get('frame_id', '-')}/{metadata.get('frame_compile_id', '-')}"
-    return frame if autograd is None else f"!{autograd}/{frame}" if "frame_id" in metadata else f"!{autograd}"
+    autograd = metadata.get("compiled_autograd_id")
+    if autograd is None:
+        return frame
+    if "frame_id" in metadata:
+        return f"!{autograd}/{frame}"
+    return f"!{autograd}"
 
 
 class _Mute(logging.Filter):
@@ -96,21 +111,33 @@ class _Mute(logging.Filter):
         for handler in logging.getLogger(_LOGGER).handlers:
             if _is_pytests(handler) and handler not in self.muted:
                 self.muted.append(handler)
-                handler.addFilter(_of_others)
+                handler.addFilter(_is_of_others)
         return True
 
-    def undo(self) -> None:
+    def unmute(self) -> None:
+        """Let pytest's handlers be as they were."""
         for handler in self.muted:
-            handler.removeFilter(_of_others)
+            handler.removeFilter(_is_of_others)
 
 
 def _is_pytests(handler: logging.Handler) -> bool:
     return type(handler).__module__ == "_pytest.logging"
 
 
-def _of_others(record: logging.LogRecord) -> bool:
+def _is_of_others(record: logging.LogRecord) -> bool:
     """Whether a record is none of the trace's."""
     return record.name != _LOGGER
+
+
+def _event_name(metadata: Any) -> str:
+    """What a record is about; empty where it is none of torch's, or of no interest."""
+    if isinstance(metadata, dict):
+        for name in metadata:
+            if name not in _CONTEXT:
+                if name in _IGNORED or name.startswith("describe_"):
+                    return ""
+                return str(name)
+    return ""
 
 
 class _Handler(logging.Handler):
@@ -122,55 +149,68 @@ class _Handler(logging.Handler):
         if self.watch.thread.attempts:
             self.watch.thread.attempts[-1].heard = True
         metadata = getattr(record, "metadata", None)
-        name = next((k for k in metadata if k not in _CONTEXT), "") if isinstance(metadata, dict) else ""
-        if metadata is None or not name or name in _IGNORED or name.startswith("describe_"):
+        name = _event_name(metadata)
+        if metadata is None or not name:
             return
         try:
-            self._read(name, metadata, getattr(record, "payload", None))
+            self._read_record(name, metadata, getattr(record, "payload", None))
         except Exception as error:  # must not fail the run that is watched, nor be hidden
             self.watch.note_loss(f"trace record {name!r}: {type(error).__name__}: {error}")
 
-    def _read(self, name: str, metadata: dict[str, Any], payload: Any) -> None:
+    def _read_record(self, name: str, metadata: dict[str, Any], payload: Any) -> None:
         if name == "artifact":
             name = metadata["artifact"]["name"]
-        attempt = self.watch.thread.attempts[-1] if self.watch.thread.attempts else None
+        attempt = None
+        if self.watch.thread.attempts:
+            attempt = self.watch.thread.attempts[-1]
+        # The first three come without an attempt too: autograd's thread compiles a backward, and Dynamo is not asked.
         if name == "dynamo_graph_break_reason":
-            self._graph_break(str(payload), compile_id(metadata), attempt)
-        elif name == "recompile_reasons" and attempt:
-            attempt.reasons = decisions.read_failed_guards(attempt, payload)
-        elif name == "compilation_metrics" and attempt:
-            attempt.metrics = metadata[name]
+            self._enter_break(str(payload), compile_id(metadata), attempt)
         elif name == "bwd_compilation_metrics":
-            self._backward(compile_id(metadata), metadata[name])
+            self._enter_backward(compile_id(metadata), metadata[name])
         elif name in STAGES:
-            for ledger, _root in self.watch.ledgers:
-                if ledger.keep_texts:
-                    ledger.add(Text(compile_id(metadata), STAGES[name], str(payload), ledger.label))
-        elif (cache := _CACHE.match(name)) and attempt:
-            attempt.caches.append(f"{'fx' if cache[1] == 'fx_graph' else 'aot'} {cache[2]}")
+            self._keep_text(compile_id(metadata), STAGES[name], payload)
+        elif attempt is None:
+            return
+        elif name == "recompile_reasons":
+            attempt.reasons = decisions.read_failed_guards(attempt, payload)
+        elif name == "compilation_metrics":
+            attempt.metrics = metadata[name]
+        elif cache := _CACHE.match(name):
+            attempt.caches.append(f"{_CACHE_NAMES[cache[1]]} {cache[2]}")
 
-    def _graph_break(self, text: str, of: str, attempt: Attempt | None) -> None:
-        code, lines, at = ("", ""), Attempt().lines, ("", 0, "")
-        if self.watch.thread.regions:
-            self.watch.broken.add(self.watch.callable_place(self.watch.thread.regions[-1]))
+    def _keep_text(self, of: str, stage: str, payload: Any) -> None:
+        for ledger, _root in self.watch.ledgers:
+            if ledger.keep_texts:
+                ledger.add(Text(of, stage, str(payload), ledger.label))
+
+    def _enter_break(self, text: str, of: str, attempt: Attempt | None) -> None:
+        watch = self.watch
+        if watch.thread.regions:
+            watch.broken.add(watch.place_of(watch.thread.regions[-1]))
+        traced = graph_breaks.TracedCode()
         if attempt:
-            code, lines, at = attempt.code, attempt.lines, (attempt.file, attempt.line, attempt.function)
-        for ledger, root in self.watch.ledgers:
-            found = graph_breaks.parse_break(text, root=root, during=ledger.label, compile_id=of, traced=code,
-                                       lines=lines, outermost=at)  # fmt: skip
+            traced = attempt.traced
+        for ledger, root in watch.ledgers:
+            found = graph_breaks.parse_break(text, root=root, during=ledger.label, compile_id=of, traced=traced)
+            # Told as an eager frame, when the frame is decided on.
             if graph_breaks.is_limit(found.reason):
                 return
             found = ledger.add(found)
             if attempt:
                 attempt.breaks.append(found)
-        if self.watch.ledgers and (name := graph_breaks.disabled_function(found)):
+        if watch.ledgers and (name := graph_breaks.disabled_function(found)):
             eager = EagerFrame(name, found.file, found.line, "torch.compiler.disable", "disabled")
-            self.watch.give_up(Attempt(), eager)
+            watch.give_up(Attempt(), eager)
 
-    def _backward(self, of: str, metrics: dict[str, Any]) -> None:
+    def _enter_backward(self, of: str, metrics: dict[str, Any]) -> None:
         for ledger, _root in self.watch.ledgers:
-            forward = next((c for c in reversed(ledger.compiles) if c.compile_id == of), None)
-            where = (forward.function, forward.file, forward.line) if forward else ("", "", 0)
+            # It is compiled in the name of its forward, the last one: numbers begin anew after a reset.
+            where = Place("", "", 0)
+            for compiled in reversed(ledger.compiles):
+                if compiled.compile_id == of:
+                    where = Place(compiled.function, compiled.file, compiled.line)
+                    break
             ledger.add(Compile(
                 *where, of, "backward", during=ledger.label, seconds=(metrics.get("duration_us") or 0) / 1e6,
                 seconds_in=seconds_in(metrics),

@@ -9,20 +9,17 @@ import contextlib
 import threading
 import types
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 from pytest_torchcompile.ledger.entries import cache_entries, guards_of
-from pytest_torchcompile.ledger.in_progress import Attempt, Region
+from pytest_torchcompile.ledger.in_progress import Attempt, Place, Region
 from pytest_torchcompile.ledger.ledger import Ledger
-from pytest_torchcompile.ledger.records import Compile, CudagraphSkip, EagerFrame, Failure
+from pytest_torchcompile.ledger.records import EagerFrame, Record
 from pytest_torchcompile.ledger.users import Functions, compiled_object, compiled_parts, runs_later
 
-__all__ = ["Awaited", "Hook", "Place", "Watch"]
+__all__ = ["Awaited", "Hook", "Watch"]
 
 R = TypeVar("R")
-Place = tuple[str, str, int]
-"""Function, file and line."""
 Hook: TypeAlias = "Callable[[Watch], contextlib.AbstractContextManager[None]]"
 """Installs itself for a watch while a block runs."""
 
@@ -41,13 +38,17 @@ class Awaited:
     """A module or function of which it's asked whether a compiled call of it ran a graph."""
 
     def __init__(self, model: Any) -> None:
+        # Parts may be compiled by themselves, as regional compilation does. Held, so that no id is used again.
         self.functions = {id(part): part for part in compiled_parts(model)}
-        self.called = self.ran = False
+        self.called = False
+        self.ran = False
 
     def note_call(self, region: Region, ran: bool) -> None:
         """A compiled callable was called; was it this one, or a part of it?"""
         if id(compiled_object(region.function)) in self.functions:
-            self.called, self.ran = True, self.ran or ran or runs_later(region.function)
+            self.called = True
+            # A coroutine's graphs run when it is awaited, after the call that makes it.
+            self.ran = self.ran or ran or runs_later(region.function)
 
 
 class Watch:
@@ -64,6 +65,8 @@ class Watch:
         """Compiled callables in which a graph broke."""
         self.finished: dict[int, tuple[int, float]] = {}
         """Code, by its identity, to the thread that compiled it last, and when."""
+        # Code objects with equal contents are equal, so they are known here by their identity. They are held beside it,
+        # or another code could get the same identity later.
         self.eager: dict[int, types.CodeType] = {}
         """Code that is known to run eagerly, by its identity."""
         self.limited: dict[int, types.CodeType] = {}
@@ -72,8 +75,8 @@ class Watch:
         self.awaited: list[Awaited] = []
         """What is waited for to run compiled; looking costs time in each call, so nothing is that has run."""
         self.marker: Callable[[str], contextlib.AbstractContextManager[Any]] | None = None
-        """Opened around each graph that runs, with its compile id, and, with an empty one, around each compile: for an
-        instrument that needs the borders."""
+        """Opened around each graph that runs, with its compile id, for a gauge that needs the borders. Around each
+        compile it is opened with an empty one."""
         self.on_purpose = 0
         """Blocks in which everything runs eagerly on purpose (``eager_on_purpose``)."""
         self.lock = threading.RLock()
@@ -83,10 +86,12 @@ class Watch:
         """Begin to report to a ledger."""
         with self.lock:
             if not self.ledgers:
+                # If a hook cannot be installed, those before it are taken out again.
                 with contextlib.ExitStack() as hooks:
                     for hook in self.hooks:
                         hooks.enter_context(hook(self))
                     self._hooks = hooks.pop_all()
+            # A new list, never a changed one: counters of graphs tell by its identity that a ledger came or went.
             self.ledgers = [*self.ledgers, (ledger, root)]
 
     def close(self, ledger: Ledger) -> None:
@@ -94,6 +99,7 @@ class Watch:
         with self.lock:
             self.ledgers = [entry for entry in self.ledgers if entry[0] is not ledger]
             if not self.ledgers:
+                # What was learned holds while the hooks see everything, and not longer.
                 self.given_up.clear()
                 self.broken.clear()
                 self.eager.clear()
@@ -103,14 +109,15 @@ class Watch:
                 self.thread = _Thread()
                 self._hooks.close()
 
-    def add(self, record: Compile | EagerFrame | Failure | CudagraphSkip) -> None:
+    def add(self, record: Record) -> None:
         """Enter a record in every open ledger, each with its own label."""
         for ledger, _root in self.ledgers:
-            ledger.add(replace(record, during=ledger.label))
+            ledger.add(record.labelled(ledger.label))
 
     def wait_for(self, model: Any) -> Awaited:
         """Note from here on whether compiled calls of a model, or of a part of it, run a graph."""
-        self.awaited.append(awaited := Awaited(model))
+        awaited = Awaited(model)
+        self.awaited.append(awaited)
         return awaited
 
     def end_call(self, region: Region, ran: bool) -> None:
@@ -119,9 +126,9 @@ class Watch:
             awaited.note_call(region, ran)
         self.awaited = [awaited for awaited in self.awaited if not awaited.ran]
 
-    def callable_place(self, region: Region) -> Place:
+    def place_of(self, region: Region) -> Place:
         """The compiled callable that a region is a call of."""
-        return self.functions.of_callable(region.function)
+        return self.functions.place_of(region.function)
 
     def give_up(self, attempt: Attempt, eager: EagerFrame) -> None:
         """Enter a frame that runs eagerly from now on."""
@@ -140,14 +147,17 @@ class Watch:
 
         :param made: the guarded code that this attempt ended with.
         """
-        thread, when = self.finished.get(id(attempt.frame_code), (0, 0.0))
-        if attempt.frame_code is None or thread == threading.get_ident() or when <= attempt.begun:
+        code = attempt.frame_code
+        if code is None:
+            return False
+        thread, when = self.finished.get(id(code), (0, 0.0))
+        if thread == threading.get_ident() or when <= attempt.begun:
             return False
         if any(reason.guard.startswith("Unexpected recompilation") for reason in attempt.reasons):
             return True
         new = set(guards_of(made.guard_manager))
-        entries = cache_entries(attempt.frame_code)
-        return bool(new) and any(new == set(guards_of(entry.guard_manager)) for entry in entries)
+        # Without the names of guards (torch has none to give) nothing can be told.
+        return bool(new) and any(new == set(guards_of(entry.guard_manager)) for entry in cache_entries(code))
 
     def run_guarded(self, work: Callable[..., R], *args: Any) -> R | None:
         """Do some bookkeeping. If it fails, the run that is watched goes on, and the ledgers say what they lack."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcompile.ledger.break_text import disabled_function, headlines, is_limit, parse_break, same_place
+from pytest_torchcompile.ledger.break_text import Frame, TracedCode, disabled_function, headlines, is_limit, parse_break
 
 TEXT = '''Graph break in user code at /src/net.py:24
 Graph Break Reason: Encountered graph break when attempting to trace CALL: a function call, e.g. f(x, y):
@@ -79,8 +79,8 @@ torch._dynamo.exc.Unsupported: Attempt to trace generator
 
 def test_all_parts():
     """Headline, id, link, place, hint, explanation, the stack without callers of the traced function."""
-    outermost = ("/src/net.py", 28, "Net.forward")
-    found = parse_break(TEXT, traced=("/src/net.py", "forward"), outermost=outermost, during="c")
+    traced = TracedCode("/src/net.py", "forward", function=Frame("/src/net.py", 28, "Net.forward"))
+    found = parse_break(TEXT, traced=traced, during="c")
     assert found.reason == "Call to `torch._dynamo.graph_break()`"
     assert (found.gb_id, found.link) == ("gb0025", "https://docs.example.org/gb/gb0025.html")
     assert (found.file, found.line, found.function) == ("/src/net.py", 24, "helper")
@@ -92,7 +92,8 @@ def test_all_parts():
 
 def test_a_break_in_the_traced_function_bears_its_full_name():
     """The stack knows the bare name only."""
-    found = parse_break(TORCH_2_8, traced=("/src/net.py", "forward"), outermost=("/src/net.py", 10, "Net.forward"))
+    traced = TracedCode("/src/net.py", "forward", function=Frame("/src/net.py", 10, "Net.forward"))
+    found = parse_break(TORCH_2_8, traced=traced)
     assert found.function == "Net.forward"
 
 
@@ -100,8 +101,8 @@ def test_the_traced_function_is_told_from_another_of_its_name():
     """A method and that of its base class are both called forward; the line says which of them is traced."""
     text = TORCH_2_8.partition("User code traceback:")[0] + ('User code traceback:\n  File "/src/net.py", line 12, in '
            'forward\n    super().forward(x)\n  File "/src/net.py", line 4, in forward\n    n = x.item()\n')
-    outermost = ("/src/net.py", 10, "B.forward")
-    found = parse_break(text, traced=("/src/net.py", "forward"), lines=(10, 13), outermost=outermost)
+    traced = TracedCode("/src/net.py", "forward", 10, 13, Frame("/src/net.py", 10, "B.forward"))
+    found = parse_break(text, traced=traced)
     assert (found.line, found.function) == (4, "forward")
     assert found.stack == ("net.py:4 in forward", "net.py:12 in forward")
 
@@ -120,7 +121,7 @@ def test_torch_2_8_has_no_ids():
     assert (found.gb_id, found.link) == ("", "")
     assert found.reason == "Unsupported Tensor.item() call with capture_scalar_outputs=False"
     assert (found.line, found.hint) == (12, "Set `torch._dynamo.config.capture_scalar_outputs = True`.")
-    assert same_place(found) == ("/src/net.py", 12, found.reason)
+    assert found.place == ("/src/net.py", 12, found.reason)
 
 
 def test_the_format_of_breaks_from_outside_of_tracing():
@@ -143,7 +144,7 @@ def test_a_break_in_pythons_library_is_at_the_users_line():
 def test_a_break_in_torchs_own_frame_is_the_functions_that_it_wraps():
     """Where all frames are torch's, the user's function around them is the place."""
     text = TORCH_2_8.replace("/src/net.py", "/v/site-packages/torch/_dynamo/external_utils.py")
-    found = parse_break(text, outermost=("/src/net.py", 8, "Net.forward"))
+    found = parse_break(text, traced=TracedCode(function=Frame("/src/net.py", 8, "Net.forward")))
     assert (found.file, found.line, found.function, found.owner) == ("/src/net.py", 8, "Net.forward", "mine")
     bare = parse_break(text)
     assert (bare.line, bare.owner) == (12, "torch")

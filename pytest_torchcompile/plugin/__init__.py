@@ -42,7 +42,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help, **value)
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-json-report looks at its own option
+# Before pytest-json-report looks at its own option.
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Declare the markers, and hand over to the matrix session if one is asked for."""
     for marker in MARKERS:
@@ -50,28 +51,34 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(fixtures, "torchcompile-fixtures")
     _fix_seed(config)
     if config.getoption("compile_matrix") is None:
-        for option in (_BY_NAME[name] for name in _OF_CELLS):
-            if config.getoption(option.ini):
-                raise pytest.UsageError(f"{option.flag} is about the cells of a matrix, and none is asked for; add "
-                                        "--compile-matrix, or take it off")
-        if any(_setting(config, _BY_NAME[name]) != _BY_NAME[name].default for name in _FUZZ):
-            fuzz_options(config)  # a bad value is told now, not by the first test that is fuzzed
-        if getattr(config.option, "json_report", False):
-            from pytest_torchcompile.plugin.test_lane import report_tests
-
-            report_tests(config, None)
+        _configure_without_matrix(config)
         return
     _give_back_what_is_no_matrix(config)
     from pytest_torchcompile.errors import UsageError
-    from pytest_torchcompile.plugin.beside import refuse_options
-    from pytest_torchcompile.plugin.startup import start
+    from pytest_torchcompile.plugin.startup import refuse_options, start_matrix
     from pytest_torchcompile.run.settings import Settings
 
     try:
         refuse_options(config.getoption)
-        start(config, Settings.read(lambda option: _setting(config, option)))
+        start_matrix(config, Settings.read(lambda option: _option_value(config, option)))
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def _configure_without_matrix(config: pytest.Config) -> None:
+    """Refuse options that only a matrix has use for, and report the tests that use our fixtures."""
+    for name in _OF_CELLS:
+        option = _BY_NAME[name]
+        if config.getoption(option.ini):
+            raise pytest.UsageError(f"{option.flag} is about the cells of a matrix, and none is asked for; add "
+                                    "--compile-matrix, or take it off")
+    # A bad value is told now, not by the first test that is fuzzed.
+    if any(_option_value(config, _BY_NAME[name]) != _BY_NAME[name].default for name in _FUZZ):
+        fuzz_options(config)
+    if getattr(config.option, "json_report", False):
+        from pytest_torchcompile.plugin.test_lane import report_tests
+
+        report_tests(config, None)
 
 
 def _mark_earlier_report(config: pytest.Config | None) -> None:
@@ -89,7 +96,8 @@ def _mark_earlier_report(config: pytest.Config | None) -> None:
     from pytest_torchcompile.report.earlier import later_run_mark, left_by_earlier_runs, mark_earlier
 
     for path in left_by_earlier_runs(config.rootpath, config.invocation_params.dir, arguments):
-        with contextlib.suppress(OSError):  # the run itself says that it can't write there
+        # The run itself says that it can't write there.
+        with contextlib.suppress(OSError):
             mark_earlier(path, later_run_mark(arguments))
 
 
@@ -101,8 +109,8 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     from pytest_torchcompile.faults.selftest import selftest
 
     try:
-        return selftest(_setting(config, _BY_NAME["selftest"]), partial(print, flush=True),
-                        _setting(config, _BY_NAME["selftest-device"]))
+        return selftest(_option_value(config, _BY_NAME["selftest"]), partial(print, flush=True),
+                        _option_value(config, _BY_NAME["selftest-device"]))
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -110,15 +118,19 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
 def _give_back_what_is_no_matrix(config: pytest.Config) -> None:
     """In ``pytest --compile-matrix tests`` argparse takes ``tests`` for the option's value: it is pytest's."""
     given = config.option.compile_matrix
-    if given and not names_matrix(given):
-        config.option.compile_matrix = ""
-        named = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
-        config.args, config.args_source = [given, *named], pytest.Config.ArgsSource.ARGS
+    if not given or names_matrix(given):
+        return
+    config.option.compile_matrix = ""
+    named: list[str] = []
+    # Otherwise they are of the ini file or the folder that pytest was started in, which a typed one replaces.
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        named = config.args
+    config.args, config.args_source = [given, *named], pytest.Config.ArgsSource.ARGS
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """The seed of fuzzing, if it is not the one that every run has."""
-    seed = _setting(config, _BY_NAME["fuzz-seed"])
+    seed = _option_value(config, _BY_NAME["fuzz-seed"])
     return [] if seed == "0" else [f"torch.compile fuzzing: --compile-fuzz-seed={seed}"]
 
 
@@ -127,7 +139,7 @@ def fuzz_options(config: pytest.Config) -> FuzzOptions:
     from pytest_torchcompile.errors import UsageError
     from pytest_torchcompile.fuzz.fuzz_options import FuzzOptions
 
-    examples, seconds, seed = (str(_setting(config, _BY_NAME[name])) for name in _FUZZ)
+    examples, seconds, seed = (str(_option_value(config, _BY_NAME[name])) for name in _FUZZ)
     try:
         return FuzzOptions.read(examples, seconds, seed, config.rootpath)
     except UsageError as error:
@@ -135,19 +147,22 @@ def fuzz_options(config: pytest.Config) -> FuzzOptions:
 
 
 _BY_NAME = {option.name: option for option in OPTIONS}
+# What a run without a matrix can do nothing with.
 _OF_CELLS = ("checks", "shard", "baseline")
 _FUZZ = ("fuzz-examples", "fuzz-seconds", "fuzz-seed")
 
 
 def _fix_seed(config: pytest.Config) -> None:
     """Draw the seed ``random`` once, before xdist hands the options to its workers."""
-    if _setting(config, _BY_NAME["fuzz-seed"]) == "random":
+    if _option_value(config, _BY_NAME["fuzz-seed"]) == "random":
         import random
 
         config.option.compile_fuzz_seed = str(random.SystemRandom().randrange(1, 10**9))
 
 
-def _setting(config: pytest.Config, option: Option) -> Any:
+def _option_value(config: pytest.Config, option: Option) -> Any:
     """Command line before ini file before default."""
     given = config.getoption(option.ini)
-    return config.getini(option.ini) if given is None or given == "" else given
+    if given is None or given == "":
+        return config.getini(option.ini)
+    return given

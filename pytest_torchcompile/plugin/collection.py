@@ -15,7 +15,6 @@ from pytest_torchcompile.gate.baseline_summary import compare_with_baseline
 from pytest_torchcompile.observation import NO_RANK, Judgement
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.plan.shards import cells_of_shard
-from pytest_torchcompile.plugin.beside import TIMES_ITEMS, is_rerun
 from pytest_torchcompile.plugin.outside import Named
 from pytest_torchcompile.plugin.rank_supply import CellNotRun, RankSupply
 from pytest_torchcompile.quantity import first_names
@@ -33,6 +32,8 @@ from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["CellNode", "CheckFailure", "CheckItem", "MatrixFile", "MatrixSession"]
 
+TIMES_ITEMS = "timeout"
+"""pytest-timeout, by the name of its plugin and of its marker. It would end the waiting for a cell, not the cell."""
 SECONDS_KEY = "compile-matrix/seconds"
 """Where pytest's cache keeps how long each cell took, so that the next run starts the longest first."""
 PROPERTY = "compile_matrix"
@@ -50,7 +51,7 @@ class CheckItem(pytest.Item):
 
     def runtest(self) -> None:
         """Have the cell run, unless an item before this one did, and report this check's verdict."""
-        result = self.parent.result()
+        result = self.parent.cell_result()
         judgement = result.judgements[self.name]
         self.config.stash[SESSION].judged[self.nodeid] = (result, judgement)
         if self.first_of_cell:
@@ -63,8 +64,10 @@ class CheckItem(pytest.Item):
             case "error" if (failure := result.observation.failure) and failure.kind == NO_RANK:
                 raise CellNotRun(harmless_text(failure.message))
             case verdict if verdict != "pass":
-                alone = self.parent.reproduction() if self.name in self.parent.reproducible() else ""
-                raise CheckFailure(failure_text(self.name, result.judgements, self.again, alone))
+                alone = ""
+                if self.name in self.parent.reproducible_checks():
+                    alone = self.parent.write_reproduction()
+                raise CheckFailure(failure_text(self.name, result.judgements, self.rerun_command, alone))
 
     @property
     def first_of_cell(self) -> bool:
@@ -72,7 +75,7 @@ class CheckItem(pytest.Item):
         return self.name == self.parent.selected[0]
 
     @property
-    def again(self) -> str:
+    def rerun_command(self) -> str:
         """The command that runs this item again."""
         given = self.parent.parent.session_of.settings.matrix
         return f"pytest --compile-matrix={given} '{self.nodeid}'"
@@ -89,7 +92,7 @@ class CheckItem(pytest.Item):
         if "." in title:
             # Where a title ends the node id, pytest shows its dots as "::" under -v. With a blank it does not end it.
             title += " "
-        return self.path, self.parent.line, title
+        return self.path, self.parent.model_line, title
 
 
 class CellNode(pytest.Collector):
@@ -102,36 +105,37 @@ class CellNode(pytest.Collector):
         self.planned = planned
         self.own_markers.append(pytest.mark.compile_cell(**planned.cell.axes).mark)
         if self.config.pluginmanager.hasplugin(TIMES_ITEMS):
-            self.own_markers.append(pytest.mark.timeout(0).mark)  # --compile-timeout ends a cell with its process
+            # Not at all: --compile-timeout ends a cell with its process.
+            self.own_markers.append(pytest.mark.timeout(0).mark)
         self.selected: list[str] = []
         """The checks of this cell that are run: all, less what ``-k``, ``-m`` or a node id left out."""
         self._reproduced = False
 
     @property
-    def line(self) -> int:
+    def model_line(self) -> int:
         """Line of the cell's model in the matrix file, counted from 0 as pytest does."""
         where = self.parent.matrix.models[self.planned.cell.model].where
         return int(where.rsplit(":", 2)[-2]) - 1
 
-    def applicable(self) -> list[str]:
+    def applicable_checks(self) -> list[str]:
         """The checks that the run asks for and that have something to judge in the cell's phase."""
         return self.parent.matrix.checks_of(self.planned, self.parent.session_of.settings.checks)
 
     def collect(self) -> Iterator[CheckItem]:
         """One item for each check."""
-        for name in self.applicable():
+        for name in self.applicable_checks():
             if self.parent.session_of.named.has(self.name, name):
                 yield CheckItem.from_parent(self, name=name)
 
-    def result(self) -> CellResult:
+    def cell_result(self) -> CellResult:
         """What came of the cell; it runs when this is first asked."""
-        return self.parent.session_of.execution.result(self.planned, self.selected, self.applicable())
+        return self.parent.session_of.execution.cell_result(self.planned, self.selected, self.applicable_checks())
 
-    def reproducible(self) -> dict[str, str]:
+    def reproducible_checks(self) -> dict[str, str]:
         """The checks that a file without the matrix would fail as well, and what each says; in one process, that is."""
         if Wrapping.read(self.planned.cell.wrapper).ranks > 1:
             return {}
-        result = self.result()
+        result = self.cell_result()
         return {name: judgement.problems[0].message for name, judgement in result.judgements.items()
                 if is_reproducible(name, judgement, result.observation)}
 
@@ -145,13 +149,13 @@ class CellNode(pytest.Collector):
         remove = partial(self.reproduction_file.unlink, missing_ok=True)
         self.parent.session_of.journal.trouble.try_writing(self.reproduction_file, remove)
 
-    def reproduction(self) -> str:
+    def write_reproduction(self) -> str:
         """The command that runs such a file; the first item that asks has it written. Empty where it can't be."""
         cell, matrix, file = self.planned.cell, self.parent.matrix, self.reproduction_file
         if not self._reproduced:
             self._reproduced = True
-            text = reproduction_text(cell, matrix.models[cell.model], Path(matrix.root), file, self.reproducible(),
-                                     self.planned.limits)
+            text = reproduction_text(cell, matrix.models[cell.model], Path(matrix.root), file,
+                                     self.reproducible_checks(), self.planned.limits)
             self.parent.session_of.journal.trouble.try_writing(file, partial(replace_file, file, text))
         if not file.exists():
             return ""
@@ -188,7 +192,8 @@ class MatrixSession:
         self.torchrun, self.baseline = torchrun, baseline
         self.planned = cells_of_shard(matrix.cells, *settings.shard)
         self.judged: dict[str, tuple[CellResult, Judgement]] = {}
-        self.is_worker = hasattr(config, "workerinput")  # of xdist
+        # Of xdist; the controller has all verdicts.
+        self.is_worker = hasattr(config, "workerinput")
         self.execution = Execution(matrix, settings, torchrun=self.torchrun)
         self.journal = Journal(matrix, self.planned, settings, own_file(config.rootpath, self.torchrun, JOURNAL_FILE))
         config.pluginmanager.register(RankSupply(config, settings, self.execution), "compile-matrix-ranks")
@@ -216,8 +221,9 @@ class MatrixSession:
     def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, Any, Any]:
         """A matrix that pytest does not look up hangs on the session."""
         report = yield
-        if (name := self.named.node_id) and isinstance(collector, pytest.Session) and report.passed:
-            report.result.append(MatrixFile.from_parent(collector, path=self.matrix.path, nodeid=name))
+        node_id = self.named.node_id
+        if node_id and isinstance(collector, pytest.Session) and report.passed:
+            report.result.append(MatrixFile.from_parent(collector, path=self.matrix.path, nodeid=node_id))
         return report
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -227,19 +233,21 @@ class MatrixSession:
                 item.parent.selected.append(item.name)
         self.journal.expect_items(item.nodeid for item in session.items)
 
-    @pytest.hookimpl(optionalhook=True)  # xdist may be switched off
+    # Optional: xdist may be switched off.
+    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: Sequence[str]) -> None:
         """Under xdist the controller collects nothing itself: the workers tell what will be judged."""
         self.journal.expect_items(ids)
 
-    @pytest.hookimpl(optionalhook=True)  # xdist may be switched off
+    # Optional: xdist may be switched off.
+    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
         """Keep a cell's items on one worker, longest cells first, unless another --dist was asked for."""
         if config.getoption("dist") != "load":
             return None
         from pytest_torchcompile.plugin.scheduling import CellScheduling, cell_families
 
-        return CellScheduling(config, log, self._seconds(), cell_families(self.planned))
+        return CellScheduling(config, log, self._known_seconds(), cell_families(self.planned))
 
     # running
 
@@ -259,14 +267,19 @@ class MatrixSession:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep and journal each verdict where it arrives: in the controller, or in the only process."""
-        if not self.is_worker and not is_rerun(report):
-            carried = getattr(report, PROPERTY, None)
-            if carried is not None:
-                self.journal.add_verdict(json.loads(carried))
-            elif str(report.when) == "???":  # xdist's name for the stage in which a worker died
-                self.journal.add_lost_item(report.nodeid, str(report.longrepr))
+        # pytest-rerunfailures will run an item again: this report is not its last, and not its verdict.
+        will_run_again = str(report.outcome) == "rerun"
+        if self.is_worker or will_run_again:
+            return
+        carried = getattr(report, PROPERTY, None)
+        if carried is not None:
+            self.journal.add_verdict(json.loads(carried))
+        elif str(report.when) == "???":
+            # xdist's name for the stage in which a worker died.
+            self.journal.add_lost_item(report.nodeid, str(report.longrepr))
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest-json-report writes its file in this hook
+    # First of all: pytest-json-report writes its file in this hook.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
         """A planned verdict that never came fails the run; so does a mistake in the matrix found late."""
         if not self.is_worker and not self.config.option.collectonly:
@@ -275,22 +288,24 @@ class MatrixSession:
             elif session.exitstatus == pytest.ExitCode.OK and self.journal.not_run():
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
             elif not self.planned and self.settings.shard[1] > 1 and session.exitstatus == 5:
-                session.exitstatus = pytest.ExitCode.OK  # no tests (5), but as planned: more shards than cells
+                # No tests (5), but as planned: there are more shards than cells.
+                session.exitstatus = pytest.ExitCode.OK
             self.journal.finish(int(session.exitstatus))
             self._keep_seconds()
-            if not hasattr(self.config, "_json_report"):  # -p no:pytest_jsonreport: our block alone
-                self._save({"compile_matrix": self.journal.block()})
+            if hasattr(self.config, "_json_report"):
+                self._take_over_saving()
             else:
-                self._save_whole()
+                # -p no:pytest_jsonreport: our block alone.
+                self._save_report({"compile_matrix": self.journal.block()})
         result = yield
-        if not self.is_worker and not self.config.option.collectonly and self._unsaved():
+        if not self.is_worker and not self.config.option.collectonly and self._why_unsaved():
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
         if self.torchrun and self.torchrun.rank and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
             # Rank 0 says so. Of a process that fails torchrun ends all others at once, and rank 0 may not be done.
             session.exitstatus = pytest.ExitCode.OK
         return result
 
-    def _unsaved(self) -> str:
+    def _why_unsaved(self) -> str:
         """Why there is no readable report file; pytest-json-report only prints that it could not save one."""
         if self.journal.trouble.text:
             return self.journal.trouble.text
@@ -301,20 +316,21 @@ class MatrixSession:
             return f"the report {path} could not be written: {error}"
         return ""
 
-    def _save_whole(self) -> None:
+    def _take_over_saving(self) -> None:
         """Have pytest-json-report's file written by us: it writes bit by bit, and over whatever is there."""
         plugin, indent = self.config._json_report, self.config.option.json_report_indent  # type: ignore[attr-defined]
 
         def save_report(_path: str) -> None:
-            if not self._save(plugin.report, indent):
-                raise OSError("see below")  # else pytest-json-report says that it is saved
+            if not self._save_report(plugin.report, indent):
+                # Else pytest-json-report says that it is saved.
+                raise OSError("see below")
 
         plugin.save_report = save_report
 
-    def _save(self, content: dict[str, Any], indent: int | None = None) -> bool:
+    def _save_report(self, content: dict[str, Any], indent: int | None = None) -> bool:
         """Whether the report could be written."""
-        return self.journal.trouble.try_writing(self.keeper.report, partial(self.keeper.save, content, indent,
-                                                                                 self.journal.overtaken_by))
+        save = partial(self.keeper.save, content, indent, self.journal.overtaken_by)
+        return self.journal.trouble.try_writing(self.keeper.report, save)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
@@ -332,9 +348,12 @@ class MatrixSession:
         """The table of cells by backend and mode."""
         if self.config.option.collectonly:
             return
-        beside = None if self.baseline is None else compare_with_baseline(self.journal.block(), [self.baseline])
+        beside, fresh = None, None
+        if self.baseline is not None:
+            beside = compare_with_baseline(self.journal.block(), [self.baseline])
+            fresh = beside.fresh
         terminalreporter.section("torch.compile matrix", sep="-")
-        for line, markup in summary_lines(self.journal, beside.fresh if beside else None):
+        for line, markup in summary_lines(self.journal, fresh):
             terminalreporter.write_line(harmless_text(line), **markup)
         if beside is not None:
             terminalreporter.section(f"beside {self.settings.baseline}", sep="-")
@@ -346,17 +365,21 @@ class MatrixSession:
             terminalreporter.write_line(text, yellow=True)
         if self.keeper.message:
             terminalreporter.write_line(self.keeper.message)
-        if lost := self._unsaved():
+        if lost := self._why_unsaved():
             terminalreporter.write_line(lost, red=True)
 
-    def _seconds(self) -> dict[str, float]:
+    def _known_seconds(self) -> dict[str, float]:
+        """How long each cell took when it was last run here."""
         cache = getattr(self.config, "cache", None)
-        return dict(cache.get(SECONDS_KEY, {})) if cache else {}
+        if cache is None:
+            return {}
+        return dict(cache.get(SECONDS_KEY, {}))
 
     def _keep_seconds(self) -> None:
+        # -p no:cacheprovider: there is none.
         cache = getattr(self.config, "cache", None)
-        if cache:
-            cache.set(SECONDS_KEY, self._seconds() | self.journal.seconds())
+        if cache is not None:
+            cache.set(SECONDS_KEY, self._known_seconds() | self.journal.seconds())
 
 
 SESSION = pytest.StashKey[MatrixSession]()

@@ -34,8 +34,9 @@ _OUTCOMES = frozenset({"Skipped", "XFailed"})
 def dim(min: int | None = None, max: int | None = None, *, multiple_of: int = 1, choices: tuple[int, ...] = (),
         buckets: tuple[int, ...] = ()) -> Dim:
     """A named size: ``dim(1, 512, multiple_of=8)``, ``dim(choices=(4, 8))``, ``dim(buckets=(128, 256))``."""
-    return Dim(min=1 if min is None else min, max=max, multiple_of=multiple_of, choices=tuple(choices),
-               buckets=tuple(buckets))
+    if min is None:
+        min = 1
+    return Dim(min=min, max=max, multiple_of=multiple_of, choices=tuple(choices), buckets=tuple(buckets))
 
 
 def compile_shapes(
@@ -66,35 +67,39 @@ def compile_shapes(
     are no flips, and if the test takes neither. A test fails that takes ``batches`` and looks at none, in any sequence,
     and so does one with a ``where`` that nothing satisfies.
     """
-    named = {name: _dim(name, value) for name, value in dims.items()}
+    named = {name: _read_dim(name, value) for name, value in dims.items()}
     for name, text in dim_mistakes(named):
         raise UsageError(f"compile_shapes: dim {name!r}: {text}")
 
     if not flips and not varying(named):
-        raise UsageError(f"compile_shapes: {_told(named)}: no dim has more than one size, so no two sequences differ; "
-                         "give a range, like B=dim(1, 8)")
+        raise UsageError(f"compile_shapes: {_dims_text(named)}: no dim has more than one size, so no two sequences "
+                         "differ; give a range, like B=dim(1, 8)")
     if where is not None and not callable(where):
         raise UsageError(f"compile_shapes: where={where!r}; expected a function of the dims, for example "
                          f"where=lambda {', '.join(named) or 'B'}: ...")
 
     def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
-        drawn = Drawn(test, named, inputs, max_calls, flips, where, [tuple(each) for each in examples or ()])
+        sequences = [tuple(each) for each in examples or ()]
+        fuzzed = FuzzedTest(test, named, inputs, max_calls, flips, where, sequences)
 
         @functools.wraps(test)
         def searched(*args: Any, **fixtures: Any) -> None:
             __tracebackhide__ = True
-            drawn.run(args, fixtures)
+            fuzzed.run_sequences(args, fixtures)
 
-        own = [p for p in inspect.signature(test).parameters.values() if p.name not in ("batches", "sizes")]
+        # What pytest takes for the test's fixtures.
+        parameters = inspect.signature(test).parameters.values()
+        own = [parameter for parameter in parameters if parameter.name not in ("batches", "sizes")]
         hidden = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in (WATCH, FUZZ)]
-        del searched.__wrapped__  # pytest would ask it for fixtures
+        # pytest would ask it for fixtures instead.
+        del searched.__wrapped__
         searched.__signature__ = inspect.Signature([*own, *hidden])  # type: ignore[attr-defined]
         return searched
 
     return decorate
 
 
-def _dim(name: str, value: Any) -> Dim:
+def _read_dim(name: str, value: Any) -> Dim:
     if isinstance(value, Dim):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
@@ -120,8 +125,9 @@ class Batches:
 
         self.looked = True
         for place, each in enumerate(self._sequence):
-            for module in self._modules if each.training is not None else ():
-                module.train(each.training)
+            if each.training is not None:
+                for module in self._modules:
+                    module.train(each.training)
             torch.manual_seed(place)
             with self._ledger.during(repr(each)):
                 yield self._inputs(**dict(each.sizes))
@@ -131,7 +137,7 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class FuzzedTest:
     """A test with the sequences that it is run over."""
 
     test: Callable[..., Any]
@@ -151,72 +157,94 @@ class Drawn:
             raise UsageError(f"compile_shapes: {self.test.__qualname__} takes `batches`, and nothing makes them: "
                              "give inputs=, a function of the dims")
 
-    def run(self, args: tuple[Any, ...], fixtures: dict[str, Any]) -> None:
+    def run_sequences(self, args: tuple[Any, ...], fixtures: dict[str, Any]) -> None:
         """Search, and raise what the shortest failing sequence raises."""
         __tracebackhide__ = True
         from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
         from pytest_torchcompile.fuzz.search import search
-        from pytest_torchcompile.plugin.fixtures import FuzzCutShortWarning
 
         ledger, (options, limits, heaviest) = fixtures.pop(WATCH), fixtures.pop(FUZZ)
-        runs = _Runs(self, args, fixtures, ledger, limits, heaviest)
+        runs = _SequenceRuns(self, args, fixtures, ledger, limits, heaviest)
         for example in self.examples:
-            runs.once(example)
+            runs.run_once(example)
         others = runs.parameter_sizes()
         strategy = shape_sequences(self.dims, self.max_calls, flips=self.flips, where=self.where, others=others)
-        found = search(strategy, self.dims, runs.attempt, options.budget(), seed=options.seed,
+        result = search(strategy, self.dims, runs.examine, options.budget(), seed=options.seed,
                        database=options.database(), key=f"{self.test.__module__}:{self.test.__qualname__}",
                        first=sweep(self.dims, self.max_calls, where=self.where, others=others))
-        if found.spent == "sizes" and not found.tries:
-            raise AssertionError(f"compile_shapes: no sequence was run: {_named(self.where)} is true of no sizes that "
-                                 f"were drawn for {_told(self.dims)}; mend the condition, or widen the dims")
-        if not found.tries and not self.examples:
-            raise AssertionError(f"compile_shapes: no sequence was run: the {found.spent or 'examples'} ran out before "
-                                 "the first; give more: --compile-fuzz-seconds")
-        if found.finding is None:
-            if found.spent:
-                place = inspect.unwrap(self.test).__code__
-                text = (f"{self.test.__qualname__}: {found.examples} of {count(options.examples, 'sequence')} "
-                        f"were run, {ran_out(found.spent)}")
-                warnings.warn_explicit(text, FuzzCutShortWarning, place.co_filename, place.co_firstlineno)
-            if "batches" in runs.takes and not runs.looked:
-                raise AssertionError(f"compile_shapes: {self.test.__qualname__} takes `batches` and looked at none in "
-                                     f"{count(runs.ran, 'sequence')}: no size that was drawn was run; iterate over "
-                                     "it, as in `for batch in batches: ...`")
+        self._refuse_nothing_run(result)
+        if result.finding is None:
+            self._warn_if_cut_short(result, options)
+            runs.refuse_unread_batches()
             return
         try:
-            runs.once(found.sequence)
+            runs.run_once(result.sequence)
         except BaseException as error:
-            _explain(error, found, options)
+            _add_note(error, result, options)
             raise
-        raise AssertionError(_note(found, options) + "\n(it passed when it was run again: the test depends on "
+        raise AssertionError(_failure_note(result, options) + "\n(it passed when it was run again: the test depends on "
                              "something that is not put back between sequences)")
 
+    def _refuse_nothing_run(self, result: Result) -> None:
+        """A test that ran over no sequence has shown nothing."""
+        __tracebackhide__ = True
+        if result.tries:
+            return
+        if result.spent == "sizes":
+            condition = _condition_text(self.where)
+            raise AssertionError(f"compile_shapes: no sequence was run: {condition} is true of no sizes that were "
+                                 f"drawn for {_dims_text(self.dims)}; mend the condition, or widen the dims")
+        if not self.examples:
+            raise AssertionError(f"compile_shapes: no sequence was run: the {result.spent or 'examples'} ran out "
+                                 "before the first; give more: --compile-fuzz-seconds")
 
-class _Runs:
+    def _warn_if_cut_short(self, result: Result, options: FuzzOptions) -> None:
+        __tracebackhide__ = True
+        from pytest_torchcompile.plugin.fixtures import FuzzCutShortWarning
+
+        if result.spent:
+            place = inspect.unwrap(self.test).__code__
+            text = (f"{self.test.__qualname__}: {result.examples} of {count(options.examples, 'sequence')} were run, "
+                    f"{ran_out(result.spent)}")
+            warnings.warn_explicit(text, FuzzCutShortWarning, place.co_filename, place.co_firstlineno)
+
+
+class _SequenceRuns:
     """Runs the test over one sequence after another, each from the same state."""
 
-    def __init__(self, drawn: Drawn, args: tuple[Any, ...], fixtures: dict[str, Any], ledger: Ledger,
+    def __init__(self, fuzzed: FuzzedTest, args: tuple[Any, ...], fixtures: dict[str, Any], ledger: Ledger,
                  limits: MarkerLimits | None, heaviest: HeaviestSequence) -> None:
         from torch import nn
 
         from pytest_torchcompile.state.snapshot import StateSnapshot
 
-        self.drawn, self.args, self.fixtures, self.ledger, self.limits = drawn, args, fixtures, ledger, limits
+        self.fuzzed, self.args, self.fixtures, self.ledger, self.limits = fuzzed, args, fixtures, ledger, limits
         self.heaviest = heaviest
         self.modules = [value for value in fixtures.values() if isinstance(value, nn.Module)]
         self.snapshots = [StateSnapshot(module) for module in self.modules]
         self.flags = [(part, part.training) for module in self.modules for part in module.modules()]
-        self.takes = inspect.signature(drawn.test).parameters
+        self.takes = inspect.signature(fuzzed.test).parameters
         self.ran, self.looked = 0, False
         """Sequences that were run, and whether the test looked at the batches of any."""
         self.failed = False
 
     def parameter_sizes(self) -> set[int]:
         """Sizes that a dim may collide with: torch gives equal sizes one symbol."""
-        return {size for module in self.modules for tensor in module.parameters() for size in tensor.shape}
+        sizes: set[int] = set()
+        for module in self.modules:
+            for parameter in module.parameters():
+                sizes.update(parameter.shape)
+        return sizes
 
-    def fresh(self) -> None:
+    def refuse_unread_batches(self) -> None:
+        """A test that takes batches and looks at none has shown nothing."""
+        __tracebackhide__ = True
+        if "batches" in self.takes and not self.looked:
+            raise AssertionError(f"compile_shapes: {self.fuzzed.test.__qualname__} takes `batches` and looked at none "
+                                 f"in {count(self.ran, 'sequence')}: no size that was drawn was run; iterate over it, "
+                                 "as in `for batch in batches: ...`")
+
+    def start_fresh(self) -> None:
         """Forget what was compiled and seen, and put the modules back."""
         from pytest_torchcompile.state.torch_state import forget_compiled
 
@@ -227,17 +255,17 @@ class _Runs:
         for part, flag in self.flags:
             part.training = flag
 
-    def once(self, sequence: Sequence) -> None:
+    def run_once(self, sequence: Sequence) -> None:
         """Run the test over a sequence, and judge its limits; raises what the test raises."""
         __tracebackhide__ = True
-        self.fresh()
+        self.start_fresh()
         given: dict[str, Any] = {}
         batches = None
-        if "batches" in self.takes and self.drawn.inputs is not None:
-            given["batches"] = batches = Batches(sequence, self.drawn.inputs, self.modules, self.ledger)
+        if "batches" in self.takes and self.fuzzed.inputs is not None:
+            given["batches"] = batches = Batches(sequence, self.fuzzed.inputs, self.modules, self.ledger)
         if "sizes" in self.takes:
             given["sizes"] = [dict(each.sizes) for each in sequence]
-        self.drawn.test(*self.args, **self.fixtures, **given)
+        self.fuzzed.test(*self.args, **self.fixtures, **given)
         self.ran += 1
         self.looked = self.looked or (batches is not None and batches.looked)
         if self.limits is not None:
@@ -247,66 +275,73 @@ class _Runs:
                 raise AssertionError("compile_limits: " + "\n\n".join(problems))
         self.heaviest.note(self.ledger)
 
-    def attempt(self, sequence: Sequence) -> Examined:
+    def examine(self, sequence: Sequence) -> Examined:
         """Run the test over a sequence, for the search."""
         from pytest_torchcompile.fuzz.search import Examined, Finding
 
-        found: Finding | None = None
+        finding: Finding | None = None
         try:
-            self.once(sequence)
+            self.run_once(sequence)
         except BaseException as error:
-            # What pytest.fail raises is no Exception; nor are a skip and Ctrl-C, which are not ours.
             kind = type(error).__name__
-            if self.failed and kind in _OUTCOMES:  # a shorter sequence than one that fails: it fails no less for that
+            if self.failed and kind in _OUTCOMES:
+                # A shorter sequence than one that fails: it fails no less for that.
                 return Examined(None, len(self.ledger.graphs), 0)
+            # What pytest.fail raises is no Exception; nor are a skip and Ctrl-C, which are not ours.
             if not isinstance(error, Exception) and kind != "Failed":
                 raise
             self.failed = True
             # Which call it was is not known: the test may run all of them before it asserts.
-            found = Finding(type(error).__name__, str(error), len(sequence) - 1)
-        return Examined(found, len(self.ledger.graphs), len(sequence))
+            finding = Finding(type(error).__name__, str(error), len(sequence) - 1)
+        return Examined(finding, len(self.ledger.graphs), len(sequence))
 
 
-def _told(dims: Dims) -> str:
+def _dims_text(dims: Dims) -> str:
     """``B=dim(1, 8), S=dim(choices=(4, 8)), T='S + 1'``: the dims as they are written."""
-    return ", ".join(f"{name}={_written(each)}" for name, each in dims.items()) or "no dims"
+    return ", ".join(f"{name}={_dim_text(each)}" for name, each in dims.items()) or "no dims"
 
 
-def _written(each: Dim) -> str:
-    if each.size is not None or each.expression is not None:
-        return repr(each.expression if each.size is None else each.size)
+def _dim_text(each: Dim) -> str:
+    if each.size is not None:
+        return repr(each.size)
+    if each.expression is not None:
+        return repr(each.expression)
+    if each.buckets:
+        return f"dim(buckets={each.listed})"
     if each.listed:
-        return f"dim({'buckets' if each.buckets else 'choices'}={each.listed})"
-    multiple = f", multiple_of={each.multiple_of}" if each.multiple_of > 1 else ""
-    return f"dim({each.min}, {each.max}{multiple})"
+        return f"dim(choices={each.listed})"
+    if each.multiple_of > 1:
+        return f"dim({each.min}, {each.max}, multiple_of={each.multiple_of})"
+    return f"dim({each.min}, {each.max})"
 
 
-def _named(where: Callable[..., bool] | None) -> str:
+def _condition_text(where: Callable[..., bool] | None) -> str:
     """The condition with its place; a lambda has no other name. Without one it is the dims' expressions."""
     if where is None:
         return "what the dims' expressions ask for"
     code_ = getattr(inspect.unwrap(where), "__code__", None)
-    place = f" ({os.path.basename(code_.co_filename)}:{code_.co_firstlineno})" if code_ else ""
+    place = f" ({os.path.basename(code_.co_filename)}:{code_.co_firstlineno})" if code_ is not None else ""
     return f"where={getattr(where, '__name__', where)}{place}"
 
 
-def _note(found: Result, options: FuzzOptions) -> str:
-    lines = [f"The shortest failing sequence of shapes: {code(found.sequence)}",
-             f"  to run it first from now on: compile_shapes(..., examples=[{code(found.sequence)}])"]
-    if found.drawn != found.sequence:
-        lines.append(f"  found as {code(found.drawn)} in sequence {found.examples}, with {found.tries} tries in all")
-    if found.kept:
+def _failure_note(result: Result, options: FuzzOptions) -> str:
+    lines = [f"The shortest failing sequence of shapes: {code(result.sequence)}",
+             f"  to run it first from now on: compile_shapes(..., examples=[{code(result.sequence)}])"]
+    if result.drawn != result.sequence:
+        lines.append(f"  found as {code(result.drawn)} in sequence {result.examples}, with {result.tries} tries in all")
+    if result.kept:
         lines.append("  kept from an earlier run in .hypothesis")
-    if found.spent:
-        lines.append(f"  not shrunk to the end: the {found.spent} ran out")
+    if result.spent:
+        lines.append(f"  not shrunk to the end: the {result.spent} ran out")
     if options.seed:
         lines.append(f"  seed: --compile-fuzz-seed={options.seed}")
     return "\n".join(lines)
 
 
-def _explain(error: BaseException, found: Result, options: FuzzOptions) -> None:
-    note = _note(found, options)
-    if hasattr(error, "add_note"):  # Python 3.11
+def _add_note(error: BaseException, result: Result, options: FuzzOptions) -> None:
+    note = _failure_note(result, options)
+    # From Python 3.11.
+    if hasattr(error, "add_note"):
         error.add_note(note)
     else:
         error.args = (f"{error}\n{note}", *error.args[1:])

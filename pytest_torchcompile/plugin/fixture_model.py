@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from pytest_torchcompile.plan.markers import Combination
 
-__all__ = ["attributes", "changes", "compile_model", "quiet", "undo"]
+__all__ = ["changed_attributes", "compile_model", "ignore_warnings", "module_attributes", "undo_changes"]
 
 
 def compile_model(request: pytest.FixtureRequest, model: Any, how: Combination) -> Any:
@@ -29,18 +29,19 @@ def compile_model(request: pytest.FixtureRequest, model: Any, how: Combination) 
     if not callable(model):
         pytest.fail(f"{where}: the fixture `model` returned {model!r}; expected a torch.nn.Module or a function",
                     pytrace=False)
-    if isinstance(model, type):  # torch.compile would change the class itself, for all tests after this one
+    if isinstance(model, type):
+        # torch.compile would change the class itself, for all tests after this one.
         pytest.fail(f"{where}: the fixture `model` returned the class {model.__name__}; return an instance of it, "
                     f"{model.__name__}()", pytrace=False)
     is_module = isinstance(model, torch.nn.Module)
     if how.wrapper != "none" and not is_module:
         pytest.fail(f"{where}: the wrapper {how.wrapper!r} needs a torch.nn.Module; the fixture `model` returned "
                     f"{model!r}", pytrace=False)
-    parameter = next(model.parameters(), None) if is_module else None
-    cell = how.cell("cpu" if parameter is None else parameter.device.type)
+    cell = how.cell(_device_of(model))
+    # Looking up module:attribute puts the root folder first.
     path = list(sys.path)
     try:
-        with quiet():
+        with ignore_warnings():
             wrapper = load(how.wrapper, Path(request.config.rootpath), where, alone=True)
             settings = subject.compile_settings(cell, Path(request.config.rootpath), where)
             if not isinstance(how.backend, str):
@@ -51,10 +52,23 @@ def compile_model(request: pytest.FixtureRequest, model: Any, how: Combination) 
     except Unavailable as error:
         raise pytest.skip.Exception(str(error)) from None
     except UsageError as error:
-        text = str(error).partition("; leave it out with a rule")[0]  # the rest speaks of a matrix
-        raise pytest.fail.Exception(text if text.startswith(where) else f"{where}: {text}", pytrace=False) from None
+        # The rest speaks of a matrix.
+        text = str(error).partition("; leave it out with a rule")[0]
+        if not text.startswith(where):
+            text = f"{where}: {text}"
+        raise pytest.fail.Exception(text, pytrace=False) from None
     finally:
-        sys.path[:] = path  # looking up module:attribute puts the root folder first
+        sys.path[:] = path
+
+
+def _device_of(model: Any) -> str:
+    """The kind of device of the model's first parameter; the CPU without one."""
+    import torch
+
+    if isinstance(model, torch.nn.Module):
+        for parameter in model.parameters():
+            return parameter.device.type
+    return "cpu"
 
 
 Attributes = dict[Any, dict[str, Any]]
@@ -62,27 +76,32 @@ Attributes = dict[Any, dict[str, Any]]
 _ABSENT = object()
 
 
-def attributes(model: Any) -> Attributes:
+def module_attributes(model: Any) -> Attributes:
     """What each module inside the model holds."""
-    modules = model.modules() if hasattr(model, "modules") and not isinstance(model, type) else ()
-    return {module: dict(vars(module)) for module in modules}
+    if isinstance(model, type) or not hasattr(model, "modules"):
+        return {}
+    return {module: dict(vars(module)) for module in model.modules()}
 
 
-def changes(model: Any, kept: Attributes) -> Attributes:
+def changed_attributes(model: Any, earlier: Attributes) -> Attributes:
     """What was there before, of the attributes that a wrapper set."""
     changed: Attributes = {}
-    for module, now in attributes(model).items():
-        before = kept.get(module, now)
-        names = {name for name, value in now.items() if value is not before.get(name, _ABSENT)}
-        if names:
-            changed[module] = {name: before.get(name, _ABSENT) for name in names}
+    for module, now in module_attributes(model).items():
+        # A module that a wrapper has added has nothing to be put back.
+        before = earlier.get(module, now)
+        replaced = {}
+        for name, value in now.items():
+            if value is not before.get(name, _ABSENT):
+                replaced[name] = before.get(name, _ABSENT)
+        if replaced:
+            changed[module] = replaced
     return changed
 
 
-def undo(changed: Attributes) -> None:
-    """Put back what :func:`changes` found."""
-    for module, held in changed.items():
-        for name, value in held.items():
+def undo_changes(changed: Attributes) -> None:
+    """Put back what :func:`changed_attributes` found."""
+    for module, replaced in changed.items():
+        for name, value in replaced.items():
             if value is _ABSENT:
                 module.__dict__.pop(name, None)
             else:
@@ -90,7 +109,7 @@ def undo(changed: Attributes) -> None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def ignore_warnings() -> Iterator[None]:
     """Keep what torch warns of when it is imported from failing a test under ``-W error``."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -57,8 +57,8 @@ def compile_config(request: pytest.FixtureRequest) -> Combination:
     """How `compiled_model` is compiled: mode, dynamic, backend, wrapper, fullgraph, from the marker `compile_modes`."""
     from pytest_torchcompile.plan.markers import Combination
 
-    found: Combination = getattr(request, "param", None) or Combination()
-    return found
+    combination: Combination = getattr(request, "param", None) or Combination()
+    return combination
 
 
 @pytest.fixture
@@ -68,23 +68,24 @@ def compiled_model(request: pytest.FixtureRequest, _compile_watch: Ledger, model
 
     A module, or a function with the wrapper `none`. What a wrapper changes in the module is undone after the test.
     """
-    from pytest_torchcompile.plugin.fixture_model import attributes, changes, compile_model, undo
+    from pytest_torchcompile.plugin import fixture_model
     from pytest_torchcompile.wrappers import WRAPPERS
 
-    kept = attributes(model)
+    earlier = fixture_model.module_attributes(model)
     try:
-        call = compile_model(request, model, compile_config)
-        changed = changes(model, kept)
+        call = fixture_model.compile_model(request, model, compile_config)
+        changed = fixture_model.changed_attributes(model, earlier)
     except BaseException:
-        undo(changes(model, kept))
+        fixture_model.undo_changes(fixture_model.changed_attributes(model, earlier))
         raise
-    del kept
+    # It would keep alive what the test drops.
+    del earlier
     if compile_config.wrapper in WRAPPERS:
         from pytest_torchcompile.ledger.process_watch import watch
 
         request.node.stash[_AWAITED] = watch.wait_for(model)
     yield call
-    undo(changed)
+    fixture_model.undo_changes(changed)
 
 
 @pytest.fixture
@@ -117,14 +118,14 @@ def shape_buckets(request: pytest.FixtureRequest, _compile_watch: Ledger) -> Sha
     from pytest_torchcompile.run.counters import ShapeBuckets
 
     mark = request.node.get_closest_marker("shape_buckets")
-    sizes = read_bucket_sizes(mark.args, mark.kwargs) if mark else BucketConfig().buckets
+    sizes = read_bucket_sizes(mark.args, mark.kwargs) if mark is not None else BucketConfig().buckets
     return ShapeBuckets(sizes, _compile_watch)
 
 
 @pytest.fixture
 def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
     """The one ledger of a test; torch's state is as in a fresh process before, and as it was after."""
-    from pytest_torchcompile.plugin.fixture_model import quiet
+    from pytest_torchcompile.plugin.fixture_model import ignore_warnings
 
     for name, scope in _warmed_up(request):
         request.node.warn(WarmUpLostWarning(
@@ -133,7 +134,7 @@ def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
             "'function'"))
     leaks: list[str] = []
     with contextlib.ExitStack() as stack:
-        with quiet():
+        with ignore_warnings():
             from pytest_torchcompile.ledger import observe
             from pytest_torchcompile.state.torch_state import isolated
 
@@ -143,7 +144,7 @@ def _compile_watch(request: pytest.FixtureRequest) -> Iterator[Ledger]:
         try:
             yield ledger
         finally:
-            with quiet():
+            with ignore_warnings():
                 stack.close()
     if leaks:
         request.node.warn(StateLeakWarning(
@@ -157,7 +158,7 @@ def _compile_fuzz(request: pytest.FixtureRequest) -> tuple[FuzzOptions, MarkerLi
     from pytest_torchcompile.run.counters import HeaviestSequence
 
     request.node.stash[HEAVIEST] = heaviest = HeaviestSequence()
-    return fuzz_options(request.config), _limits(request.node), heaviest
+    return fuzz_options(request.config), _test_limits(request.node), heaviest
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -169,10 +170,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from pytest_torchcompile.plan.markers import read_combinations
 
     try:
-        found = read_combinations(mark.args, mark.kwargs)
-    except UsageError:  # told for all tests at once, after collection
+        combinations = read_combinations(mark.args, mark.kwargs)
+    except UsageError:
+        # It is told for all tests at once, after collection.
         return
-    metafunc.parametrize("compile_config", found, indirect=True, ids=[made.id for made in found])
+    ids = [combination.id for combination in combinations]
+    metafunc.parametrize("compile_config", combinations, indirect=True, ids=ids)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -181,19 +184,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mistakes: dict[tuple[str, str], str] = {}
     for item in items:
         for mark in item.iter_markers():
-            if mark.name in _NAMES and (text := _mistake(item, mark)):
-                place = f"{item.location[0]}:{(item.location[1] or 0) + 1}"
+            if mark.name not in _NAMES:
+                continue
+            text = _marker_mistake(item, mark)
+            if text:
                 # A marker of a class or module is told once, at the first of its tests.
-                mistakes.setdefault((item.location[0], text), f"{place}: {mark.name}: {text}")
-        if hasattr(item, "fixturenames") and (
-            _WATCH in item.fixturenames or item.get_closest_marker("compile_limits")
-        ):
+                mistakes.setdefault((item.location[0], text), f"{_place_of(item)}: {mark.name}: {text}")
+        if not hasattr(item, "fixturenames"):
+            continue
+        if _WATCH in item.fixturenames or item.get_closest_marker("compile_limits"):
             item.fixturenames = _watched_first(item, item.fixturenames)
-    if mistakes and hasattr(config, "workeroutput"):  # an xdist worker that raises would look like a crash
+    if not mistakes:
+        return
+    if hasattr(config, "workeroutput"):
+        # An xdist worker that raises would look like a crash.
         config.workeroutput[_MISTAKES] = list(mistakes.values())
         items.clear()
-    elif mistakes:
+    else:
         raise pytest.UsageError("\n".join(mistakes.values()))
+
+
+def _place_of(item: pytest.Item) -> str:
+    """``test_net.py:12``; pytest counts lines from 0, and has none for what is no function."""
+    file, line, _ = item.location
+    return f"{file}:{(line or 0) + 1}"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -214,8 +228,9 @@ def pytest_fixture_setup(
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
     """Take over what an xdist worker found wrong with markers."""
-    found = getattr(node, "workeroutput", {}).get(_MISTAKES, ())
-    node.config.stash.setdefault(_OF_WORKERS, {}).update(dict.fromkeys(found))
+    mistakes = getattr(node, "workeroutput", {}).get(_MISTAKES, ())
+    # As keys: every worker collects the same tests, and finds the same.
+    node.config.stash.setdefault(_OF_WORKERS, {}).update(dict.fromkeys(mistakes))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -252,10 +267,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """Say what to write where ``compiled_model`` has no fixture ``model`` to compile."""
     report = yield
-    error = call.excinfo.value if call.excinfo else None
-    if isinstance(error, pytest.FixtureLookupError) and error.argname == "model" \
-            and "compiled_model" in getattr(item, "fixturenames", ()):
-        report.longrepr = f"{item.location[0]}:{(item.location[1] or 0) + 1}: {_NO_MODEL}"
+    if call.excinfo is None or "compiled_model" not in getattr(item, "fixturenames", ()):
+        return report
+    error = call.excinfo.value
+    if isinstance(error, pytest.FixtureLookupError) and error.argname == "model":
+        report.longrepr = f"{_place_of(item)}: {_NO_MODEL}"
     return report
 
 
@@ -284,15 +300,15 @@ def gather_evidence(item: pytest.Item) -> Evidence | None:
     # A marker on a whole class may well stand on tests that compile nothing.
     own = any(mark.name == "compile_limits" for mark in getattr(item, "own_markers", ()))
     awaited = item.stash.get(_AWAITED, None)
+    model = ModelCalls(awaited.called, awaited.ran) if awaited is not None else None
     return Evidence(
-        ledger=item.stash[_LEDGER], limits=_limits(item),
+        ledger=item.stash[_LEDGER], limits=_test_limits(item),
         must_run=own or "compiled_model" in getattr(item, "fixturenames", ()),
-        asks_model=_takes(item, "compiled_model"),
-        model=None if awaited is None else ModelCalls(awaited.called, awaited.ran),
+        asks_model=_takes_fixture(item, "compiled_model"), model=model,
     )
 
 
-def _limits(item: pytest.Item) -> MarkerLimits | None:
+def _test_limits(item: pytest.Item) -> MarkerLimits | None:
     """What the markers ``compile_limits`` of a test, its class and its module say together; the nearest wins."""
     marks = list(item.iter_markers("compile_limits"))
     if not marks:
@@ -300,7 +316,8 @@ def _limits(item: pytest.Item) -> MarkerLimits | None:
     from pytest_torchcompile.plan.markers import read_limits
 
     together: dict[str, Any] = {}
-    for mark in marks:  # the nearest first
+    # The nearest first, so that what is there already wins.
+    for mark in marks:
         read_limits(mark.args, mark.kwargs)
         together = {**mark.kwargs, **together}
     return read_limits((), together)
@@ -310,19 +327,26 @@ def _watched_first(item: pytest.Item, names: list[str]) -> list[str]:
     """The names of a test's fixtures, the watch before all others of function scope: what they compile counts."""
     known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     others = [name for name in names if name != _WATCH]
-    first = next((at for at, name in enumerate(others) if name in known and known[name][-1].scope == "function"),
-                 len(others))
-    return [*others[:first], _WATCH, *others[first:]]
+    for position, name in enumerate(others):
+        # The last definition of a name is the one that the test gets.
+        if name in known and known[name][-1].scope == "function":
+            return [*others[:position], _WATCH, *others[position:]]
+    return [*others, _WATCH]
 
 
 def _warmed_up(request: pytest.FixtureRequest) -> list[tuple[str, str]]:
     """Name and scope of each fixture of the test that compiled something for more tests than this one."""
     compiled = request.config.stash.get(_COMPILED, {})
-    return [(name, scope) for (name, base), scope in compiled.items()
-            if name in request.fixturenames and request.node.nodeid.startswith(base)]
+    used: list[tuple[str, str]] = []
+    for (name, base), scope in compiled.items():
+        # By its place too: elsewhere there may be another fixture of that name.
+        if name in request.fixturenames and request.node.nodeid.startswith(base):
+            used.append((name, scope))
+    return used
 
 
 def _compiled_so_far() -> int:
+    # Not imported here: a test that has no use for torch should not wait for it.
     if "torch._dynamo.utils" not in sys.modules:
         return 0
     from pytest_torchcompile.ledger.entries import compiled_so_far
@@ -330,13 +354,13 @@ def _compiled_so_far() -> int:
     return compiled_so_far()
 
 
-def _takes(item: pytest.Item, fixture: str) -> bool:
+def _takes_fixture(item: pytest.Item, fixture: str) -> bool:
     """Whether the test itself takes a fixture; one that a fixture of its own takes may be for other tests."""
     function = getattr(item, "obj", None)
     return function is not None and fixture in inspect.signature(function).parameters
 
 
-def _mistake(item: pytest.Item, mark: pytest.Mark) -> str:
+def _marker_mistake(item: pytest.Item, mark: pytest.Mark) -> str:
     from pytest_torchcompile.errors import UsageError
     from pytest_torchcompile.plan.markers import READERS
 
@@ -350,7 +374,10 @@ def _mistake(item: pytest.Item, mark: pytest.Mark) -> str:
     user = _USERS.get(mark.name)
     own = mark in item.own_markers
     if user and own and user not in names:
-        return f"{item.name} does not use the fixture {'compiled_model' if user == 'compile_config' else user}"
+        if user == "compile_config":
+            # What the user writes: compiled_model takes the other one.
+            user = "compiled_model"
+        return f"{item.name} does not use the fixture {user}"
     callspec = getattr(item, "callspec", None)
     if mark.name == "compile_modes" and own and (callspec is None or "compile_config" not in callspec.params):
         return f"the marker of one parameter cannot make several tests of {item.name}; put it on the function"

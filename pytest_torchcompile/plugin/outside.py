@@ -17,7 +17,7 @@ from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.plan.matrix import Matrix
 from pytest_torchcompile.plan.matrix_path import is_shipped
 
-__all__ = ["Named", "named_of"]
+__all__ = ["Named", "named_parts"]
 
 
 @dataclass(frozen=True)
@@ -34,29 +34,39 @@ class Named:
         return any(part[:len(names)] == names[:len(part)] for part in self.parts)
 
 
-def named_of(typed: Sequence[str], matrix: Matrix, given: str, base: Path, rootdir: Path) -> tuple[list[str], Named]:
+def named_parts(typed: Sequence[str], matrix: Matrix, given: str, base: Path,
+                rootdir: Path) -> tuple[list[str], Named]:
     """The arguments that are left for pytest to look up, and what of the matrix is to be collected.
 
     The matrix runs alone, or after what the command line names; not twice if that names the matrix itself.
     ``typed``: the files and folders that were typed; ``given``: the matrix as typed; ``base``: where paths begin.
     Raises :class:`UsageError` for a cell or check that is not there, as pytest does for a test.
     """
-    if not is_shipped(given) and matrix.path.is_relative_to(rootdir):
-        named = any(_is_path(argument, base, matrix.path) for argument in typed)
-        return ([*typed] if named else [*typed, str(matrix.path)]), Named()
-    name = given if is_shipped(given) else matrix.path.name
-    inside: list[str] = []
+    name = given
+    if not is_shipped(given):
+        if matrix.path.is_relative_to(rootdir):
+            return _with_matrix(typed, base, matrix.path), Named()
+        name = matrix.path.name
     others: list[str] = []
-    for argument in typed:
-        names_it = argument.partition("::")[0] == name or _is_path(argument, base, matrix.path)
-        (inside if names_it else others).append(argument)
+    parts: list[tuple[str, ...]] = []
     cells = [planned.cell.id for planned in matrix.cells]
-    parts = []
-    for argument in inside:
-        names = argument.split("::")[1:]
+    for argument in typed:
+        file, *names = argument.split("::")
+        if file != name and not _is_path(argument, base, matrix.path):
+            others.append(argument)
+            continue
         _refuse_unknown(argument, names, cells)
         parts.append(tuple(names))
+    # Where nothing of it was named, all of it.
     return others, Named(name, tuple(parts) or ((),))
+
+
+def _with_matrix(typed: Sequence[str], base: Path, matrix: Path) -> list[str]:
+    """What was typed, with the matrix behind it unless it is named there."""
+    for argument in typed:
+        if _is_path(argument, base, matrix):
+            return [*typed]
+    return [*typed, str(matrix)]
 
 
 def _is_path(argument: str, base: Path, path: Path) -> bool:

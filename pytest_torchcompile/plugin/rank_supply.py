@@ -34,17 +34,22 @@ class RankSupply:
     def __init__(self, config: pytest.Config, settings: Settings, execution: Execution) -> None:
         self.config, self.settings, self.execution = config, settings, execution
         self.zygote: Zygote | None = None
-        given: dict[str, Any] | None = getattr(config, "workerinput", None)  # what xdist gives to a worker
+        # What xdist gives to a worker.
+        given: dict[str, Any] | None = getattr(config, "workerinput", None)
         self.is_worker = given is not None
         if given is not None:
             execution.workers = int(given["workercount"])
-            execution.folder = Path(given[FOLDER]) if given[FOLDER] else None
+            # Empty where cells run in the workers themselves, or where no folder could be made.
+            execution.folder = None
+            if given[FOLDER]:
+                execution.folder = Path(given[FOLDER])
             execution.unable = given[UNABLE]
 
-    @pytest.hookimpl(optionalhook=True)  # xdist may be switched off
+    # Optional: xdist may be switched off.
+    @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """Give each worker the zygote that all share."""
-        self._start()
+        self._start_zygote()
         node.workerinput[FOLDER] = str(self.execution.folder or "")
         node.workerinput[UNABLE] = self.execution.unable
 
@@ -53,7 +58,7 @@ class RankSupply:
         """Without xdist this process runs the cells: start importing torch while the matrix is collected."""
         distributed = bool(self.config.getoption("tx", None))
         if not self.is_worker and not distributed and not self.config.option.collectonly:
-            self._start()
+            self._start_zygote()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
@@ -84,9 +89,10 @@ class RankSupply:
         if self.zygote is not None:
             self.zygote.close()
 
-    def _start(self) -> None:
+    def _start_zygote(self) -> None:
         if self.settings.inprocess or self.zygote is not None or self.execution.unable:
             return
+        # It imports torch meanwhile: nobody waits for it before the first cell.
         try:
             self.zygote = Zygote()
         except OSError as error:

@@ -28,11 +28,11 @@ __all__ = ["CellScheduling", "cell_families", "cell_units"]
 
 def cell_families(planned: Iterable[PlannedCell]) -> dict[str, str]:
     """Cell id to what cells with the same graphs have in common: the model, and what its tensors are."""
-    found = {}
+    families = {}
     for each in planned:
         cell = each.cell
-        found[cell.id] = "-".join(map(str, (cell.model, cell.dtype, cell.device, cell.phase, cell.user)))
-    return found
+        families[cell.id] = "-".join(map(str, (cell.model, cell.dtype, cell.device, cell.phase, cell.user)))
+    return families
 
 
 def cell_units(collection: Sequence[str], seconds: Mapping[str, float]) -> list[list[int]]:
@@ -41,18 +41,32 @@ def cell_units(collection: Sequence[str], seconds: Mapping[str, float]) -> list[
     Items of one cell (``file.yaml::cell::check``, ``shipped:name::cell::check``) are a unit, any other item is one
     of its own. A cell that was never timed counts as long as the longest known: it is better to start it too early.
     """
-    grouped: dict[str, list[int]] = {}
+    units: dict[str, list[int]] = {}
     for index, nodeid in enumerate(collection):
-        file, *rest = nodeid.split("::")
-        key = f"{file}::{rest[0]}" if names_matrix(file) and rest else nodeid
-        grouped.setdefault(key, []).append(index)
+        cell = _cell_of(nodeid)
+        key = nodeid
+        if cell:
+            # With the file: two matrices may have a cell of one name.
+            key = f"{nodeid.partition('::')[0]}::{cell}"
+        units.setdefault(key, []).append(index)
     unknown = max(seconds.values(), default=0.0)
 
-    def cost(key: str) -> float:
-        file, _, cell = key.partition("::")
-        return seconds.get(cell, unknown) if names_matrix(file) else 0.0
+    def known_cost(key: str) -> float:
+        cell = _cell_of(key)
+        if not cell:
+            return 0.0
+        return seconds.get(cell, unknown)
 
-    return [grouped[key] for key in sorted(grouped, key=lambda k: -cost(k))]  # stable: equal costs keep their order
+    # The sort is stable: equal costs keep their order, also in reverse.
+    return [units[key] for key in sorted(units, key=known_cost, reverse=True)]
+
+
+def _cell_of(nodeid: str) -> str:
+    """The cell that an item is of; empty for what is no cell's."""
+    file, *names = nodeid.split("::")
+    if not names or not names_matrix(file):
+        return ""
+    return names[0]
 
 
 class CellScheduling(LoadScheduling):  # type: ignore[misc]  # its base is untyped
@@ -80,7 +94,7 @@ class CellScheduling(LoadScheduling):  # type: ignore[misc]  # its base is untyp
         items: list[str] = next(iter(self.node2collection.values()))
         self.collection = items
         self._units.extend(cell_units(items, self._seconds))
-        self._mirror()
+        self._mirror_pending()
         for node in self.nodes:
             self.check_schedule(node)
 
@@ -92,34 +106,49 @@ class CellScheduling(LoadScheduling):  # type: ignore[misc]  # its base is untyp
             unit = self._next_unit(node)
             self.node2pending[node].extend(unit)
             node.send_runtest_some(unit)
-        self._mirror()
+        self._mirror_pending()
         if not self._units:
             node.shutdown()
 
     def _next_unit(self, node: Any) -> list[int]:
         """Take the longest unit; of cells that were never timed, one that shares graphs with the worker's last."""
-        untimed = [unit for unit in self._units if self._family(unit)]
+        untimed = [unit for unit in self._units if self._untimed_family(unit)]
         unit = self._units[0]
         if unit in untimed:
-            others = {family for other, family in self._at.items() if other is not node and other in self.node2pending}
-            same = [each for each in untimed if self._family(each) == self._at.get(node)]
-            free = [each for each in untimed if self._family(each) not in others]
-            # Where every family is at work somewhere, the last unit: whoever works on it comes from the other end.
-            unit = (same or free or untimed[-1:])[0]
-            self._at[node] = self._family(unit)
+            unit = self._share_graphs(node, untimed)
+            self._at[node] = self._untimed_family(unit)
         self._units.remove(unit)
         return unit
 
-    def _family(self, unit: list[int]) -> str:
+    def _share_graphs(self, node: Any, untimed: list[list[int]]) -> list[int]:
+        """A unit of the worker's family; else one of a family that no other worker is at; else the last one."""
+        busy: set[str] = set()
+        for other, family in self._at.items():
+            if other is not node and other in self.node2pending:
+                busy.add(family)
+        free: list[int] | None = None
+        for unit in untimed:
+            family = self._untimed_family(unit)
+            if family == self._at.get(node):
+                return unit
+            if free is None and family not in busy:
+                free = unit
+        # Where every family is at work somewhere, the last unit: whoever works on it comes from the other end.
+        return free or untimed[-1]
+
+    def _untimed_family(self, unit: list[int]) -> str:
         """The family of a unit that was never timed; empty for a timed one, and for what is no cell."""
-        file, *rest = (self.collection or [])[unit[0]].split("::")
-        timed = not names_matrix(file) or not rest or rest[0] in self._seconds
-        return "" if timed else self._families.get(rest[0], "")
+        if self.collection is None:
+            return ""
+        cell = _cell_of(self.collection[unit[0]])
+        if not cell or cell in self._seconds:
+            return ""
+        return self._families.get(cell, "")
 
     def mark_test_pending(self, item: str) -> None:
         """Run an item again (asked for by plugins that re-run tests)."""
         if self.collection is not None:
-            self._return([self.collection.index(item)])
+            self._give_back([self.collection.index(item)])
 
     def remove_node(self, node: Any) -> str | None:
         """A worker is gone: what it had not run goes back, first in the queue. Returns the item it was running."""
@@ -128,16 +157,16 @@ class CellScheduling(LoadScheduling):  # type: ignore[misc]  # its base is untyp
         if not pending or self.collection is None:
             return None
         running: int = pending.pop(0)
-        self._return(pending)
+        self._give_back(pending)
         return self.collection[running]
 
-    def _return(self, indices: Iterable[int]) -> None:
-        if indices := list(indices):
+    def _give_back(self, indices: list[int]) -> None:
+        if indices:
             self._units.appendleft(indices)
-        self._mirror()
+        self._mirror_pending()
         for node in self.nodes:
             self.check_schedule(node)
 
-    def _mirror(self) -> None:
+    def _mirror_pending(self) -> None:
         """The base class asks ``pending`` whether the run is over."""
         self.pending[:] = [index for unit in self._units for index in unit]

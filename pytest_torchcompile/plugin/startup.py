@@ -3,38 +3,62 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from pytest_torchcompile.errors import ReportError, UsageError
-from pytest_torchcompile.plan.matrix import load_matrix
+from pytest_torchcompile.plan.matrix import Matrix, load_matrix
 from pytest_torchcompile.plan.matrix_path import find_matrix
 from pytest_torchcompile.plan.selection import refuse_idle, refuse_unknown
 from pytest_torchcompile.plugin.collection import SESSION, MatrixSession
-from pytest_torchcompile.plugin.outside import named_of
+from pytest_torchcompile.plugin.outside import named_parts
 from pytest_torchcompile.plugin.test_lane import report_tests
 from pytest_torchcompile.ranks.torchrun import Torchrun, own_file
 from pytest_torchcompile.report.files import REPORT_FILE
 from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.run.settings import Settings
 
-__all__ = ["start"]
+__all__ = ["refuse_options", "start_matrix"]
+
+_REFUSED: Final = {
+    "forked": "--forked ends the process of an item with it, so a cell could not be run once for all of its checks; "
+              "leave it out: every cell has a process of its own",
+    "flake_finder_enable": "--flake-finder repeats test functions, and a check of a cell is none; leave it out, or run "
+                           "the tests without --compile-matrix",
+}
+"""Destination of another plugin's option to why it can't go with a matrix, and what to do.
+
+A cell is run once, in a process of its own, and each of its checks is an item that judges that run. Plugins that repeat
+or fork items mean test functions, which run something whenever they are called.
+"""
 
 
-def start(config: pytest.Config, settings: Settings) -> None:
+def refuse_options(option: Callable[[str, Any], Any]) -> None:
+    """Refuse what can't go with a matrix. ``option``: gives an option of the run, or the default handed to it.
+
+    Raises :class:`~pytest_torchcompile.errors.UsageError`.
+    """
+    for name, text in _REFUSED.items():
+        if option(name, False):
+            raise UsageError(text)
+
+
+def start_matrix(config: pytest.Config, settings: Settings) -> None:
     """Load the matrix and register the session's hooks. Raises UsageError for a mistake in the matrix."""
     bases = config.invocation_params.dir, config.rootpath
     matrix = load_matrix(find_matrix(settings.matrix, bases), shown=settings.matrix)
     refuse_unknown(config.getoption("markexpr"), (planned.cell.axes for planned in matrix.cells))
-    named = bool(config.getoption("compile_checks"))  # for this run, not in the ini file for every matrix of a project
-    given = "--compile-checks" if named else "compile_checks" if settings.checks else f"{settings.matrix}: checks"
-    refuse_idle(settings.checks or matrix.checks, [planned.cell.axes for planned in matrix.cells], given, each=named)
-    typed = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
-    config.args, parts = named_of(typed, matrix, settings.matrix, config.invocation_params.dir, config.rootpath)
-    torchrun = _torchrun(config, settings)
-    worker = hasattr(config, "workerinput")
-    baseline = _baseline(config, settings) if settings.baseline and not worker else None
+    _refuse_idle_checks(config, settings, matrix)
+    typed: list[str] = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
+    config.args, parts = named_parts(typed, matrix, settings.matrix, config.invocation_params.dir, config.rootpath)
+    torchrun = _read_torchrun(config, settings)
+    baseline = None
+    # The summary is the controller's: workers of xdist have no use for it.
+    if settings.baseline and not hasattr(config, "workerinput"):
+        baseline = _read_baseline(config, settings)
     _switch_report_on(config)
     session = MatrixSession(config, settings, matrix, parts, torchrun, baseline, _report_path(config, torchrun))
     config.stash[SESSION] = session
@@ -45,7 +69,23 @@ def start(config: pytest.Config, settings: Settings) -> None:
         report_tests(config, None)
 
 
-def _baseline(config: pytest.Config, settings: Settings) -> Report:
+def _refuse_idle_checks(config: pytest.Config, settings: Settings, matrix: Matrix) -> None:
+    """Refuse checks that no cell has use for; each one where they were asked for on the command line.
+
+    Those of an ini file are for every matrix of a project, so that one of them with a use will do.
+    """
+    asked_now = bool(config.getoption("compile_checks"))
+    if asked_now:
+        where = "--compile-checks"
+    elif settings.checks:
+        where = "compile_checks"
+    else:
+        where = f"{settings.matrix}: checks"
+    axes = [planned.cell.axes for planned in matrix.cells]
+    refuse_idle(settings.checks or matrix.checks, axes, where, each=asked_now)
+
+
+def _read_baseline(config: pytest.Config, settings: Settings) -> Report:
     """Read the baseline before anything runs, so that a mistake in its name does not cost a run."""
     try:
         return read_report(config.invocation_params.dir / settings.baseline)
@@ -53,7 +93,7 @@ def _baseline(config: pytest.Config, settings: Settings) -> Report:
         raise UsageError(f"--compile-baseline: {error}") from None
 
 
-def _torchrun(config: pytest.Config, settings: Settings) -> Torchrun | None:
+def _read_torchrun(config: pytest.Config, settings: Settings) -> Torchrun | None:
     """What torchrun has told this process, if it is to be one rank of each cell."""
     if settings.ranks != "torchrun" or config.option.collectonly:
         return None
@@ -65,8 +105,11 @@ def _torchrun(config: pytest.Config, settings: Settings) -> Torchrun | None:
 def _switch_report_on(config: pytest.Config) -> None:
     """Switch pytest-json-report on, without what only makes the file large, unless it was asked for."""
     option = config.option
-    if not hasattr(option, "json_report") or (option.collectonly and not option.json_report):
-        return  # what only lists tests leaves the report of the run before
+    if not hasattr(option, "json_report"):
+        return
+    # What only lists tests leaves the report of the run before.
+    if option.collectonly and not option.json_report:
+        return
     if not option.json_report:
         option.json_report = True
         option.json_report_omit = [*option.json_report_omit, "collectors", "keywords", "log"]
@@ -76,7 +119,8 @@ def _report_path(config: pytest.Config, torchrun: Torchrun | None) -> Path:
     """Where this run's report is, of which pytest-json-report is told."""
     option = config.option
     named = getattr(option, "json_report_file", None)
-    if named and named != ".report.json":  # its default
+    # Its own default is as good as nothing: our report has a place of its own.
+    if named and named != ".report.json":
         return Path(config.invocation_params.dir, named)
     path = own_file(config.rootpath, torchrun, REPORT_FILE)
     if named and option.json_report:

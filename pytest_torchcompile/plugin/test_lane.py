@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -105,27 +105,31 @@ class Lane:
             self.config.workeroutput[DESELECTED] = self.deselected  # type: ignore[attr-defined]
         else:
             self.keeper.leave_out_tests(self.deselected)
-            self._plan(planned)
+            self._expect_tests(planned)
             self.all_known = True
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost: what others make of xfail and the like is done
+    # Outermost: what others make of xfail and the like is done.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Put the test's record on the last of its reports."""
         report: pytest.TestReport = yield
         if not is_watched(item):
             return report
         if report.when == "setup":
-            before = item.stash.get(_ATTEMPT, None)
-            item.stash[_ATTEMPT] = _Attempt(before.number + 1 if before else 1)
+            item.stash[_ATTEMPT] = _next_attempt(item)
             setattr(report, CARRIED, json.dumps({"begun": item.nodeid}))
         attempt = item.stash[_ATTEMPT]
         attempt.reports.append(report)
-        if report.when != "teardown" and (evidence := gather_evidence(item)) is not None:
-            attempt.evidence, attempt.ledger = evidence, evidence.ledger.to_dict()
         if report.when == "teardown":
-            told = _record_test(item, attempt).to_dict()
+            record = _record_test(item, attempt).to_dict()
             sources = imported_sources(item.config.rootpath)
-            setattr(report, CARRIED, json.dumps({"test": told, "environment": _environment(), "sources": sources}))
+            carried = {"test": record, "environment": _process_environment(), "sources": sources}
+            setattr(report, CARRIED, json.dumps(carried))
+            return report
+        evidence = gather_evidence(item)
+        if evidence is not None:
+            # Now: the tear-down of other fixtures may compile something, or forget what was compiled.
+            attempt.evidence, attempt.ledger = evidence, evidence.ledger.to_dict()
         return report
 
     # where reports arrive
@@ -136,10 +140,11 @@ class Lane:
             return
         carried = json.loads(getattr(report, CARRIED, "{}"))
         if "begun" in carried:
-            self._plan([carried["begun"]])
+            self._expect_tests([carried["begun"]])
         elif "test" in carried:
             self.keeper.add_test(carried["test"], carried["environment"], carried["sources"])
-        elif str(report.when) == "???":  # the stage in which a process died (xdist, pytest-forked)
+        elif str(report.when) == "???":
+            # The stage in which a process died (xdist, pytest-forked).
             self.lost[report.nodeid] = str(report.longrepr)
 
     @pytest.hookimpl(optionalhook=True)
@@ -148,7 +153,7 @@ class Lane:
         planned = getattr(node, "workeroutput", {}).get(PLANNED)
         if planned is not None:
             self.keeper.leave_out_tests(node.workeroutput[DESELECTED])
-            self._plan(planned)
+            self._expect_tests(planned)
             self.all_known = True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -156,10 +161,10 @@ class Lane:
         """A test that a worker died in has crashed. Where no worker lived to tell which are ours, each may be one."""
         for nodeid, text in self.lost.items():
             if nodeid in self.known or (not self.all_known and "::" in nodeid):
-                self._crashed(nodeid, text)
+                self._add_crash(nodeid, text)
         return (yield)
 
-    def _crashed(self, nodeid: str, text: str) -> None:
+    def _add_crash(self, nodeid: str, text: str) -> None:
         from pytest_torchcompile.observation import Problem
         from pytest_torchcompile.report.testrecord import RecordedTest
 
@@ -167,7 +172,7 @@ class Lane:
         self.keeper.expect_tests([nodeid])
         self.keeper.add_test(RecordedTest(nodeid, "crash", (problem,)).to_dict(), {}, {})
 
-    def _plan(self, nodeids: list[str]) -> None:
+    def _expect_tests(self, nodeids: list[str]) -> None:
         self.known.update(nodeids)
         self.keeper.expect_tests(nodeids)
 
@@ -184,19 +189,20 @@ class OwnReport:
         """Take note of tests that will be run."""
         known = dict.fromkeys(nodeids)
         if known:
-            record = self._begun()
+            record = self._open_record()
             record.expected_tests = list(dict.fromkeys((*record.expected_tests, *known)))
 
     def leave_out_tests(self, nodeids: Iterable[str]) -> None:
         """Take note of tests that were deselected."""
         if names := list(nodeids):
-            self._begun().leave_out_tests(names)
+            self._open_record().leave_out_tests(names)
 
     def add_test(self, told: dict[str, Any], environment: dict[str, Any], sources: dict[str, str]) -> None:
         """Keep what came of one."""
-        self._begun().add_test(told, environment, sources)
+        self._open_record().add_test(told, environment, sources)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)  # pytest-json-report writes its file in this hook
+    # First of all: pytest-json-report writes its file in this hook.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
         """The run has ended by itself."""
         if hasattr(self.config, "_json_report") and not hasattr(self.config, "workerinput"):
@@ -205,7 +211,9 @@ class OwnReport:
             from pytest_torchcompile.report.keeping import save_whole
             from pytest_torchcompile.report.record import utc_time
 
-            edited = self._sources.edited_files(self.record.sources or {}) if self._sources else ()
+            edited: Sequence[str] = ()
+            if self._sources is not None:
+                edited = self._sources.edited_files(self.record.sources or {})
             self.record.finish(int(session.exitstatus), utc_time(), edited)
             save_whole(self.config)
         return (yield)
@@ -221,10 +229,11 @@ class OwnReport:
         from pytest_torchcompile.report.keeping import ReportKeeper
 
         path = Path(self.config.invocation_params.dir, self.config.option.json_report_file)
-        with suppress(OSError):  # pytest-json-report says so itself
+        # pytest-json-report says so itself.
+        with suppress(OSError):
             ReportKeeper(self.config.rootpath, path, path).keep_before()
 
-    def _begun(self) -> Record:
+    def _open_record(self) -> Record:
         if self.record is None:
             from pytest_torchcompile.report.provenance import Sources
             from pytest_torchcompile.report.record import Record, head_without_matrix
@@ -237,83 +246,105 @@ class OwnReport:
 _ATTEMPT = pytest.StashKey[_Attempt]()
 
 
+def _next_attempt(item: pytest.Item) -> _Attempt:
+    """The first one, or the one after that: pytest-rerunfailures runs an item again."""
+    before = item.stash.get(_ATTEMPT, None)
+    if before is None:
+        return _Attempt(1)
+    return _Attempt(before.number + 1)
+
+
 def _record_test(item: pytest.Item, attempt: _Attempt) -> RecordedTest:
     """What came of one attempt, when its last phase has been reported."""
     from pytest_torchcompile.report.testrecord import RecordedTest
 
-    verdict, note, problems = _verdict(item, attempt.reports)
-    found = RecordedTest(item.nodeid, verdict, problems, note, attempts=attempt.number,
-                         seconds=round(sum(report.duration for report in attempt.reports), 6))
+    verdict, note, problems = _test_verdict(item, attempt.reports)
+    seconds = round(sum(report.duration for report in attempt.reports), 6)
+    record = RecordedTest(item.nodeid, verdict, problems, note, attempts=attempt.number, seconds=seconds)
     if attempt.evidence is None:
-        return found
-    return _with_evidence(found, item, attempt.evidence, attempt.ledger)
+        return record
+    return _with_evidence(record, item, attempt.evidence, attempt.ledger)
 
 
-def _with_evidence(found: RecordedTest, item: pytest.Item, evidence: Evidence,
+def _with_evidence(record: RecordedTest, item: pytest.Item, evidence: Evidence,
                    ledger: dict[str, Any] | None) -> RecordedTest:
     from dataclasses import asdict, replace
 
     limits = {}
-    for each in fields(evidence.limits) if evidence.limits is not None else ():
-        if (number := getattr(evidence.limits, each.name)) is not None:
-            limits[each.name] = number
+    if evidence.limits is not None:
+        # Those that are set: None is "no limit".
+        limits = {name: number for name, number in asdict(evidence.limits).items() if number is not None}
+    model = asdict(evidence.model) if evidence.model is not None else None
+    sequences = None
     heaviest = item.stash.get(HEAVIEST, None)
-    if heaviest is not None and heaviest.ledger is not None and found.verdict == "pass":
-        ledger = heaviest.ledger.to_dict()
-    return replace(
-        found, limits=limits, must_run=evidence.must_run, asks_model=evidence.asks_model,
-        model=None if evidence.model is None else asdict(evidence.model), ledger=ledger,
-        sequences=None if heaviest is None else heaviest.sequences,
-    )
+    if heaviest is not None:
+        sequences = heaviest.sequences
+        # The ledger of a fuzzed test holds its last sequence only.
+        if heaviest.ledger is not None and record.verdict == "pass":
+            ledger = heaviest.ledger.to_dict()
+    return replace(record, limits=limits, must_run=evidence.must_run, asks_model=evidence.asks_model, model=model,
+                   ledger=ledger, sequences=sequences)
 
 
-def _verdict(item: pytest.Item, reports: list[pytest.TestReport]) -> tuple[str, str, tuple[Problem, ...]]:
+def _test_verdict(item: pytest.Item, reports: list[pytest.TestReport]) -> tuple[str, str, tuple[Problem, ...]]:
     """Verdict, note and problems, as pytest has judged the phases."""
     failed = [report for report in reports if report.failed]
     if failed:
-        problems = tuple(_problem(item, report) for report in failed)
+        problems = tuple(_phase_problem(item, report) for report in failed)
         if failed[0].when != "call":
             return "error", "", problems
-        strict = str(failed[0].longrepr).startswith("[XPASS(strict)]")
-        return ("xpass" if strict else "fail"), "", problems
+        if str(failed[0].longrepr).startswith("[XPASS(strict)]"):
+            return "xpass", "", problems
+        return "fail", "", problems
     for report in reports:
         if report.skipped and hasattr(report, "wasxfail"):
             return "xfail", report.wasxfail, ()
         if report.skipped:
             return "skip", _skip_reason(report), ()
-    unexpected = [report.wasxfail for report in reports if hasattr(report, "wasxfail")]
-    return "pass", f"expected to fail, and passed: {unexpected[0]}" if unexpected else "", ()
+    for report in reports:
+        if hasattr(report, "wasxfail"):
+            return "pass", f"expected to fail, and passed: {report.wasxfail}", ()
+    return "pass", "", ()
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
-    told = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return told.removeprefix("Skipped: ")
+    reason = str(report.longrepr)
+    if isinstance(report.longrepr, tuple):
+        # File, line and reason, where a test or fixture has called pytest.skip().
+        reason = report.longrepr[2]
+    return reason.removeprefix("Skipped: ")
 
 
-def _problem(item: pytest.Item, report: pytest.TestReport) -> Problem:
+def _phase_problem(item: pytest.Item, report: pytest.TestReport) -> Problem:
     """The failure of one phase: its first line, where it was raised, and its whole text."""
     from pytest_torchcompile.observation import Problem
 
-    where = "" if report.when == "call" else f"in its {report.when}: "
+    where = f"in its {report.when}: " if report.when != "call" else ""
     text = report.longreprtext
     file, line = item.location[0], (item.location[1] or 0) + 1
     crash = getattr(report.longrepr, "reprcrash", None)
     if crash is None:
         return Problem(where + _first_line(text), text[-EVIDENCE:], file=file, line=line)
     path, root = Path(crash.path), item.config.rootpath
-    if not path.is_relative_to(PACKAGE):  # what our own code says of a test is said of the test's place
-        file, line = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path), crash.lineno
+    # What our own code says of a test is said of the test's place.
+    if not path.is_relative_to(PACKAGE):
+        file, line = str(path), crash.lineno
+        if path.is_relative_to(root):
+            file = path.relative_to(root).as_posix()
     message = _first_line(crash.message).removeprefix("Failed: ")
-    evidence = text.removeprefix(message).lstrip("\n")  # a text of ours begins with its first line
+    # A text of ours begins with its first line, which need not be said twice.
+    evidence = text.removeprefix(message).lstrip("\n")
     return Problem(where + message, evidence[-EVIDENCE:], file=file, line=line)
 
 
 def _first_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else "it failed without a text"
+    for line in text.splitlines():
+        if line.strip():
+            return line.strip()
+    return "it failed without a text"
 
 
-def _environment() -> dict[str, Any]:
+def _process_environment() -> dict[str, Any]:
     """Of this process, if it has loaded torch."""
     if "torch" not in sys.modules:
         return {}

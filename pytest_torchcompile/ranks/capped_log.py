@@ -29,7 +29,8 @@ def drop_middle(log: Path) -> int:
         size = log.stat().st_size
         if size > HEAD_BYTES + TAIL_BYTES and not _punch_middle(log, size):
             os.truncate(log, HEAD_BYTES)
-    except OSError:  # the run has ended
+    except OSError:
+        # The run has ended, and its folder is gone.
         return 0
     return size
 
@@ -51,7 +52,8 @@ def start_anew(log: Path) -> None:
     """Empty the log of a process that is about to begin a cell; it goes on at the new end of the file."""
     try:
         os.truncate(log, 0)
-    except OSError:  # it has no log yet
+    except OSError:
+        # It has no log yet.
         return
 
 
@@ -61,6 +63,7 @@ def read_ends(log: Path) -> str:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
+            # Never all of a long file: its middle may be a hole of many gigabytes.
             if size <= _SHOWN_HEAD + _SHOWN_TAIL:
                 return file.read().decode(errors="replace").strip()
             head = file.read(_SHOWN_HEAD).decode(errors="replace")
@@ -68,7 +71,7 @@ def read_ends(log: Path) -> str:
             tail = file.read().decode(errors="replace")
     except OSError:
         return ""
-    # Whole lines, where there are any.
+    # Whole lines, where there are any: the head may end in the middle of one, and the tail begin so.
     first = head.rpartition("\n")[0] or head
     last = tail.partition("\n")[2] or tail
     return f"{first}\n... ({size:,} bytes were written to stdout and stderr)\n{last}".strip()

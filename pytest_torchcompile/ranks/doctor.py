@@ -44,18 +44,24 @@ def machine_lines(about: dict[str, Any]) -> Iterator[str]:
     """Lines about the machine, from :func:`~pytest_torchcompile.run.environment.environment`."""
     yield (f"torch {about['torch']}, triton {about['triton'] or 'none'}, Python {about['python']}, "
            f"{about['cores']} cores ({about['cpu']})")
-    yield (f"C++ compiler: {about['compiler']}" if about["compiler"] else
-           "no C++ compiler, which Inductor needs on a CPU: install g++ or clang")
+    if about["compiler"]:
+        yield f"C++ compiler: {about['compiler']}"
+    else:
+        yield "no C++ compiler, which Inductor needs on a CPU: install g++ or clang"
     gpus = [device for device in about["devices"] if device != "cpu"]
     files = gpu_device_files()
     if gpus:
         usable = ", ".join(leases.visible_gpus(files)) or "all, without leases"
         yield f"CUDA {about['cuda']}, driver {about['driver'] or 'unknown'}: {', '.join(gpus)} (leased: {usable})"
     elif about["cuda"] is None:
-        yield "no GPU: this build of torch has no CUDA" + (f", and the machine has {', '.join(files)}" if files else "")
+        text = "no GPU: this build of torch has no CUDA"
+        if files:
+            text += f", and the machine has {', '.join(files)}"
+        yield text
+    elif files:
+        yield f"no GPU: torch is built for CUDA {about['cuda']}, and can't use {', '.join(files)}"
     else:
-        yield f"no GPU: torch is built for CUDA {about['cuda']}, and " + (
-            f"can't use {', '.join(files)}" if files else "the machine shows none")
+        yield f"no GPU: torch is built for CUDA {about['cuda']}, and the machine shows none"
 
 
 def survey_cells(matrix: Matrix) -> Survey:
@@ -65,21 +71,24 @@ def survey_cells(matrix: Matrix) -> Survey:
     need (torch.distributed, gloo or NCCL, the fake process group, NumPy).
     Raises :class:`UsageError` for a mistake in the matrix or in a factory.
     """
-    known: dict[Any, str] = {}
-    ranks: dict[tuple[str, str], str] = {}
+    # What there is to say, by what it depends on: a matrix of thousands of cells has few models and wrappers.
+    missing_for_model: dict[Any, str] = {}
+    missing_for_ranks: dict[tuple[str, str], str] = {}
     why_not: Counter[str] = Counter()
     runnable = []
     for planned in matrix.cells:
         cell = planned.cell
-        key = (cell.model, cell.device, cell.dtype, cell.user, cell.backend, gpus_of(cell))
         if planned.outcome == "skip":
             why_not[f"a rule skips it: {planned.reason}"] += 1
             continue
-        if key not in known:
-            known[key] = _missing(matrix, planned)
-        if (pair := (cell.wrapper, cell.device)) not in ranks:
-            ranks[pair] = _missing_for_ranks(matrix, planned)
-        if why := known[key] or ranks[pair]:
+        model = (cell.model, cell.device, cell.dtype, cell.user, cell.backend, gpus_of(cell))
+        if model not in missing_for_model:
+            missing_for_model[model] = _missing_for_model(matrix, planned)
+        pair = (cell.wrapper, cell.device)
+        if pair not in missing_for_ranks:
+            missing_for_ranks[pair] = _missing_for_ranks(matrix, planned)
+        why = missing_for_model[model] or missing_for_ranks[pair]
+        if why:
             why_not[why] += 1
         else:
             runnable.append(planned)
@@ -91,23 +100,30 @@ def try_training(matrix: Matrix, runnable: tuple[PlannedCell, ...]) -> TriedCell
 
     What the checks say of the model is not asked: a cell that fails them has run.
     """
-    chosen = next((planned for planned in runnable if planned.cell.phase == "training"
-                   and Wrapping.read(planned.cell.wrapper).processes == 1), None)
+    chosen = _first_training_cell(runnable)
     if chosen is None:
         return None
     zygote = Zygote()
     execution = Execution(matrix, Settings.read(lambda option: option.default), zygote.folder)
     try:
-        result = execution.result(chosen, ("compiles",), ("compiles",))
+        result = execution.cell_result(chosen, ("compiles",), ("compiles",))
     finally:
         execution.close()
         zygote.close()
     judged = result.judgements["compiles"]
-    told: list[str] = []
+    problems: list[str] = []
     if judged.verdict in ("error", "crash", "timeout"):
         for problem in judged.problems:
-            told += [line for line in (problem.message, problem.hint) if line]
-    return TriedCell(chosen.cell.id, result.seconds, tuple(told))
+            problems += filter(None, (problem.message, problem.hint))
+    return TriedCell(chosen.cell.id, result.seconds, tuple(problems))
+
+
+def _first_training_cell(runnable: tuple[PlannedCell, ...]) -> PlannedCell | None:
+    """The first one of one process."""
+    for planned in runnable:
+        if planned.cell.phase == "training" and Wrapping.read(planned.cell.wrapper).processes == 1:
+            return planned
+    return None
 
 
 def _missing_for_ranks(matrix: Matrix, planned: PlannedCell) -> str:
@@ -122,7 +138,7 @@ def _missing_for_ranks(matrix: Matrix, planned: PlannedCell) -> str:
     return ""
 
 
-def _missing(matrix: Matrix, planned: PlannedCell) -> str:
+def _missing_for_model(matrix: Matrix, planned: PlannedCell) -> str:
     from pytest_torchcompile.run import subject
 
     cell, entry = planned.cell, matrix.models[planned.cell.model]

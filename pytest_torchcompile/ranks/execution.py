@@ -55,47 +55,57 @@ class Execution:
     """pytest processes that run cells at the same time."""
     torchrun: Torchrun | None = None
     """Where torchrun has started this pytest for one rank of each cell."""
-    _group: Group | Nodes | None = None
+    _group: Group | None = None
+    """The ranks on this machine."""
+    _nodes: Nodes | None = None
+    """This node's rank, where torchrun has started several."""
     _leases: Leases | None = None
     _done: dict[str, CellResult] = field(default_factory=dict)
 
-    def result(self, planned: PlannedCell, selected: Sequence[str], applicable: Sequence[str]) -> CellResult:
+    def cell_result(self, planned: PlannedCell, selected: Sequence[str], applicable: Sequence[str]) -> CellResult:
         """Run the cell if it was not run yet.
 
         ``selected`` are the checks that this run judges, ``applicable`` all that the matrix has for the cell.
         """
         key = planned.cell.id
         if key not in self._done:
-            self._done[key] = self._run(planned, selected, applicable)
+            self._done[key] = self._run_cell(planned, selected, applicable)
         return self._done[key]
 
     def close(self) -> None:
         """End the rank processes, whatever they are doing."""
         if self._group is not None:
             self._group.close()
+        if self._nodes is not None:
+            self._nodes.close()
 
-    def _run(self, planned: PlannedCell, selected: Sequence[str], applicable: Sequence[str]) -> CellResult:
+    def _run_cell(self, planned: PlannedCell, selected: Sequence[str], applicable: Sequence[str]) -> CellResult:
         if planned.outcome == "skip":
-            observation, seconds = Observation(planned.cell.id, failure=Failure("skip", planned.reason)), 0.0
+            observation = Observation(planned.cell.id, failure=Failure("skip", planned.reason))
+            seconds = 0.0
         else:
-            outcomes = self._cell_outcomes(planned.cell, self._job(planned, selected))
+            outcomes = self._cell_outcomes(planned.cell, self._make_job(planned, selected))
             observation = cell_observation(planned.cell.id, outcomes)
             seconds = max(outcome.seconds for outcome in outcomes)
         judgements = judge_observation(observation, selected, planned.limits)
         judgements = apply_xfail(judgements, planned, complete=set(selected) >= set(applicable))
         return CellResult(judgements, observation, seconds)
 
-    def _job(self, planned: PlannedCell, selected: Sequence[str]) -> Job:
+    def _make_job(self, planned: PlannedCell, selected: Sequence[str]) -> Job:
         ranks = Wrapping.read(planned.cell.wrapper).processes
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = _usable_cores()
+        # What finds out more must not turn a failure into a timeout.
+        locate = self.settings.timeout / 4
+        if planned.outcome == "xfail":
+            # An expected failure is known.
+            locate = 0.0
         return Job(
             cell=planned.cell.to_dict(),
             entry=self.matrix.models[planned.cell.model].to_dict(),
             root=str(self.matrix.root),
             checks=tuple(selected),
             limits=planned.limits,
-            # An expected failure is known; and what finds out more must not turn a failure into a timeout.
-            locate=0.0 if planned.outcome == "xfail" else self.settings.timeout / 4,
+            locate=locate,
             modules=self.matrix_modules,
             fuzz=self.settings.fuzz.of_cells(self.matrix.fuzz_seconds, self.matrix.root).to_dict(),
             # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
@@ -107,8 +117,11 @@ class Execution:
     @property
     def matrix_modules(self) -> tuple[str, ...]:
         """Every module that a model of the matrix is made from."""
-        targets = {t for m in self.matrix.models.values() for t in (m.factory, m.inputs, m.loss) if t}
-        return tuple(sorted({target.partition(":")[0] for target in targets}))
+        modules: set[str] = set()
+        for model in self.matrix.models.values():
+            for target in filter(None, (model.factory, model.inputs, model.loss)):
+                modules.add(target.partition(":")[0])
+        return tuple(sorted(modules))
 
     def _cell_outcomes(self, cell: Cell, job: Job) -> list[RankOutcome]:
         """Run the cell; a fault of our own processes, files or locks is its error and nobody else's."""
@@ -121,9 +134,11 @@ class Execution:
         except NoRank as error:
             self.unable = str(error)
             return [RankOutcome(NO_RANK, message=self.unable, evidence=error.evidence)]
-        except TorchcompileError as error:  # of a lease
+        except TorchcompileError as error:
+            # Of a lease, which another cell may well get.
             return [RankOutcome(NO_RANK, message=str(error))]
-        except OSError as error:  # the folder of the run is full, or somebody has removed it
+        except OSError as error:
+            # The folder of the run is full, or somebody has removed it.
             return [RankOutcome(NO_RANK, message=f"the run's own files in {self.folder} can't be used: {error}")]
 
     def _on_gpus(self, cell: Cell, job: Job) -> list[RankOutcome]:
@@ -132,42 +147,60 @@ class Execution:
         wanted = gpus_of(cell)
         # torchrun's ranks have the GPUs that whoever started it gave them.
         if not wanted or self.folder is None or self.torchrun is not None:
-            return self._execute(job, ranks)
+            return self._run_ranks(job, ranks)
         if self._leases is None:
             self._leases = leases.host_leases(leases.visible_gpus(gpu_device_files()), self.settings.workers_per_gpu)
         if not self._leases.gpus:
-            return self._execute(job, ranks)
+            return self._run_ranks(job, ranks)
         if wanted > len(self._leases.gpus):
             why = f"it needs {count(wanted, 'GPU')}, and this machine has {len(self._leases.gpus)} to use"
             return [RankOutcome("skip", message=why)]
         with self._leases.hold_gpus(wanted, alone=TIMED in job.checks) as gpus:
-            return self._execute(job, ranks, gpus)
+            return self._run_ranks(job, ranks, gpus)
 
-    def _execute(self, job: Job, ranks: int, gpus: tuple[str, ...] = ()) -> list[RankOutcome]:
+    def _run_ranks(self, job: Job, ranks: int, gpus: tuple[str, ...] = ()) -> list[RankOutcome]:
         if self.folder is None:
-            if ranks > 1:
-                why = f"wrapper {job.cell['wrapper']!r} needs {ranks} rank processes; --compile-inprocess has none"
-                return [RankOutcome("skip", message=why)]
-            from pytest_torchcompile.ranks.serving import execute_job
-
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # as in a rank process: pytest's filters are for the user's tests
-                return [RankOutcome("done", execute_job({"do": "cell", "job": job, "path": []})["value"])]
-        if self._group is None:
-            self._group = Group(self.folder) if self.torchrun is None else Nodes(self.folder, self.torchrun)
-        # What a rank finds out alone, while the others are at something else, ends in a collective that nobody joins.
-        job = replace(job, locate=0.0) if ranks > 1 else job
-        where = job, ranks, sys.path, self.settings.timeout
-        outcomes = self._group.run(*where) if isinstance(self._group, Nodes) else self._group.run(*where, gpus)
+            return self._run_here(job, ranks)
+        if ranks > 1:
+            # What a rank finds out alone, while the others are elsewhere, ends in a collective that nobody joins.
+            job = replace(job, locate=0.0)
+        if self.torchrun is not None:
+            if self._nodes is None:
+                self._nodes = Nodes(self.folder, self.torchrun)
+            outcomes = self._nodes.run(job, ranks, sys.path, self.settings.timeout)
+        else:
+            if self._group is None:
+                self._group = Group(self.folder)
+            outcomes = self._group.run(job, ranks, sys.path, self.settings.timeout, gpus)
         if self.settings.isolation == "cell":
-            self._group.close()
+            self.close()
         return outcomes
+
+    def _run_here(self, job: Job, ranks: int) -> list[RankOutcome]:
+        """Run the cell in this process, for debuggers."""
+        if ranks > 1:
+            why = f"wrapper {job.cell['wrapper']!r} needs {ranks} rank processes; --compile-inprocess has none"
+            return [RankOutcome("skip", message=why)]
+        from pytest_torchcompile.ranks.serving import execute_job
+
+        with warnings.catch_warnings():
+            # As in a rank process: pytest's filters are for the user's tests.
+            warnings.simplefilter("ignore")
+            answer = execute_job({"do": "cell", "job": job, "path": []})
+        return [RankOutcome("done", answer["value"])]
 
 
 def gpus_of(cell: Cell) -> int:
     """How many GPUs a cell needs: one for each rank, and as many as make its device's number one of them."""
     kind, _, number = cell.device.partition(":")
-    return max(Wrapping.read(cell.wrapper).processes, int(number or 0) + 1) if kind == "cuda" else 0
+    if kind != "cuda":
+        return 0
+    return max(Wrapping.read(cell.wrapper).processes, int(number or 0) + 1)
+
+
+def _usable_cores() -> int:
+    """Of this process, which a container or taskset may have fewer of than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _omp_threads() -> int:

@@ -25,8 +25,9 @@ _ASK, _END = b"?", b"."
 def ask_recorder(file: Path) -> bool:
     """Ask the process that answers in ``file``; False if none is listening."""
     try:
-        pipe = os.open(_pipe(file), os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:  # there is no pipe, or nobody at its other end
+        pipe = os.open(_question_pipe(file), os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        # There is no pipe, or nobody at its other end.
         return False
     try:
         os.write(pipe, _ASK)
@@ -57,12 +58,14 @@ def answer_questions(file: Path) -> Iterator[None]:
     from pytest_torchcompile.gauges import flight_recorder
 
     flight_recorder.keep_entries()
-    asked = _pipe(file)
-    for left in (asked, file):  # of a process that had the same number
-        left.unlink(missing_ok=True)
-    os.mkfifo(asked, 0o600)
-    pipe = os.open(asked, os.O_RDWR)  # for writing too: a read must not end because nobody has opened it yet
-    thread = threading.Thread(target=_answer, args=(pipe, file, time.time_ns()), daemon=True)
+    question = _question_pipe(file)
+    # What is there is of a process that had the same number.
+    question.unlink(missing_ok=True)
+    file.unlink(missing_ok=True)
+    os.mkfifo(question, 0o600)
+    # For writing too: a read must not end because nobody has opened it yet.
+    pipe = os.open(question, os.O_RDWR)
+    thread = threading.Thread(target=_answer_once, args=(pipe, file, time.time_ns()), daemon=True)
     thread.start()
     try:
         yield
@@ -70,11 +73,12 @@ def answer_questions(file: Path) -> Iterator[None]:
         os.write(pipe, _END)
         thread.join()
         os.close(pipe)
-        with contextlib.suppress(OSError):  # the folder is removed when the run ends
-            asked.unlink()
+        # The folder is removed when the run ends, which may be before this.
+        with contextlib.suppress(OSError):
+            question.unlink()
 
 
-def _answer(pipe: int, file: Path, since: int) -> None:
+def _answer_once(pipe: int, file: Path, since: int) -> None:
     from pytest_torchcompile.gauges import flight_recorder
 
     if os.read(pipe, 1) != _ASK:
@@ -83,10 +87,11 @@ def _answer(pipe: int, file: Path, since: int) -> None:
         text = flight_recorder.last_collectives(since)
     except Exception as why:
         text = f"flight recorder: it could not be read: {type(why).__name__}: {why}"
+    # In one step: whoever waits for the file reads it as soon as it is there.
     unfinished = file.with_name(f"{file.name}.new")
     unfinished.write_text(text)
     unfinished.replace(file)
 
 
-def _pipe(file: Path) -> Path:
+def _question_pipe(file: Path) -> Path:
     return file.with_name(f"{file.name}.ask")

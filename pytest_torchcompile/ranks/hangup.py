@@ -20,6 +20,7 @@ def end_with_other_side(connection: int) -> None:
 
 def _wait_and_end(connection: int) -> None:
     waiting = select.poll()
-    waiting.register(connection, 0)  # a hang-up is told unasked
+    # For no event: a hang-up is told unasked.
+    waiting.register(connection, 0)
     waiting.poll()
     os.killpg(0, signal.SIGKILL)

@@ -39,9 +39,13 @@ def visible_gpus(device_files: Sequence[str]) -> tuple[str, ...]:
     given = os.environ.get(VISIBLE)
     if given is None:
         return tuple(str(number) for number in range(len(device_files)))
-    names = [name.strip() for name in given.split(",")]
-    end = next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))  # CUDA stops there too
-    return tuple(names[:end])
+    names: list[str] = []
+    for name in given.split(","):
+        # CUDA stops there too.
+        if name.strip() in ("", "-1"):
+            break
+        names.append(name.strip())
+    return tuple(names)
 
 
 def host_leases(gpus: Sequence[str], sharing: int) -> Leases:
@@ -73,68 +77,72 @@ class Leases:
         if count == 0:
             yield ()
             return
-        taken = self._wait(count, alone or self.sharing == 1, timeout)
+        taken = self._wait_for_gpus(count, alone or self.sharing == 1, timeout)
         self._last = tuple(sorted(taken, key=self.gpus.index))
         try:
             yield self._last
         finally:
-            _close(taken)
+            _release_locks(taken)
 
-    def _wait(self, count: int, alone: bool, timeout: float) -> dict[str, list[int]]:
+    def _wait_for_gpus(self, count: int, alone: bool, timeout: float) -> dict[str, list[int]]:
         folder = PrivateFolder.open(self.folder)
         try:
             queue = PrivateFolder.open(Path("queue"), inside=folder)
             try:
-                return self._wait_in(folder, queue, count, alone, timeout)
+                return self._wait_in_queue(folder, queue, count, alone, timeout)
             finally:
                 queue.close()
         finally:
             folder.close()
 
-    def _wait_in(self, folder: PrivateFolder, queue: PrivateFolder, count: int, alone: bool,
-                 timeout: float) -> dict[str, list[int]]:
+    def _wait_in_queue(self, folder: PrivateFolder, queue: PrivateFolder, count: int, alone: bool,
+                       timeout: float) -> dict[str, list[int]]:
         deadline = time.monotonic() + timeout
         name, ticket = _take_ticket(folder, queue)
         try:
             while True:
                 with _hold_mutex(folder):
                     head = _first_ticket(queue)
-                    if head == name and (taken := self._take(folder, count, alone)) is not None:
-                        return taken
+                    if head == name:
+                        taken = self._lock_gpus(folder, count, alone)
+                        if taken is not None:
+                            return taken
                 if time.monotonic() > deadline:
-                    raise TorchcompileError(f"no {count} GPU(s) of {', '.join(self.gpus)} in {timeout:g} s; "
-                                            f"{'others hold them' if head == name else f'ticket {head} is first'} "
+                    who = "others hold them" if head == name else f"ticket {head} is first"
+                    raise TorchcompileError(f"no {count} GPU(s) of {', '.join(self.gpus)} in {timeout:g} s; {who} "
                                             f"(locks in {self.folder})")
                 time.sleep(POLL_SECONDS)
         finally:
+            # The name first: while the ticket is locked, nobody takes its owner for dead.
             queue.remove_file(name)
             os.close(ticket)
 
-    def _take(self, folder: PrivateFolder, count: int, alone: bool) -> dict[str, list[int]] | None:
+    def _lock_gpus(self, folder: PrivateFolder, count: int, alone: bool) -> dict[str, list[int]] | None:
         """Locks of so many GPUs, the ones held last first; None, and nothing held, if there are not enough."""
         taken: dict[str, list[int]] = {}
+        # A process there is warm, and CUDA has read which GPUs it may see.
         for gpu in sorted(self.gpus, key=lambda gpu: gpu not in self._last):
-            if (locks := self._lock_one(folder, gpu, alone)) is not None:
+            locks = self._lock_one(folder, gpu, alone)
+            if locks is not None:
                 taken[gpu] = locks
             if len(taken) == count:
                 return taken
-        _close(taken)
+        _release_locks(taken)
         return None
 
     def _lock_one(self, folder: PrivateFolder, gpu: str, alone: bool) -> list[int] | None:
         name = f"gpu-{gpu.replace('/', '_')}"
-        whole = folder.open_file(name)
-        if not _try(whole, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
-            os.close(whole)
-            return None
-        for slot in range(0 if alone else self.sharing):
-            part = folder.open_file(f"{name}.{slot}")
-            if _try(part, fcntl.LOCK_EX):
-                return [whole, part]
-            os.close(part)
-        if alone:
-            return [whole]
-        os.close(whole)
+        gpu_lock = folder.open_file(name)
+        if alone and _try_lock(gpu_lock, fcntl.LOCK_EX):
+            return [gpu_lock]
+        # Shared with the others that hold a slot: whoever wants the GPU alone waits for all of them.
+        if not alone and _try_lock(gpu_lock, fcntl.LOCK_SH):
+            for slot in range(self.sharing):
+                slot_lock = folder.open_file(f"{name}.{slot}")
+                if _try_lock(slot_lock, fcntl.LOCK_EX):
+                    return [gpu_lock, slot_lock]
+                os.close(slot_lock)
+        os.close(gpu_lock)
         return None
 
 
@@ -147,7 +155,7 @@ def _hold_mutex(folder: PrivateFolder) -> Iterator[None]:
     deadline = time.monotonic() + MUTEX_SECONDS
     lock = folder.open_file("mutex")
     try:
-        while not _try(lock, fcntl.LOCK_EX):
+        while not _try_lock(lock, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
                 raise TorchcompileError(f"{folder.path / 'mutex'} has been locked for {MUTEX_SECONDS:g} s; expected a "
                                         "moment; end the process that holds it (fuser names it)")
@@ -162,13 +170,13 @@ def _take_ticket(folder: PrivateFolder, queue: PrivateFolder) -> tuple[str, int]
     with _hold_mutex(folder):
         name = f"{_next_number(folder, queue):012d}"
         ticket = queue.open_file(name)
-        _try(ticket, fcntl.LOCK_EX)
+        _try_lock(ticket, fcntl.LOCK_EX)
     return name, ticket
 
 
 def _next_number(folder: PrivateFolder, queue: PrivateFolder) -> int:
     """Count on, behind all that wait; a counter that was cut or overwritten begins anew."""
-    last = max(map(int, _tickets(queue)), default=0)
+    last = max(map(int, _ticket_names(queue)), default=0)
     counter = folder.open_file("counter")
     try:
         written = os.read(counter, 32).strip()
@@ -183,9 +191,10 @@ def _next_number(folder: PrivateFolder, queue: PrivateFolder) -> int:
 
 def _first_ticket(queue: PrivateFolder) -> str:
     """The first ticket whose owner lives; the tickets of dead ones are thrown away."""
-    for name in _tickets(queue):
+    for name in _ticket_names(queue):
         ticket = queue.open_file(name)
-        dead = _try(ticket, fcntl.LOCK_EX)
+        # The kernel has dropped the lock of a process that is gone.
+        dead = _try_lock(ticket, fcntl.LOCK_EX)
         os.close(ticket)
         if not dead:
             return name
@@ -193,11 +202,12 @@ def _first_ticket(queue: PrivateFolder) -> str:
     return ""
 
 
-def _tickets(queue: PrivateFolder) -> list[str]:
+def _ticket_names(queue: PrivateFolder) -> list[str]:
+    # In order, since file_names() is and numbers are written with leading zeros.
     return [name for name in queue.file_names() if name.isascii() and name.isdigit()]
 
 
-def _try(lock: int, how: int) -> bool:
+def _try_lock(lock: int, how: int) -> bool:
     try:
         fcntl.flock(lock, how | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -205,7 +215,7 @@ def _try(lock: int, how: int) -> bool:
     return True
 
 
-def _close(taken: dict[str, list[int]]) -> None:
+def _release_locks(taken: dict[str, list[int]]) -> None:
     for locks in taken.values():
         for lock in locks:
             os.close(lock)

@@ -33,15 +33,20 @@ class PrivateFolder:
 
         Raises :class:`~pytest_torchcompile.errors.TorchcompileError` where it is a link or another user's.
         """
-        above = None if inside is None else inside.descriptor
-        shown = path if inside is None else inside.path / path
+        above = None
+        full_path = path
+        if inside is not None:
+            above = inside.descriptor
+            full_path = inside.path / path
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700, dir_fd=above)
-        found = os.lstat(path) if above is None else os.stat(path, dir_fd=above, follow_symlinks=False)
-        if not stat.S_ISDIR(found.st_mode):
-            what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "no folder"
-            raise TorchcompileError(f"{shown} is {what}; expected a folder of this user; {_WAY_OUT}")
-        folder = cls(shown, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above))
+        status = os.stat(path, dir_fd=above, follow_symlinks=False)
+        if not stat.S_ISDIR(status.st_mode):
+            what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no folder"
+            raise TorchcompileError(f"{full_path} is {what}; expected a folder of this user; {_WAY_OUT}")
+        # It may have become a link meanwhile, so that the open has to refuse one too.
+        how = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        folder = cls(full_path, os.open(path, how, dir_fd=above))
         try:
             folder._refuse_strangers()
         except BaseException:
@@ -58,14 +63,17 @@ class PrivateFolder:
 
         Raises :class:`~pytest_torchcompile.errors.TorchcompileError` for what is no file of this user.
         """
+        # Without waiting: a FIFO of this name has nobody at its other end.
         how = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             file = os.open(name, how, 0o600, dir_fd=self.descriptor)
-        except OSError as error:  # of a link: ELOOP, EMLINK on BSD
+        except OSError as error:
+            # Of a link: ELOOP, or EMLINK on BSD.
             raise TorchcompileError(f"{self.path / name} can't be opened: {error.strerror}; expected a file of this "
                                     f"user; {_WAY_OUT}") from None
-        found = os.fstat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_nlink > 1:
+        status = os.fstat(file)
+        # A second name of the file would be a stranger's: nobody here makes one.
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid() or status.st_nlink > 1:
             os.close(file)
             raise TorchcompileError(f"{self.path / name} is no file of this user alone; {_WAY_OUT}")
         return file
@@ -80,9 +88,10 @@ class PrivateFolder:
             os.unlink(name, dir_fd=self.descriptor)
 
     def _refuse_strangers(self) -> None:
-        found = os.fstat(self.descriptor)
-        if found.st_uid != os.getuid():
-            raise TorchcompileError(f"{self.path} belongs to user {found.st_uid}, and this is user {os.getuid()}; "
+        status = os.fstat(self.descriptor)
+        if status.st_uid != os.getuid():
+            raise TorchcompileError(f"{self.path} belongs to user {status.st_uid}, and this is user {os.getuid()}; "
                                     f"{_WAY_OUT}")
-        if found.st_mode & 0o077:  # made by an earlier version, under the user's umask
+        if status.st_mode & 0o077:
+            # Made by an earlier version, under the user's umask.
             os.fchmod(self.descriptor, 0o700)

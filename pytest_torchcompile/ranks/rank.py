@@ -63,12 +63,14 @@ class Rank:
         Raises :class:`NoRank` where there is no process, and none can be started.
         """
         if self._connection is not None and self._connection.poll(0):
-            self.close()  # it died between two cells (a rank says nothing unasked): not the next cell's fault
-        connection = self._connection or self._start()
+            # A rank says nothing unasked: it died between two cells, which is not the next cell's fault.
+            self.close()
+        connection = self._connection or self._start_process()
         start_anew(self._process_file("log"))
         self._began = time.monotonic()
-        with contextlib.suppress(OSError):  # it has died: finish() says how
-            connection.send({**job, "flight": self._flight})
+        # Where it has died, finish() says how.
+        with contextlib.suppress(OSError):
+            connection.send({**job, "flight": self._process_file("flight")})
         return connection
 
     def finish(self) -> RankOutcome:
@@ -78,30 +80,26 @@ class Rank:
                 raise EOFError
             answer = json.loads(self._connection.recv())
         except (EOFError, OSError):
-            return self._crashed()
+            return self._crash_outcome()
         self._end_if_spoilt(answer)
-        return RankOutcome("done", answer["value"], seconds=self._seconds)
+        return RankOutcome("done", answer["value"], seconds=self._job_seconds)
 
     def give_up(self, message: str) -> RankOutcome:
         """Take the stacks of a rank that has no outcome, and kill it."""
         self.ask_for_stacks()
-        return self.killed(message)
+        return self.kill_with_stacks(message)
 
     @property
     def log(self) -> str:
         """What the last job wrote to stdout and stderr, the first and the last lines of it."""
         return read_ends(self._process_file("log"))
 
-    @property
-    def _flight(self) -> Path:
-        """Where the process tells what its flight recorder holds."""
-        return self._process_file("flight")
-
     def _process_file(self, kind: str) -> Path:
+        """A file of the process: its ``log``, ``stacks``, wait ``status``, or what its ``flight`` recorder holds."""
         return self._home / f"{self.pid}.{kind}"
 
     @property
-    def _seconds(self) -> float:
+    def _job_seconds(self) -> float:
         return time.monotonic() - self._began
 
     def close(self) -> None:
@@ -111,7 +109,7 @@ class Rank:
             self._connection = None
             kill_group(self.pid)
 
-    def _start(self) -> Connection:
+    def _start_process(self) -> Connection:
         self._connection, self.pid, self._home = connect_rank(self.folder)
         self._first_rss = 0
         return self._connection
@@ -120,19 +118,20 @@ class Rank:
         """Have the process write where its threads are and, if it is one of several, its last collectives."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
-        self._asked = flight.ask_recorder(self._flight)
+        self._asked = flight.ask_recorder(self._process_file("flight"))
 
-    def killed(self, message: str) -> RankOutcome:
+    def kill_with_stacks(self, message: str) -> RankOutcome:
         """Kill the process once its stacks are there; a ``timeout`` with them."""
         stacks = self._process_file("stacks")
         _wait_for_stacks(stacks)
-        recorded = flight.read_answer(self._flight) if self._asked else ""
+        recorded = flight.read_answer(self._process_file("flight")) if self._asked else ""
         evidence = "\n".join(filter(None, (_read_stacks(stacks), recorded, self.log)))
         self.close()
-        return RankOutcome("timeout", message=message, evidence=evidence, seconds=self._seconds)
+        return RankOutcome("timeout", message=message, evidence=evidence, seconds=self._job_seconds)
 
-    def _crashed(self) -> RankOutcome:
-        seconds, at = self._seconds, time.monotonic()
+    def _crash_outcome(self) -> RankOutcome:
+        """How the process ended, of which the zygote writes a file."""
+        seconds, at = self._job_seconds, time.monotonic()
         status_file = self._process_file("status")
         deadline = time.monotonic() + 5
         # Without its zygote nobody knows how it ended.
@@ -155,7 +154,8 @@ def growth_bytes() -> int:
     Cells leave some 70 MB each behind (compiled code, libraries), and there may be a rank process for each core.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError, ValueError):  # no cgroup v2, or no limit in it
+    # There may be no cgroup v2, or no limit in it.
+    with contextlib.suppress(OSError, ValueError):
         memory = min(memory, int(_CGROUP.read_text()))
     return memory // (os.cpu_count() or 1) // 4
 
@@ -164,11 +164,16 @@ def _how_it_ended(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"the process ended itself with exit code {code}"
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    what = {"SIGSEGV": "segmentation fault", "SIGKILL": "killed, perhaps for want of memory",
-            "SIGABRT": "aborted", "SIGBUS": "bus error", "SIGFPE": "arithmetic error",
-            "SIGILL": "illegal instruction"}.get(name, "ended by a signal")
-    return f"{what} ({name})"
+    if -code not in set(signal.Signals):
+        return f"ended by a signal (signal {-code})"
+    name = signal.Signals(-code).name
+    return f"{_SIGNALS.get(name, 'ended by a signal')} ({name})"
+
+
+_SIGNALS = {
+    "SIGSEGV": "segmentation fault", "SIGKILL": "killed, perhaps for want of memory", "SIGABRT": "aborted",
+    "SIGBUS": "bus error", "SIGFPE": "arithmetic error", "SIGILL": "illegal instruction",
+}
 
 
 def _wait_for_stacks(path: Path) -> None:
@@ -191,28 +196,36 @@ def _read_stacks(path: Path) -> str:
         text = path.read_text(errors="replace")
     except OSError:
         return ""
-    threads = re.split(r"^(?=Thread 0x|Current thread 0x)", text, flags=re.MULTILINE)
-    lines = "".join(thread for thread in threads if not _ours(thread) and not _ending(thread)).splitlines()
-    ours = f'File "{Path(__file__).parent.parent}{os.sep}'
-    kept = [line for line in lines if ours not in line and 'File "<string>"' not in line
-            and not line.startswith("Extension modules:")]
-    return "\n".join(kept if len(kept) <= STACK_LINES else [*kept[:STACK_LINES], "  ..."]).strip()
+    lines: list[str] = []
+    for thread in re.split(r"^(?=Thread 0x|Current thread 0x)", text, flags=re.MULTILINE):
+        if not _waits_for_other_side(thread) and not _is_ending(thread):
+            lines += [line for line in thread.splitlines() if not _is_own_line(line)]
+    if len(lines) > STACK_LINES:
+        lines = [*lines[:STACK_LINES], "  ..."]
+    return "\n".join(lines).strip()
 
 
+_PACKAGE = Path(__file__).parent.parent
 _WAITING = ("flight.py", "hangup.py")
 """Where our own threads in a rank process wait."""
 
 
-def _ours(thread: str) -> bool:
-    """Whether it is a thread that waits for the other side of this process.
+def _is_own_line(line: str) -> bool:
+    """Whether it is a frame of this package, of the start code, or no frame: what the reader's model has no part in."""
+    ours = f'File "{_PACKAGE}{os.sep}'
+    return ours in line or 'File "<string>"' in line or line.startswith("Extension modules:")
+
+
+def _waits_for_other_side(thread: str) -> bool:
+    """Whether it is a thread of ours that waits for the other side of this process.
 
     By the end of the path: a rank may have imported a checkout where pytest has the installed package.
     """
-    package = Path(__file__).parent.name
-    return any(os.path.join(package, file) in thread for file in _WAITING)
+    room = Path(__file__).parent.name
+    return any(os.path.join(room, file) in thread for file in _WAITING)
 
 
-def _ending(thread: str) -> bool:
+def _is_ending(thread: str) -> bool:
     """Whether only Python's own frames of a thread are left: it has done what it was for (the flight recorder's)."""
     frames = [line for line in thread.splitlines() if line.startswith("  File ")]
     return bool(frames) and all(f'{os.sep}threading.py"' in frame for frame in frames)

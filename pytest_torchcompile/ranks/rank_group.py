@@ -42,24 +42,28 @@ class Group:
         sees; () where it needs none.
         """
         if gpus and self._gpus not in ((), gpus):
-            self.close()  # CUDA reads once what a process may see
+            # CUDA reads only once what a process may see.
+            self.close()
         self._gpus = gpus or self._gpus
         self.ranks += [Rank(self.folder) for _ in range(len(self.ranks), world)]
         ranks = self.ranks[:world]
         with tempfile.TemporaryDirectory(prefix="meet-", dir=self.folder) as meeting:
-            jobs = [replace(job, rank=r, world=world, rendezvous=os.path.join(meeting, "store"), timeout=timeout)
-                    for r in range(world)]
+            job = replace(job, world=world, rendezvous=os.path.join(meeting, "store"), timeout=timeout)
             waiting: dict[Connection, int] = {}
             try:
                 for r, rank in enumerate(ranks):
-                    waiting[rank.begin({"do": "cell", "job": jobs[r], "path": path, "gpus": gpus})] = r
+                    own_job = replace(job, rank=r)
+                    connection = rank.begin({"do": "cell", "job": own_job, "path": path, "gpus": gpus})
+                    waiting[connection] = r
             except (NoRank, OSError):
-                for rank in ranks:  # those that have begun wait for one that never will
+                # Those that have begun wait for one that never will.
+                for rank in ranks:
                     rank.close()
                 raise
-            outcomes = _collect(ranks, waiting, timeout)
+            outcomes = _collect_outcomes(ranks, waiting, timeout)
         if world > 1 and any(rank_failed(outcome) for outcome in outcomes):
-            for rank in ranks:  # a process that has lost its peers in a collective is not fit for another cell
+            # A process that has lost its peers in a collective is not fit for another cell.
+            for rank in ranks:
                 rank.close()
         return outcomes
 
@@ -74,24 +78,26 @@ def ended_after(first: int, outcome: RankOutcome) -> RankOutcome:
     return replace(outcome, status="aborted", message=f"was ended after rank {first} had failed")
 
 
-def _collect(ranks: list[Rank], waiting: dict[Connection, int], timeout: float) -> list[RankOutcome]:
+def _collect_outcomes(ranks: list[Rank], waiting: dict[Connection, int], timeout: float) -> list[RankOutcome]:
     """Wait for all; once one has failed, no longer than the grace."""
     outcomes: dict[int, RankOutcome] = {}
     deadline = time.monotonic() + timeout
     first: int | None = None
-    while waiting and (left := deadline - time.monotonic()) > 0:
-        for ready in wait(list(waiting), left):
+    while waiting and (seconds_left := deadline - time.monotonic()) > 0:
+        for ready in wait(list(waiting), seconds_left):
             r = waiting.pop(ready)  # type: ignore[call-overload]
             outcomes[r] = ranks[r].finish()
             if rank_failed(outcomes[r]):
-                ranks[r].close()  # its connections too, so that who waits for it notices
+                # Its connections close too, so that who waits for it notices.
+                ranks[r].close()
                 if first is None:
                     first, deadline = r, min(deadline, time.monotonic() + GRACE)
     late = sorted(waiting.values())
+    # All are asked before one is killed: else the others' stacks would show what its end did to them.
     for r in late:
         ranks[r].ask_for_stacks()
     for r in late:
-        outcome = ranks[r].killed(f"no result after {timeout:g} s")
+        outcome = ranks[r].kill_with_stacks(f"no result after {timeout:g} s")
         if first is not None:
             outcome = ended_after(first, outcome)
         outcomes[r] = outcome

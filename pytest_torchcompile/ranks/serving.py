@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,13 @@ def set_environment() -> None:
 
 def serve(fd: int, folder: Path) -> None:
     """Do jobs until the other side closes. Runs in a fresh fork of the zygote."""
-    os.setpgid(0, 0)  # a group of its own, so that its compiler processes can be killed with it
+    # A group of its own, so that its compiler processes can be killed with it.
+    os.setpgid(0, 0)
     pid = os.getpid()
-    _redirect(folder / f"{pid}.log")
+    _redirect_streams(folder / f"{pid}.log")
     adopt_orphans()
     with (folder / f"{pid}.stacks").open("wb") as stacks, Connection(fd) as connection:
+        # Both write to the file from a signal handler, also where C code runs that never comes back to Python.
         faulthandler.enable(stacks)
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
         hangup.end_with_other_side(fd)
@@ -50,7 +53,7 @@ def serve(fd: int, folder: Path) -> None:
             connection.send(json.dumps(execute_job(job, in_rank=True)))
 
 
-def _redirect(log: Path) -> None:
+def _redirect_streams(log: Path) -> None:
     fd = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -73,29 +76,34 @@ def execute_job(job: dict[str, Any], in_rank: bool = False) -> dict[str, Any]:
     if gpus := job.get("gpus"):
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     sys.path += [entry for entry in job.get("path", ()) if entry not in sys.path]
+    # Before the first import that brings torch.
     set_environment()
     from pytest_torchcompile.run import runner
 
     value: Any
+    poisoned = False
     if job["do"] == "cell":
-        several = job["job"].world > 1
-        with flight.answer_questions(job["flight"]) if several else contextlib.nullcontext():
+        with _answering_for_its_flight(job):
             value, poisoned = runner.run_cell(job["job"], in_rank)
     elif job["do"] == "tell":
         from pytest_torchcompile.wrappers.rank_store import exchange_outcomes
 
         value = exchange_outcomes(job["meeting"], job["rank"], job["world"], job["mine"], job["patience"])
-        poisoned = False
     elif job["do"] == "watch":
         from pytest_torchcompile.wrappers.rank_store import failed_elsewhere
 
-        value, poisoned = failed_elsewhere(job["meeting"], job["rank"], job["patience"]), False
+        value = failed_elsewhere(job["meeting"], job["rank"], job["patience"])
     else:
-        value, poisoned = runner.environment(), False
-    return {"value": value, "poisoned": poisoned, "rss": _rss()}
+        value = runner.environment()
+    return {"value": value, "poisoned": poisoned, "rss": _resident_bytes()}
 
 
-def _rss() -> int:
+def _answering_for_its_flight(job: dict[str, Any]) -> AbstractContextManager[None]:
+    """A rank of several tells meanwhile what its flight recorder holds; one alone has no collectives."""
+    return flight.answer_questions(job["flight"]) if job["job"].world > 1 else contextlib.nullcontext()
+
+
+def _resident_bytes() -> int:
     """Resident bytes of this process; 0 where the system does not say."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -47,12 +47,13 @@ class Torchrun:
         """Read the variables that torchrun sets. Raises :class:`UsageError` where it has not started this process."""
         missing = [name for name in _VARIABLES if not environment.get(name)]
         if missing or environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-            found = f"{', '.join(missing)} not set" if missing else "its agent keeps no store"
+            why = f"{', '.join(missing)} not set" if missing else "its agent keeps no store"
             raise UsageError(
-                f"--compile-ranks torchrun: this pytest was not started by torchrun ({found}); expected for example "
+                f"--compile-ranks torchrun: this pytest was not started by torchrun ({why}); expected for example "
                 "torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d --rdzv-endpoint HOST:PORT -m pytest "
                 "--compile-matrix --compile-ranks torchrun")
         given = {name: environment[name] for name in _VARIABLES}
+        # A restart meets under other keys: what the ranks before it have told is still in the store.
         run = f"{given['TORCHELASTIC_RUN_ID']}/{given['TORCHELASTIC_RESTART_COUNT']}"
         return cls(int(given["RANK"]), int(given["WORLD_SIZE"]), int(given["LOCAL_RANK"]),
                    f"tcp://{given['MASTER_ADDR']}:{given['MASTER_PORT']}/{run}")
@@ -61,7 +62,9 @@ class Torchrun:
 def own_file(root: Path, torchrun: Torchrun | None, file: str) -> Path:
     """Where a file of a run lies; those of the ranks after 0 lie apart, since nodes may share a disk."""
     path = root / file
-    return path.parent / f"rank{torchrun.rank}" / path.name if torchrun and torchrun.rank else path
+    if torchrun is None or torchrun.rank == 0:
+        return path
+    return path.parent / f"rank{torchrun.rank}" / path.name
 
 
 class Nodes:
@@ -85,21 +88,25 @@ class Nodes:
         if world != here.world:
             message = f"it has {count(world, 'rank')}, and torchrun has started {here.world}"
             return [RankOutcome("skip", message=message)]
-        key = _key(job)
+        key = _cell_key(job)
         self._runs[key] += 1
         meeting = f"{here.meeting}/{job.cell['model']}/{key}/{self._runs[key]}"
         job = replace(job, rank=here.rank, world=world, rendezvous=meeting, timeout=timeout, local_rank=here.local_rank)
         # Another node may have begun later by as long as a first process takes to start.
         patience = timeout + START_SECONDS
         common = {"meeting": f"{meeting}/outcomes", "rank": here.rank, "world": world, "patience": patience}
+        # Before this rank begins: another one may fail while it still starts.
         watching = self._watcher.begin({"do": "watch", **common})
         mine, heard = self._run_own({"do": "cell", "job": job, "path": path}, watching, timeout)
         if rank_failed(mine):
-            self._rank.close()  # its connections too, so that who waits for it notices
-        told = self._messenger.run({"do": "tell", **common, "mine": json.dumps(asdict(mine))}, patience + START_SECONDS)
+            # Its connections close too, so that who waits for it notices.
+            self._rank.close()
+        tell = {"do": "tell", **common, "mine": json.dumps(asdict(mine))}
+        answer = self._messenger.run(tell, patience + START_SECONDS)
         if not heard:
-            self._watcher.finish()  # it has now heard of this rank
-        outcomes = _all_outcomes(told, here, mine)
+            # It ends by itself: it has now heard of this rank.
+            self._watcher.finish()
+        outcomes = _all_outcomes(answer, here, mine)
         if any(rank_failed(outcome) for outcome in outcomes):
             self._rank.close()
         return outcomes
@@ -109,12 +116,19 @@ class Nodes:
         connection, deadline = self._rank.begin(job), time.monotonic() + timeout
         ready = wait([connection, watching], timeout)
         heard = watching in ready
-        other = self._watcher.finish().value if heard else None  # None too if the watcher itself has died
-        left = max(0.0, deadline - time.monotonic())
-        if connection in ready or connection.poll(left if other is None else min(left, GRACE)):
+        failed_rank = None
+        if heard:
+            # None too if the watcher itself has died.
+            failed_rank = self._watcher.finish().value
+        seconds_left = max(0.0, deadline - time.monotonic())
+        if failed_rank is not None:
+            seconds_left = min(seconds_left, GRACE)
+        if connection in ready or connection.poll(seconds_left):
             return self._rank.finish(), heard
         late = self._rank.give_up(f"no result after {timeout:g} s")
-        return late if other is None else ended_after(other, late), heard
+        if failed_rank is not None:
+            late = ended_after(failed_rank, late)
+        return late, heard
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""
@@ -122,19 +136,27 @@ class Nodes:
             process.close()
 
 
-def _key(job: Job) -> str:
+def _cell_key(job: Job) -> str:
     """What tells the cell from the run's others, the same on every node."""
     return json.dumps(job.cell, sort_keys=True)
 
 
-def _all_outcomes(told: RankOutcome, here: Torchrun, mine: RankOutcome) -> list[RankOutcome]:
-    """The outcome of every rank; one that was not heard of has crashed, as far as anybody can tell."""
-    if told.status != "done":
-        lost = f"this node could not speak with the others: {told.message}"
-        heard: list[Any] = [None] * here.world
+def _all_outcomes(answer: RankOutcome, here: Torchrun, mine: RankOutcome) -> list[RankOutcome]:
+    """The outcome of every rank; one that was not heard of has crashed, as far as anybody can tell.
+
+    ``answer`` is what the messenger has brought: each rank's outcome as JSON, None of a silent one.
+    """
+    if answer.status == "done":
+        heard: list[str | None] = answer.value
+        why = "its pytest was not heard of: see that node's log"
     else:
-        lost, heard = "its pytest was not heard of: see that node's log", told.value
-    silent = RankOutcome("crash", message=lost, evidence=told.evidence)
-    outcomes = [silent if each is None else RankOutcome(**json.loads(each)) for each in heard]
+        heard = [None] * here.world
+        why = f"this node could not speak with the others: {answer.message}"
+    outcomes: list[RankOutcome] = []
+    for text in heard:
+        if text is None:
+            outcomes.append(RankOutcome("crash", message=why, evidence=answer.evidence))
+        else:
+            outcomes.append(RankOutcome(**json.loads(text)))
     outcomes[here.rank] = mine
     return outcomes

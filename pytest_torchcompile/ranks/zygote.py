@@ -3,9 +3,9 @@
 It listens on ``FOLDER/socket`` until the FIFO ``FOLDER/../lifeline`` closes (see
 :mod:`pytest_torchcompile.ranks.zygotes`), so it can't outlive the pytest that owns the run, not even one that was
 killed. Each connection gets a forked child that serves jobs (see :mod:`pytest_torchcompile.ranks.serving`); when a
-child ends, its wait status is written
-to ``FOLDER/<pid>.status``, because only the parent can know by which signal it died. With a child end the processes
-that it has left behind. What the children write to their logs is kept within bounds.
+child ends, its wait status is written to ``FOLDER/<pid>.status``, because only the parent can know by which signal it
+died. With a child end the processes that it has left behind. What the children write to their logs is kept within
+bounds.
 
 Forking a process that has run multi-threaded code is unsafe (libgomp's pool and Inductor's compile threads
 do not survive it), so everything before the fork runs with one thread and one compile thread, and on a machine
@@ -33,7 +33,7 @@ from pytest_torchcompile.ranks.serving import set_environment
 from pytest_torchcompile.ranks.zygotes import is_alive
 from pytest_torchcompile.run.offspring import adopt_orphans, children_of, end_offspring, kill_group
 
-__all__ = ["WARM", "gpu_device_files", "main", "preload"]
+__all__ = ["WARM", "gpu_device_files", "main", "preload_torch"]
 
 WARM = "PYTEST_TORCHCOMPILE_WARM"
 """Set to 0 in the environment to import only, without the warm-up compile."""
@@ -47,11 +47,12 @@ FAST_BYTES: Final = 4 << 20
 
 def gpu_device_files() -> list[str]:
     """Device files of GPUs, found without asking a driver (asking would initialise it)."""
-    dev = Path("/dev")
-    return sorted(str(p) for pattern in ("nvidia[0-9]*", "kfd") for p in dev.glob(pattern))
+    nvidia = Path("/dev").glob("nvidia[0-9]*")
+    amd = Path("/dev").glob("kfd")
+    return sorted(str(file) for file in (*nvidia, *amd))
 
 
-def preload() -> None:
+def preload_torch() -> None:
     """Import what every rank needs, and run one tiny compile where a fork afterwards is safe."""
     import torch
     import torch._dynamo
@@ -63,7 +64,8 @@ def preload() -> None:
 
         pay_first_compile()
     gc.collect()
-    gc.freeze()  # the pages of all these modules stay shared with the children
+    # So the pages of all these modules stay shared with the children.
+    gc.freeze()
 
 
 def spoilt_for_cuda() -> bool:
@@ -89,7 +91,8 @@ serve(int(sys.argv[2]), Path(sys.argv[3]))
 def main(folder: Path, alive: int) -> None:
     """Serve until the owner of the run ends. ``alive`` is a file that is locked as long as this process has it open."""
     os.set_inheritable(alive, False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is pytest's to handle; it then closes the lifeline
+    # Ctrl-C is pytest's to handle; it then closes the lifeline.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     set_environment()
     lifeline = os.open(folder.parent / "lifeline", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -97,7 +100,7 @@ def main(folder: Path, alive: int) -> None:
     server.bind(str(folder / "socket"))
     server.listen(64)
     try:
-        preload()
+        preload_torch()
     except Exception as error:
         traceback.print_exc()
         (folder / "failed").write_text(_cannot_import(error), encoding="utf-8")
@@ -107,19 +110,21 @@ def main(folder: Path, alive: int) -> None:
     os.set_blocking(wake_write, False)
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake_write)
+    # A handler of any kind: what is ignored does not write to the wake-up file.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     ranks: dict[int, int] = {}
-    own = children_of(os.getpid())  # what the imports have started
+    # What the imports have started is not to be ended with a rank.
+    own = children_of(os.getpid())
     # A lifeline whose other end was closed before it was opened here does not become readable.
     while is_alive(folder.parent):
         ready, _, _ = select.select([server.fileno(), lifeline, wake], [], [], _cap_logs(ranks, folder))
         if wake in ready:
             os.read(wake, 4096)
-        _reap(ranks, own, folder)
+        _reap_ranks(ranks, own, folder)
         if lifeline in ready:
             break
         if server.fileno() in ready:
-            _fork(server, folder, (wake, wake_write, lifeline, alive), ranks)
+            _fork_rank(server, folder, (wake, wake_write, lifeline, alive), ranks)
     for pid in ranks:
         kill_group(pid)
     end_offspring()
@@ -142,12 +147,13 @@ def _cap_logs(ranks: dict[int, int], folder: Path) -> float | None:
     return HURRY_SECONDS if fast else LOOK_SECONDS
 
 
-def _fork(server: socket.socket, folder: Path, private: tuple[int, ...], ranks: dict[int, int]) -> None:
+def _fork_rank(server: socket.socket, folder: Path, private: tuple[int, ...], ranks: dict[int, int]) -> None:
     """Give the next connection a rank process. ``ranks``: the length of each one's log."""
     connection, _ = server.accept()
     try:
         pid = os.fork()
-    except OSError:  # too many processes, or no memory: that is one cell's error, told by the closed connection
+    except OSError:
+        # Too many processes, or no memory: that is one cell's error, told by the closed connection.
         traceback.print_exc()
         connection.close()
         return
@@ -155,11 +161,13 @@ def _fork(server: socket.socket, folder: Path, private: tuple[int, ...], ranks: 
         connection.close()
         ranks[pid] = 0
         return
-    status = 70  # EX_SOFTWARE: reached only if serve() itself is broken
+    # EX_SOFTWARE: it stays so only if serve() itself is broken.
+    status = 70
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # What is held open here would live on with the rank: the zygote's lock, and the reading end of the lifeline.
         for fd in private:
             os.close(fd)
         server.close()
@@ -173,13 +181,15 @@ def _fork(server: socket.socket, folder: Path, private: tuple[int, ...], ranks: 
         serve(fd, folder)
         status = 0
     except BaseException:
-        traceback.print_exc()  # into the rank's log, whose end becomes the cell's evidence
+        # Into the rank's log, whose end becomes the cell's evidence.
+        traceback.print_exc()
         sys.stderr.flush()
     finally:
+        # Not sys.exit(): what the zygote has registered for its own end is not the child's to run.
         os._exit(status)
 
 
-def _reap(ranks: dict[int, int], own: set[int], folder: Path) -> None:
+def _reap_ranks(ranks: dict[int, int], own: set[int], folder: Path) -> None:
     """Take note of the rank processes that have ended, once what they left behind has ended too."""
     statuses: dict[int, int] = {}
     for pid in list(ranks):
@@ -192,8 +202,10 @@ def _reap(ranks: dict[int, int], own: set[int], folder: Path) -> None:
             statuses[pid] = status
     if statuses:
         end_offspring(keep={*ranks, *own})
+    # Last: whoever sees the file takes all for ended.
     for pid, status in statuses.items():
         unfinished = folder / f"{pid}.status.new"
-        with contextlib.suppress(OSError):  # a full disk: how it ended stays unknown
+        # On a full disk it stays unknown how it ended.
+        with contextlib.suppress(OSError):
             unfinished.write_text(str(status))
             unfinished.rename(folder / f"{pid}.status")

@@ -67,28 +67,29 @@ class Zygote:
 
     def __init__(self) -> None:
         """Raises OSError where there is no room for the folder."""
-        # AF_UNIX paths are limited to about 100 bytes, so a long TMPDIR can't be used.
         parent = Path(tempfile.gettempdir())
-        parent = parent if len(str(parent)) < 60 else Path("/tmp")
+        if len(str(parent)) >= 60:
+            # AF_UNIX paths are limited to about 100 bytes, so a long TMPDIR can't be used.
+            parent = Path("/tmp")
         _remove_left_folders(parent)
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        self._alive = _locked(self.folder / "alive")
+        self._alive = _open_locked(self.folder / "alive")
         os.mkfifo(self.folder / "lifeline", 0o600)
         # For reading too, since to open a FIFO for writing waits for a reader.
         self._lifeline = os.open(self.folder / "lifeline", os.O_RDWR | os.O_CLOEXEC)
-        self._process = _start(self.folder, 1)
+        self._process = _start_zygote(self.folder, 1)
 
     @property
     def was_replaced(self) -> bool:
         """Whether the first zygote was killed, and another one started."""
-        return _newest(self.folder) > 1
+        return _newest_zygote(self.folder) > 1
 
     def close(self) -> None:
         """End every rank process and remove the folder."""
         # In this order: who opens the lifeline too late to see it close finds that nobody owns the run.
         os.close(self._alive)
         os.close(self._lifeline)
-        for number in range(1, _newest(self.folder) + 1):
+        for number in range(1, _newest_zygote(self.folder) + 1):
             _wait_for_end(self.folder / str(number))
         self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -101,14 +102,14 @@ def connect_rank(root: Path) -> tuple[Connection, int, Path]:
     """
     deadline = time.monotonic() + START_SECONDS
     while True:
-        number = _newest(root)
+        number = _newest_zygote(root)
         if number == 0:
             raise NoRank(f"the folder of the run's processes is gone: {root}")
         folder = root / str(number)
-        answer = _ask(folder, deadline)
+        answer = _ask_for_rank(folder, deadline)
         if answer is not None:
             return *answer, folder
-        _renew(root, number)
+        _start_next_zygote(root, number)
 
 
 def is_alive(folder: Path) -> bool:
@@ -126,15 +127,20 @@ def is_alive(folder: Path) -> bool:
     return False
 
 
-def _newest(root: Path) -> int:
+def _newest_zygote(root: Path) -> int:
     """The number of the last zygote that was started; 0 where the run has ended."""
-    return max((number for number in range(1, ZYGOTES + 1) if (root / str(number)).is_dir()), default=0)
+    newest = 0
+    for number in range(1, ZYGOTES + 1):
+        if (root / str(number)).is_dir():
+            newest = number
+    return newest
 
 
-def _start(root: Path, number: int) -> subprocess.Popen[bytes]:
+def _start_zygote(root: Path, number: int) -> subprocess.Popen[bytes]:
     folder = root / str(number)
     folder.mkdir(mode=0o700)
-    alive = _locked(folder / "alive")  # the lock is the zygote's too, and lasts until both have closed the file
+    # The lock is the zygote's too, and lasts until both have closed the file.
+    alive = _open_locked(folder / "alive")
     try:
         with (folder / "zygote.log").open("wb") as log:
             process = subprocess.Popen(
@@ -147,10 +153,11 @@ def _start(root: Path, number: int) -> subprocess.Popen[bytes]:
     return process
 
 
-def _ask(folder: Path, deadline: float) -> tuple[Connection, int] | None:
+def _ask_for_rank(folder: Path, deadline: float) -> tuple[Connection, int] | None:
     """The connection to a new rank process, and its number; None where the zygote is dead."""
     refused = 0
     while time.monotonic() < deadline:
+        # Before the connection is tried: one that ends in between has a socket that nobody serves.
         lives = is_alive(folder)
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -159,7 +166,8 @@ def _ask(folder: Path, deadline: float) -> tuple[Connection, int] | None:
             channel.close()
             if not lives:
                 return None
-            time.sleep(_POLL_SECONDS)  # it has not opened its socket yet
+            # It has not opened its socket yet.
+            time.sleep(_POLL_SECONDS)
             continue
         connection = Connection(channel.detach())
         try:
@@ -171,38 +179,40 @@ def _ask(folder: Path, deadline: float) -> tuple[Connection, int] | None:
         if not is_alive(folder):
             return None
         if refused == _REFUSALS:
-            raise NoRank("a rank process could not be started", _log(folder))
-        time.sleep(_POLL_SECONDS)  # the zygote may be about to end
-    raise NoRank(f"no rank process has answered in {START_SECONDS:g} s", _log(folder))
+            raise NoRank("a rank process could not be started", _zygote_log(folder))
+        # The zygote may be about to end.
+        time.sleep(_POLL_SECONDS)
+    raise NoRank(f"no rank process has answered in {START_SECONDS:g} s", _zygote_log(folder))
 
 
-def _renew(root: Path, dead: int) -> None:
+def _start_next_zygote(root: Path, dead: int) -> None:
     """Start the zygote after this one, unless somebody has. Raises :class:`NoRank` where there are to be no more."""
     folder = root / str(dead)
     try:
-        lock = _locked(root / "renewing")
+        lock = _open_locked(root / "renewing")
     except OSError:
         raise NoRank(f"the folder of the run's processes is gone: {root}") from None
     try:
-        if _newest(root) > dead or is_alive(folder):  # somebody has, while this one waited for the lock
+        if _newest_zygote(root) > dead or is_alive(folder):
+            # Somebody has, while this one waited for the lock.
             return
         failed = folder / "failed"
         if failed.exists():
-            raise NoRank(failed.read_text(encoding="utf-8"), _log(folder))
+            raise NoRank(failed.read_text(encoding="utf-8"), _zygote_log(folder))
         if dead == ZYGOTES:
             raise NoRank(f"the process that starts rank processes was killed {ZYGOTES} times, and is not started again",
-                         _log(folder))
+                         _zygote_log(folder))
         # It ends with the run, maybe after this process, so nobody waits for it, and Python need not warn of that.
-        _start(root, dead + 1).returncode = 0
+        _start_zygote(root, dead + 1).returncode = 0
     finally:
         os.close(lock)
 
 
-def _log(folder: Path) -> str:
+def _zygote_log(folder: Path) -> str:
     return read_ends(folder / "zygote.log")
 
 
-def _locked(path: Path) -> int:
+def _open_locked(path: Path) -> int:
     """A file's descriptor, with its lock."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -224,22 +234,23 @@ def _remove_left_folders(parent: Path) -> None:
     """Remove the folders of this user's runs that were killed."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
-            found = folder.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and _is_left(folder, found):
+            status = folder.lstat()
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if is_own and _has_no_owner(folder, status):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_left(folder: Path, found: os.stat_result) -> bool:
+def _has_no_owner(folder: Path, status: os.stat_result) -> bool:
     """Whether nobody owns the folder any more."""
     if is_alive(folder):
         return False
     if (folder / "alive").exists():
         return True
     # Of a run that begins, or of a version without that file, whose zygote listens in the folder itself.
-    return time.time() - found.st_mtime > _FRESH_SECONDS and not _listens(folder / "socket")
+    return time.time() - status.st_mtime > _FRESH_SECONDS and not _somebody_listens(folder / "socket")
 
 
-def _listens(path: Path) -> bool:
+def _somebody_listens(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
         try:
             channel.connect(str(path))

@@ -1,7 +1,10 @@
 """WRAPPERS: how a model is wrapped or made parallel before it is compiled.
 
-To add one: a file in this folder, and its line here. A wrapper of your own needs no line: name it
-``module:attribute`` in the matrix, with ``*2`` behind it if it runs on two ranks.
+To add one: a file in this folder, and its line here, which says on how many ranks it runs and in what mesh. A wrapper
+of your own needs no line: name it ``module:attribute`` in the matrix, with ``*2`` behind it if it runs on two ranks.
+
+Read ``wrapping`` (a value of the axis), ``protocol`` (what a wrapper is), ``single_process`` (the simplest ones),
+``order``, then ``process_group`` with ``ddp``, ``fsdp``, ``tp`` and ``pp``.
 """
 
 from __future__ import annotations
@@ -9,7 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["WRAPPERS", "WrapperEntry", "limits_of"]
+__all__ = ["WRAPPERS", "WrapperEntry", "limits_of", "multiple_of"]
+
+
+def multiple_of(axes: tuple[str, ...]) -> int:
+    """What each number of ranks is a multiple of: the width of the mesh' last dimension, where it has two."""
+    return min(len(axes), 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +28,8 @@ class WrapperEntry:
     """Where it is; loaded in the rank process that needs it."""
     ranks: int = 1
     """Processes that a cell has at least, and where the matrix does not say more."""
-    multiple: int = 1
-    """Any number of ranks is one of this: the width of the mesh' last dimension, where it has two."""
+    axes: tuple[str, ...] = ("data",)
+    """Dimensions of the mesh: see :attr:`~pytest_torchcompile.wrappers.protocol.Wrapper.axes`."""
     orders: tuple[str, ...] = ()
     """The compile orders that it has, the sensible one first: keys of
     :data:`~pytest_torchcompile.wrappers.wrapping.ORDERS`."""
@@ -30,25 +38,30 @@ class WrapperEntry:
     coverage: float = 1.0
     """The default of the limit ``coverage`` in its cells: less where it is its nature to leave layers to eager."""
 
+    @property
+    def multiple(self) -> int:
+        """Any number of ranks is one of this."""
+        return multiple_of(self.axes)
+
 
 _HERE: Final = "pytest_torchcompile.wrappers"
 
 WRAPPERS: Final[dict[str, WrapperEntry]] = {
-    "none": WrapperEntry(f"{_HERE}.none:NONE"),
-    "autocast": WrapperEntry(f"{_HERE}.autocast:AUTOCAST"),
-    "checkpoint": WrapperEntry(f"{_HERE}.checkpoint:CHECKPOINT"),
-    "regional": WrapperEntry(f"{_HERE}.regional:REGIONAL", coverage=0),
+    "none": WrapperEntry(f"{_HERE}.single_process:NONE"),
+    "autocast": WrapperEntry(f"{_HERE}.single_process:AUTOCAST"),
+    "checkpoint": WrapperEntry(f"{_HERE}.single_process:CHECKPOINT"),
+    "regional": WrapperEntry(f"{_HERE}.single_process:REGIONAL", coverage=0),
     "ddp": WrapperEntry(f"{_HERE}.ddp:DDP", 2, orders=("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
-    "fsdp2": WrapperEntry(f"{_HERE}.fsdp2:FSDP2", 2,
+    "fsdp2": WrapperEntry(f"{_HERE}.fsdp:FSDP2", 2,
                           orders=("inner_blocks", "compile_then_wrap", "wrap_then_compile"), fake=True, coverage=0),
-    "ddp+checkpoint": WrapperEntry(f"{_HERE}.ddp_checkpoint:DDP_CHECKPOINT", 2,
+    "ddp+checkpoint": WrapperEntry(f"{_HERE}.ddp:DDP_CHECKPOINT", 2,
                                    orders=("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
-    "fsdp1": WrapperEntry(f"{_HERE}.fsdp1:FSDP1", 2, orders=("compile_then_wrap", "wrap_then_compile", "inner_blocks"),
+    "fsdp1": WrapperEntry(f"{_HERE}.fsdp:FSDP1", 2, orders=("compile_then_wrap", "wrap_then_compile", "inner_blocks"),
                           coverage=0),
-    "fsdp2+tp": WrapperEntry(f"{_HERE}.fsdp2_tp:FSDP2_TP", 4, orders=("inner_blocks", "wrap_then_compile"), multiple=2,
-                             fake=True, coverage=0),
-    "pp": WrapperEntry(f"{_HERE}.pp:PP", 2, orders=("wrap_then_compile", "inner_blocks")),
-    "tp": WrapperEntry(f"{_HERE}.tp:TP", 2, orders=("wrap_then_compile", "inner_blocks"), fake=True),
+    "fsdp2+tp": WrapperEntry(f"{_HERE}.fsdp:FSDP2_TP", 4, orders=("inner_blocks", "wrap_then_compile"),
+                             axes=("data", "tensor"), fake=True, coverage=0),
+    "pp": WrapperEntry(f"{_HERE}.pp:PP", 2, orders=("wrap_then_compile", "inner_blocks"), axes=("stage",)),
+    "tp": WrapperEntry(f"{_HERE}.tp:TP", 2, orders=("wrap_then_compile", "inner_blocks"), axes=("tensor",), fake=True),
 }
 """Name in a matrix to what is known of it."""
 
@@ -57,4 +70,6 @@ def limits_of(wrapper: str) -> dict[str, float]:
     """The limits that a wrapper's cells have where no rule sets them; ``wrapper`` is a value of the axis."""
     name = wrapper.partition("*")[0].partition("@")[0]
     entry = WRAPPERS.get(name)
-    return {} if entry is None or entry.coverage == 1 else {"coverage": entry.coverage}
+    if entry is None or entry.coverage == 1:
+        return {}
+    return {"coverage": entry.coverage}

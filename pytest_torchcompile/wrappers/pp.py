@@ -21,19 +21,20 @@ from torch import nn
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
-from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
+from pytest_torchcompile.wrappers.protocol import Settings, Wrapper, shipped_wrapper
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["PP"]
 
 
-def _wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> Callable[..., Any]:
+def _wrap_in_pipeline(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> Callable[..., Any]:
     cut = getattr(model, "stage", None)
     if not callable(cut):
         raise UsageError(f"wrapper {cell.wrapper!r} cuts a model by its method stage(index, count), and model "
                          f"{cell.model!r} has none; see pytest_torchcompile.zoo.MiniGPT for one")
     stage = cut(mesh.get_local_rank(), mesh.size())
     if settings is not None and Wrapping.read(cell.wrapper).order == "inner_blocks":
+        # Not compile_blocks(): a stage may have no block at all, where the model has some.
         for part in stage.modules():
             if isinstance(part, nn.ModuleList):
                 for block in part:
@@ -48,54 +49,70 @@ class _Pipeline:
 
     def __init__(self, stage: nn.Module, mesh: Any) -> None:
         self.stage, self.mesh = stage, mesh
+        self.rank = mesh.get_local_rank()
         self.last = mesh.size() - 1
-        self.ready: dict[Any, tuple[Any, Any]] = {}
-        """Two schedules for each shape of the inputs: one for forwards, and one for steps."""
+        self._schedules: dict[Any, tuple[Any, Any]] = {}
+        """Two for each shape of the inputs: one for forwards, and one for steps."""
 
     @property
-    def owned(self) -> list[nn.Parameter]:
+    def own_parameters(self) -> list[nn.Parameter]:
         """The parameters of this rank's stage."""
         return list(self.stage.parameters())
 
     def __call__(self, *args: Any) -> Any:
-        through, step = self.schedules(args)
-        output = self.forward(through, args)
+        forward, step = self.schedules_for(args)
+        output = self.run_forward(forward, args)
         if not torch.is_grad_enabled():
             return output
         anchor = torch.zeros((), requires_grad=True, device=output.device)
         return _Step.apply(self, step, output, anchor, *args)  # type: ignore[no-untyped-call]
 
-    def schedules(self, args: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
-        """Schedules that know the shapes. Each learns them in its first forward, which runs eagerly: on tensors without
-        values nothing should be compiled."""
-        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+    def schedules_for(self, args: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
+        """Schedules that know the shapes, for forwards and for steps. Each learns the shapes in its first forward."""
+        from torch.distributed.pipelining import ScheduleGPipe
 
         key = tuple((a.shape, a.dtype) for a in args)
-        if key not in self.ready:
-            first, second = (
-                PipelineStage(_Entered(self.stage, received=self.mesh.get_local_rank() > 0), self.mesh.get_local_rank(),
-                              self.mesh.size(), args[0].device, group=self.mesh.get_group()) for _ in range(2))
-            count = _microbatches(args[0].shape[0])
-            through = ScheduleGPipe(first, count)
-            step = ScheduleGPipe(second, count, loss_fn=_weighted, scale_grads=False)
+        if key not in self._schedules:
+            stages = [self._make_stage(args[0].device) for _ in range(2)]
+            count = _microbatch_count(args[0].shape[0])
+            forward = ScheduleGPipe(stages[0], count)
+            step = ScheduleGPipe(stages[1], count, loss_fn=_weighted_sum, scale_grads=False)
+            # The first forward is on tensors without values, of which nothing should be compiled.
             with eager_on_purpose(), torch.compiler.set_stance("force_eager"):
-                output = self.forward(through, args)
-                self.forward(step, args, target=torch.zeros_like(output))
-            self.ready[key] = through, step
-        return self.ready[key]
+                output = self.run_forward(forward, args)
+                self.run_forward(step, args, target=torch.zeros_like(output))
+            self._schedules[key] = forward, step
+        return self._schedules[key]
 
-    def forward(self, schedule: Any, args: tuple[torch.Tensor, ...],
-                target: torch.Tensor | None = None) -> torch.Tensor:
+    def _make_stage(self, device: torch.device) -> Any:
+        from torch.distributed.pipelining import PipelineStage
+
+        entered = _Entered(self.stage, received=self.rank > 0)
+        return PipelineStage(entered, self.rank, self.mesh.size(), device, group=self.mesh.get_group())
+
+    def run_forward(self, schedule: Any, args: tuple[torch.Tensor, ...],
+                    target: torch.Tensor | None = None) -> torch.Tensor:
         """The output of the last stage, on every rank."""
-        rank = self.mesh.get_local_rank()
-        output = schedule.eval(*(args if rank == 0 else ()), target=target if rank == self.last else None)
-        shape: list[Any] = [(output.shape, output.dtype) if rank == self.last else None]
-        source = dist.get_global_rank(self.mesh.get_group(), self.last)
-        dist.broadcast_object_list(shape, source, self.mesh.get_group())
-        output = output if rank == self.last else torch.empty(shape[0][0], dtype=shape[0][1], device=args[0].device)
+        output: torch.Tensor = schedule.eval(*self.given_to_first(args), target=self.given_to_last(target))
+        is_last = self.rank == self.last
+        shape: list[Any] = [(output.shape, output.dtype)] if is_last else [None]
+        group = self.mesh.get_group()
+        source = dist.get_global_rank(group, self.last)
+        dist.broadcast_object_list(shape, source, group)
+        if not is_last:
+            size, dtype = shape[0]
+            output = torch.empty(size, dtype=dtype, device=args[0].device)
         output = output.detach().contiguous()
-        dist.broadcast(output, source, self.mesh.get_group())
+        dist.broadcast(output, source, group)
         return output
+
+    def given_to_first(self, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The inputs on the first stage, and nothing on those after it, which receive theirs."""
+        return args if self.rank == 0 else ()
+
+    def given_to_last(self, target: torch.Tensor | None) -> torch.Tensor | None:
+        """The target on the last stage, which alone has an output to hold it against."""
+        return None if target is None or self.rank != self.last else target.contiguous()
 
 
 class _Entered(nn.Module):
@@ -112,7 +129,9 @@ class _Entered(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         if x.is_floating_point() and torch.is_grad_enabled() and not x.requires_grad:
-            x = (x if self.received else x.detach()).requires_grad_()
+            if not self.received:
+                x = x.detach()
+            x.requires_grad_()
         return self.stage(x)
 
 
@@ -127,25 +146,32 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: torch.Tensor) -> Any:
-        pipeline, rank = context.pipeline, context.pipeline.mesh.get_local_rank()
+        pipeline = context.pipeline
         with torch.enable_grad():
-            context.step.step(*(context.args if rank == 0 else ()),
-                              target=gradient.contiguous() if rank == pipeline.last else None)
-        return None, None, None, torch.zeros((), device=gradient.device), *(None for _ in context.args)
+            context.step.step(*pipeline.given_to_first(context.args),
+                              target=pipeline.given_to_last(gradient))
+        # The anchor's gradient: without an input that wants one, autograd would not come here at all.
+        anchor = torch.zeros((), device=gradient.device)
+        return None, None, None, anchor, *(None for _ in context.args)
 
 
-def _weighted(output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+def _weighted_sum(output: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     return (output * gradient).sum()
 
 
-def _microbatches(rows: int) -> int:
+def _microbatch_count(rows: int) -> int:
     """The least number above 1 that divides the rows."""
-    return next((count for count in range(2, rows + 1) if rows % count == 0), 1)
+    for count in range(2, rows + 1):
+        if rows % count == 0:
+            return count
+    return 1
 
 
-def _check() -> None:
-    if find_spec("numpy") is None:  # stages tell each other their shapes as objects, which torch turns into arrays
+def _check_numpy() -> None:
+    # Stages tell each other their shapes as objects, which torch turns into arrays.
+    if find_spec("numpy") is None:
         raise Unavailable("wrapper pp needs NumPy, with which torch.distributed sends objects; pip install numpy")
 
 
-PP = Wrapper("pp", _wrap, ranks=2, axes=("stage",), alike=False, check=_check, owned=operator.attrgetter("owned"))
+PP: Wrapper = shipped_wrapper("pp", _wrap_in_pipeline, alike=False, check=_check_numpy,
+                              owned=operator.attrgetter("own_parameters"))

@@ -40,10 +40,10 @@ def join_group(job: Job, cell: Cell, wrapper: Wrapper, where: str, failed: Calla
         yield None
         return
     if Wrapping.read(cell.wrapper).fake:
-        with _faked(cell, wrapper) as mesh:
+        with _join_fake_group(cell, wrapper) as mesh:
             yield mesh
         return
-    device = _device(job, cell)
+    device = _rank_device(job, cell)
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -51,10 +51,11 @@ def join_group(job: Job, cell: Cell, wrapper: Wrapper, where: str, failed: Calla
 
     with _own_caches(cell, f"{job.rank}of{job.world}"):
         store = open_store(job)
+        transport = "nccl" if device.type == "cuda" else "gloo"
         # Without device_id: with it torch 2.11 splits the groups of a mesh from this one, which ends a process that
         # has had a group before with a segmentation fault (pytorch/pytorch#192109).
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo", rank=job.rank, world_size=job.world, store=store,
+            transport, rank=job.rank, world_size=job.world, store=store,
             timeout=datetime.timedelta(seconds=job.timeout + _LONGER),
         )
         well = False
@@ -75,7 +76,7 @@ def left_behind() -> bool:
 
 
 @contextmanager
-def _faked(cell: Cell, wrapper: Wrapper) -> Iterator[Any]:
+def _join_fake_group(cell: Cell, wrapper: Wrapper) -> Iterator[Any]:
     """The mesh of rank 0 in a group that this process is alone in: each collective is said to be done, and none is."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -96,25 +97,29 @@ def refuse_unavailable(cell: Cell, wrapper: Wrapper, where: str) -> None:
     Raises :class:`UsageError`, starting with ``where``, for a device that several ranks can't have. Makes no group.
     """
     if wrapper.ranks > 1:
-        device = torch.device(cell.device)
-        if not torch.distributed.is_available():
-            raise Unavailable(f"wrapper {cell.wrapper!r} needs torch.distributed, which this torch is built without")
-        if Wrapping.read(cell.wrapper).fake:
-            _fake_store(cell)
-        elif device.type == "cpu":
-            if not torch.distributed.is_gloo_available():
-                raise Unavailable(f"wrapper {cell.wrapper!r} on cpu needs gloo, which this torch is built without")
-        elif device.type != "cuda":
-            raise Unavailable(f"wrapper {cell.wrapper!r} runs on cpu and cuda, not on {device.type}")
-        elif ":" in cell.device:
-            raise UsageError(f"{where}: wrapper {cell.wrapper!r} takes one GPU for each rank, and device "
-                             f"{cell.device!r} names one; write device: cuda")
-        elif not torch.cuda.is_available():
-            raise Unavailable(f"device {cell.device!r} is not here: torch.cuda.is_available() is false")
-        elif not torch.distributed.is_nccl_available():
-            raise Unavailable(f"wrapper {cell.wrapper!r} on cuda needs NCCL, which this torch is built without")
+        _refuse_group(cell, where)
     if wrapper.check is not None:
         wrapper.check()
+
+
+def _refuse_group(cell: Cell, where: str) -> None:
+    device = torch.device(cell.device)
+    if not torch.distributed.is_available():
+        raise Unavailable(f"wrapper {cell.wrapper!r} needs torch.distributed, which this torch is built without")
+    if Wrapping.read(cell.wrapper).fake:
+        _fake_store(cell)
+    elif device.type == "cpu":
+        if not torch.distributed.is_gloo_available():
+            raise Unavailable(f"wrapper {cell.wrapper!r} on cpu needs gloo, which this torch is built without")
+    elif device.type != "cuda":
+        raise Unavailable(f"wrapper {cell.wrapper!r} runs on cpu and cuda, not on {device.type}")
+    elif ":" in cell.device:
+        raise UsageError(f"{where}: wrapper {cell.wrapper!r} takes one GPU for each rank, and device "
+                         f"{cell.device!r} names one; write device: cuda")
+    elif not torch.cuda.is_available():
+        raise Unavailable(f"device {cell.device!r} is not here: torch.cuda.is_available() is false")
+    elif not torch.distributed.is_nccl_available():
+        raise Unavailable(f"wrapper {cell.wrapper!r} on cuda needs NCCL, which this torch is built without")
 
 
 def _fake_store(cell: Cell) -> Any:
@@ -129,14 +134,20 @@ def _fake_store(cell: Cell) -> Any:
     return FakeStore
 
 
-def _device(job: Job, cell: Cell) -> torch.device:
+def _rank_device(job: Job, cell: Cell) -> torch.device:
     """The device of this rank; on CUDA it becomes the current one."""
     device = torch.device(cell.device)
+    all_here = job.local_rank < 0
     if device.type == "cpu":
-        if job.local_rank < 0 and Path("/sys/class/net/lo").exists():  # all ranks are here: the name need not resolve
+        # gloo looks up the host's name otherwise, which need not resolve.
+        if all_here and Path("/sys/class/net/lo").exists():
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return device
-    mine, wanted = (job.rank, job.world) if job.local_rank < 0 else (job.local_rank, job.local_rank + 1)
+    if all_here:
+        mine, wanted = job.rank, job.world
+    else:
+        # torchrun's numbers: how many ranks this node has in all is not known here, but that it has this one.
+        mine, wanted = job.local_rank, job.local_rank + 1
     if (count := torch.cuda.device_count()) < wanted:
         raise Unavailable(f"wrapper {cell.wrapper!r} needs {wanted} GPUs, and this machine has {count}")
     torch.cuda.set_device(mine)
@@ -154,6 +165,7 @@ def _own_caches(cell: Cell, rank: str) -> Iterator[None]:
 
     key = "TORCHINDUCTOR_CACHE_DIR"
     before = os.environ.get(key)
+    # What a file name can't hold in every file system, such as the * of the ranks.
     wrapper = re.sub(r"[^\w.+-]", "_", cell.wrapper)
     os.environ[key] = str(Path(cache_dir()) / "ranks" / wrapper / rank)
     try:
@@ -175,11 +187,14 @@ def forget_shardings() -> bool:
 
     dispatcher: Any = getattr(DTensor, "_op_dispatcher", None)
     propagate = getattr(getattr(dispatcher, "sharding_propagator", None), "propagate_op_sharding", None)
-    clear = getattr(propagate, "cache_clear", None)
-    if clear is None:
+    clear_python = getattr(propagate, "cache_clear", None)
+    if clear_python is None:
         return False
-    clear()
-    getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()
+    clear_python()
+    # Torch 2.8 has no second cache.
+    clear_native = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    if clear_native is not None:
+        clear_native()
     return True
 
 
@@ -191,11 +206,12 @@ def count_collectives() -> dict[str, int]:
     """
     from torch.distributed import distributed_c10d
 
-    found: dict[str, int] = {}
+    begun: dict[str, int] = {}
     try:
         for group, ranks in distributed_c10d._world.pg_group_ranks.items():
             name = f"{getattr(group, 'group_desc', '') or 'group'} of {len(ranks)}"
-            found[name] = found.get(name, 0) + int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+            number = int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
+            begun[name] = begun.get(name, 0) + number
     except (AttributeError, RuntimeError):
         return {}
-    return found
+    return begun

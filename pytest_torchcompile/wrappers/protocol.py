@@ -14,10 +14,10 @@ from torch import nn
 
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.loading import resolve
-from pytest_torchcompile.wrappers import WRAPPERS
+from pytest_torchcompile.wrappers import WRAPPERS, multiple_of
 from pytest_torchcompile.wrappers.wrapping import Wrapping, numbers_of_ranks
 
-__all__ = ["Settings", "Wrap", "Wrapper", "load"]
+__all__ = ["Settings", "Wrap", "Wrapper", "load", "shipped_wrapper"]
 
 Settings = dict[str, Any]
 """The keyword arguments of ``torch.compile``."""
@@ -65,15 +65,28 @@ class Wrapper:
     @property
     def multiple(self) -> int:
         """Any number of ranks is one of this: the width of the last dimension of the mesh, where it has two."""
-        return min(len(self.axes), 2)
+        return multiple_of(self.axes)
 
     def runs_on(self, ranks: int) -> bool:
         """Whether a cell of this wrapper can have so many."""
-        return ranks == 1 if self.ranks == 1 else ranks >= self.ranks and ranks % self.multiple == 0
+        if self.ranks == 1:
+            return ranks == 1
+        return ranks >= self.ranks and ranks % self.multiple == 0
 
     def shape(self, ranks: int) -> tuple[int, ...]:
         """Sizes of the mesh' dimensions."""
-        return (ranks,) if len(self.axes) == 1 else (ranks // 2, 2)
+        if len(self.axes) == 1:
+            return (ranks,)
+        return ranks // 2, 2
+
+
+def shipped_wrapper(name: str, wrap: Wrap, **fields: Any) -> Wrapper:
+    """The record of a wrapper of this folder, with the ranks and the mesh of its line in ``WRAPPERS``.
+
+    ``fields`` are others of :class:`Wrapper`. Raises KeyError for a name without a line.
+    """
+    entry = WRAPPERS[name]
+    return Wrapper(name, wrap, ranks=entry.ranks, axes=entry.axes, **fields)
 
 
 def load(name: str, root: Path, where: str, alone: bool = False) -> Wrapper:
@@ -89,46 +102,60 @@ def load(name: str, root: Path, where: str, alone: bool = False) -> Wrapper:
     except ValueError as mistake:
         raise UsageError(f"{where}: {mistake}") from None
     entry = WRAPPERS.get(wrapping.name)
-    found = resolve(wrapping.name if entry is None else entry.target, root, where, Wrapper)
-    if not isinstance(found, Wrapper):
-        found = Wrapper(wrapping.name, found, ranks=wrapping.ranks)
-    if alone and found.ranks > 1:
-        raise UsageError(f"{where}: wrapper {name!r} needs {found.ranks} processes, and a test has one; put it into a "
-                         "matrix")
-    if not found.runs_on(wrapping.ranks):
-        plain = name.partition("*")[0]
-        made_for = numbers_of_ranks(found.ranks, found.multiple) if found.ranks > 1 else "1 rank"
+    target = entry.target if entry is not None else wrapping.name
+    wrapper = resolve(target, root, where, Wrapper)
+    if not isinstance(wrapper, Wrapper):
+        wrapper = Wrapper(wrapping.name, wrapper, ranks=wrapping.ranks)
+    if alone and wrapper.ranks > 1:
+        raise UsageError(f"{where}: wrapper {name!r} needs {wrapper.ranks} processes, and a test has one; put it into "
+                         "a matrix")
+    if not wrapper.runs_on(wrapping.ranks):
+        # Only one of the user's own comes here: Wrapping.read() has held the ranks of ours against its line.
+        made_for, star = "1 rank", ""
+        if wrapper.ranks > 1:
+            made_for, star = numbers_of_ranks(wrapper.ranks, wrapper.multiple), f"*{wrapper.ranks}"
         raise UsageError(f"{where}: wrapper {wrapping.name!r} is made for {made_for}, and the matrix gives it "
-                         f"{wrapping.ranks}; write {plain}{f'*{found.ranks}' if found.ranks > 1 else ''}")
-    found = replace(found, ranks=wrapping.ranks)
-    return found if entry is not None else _of_the_user(found, wrapping, where, alone)
+                         f"{wrapping.ranks}; write {name.partition('*')[0]}{star}")
+    wrapper = replace(wrapper, ranks=wrapping.ranks)
+    if entry is not None:
+        return wrapper
+    return _user_wrapper(wrapper, wrapping, where, alone)
 
 
-def _of_the_user(wrapper: Wrapper, wrapping: Wrapping, where: str, alone: bool) -> Wrapper:
+def _user_wrapper(wrapper: Wrapper, wrapping: Wrapping, where: str, alone: bool) -> Wrapper:
     """The wrapper as it will be called: with what every wrapper is given, and the order if one is asked for."""
-    given = ("model", "settings", "cell", "mesh") if wrapper.ranks > 1 else ("model", "settings", "cell")
+    given = ["model", "settings", "cell"]
+    if wrapper.ranks > 1:
+        given.append("mesh")
     try:
         signature = inspect.signature(wrapper.wrap)
     except (TypeError, ValueError):
-        return wrapper  # written in C: the call itself will tell
+        # Written in C: the call itself will tell.
+        return wrapper
     named = f"{where}: wrapper {wrapping.name!r}"
-    if wrapping.order and "order" not in signature.parameters:
-        raise UsageError(f"{named} is asked for the order {wrapping.order!r} and has no parameter `order` to be told "
-                         f"it by; give it one, or take @{wrapping.order} off{_place(wrapper.wrap)}")
-    order = {"order": wrapping.order} if wrapping.order else {}
+    order: dict[str, str] = {}
+    if wrapping.order:
+        order["order"] = wrapping.order
+        if "order" not in signature.parameters:
+            raise UsageError(f"{named} is asked for the order {wrapping.order!r} and has no parameter `order` to be "
+                             f"told it by; give it one, or take @{wrapping.order} off{_written_at(wrapper.wrap)}")
     try:
         signature.bind(*given, **order)
     except TypeError as why:
-        several = "" if "mesh" not in signature.parameters or wrapper.ranks > 1 else (
-            "; a mesh is for several ranks, and " + ("a test has one process: put it into a matrix" if alone else
-                                                     f"those are asked for by {wrapping.name}*2"))
         expected = ", ".join([*given, *(f"{key}={value!r}" for key, value in order.items())])
+        hint = ""
+        if "mesh" in signature.parameters and wrapper.ranks == 1:
+            hint = f"; a mesh is for several ranks, and those are asked for by {wrapping.name}*2"
+            if alone:
+                hint = "; a mesh is for several ranks, and a test has one process: put it into a matrix"
         raise UsageError(f"{named} is called as wrap({expected}), and has the parameters {signature}: "
-                         f"{why}{_place(wrapper.wrap)}{several}") from None
-    return replace(wrapper, wrap=functools.partial(wrapper.wrap, **order)) if order else wrapper
+                         f"{why}{_written_at(wrapper.wrap)}{hint}") from None
+    if not order:
+        return wrapper
+    return replace(wrapper, wrap=functools.partial(wrapper.wrap, **order))
 
 
-def _place(function: Callable[..., Any]) -> str:
+def _written_at(function: Callable[..., Any]) -> str:
     """`` (parallel.py:12)``, or nothing for what was not written as a function."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+    return "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"

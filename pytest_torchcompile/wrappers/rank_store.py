@@ -27,7 +27,7 @@ def open_store(job: Job) -> Any:
     """The store of a cell's process group."""
     if not job.rendezvous.startswith("tcp://"):
         return dist.FileStore(job.rendezvous, job.world)  # type: ignore[attr-defined]
-    return _agents(f"{job.rendezvous}/group", job.timeout)
+    return _agent_store(f"{job.rendezvous}/group", job.timeout)
 
 
 def all_well(store: Any, job: Job, well: bool) -> bool:
@@ -49,23 +49,24 @@ def all_well(store: Any, job: Job, well: bool) -> bool:
 
 def exchange_outcomes(meeting: str, rank: int, world: int, mine: str, patience: float) -> list[str | None]:
     """Tell all ranks an outcome, as JSON, and hear theirs; None of one that is silent for ``patience`` seconds."""
-    store, deadline = _agents(meeting, patience), time.monotonic() + patience
+    store, deadline = _agent_store(meeting, patience), time.monotonic() + patience
     data = zlib.compress(mine.encode())
     pieces = [data[i : i + _PIECE] for i in range(0, len(data), _PIECE)]
     for number, piece in enumerate(pieces):
         store.set(f"{rank}/{number}", piece)
+    # Last: who finds this key may read all pieces.
     store.set(f"{rank}", str(len(pieces)))
     if rank_failed(RankOutcome(**json.loads(mine))):
         store.set(_FAILED, str(rank))
     heard: list[str | None] = []
     for other in range(world):
-        left = max(deadline - time.monotonic(), 0.001)
+        seconds_left = max(deadline - time.monotonic(), 0.001)
         try:
-            store.wait([f"{other}"], datetime.timedelta(seconds=left))
+            store.wait([f"{other}"], datetime.timedelta(seconds=seconds_left))
         except dist.DistError:
             heard.append(None)
             continue
-        heard.append(_told(store, other))
+        heard.append(_read_outcome(store, other))
     return heard
 
 
@@ -74,7 +75,8 @@ def failed_elsewhere(meeting: str, rank: int, patience: float) -> int | None:
 
     A rank whose peer is gone does not always notice: over NCCL it waits for it until its time-out.
     """
-    store, deadline = _agents(meeting, patience), time.monotonic() + patience
+    store, deadline = _agent_store(meeting, patience), time.monotonic() + patience
+    # The key of this rank's own outcome is written by the process that does exchange_outcomes().
     while not store.check([f"{rank}"]) and time.monotonic() < deadline:
         if store.check([_FAILED]):
             return int(store.get(_FAILED))
@@ -82,17 +84,19 @@ def failed_elsewhere(meeting: str, rank: int, patience: float) -> int | None:
     return None
 
 
-def _told(store: Any, rank: int) -> str:
+def _read_outcome(store: Any, rank: int) -> str:
     """What a rank has told, which its key says is there."""
-    pieces = (store.get(f"{rank}/{number}") for number in range(int(store.get(f"{rank}"))))
+    count = int(store.get(f"{rank}"))
+    pieces = [store.get(f"{rank}/{number}") for number in range(count)]
     return zlib.decompress(b"".join(pieces)).decode()
 
 
-def _agents(meeting: str, seconds: float) -> Any:
+def _agent_store(meeting: str, seconds: float) -> Any:
     """The store of torchrun's agent, and in it the keys of ``tcp://HOST:PORT/PREFIX``."""
-    found = re.fullmatch(r"tcp://(.+?):(\d+)/(.*)", meeting, re.DOTALL)
-    if found is None:
+    address = re.fullmatch(r"tcp://(.+?):(\d+)/(.*)", meeting, re.DOTALL)
+    if address is None:
         raise ValueError(f"{meeting!r} is no meeting place; expected tcp://HOST:PORT/PREFIX")
-    store = dist.TCPStore(found[1], int(found[2]), is_master=False,  # type: ignore[attr-defined]
+    host, port, prefix = address.groups()
+    store = dist.TCPStore(host, int(port), is_master=False,  # type: ignore[attr-defined]
                           timeout=datetime.timedelta(seconds=seconds))
-    return dist.PrefixStore(found[3], store)  # type: ignore[attr-defined]
+    return dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]

@@ -30,7 +30,7 @@ rows of an embedding, may be any number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -39,23 +39,27 @@ from torch import nn
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.wrappers.order import in_order
-from pytest_torchcompile.wrappers.protocol import Settings, Wrapper
+from pytest_torchcompile.wrappers.protocol import Settings, Wrapper, shipped_wrapper
 
-__all__ = ["TP", "split_layers", "wrap"]
+__all__ = ["TP", "split_layers"]
 
 _SEQUENCE: Final = -2
+"""The dimension of the sequence."""
 
 
-def wrap(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> Callable[..., Any]:
+def _wrap_split(model: nn.Module, settings: Settings | None, cell: Cell, mesh: Any) -> Callable[..., Any]:
     """Split the model's layers over the mesh, then compile the whole, or each repeated block."""
-    return in_order(model, settings, cell, lambda inner: split_layers(inner, cell, mesh, eager=settings is None))
+    def wrap(inner: nn.Module) -> nn.Module:
+        return split_layers(inner, cell, mesh, eager=settings is None)
+
+    return in_order(model, settings, cell, wrap)
 
 
 def split_layers(model: nn.Module, cell: Cell, mesh: Any, eager: bool = False) -> nn.Module:
     """Split the layers that the model's ``tp_plan`` names, and return it.
 
-    ``eager``: it is not compiled, so that its layers may look at the sequences that they are given, and refuse one that
-    the ranks do not divide. (Eager runs first, and what is compiled shall hold the model alone.)
+    ``eager``: it is not compiled, so its layers may look at the sequences that they are given, and refuse one that the
+    ranks do not divide. Eager runs first, and what is compiled shall hold the model alone.
     Raises :class:`UsageError` for a plan that does not fit, or sizes that the ranks do not divide.
     """
     from torch.distributed.tensor.parallel import parallelize_module
@@ -67,59 +71,93 @@ def split_layers(model: nn.Module, cell: Cell, mesh: Any, eager: bool = False) -
             f"{cell.model!r} has none; give it one, such as\n"
             '    tp_plan = {"blocks.*.widen": "colwise", "blocks.*.narrow": "rowwise"}')
     styles = _layer_styles()
-    parts = {name: part for name, part in model.named_modules() if name}
-    names, taken = list(parts), dict[str, str]()
-    for pattern, style in plan.items():
-        if not isinstance(style, str) or style not in styles:
-            raise UsageError(f"model {cell.model!r}: tp_plan[{pattern!r}] is {style!r}, which is no style; "
-                             f"{nearest(str(style), styles)}")
-        chosen = [name for name in names if fnmatchcase(name, pattern)]
-        if not chosen:
-            raise UsageError(f"model {cell.model!r}: tp_plan names {pattern!r}, and no module is called so; "
-                             f"{nearest(pattern, names)}")
-        for name in chosen:
-            if name in taken:
-                raise UsageError(f"model {cell.model!r}: tp_plan names {name} twice, by {taken[name]!r} and by "
-                                 f"{pattern!r}; a layer has one style")
-            taken[name] = pattern
-            if isinstance(parts[name], (nn.Linear, nn.Embedding)) is (style == "sequence"):
-                wanted = "for a layer that is whole on each rank, such as a norm" if style == "sequence" else \
-                    "for an nn.Linear or an nn.Embedding"
-                raise UsageError(f"model {cell.model!r}: tp_plan[{pattern!r}] is {style!r}, {wanted}; {name} is a "
-                                 f"{type(parts[name]).__name__}")
-    for name, pattern in taken.items():
-        _check_divided(parts[name], plan[pattern], mesh.size(), f"model {cell.model!r}: tp_plan[{pattern!r}]", name)
+    layers = {name: layer for name, layer in model.named_modules() if name}
+    pattern_of = _match_patterns(plan, layers, styles, cell)
+    for name, pattern in pattern_of.items():
+        where = f"model {cell.model!r}: tp_plan[{pattern!r}]"
+        _refuse_undivided(layers[name], plan[pattern], mesh.size(), where, name)
         if eager and plan[pattern] == "rowwise_sequence":
-            parts[name].register_forward_pre_hook(_sequence_divided(
-                mesh.size(), f"model {cell.model!r}: tp_plan[{pattern!r}]", name))
-    parallelize_module(model, mesh, {name: styles[plan[pattern]](parts[name]) for name, pattern in taken.items()})
+            layers[name].register_forward_pre_hook(_sequence_guard(mesh.size(), where, name))
+    # A style for each layer: torch keeps in a ParallelStyle what it has learnt of its layer.
+    chosen = {name: styles[plan[pattern]](layers[name]) for name, pattern in pattern_of.items()}
+    parallelize_module(model, mesh, chosen)
     return model
 
 
-def _check_divided(layer: Any, style: str, ranks: int, where: str, name: str) -> None:
+def _match_patterns(plan: Mapping[Any, Any], layers: Mapping[str, nn.Module], styles: Collection[str],
+                    cell: Cell) -> dict[str, str]:
+    """Name of each layer that the plan names, to the pattern that does."""
+    pattern_of: dict[str, str] = {}
+    for pattern, style in plan.items():
+        where = f"model {cell.model!r}: tp_plan[{pattern!r}]"
+        if not isinstance(style, str) or style not in styles:
+            raise UsageError(f"{where} is {style!r}, which is no style; {nearest(str(style), styles)}")
+        matching = [name for name in layers if fnmatchcase(name, pattern)]
+        if not matching:
+            raise UsageError(f"model {cell.model!r}: tp_plan names {pattern!r}, and no module is called so; "
+                             f"{nearest(pattern, layers)}")
+        for name in matching:
+            if name in pattern_of:
+                raise UsageError(f"model {cell.model!r}: tp_plan names {name} twice, by {pattern_of[name]!r} and by "
+                                 f"{pattern!r}; a layer has one style")
+            pattern_of[name] = pattern
+            _refuse_other_class(layers[name], style, where, name)
+    return pattern_of
+
+
+def _refuse_other_class(layer: nn.Module, style: str, where: str, name: str) -> None:
+    """Refuse a layer of a class that the style is not for."""
+    wanted = "for an nn.Linear or an nn.Embedding"
+    if style == "sequence":
+        wanted = "for a layer that is whole on each rank, such as a norm"
+    can_be_split = isinstance(layer, (nn.Linear, nn.Embedding))
+    if can_be_split is (style == "sequence"):
+        raise UsageError(f"{where} is {style!r}, {wanted}; {name} is a {type(layer).__name__}")
+
+
+_SPLIT_FEATURE: Final = {
+    (nn.Linear, "colwise"): "out_features",
+    (nn.Linear, "colwise_sequence"): "out_features",
+    (nn.Linear, "rowwise"): "in_features",
+    (nn.Linear, "rowwise_sequence"): "in_features",
+    (nn.Embedding, "colwise"): "embedding_dim",
+    (nn.Embedding, "colwise_sequence"): "embedding_dim",
+}
+"""Class and style of a layer to the number that the ranks must divide. Others may be split into unequal parts."""
+
+
+def _refuse_undivided(layer: nn.Module, style: str, ranks: int, where: str, name: str) -> None:
     """Refuse features that can't be split into parts of one size."""
-    linear = isinstance(layer, nn.Linear)
-    feature = {"colwise": "out_features" if linear else "embedding_dim",
-               "colwise_sequence": "out_features" if linear else "embedding_dim",
-               "rowwise": "in_features" if linear else "",
-               "rowwise_sequence": "in_features" if linear else ""}.get(style)
-    if feature and (size := getattr(layer, feature)) % ranks:
-        raise UsageError(f"{where} is {style!r}, which splits {feature}={size} of {name} over {ranks} ranks, and they "
-                         f"do not divide it; run the model on ranks that do ({_dividing(size)}), give it a size that "
-                         f"is a multiple of {ranks}, or leave the layer out of the plan")
+    for (kind, split_style), feature in _SPLIT_FEATURE.items():
+        if split_style != style or not isinstance(layer, kind):
+            continue
+        size = getattr(layer, feature)
+        if size % ranks:
+            raise UsageError(f"{where} is {style!r}, which splits {feature}={size} of {name} over {ranks} ranks, and "
+                             f"they do not divide it; run the model on ranks that do ({_dividing_ranks(size)}), give "
+                             f"it a size that is a multiple of {ranks}, or leave the layer out of the plan")
 
 
-def _dividing(size: int) -> str:
-    some = [str(ranks) for ranks in range(2, min(size, 64) + 1) if size % ranks == 0]
-    return ", ".join(some[:4]) + (", ..." if some[4:] else "") if some else "none do"
+def _dividing_ranks(size: int) -> str:
+    dividing = [str(ranks) for ranks in range(2, min(size, 64) + 1) if size % ranks == 0]
+    if not dividing:
+        return "none do"
+    text = ", ".join(dividing[:4])
+    if len(dividing) > 4:
+        text += ", ..."
+    return text
 
 
-def _sequence_divided(ranks: int, where: str, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+def _sequence_guard(ranks: int, where: str, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
     """A hook that refuses, before any collective, a sequence that can't be split into parts of one length."""
 
-    def check(layer: nn.Module, given: tuple[Any, ...]) -> None:
+    def check_length(layer: nn.Module, given: tuple[Any, ...]) -> None:
         shape = given[0].shape
-        length = shape[-1] if isinstance(layer, nn.Embedding) else shape[_SEQUENCE]
+        if isinstance(layer, nn.Embedding):
+            # It is given ids: the width, which comes after the sequence, is yet to be added.
+            length = shape[-1]
+        else:
+            length = shape[_SEQUENCE]
         if length % ranks:
             raise UsageError(
                 f"{where} is 'rowwise_sequence', which splits the sequence that {name} gives over {ranks} ranks, and "
@@ -127,26 +165,29 @@ def _sequence_divided(ranks: int, where: str, name: str) -> Callable[[nn.Module,
                 f"that are multiples of {ranks}, by multiple_of: {ranks} or by choices of the dim that it comes from, "
                 "or pad it in the model")
 
-    return check
+    return check_length
 
 
 def _layer_styles() -> dict[str, Callable[[Any], Any]]:
-    """Style to what makes it for a layer; a ``ParallelStyle`` is of one layer. An embedding's ids are whole on each
-    rank, which is not what ``RowwiseParallel`` takes a layer's input for."""
+    """Style to what makes torch's ``ParallelStyle`` of it for a layer."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
-    def rowwise(layer: nn.Module, **outputs: Any) -> Any:
-        return RowwiseParallel(input_layouts=Replicate() if isinstance(layer, nn.Embedding) else None, **outputs)
+    def split_rows(layer: nn.Module, **outputs: Any) -> Any:
+        layouts = None
+        if isinstance(layer, nn.Embedding):
+            # Its ids are whole on each rank, which is not what RowwiseParallel takes a layer's input for.
+            layouts = Replicate()
+        return RowwiseParallel(input_layouts=layouts, **outputs)
 
     return {
         "colwise": lambda layer: ColwiseParallel(),
-        "rowwise": rowwise,
+        "rowwise": split_rows,
         "colwise_gather": lambda layer: ColwiseParallel(output_layouts=Replicate()),
-        "rowwise_sequence": lambda layer: rowwise(layer, output_layouts=Shard(_SEQUENCE)),
+        "rowwise_sequence": lambda layer: split_rows(layer, output_layouts=Shard(_SEQUENCE)),
         "colwise_sequence": lambda layer: ColwiseParallel(input_layouts=Shard(_SEQUENCE)),
         "sequence": lambda layer: SequenceParallel(sequence_dim=_SEQUENCE),
     }
 
 
-TP = Wrapper("tp", wrap, ranks=2, axes=("tensor",))
+TP: Wrapper = shipped_wrapper("tp", _wrap_split)

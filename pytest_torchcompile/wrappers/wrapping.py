@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytest_torchcompile.errors import nearest
-from pytest_torchcompile.wrappers import WRAPPERS
+from pytest_torchcompile.wrappers import WRAPPERS, WrapperEntry
 
 __all__ = ["LANES", "ORDERS", "Wrapping", "lane_of", "numbers_of_ranks", "processes_of", "wrapper_of"]
 
@@ -57,7 +57,11 @@ class Wrapping:
     @property
     def lane(self) -> str:
         """A key of :data:`LANES`."""
-        return _FAKE if self.fake else "ranks" if self.ranks > 1 else "single"
+        if self.fake:
+            return _FAKE
+        if self.ranks > 1:
+            return "ranks"
+        return "single"
 
     @classmethod
     def read(cls, value: str) -> Wrapping:
@@ -75,14 +79,19 @@ class Wrapping:
         if entry is None and ":" not in name:
             raise ValueError(f"{name!r} is not a wrapper, nor module:attribute; {nearest(name, WRAPPERS)}")
         if at:
-            _check_order(name, order, ORDERS if entry is None else entry.orders)
-        least, multiple = (1, 1) if entry is None else (entry.ranks, entry.multiple)
-        fake = star != "" and ranks.startswith(_FAKE)
+            _check_order(name, order, entry)
+        elif entry is not None and entry.orders:
+            order = entry.orders[0]
+        fake = bool(star) and ranks.startswith(_FAKE)
         if fake and entry is not None and not entry.fake:
-            raise ValueError(f"wrapper {name!r} has no fake lane, found *{ranks}; {_faked()}")
-        return cls(name, order if at else (entry.orders[0] if entry and entry.orders else ""),
-                   _ranks(value, ranks.removeprefix(_FAKE), least, multiple, several=entry is None) if star else least,
-                   fake)
+            raise ValueError(f"wrapper {name!r} has no fake lane, found *{ranks}; {_who_has_fake_lane()}")
+        if star:
+            count = _read_ranks(value, ranks.removeprefix(_FAKE), entry)
+        elif entry is not None:
+            count = entry.ranks
+        else:
+            count = 1
+        return cls(name, order, count, fake)
 
 
 def lane_of(value: object) -> str:
@@ -106,31 +115,38 @@ def wrapper_of(value: object) -> str:
     return str(value).partition("*")[0].partition("@")[0]
 
 
-def _faked() -> str:
-    return f"it is for {', '.join(name for name, entry in WRAPPERS.items() if entry.fake)} and wrappers of your own"
+def _who_has_fake_lane() -> str:
+    names = [name for name, entry in WRAPPERS.items() if entry.fake]
+    return f"it is for {', '.join(names)} and wrappers of your own"
 
 
-def _check_order(name: str, order: str, known: object) -> None:
+def _check_order(name: str, order: str, entry: WrapperEntry | None) -> None:
     if order not in ORDERS:
         raise ValueError(f"wrapper {name!r}: {order!r} is not a compile order; {nearest(order, ORDERS)}")
-    if not isinstance(known, (tuple, dict)) or order not in known:
-        has = f"it has {', '.join(known)}" if isinstance(known, tuple) and known else "it has one way only"
-        raise ValueError(f"wrapper {name!r} has no compile order {order!r}; {has}")
+    # One of the user's own may have any: whether it can be told the order is asked when it is loaded.
+    if entry is None or order in entry.orders:
+        return
+    has = f"it has {', '.join(entry.orders)}" if entry.orders else "it has one way only"
+    raise ValueError(f"wrapper {name!r} has no compile order {order!r}; {has}")
 
 
-def _ranks(value: str, text: str, least: int, multiple: int, several: bool) -> int:
+def _read_ranks(value: str, text: str, entry: WrapperEntry | None) -> int:
     name = value.partition("*")[0]
     if not text.isdecimal() or not int(text):
         raise ValueError(f"wrapper {value!r}: {text!r} is not a number of ranks; expected for example {name}*2")
     ranks = int(text)
-    if least == 1 and ranks > 1 and not several:
+    if entry is None:
+        return ranks
+    if entry.ranks == 1 and ranks > 1:
         raise ValueError(f"wrapper {name!r} runs in one rank, found *{ranks}; take it off")
-    if ranks < least or ranks % multiple:
-        raise ValueError(f"wrapper {name!r} runs on {numbers_of_ranks(least, multiple)}, found *{ranks}")
+    if ranks < entry.ranks or ranks % entry.multiple:
+        raise ValueError(f"wrapper {name!r} runs on {numbers_of_ranks(entry.ranks, entry.multiple)}, found *{ranks}")
     return ranks
 
 
 def numbers_of_ranks(least: int, multiple: int) -> str:
     """``2, 3, 4, ... ranks``: those that a wrapper can have."""
-    some = range(-(-least // multiple) * multiple, least + 3 * multiple, multiple)
+    # The least one, rounded up to a multiple: minus is there because // rounds down.
+    first = -(-least // multiple) * multiple
+    some = range(first, least + 3 * multiple, multiple)
     return f"{', '.join(map(str, some))}, ... ranks"

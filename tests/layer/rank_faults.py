@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pytest_torchcompile.wrappers import tp
-from pytest_torchcompile.wrappers.fsdp1 import FSDP1
+from pytest_torchcompile.wrappers.fsdp import FSDP1
 from pytest_torchcompile.wrappers.protocol import Wrapper
 
 

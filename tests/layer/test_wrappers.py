@@ -19,9 +19,8 @@ from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run.runner import run_cell
 from pytest_torchcompile.wrappers import WRAPPERS, pp, tp
 from pytest_torchcompile.wrappers import process_group as group
-from pytest_torchcompile.wrappers.order import in_order
+from pytest_torchcompile.wrappers.order import in_order, repeated_blocks
 from pytest_torchcompile.wrappers.protocol import Wrapper, load
-from pytest_torchcompile.wrappers.repeated_blocks import repeated_blocks
 
 # Torch's own: when Dynamo is first imported, and Dynamo looking at `.grad` of an input that is no leaf.
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),

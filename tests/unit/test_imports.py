@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import ast
-import functools
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from unit.rooms import MODULES, ROOMS, edges, imports, room_of
 
-import pytest_torchcompile
-
-PACKAGE = Path(pytest_torchcompile.__file__).parent
-MODULES = {p.relative_to(PACKAGE).with_suffix("").as_posix().replace("/__init__", ""): p
-           for p in sorted(PACKAGE.rglob("*.py"))}
-ROOMS = (
-    "ground", "ledger", "gauges", "state", "backends", "zoo", "oracle", "layer", "wrappers", "fuzz", "checks", "plan",
-    "run", "ranks", "gates", "faults", "report", "gate", "page", "playbook", "plugin", "cli",
-)
-"""From the bottom to the top: a room imports from those before it, and from itself."""
 USES_PYTEST = {
     "plugin", "plugin/collection", "plugin/fixture_model", "plugin/fixtures", "plugin/rank_supply", "plugin/scheduling",
     "plugin/startup", "plugin/test_lane",
@@ -41,53 +30,9 @@ AT_START = {"__init__", "errors", "exports", "plugin", "plugin/fixtures", "run",
 """What a run that does not use us loads; of these nothing may be heavy, nor yaml."""
 
 
-@functools.cache
-def imports(path: Path, whole: bool) -> tuple[str, ...]:
-    """Names of imported modules: of the whole file, or only those that importing it runs."""
-    return tuple(_imports(path, whole))
-
-
-def _imports(path: Path, whole: bool) -> Iterator[str]:
-    nodes = ast.walk(ast.parse(path.read_text())) if whole else _at_the_top(ast.parse(path.read_text()).body)
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path.name} imports relatively: write the module's full name"
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def _at_the_top(body: list[ast.stmt]) -> Iterator[ast.AST]:
-    for node in body:
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            continue
-        yield node
-        for inner in ("body", "orelse", "handlers", "finalbody"):
-            if not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                yield from _at_the_top(getattr(node, inner, []))
-
-
 def _may_have_torch(module: str) -> bool:
     folder = module.partition("/")[0]
     return (module in NEEDS_TORCH or folder in NEEDS_TORCH) and module not in TORCH_FREE_IN_THEM
-
-
-def room_of(module: str) -> str:
-    """The room of a module; what lies in the package's own folder is the ground, but for the command line on top."""
-    if module in {"cli", "__main__"}:
-        return "cli"
-    folder = module.partition("/")[0]
-    return folder if folder in ROOMS else "ground"
-
-
-def edges(modules: dict[str, Path]) -> Iterator[tuple[str, str]]:
-    """Each import of one of our modules by another, also inside of functions and for types."""
-    for module, path in modules.items():
-        for name in imports(path, whole=True):
-            target = name.removeprefix("pytest_torchcompile").removeprefix(".").replace(".", "/")
-            if name.startswith("pytest_torchcompile.") and target in modules and target != module:
-                yield module, target
 
 
 def upward(modules: dict[str, Path]) -> list[str]:

@@ -250,9 +250,7 @@ def effect_of(verdict: Verdict, problem: Problem) -> Effect:
     if verdict.verdict in _OF_VERDICTS:
         return _OF_VERDICTS[verdict.verdict]
     way = way_of(verdict.check, problem.message)
-    if way:
-        return way.effect
-    return check_effect(verdict.check)
+    return way.effect if way else check_effect(verdict.check)
 
 
 def check_effect(check: str) -> Effect:
@@ -281,9 +279,8 @@ def root_check(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdict]) 
     if way is None or way.follows in ("", verdict.check):
         return ""
     # The other check may have been expected to fail (xfail), and then this problem is told by itself.
-    if any(other.check == way.follows and other.verdict == "fail" for other in verdicts):
-        return way.follows
-    return ""
+    fails = any(other.check == way.follows and other.verdict == "fail" for other in verdicts)
+    return way.follows if fails else ""
 
 
 def first_with_problem(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdict]) -> str:

@@ -69,18 +69,20 @@ def left_by_earlier_runs(root: Path, base: Path, arguments: Sequence[str]) -> li
     """
     if _only_shows(arguments):
         return []
-    found = [base / name for name in _values(arguments, "--json-report-file")]
+    paths = [base / name for name in _values_of(arguments, "--json-report-file")]
+    # That is where pytest-json-report writes, unless an option says otherwise.
     if "--json-report" in arguments:
-        found.append(base / ".report.json")  # where it is unless an option says otherwise
+        paths.append(base / ".report.json")
     if any(text == "--compile-matrix" or text.startswith("--compile-matrix=") for text in arguments):
-        found += _of_matrix(root)
-    return [path for path in found if path.is_file()]
+        paths += _files_of_matrix_run(root)
+    return [path for path in paths if path.is_file()]
 
 
 def _only_shows(arguments: Sequence[str]) -> bool:
     """Is this no run? A word where a value or a file is wanted (``-k --co``, ``-- --co``) does not say so."""
     before = ""
     for text in arguments:
+        # Only files follow, whatever they look like.
         if text == "--":
             return False
         if text in _ONLY_SHOWS and before not in _TAKE_A_VALUE:
@@ -89,16 +91,18 @@ def _only_shows(arguments: Sequence[str]) -> bool:
     return False
 
 
-def _of_matrix(root: Path) -> Iterator[Path]:
+def _files_of_matrix_run(root: Path) -> Iterator[Path]:
+    # Only torchrun's RANK counts: others may use a variable of that name for something else.
     rank = os.environ.get("RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
     for file in (REPORT_FILE, JOURNAL_FILE):
         path = root / file
-        if rank != "0":  # a rank after the first has files of its own
+        # A rank after the first has files of its own.
+        if rank != "0":
             path = path.parent / f"rank{rank}" / path.name
         yield path
 
 
-def _values(arguments: Sequence[str], option: str) -> Iterator[str]:
+def _values_of(arguments: Sequence[str], option: str) -> Iterator[str]:
     for place, text in enumerate(arguments):
         if text.startswith(f"{option}="):
             yield text.partition("=")[2]
@@ -120,8 +124,9 @@ def later_run_mark(arguments: Sequence[str]) -> dict[str, str]:
         elif words[-1:] != ["..."]:
             words.append("...")
         value_follows = ours and "=" not in text
-    shown = " ".join(word if word == "..." else shlex.quote(word) for word in words)
-    return {"began": utc_time(), "command": f"pytest {shown}"[:300]}
+    # "..." stands for any number of arguments, and is none that a shell would have quoted.
+    quoted = [word if word == "..." else shlex.quote(word) for word in words]
+    return {"began": utc_time(), "command": f"pytest {' '.join(quoted)}"[:300]}
 
 
 def mark_earlier(path: Path, mark: dict[str, str]) -> None:
@@ -136,6 +141,7 @@ def mark_earlier(path: Path, mark: dict[str, str]) -> None:
         data.decode("utf-8")
     except UnicodeDecodeError:
         return
+    # The first run that came later is the one that is told.
     if LATER_RUN.encode() in data[-_TAIL:] or b'{"kind": "later_run"' in data[-_TAIL:]:
         return
     try:
@@ -155,9 +161,10 @@ def planned_in(journal: Path) -> list[str]:
     names: list[str] = []
     for line in lines:
         if line.startswith((b'{"kind": "plan"', b'{"kind": "tests_planned"')):
-            with suppress(ValueError, TypeError, AttributeError):  # cut off, or edited
-                told = json.loads(line)
-                names += [*told.get("expected", ()), *told.get("expected_tests", ()), *told.get("tests", ())]
+            # The line may be cut off, or edited.
+            with suppress(ValueError, TypeError, AttributeError):
+                plan = json.loads(line)
+                names += [*plan.get("expected", ()), *plan.get("expected_tests", ()), *plan.get("tests", ())]
     return names
 
 
@@ -171,24 +178,29 @@ def mark_interrupted(report: Path, names: Sequence[str]) -> None:
         content = json.loads(body)
         mark = content.pop(LATER_RUN)
         before = content.pop(INTERRUPTED, [])
-        marked = dumps({**content, INTERRUPTED: list(dict.fromkeys([*before, *names])), LATER_RUN: mark})
+        interrupted = list(dict.fromkeys([*before, *names]))
+        # The mark comes last, because it is looked for at the end of a file.
+        marked = dumps({**content, INTERRUPTED: interrupted, LATER_RUN: mark})
+    # Not ours, or without a mark.
     except (ValueError, KeyError, AttributeError, TypeError):
-        return  # not ours, or without a mark
+        return
     replace_file(report, add_seal(marked) if was_sealed else marked + "\n")
 
 
 def _mark_report(path: Path, data: bytes, mark: dict[str, str]) -> None:
     body, was_sealed = remove_seal(data)
+    # Cut off, or not ours: nobody takes it for a good report.
     if not body.endswith(b"}") or b'"compile_matrix"' not in body:
-        return  # cut off, or not ours: nobody takes it for a good report
+        return
     marked = f'{body[:-1].decode("utf-8")}, "{LATER_RUN}": {json.dumps(mark)}}}'
     replace_file(path, add_seal(marked) if was_sealed else marked + "\n")
 
 
 def _mark_journal(path: Path, data: bytes, mark: dict[str, str]) -> None:
     last = data.rstrip().rpartition(b"\n")[2]
+    # Without an end its run was killed, which it says by itself.
     if not last.startswith(b'{"kind": "end"'):
-        return  # its run was killed, which it says by itself
+        return
     content: dict[str, Any] = {"kind": LATER_LINE, **mark}
     line = json.dumps({**content, "sha256": fingerprint(content)})
     replace_file(path, data.decode("utf-8").rstrip("\n") + f"\n{line}\n")

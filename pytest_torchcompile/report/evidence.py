@@ -1,4 +1,10 @@
-"""Fingerprints of what a report holds as evidence: what was damaged or edited later is not judged as the original."""
+"""Fingerprints and the seal: what was damaged or edited later is not judged as the original.
+
+Fingerprints are over what a report holds as evidence. The seal of a report file is a checksum of its text as it was
+written, which tells at once that it is whole. It keeps accidents and careless edits out, not forgers: who can write a
+report can seal it too. A seal that is there and wrong says that the file is not as its run wrote it, and the gate does
+not judge it. A file without a seal is judged by its fingerprints, unless a policy says ``sealed: required``.
+"""
 
 from __future__ import annotations
 
@@ -52,23 +58,25 @@ _LENGTH: Final = 110
 def add_seal(text: str) -> str:
     """The text of a JSON object with one more key at its end: the BLAKE2b (32 bytes) of all that stands before it."""
     body = text.rstrip().removesuffix("}")
-    digest = _digest(body.encode("utf-8", errors="backslashreplace"))
+    digest = _digest_of(body.encode("utf-8", errors="backslashreplace"))
     return f'{body}, "compile_matrix_seal": "{digest}"}}\n'
 
 
 def is_sealed(data: bytes) -> bool:
     """Is the file as :func:`add_seal` made it?"""
-    found = _SEAL.search(data, max(0, len(data) - _LENGTH))
-    return found is not None and _digest(memoryview(data)[:found.start()]) == found[1].decode()
+    seal = _SEAL.search(data, max(0, len(data) - _LENGTH))
+    # A view, because a report may have hundreds of megabytes.
+    return seal is not None and _digest_of(memoryview(data)[:seal.start()]) == seal[1].decode()
 
 
 def remove_seal(data: bytes) -> tuple[bytes, bool]:
     """The JSON object without its seal, and whether it had one that held. A seal that is wrong stays where it is."""
-    found = _SEAL.search(data, max(0, len(data) - _LENGTH))
-    if found is None or not is_sealed(data):
+    seal = _SEAL.search(data, max(0, len(data) - _LENGTH))
+    if seal is None or not is_sealed(data):
         return data.rstrip(), False
-    return data[:found.start()] + b"}", True
+    return data[:seal.start()] + b"}", True
 
 
-def _digest(data: bytes | memoryview) -> str:
-    return hashlib.blake2b(data, digest_size=32).hexdigest()  # half the time of SHA-256 where that has no instructions
+def _digest_of(data: bytes | memoryview) -> str:
+    # BLAKE2b takes half the time of SHA-256 where the processor has no instructions for that.
+    return hashlib.blake2b(data, digest_size=32).hexdigest()

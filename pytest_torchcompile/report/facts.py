@@ -120,7 +120,10 @@ class Facts:
     @property
     def note(self) -> str:
         """Why a cell without problems has the status it has: of a skip or an expected failure."""
-        return next((v.note for v in self.verdicts if v.note and v.verdict != "pass"), "")
+        for verdict in self.verdicts:
+            if verdict.note and verdict.verdict != "pass":
+                return verdict.note
+        return ""
 
     @cached_property
     def compiles(self) -> list[Compile]:
@@ -195,7 +198,7 @@ class Facts:
     @property
     def leaks(self) -> list[str]:
         """Torch settings that the cell changed, and that were put back."""
-        return [as_text(leak) for leak in as_list(self.observation.get("leaks"))]
+        return list(map(as_text, as_list(self.observation.get("leaks"))))
 
     def section(self, name: str) -> Mapping[str, Any]:
         """One section of the observation; empty where it was not measured."""
@@ -243,9 +246,7 @@ def _fit_to_type(value: Any, type_text: str) -> Any:
     if "int" in type_text or "float" in type_text:
         return _fit_to_number(value, optional="None" in type_text)
     if type_text == "Scalar":
-        if isinstance(value, (str, int, float)):
-            return value
-        return None
+        return value if isinstance(value, (str, int, float)) else None
     return as_text(value)
 
 
@@ -261,16 +262,12 @@ def _fit_to_number(value: Any, *, optional: bool) -> float | None:
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
     """The value if it is an object, else an empty one."""
-    if isinstance(value, dict):
-        return value
-    return {}
+    return value if isinstance(value, dict) else {}
 
 
 def as_list(value: Any) -> list[Any]:
     """The value if it is a list, else an empty one."""
-    if isinstance(value, list):
-        return value
-    return []
+    return value if isinstance(value, list) else []
 
 
 def as_text(value: Any) -> str:
@@ -279,10 +276,7 @@ def as_text(value: Any) -> str:
         return value
     if value is None:
         return ""
-    text = str(value)
-    if isinstance(value, bool):
-        return text.lower()
-    return text
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def as_number(value: Any) -> float | None:
@@ -294,9 +288,7 @@ def as_number(value: Any) -> float | None:
     # A whole number that no float can hold.
     except OverflowError:
         return None
-    if is_finite:
-        return value
-    return None
+    return value if is_finite else None
 
 
 def _mappings(value: Any) -> dict[str, Mapping[str, Any]]:

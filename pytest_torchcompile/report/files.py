@@ -1,4 +1,8 @@
-"""Files that a run writes: whole or not at all, in a folder that git does not see."""
+"""Files that a run or a command writes: whole or not at all, and never over a file that somebody else wrote.
+
+What a run leaves lies in a folder that git does not see. An output file of a command ends with a line that says who
+wrote it, a comment in Markdown, HTML, SVG and XML alike. A file without that line is a user's own.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,16 @@ PART_FILE: Final = f"{FOLDER}/part/report.json"
 
 def behind_link(path: Path) -> Path:
     """The file itself, where the path is a link: what we write belongs to where the link points."""
-    return Path(os.path.realpath(path)) if path.is_symlink() else path
+    if not path.is_symlink():
+        return path
+    return Path(os.path.realpath(path))
 
 
 def replace_file(path: Path, text: str) -> None:
     """Write the file whole or not at all: a reader beside us, or a kill, must not find half of it."""
     path = behind_link(path)
     make_folder(path.parent)
+    # In the same folder, because only within one disk a rename is done at once.
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8", errors="backslashreplace")
@@ -45,7 +52,8 @@ def make_folder(folder: Path) -> None:
     for ours in (folder, *folder.parents):
         if ours.name == FOLDER:
             ignore = ours / ".gitignore"
-            if not ignore.exists():  # a user's own stays
+            # A user's own stays.
+            if not ignore.exists():
                 ignore.write_text("*\n", encoding="ascii")
             return
 
@@ -68,7 +76,8 @@ def write_output(path: str | Path, text: str, *, force: bool = False) -> None:
 
 
 def _refuse_others(file: Path) -> None:
-    if not file.exists() or file.is_dir():  # a folder has an error of its own
+    # A folder has an error of its own when it is written.
+    if not file.exists() or file.is_dir():
         return
     if not file.is_file():
         raise UsageError(f"{file}: is no regular file, so it is not replaced; name another file")

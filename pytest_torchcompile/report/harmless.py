@@ -31,8 +31,10 @@ def harmless_text(text: str) -> str:
     >>> harmless_text("a ##[group] of tests")
     'a ## [group] of tests'
     """
+    # Most texts have nothing of the kind, and a report has hundreds of thousands.
     if _SUSPECT.search(text) is None:
         return text
+    # Colours go first: what is left of them without their control character would be shown as text.
     text = _LINE_END.sub("\n", _COLOUR.sub("", text))
     text = _CONTROL.sub("\ufffd", text)
     text = _COMMAND.sub(r"\1: ", text)

@@ -80,9 +80,7 @@ def headline(causes: Iterable[Cause], before: str = "", others: int = 0) -> str:
 def shorten_to_headline(text: str, less: int = 0) -> str:
     """The text, with no more words than a headline has, ``less`` so many that come after it."""
     words, most = text.split(), WORDS - less
-    if len(words) <= most:
-        return text
-    return " ".join((*words[:most - 1], "..."))
+    return text if len(words) <= most else " ".join((*words[:most - 1], "..."))
 
 
 def _group_by_effect(causes: Iterable[Cause]) -> Iterator[_Group]:

@@ -59,6 +59,7 @@ class ReportKeeper:
     def begin(self, arguments: tuple[str, ...]) -> None:
         """Mark what an earlier run left, unless that was done already, and keep the journal of one that was killed."""
         mark = later_run_mark(arguments)
+        # What ends a run later on, a kill too, must not leave a report that looks like its own.
         for path in (self.report, self.journal):
             if path.is_file():
                 mark_earlier(path, mark)
@@ -80,36 +81,41 @@ class ReportKeeper:
         """
         if overtaken_by and not self._give_way(content, overtaken_by, indent):
             return
-        self._save(content, indent)
+        self._save_by_part(content, indent)
 
     def _give_way(self, content: dict[str, Any], later: str, indent: int | None) -> bool:
         """Whether this run may write its report, though a later one has begun: until that one has written its own."""
-        kept = self._kept()
+        kept = self._read_kept()
+        # A report without the mark is one that the later run has written, for it had marked the one before.
         if kept is not None and LATER_RUN not in kept:
-            replace_file(self.root / PART_FILE, add_seal(dumps(content, indent)))
-            self.message = f"{self._shown()} is left as a run wrote it that began after this one ({later}); " \
+            _write_sealed(self.root / PART_FILE, content, indent)
+            self.message = f"{self._report_name()} is left as a run wrote it that began after this one ({later}); " \
                            f"the record of this run is {PART_FILE}"
             return False
-        self.message = f"{self._shown()} is marked as of an earlier run, because another one began beside it ({later})"
+        self.message = f"{self._report_name()} is marked as of an earlier run, because another one began beside it " \
+                       f"({later})"
         content[LATER_RUN] = {"began": later, "command": "pytest ..."}
         return True
 
-    def _save(self, content: dict[str, Any], indent: int | None) -> None:
+    def _save_by_part(self, content: dict[str, Any], indent: int | None) -> None:
+        """Replace the report, take this part of the matrix over into it, or leave it as it is."""
         block = content[BLOCK]
-        kept = self._kept()
+        kept = self._read_kept()
         judged = judged_cells(block)
-        nothing = not judged and bool(block["cells"])
-        if kept is None or (is_whole(block) and not nothing):
+        nothing_judged = not judged and bool(block["cells"])
+        if kept is None or (is_whole(block) and not nothing_judged):
             self._replace(content, kept, indent)
             return
-        replace_file(self.root / PART_FILE, add_seal(dumps(content, indent)))
-        other = not_mergeable(kept[BLOCK], block)
-        if not nothing and not other:
+        # A part has a record of its own whatever becomes of the report.
+        _write_sealed(self.root / PART_FILE, content, indent)
+        obstacle = not_mergeable(kept[BLOCK], block)
+        if not nothing_judged and not obstacle:
             self._take_over(content, kept, len(judged), indent)
-        elif nothing or (is_whole(kept[BLOCK]) and not judges_all_cells(block)):
-            why = "nothing was judged" if nothing else f"it {other}"
-            self.message = f"{self._shown()} is left as an earlier run wrote it, because {why}; " \
-                        f"the record of this run is {PART_FILE}"
+        # A whole report says more than a part of another matrix or shard.
+        elif nothing_judged or (is_whole(kept[BLOCK]) and not judges_all_cells(block)):
+            why = "nothing was judged" if nothing_judged else f"it {obstacle}"
+            self.message = f"{self._report_name()} is left as an earlier run wrote it, because {why}; " \
+                           f"the record of this run is {PART_FILE}"
         else:
             self._replace(content, kept, indent)
 
@@ -118,18 +124,16 @@ class ReportKeeper:
         edited = bool(edited_since(self.project, imported))
         merged = _with_mark(take_over(kept, content, edited), kept)
         self._keep_previous(kept)
-        replace_file(self.report, add_seal(dumps(merged, indent)))
-        block = merged[BLOCK]
-        cells = sum("kept" in cell for cell in block["cells"])
-        tests = sum(len(each["tests"]) for each in block["tests_kept"])
-        left = [count(cells, "cell")] * bool(cells) + [count(tests, "test")] * bool(tests)
+        _write_sealed(self.report, merged, indent)
+        cells, tests = _kept_names(merged[BLOCK])
+        left = [count(len(cells), "cell")] * bool(cells) + [count(len(tests), "test")] * bool(tests)
         if left:
-            self.message = f"{self._shown()} has {count(judged, 'cell')} of this run, and verdicts of an earlier run " \
-                        f"in {' and '.join(left)}; the record of this run alone is {PART_FILE}"
+            self.message = f"{self._report_name()} has {count(judged, 'cell')} of this run, and verdicts of an " \
+                           f"earlier run in {' and '.join(left)}; the record of this run alone is {PART_FILE}"
 
     def _replace(self, content: dict[str, Any], kept: dict[str, Any] | None, indent: int | None) -> None:
         self._keep_previous(kept)
-        replace_file(self.report, add_seal(dumps(content, indent)))
+        _write_sealed(self.report, content, indent)
 
     def _keep_previous(self, kept: dict[str, Any] | None) -> None:
         """Copy the report that is about to be replaced, unless it would displace one that says more."""
@@ -142,13 +146,14 @@ class ReportKeeper:
     def keep_before(self) -> None:
         """Keep the report that a run without a matrix is about to replace, if it is one of ours. Raises OSError."""
         if self.report.is_file() and f'"{BLOCK}"'.encode() in self.report.read_bytes():
-            self._keep_previous(self._kept())
+            self._keep_previous(self._read_kept())
 
     def _move(self, path: Path) -> None:
         make_folder(self.root / PREVIOUS)
-        shutil.move(path, self.root / PREVIOUS / path.name)  # a link may have led to another disk
+        # Not Path.replace: a link may have led to another disk.
+        shutil.move(path, self.root / PREVIOUS / path.name)
 
-    def _kept(self) -> dict[str, Any] | None:
+    def _read_kept(self) -> dict[str, Any] | None:
         """What is in the report file, without its seal; None without a report that is as its run wrote it."""
         if not self.report.is_file():
             return None
@@ -156,9 +161,11 @@ class ReportKeeper:
             content = read_content(self.report)
         except ReportError:
             return None
-        return {key: value for key, value in content.items() if key != SEAL}
+        # Who writes it again gives it a seal of its own.
+        content.pop(SEAL, None)
+        return content
 
-    def _shown(self) -> str:
+    def _report_name(self) -> str:
         try:
             return str(self.report.relative_to(self.root))
         except ValueError:
@@ -167,19 +174,31 @@ class ReportKeeper:
 
 def _with_mark(merged: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
     """The report with the mark that it had, while verdicts are kept that a killed run was to judge anew."""
-    block = merged[BLOCK]
-    older = {cell["id"] for cell in block["cells"] if "kept" in cell}
-    older.update(name for each in block.get("tests_kept", ()) for name in each["tests"])
+    older = set().union(*_kept_names(merged[BLOCK]))
     left = [name for name in kept.get(INTERRUPTED, ()) if name in older]
     if not left or LATER_RUN not in kept:
         return merged
     return {**merged, INTERRUPTED: left, LATER_RUN: kept[LATER_RUN]}
 
 
+def _kept_names(block: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Cells and tests of which verdicts of an earlier run are kept."""
+    cells = [cell["id"] for cell in block["cells"] if "kept" in cell]
+    tests: list[str] = []
+    for run in block.get("tests_kept", ()):
+        tests += run["tests"]
+    return cells, tests
+
+
+def _write_sealed(path: Path, content: dict[str, Any], indent: int | None) -> None:
+    replace_file(path, add_seal(dumps(content, indent)))
+
+
 def _is_of_one_run(content: dict[str, Any]) -> bool:
     """Is it the report of a run of the whole matrix, with nothing of another run in it?"""
     block = content[BLOCK]
-    return bool(block["cells"]) and judges_all_cells(block) and not any("kept" in cell for cell in block["cells"])
+    any_kept = any("kept" in cell for cell in block["cells"])
+    return bool(block["cells"]) and judges_all_cells(block) and not any_kept
 
 
 def _is_only_record(journal: Path) -> bool:
@@ -191,4 +210,5 @@ def _is_only_record(journal: Path) -> bool:
 def save_whole(config: Any) -> None:
     """Have pytest-json-report write its file at once: it writes it bit by bit, and a kill would leave a part of it."""
     plugin, indent = config._json_report, config.option.json_report_indent
-    plugin.save_report = lambda path: replace_file(Path(path), add_seal(dumps(plugin.report, indent)))
+    # Its report is complete only when it saves it.
+    plugin.save_report = lambda path: _write_sealed(Path(path), plugin.report, indent)

@@ -93,9 +93,8 @@ def _require_same_run(first: Report, other: Report) -> None:
     for what, value in ours.items():
         if theirs[what] == value:
             continue
-        values = ""
-        if isinstance(value, (str, int)):
-            values = f": {value} and {theirs[what]}"
+        # Lists of cells and whole matrices are too long to be shown.
+        values = f": {value} and {theirs[what]}" if isinstance(value, (str, int)) else ""
         raise ReportError(f"{first.name} and {other.name} are not of one run: their {what} differ{values}; "
                           f"give the shards of one run, and judge each run by itself")
 
@@ -122,9 +121,7 @@ def _require_each_shard_once(reports: Sequence[Report]) -> None:
         if index > of:
             raise ReportError(f"{report.name}: says that it is shard {index} of {of}")
         if index in seen:
-            what = "the whole run"
-            if of > 1:
-                what = f"shard {index} of {of}"
+            what = f"shard {index} of {of}" if of > 1 else "the whole run"
             raise ReportError(f"{seen[index]} and {report.name} are both {what}; give each shard once")
         seen[index] = report.name
 
@@ -136,6 +133,7 @@ def _merge_environments(reports: Sequence[Report], varying: frozenset[str]) -> t
     notes = []
     for report in reports:
         for where, environment in _environments_of(report):
+            # Where nothing ran no environment is known, and that agrees with each.
             if not environment:
                 continue
             if not merged:
@@ -185,9 +183,7 @@ def _collect_cells(reports: Sequence[Report]) -> tuple[dict[str, dict[str, Any]]
         for cell in report.cells:
             name = cell["id"]
             if name in cells:
-                where = f"in {origin[name]} and in"
-                if origin[name] == report.name:
-                    where = "twice in"
+                where = "twice in" if origin[name] == report.name else f"in {origin[name]} and in"
                 raise ReportError(f"cell {name} is {where} {report.name}; it can be judged once only")
             if name not in planned:
                 raise ReportError(f"{report.name}: cell {name} is not among the cells planned")
@@ -200,6 +196,7 @@ def _merge_gates(reports: Sequence[Report]) -> dict[str, dict[str, Any]]:
     gates: dict[str, dict[str, Any]] = {}
     for report in reports:
         for name, gate in report.block["gates"].items():
+            # The text of the worst verdict stays, of equal ones that of the first shard.
             known = gates.get(name)
             if known is None or worst([known["verdict"], gate["verdict"]]) != known["verdict"]:
                 gates[name] = gate
@@ -218,7 +215,5 @@ def _find_problems(reports: Sequence[Report], missing: Sequence[str]) -> Iterato
             yield f"{report.name} is partial: {report.partial}"
     if missing:
         planned = len(reports[0].block["matrix"]["cells_planned"])
-        were = "were"
-        if len(missing) == 1:
-            were = "was"
+        were = "was" if len(missing) == 1 else "were"
         yield f"{len(missing)} of the {count(planned, 'planned cell')} {were} not judged: {first_names(missing)}"

@@ -90,9 +90,7 @@ _READERS: Final[dict[str, Callable[[Sections], float | None]]] = {
 def _reader_of(check: str, column: Column) -> Callable[[Sections], float | None]:
     if column.name in _READERS:
         return _READERS[column.name]
-    if column.whole:
-        return _count_reader(check, column.name)
-    return _number_reader(column.name)
+    return _count_reader(check, column.name) if column.whole else _number_reader(column.name)
 
 
 METRICS: Final[dict[str, Metric]] = {

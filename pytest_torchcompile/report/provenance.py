@@ -71,9 +71,7 @@ def git_state(root: Path) -> dict[str, Any] | None:
         # What the user has configured for git (another program for diffs, filters) would make other texts of it.
         command = ("diff", "--no-ext-diff", "--no-textconv", "--binary", "--submodule=diff", "HEAD")
         difference = git_output(root, *command)
-    digest = ""
-    if difference:
-        digest = hashlib.sha256(difference.encode("utf-8", "surrogateescape")).hexdigest()
+    digest = hashlib.sha256(difference.encode("utf-8", "surrogateescape")).hexdigest() if difference else ""
     return {"commit": commit, "changed": changes != "", "diff_sha256": digest,
             "prefix": git_output(root, "rev-parse", "--show-prefix") or "", "untracked_sha256": _hash_untracked(root)}
 
@@ -109,9 +107,7 @@ def git_output(root: Path, *command: str) -> str | None:
                               errors="surrogateescape", check=False, stdin=subprocess.DEVNULL)
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
-    if done.returncode != 0:
-        return None
-    return done.stdout.strip()
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 EDITED_SHOWN: Final = 20

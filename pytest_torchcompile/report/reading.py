@@ -73,7 +73,8 @@ class Report:
         status = run["exit_status"]
         if self.torn or status is None or run["finished"] is None:
             return "the run did not end by itself: it was killed, or is still going on"
-        if status not in (0, 1) and not (status == 5 and not self.cells):  # a shard may have no cells
+        # With 5 pytest says that it ran nothing, which is right for a shard that has no cells.
+        if status not in (0, 1) and not (status == 5 and not self.cells):
             return f"pytest ended with {status}: interrupted, an error of its own, or nothing selected"
         return "" if self.block["finished"] else "planned verdicts never came"
 
@@ -135,9 +136,7 @@ def _parse_content(text: str, name: str, sealed: bool) -> dict[str, Any]:
 def _later_run_text(content: dict[str, Any], name: str) -> str:
     """A mark counts whatever it holds, and so does the name of a file that there was no room to mark."""
     if LATER_RUN not in content:
-        if Path(name).name.startswith(RENAMED):
-            return "a run that could not mark this file"
-        return ""
+        return "a run that could not mark this file" if Path(name).name.startswith(RENAMED) else ""
     mark = content[LATER_RUN]
     if not isinstance(mark, dict):
         return "a run of which nothing is told"
@@ -163,16 +162,12 @@ def _read_bytes(path: Path, name: str) -> bytes:
     try:
         if path.is_dir():
             inside = sorted(child.name for child in path.glob("*.json*"))
-            holds = ""
-            if inside:
-                holds = f"; it holds {', '.join(inside[:10])}"
+            holds = f"; it holds {', '.join(inside[:10])}" if inside else ""
             raise ReportError(f"{name}: is a folder; expected report files{holds}")
         return _read_regular_file(path, name)
     except FileNotFoundError:
         others = [str(child) for child in path.parent.glob("*.json*")]
-        hint = ""
-        if others:
-            hint = f"; {nearest(name, others)}"
+        hint = f"; {nearest(name, others)}" if others else ""
         raise ReportError(f"{name}: no such file{hint}") from None
     except MemoryError:
         raise ReportError(f"{name}: is larger than this machine's memory") from None
@@ -206,15 +201,11 @@ def _decode(data: bytes, name: str) -> str:
 
 def _check_block(block: Any, name: str) -> dict[str, Any]:
     """Bring a block up to date and hold it against the schema."""
-    version = None
-    if isinstance(block, dict):
-        version = block.get("schema_version")
+    version = block.get("schema_version") if isinstance(block, dict) else None
     major, minor = _split_version(version, name)
     ours, _ = _split_version(SCHEMA_VERSION, name)
     if major != ours:
-        hint = "read it with the version that wrote it"
-        if major > ours:
-            hint = "update pytest-torchcompile"
+        hint = "update pytest-torchcompile" if major > ours else "read it with the version that wrote it"
         raise ReportError(f"{name}: is of schema {version}, and this version reads {ours}.x; {hint}")
     try:
         block = upgrade_block(block, minor)
@@ -229,9 +220,7 @@ def _check_block(block: Any, name: str) -> dict[str, Any]:
 
 def _split_version(version: Any, name: str) -> tuple[int, int]:
     """Major and minor. At most six digits, because Python refuses to read numbers of thousands."""
-    match = None
-    if isinstance(version, str):
-        match = re.fullmatch(r"([0-9]{1,6})\.([0-9]{1,6})", version)
+    match = re.fullmatch(r"([0-9]{1,6})\.([0-9]{1,6})", version) if isinstance(version, str) else None
     if match is None:
         raise ReportError(f"{name}: {KEY} has no schema_version of the form MAJOR.MINOR")
     return int(match[1]), int(match[2])
@@ -243,10 +232,7 @@ def _require_valid(validator: Validator, value: Any, where: str) -> None:
         return
     place, text = mistake
     for step in place:
-        if isinstance(step, int):
-            where += f"[{step}]"
-        else:
-            where += f".{step}"
+        where += f"[{step}]" if isinstance(step, int) else f".{step}"
     raise ReportError(f"{where}: {text}")
 
 
@@ -301,9 +287,7 @@ def _fold_lines(name: str, contents: Sequence[Any]) -> dict[str, Any]:
 
 def _require_line(content: Any, number: int, where: str) -> None:
     """Is it a line of a journal, at its place, and as it was written? Takes its fingerprint out of it."""
-    kind = None
-    if isinstance(content, dict):
-        kind = content.get("kind")
+    kind = content.get("kind") if isinstance(content, dict) else None
     if not isinstance(kind, str) or kind not in LINES or (kind == "plan") != (number == 1):
         raise ReportError(f"{where}is no line of a journal")
     _require_valid(LINES[kind], content, where)

@@ -15,7 +15,7 @@ from pytest_torchcompile.observation import worst
 from pytest_torchcompile.report.evidence import cell_fingerprint, head_fingerprint
 from pytest_torchcompile.report.provenance import run_provenance
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
-from pytest_torchcompile.report.testrecord import tell_tests
+from pytest_torchcompile.report.testrecord import list_tests
 
 __all__ = ["GATES", "Record", "gate_verdicts", "head_without_matrix", "utc_time"]
 
@@ -118,7 +118,7 @@ class Record:
             "gates": gate_verdicts(self.head["matrix"]["checks"], cells),
             "cells": cells,
             "tests_planned": list(self.expected_tests),
-            "tests": tell_tests(self.expected_tests, self.tests),
+            "tests": list_tests(self.expected_tests, self.tests),
         }
         return {**block, "head_sha256": head_fingerprint(block)}
 

@@ -50,9 +50,8 @@ def reproduction_text(cell: Cell, entry: ModelEntry, root: Path, file: Path, fai
         failed: Check to the first line of what it said.
         limits: The cell's.
     """
-    steps = None
-    if "training_steps" in failed:
-        steps = int(limits.get("steps", 2))
+    # Only a failure of several steps needs as many to show again.
+    steps = int(limits.get("steps", 2)) if "training_steps" in failed else None
     targets = Targets(root)
     folder = os.path.relpath(root, file.parent)
     return "".join([
@@ -145,6 +144,7 @@ def _factory_arguments(cell: Cell, entry: ModelEntry, targets: Targets) -> dict[
 def _input_arguments(cell: Cell, entry: ModelEntry, targets: Targets) -> Iterator[dict[str, Any]]:
     """The arguments of each batch. An axis is handed to the inputs only if they have a parameter of its name."""
     named = _parameters(targets, entry.inputs)
+    # Their sizes come last: where an axis has the name of a dim, the dim decides.
     shared = {name: value for name, value in cell.user if name in named}
     shared |= entry.arguments_of("inputs")
     for sizes in batch_sizes(entry.dims):
@@ -159,9 +159,7 @@ def _mode_call(cell: Cell, entry: ModelEntry) -> str:
     """The call that puts the model into the cell's phase; none where its modules keep their modes."""
     if entry.mode_of_modules == "keep":
         return ""
-    if cell.phase == "training":
-        return ".train()"
-    return ".eval()"
+    return ".train()" if cell.phase == "training" else ".eval()"
 
 
 def _parameters(targets: Targets, target: str) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The JSON Schema of the report's block ``compile_matrix``, and its version."""
+"""The JSON Schema of the report's block ``compile_matrix``, its version, and upgrades from earlier minor versions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ __all__ = ["ENVIRONMENT_KEYS", "SCHEMA_VERSION", "STEPS", "block_schema", "line_
 
 SCHEMA_VERSION: Final = "1.3"
 """MAJOR.MINOR: a reader takes any minor of its major and ignores keys it does not know. Earlier minors are brought up
-to this one by :mod:`~pytest_torchcompile.report.schema`."""
+to this one by :func:`upgrade_block`."""
 
 _TEXT: Final = {"type": "string"}
 _COUNT: Final = {"type": "integer", "minimum": 0}
 _NUMBER: Final = {"type": "number"}
 
+
+# Words for the schemas below. Each key that is not named as optional is required: a report that lacks it is refused.
 
 def _object(properties: dict[str, Any], optional: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [k for k in properties if k not in optional]}
@@ -188,16 +190,22 @@ def upgrade_block(block: dict[str, Any], minor: int) -> dict[str, Any]:
 
     Raises ValueError for a block that has keys which its own version did not have.
     """
+    # A block of a later minor than ours has no steps to go.
     for step in STEPS[minor:]:
         block = {**step(block), "schema_version": f"1.{len(STEPS)}"}
     return block
 
 
+def _cells_of(block: dict[str, Any]) -> list[dict[str, Any]]:
+    # The block has not been held against the schema yet, so it may hold anything.
+    return [cell for cell in block.get("cells", ()) if isinstance(cell, dict)]
+
+
 def _from_1_0(block: dict[str, Any]) -> dict[str, Any]:
     """1.1 brought ``run``, what was planned for each cell, and fingerprints; a 1.0 report can't tell them."""
     new = {"planned": None, "evidence_sha256": None}
-    cells = [cell for cell in block.get("cells", ()) if isinstance(cell, dict)]
-    if "run" in block or any(key in cell for cell in cells for key in new):
+    cells = _cells_of(block)
+    if "run" in block or any(not new.keys().isdisjoint(cell) for cell in cells):
         raise ValueError("says that it is of schema 1.0, but has keys of a later one")
     return {**block, "run": None, "cells": [{**cell, **new} for cell in cells]}
 
@@ -211,7 +219,7 @@ def _from_1_1(block: dict[str, Any]) -> dict[str, Any]:
 
 def _from_1_2(block: dict[str, Any]) -> dict[str, Any]:
     """1.3 brought a fingerprint of environment, run and matrix, and verdicts that are kept from an earlier run."""
-    cells = [cell for cell in block.get("cells", ()) if isinstance(cell, dict)]
+    cells = _cells_of(block)
     if "head_sha256" in block or "tests_kept" in block or any("kept" in cell for cell in cells):
         raise ValueError("says that it is of schema 1.2 or older, but has keys of a later one")
     return {**block, "head_sha256": None}

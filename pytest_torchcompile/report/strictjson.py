@@ -18,14 +18,17 @@ def loads(text: str, ours: bool = False) -> Any:
     ``ours``: known to be as :func:`dumps` wrote it, so that no object is looked through for keys given twice.
     """
     try:
-        return json.loads(text, object_pairs_hook=None if ours else _object, parse_constant=_constant)
+        hook = None if ours else _make_object
+        return json.loads(text, object_pairs_hook=hook, parse_constant=_refuse_constant)
     except StrictError:
         raise
     except json.JSONDecodeError as error:
+        # A mistake at the very end is most often that of a file that was cut off.
         if error.pos >= len(text.rstrip()):
             raise StrictError(f"ends in line {error.lineno}, before it is complete") from None
         raise StrictError(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
-    except ValueError as error:  # a whole number of more digits than Python reads
+    # A whole number of more digits than Python reads.
+    except ValueError as error:
         raise StrictError(str(error)) from None
     except RecursionError:
         raise StrictError("is nested too deeply") from None
@@ -38,7 +41,7 @@ def plain_json(value: Any) -> Any:
     try:
         json.dumps(value, allow_nan=False)
     except ValueError:
-        return _plain(value)
+        return _spell_out_nan(value)
     return value
 
 
@@ -47,27 +50,31 @@ def dumps(value: Any, indent: int | None = None) -> str:
     try:
         return json.dumps(value, indent=indent, allow_nan=False, default=str)
     except ValueError:
-        return json.dumps(_plain(value), indent=indent, allow_nan=False, default=str)
+        return json.dumps(_spell_out_nan(value), indent=indent, allow_nan=False, default=str)
 
 
-def _plain(value: Any) -> Any:
+def _spell_out_nan(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: _spell_out_nan(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
+        return list(map(_spell_out_nan, value))
+    # Of numbers only NaN and infinities less themselves are not zero.
     if isinstance(value, float) and value - value != 0:
         return repr(value)
     return value
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise StrictError(f"the key {twice!r} is given twice in one object")
-    return found
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) == len(pairs):
+        return made
+    keys: set[str] = set()
+    for key, _ in pairs:
+        if key in keys:
+            raise StrictError(f"the key {key!r} is given twice in one object")
+        keys.add(key)
+    return made
 
 
-def _constant(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise StrictError(f"{name} is no JSON")

@@ -36,7 +36,8 @@ _Line: TypeAlias = "tuple[str, dict[str, bool]]"
 _ByPlace: TypeAlias = "dict[tuple[str, str], Counter[str]]"
 """(backend, mode) to how many cells have each status."""
 
-_COLOURS: Final = {"pass": "green", "skip": "yellow", "xfail": "yellow", "not_run": "red"}
+_NOT_BAD: Final = frozenset({"pass", "skip", "xfail"})
+"""Statuses with which the totals are green."""
 _SHOWN: Final = 8
 """Causes that the summary lists (and all of wrong numbers), and cells that it names for each."""
 _LONGEST_CAUSE: Final = 200
@@ -51,9 +52,7 @@ def header_lines(matrix: Matrix, planned: Sequence[PlannedCell], settings: Setti
     excluded = Counter(exclusion.reason for exclusion in matrix.excluded)
     skipped = Counter(p.reason for p in planned if p.outcome == "skip")
     index, of = settings.shard
-    shard = ""
-    if of > 1:
-        shard = f" (shard {index} of {of}, {len(matrix.cells)} in all)"
+    shard = f" (shard {index} of {of}, {len(matrix.cells)} in all)" if of > 1 else ""
     idle = idle_cells(_checks_by_name(matrix, settings), [p.cell.axes for p in planned])
     return [
         _machine_line(),
@@ -138,8 +137,7 @@ def summary_lines(journal: Journal, fresh: Fresh | None = None) -> Iterator[_Lin
         status = journal.status(planned.cell.id)
         by_place.setdefault((planned.cell.backend, planned.cell.mode), Counter())[status] += 1
         total[status] += 1
-    # A status without a colour of its own is a failure.
-    any_bad = any(_COLOURS.get(status, "red") == "red" for status in total)
+    any_bad = not total.keys() <= _NOT_BAD
 
     for text in _table_lines(by_place):
         yield text, {}
@@ -160,7 +158,6 @@ def summary_lines(journal: Journal, fresh: Fresh | None = None) -> Iterator[_Lin
     yield from causes
     if missing := journal.not_run():
         yield f"{count(len(missing), 'planned verdict')} never came, for example {missing[0]}", {"red": True}
-    # A mistake in the matrix that is no cause of its own, as where its cell was killed, is told here.
     for mistake in mistakes:
         if not any(mistake in line for line, _ in causes):
             yield mistake, {"red": True}
@@ -175,6 +172,7 @@ def _table_lines(by_place: _ByPlace) -> Iterator[str]:
     rows = [["", *modes]]
     for backend in backends:
         rows.append([backend, *(_status_counts(by_place.get((backend, mode))) for mode in modes)])
+    # As wide as the widest text of each column.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(map(str.ljust, row, widths)).rstrip()
@@ -184,9 +182,7 @@ def _total_lines(journal: Journal, selected: Sequence[PlannedCell], total: Count
                  any_bad: bool) -> Iterator[_Line]:
     compiled = journal.count_compiled()
     fake = sum(lane_of(p.cell.wrapper) == "fake" for p in selected)
-    lane = ""
-    if fake:
-        lane = f"; {fake} in the fake lane, where no number is judged"
+    lane = f"; {fake} in the fake lane, where no number is judged" if fake else ""
     colour = "red" if any_bad else "green"
     counts = _status_counts(total)
     yield f"{count(len(selected), 'cell')}: {counts}; {compiled} ran compiled code{lane}", {colour: True}

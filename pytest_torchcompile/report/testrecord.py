@@ -14,8 +14,8 @@ from pytest_torchcompile.observation import Problem, worst
 from pytest_torchcompile.report.evidence import fingerprint
 from pytest_torchcompile.report.strictjson import plain_json
 
-__all__ = ["COUNTED", "TEST_CHECK", "TEST_LANE", "RecordedTest", "count_ledger", "merge_tests", "seal_test",
-           "tell_tests"]
+__all__ = ["COUNTED", "TEST_CHECK", "TEST_LANE", "RecordedTest", "count_ledger", "list_tests", "merge_tests",
+           "seal_test"]
 
 TEST_LANE: Final = "test"
 TEST_CHECK: Final = "test"
@@ -54,8 +54,10 @@ class RecordedTest:
 
     def to_dict(self) -> dict[str, Any]:
         """The test as the report has it, with its counts and a fingerprint over all of it."""
-        told = {"lane": TEST_LANE, **asdict(self), "counts": count_ledger(self.ledger)}
-        return seal_test({**told, "problems": [asdict(problem) for problem in self.problems]})
+        test = {"lane": TEST_LANE, **asdict(self), "counts": count_ledger(self.ledger)}
+        # A list, as it is after a way through JSON.
+        test["problems"] = [asdict(problem) for problem in self.problems]
+        return seal_test(test)
 
 
 def count_ledger(ledger: Mapping[str, Any] | None) -> dict[str, int]:
@@ -66,28 +68,33 @@ def count_ledger(ledger: Mapping[str, Any] | None) -> dict[str, int]:
     return counts | {"runs": sum(graph["runs"] for graph in ledger["graphs"])}
 
 
-def seal_test(told: Mapping[str, Any]) -> dict[str, Any]:
-    """The test with the fingerprint of all else that is told of it.
+def seal_test(test: Mapping[str, Any]) -> dict[str, Any]:
+    """The test with the fingerprint of all else that is recorded of it.
 
     The verdict of a cell can be told again from its observation. That of a test is partly its body's, which a report
     doesn't hold, so the fingerprint covers the verdict too.
     """
-    unsealed = plain_json({name: value for name, value in told.items() if name != "evidence_sha256"})
+    unsealed = plain_json({name: value for name, value in test.items() if name != "evidence_sha256"})
     return {**unsealed, "evidence_sha256": fingerprint(unsealed)}
 
 
-def tell_tests(planned: Sequence[str], told: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def list_tests(planned: Sequence[str], recorded: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Every planned test in the order of the plan, and behind them any that nobody had planned."""
-    names = dict.fromkeys((*planned, *told))
-    return [told[name] if name in told else RecordedTest(name, "not_run", attempts=0).to_dict() for name in names]
+    tests = []
+    for name in dict.fromkeys((*planned, *recorded)):
+        if name in recorded:
+            tests.append(recorded[name])
+        else:
+            tests.append(RecordedTest(name, "not_run", attempts=0).to_dict())
+    return tests
 
 
 def merge_tests(blocks: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """The tests of all shards by node id. Shards may have run the same tests; of those the worst verdict holds."""
     merged: dict[str, dict[str, Any]] = {}
     for block in blocks:
-        for told in block["tests"]:
-            known = merged.get(told["id"])
-            if known is None or worst([known["verdict"], told["verdict"]]) != known["verdict"]:
-                merged[told["id"]] = told
+        for test in block["tests"]:
+            known = merged.get(test["id"])
+            if known is None or worst([known["verdict"], test["verdict"]]) != known["verdict"]:
+                merged[test["id"]] = test
     return merged

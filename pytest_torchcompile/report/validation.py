@@ -59,20 +59,17 @@ def _ordered_keywords(schema: dict[str, Any]) -> list[str]:
 
 
 def _type_validator(schema: dict[str, Any]) -> Validator:
-    names: list[str] = schema["type"]
-    if isinstance(schema["type"], str):
-        names = [schema["type"]]
+    given = schema["type"]
+    names: list[str] = [given] if isinstance(given, str) else given
     types = frozenset(python_type for name in names for python_type in _TYPES[name])
-    expected = " or ".join(_EXPECTED[name] for name in names)
+    expected = " or ".join(map(_EXPECTED.__getitem__, names))
 
     # Types are compared exactly: JSON has no subclasses, and a bool is no int.
     if len(types) == 1 and float not in types:
         (only,) = types
 
         def check_one_type(value: Any) -> Mistake | None:
-            if type(value) is only:
-                return None
-            return (), f"found {_describe(value)}, expected {expected}"
+            return None if type(value) is only else ((), f"found {_describe(value)}, expected {expected}")
 
         return check_one_type
 
@@ -124,7 +121,7 @@ def _items_validator(schema: dict[str, Any]) -> Validator:
 
 
 def _any_of_validator(schema: dict[str, Any]) -> Validator:
-    validators = [compile_schema(each) for each in schema["anyOf"]]
+    validators = list(map(compile_schema, schema["anyOf"]))
 
     def check_any(value: Any) -> Mistake | None:
         closest: Mistake | None = None
@@ -176,9 +173,7 @@ def _minimum_validator(schema: dict[str, Any]) -> Validator:
 def _unique_validator(schema: dict[str, Any]) -> Validator:
     def check_unique(value: Any) -> Mistake | None:
         repeated = _repeated_value(value)
-        if repeated is None:
-            return None
-        return (), f"{_describe(repeated)} is listed twice"
+        return None if repeated is None else ((), f"{_describe(repeated)} is listed twice")
 
     return check_unique
 
@@ -198,9 +193,7 @@ def _describe(value: Any) -> str:
     if isinstance(value, list):
         return _EXPECTED["array"]
     text = repr(value)
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[:_LONGEST - 3]}..."
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST - 3]}..."
 
 
 _KEYWORDS: Final[dict[str, Callable[[dict[str, Any]], Validator]]] = {

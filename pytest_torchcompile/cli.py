@@ -293,9 +293,9 @@ def _html_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _html(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.page.command import run
+    from pytest_torchcompile.page.document import run_command
 
-    return run(given)
+    return run_command(given)
 
 
 # table: the models of a report, for a page of documentation
@@ -306,11 +306,11 @@ def _models_table_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _models_table(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.page.models_table import table
+    from pytest_torchcompile.page.models_table import models_table
     from pytest_torchcompile.report.merging import merge_reports
     from pytest_torchcompile.report.reading import read_report
 
-    print(table(merge_reports([read_report(path) for path in given.reports])), end="")
+    print(models_table(merge_reports([read_report(path) for path in given.reports])), end="")
     return 0
 
 

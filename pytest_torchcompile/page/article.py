@@ -8,14 +8,26 @@ from typing import Any, Final
 
 from pytest_torchcompile.page.cell_numbers import benchmark, kernels, numerics, timing
 from pytest_torchcompile.page.ledger_tables import compiles, eager_frames, graph_breaks
-from pytest_torchcompile.page.markup import Child, Html, join, tag
-from pytest_torchcompile.page.pieces import ROWS, anchor, badge, cut, hint, more, place, section
+from pytest_torchcompile.page.markup import (
+    ROWS,
+    Child,
+    Html,
+    anchor,
+    badge,
+    cut,
+    hint,
+    join,
+    more_note,
+    place,
+    section,
+    tag,
+)
 from pytest_torchcompile.report.causes import effect_of, first_with_problem, root_check
 from pytest_torchcompile.report.facts import Facts, Problem, Verdict
 
 __all__ = ["article"]
 
-_SHOWN: Final = frozenset({"compiles", "graph_breaks", "recompiles", "kernels", "benchmark"})
+_HAVE_TABLES: Final = frozenset({"compiles", "graph_breaks", "recompiles", "kernels", "benchmark"})
 """Sections that an article has a table for, as it has for those that compare; others are shown as they are."""
 _LANES: Final = {
     "ranks": "Several ranks: the checks judge all; below them is what rank 0 recorded, unless another is named.",
@@ -30,92 +42,108 @@ def article(facts: Facts, again: str, source: str = "", before: Child = None) ->
     :param source: address of a source file, with ``{file}`` and ``{line}``; empty: places are no links.
     :param before: what the baseline says of the cell.
     """
-    parts = [_checks(facts, source), tag("p", "again ", tag("code", again), class_="again"),
-             *_ledger(facts, source), *_ranks(facts, source), numerics(facts), kernels(facts, source), timing(facts),
-             benchmark(facts), _others(facts)]
-    axes = (join(tag("span", f"{name} ", tag("b", value)), " ") for name, value in facts.axes.items())
-    leaks = f"Changed torch's settings, which were put back: {'; '.join(facts.leaks)}"
+    parts = [_checks_section(facts, source), tag("p", "again ", tag("code", again), class_="again"),
+             *_ledger_tables(facts, source), *_other_ranks(facts, source), numerics(facts), kernels(facts, source),
+             timing(facts), benchmark(facts), _other_sections(facts)]
     return tag(
-        "article",
-        tag("header", tag("h2", badge(facts.status), " ", tag("bdi", facts.id)), tag("p", *axes, class_="axes"),
-            tag("p", _LANES[facts.lane], class_="quiet") if facts.lane in _LANES else None, before,
-            tag("p", cut(leaks)) if facts.leaks else None),
-        *(part for part in parts if part),
+        "article", _article_head(facts, before), parts,
         tag("p", tag("a", "close", href="#overview"), class_="close"),
         id=anchor(facts.id), class_="cell", tabindex=-1, aria_label=f"{facts.id}: {facts.status}",
     )  # fmt: skip
 
 
-def _ledger(facts: Facts, source: str) -> Iterator[Html | None]:
-    yield graph_breaks(facts, source)
-    yield compiles(facts, source)
-    yield eager_frames(facts, source)
+def _article_head(facts: Facts, before: Child) -> Html:
+    axes = [join(tag("span", f"{name} ", tag("b", value)), " ") for name, value in facts.axes.items()]
+    lane = tag("p", _LANES[facts.lane], class_="quiet") if facts.lane in _LANES else None
+    leaks = None
+    if facts.leaks:
+        leaks = tag("p", cut(f"Changed torch's settings, which were put back: {'; '.join(facts.leaks)}"))
+    return tag("header", tag("h2", badge(facts.status), " ", tag("bdi", facts.id)), tag("p", axes, class_="axes"),
+               lane, before, leaks)
 
 
-def _ranks(facts: Facts, source: str) -> Iterator[Html]:
+def _ledger_tables(facts: Facts, source: str) -> list[Html]:
+    tables = (graph_breaks(facts, source), compiles(facts, source), eager_frames(facts, source))
+    return [table for table in tables if table]
+
+
+def _other_ranks(facts: Facts, source: str) -> Iterator[Html]:
     """The ledgers of the other ranks, folded."""
     for number, rank in enumerate(facts.others, 1):
-        if found := [part for part in _ledger(rank, source) if part]:
-            yield tag("details", tag("summary", f"rank {number}"), *found)
+        tables = _ledger_tables(rank, source)
+        if tables:
+            yield tag("details", tag("summary", f"rank {number}"), tables)
 
 
-def _checks(facts: Facts, source: str) -> Html:
-    quiet = [v for v in facts.verdicts if not v.problems and not v.note]
-    loud = sorted((v for v in facts.verdicts if v.problems or v.note), key=lambda verdict: _badness(verdict, facts))
-    shown = []
-    for number, verdict in enumerate(loud):
-        before = loud[number - 1]
-        same = number and (verdict.problems, verdict.note) == (before.problems, before.note)
-        told = tag("p", f"the same as {before.check}") if same else join(_said(verdict, facts, source))
-        shown.append(tag("li", badge(verdict.verdict), " ", tag("b", verdict.check), told))
+def _checks_section(facts: Facts, source: str) -> Html:
+    quiet = [verdict for verdict in facts.verdicts if not verdict.problems and not verdict.note]
+    loud = [verdict for verdict in facts.verdicts if verdict.problems or verdict.note]
+    loud.sort(key=lambda verdict: _worst_first(verdict, facts))
+    items = []
+    before: Verdict | None = None
+    for verdict in loud:
+        said = join(_what_it_says(verdict, facts, source))
+        if before is not None and (verdict.problems, verdict.note) == (before.problems, before.note):
+            said = tag("p", f"the same as {before.check}")
+        items.append(tag("li", badge(verdict.verdict), " ", tag("b", verdict.check), said))
+        before = verdict
     if quiet:
-        shown.append(tag("li", *(join(badge(v.verdict), f" {v.check}  ") for v in quiet), class_="quiet"))
-    return section("Checks", tag("ul", *shown, class_="checks"))
+        badges = [join(badge(verdict.verdict), f" {verdict.check}  ") for verdict in quiet]
+        items.append(tag("li", badges, class_="quiet"))
+    return section("Checks", tag("ul", items, class_="checks"))
 
 
-def _badness(verdict: Verdict, facts: Facts) -> tuple[bool, int]:
+def _worst_first(verdict: Verdict, facts: Facts) -> tuple[bool, int]:
     """The worst first, then what only follows from another check; what passes with a note comes last."""
-    everything = facts.verdicts
-    effects = [effect_of(verdict, problem).severity for problem in verdict.problems
-               if not (root_check(verdict, problem, everything) or first_with_problem(verdict, problem, everything))]
-    return verdict.verdict == "pass", -max(effects, default=0)
+    worst = 0
+    for problem in verdict.problems:
+        follows = root_check(verdict, problem, facts.verdicts) or first_with_problem(verdict, problem, facts.verdicts)
+        if not follows:
+            worst = max(worst, effect_of(verdict, problem).severity)
+    return verdict.verdict == "pass", -worst
 
 
-def _said(verdict: Verdict, facts: Facts, source: str) -> Iterator[Child]:
+def _what_it_says(verdict: Verdict, facts: Facts, source: str) -> Iterator[Child]:
     if verdict.note:
         yield tag("p", cut(verdict.note))
     for problem in verdict.problems[:ROWS]:
-        if root := root_check(verdict, problem, facts.verdicts):
+        root = root_check(verdict, problem, facts.verdicts)
+        first = first_with_problem(verdict, problem, facts.verdicts)
+        if root:
             yield tag("p", f"follows from {root}: ", cut(problem.message), class_="quiet")
-            continue
-        if first := first_with_problem(verdict, problem, facts.verdicts):
+        elif first:
             yield tag("p", f"the cell has no result, as {first} tells: ", cut(problem.message), class_="quiet")
-            continue
-        yield _problem(problem, source)
-    yield more(len(verdict.problems))
+        else:
+            yield _problem_block(problem, source)
+    yield more_note(len(verdict.problems))
 
 
-def _problem(problem: Problem, source: str) -> Html:
+def _problem_block(problem: Problem, source: str) -> Html:
+    where = tag("p", place(problem.file, problem.line, source)) if problem.file else None
     # A break's evidence is its place again, which stands above; the section on graph breaks has the rest.
-    again = problem.file and problem.evidence.startswith(f"{problem.place} (")
-    return tag(
-        "div", tag("p", cut(problem.message), class_="message"),
-        tag("p", place(problem.file, problem.line, source)) if problem.file else None,
-        tag("pre", cut(problem.evidence)) if problem.evidence and not again else None,
-        hint(problem.hint), class_="problem",
-    )  # fmt: skip
+    repeated = problem.file and problem.evidence.startswith(f"{problem.place} (")
+    evidence = tag("pre", cut(problem.evidence)) if problem.evidence and not repeated else None
+    return tag("div", tag("p", cut(problem.message), class_="message"), where, evidence, hint(problem.hint),
+               class_="problem")
 
 
-def _others(facts: Facts) -> Html | None:
+def _other_sections(facts: Facts) -> Html | None:
     """Sections that this page has no table for, as they are; and the environment where it is another one."""
-    others = {n: s for n, s in facts.sections.items() if s and n not in _SHOWN and n not in facts.compared}
-    if own := facts.observation.get("environment"):
+    others = {}
+    for name, content in facts.sections.items():
+        if content and name not in _HAVE_TABLES and name not in facts.compared:
+            others[name] = content
+    own = facts.observation.get("environment")
+    if own:
         others["environment of this cell"] = own
-    shown = [tag("details", tag("summary", name), tag("pre", cut(_json(content)))) for name, content in others.items()]
-    return section("Also recorded", *shown) if shown else None
+    if not others:
+        return None
+    folded = [tag("details", tag("summary", name), tag("pre", cut(_as_json(content)))) for name, content in
+              others.items()]
+    return section("Also recorded", folded)
 
 
-def _json(content: Mapping[str, Any]) -> str:
+def _as_json(content: Mapping[str, Any]) -> str:
     try:
         return json.dumps(content, indent=1, ensure_ascii=False)
     except RecursionError:

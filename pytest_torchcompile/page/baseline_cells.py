@@ -1,4 +1,4 @@
-"""Comparison: what the map and a cell's article say of a baseline; what the gate makes of it is a finding."""
+"""What the map and a cell's article say of a baseline; what the gate makes of it is a finding."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Final
 from pytest_torchcompile.gate.baseline import Change, another_machine, changes
 from pytest_torchcompile.gate.gate import GateOutcome, judge_cells
 from pytest_torchcompile.gate.policy import Policy
-from pytest_torchcompile.page.markup import Html, join, tag
-from pytest_torchcompile.page.pieces import badge
+from pytest_torchcompile.page.markup import Html, badge, join, tag
 from pytest_torchcompile.report.merging import Merged
 
-__all__ = ["MARKS", "Comparison", "compared"]
+__all__ = ["MARKS", "BaselineCells", "compare_cells"]
 
 MARKS: Final = {
     "worse": "worse than in the baseline",
@@ -25,7 +24,7 @@ _MARK_OF: Final = {"improved": "better", "new": "added"}
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BaselineCells:
     """A run beside an earlier one. Empty where there is none."""
 
     changes: tuple[Change, ...] = ()
@@ -35,26 +34,27 @@ class Comparison:
     @property
     def marks(self) -> dict[str, str]:
         """Cell to a key of :data:`MARKS`, the worst that is true of it."""
-        found: dict[str, str] = {}
-        for change in reversed(self.changes):  # the worst come first
-            found |= dict.fromkeys(change.cells, _MARK_OF.get(change.kind, "worse"))
-        return found
+        marks: dict[str, str] = {}
+        # The worst change comes first, so it goes over the others' marks.
+        for change in reversed(self.changes):
+            marks |= dict.fromkeys(change.cells, _MARK_OF.get(change.kind, "worse"))
+        return marks
 
-    def of(self, cell: str) -> Html | None:
+    def note_on(self, cell: str) -> Html | None:
         """What an article says of the baseline; None where there is none."""
         if not self.then:
             return None
-        told = [tag("li", change.text) for change in self.changes if cell in change.cells and change.kind != "new"]
+        changes = [tag("li", change.text) for change in self.changes if cell in change.cells and change.kind != "new"]
         status = self.then.get(cell)
         was = join("In the baseline: ", badge(status)) if status else "Not in the baseline."
-        return tag("div", tag("p", was), tag("ul", *told) if told else None, class_="before")
+        return tag("div", tag("p", was), tag("ul", changes) if changes else None, class_="before")
 
 
-def compared(outcome: GateOutcome, before: Merged | None) -> Comparison:
+def compare_cells(outcome: GateOutcome, before: Merged | None) -> BaselineCells:
     """Compare a run with a baseline."""
     if before is None:
-        return Comparison()
+        return BaselineCells()
     then = judge_cells(before, Policy(), datetime.date.today())
     comparable = not another_machine(outcome.merged.environment, before.environment)
     found = changes(outcome.cells, then, comparable)
-    return Comparison(tuple(found), {name: cell.status for name, cell in then.items()})
+    return BaselineCells(tuple(found), {name: cell.status for name, cell in then.items()})

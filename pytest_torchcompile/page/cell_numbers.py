@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final
 
-from pytest_torchcompile.page.markup import Html, join, tag
-from pytest_torchcompile.page.pieces import ROWS, columns, cut, more, place, section
+from pytest_torchcompile.page.markup import ROWS, Html, columns, cut, join, more_note, place, section, tag
 from pytest_torchcompile.quantity import readable_seconds
-from pytest_torchcompile.report.facts import Facts, Generated
+from pytest_torchcompile.report.facts import Compared, Facts, Generated
 
 __all__ = ["benchmark", "kernels", "numerics", "timing"]
 
@@ -18,73 +17,92 @@ LEAVES: Final = 8
 
 def numerics(facts: Facts) -> Html | None:
     """How much is bitwise equal, and the outputs and gradients that are farthest off."""
-    sections = facts.compared
-    if not sections:
+    if not facts.compared:
         return None
-    told = [f"{name}: {found.get('bitwise', '?')} of {found.get('compared', '?')} bitwise equal"
-            for name, found in sections.items()]
-    rows = [tag("tr", tag("td", leaf.name, tag("p", f"{leaf.dtype} {leaf.call}", class_="quiet")),
-                tag("td", cut(leaf.message) if leaf.message else _times(leaf.rms)),
-                *(tag("td", _value(value), class_="number") for value in (leaf.eager, leaf.compiled, leaf.expected)))
-            for leaf in facts.leaves[:LEAVES]]
-    head = columns("what, where it is worst", "error / noise", "eager", "compiled", "expected")
-    table = tag("table", head, tag("tbody", *rows)) if rows else None
-    return section("Numbers", tag("p", "; ".join(told)), table, more(len(facts.leaves), LEAVES))
+    counts = []
+    for name, found in facts.compared.items():
+        counts.append(f"{name}: {found.get('bitwise', '?')} of {found.get('compared', '?')} bitwise equal")
+    leaves = facts.leaves
+    table = None
+    if leaves:
+        head = columns("what, where it is worst", "error / noise", "eager", "compiled", "expected")
+        table = tag("table", head, tag("tbody", map(_leaf_row, leaves[:LEAVES])))
+    return section("Numbers", tag("p", "; ".join(counts)), table, more_note(len(leaves), LEAVES))
 
 
-def _times(value: float | None) -> str:
+def _leaf_row(leaf: Compared) -> Html:
+    name = tag("td", leaf.name, tag("p", f"{leaf.dtype} {leaf.call}", class_="quiet"))
+    error = tag("td", cut(leaf.message) if leaf.message else _in_noise(leaf.rms))
+    values = [tag("td", _value_text(value), class_="number") for value in (leaf.eager, leaf.compiled, leaf.expected)]
+    return tag("tr", name, error, values)
+
+
+def _in_noise(value: float | None) -> str:
     return "–" if value is None else f"{value:.3g} ×"
 
 
-def _value(value: Any) -> str:
-    return f"{value:.7g}" if isinstance(value, float) else "" if value is None else str(value)
+def _value_text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    return "" if value is None else str(value)
 
 
 def kernels(facts: Facts, source: str) -> Html | None:
     """What each generated graph calls."""
-    found = facts.generated
-    if not found:
+    graphs = facts.generated
+    if not graphs:
         return None
-    return section("Generated kernels", *(_graph(graph, source) for graph in found[:ROWS]), more(len(found)))
+    tables = [_kernels_table(graph, source) for graph in graphs[:ROWS]]
+    return section("Generated kernels", tables, more_note(len(graphs)))
 
 
-def _graph(graph: Generated, source: str) -> Html:
-    rows = [_row(kernel.name, ", ".join(kernel.ops), kernel.calls, join(_line(line, source) for line in kernel.lines))
-            for kernel in graph.generated[:ROWS]]
-    for what, calls in (("library", graph.library), ("not generated", graph.fallbacks)):
-        rows += [_row(name, what, count) for name, count in calls.items()]
+def _kernels_table(graph: Generated, source: str) -> Html:
+    rows = []
+    for kernel in graph.generated[:ROWS]:
+        lines = join(_source_line(line, source) for line in kernel.lines)
+        rows.append(_kernel_row(kernel.name, ", ".join(kernel.ops), kernel.calls, lines))
+    for name, calls in graph.library.items():
+        rows.append(_kernel_row(name, "library", calls))
+    for name, calls in graph.fallbacks.items():
+        rows.append(_kernel_row(name, "not generated", calls))
     return tag("table", tag("caption", f"graph {graph.compile_id}, {graph.stage}"),
-               columns("kernel", "operators", "calls", "lines"), tag("tbody", *rows), class_="kernels")  # fmt: skip
+               columns("kernel", "operators", "calls", "lines"), tag("tbody", rows), class_="kernels")  # fmt: skip
 
 
-def _row(name: str, operators: str, calls: float, lines: Html | None = None) -> Html:
+def _kernel_row(name: str, operators: str, calls: float, lines: Html | None = None) -> Html:
     return tag("tr", tag("td", tag("code", name)), tag("td", operators), tag("td", f"{calls:g}", class_="number"),
                tag("td", lines))  # fmt: skip
 
 
-def _line(line: str, source: str) -> Html:
+def _source_line(line: str, source: str) -> Html:
     file, _, number = line.rpartition(":")
-    known = file and number.isascii() and number.isdigit() and len(number) < 9
-    return join(place(file, int(number), source) if known else tag("code", line), " ")
+    # `isdigit` alone takes superscripts too, and `int` refuses a number of thousands of digits.
+    if file and number.isascii() and number.isdigit() and len(number) < 9:
+        return join(place(file, int(number), source), " ")
+    return join(tag("code", line), " ")
 
 
 def timing(facts: Facts) -> Html | None:
     """Wall seconds of the cell by phase, and of all its compiles by stage."""
     if not facts.seconds:
         return None
+    run = list(facts.seconds.items())
+    if facts.total_seconds is not None:
+        run.insert(0, ("whole cell", facts.total_seconds))
     stages: Counter[str] = Counter()
-    for found in facts.compiles:
-        stages.update(found.seconds_in)
-    total = [] if facts.total_seconds is None else [("whole cell", facts.total_seconds)]
-    return section("Time", _times_of("run", [*total, *facts.seconds.items()]), _times_of("compiling", stages.items()))
+    for compiled in facts.compiles:
+        stages.update(compiled.seconds_in)
+    return section("Time", _line_of_times("run", run), _line_of_times("compiling", stages.items()))
+
+
+def _line_of_times(title: str, times: Iterable[tuple[str, float]]) -> Html | None:
+    shown = [join(tag("span", f"{name} ", tag("b", readable_seconds(value))), " ") for name, value in times]
+    return tag("p", f"{title}: ", shown, class_="axes") if shown else None
 
 
 def benchmark(facts: Facts) -> Html | None:
     """The table of the check `benchmark`."""
     text = facts.section("benchmark").get("text")
-    return section("Eager and compiled side by side", tag("pre", text)) if text and isinstance(text, str) else None
-
-
-def _times_of(title: str, times: Iterable[tuple[str, float]]) -> Html | None:
-    shown = [join(tag("span", f"{name} ", tag("b", readable_seconds(value))), " ") for name, value in times]
-    return tag("p", f"{title}: ", *shown, class_="axes") if shown else None
+    if not text or not isinstance(text, str):
+        return None
+    return section("Eager and compiled side by side", tag("pre", text))

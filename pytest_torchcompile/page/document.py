@@ -10,31 +10,65 @@ sheet, by their hashes, and nothing else. So what a report smuggles into the pag
 
 from __future__ import annotations
 
+import argparse
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any, Final
 
+from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.gate.announcement import run_facts, sentence
-from pytest_torchcompile.gate.gate import GateOutcome
+from pytest_torchcompile.gate.gate import GateOutcome, gate
+from pytest_torchcompile.gate.policyfile import read_policy
 from pytest_torchcompile.page.article import article
-from pytest_torchcompile.page.baseline_cells import compared
-from pytest_torchcompile.page.controls import controls
+from pytest_torchcompile.page.baseline_cells import compare_cells
+from pytest_torchcompile.page.controls import controls, measure_cells
 from pytest_torchcompile.page.grid import WIDTH
-from pytest_torchcompile.page.heatmap import DENSE, FAILING, HeatMap, table
-from pytest_torchcompile.page.markup import Html, data, tag
-from pytest_torchcompile.page.measures import measured
-from pytest_torchcompile.page.overview import overview, whole
-from pytest_torchcompile.page.pieces import anchor
-from pytest_torchcompile.page.tests import tests
-from pytest_torchcompile.page.theme import VERDICT_STYLES, sheet, variables
+from pytest_torchcompile.page.heatmap import DENSE, FAILING, HeatMap, map_table
+from pytest_torchcompile.page.markup import Html, anchor, data, tag
+from pytest_torchcompile.page.overview import overview, run_section, tests_section
+from pytest_torchcompile.page.svg import svg
+from pytest_torchcompile.page.theme import VERDICT_STYLES, style_rules, variables
 from pytest_torchcompile.report.facts import Facts
-from pytest_torchcompile.report.merging import Merged
+from pytest_torchcompile.report.files import write_output
+from pytest_torchcompile.report.merging import Merged, merge_reports
+from pytest_torchcompile.report.reading import read_report
 
-__all__ = ["page"]
+__all__ = ["page", "run_command"]
 
 NAME: Final = "torch.compile matrix"
+
+
+def run_command(given: argparse.Namespace) -> int:
+    """The command ``pytest-torchcompile html``: read reports, write the page and the picture.
+
+    The exit code is 0 whatever the page says: to judge is the gate's task.
+
+    :raises ReportError: the reports cannot be read, or are not of one run.
+    :raises UsageError: a file cannot be written, or `--source` is no address.
+    """
+    source = _source_address(given.source)
+    reports, baseline = list(map(read_report, given.reports)), list(map(read_report, given.baseline or ()))
+    policy = None if given.policy is None else read_policy(given.policy)
+    outcome = gate(reports, policy, baseline)
+    before = merge_reports(baseline) if baseline else None
+    write_output(given.output, page(outcome, before, source=source), force=given.force)
+    if given.svg is not None:
+        write_output(given.svg, svg(outcome), force=given.force)
+    print(sentence(outcome))
+    print(" and ".join(filter(None, (given.output, given.svg))), "written")
+    return 0
+
+
+def _source_address(given: str | None) -> str:
+    if given is None:
+        return ""
+    if not re.match(r"https?://[^\s{}]", given) or "{file}" not in given:
+        raise UsageError(f"--source {given}: expected an address with {{file}} and {{line}} in it, for example "
+                         "https://github.com/OWNER/REPO/blob/main/{file}#L{line}")
+    return given
 
 
 def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = "") -> str:
@@ -44,85 +78,101 @@ def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = ""
     :param before: an earlier run that it is compared with.
     :param source: address of a source file, with ``{file}`` and ``{line}``, for links to the user's lines.
     """
-    heat, comparison, told = HeatMap(outcome.facts), compared(outcome, before), sentence(outcome)
-    numbers, marks = measured(heat.cells), comparison.marks
+    heat, comparison, verdict = HeatMap(outcome.facts), compare_cells(outcome, before), sentence(outcome)
+    numbers, marks = measure_cells(heat.cells), comparison.marks
     groups = [finding.cells for finding in outcome.findings]
-    style, script = _style(), Html(_file("page.js"))
+    style, script = _style_sheet(), Html(_file_text("page.js"))
     head = tag(
         "head", tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_policy(style, script)),
+        tag("meta", http_equiv="Content-Security-Policy", content=_content_policy(style, script)),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="referrer", content="no-referrer"),
-        tag("title", f"{told} · {NAME}"), tag("style", style),
+        tag("title", f"{verdict} · {NAME}"), tag("style", style),
     )  # fmt: skip
+    articles = []
+    for cell in heat.cells:
+        command = _command_again(outcome.merged, cell.id)
+        articles.append(tag("noscript", article(cell, command, source, comparison.note_on(cell.id))))
     body = tag(
         "body",
-        tag("header", tag("h1", NAME), tag("p", told, class_="sentence good" if outcome.code == 0 else "sentence bad"),
+        tag("header", tag("h1", NAME),
+            tag("p", verdict, class_="sentence good" if outcome.code == 0 else "sentence bad"),
             tag("p", run_facts(outcome), class_="env"), class_="top"),
         controls(heat.cells, numbers, marks),
-        tag("main", table(heat, marks), tests(outcome, source), whole(outcome, heat), class_="pane",
+        tag("main", map_table(heat, marks), tests_section(outcome, source), run_section(outcome, heat), class_="pane",
             aria_label="Map of the cells"),
-        tag("aside", tag("div", id="open"),
-            *(tag("noscript", article(cell, _again(outcome.merged, cell.id), source, comparison.of(cell.id)))
-              for cell in heat.cells),
-            overview(outcome, source), class_="pane side", id="side", aria_label="Details"),
-        tag("script", data(_data(heat, numbers, marks, groups)), type="application/json", id="data"),
+        tag("aside", tag("div", id="open"), articles, overview(outcome, source), class_="pane side", id="side",
+            aria_label="Details"),
+        tag("script", data(_script_data(heat, numbers, marks, groups)), type="application/json", id="data"),
         tag("script", script),
     )  # fmt: skip
     return f"<!doctype html>\n{tag('html', head, body, lang='en', class_='no-js')}\n"
 
 
-def _file(name: str) -> str:
+def _file_text(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _style() -> Html:
-    def theme(dark: bool) -> str:
-        scheme = "dark" if dark else "light"
-        return f"color-scheme:{scheme};" + ";".join(f"--{name}:{value}" for name, value in variables(dark).items())
-
+def _style_sheet() -> Html:
+    light, dark = _colour_variables(dark=False), _colour_variables(dark=True)
     return Html("\n".join((
-        f":root{{{theme(False)}}}",
-        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{theme(True)}}}}}",
-        f":root[data-theme=dark]{{{theme(True)}}}",
-        _file("page.css"), sheet(),
+        f":root{{{light}}}",
+        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}",
+        f":root[data-theme=dark]{{{dark}}}",
+        _file_text("page.css"), style_rules(),
     )))  # fmt: skip
 
 
-def _policy(style: str, script: str) -> str:
-    def digest(text: str) -> str:
-        return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def _colour_variables(dark: bool) -> str:
+    colours = [f"--{name}:{value}" for name, value in variables(dark).items()]
+    return ";".join(["color-scheme:dark" if dark else "color-scheme:light", *colours])
 
-    return (f"default-src 'none'; style-src 'sha256-{digest(style)}'; script-src 'sha256-{digest(script)}'; "
+
+def _content_policy(style: str, script: str) -> str:
+    return (f"default-src 'none'; style-src 'sha256-{_digest(style)}'; script-src 'sha256-{_digest(script)}'; "
             "base-uri 'none'; form-action 'none'")  # fmt: skip
 
 
-def _again(run: Merged, cell: str) -> str:
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _command_again(run: Merged, cell: str) -> str:
     path = run.matrix["path"]
     return f"pytest --compile-matrix={path} '{path}::{cell}'"
 
 
-def _data(heat: HeatMap, numbers: Mapping[str, Sequence[float | None]], marks: Mapping[str, str],
-          groups: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """What page.js works with."""
-    by = heat.order
-    ranks = {axis: {value: i for i, value in enumerate(values)} for axis, values in heat.values.items()}
-    at = {cell.id: i for i, cell in enumerate(heat.cells)}
-    checks = list(dict.fromkeys(v.check for c in heat.cells for v in c.verdicts))
-    verdicts = list(VERDICT_STYLES)
-
-    def judged(cell: Facts) -> list[int]:
-        known = {v.check: v.verdict for v in cell.verdicts}
-        return [verdicts.index(known[check]) if known.get(check) in VERDICT_STYLES else -1 for check in checks]
-
+def _script_data(heat: HeatMap, numbers: Mapping[str, Sequence[float | None]], marks: Mapping[str, str],
+                 groups: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """What page.js works with. Cells have their values and verdicts as indices, which keeps the page small."""
+    order = heat.order
+    index_of = {cell.id: index for index, cell in enumerate(heat.cells)}
+    checks: dict[str, None] = {}
+    for cell in heat.cells:
+        checks.update((verdict.check, None) for verdict in cell.verdicts)
+    ranks = {}
+    for axis, values in heat.values.items():
+        ranks[axis] = {value: rank for rank, value in enumerate(values)}
+    cells = []
+    for cell in heat.cells:
+        cells.append({"id": anchor(cell.id), "s": cell.status, "d": marks.get(cell.id, ""),
+                      "c": _verdict_indices(cell, checks),
+                      "v": [ranks[axis][cell.axes.get(axis, "")] for axis in ranks]})
     return {
         "axes": [{"name": axis, "values": values} for axis, values in heat.values.items()],
-        "order": by.axes, "rows": by.rows, "columns": by.columns,
+        "order": order.axes, "rows": order.rows, "columns": order.columns,
         "width": WIDTH, "dense": len(heat.cells) > DENSE,
-        "verdicts": verdicts, "letters": {name: style.letter for name, style in VERDICT_STYLES.items()},
-        "failing": sorted(FAILING), "checks": checks,
+        "verdicts": list(VERDICT_STYLES), "letters": {name: style.letter for name, style in VERDICT_STYLES.items()},
+        "failing": sorted(FAILING), "checks": list(checks),
         "numbers": {name: {"name": name, "values": values} for name, values in numbers.items()},
-        "cells": [{"id": anchor(c.id), "s": c.status, "d": marks.get(c.id, ""), "c": judged(c),
-                   "v": [ranks[axis][c.axes.get(axis, "")] for axis in ranks]} for c in heat.cells],
-        "groups": [[at[cell] for cell in group if cell in at] for group in groups],
+        "cells": cells,
+        # A finding may name tests, which are not on the map.
+        "groups": [[index_of[cell] for cell in group if cell in index_of] for group in groups],
     }  # fmt: skip
+
+
+def _verdict_indices(cell: Facts, checks: Iterable[str]) -> list[int]:
+    """Of each check; -1 where the cell has no verdict of it."""
+    verdicts = list(VERDICT_STYLES)
+    known = {verdict.check: verdict.verdict for verdict in cell.verdicts}
+    return [verdicts.index(known[check]) if known.get(check) in VERDICT_STYLES else -1 for check in checks]

@@ -1,4 +1,4 @@
-"""Markup: elements of HTML and SVG, whose text is escaped unless it is markup already.
+"""Markup: elements of HTML and SVG, whose text is escaped unless it is markup already, and pieces made of them.
 
 No template library: the command line works without torch, so without the jinja2 that torch brings, and a template
 escapes only where somebody remembered to ask. Here text and markup are two types, and text is always escaped.
@@ -11,11 +11,18 @@ import re
 from collections.abc import Iterable
 from html import escape
 from typing import Any, Final, TypeAlias
+from urllib.parse import quote
 
+from pytest_torchcompile.page.theme import VERDICT_STYLES
 from pytest_torchcompile.report.harmless import harmless_text
 
-__all__ = ["Child", "Html", "data", "fit", "join", "tag", "text"]
+__all__ = ["ROWS", "Child", "Html", "anchor", "badge", "columns", "cut", "data", "fit", "hint", "join", "link",
+           "more_note", "place", "section", "tag", "text"]
 
+ROWS: Final = 40
+"""How many rows a table or list of the page has; what is more is counted."""
+LETTERS: Final = 6000
+"""How much of a text is shown; the report has it whole."""
 _VOID: Final = frozenset({"br", "hr", "input", "link", "meta", "rect"})
 _UNFIT: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 (section 2.2) and UTF-8 do not take: control characters, lone surrogates."""
@@ -54,18 +61,18 @@ def fit(text: str) -> str:
 def join(*children: Child) -> Html:
     """Children one after the other; None is nothing."""
     parts: list[str] = []
-    _flatten(children, parts)
+    _flatten_into(children, parts)
     return Html("".join(parts))
 
 
-def _flatten(children: Iterable[Child], parts: list[str]) -> None:
+def _flatten_into(children: Iterable[Child], parts: list[str]) -> None:
     for child in children:
         if isinstance(child, Html):
             parts.append(child)
         elif isinstance(child, (str, int, float)):
             parts.append(text(child))
         elif child is not None:
-            _flatten(child, parts)
+            _flatten_into(child, parts)
 
 
 def tag(name: str, /, *children: Child, **attributes: Any) -> Html:
@@ -76,14 +83,16 @@ def tag(name: str, /, *children: Child, **attributes: Any) -> Html:
     """
     parts = ["<", name]
     for key, value in attributes.items():
-        if value is not None and value is not False:
-            word = key.rstrip("_").replace("_", "-")
-            parts.append(f" {word}" if value is True else f' {word}="{text(value)}"')
+        word = key.rstrip("_").replace("_", "-")
+        if value is True:
+            parts.append(f" {word}")
+        elif value is not None and value is not False:
+            parts.append(f' {word}="{text(value)}"')
     if name in _VOID:
         parts.append("/>")
     else:
         parts.append(">")
-        _flatten(children, parts)
+        _flatten_into(children, parts)
         parts.append(f"</{name}>")
     return Html("".join(parts))
 
@@ -95,3 +104,62 @@ def data(content: Any) -> Html:
     """
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return Html(text.replace("<", "\\u003c").replace("##", "#\\u0023"))
+
+
+# pieces that every part of the page is made of
+
+
+def anchor(cell: str) -> str:
+    """The id of a cell's article."""
+    return fit(f"cell:{cell}")
+
+
+def link(cell: str) -> str:
+    """The address of a cell's article within the page."""
+    return "#" + quote(anchor(cell), safe=":")
+
+
+def badge(verdict: str) -> Html:
+    """A verdict as a coloured word."""
+    known = verdict in VERDICT_STYLES
+    return tag("span", verdict, class_=f"badge {verdict}" if known else "badge")
+
+
+def place(file: str, line: int, source: str) -> Html:
+    """``file:line``; a link if the address of a source file is known (see :func:`..document.page`)."""
+    shown = tag("code", f"{file}:{line}" if line else file, class_="place")
+    # An absolute path is no file of the repository that the address is of.
+    if not source or file.startswith("/") or not line:
+        return shown
+    return tag("a", shown, href=source.replace("{file}", quote(fit(file))).replace("{line}", str(line)))
+
+
+def section(title: str, *children: Child) -> Html:
+    """A part of an article."""
+    return tag("section", tag("h3", title), *children)
+
+
+def columns(*names: str) -> Html:
+    """The head of a table."""
+    return tag("thead", tag("tr", [tag("th", name, scope="col") for name in names]))
+
+
+def cut(text: str) -> str:
+    """The text, but no more of it than a page takes."""
+    if len(text) <= LETTERS:
+        return text
+    return f"{text[:LETTERS]} … and {len(text) - LETTERS} more characters"
+
+
+def hint(text: str) -> Html | None:
+    """What to try."""
+    if not text:
+        return None
+    return tag("p", tag("b", "try "), cut(text), class_="try")
+
+
+def more_note(count: int, shown: int = ROWS) -> Html | None:
+    """How many of `count` are not shown, if any."""
+    if count <= shown:
+        return None
+    return tag("p", f"and {count - shown} more", class_="quiet")

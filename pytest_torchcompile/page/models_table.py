@@ -5,7 +5,6 @@ A row is a model under one backend: what every phase came to, where graphs break
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import Final
@@ -16,7 +15,7 @@ from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.metrics import METRICS
 
-__all__ = ["table"]
+__all__ = ["models_table"]
 
 HEAD: Final = ("model", "backend", "verdicts", "graph breaks", "recompiles", "seconds", "speed-up")
 PLACES: Final = 3
@@ -24,63 +23,73 @@ PLACES: Final = 3
 SITE_PACKAGES: Final = "site-packages"
 
 
-def table(merged: Merged) -> str:
+def models_table(merged: Merged) -> str:
     """The table, with a line above it that says what was run."""
-    every = [Facts(cell) for cell in merged.cells.values()]
-    judged = [facts for facts in every if facts.status != "not_run"]
+    judged: list[Facts] = []
+    not_judged: dict[str, None] = {}
+    for facts in map(Facts, merged.cells.values()):
+        if facts.status == "not_run":
+            not_judged[facts.axes.get("model", facts.id)] = None
+        else:
+            judged.append(facts)
     rows: dict[tuple[str, str], list[Facts]] = {}
     for facts in judged:
         rows.setdefault((facts.axes.get("model", ""), facts.axes.get("backend", "")), []).append(facts)
-    lines = [_told(merged, len(judged)), "", _line(HEAD), _line(["---"] * len(HEAD))]
-    lines += [_line(_row(model, backend, cells)) for (model, backend), cells in rows.items()]
-    left = dict.fromkeys(facts.axes.get("model", facts.id) for facts in every if facts.status == "not_run")
-    if left:
-        lines += ["", f"Not judged in this run: {', '.join(map(escape_line, left))}."]
-    return "\n".join([*lines, *_reasons(judged)]) + "\n"
+    lines = [_what_was_run(merged, len(judged)), "", _table_row(HEAD), _table_row(["---"] * len(HEAD))]
+    for (model, backend), cells in rows.items():
+        lines.append(_table_row(_columns_of_model(model, backend, cells)))
+    if not_judged:
+        lines += ["", f"Not judged in this run: {', '.join(map(escape_line, not_judged))}."]
+    return "\n".join([*lines, *_reasons_of_skips(judged)]) + "\n"
 
 
-def _told(merged: Merged, judged: int) -> str:
-    environment = merged.environment
-    known = [f"{name} {environment[name]}" for name in ("torch", "python") if environment.get(name)]
+def _what_was_run(merged: Merged, judged: int) -> str:
+    versions = [f"{name} {merged.environment[name]}" for name in ("torch", "python") if merged.environment.get(name)]
     matrix = escape_line(str(merged.matrix["path"]))
     planned = count(len(merged.matrix["cells_planned"]), "cell")
-    return f"{judged} of {planned} of {matrix}; {', '.join(known)}."
+    return f"{judged} of {planned} of {matrix}; {', '.join(versions)}."
 
 
-def _row(model: str, backend: str, cells: list[Facts]) -> Iterator[str]:
+def _columns_of_model(model: str, backend: str, cells: list[Facts]) -> Iterator[str]:
+    """In the order of :data:`HEAD`."""
     yield escape_line(model)
     yield escape_line(backend)
-    yield "<br>".join(escape_line(_verdict(facts)) for facts in cells)
-    yield _breaks(cells)
-    yield _largest("recompiles", cells, "{:.0f}")
-    seconds = [float(facts.cell.get("seconds") or 0) for facts in cells]
-    yield f"{sum(seconds):.0f}"
-    yield _largest("speedup", cells, "{:.2f}")
+    yield "<br>".join(escape_line(_verdict_of_phase(facts)) for facts in cells)
+    yield _places_of_breaks(cells)
+    yield _largest_metric("recompiles", cells, "{:.0f}")
+    yield f"{sum(float(facts.cell.get('seconds') or 0) for facts in cells):.0f}"
+    yield _largest_metric("speedup", cells, "{:.2f}")
 
 
-def _verdict(facts: Facts) -> str:
+def _verdict_of_phase(facts: Facts) -> str:
     """``inference: pass``, or with the checks that did not."""
-    others = [f"{verdict.check} {verdict.verdict}" for verdict in facts.verdicts if verdict.verdict not in
-              ("pass", "skip")]
-    phase = facts.axes.get("phase", "")
-    return f"{phase}: {facts.status}" + (f" ({', '.join(others)})" if others and facts.status != "skip" else "")
+    text = f"{facts.axes.get('phase', '')}: {facts.status}"
+    others = []
+    for verdict in facts.verdicts:
+        if verdict.verdict not in ("pass", "skip"):
+            others.append(f"{verdict.check} {verdict.verdict}")
+    # A skipped cell ran nothing, so its checks say nothing.
+    if others and facts.status != "skip":
+        return f"{text} ({', '.join(others)})"
+    return text
 
 
-def _breaks(cells: Iterable[Facts]) -> str:
+def _places_of_breaks(cells: Iterable[Facts]) -> str:
     """How many places, and the first of them."""
-    places: Counter[str] = Counter()
+    places: dict[str, None] = {}
     for facts in cells:
-        found = facts.sections.get("graph_breaks", {}).get("graph_breaks")
-        for each in found if isinstance(found, list) else ():
-            places[f"{_short(str(each.get('file', '')))}:{each.get('line', 0)}"] += 1
+        breaks = facts.sections.get("graph_breaks", {}).get("graph_breaks")
+        for each in breaks if isinstance(breaks, list) else ():
+            places[f"{_path_in_package(str(each.get('file', '')))}:{each.get('line', 0)}"] = None
     if not places:
         return "0"
     shown = [f"`{place}`" for place in list(places)[:PLACES]]
-    more = [f"and {len(places) - PLACES} more"] if len(places) > PLACES else []
-    return f"{len(places)}: " + "<br>".join(shown + more)
+    if len(places) > PLACES:
+        shown.append(f"and {len(places) - PLACES} more")
+    return f"{len(places)}: {'<br>'.join(shown)}"
 
 
-def _short(file: str) -> str:
+def _path_in_package(file: str) -> str:
     """A path from the package on, the same whatever folder the package is installed in."""
     parts = PurePath(file).parts
     if SITE_PACKAGES in parts:
@@ -88,30 +97,31 @@ def _short(file: str) -> str:
     return "/".join(parts[-2:])
 
 
-def _largest(metric: str, cells: Iterable[Facts], form: str) -> str:
-    found = []
+def _largest_metric(metric: str, cells: Iterable[Facts], form: str) -> str:
+    """Empty where no cell measured it."""
+    numbers = []
     for facts in cells:
         try:
-            value = METRICS[metric].read(facts.sections)
-        except (KeyError, TypeError, ValueError):  # a section of another version
-            value = None
-        if value is not None:
-            found.append(value)
-    return form.format(max(found)) if found else ""
+            number = METRICS[metric].read(facts.sections)
+        # A section of another version.
+        except (KeyError, TypeError, ValueError):
+            continue
+        if number is not None:
+            numbers.append(number)
+    return form.format(max(numbers)) if numbers else ""
 
 
-def _reasons(judged: Iterable[Facts]) -> Iterator[str]:
+def _reasons_of_skips(judged: Iterable[Facts]) -> Iterator[str]:
     """Why cells are skipped or expected to fail, each reason once."""
-    cells: dict[str, list[str]] = {}
+    models: dict[str, dict[str, None]] = {}
     for facts in judged:
         if facts.status in ("skip", "xfail") and facts.note:
-            cells.setdefault(facts.note, []).append(facts.axes.get("model", facts.id))
-    if cells:
+            models.setdefault(facts.note, {})[facts.axes.get("model", facts.id)] = None
+    if models:
         yield ""
-    for reason, models in cells.items():
-        names = ", ".join(dict.fromkeys(models))
-        yield f"- {escape_line(names)}: {escape_line(reason)}"
+    for reason, names in models.items():
+        yield f"- {escape_line(', '.join(names))}: {escape_line(reason)}"
 
 
-def _line(cells: Iterable[str]) -> str:
+def _table_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"

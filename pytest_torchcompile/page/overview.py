@@ -1,89 +1,191 @@
-"""Overview: what stands beside the map while no cell is open, and below it: findings, pass rates, the run."""
+"""Overview: what stands beside the map while no cell is open, and below it: findings, tests, pass rates, the run."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
 from pytest_torchcompile.gate.announcement import command_again
 from pytest_torchcompile.gate.gate import GateOutcome
+from pytest_torchcompile.gate.judged import JudgedCell
+from pytest_torchcompile.gate.testjudged import facts_of_test
+from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.page.heatmap import FAILING, HeatMap
-from pytest_torchcompile.page.markup import Html, join, tag
-from pytest_torchcompile.page.pieces import cut, hint, link, more, place
-from pytest_torchcompile.page.tests import link_test
-from pytest_torchcompile.quantity import count
+from pytest_torchcompile.page.ledger_tables import compiles, eager_frames, graph_breaks
+from pytest_torchcompile.page.markup import Html, badge, columns, cut, fit, hint, join, link, more_note, place, tag
+from pytest_torchcompile.quantity import count, readable_seconds
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.finding import Finding, foremost_findings
 from pytest_torchcompile.report.merging import Merged
+from pytest_torchcompile.report.testrecord import TEST_CHECK
 
-__all__ = ["overview", "whole"]
+__all__ = ["overview", "run_section", "tests_section"]
 
 LINKS: Final = 40
 FINDINGS: Final = 60
+TESTS: Final = 400
+"""Rows; what is more is counted."""
+COLUMNS: Final = {"compiles": "compiles", "recompiles": "recompiles", "graph_breaks": "graph breaks",
+                  "eager_frames": "ran eagerly", "runs": "graph runs"}
+
+
+# findings
 
 
 def overview(outcome: GateOutcome, source: str) -> Html:
     """What the gate says, as in its text; each finding leads to its cells."""
-    found = outcome.findings
-    shown = foremost_findings(found, FINDINGS)
-    items = [_finding(outcome, finding, found.index(finding), source) for finding in shown]
-    told = tag("ul", *items, class_="findings") if items else tag("p", "Nothing to tell. A cell of the map opens here.")
+    findings = outcome.findings
+    shown = foremost_findings(findings, FINDINGS)
+    items = [_finding_item(outcome, finding, findings.index(finding), source) for finding in shown]
+    content = tag("p", "Nothing to tell. A cell of the map opens here.")
+    if items:
+        content = tag("ul", items, class_="findings")
     policy = f", under {outcome.policy.path}" if outcome.policy.path else ""
     return tag(
         "section", tag("h2", f"What the gate says{policy}: exit code {outcome.code}"),
-        told, more(len(found), len(shown)),
+        content, more_note(len(findings), len(shown)),
         class_="overview", id="overview", tabindex=-1, aria_label="Overview",
     )  # fmt: skip
 
 
-def _finding(outcome: GateOutcome, finding: Finding, index: int, source: str) -> Html:
+def _finding_item(outcome: GateOutcome, finding: Finding, index: int, source: str) -> Html:
     cells = [cell for cell in finding.cells if cell in outcome.cells]
     tests = [test for test in finding.cells if test in outcome.tests]
-    links = [tag("a", cell, href=link(cell)) for cell in cells[:LINKS]]
-    told = count(len(tests), "test") if tests else count(len(cells), "cell")
     command = command_again(outcome, finding)
-    button = tag("button", "only these", type="button", class_="js", data_group=index)
     return tag(
-        "li",
-        tag("p", tag("span", finding.weight, class_=f"weight {finding.weight}"), " ",
-            tag("span", told, class_="count") if cells or tests else finding.kind.replace("_", " "), " ",
-            place(finding.file, finding.line, source) if finding.file else ""),
-        tag("p", cut(finding.text), class_="message"),
-        *(tag("p", cut(line), class_="quiet") for line in finding.lines),
-        tag("details", tag("summary", "evidence"), tag("pre", cut(finding.evidence))) if finding.evidence else None,
-        hint(finding.hint),
-        tag("p", "again ", tag("code", command), class_="again") if command else None,
-        tag("details", tag("summary", "cells ", button), tag("div", *links, more(len(cells), LINKS), class_="cells"))
-        if cells else None,
-        tag("p", *(join(tag("a", test, href=link_test(test)), " ") for test in tests[:LINKS]),
-            more(len(tests), LINKS)) if tests else None,
+        "li", _finding_head(finding, cells, tests, source), tag("p", cut(finding.text), class_="message"),
+        [tag("p", cut(line), class_="quiet") for line in finding.lines], _evidence(finding.evidence),
+        hint(finding.hint), tag("p", "again ", tag("code", command), class_="again") if command else None,
+        _cell_links(cells, index), _test_links(tests),
     )  # fmt: skip
 
 
-def whole(outcome: GateOutcome, heat: HeatMap) -> Html:
-    """What stands below the map: pass rates, and what the run was."""
-    return tag("section", _rates(heat), _run(outcome.merged, heat.cells), class_="whole", aria_label="The run")
+def _finding_head(finding: Finding, cells: Sequence[str], tests: Sequence[str], source: str) -> Html:
+    """Its weight, how many cells or tests it is of, and its place."""
+    of_what: Html | str = finding.kind.replace("_", " ")
+    if tests:
+        of_what = tag("span", count(len(tests), "test"), class_="count")
+    elif cells:
+        of_what = tag("span", count(len(cells), "cell"), class_="count")
+    where = place(finding.file, finding.line, source) if finding.file else ""
+    return tag("p", tag("span", finding.weight, class_=f"weight {finding.weight}"), " ", of_what, " ", where)
 
 
-def _rates(heat: HeatMap) -> Html | None:
+def _evidence(text: str) -> Html | None:
+    if not text:
+        return None
+    return tag("details", tag("summary", "evidence"), tag("pre", cut(text)))
+
+
+def _cell_links(cells: Sequence[str], index: int) -> Html | None:
+    """``index``: of the finding, by which page.js knows its cells."""
+    if not cells:
+        return None
+    button = tag("button", "only these", type="button", class_="js", data_group=index)
+    links = [tag("a", cell, href=link(cell)) for cell in cells[:LINKS]]
+    return tag("details", tag("summary", "cells ", button),
+               tag("div", links, more_note(len(cells), LINKS), class_="cells"))
+
+
+def _test_links(tests: Sequence[str]) -> Html | None:
+    if not tests:
+        return None
+    links = [join(tag("a", test, href="#" + quote(_test_anchor(test), safe=":")), " ") for test in tests[:LINKS]]
+    return tag("p", links, more_note(len(tests), LINKS))
+
+
+# tests of the model repository that use our fixtures
+
+
+def tests_section(outcome: GateOutcome, source: str) -> Html | None:
+    """A table below the map, the worst first; None where no test uses our fixtures."""
+    if not outcome.tests:
+        return None
+    ordered = sorted(outcome.tests.values(), key=lambda test: -VERDICTS.index(test.status))
+    rows = [_test_row(outcome, test, source) for test in ordered[:TESTS]]
+    head = columns("verdict", "test", *COLUMNS.values(), "time")
+    return tag(
+        "section", tag("h2", f"{count(len(outcome.tests), 'test')} of yours with our fixtures"),
+        tag("table", head, tag("tbody", rows)), more_note(len(ordered), TESTS),
+        class_="whole tests", id="tests", aria_label="Tests",
+    )  # fmt: skip
+
+
+def _test_anchor(name: str) -> str:
+    return fit(f"test:{name}")
+
+
+def _test_row(outcome: GateOutcome, test: JudgedCell, source: str) -> Html:
+    record = outcome.merged.tests[test.id]
+    about = tag("td", tag("bdi", test.id), _about_test(test, record, source))
+    numbers = [tag("td", _counted(record, name), class_="number") for name in COLUMNS]
+    time = ""
+    if test.status not in ("skip", "not_run") and test.seconds is not None:
+        time = readable_seconds(test.seconds)
+    return tag("tr", tag("td", badge(test.status)), about, numbers, tag("td", time, class_="number"),
+               id=_test_anchor(test.id))  # fmt: skip
+
+
+def _counted(record: Mapping[str, Any], name: str) -> str:
+    """The number, and how many its limit allows."""
+    number, limit = record["counts"][name], record["limits"].get(name)
+    return f"{number}" if limit is None else f"{number} (limit {limit})"
+
+
+def _about_test(test: JudgedCell, record: Mapping[str, Any], source: str) -> Iterator[Html]:
+    """Why it does not hold, or was not run; and its ledger, folded."""
+    note = test.verdicts[TEST_CHECK].get("note")
+    if note:
+        yield tag("p", cut(note), class_="quiet")
+    if record["attempts"] > 1:
+        yield tag("p", f"run {record['attempts']} times; this is the last", class_="quiet")
+    facts = facts_of_test(test)
+    for verdict in facts.verdicts:
+        for problem in verdict.problems:
+            where = place(problem.file, problem.line, source) if problem.file else ""
+            yield tag("p", cut(problem.message), " ", where, class_="message")
+            evidence = _evidence(problem.evidence)
+            if evidence:
+                yield evidence
+    ledger = (graph_breaks(facts, source), compiles(facts, source), eager_frames(facts, source))
+    if any(ledger):
+        yield tag("details", tag("summary", "what was compiled"), ledger)
+
+
+# pass rates, and what the run was
+
+
+def run_section(outcome: GateOutcome, heat: HeatMap) -> Html:
+    """What stands below the map and the tests."""
+    return tag("section", _pass_rates(heat), _about_run(outcome.merged, heat.cells), class_="whole",
+               aria_label="The run")
+
+
+def _pass_rates(heat: HeatMap) -> Html | None:
     tables = []
     for axis in heat.order.axes:
-        rows = []
-        for value in heat.values[axis][:LINKS]:
-            ran = [c for c in heat.cells if c.axes.get(axis, "") == value and c.status not in ("skip", "not_run")]
-            good = sum(c.status not in FAILING for c in ran)
-            told = f"{good} of {len(ran)}" if ran else "none ran"
-            head = tag("th", value or "(none)", scope="row", title=value)
-            rows.append(tag("tr", head, tag("td", _rate(good, len(ran))), tag("td", told, class_="number")))
-        tables.append(tag("table", tag("caption", axis), tag("tbody", *rows)))
+        rows = [_rate_row(heat, axis, value) for value in heat.values[axis][:LINKS]]
+        tables.append(tag("table", tag("caption", axis), tag("tbody", rows)))
     if not tables:
         return None
     return join(tag("h2", "Cells that hold, by axis; the axes that tell most come first"),
-                tag("div", *tables, class_="rates"))
+                tag("div", tables, class_="rates"))
 
 
-def _rate(good: int, ran: int) -> Html | None:
+def _rate_row(heat: HeatMap, axis: str, value: str) -> Html:
+    ran, good = 0, 0
+    for cell in heat.cells:
+        if cell.axes.get(axis, "") == value and cell.status not in ("skip", "not_run"):
+            ran += 1
+            good += cell.status not in FAILING
+    head = tag("th", value or "(none)", scope="row", title=value)
+    number = f"{good} of {ran}" if ran else "none ran"
+    return tag("tr", head, tag("td", _rate_bar(good, ran)), tag("td", number, class_="number"))
+
+
+def _rate_bar(good: int, ran: int) -> Html | None:
     if not ran:
         return None
     share = 100 * good / ran
@@ -92,22 +194,24 @@ def _rate(good: int, ran: int) -> Html | None:
                viewBox="0 0 100 8", preserveAspectRatio="none", class_="rate", aria_hidden="true")  # fmt: skip
 
 
-def _run(run: Merged, cells: Sequence[Facts]) -> Html:
-    told = {"matrix": run.matrix["path"] or None, **run.environment}
+def _about_run(run: Merged, cells: Sequence[Facts]) -> Html:
+    facts = {"matrix": run.matrix["path"] or None, **run.environment}
     if run.git:
-        told["commit"] = run.git["commit"] + (" (with changes)" if run.git["changed"] else "")
-    rows = [tag("tr", tag("th", key, scope="row"), tag("td", _shown(value)))
-            for key, value in told.items() if value is not None]
+        facts["commit"] = run.git["commit"] + (" (with changes)" if run.git["changed"] else "")
+    rows = []
+    for key, value in facts.items():
+        if value is not None:
+            rows.append(tag("tr", tag("th", key, scope="row"), tag("td", _value_in_words(value))))
     excluded: dict[str, int] = run.matrix["excluded"]
-    skipped = Counter(c.note for c in cells if c.status == "skip")
-    return join(tag("h2", "The run"), tag("table", tag("tbody", *rows)),
+    skipped = Counter(cell.note for cell in cells if cell.status == "skip")
+    return join(tag("h2", "The run"), tag("table", tag("tbody", rows)),
                 _reasons("excluded", excluded.items()), _reasons("skipped", skipped.most_common()))
 
 
 def _reasons(what: str, reasons: Iterable[tuple[str, int]]) -> Html | None:
-    items = [tag("li", f"{count} {what}: {reason or 'no reason told'}") for reason, count in reasons]
-    return tag("ul", *items) if items else None
+    items = [tag("li", f"{number} {what}: {reason or 'no reason told'}") for reason, number in reasons]
+    return tag("ul", items) if items else None
 
 
-def _shown(value: Any) -> str:
+def _value_in_words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

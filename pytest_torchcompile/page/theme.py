@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["STEPS", "VERDICT_STYLES", "Pair", "VerdictStyle", "contrast", "sheet", "variables"]
+__all__ = ["STEPS", "VERDICT_STYLES", "Pair", "VerdictStyle", "contrast", "style_rules", "variables"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ _PAGE: Final[dict[str, tuple[str, str]]] = {
 
 def variables(dark: bool) -> dict[str, str]:
     """Every colour of one theme by the name that the style sheet knows it by, without the ``--``."""
+    # Each pair is (light, dark), so the truth is its index.
     found = {name: pair[dark] for name, pair in _PAGE.items()}
     for name, style in VERDICT_STYLES.items():
         pair = style.dark if dark else style.light
@@ -82,11 +83,12 @@ def variables(dark: bool) -> dict[str, str]:
     return found
 
 
-def sheet() -> str:
+def style_rules() -> str:
     """CSS rules that give squares and badges their ground and text, by their class."""
-    names = (*VERDICT_STYLES, *(f"step{number}" for number in range(len(STEPS))))
-    return "".join(f":is(.s,.badge).{name}{{background:var(--{name}-ground);color:var(--{name}-text)}}"
-                   for name in names)
+    steps = [f"step{number}" for number in range(len(STEPS))]
+    rules = [f":is(.s,.badge).{name}{{background:var(--{name}-ground);color:var(--{name}-text)}}"
+             for name in (*VERDICT_STYLES, *steps)]
+    return "".join(rules)
 
 
 def contrast(one: str, other: str) -> float:
@@ -100,6 +102,12 @@ def contrast(one: str, other: str) -> float:
 
 
 def _luminance(colour: str) -> float:
-    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    red, green, blue = (_linear_channel(int(colour[start:start + 2], 16) / 255) for start in (1, 3, 5))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _linear_channel(channel: float) -> float:
+    """From sRGB, whose steps look alike, to amounts of light."""
+    if channel <= 0.04045:
+        return channel / 12.92
+    return float(((channel + 0.055) / 1.055) ** 2.4)

@@ -12,11 +12,9 @@ from pytest_torchcompile.checks import compiles
 from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.page import theme
 from pytest_torchcompile.page.article import article
-from pytest_torchcompile.page.grid import WIDTH, arrange, split
-from pytest_torchcompile.page.markup import Html, data, join, tag, text
-from pytest_torchcompile.page.measures import measured
-from pytest_torchcompile.page.ordering import influence, order
-from pytest_torchcompile.page.pieces import link, place
+from pytest_torchcompile.page.controls import measure_cells
+from pytest_torchcompile.page.grid import WIDTH, arrange, influence, order_axes, split_axes
+from pytest_torchcompile.page.markup import Html, data, join, link, place, tag, text
 from pytest_torchcompile.quantity import readable_seconds
 from pytest_torchcompile.report.causes import group_causes
 from pytest_torchcompile.report.facts import Facts
@@ -79,29 +77,29 @@ AXES = {"a": "12", "b": "1234", "c": "12", "d": "123"}
 
 def test_the_axes_that_tell_most_come_first():
     """A planted failure of two values of two axes makes these two rows and columns; the larger one gives the rows."""
-    found = order([(c, c["b"] == "2" and c["d"] == "3") for c in cells_of(**AXES)])
+    found = order_axes([(c, c["b"] == "2" and c["d"] == "3") for c in cells_of(**AXES)])
     assert (found.rows, found.columns, set(found.rest)) == ("b", "d", {"a", "c"})
     assert found.explained == 1
 
 
 def test_two_axes_that_tell_only_together():
     """Neither of the two axes tells anything alone: exclusive or."""
-    found = order([(c, (c["a"] == "1") != (c["c"] == "1")) for c in cells_of(**AXES)])
+    found = order_axes([(c, (c["a"] == "1") != (c["c"] == "1")) for c in cells_of(**AXES)])
     assert {found.rows, found.columns} == {"a", "c"}
 
 
 @pytest.mark.parametrize("fails", [True, False, None])
 def test_where_nothing_differs(fails):
     """All fail, none fails, none ran: the order of the matrix."""
-    found = order([(c, fails) for c in cells_of(**AXES)])
+    found = order_axes([(c, fails) for c in cells_of(**AXES)])
     assert (found.axes, found.explained) == (("b", "a", "c", "d"), 0)  # a and b; b has more values
 
 
 def test_axes_with_one_value_are_left_out():
     """What does not vary is no axis of the map; where nothing varies, one axis is left."""
-    assert order([({"x": "1", "y": v}, True) for v in "ab"]).axes == ("y",)
-    assert order([({"x": "1", "y": "1"}, True)]).axes == ("x",)
-    assert order([]).axes == ()
+    assert order_axes([({"x": "1", "y": v}, True) for v in "ab"]).axes == ("y",)
+    assert order_axes([({"x": "1", "y": "1"}, True)]).axes == ("x",)
+    assert order_axes([]).axes == ()
 
 
 def test_chance_is_not_taken_for_influence():
@@ -113,7 +111,7 @@ def test_chance_is_not_taken_for_influence():
 def test_a_hundred_axes_are_ordered_soon():
     """Pairs are tried of the best axes only."""
     cells = [({f"x{i}": str(n >> i % 8 & 1) for i in range(100)}, n % 7 == 0) for n in range(256)]
-    assert len(order(cells).axes) == 100
+    assert len(order_axes(cells).axes) == 100
 
 
 # the grid
@@ -135,10 +133,10 @@ def test_grid():
 def test_split():
     """The least telling axes go across while a row has room, the others to lines."""
     values = {"a": "12", "b": "1234", "c": ["1"] * WIDTH}
-    assert split(["a", "b"], values, 3) == ([], ["a", "b"])
-    assert split(["a", "b"], values, 8) == (["a"], ["b"])
-    assert split(["a", "b"], values, 100) == (["a", "b"], [])
-    assert split(["c", "a"], values, 3) == (["c"], ["a"])
+    assert split_axes(["a", "b"], values, 3) == ([], ["a", "b"])
+    assert split_axes(["a", "b"], values, 8) == (["a"], ["b"])
+    assert split_axes(["a", "b"], values, 100) == (["a", "b"], [])
+    assert split_axes(["c", "a"], values, 3) == (["c"], ["a"])
 
 
 # colours
@@ -305,14 +303,14 @@ def test_facts_of_odd_sections(sections):
     facts = Facts({"id": "x", "axes": {}, "status": "pass", "checks": {}, "observation": {"sections": sections}})
     for name in ("compiles", "recompiles", "graphs", "eager_frames", "graph_breaks", "coverage", "leaves", "generated"):
         getattr(facts, name)
-    measured([facts])
+    measure_cells([facts])
 
 
 def test_measures():
     """Every number that the policy knows, and those at the top of sections that nobody knows."""
     made = [Facts(each) for each in sample_report(SMALL)["compile_matrix"]["cells"]]
     made[0].sections["mine"] = {"speedup": 1.5, "queries": 3, "name": "x", "flag": True}
-    found = measured(made)
+    found = measure_cells(made)
     assert {"recompiles", "graph_breaks", "compile_seconds", "kernels", "speedup", "coverage, %"} <= set(found)
     assert found["mine: queries"] == [3] + [None] * 11
     assert found["speedup"] == [1.5] + [None] * 11

@@ -15,7 +15,7 @@ from pytest_torchcompile.fuzz.drawn_call import Sequence
 from pytest_torchcompile.fuzz.explained import graphs
 from pytest_torchcompile.fuzz.search import Examined, Finding
 from pytest_torchcompile.ledger.records import SILENT, compiled_unit
-from pytest_torchcompile.oracle.calls import Call, Make, Passed
+from pytest_torchcompile.oracle.calls import Call, Make, Passed, TrialOptions
 from pytest_torchcompile.oracle.discrepancies import find_discrepancies, why_vacuous
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.trial import Trial
@@ -68,8 +68,9 @@ class Attempts:
     def _trial(self, calls: list[Call]) -> Trial:
         """Run calls in their order, from a fresh compiler state."""
         forget_compiled()
-        trial = Trial(self.make, self.pristine, self.settings, calls, loss=self.loss, train=self.train, seed=self.seed,
-                      unit=self.unit, root=self.root, may_raise=True, passes=1)
+        options = TrialOptions(loss=self.loss, train=self.train, seed=self.seed, unit=self.unit, root=self.root,
+                               may_raise=True, passes=1)
+        trial = Trial(self.make, self.pristine, self.settings, calls, options)
         trial.run()
         return trial
 

@@ -20,7 +20,7 @@ from pytest_torchcompile.layer.compiled_modules import is_compiled_module
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.dynamo import frame_of
 from pytest_torchcompile.layer.selective import Selection
-from pytest_torchcompile.oracle.calls import Call, Side
+from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
 from pytest_torchcompile.oracle.chances import same_random_draws
 from pytest_torchcompile.oracle.diagnosis import locate_stage, stage_summary
 from pytest_torchcompile.oracle.discrepancies import (
@@ -160,8 +160,8 @@ class _Trial(Trial):
             self.notes.append("eager and compiled ran on one object, which can't be copied "
                               f"({type(error).__name__}: {error}): no float64 run, no other values, and what the model "
                               "keeps in Python is shared")
-        super().__init__(self._side, self.model, config.settings(), list(_calls(calls)), may_raise=True,
-                         varied=not self.shared, **options)
+        super().__init__(self._side, self.model, config.settings(), list(_calls(calls)),
+                         TrialOptions(may_raise=True, varied=not self.shared, **options))
 
     def _side(self, settings: dict[str, Any] | None) -> Side:
         module = self.model if self.shared else copy_model(self.model)

@@ -1,4 +1,4 @@
-"""What a trial is made of: calls, other values for them, sides that run them, and what is kept of each call.
+"""What a trial is made of: calls, other values for them, sides that run them, its options, what is kept of a call.
 
 Other values show that compiled code computes from what it is given, not from what it has seen before: a call repeated
 with the very same numbers can't tell a result from one that was kept.
@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.gauges.replays import step_begins
+from pytest_torchcompile.oracle.expected import References
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.shared_memory import Held
 from pytest_torchcompile.state.snapshot import StateSnapshot
 from pytest_torchcompile.state.tensor_values import whole_value, write_whole
 
-__all__ = ["Call", "Loss", "Make", "Passed", "Side", "memory_behind", "passes_over", "rolled_batch", "varied_batch",
-           "vary_parameters"]
+__all__ = ["Call", "Loss", "Make", "Passed", "Side", "TrialOptions", "memory_behind", "passes_over", "rolled_batch",
+           "varied_batch", "vary_parameters"]
 
 Loss = Callable[[Any, Any], Any]
 """``loss(output, batch)``: a tensor of one element."""
@@ -138,6 +141,17 @@ class Side:
             self._settle(self.module)
         self._start.restore()
 
+    def prepare_forward(self, call: Call) -> Callable[[], object]:
+        """A forward pass of a call alone, from the first state."""
+        self.restore()
+        batch = call.batch.clone()
+
+        def forward() -> object:
+            step_begins()
+            return self.call(*batch.args, **batch.kwargs)
+
+        return forward
+
     def run(self, call: Call, loss: Loss | None, train: bool, seed: int,
             mode: AbstractContextManager[Any] | None = None) -> tuple[Recording, dict[str, str]]:
         """Run a call, and say too what became of the outputs of the call before (:class:`Held`)."""
@@ -155,6 +169,43 @@ class Side:
 
 Make = Callable[["dict[str, Any] | None"], Side]
 """``make(settings)``: the model in its initial state, compiled with ``torch.compile(**settings)``; None: eager."""
+
+
+@dataclass(frozen=True)
+class TrialOptions:
+    """How a trial runs its calls, and what it compares."""
+
+    loss: Loss | None = None
+    """As for ``record``."""
+    train: bool = True
+    """As for ``record``."""
+    steps: int = 1
+    """SGD steps of a training; 1: none beyond the gradients of each call."""
+    seed: int = 0
+    """As for ``record``."""
+    unit: float | None = None
+    """As for ``reference``."""
+    root: Path | None = None
+    """The project's root folder."""
+    references: References = field(default_factory=References)
+    """Where they are kept, for other trials of the same model too."""
+    key: tuple[Hashable, ...] = ()
+    """What tells the model there from others."""
+    covered: bool = False
+    """Measure the coverage, by two more forward passes of each call under torch's profiler."""
+    may_raise: bool = False
+    """A call that raises eagerly has to raise compiled too; else it ends the trial."""
+    varied: bool = True
+    """Give the second pass other values; not for a model that can't be copied."""
+    passes: int = 3
+    """How many of the three passes over the calls are made."""
+    keep_texts: bool = False
+    """Keep what each stage of the compiler has written."""
+    alone: Callable[[], Side] | None = None
+    """Makes the model as one process runs it, where ``make`` makes parts of it that run on several ranks: the eager
+    side is held against that too, and ``pristine`` is the model as one process has it."""
+    compared: bool = True
+    """Compare what came of the calls; not where their numbers mean nothing."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "absent"})()
 def compare_errors(eager: Recording, compiled: Recording) -> Leaf:
     """Eager raises if and only if compiled raises, in the same phase and of the same family of classes."""
     e, c = eager.error, compiled.error
-    if e is not None and c is not None and e.phase == c.phase and e.akin(c):
+    if e is not None and c is not None and e.phase == c.phase and e.is_akin(c):
         return Leaf("error", "error", bitwise=True, eager=str(e), compiled=str(c))
     mine, found = f"raised {e}" if e else "ran", f"raised {c}" if c else "ran"
     return Leaf("error", "error", eager=mine, compiled=found, message=f"eager {mine}, compiled {found}")

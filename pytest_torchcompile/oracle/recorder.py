@@ -6,7 +6,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,11 +17,10 @@ from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.oracle.losses import default_loss, left_out, loss_of
 from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.ownership import raised_by_us, run_theirs
-from pytest_torchcompile.oracle.recording import Fault, Item, Recording, detached_copy
+from pytest_torchcompile.oracle.recording import Fault, Item, NamedLeaf, Recording, detached_copy, named_leaves
 from pytest_torchcompile.oracle.replicas import average_gradients, losses_of_others
 from pytest_torchcompile.oracle.shared_memory import alias_pairs
 from pytest_torchcompile.oracle.watched_memory import Watch
-from pytest_torchcompile.state.paths import leaves_of
 
 __all__ = ["record", "seed_everything"]
 
@@ -68,138 +67,147 @@ def record(
     Raises:
         UsageError: the loss returned something that is no tensor of one element.
     """
-    seen = _Run(loss, train, seed, mode, sparing=sparing, also=also, whole=whole).recording(call, module, batch)
-    if not rest or not seen.left_out or seen.error:
-        return seen
-    through = _Run(loss, train, seed, mode, seen.left_out, sparing, also, whole).recording(call, module, batch)
-    gradients, properties = dict(seen.gradients), dict(seen.properties)
+    run = _Run(loss, train, seed, mode, sparing, also, whole)
+    recording = run.record_call(call, module, batch)
+    if not rest or not recording.left_out or recording.error:
+        return recording
+    through = replace(run, only=recording.left_out).record_call(call, module, batch)
+    gradients, properties = dict(recording.gradients), dict(recording.properties)
     for name, gradient in through.gradients.items():
-        named = f"{name} by outputs that the loss leaves out"
-        gradients[named], properties[named] = gradient, through.properties[name]
-    return replace(seen, gradients=gradients, properties=properties, error=through.error)
+        new_name = f"{name} by outputs that the loss leaves out"
+        gradients[new_name], properties[new_name] = gradient, through.properties[name]
+    return replace(recording, gradients=gradients, properties=properties, error=through.error)
 
 
+@dataclass
 class _Run:
     """The three phases of one call; what each left behind."""
 
-    def __init__(
-        self,
-        loss: Callable[[Any, Any], Any] | None,
-        train: bool,
-        seed: int,
-        mode: AbstractContextManager[Any] | None,
-        only: tuple[str, ...] = (),
-        sparing: bool = False,
-        also: Sequence[Batch] = (),
-        whole: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    ) -> None:
-        """``only``: the names of outputs whose ``default_loss`` stands in for the loss."""
-        self.sparing = sparing
-        self.loss_function, self.train, self.seed, self.mode, self.only = loss, train, seed, mode, only
-        self.whole = whole
-        self.also = [each.clone() for each in also] if train else []
-        self.outputs: dict[str, Item] = {}
-        self.structure = ""
-        self.live: list[tuple[str, torch.Tensor]] = []
-        self.loss: torch.Tensor | None = None
-        self.left_out: tuple[str, ...] = ()
-        self.backward = False
+    loss_function: Callable[[Any, Any], Any] | None
+    train: bool
+    seed: int
+    mode: AbstractContextManager[Any] | None
+    sparing: bool
+    also: Sequence[Batch]
+    whole: Callable[[], AbstractContextManager[Any]]
+    only: tuple[str, ...] = ()
+    """The names of outputs whose ``default_loss`` stands in for the loss."""
+    output_leaves: list[NamedLeaf] = field(default_factory=list, init=False)
+    outputs: dict[str, Item] = field(default_factory=dict, init=False)
+    structure: str = field(default="", init=False)
+    loss: torch.Tensor | None = field(default=None, init=False)
+    left_out: tuple[str, ...] = field(default=(), init=False)
+    backward: bool = field(default=False, init=False)
 
-    def recording(
-        self,
-        call: Callable[..., Any],
-        module: torch.nn.Module | None,
-        batch: Batch,
-    ) -> Recording:
+    def record_call(self, call: Callable[..., Any], module: torch.nn.Module | None, batch: Batch) -> Recording:
         private = batch.clone()
+        others = [each.clone() for each in self.also] if self.train else []
         if module is not None:
             module.zero_grad(set_to_none=True)
         with self.whole():
             watch = Watch(module, batch, private, self.sparing)
         seed_everything(self.seed)
         with torch.set_grad_enabled(self.train), self.mode or nullcontext():
-            error = self.through(call, module, private)
+            error = self.run_phases(call, module, private, others)
         if error is not None and (watch.spread or self.whole is not nullcontext):
             return Recording(self.outputs, self.structure, backward=self.backward, error=error,
-                             generators=_generators(watch.devices))
+                             generators=_generator_states(watch.devices))
         with torch.no_grad(), self.whole():
-            shared = self.aliases(watch)
-            tables = watch.mutated(), watch.held(), watch.gradients() if self.backward else {}
-            mutated, buffers, gradients = ({n: item.value for n, item in table.items()} for table in tables)
-            return Recording(
-                outputs=self.outputs,
-                structure=self.structure,
-                loss=None if self.loss is None else detached_copy(self.loss),
-                backward=self.backward,
-                mutated=mutated,
-                buffers=buffers,
-                gradients=gradients,
-                properties={n: replace(item, value=None) for table in tables for n, item in table.items()},
-                aliases=shared,
-                training=frozenset(name for name, part in _modules(module) if part.training),
-                left_out=self.left_out,
-                generators=_generators(watch.devices),
-                error=error,
-            )
+            return self._read_all(module, watch, error)
 
-    def through(self, call: Callable[..., Any], module: torch.nn.Module | None, batch: Batch) -> Fault | None:
+    def _read_all(self, module: torch.nn.Module | None, watch: Watch, error: Fault | None) -> Recording:
+        # Before the gradients are read, which takes them off their tensors.
+        aliases = self.shared_memory(watch)
+        mutated, buffers = watch.mutated(), watch.buffers_and_attributes()
+        gradients = watch.take_gradients() if self.backward else {}
+        properties: dict[str, Item] = {}
+        for table in (mutated, buffers, gradients):
+            properties |= {name: replace(item, value=None) for name, item in table.items()}
+        training = frozenset[str]()
+        if module is not None:
+            training = frozenset(name for name, part in module.named_modules() if part.training)
+        return Recording(
+            outputs=self.outputs,
+            structure=self.structure,
+            loss=None if self.loss is None else detached_copy(self.loss),
+            backward=self.backward,
+            mutated=_values_of(mutated),
+            buffers=_values_of(buffers),
+            gradients=_values_of(gradients),
+            properties=properties,
+            aliases=aliases,
+            training=training,
+            left_out=self.left_out,
+            generators=_generator_states(watch.devices),
+            error=error,
+            kinds={leaf.name: leaf.kind for leaf in self.output_leaves},
+        )
+
+    def run_phases(self, call: Callable[..., Any], module: torch.nn.Module | None, batch: Batch,
+                   others: Sequence[Batch]) -> Fault | None:
+        """Forward, loss and backward; returns what one of them raised."""
         phase = "forward"
         try:
-            others = [] if module is None else losses_of_others(call, module, self.also, self.loss_of)
+            losses = []
+            if module is not None:
+                losses = losses_of_others(call, module, others, self.compute_loss)
             step_begins()
             output = run_theirs(call, *batch.args, **batch.kwargs)
-            self.keep(output)
+            self.keep_output(output)
             phase = "loss"
-            self.loss = self.loss_of(output, batch)
+            self.loss = self.compute_loss(output, batch)
             self.backward = self.train and self.loss is not None and self.loss.requires_grad
             if self.backward and self.loss is not None:
                 if self.loss_function is not None and not self.only:
-                    self.left_out = left_out(self.loss, self.live)
+                    self.left_out = left_out(self.loss, self.output_tensors())
                 phase = "backward"
-                run_theirs(torch.autograd.backward, [self.loss, *others])
-                if self.also and module is not None:
-                    average_gradients(module.parameters(), 1 + len(self.also))
+                run_theirs(torch.autograd.backward, [self.loss, *losses])
+                if others and module is not None:
+                    average_gradients(module.parameters(), 1 + len(others))
         except TorchcompileError:
             raise
         except Exception as error:
-            told = f"{phase}, for outputs that the loss leaves out" if self.only else phase
-            return Fault.of(error, told, ours=raised_by_us(error))
+            if self.only:
+                phase = f"{phase}, for outputs that the loss leaves out"
+            return Fault.of(error, phase, ours=raised_by_us(error))
         return None
 
-    def loss_of(self, output: Any, batch: Batch) -> torch.Tensor | None:
+    def compute_loss(self, output: Any, batch: Batch) -> torch.Tensor | None:
         if self.loss_function is not None and not self.only:
             return loss_of(self.loss_function, output, batch.value)
-        chosen = [leaf for name, leaf in _live(output) if name in self.only] if self.only else output
+        if self.only:
+            output = [leaf.value for leaf in named_leaves(output)[0]
+                      if leaf.name in self.only and isinstance(leaf.value, torch.Tensor)]
         with self.mode.finely() if isinstance(self.mode, Wide) else nullcontext():
-            return default_loss(chosen)
+            return default_loss(output)
 
-    def aliases(self, watch: Watch) -> frozenset[tuple[str, str]]:
-        others = list(watch.named())
-        arrived = [(f"gradient of {n}", t.grad) for n, t in watch.differentiable() if t.grad is not None]
-        return alias_pairs(self.live, others) | alias_pairs(arrived, others)
-
-    def keep(self, output: Any) -> None:
+    def keep_output(self, output: Any) -> None:
         # before backward: a replayed CUDA graph may reuse the memory of an output
-        leaves, self.structure = leaves_of(output)
-        self.outputs = {f"output{path}": Item.of(leaf) for path, leaf in leaves}
-        self.live = _live(output)
+        self.output_leaves, self.structure = named_leaves(output)
+        self.outputs = {leaf.name: Item.of(leaf.value) for leaf in self.output_leaves}
+
+    def output_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        return [(leaf.name, leaf.value) for leaf in self.output_leaves if isinstance(leaf.value, torch.Tensor)]
+
+    def shared_memory(self, watch: Watch) -> frozenset[tuple[str, str]]:
+        others = list(watch.named_tensors())
+        arrived = [(f"gradient of {name}", tensor.grad) for name, tensor in watch.differentiable()
+                   if tensor.grad is not None]
+        return alias_pairs(self.output_tensors(), others) | alias_pairs(arrived, others)
 
 
-def _live(output: Any) -> list[tuple[str, torch.Tensor]]:
-    return [(f"output{path}", leaf) for path, leaf in leaves_of(output)[0] if isinstance(leaf, torch.Tensor)]
+def _values_of(table: dict[str, Item]) -> dict[str, Any]:
+    return {name: item.value for name, item in table.items()}
 
 
-def _modules(module: torch.nn.Module | None) -> list[tuple[str, torch.nn.Module]]:
-    return [] if module is None else list(module.named_modules())
-
-
-def _generators(devices: set[torch.device]) -> dict[str, torch.Tensor]:
+def _generator_states(devices: set[torch.device]) -> dict[str, torch.Tensor]:
     states = {"cpu": torch.get_rng_state()}
     for device in devices:
-        if device.type not in ("cpu", "meta"):
-            module = torch.get_device_module(device)
-            # mps has one generator and takes no device
-            states[str(device)] = module.get_rng_state(*(() if device.type == "mps" else (device,)))
+        if device.type == "mps":
+            # It has one generator and takes no device.
+            states[str(device)] = torch.get_device_module(device).get_rng_state()
+        elif device.type not in ("cpu", "meta"):
+            states[str(device)] = torch.get_device_module(device).get_rng_state(device)
     return states
 
 

@@ -11,9 +11,18 @@ from typing import Any
 
 import torch
 
+from pytest_torchcompile.state.paths import leaves_of
 from pytest_torchcompile.state.tensor_values import dense_form, layout_of, visible_strides, whole_value
 
-__all__ = ["Fault", "Item", "Recording", "detached_copy", "has_signal"]
+__all__ = ["Fault", "Item", "NamedLeaf", "Recording", "Step", "TrainingOutput", "detached_copy", "has_signal",
+           "named_leaves"]
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+# Of a stack that is longer, its beginning and its end are kept.
+_STACK_LINES = 40
+# Causes of causes that are looked at.
+_CAUSES = 8
+_COMMON = (Exception, BaseException, object)
 
 
 @dataclass(frozen=True)
@@ -38,9 +47,10 @@ class Fault:
     @classmethod
     def of(cls, error: BaseException, phase: str, *, ours: bool = False) -> Fault:
         """Describe an exception."""
-        return cls(_qualified(type(error)), str(error), phase, _stack(error), _family(error), error, ours=ours)
+        return cls(_qualified_name(type(error)), str(error), phase, _stack_text(error), _class_family(error), error,
+                   ours=ours)
 
-    def akin(self, other: Fault) -> bool:
+    def is_akin(self, other: Fault) -> bool:
         """Whether whoever expects this error may take the other one for it.
 
         One class derives from the other, or one was raised from an error like the other. Dynamo and Inductor wrap what
@@ -48,17 +58,53 @@ class Fault:
         """
         if self.family & other.family:
             return True
-        named = any(a.type.rpartition(".")[2] in b.text for a, b in ((self, other), (other, self)) if _wraps(b.type))
-        bounds = all("out of bounds" in f.text or "out of range" in f.text for f in (self, other))
-        return named or bounds
+        for inner, outer in ((self, other), (other, self)):
+            if _wraps_others(outer.type) and inner.type.rpartition(".")[2] in outer.text:
+                return True
+        return self._about_bounds and other._about_bounds
+
+    @property
+    def _about_bounds(self) -> bool:
+        return "out of bounds" in self.text or "out of range" in self.text
 
     def to_dict(self) -> dict[str, str]:
         """Plain data for a report."""
         return {"type": self.type, "text": self.text, "phase": self.phase, "traceback": self.traceback}
 
     def __str__(self) -> str:
-        first = self.text.strip().splitlines()[0] if self.text.strip() else ""
-        return f"{self.type} in {self.phase}" + (f": {first[:300]}" if first else "")
+        text = self.text.strip()
+        first_line = text.splitlines()[0] if text else ""
+        if not first_line:
+            return f"{self.type} in {self.phase}"
+        return f"{self.type} in {self.phase}: {first_line[:300]}"
+
+
+def _stack_text(error: BaseException) -> str:
+    """The frames of an exception, without those of this package; at most 40 lines."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_PACKAGE)]
+    lines = "".join(traceback.format_list(frames)).splitlines()
+    if len(lines) > _STACK_LINES:
+        lines = [*lines[:12], "  ...", *lines[-28:]]
+    return "\n".join(lines)
+
+
+def _class_family(error: BaseException | None) -> frozenset[str]:
+    names: set[str] = set()
+    depth = 0
+    while error is not None and depth < _CAUSES:
+        names |= {_qualified_name(kind) for kind in type(error).__mro__ if kind not in _COMMON}
+        error, depth = error.__cause__ or error.__context__, depth + 1
+    return frozenset(names)
+
+
+def _wraps_others(kind: str) -> bool:
+    return kind.startswith(("torch._dynamo.", "torch._inductor."))
+
+
+def _qualified_name(kind: type[BaseException]) -> str:
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +124,65 @@ class Item:
         return cls(detached_copy(value), visible_strides(value), value.requires_grad, layout_of(value.detach()))
 
 
+# The properties of a value that has none.
 _PLAIN = Item(None)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What one step of a training computed."""
+
+    name: str
+    """``step 2``."""
+    outputs: dict[str, Any]
+    """By path, as ``output['logits']``."""
+    loss: torch.Tensor | None
+    """None where there is none, or nothing that depends on a parameter."""
+    gradients: dict[str, torch.Tensor | None]
+    """By parameter; None where none arrived."""
+
+    def leaves(self) -> Iterator[NamedLeaf]:
+        """All of it, in the words of a report: ``step 2: gradient of up.weight``."""
+        for path, value in self.outputs.items():
+            yield NamedLeaf(f"{self.name}: {path}", value)
+        if self.loss is not None:
+            yield NamedLeaf(f"{self.name}: loss", self.loss)
+        for parameter, gradient in self.gradients.items():
+            yield NamedLeaf(f"{self.name}: gradient of {parameter}", gradient, "gradient")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingOutput:
+    """What a training of several steps returns."""
+
+    steps: list[Step]
+
+
+@dataclass(frozen=True, eq=False)
+class NamedLeaf:
+    """A leaf of what a call returned, under the name that a report prints."""
+
+    name: str
+    value: Any
+    kind: str = "value"
+    """A kind of :data:`~pytest_torchcompile.oracle.leaf.KINDS`."""
+
+
+def named_leaves(output: Any) -> tuple[list[NamedLeaf], str]:
+    """The leaves of an output, and a text that is equal for outputs of one structure."""
+    if isinstance(output, TrainingOutput):
+        leaves = [leaf for step in output.steps for leaf in step.leaves()]
+        return leaves, _structure_of_steps(output.steps)
+    found, structure = leaves_of(output)
+    return [NamedLeaf(f"output{path}", leaf) for path, leaf in found], structure
+
+
+def _structure_of_steps(steps: list[Step]) -> str:
+    """As of a dict of the steps with a dict of what each computed."""
+    names: dict[str, dict[str, None]] = {}
+    for step in steps:
+        names[step.name] = {leaf.name.removeprefix(f"{step.name}: "): None for leaf in step.leaves()}
+    return leaves_of(names)[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,45 +211,56 @@ class Recording:
     generators: dict[str, torch.Tensor] = field(default_factory=dict)
     """State of the random generators after the call, by device."""
     error: Fault | None = None
+    kinds: dict[str, str] = field(default_factory=dict)
+    """Of the outputs: ``value``, but for the gradients that a training returns."""
 
     def items(self) -> Iterator[tuple[str, str, Item]]:
         """``(name, kind, item)`` of everything that has a value, in the order of a report."""
-        yield from ((name, "value", item) for name, item in self.outputs.items())
+        for name, item in self.outputs.items():
+            yield name, self.kinds.get(name, "value"), item
         if self.loss is not None:
             yield "loss", "value", Item(self.loss)
-        tables: dict[str, Mapping[str, Any]] = {
-            "mutation": self.mutated, "buffer": self.buffers, "gradient": self.gradients
-        }  # fmt: skip
-        for kind, table in tables.items():
-            for name, value in table.items():
-                yield name, kind, replace(self.properties.get(name, _PLAIN), value=value)
+        yield from self._items_of("mutation", self.mutated)
+        yield from self._items_of("buffer", self.buffers)
+        yield from self._items_of("gradient", self.gradients)
+
+    def _items_of(self, kind: str, table: Mapping[str, torch.Tensor | None]) -> Iterator[tuple[str, str, Item]]:
+        for name, value in table.items():
+            yield name, kind, replace(self.properties.get(name, _PLAIN), value=value)
 
     def values(self) -> Iterator[tuple[str, str, Any]]:
         """:meth:`items` without the properties."""
-        yield from ((name, kind, item.value) for name, kind, item in self.items())
+        for name, kind, item in self.items():
+            yield name, kind, item.value
 
     def without(self, parameters: frozenset[str]) -> Recording:
         """What is left if nothing is said of some parameters: no gradient, and not what the call wrote to them."""
         if not parameters:
             return self
-        gradients = {name: None if name.removeprefix("gradient of ") in parameters else value
-                     for name, value in self.gradients.items()}
-        mutated = {name: value for name, value in self.mutated.items()
-                   if name.removesuffix(" after the call") not in parameters}
+        gradients = dict(self.gradients)
+        for name in gradients:
+            if name.removeprefix("gradient of ") in parameters:
+                gradients[name] = None
+        mutated = {}
+        for name, value in self.mutated.items():
+            if name.removesuffix(" after the call") not in parameters:
+                mutated[name] = value
         return replace(self, gradients=gradients, mutated=mutated)
 
     @property
     def all_zero(self) -> bool:
         """Whether every number that was returned is zero, NaN or infinite: such a call proves nothing."""
         tensors = [item.value for item in self.outputs.values() if isinstance(item.value, torch.Tensor)]
-        return bool(tensors) and not any(has_signal(t) for t in tensors)
+        return bool(tensors) and not any(has_signal(tensor) for tensor in tensors)
 
 
 def has_signal(tensor: torch.Tensor) -> bool:
     """Whether a tensor has an element that is finite and not zero, so that equality with it says something."""
     if tensor.layout is not torch.strided:
         return bool(tensor.any())
-    return bool((tensor.isfinite() & (tensor != 0)).any()) if tensor.numel() else False
+    if not tensor.numel():
+        return False
+    return bool((tensor.isfinite() & (tensor != 0)).any())
 
 
 def detached_copy(tensor: torch.Tensor) -> torch.Tensor:
@@ -156,33 +271,3 @@ def detached_copy(tensor: torch.Tensor) -> torch.Tensor:
     Gathering (``DTensor.full_tensor``) is collective: every rank must record the same call.
     """
     return dense_form(whole_value(tensor)).clone()
-
-
-_OURS = os.path.dirname(os.path.dirname(__file__))
-
-
-def _stack(error: BaseException) -> str:
-    """The frames of an exception, without those of this package; at most 40 lines."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
-    lines = "".join(traceback.format_list(frames)).splitlines()
-    return "\n".join(lines if len(lines) <= 40 else [*lines[:12], "  ...", *lines[-28:]])
-
-
-def _family(error: BaseException | None) -> frozenset[str]:
-    names: set[str] = set()
-    depth = 0
-    while error is not None and depth < 8:
-        names |= {_qualified(kind) for kind in type(error).__mro__ if kind not in _COMMON}
-        error, depth = error.__cause__ or error.__context__, depth + 1
-    return frozenset(names)
-
-
-_COMMON = (Exception, BaseException, object)
-
-
-def _wraps(kind: str) -> bool:
-    return kind.startswith(("torch._dynamo.", "torch._inductor."))
-
-
-def _qualified(kind: type[BaseException]) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

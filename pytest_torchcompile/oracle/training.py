@@ -6,10 +6,8 @@ nothing but rounding noise becomes a full step, and correct compilers look wrong
 
 from __future__ import annotations
 
-import ast
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -21,14 +19,15 @@ from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.oracle.leaf import Leaf
 from pytest_torchcompile.oracle.losses import loss_of
 from pytest_torchcompile.oracle.ownership import run_theirs
-from pytest_torchcompile.oracle.recording import Recording, detached_copy
+from pytest_torchcompile.oracle.recording import Recording, Step, TrainingOutput, detached_copy
 from pytest_torchcompile.oracle.replicas import average_gradients, losses_of_others
 from pytest_torchcompile.state.paths import leaves_of
 
-__all__ = ["Training", "learning_rate", "no_loss", "rename_steps", "role_of", "steps_of"]
+__all__ = ["Training", "learning_rate", "no_loss", "rename_leaves", "steps_of"]
 
-_STEP = 0.01
-"""How far the first step goes, relative to the size of all parameters."""
+# How far the first step goes, relative to the size of all parameters.
+_FIRST_STEP = 0.01
+_AFTER_CALL = " after the call"
 
 
 class Training(torch.nn.Module):
@@ -56,6 +55,7 @@ class Training(torch.nn.Module):
         super().__init__()
         self.model, self.loss, self.rate, self.copied, self.whole = model, loss, rate, copied, whole
         self.silent, self.others = silent, others
+        # Not as an attribute: a call that is a module would become a submodule, and its parameters ours.
         self.__dict__["call"] = call
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -66,47 +66,66 @@ class Training(torch.nn.Module):
         """Those of the model."""
         return self.model.named_buffers(*args, **kwargs)
 
-    def forward(self, **batches: Any) -> dict[str, dict[str, Any]]:
-        """Train on one batch after another."""
-        also: dict[str, list[Batch]] = {step: [] for step in batches if _REPLICA not in step}
-        for name, value in batches.items():
-            if _REPLICA in name:
-                also[name.partition(_REPLICA)[0]].append(Batch.of(value))
-        return {step: self._step(Batch.of(batches[step]), others) for step, others in also.items()}
+    def forward(self, **batches: Any) -> TrainingOutput:
+        """Train on one batch after another; keywords as :func:`steps_of` makes them."""
+        steps: list[Step] = []
+        while replicas := _batches_of_step(batches, len(steps)):
+            own, *others = replicas
+            steps.append(self._train_step(_step_name(len(steps)), own, others))
+        return TrainingOutput(steps)
 
-    def _step(self, batch: Batch, also: Sequence[Batch]) -> dict[str, Any]:
+    def _train_step(self, name: str, batch: Batch, also: Sequence[Batch]) -> Step:
         call = self.model if self.__dict__["call"] is None else self.__dict__["call"]
         others = losses_of_others(call, self.model, also, lambda out, each: loss_of(self.loss, out, each.value))
         step_begins()
         output = run_theirs(call, *batch.args, **batch.kwargs)
-        found = {f"output{path}": leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
-                 for path, leaf in leaves_of(output)[0]}
-        loss = loss_of(self.loss, output, batch.value)
+        outputs = {}
+        for path, leaf in leaves_of(output)[0]:
+            # A copy before the backward pass: a replayed CUDA graph may reuse the memory of an output.
+            outputs[f"output{path}"] = leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
+        loss, kept_loss = loss_of(self.loss, output, batch.value), None
         if loss is not None and loss.requires_grad:
-            found["loss"] = loss.detach().clone()
+            kept_loss = loss.detach().clone()
             run_theirs(torch.autograd.backward, [loss, *others])
         if also:
-            average_gradients((p for _, p in self.named_parameters()), 1 + len(also))
+            average_gradients((parameter for _, parameter in self.named_parameters()), 1 + len(also))
         with torch.no_grad():
-            with self.whole():
-                for name, parameter in self.named_parameters():
-                    if name in self.silent:
-                        continue
-                    if parameter.grad is not None:
-                        found[f"gradient of {name}"] = detached_copy(parameter.grad)
-                    elif name not in self.others:
-                        found[f"gradient of {name}"] = None
-            for _, parameter in self.named_parameters():
+            gradients = self._copy_gradients()
+            self._move_parameters()
+        if self.copied:
+            _copy_input_gradients(batch)
+        return Step(name, outputs, kept_loss, gradients)
+
+    def _copy_gradients(self) -> dict[str, torch.Tensor | None]:
+        gradients: dict[str, torch.Tensor | None] = {}
+        with self.whole():
+            for name, parameter in self.named_parameters():
+                if name in self.silent:
+                    continue
                 if parameter.grad is not None:
-                    parameter.add_(parameter.grad, alpha=-self.rate)
-                    parameter.grad = None
-        for tensor in batch.tensors() if self.copied else ():
-            if tensor.is_leaf and tensor.grad is not None:
-                tensor.grad = tensor.grad.clone()
-        return found
+                    gradients[name] = detached_copy(parameter.grad)
+                elif name not in self.others:
+                    gradients[name] = None
+        return gradients
+
+    def _move_parameters(self) -> None:
+        for _, parameter in self.named_parameters():
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad, alpha=-self.rate)
+                parameter.grad = None
 
 
-_REPLICA = ", replica "
+def _copy_input_gradients(batch: Batch) -> None:
+    for tensor in batch.tensors():
+        if tensor.is_leaf and tensor.grad is not None:
+            tensor.grad = tensor.grad.clone()
+
+
+def _step_name(number: int, replica: int = 0) -> str:
+    """The keyword of a batch, and the path of its tensors in a report. Numbers begin with 0, names with 1."""
+    if replica == 0:
+        return f"step {number + 1}"
+    return f"step {number + 1}, replica {replica + 1}"
 
 
 def steps_of(batches: Iterable[Sequence[Batch]]) -> Batch:
@@ -114,11 +133,19 @@ def steps_of(batches: Iterable[Sequence[Batch]]) -> Batch:
 
     Of each step the first batch is the own one; others are those of other replicas.
     """
-    values: Mapping[str, Any] = {
-        f"step {i + 1}" + (f"{_REPLICA}{k + 1}" if k else ""): batch.clone().value
-        for i, replicas in enumerate(batches) for k, batch in enumerate(replicas)
-    }
+    values: dict[str, Any] = {}
+    for number, replicas in enumerate(batches):
+        for replica, batch in enumerate(replicas):
+            values[_step_name(number, replica)] = batch.clone().value
     return Batch.of(values)
+
+
+def _batches_of_step(values: dict[str, Any], number: int) -> list[Batch]:
+    """The batches of one step again, the own one first; none after the last step."""
+    batches: list[Batch] = []
+    while (name := _step_name(number, len(batches))) in values:
+        batches.append(Batch.of(values[name]))
+    return batches
 
 
 def learning_rate(module: torch.nn.Module, first: Recording) -> float:
@@ -126,14 +153,17 @@ def learning_rate(module: torch.nn.Module, first: Recording) -> float:
 
     0 where there is nothing to move or no gradient that moves it.
     """
-    gradients = [g for name, g in first.gradients.items() if g is not None and not name.startswith("gradient of input")]
-    moved, size = _norm(gradients), _norm(p.detach() for p in module.parameters())
+    gradients = []
+    for name, gradient in first.gradients.items():
+        if gradient is not None and not name.startswith("gradient of input"):
+            gradients.append(gradient)
+    moved, size = _norm_of(gradients), _norm_of(parameter.detach() for parameter in module.parameters())
     if not (0 < moved < math.inf and size < math.inf):
         return 0.0
-    return 2.0 ** round(math.log2(_STEP * (size or 1.0) / moved))
+    return 2.0 ** round(math.log2(_FIRST_STEP * (size or 1.0) / moved))
 
 
-def _norm(tensors: Iterable[torch.Tensor]) -> float:
+def _norm_of(tensors: Iterable[torch.Tensor]) -> float:
     return math.sqrt(sum(float(t.double().square().sum()) for t in tensors if t.is_floating_point()))
 
 
@@ -142,23 +172,11 @@ def no_loss(output: Any, value: Any) -> torch.Tensor:
     return torch.zeros(())
 
 
-_STEPS = re.compile(r"""output\['(step \d+)'\]\[('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
-
-
-def role_of(name: str, kind: str) -> str:
-    """The kind of a value that a training returns: its gradients are entries of its output."""
-    step = _STEPS.fullmatch(name)
-    return "gradient" if step is not None and step[2][1:].startswith("gradient of ") else kind
-
-
-def rename_steps(leaves: Iterable[Leaf], steps: int) -> Iterator[Leaf]:
-    """Leaves of a training in the words of the other ones: ``step 2: gradient of up.weight``."""
+def rename_leaves(leaves: Iterable[Leaf], steps: int) -> Iterator[Leaf]:
+    """Leaves of a training: what a call has left behind, it has left after all steps. Its own loss says nothing."""
     for leaf in leaves:
-        name = leaf.name
-        if name == "loss":
+        if leaf.name == "loss":
             continue
-        if _STEPS.match(name):  # more than once where a leaf is of two gradients: that they share memory, say
-            name = _STEPS.sub(lambda match: f"{match[1]}: {ast.literal_eval(match[2])}", name)
-        elif name.endswith(" after the call"):
-            name = f"{name.removesuffix(' after the call')} after {steps} steps"
-        yield replace(leaf, name=name)
+        if leaf.name.endswith(_AFTER_CALL):
+            leaf = replace(leaf, name=f"{leaf.name.removesuffix(_AFTER_CALL)} after {steps} steps")
+        yield leaf

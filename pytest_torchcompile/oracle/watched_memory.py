@@ -13,8 +13,8 @@ from pytest_torchcompile.state.tensor_values import fingerprint, is_spread, same
 
 __all__ = ["Watch"]
 
-_EXACT = 1 << 26
-"""Parameters of more elements are remembered by a fingerprint, to save memory."""
+# Parameters of more elements are remembered by a fingerprint, to save memory.
+_COPIED_UP_TO = 1 << 26
 
 
 class Watch:
@@ -30,17 +30,18 @@ class Watch:
         self.module = module
         self.sparing = sparing
         self.parameters = [] if module is None else list(module.named_parameters())
-        self.before = dict(_inputs(before))
-        self.inputs = dict(_inputs(private))
+        self.before = dict(_input_tensors(before))
+        self.inputs = dict(_input_tensors(private))
         self.sources = {name: source_of(tensor) for name, tensor in self.inputs.items()}
         """Where the gradients of inputs arrive."""
-        self.memories = [fingerprint(p) if sparing else _memory(p) for _, p in self.parameters]
-        tensors = [*self.inputs.values(), *(p for _, p in self.parameters), *(b for _, b in self.buffers())]
-        self.devices = {t.device for t in tensors}
-        self.spread = any(is_spread(tensor) for _, tensor in self.named())
+        remember = fingerprint if sparing else _remember_parameter
+        self.memories = [remember(parameter) for _, parameter in self.parameters]
+        self.devices = {tensor.device for tensor in self.inputs.values()}
+        self.devices |= {tensor.device for _, tensor in (*self.parameters, *self.buffers())}
+        self.spread = any(is_spread(tensor) for _, tensor in self.named_tensors())
         """Reading them is collective."""
 
-    def named(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Everything that a result may share memory with."""
         yield from self.inputs.items()
         yield from self.parameters
@@ -54,65 +55,80 @@ class Watch:
 
     def attributes(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Tensors in attributes of modules, as they are now; without those that are parameters or buffers too."""
-        known = {id(t) for _, t in (*self.parameters, *self.buffers())}
-        yield from ((name, t) for name, t in attribute_tensors(self.module) if id(t) not in known)
+        known = {id(tensor) for _, tensor in (*self.parameters, *self.buffers())}
+        for name, tensor in attribute_tensors(self.module):
+            if id(tensor) not in known:
+                yield name, tensor
 
-    def held(self) -> dict[str, Item]:
-        """Buffers and attributes, as they are now."""
-        found = {f"buffer {name}": Item.of(tensor) for name, tensor in self.buffers()}
-        return found | {f"attribute {name}": Item.of(tensor) for name, tensor in self.attributes()}
+    def buffers_and_attributes(self) -> dict[str, Item]:
+        """As they are now."""
+        items = {f"buffer {name}": Item.of(tensor) for name, tensor in self.buffers()}
+        items |= {f"attribute {name}": Item.of(tensor) for name, tensor in self.attributes()}
+        return items
 
     def mutated(self) -> dict[str, Item]:
         """Inputs and parameters that were written to."""
         after = {}
-        for name, tensor in {**dict(_inputs(self.private)), **self.inputs}.items():
+        # A call may have put further tensors into a list or dict that it was given.
+        for name, tensor in {**dict(_input_tensors(self.private)), **self.inputs}.items():
             old = self.before.get(name)
-            if old is None or not _alike(old, tensor):
+            if old is None or not _is_untouched(old, tensor):
                 after[f"{name} after the call"] = Item.of(tensor)
         for (name, parameter), memory in zip(self.parameters, self.memories, strict=True):
-            if _changed(parameter, memory):
+            if _has_changed(parameter, memory):
                 after[f"{name} after the call"] = Item.of(parameter)
         return after
 
-    def gradients(self) -> dict[str, Item]:
+    def take_gradients(self) -> dict[str, Item]:
         """Gradients of parameters and of inputs that are leaves; each is taken off its tensor."""
-        found = {}
+        gradients = {}
         for name, tensor in self.differentiable():
             # an Item copies: not both at once
-            taken, tensor.grad = tensor.grad, None
-            found[f"gradient of {name}"] = (Item(None) if taken is None else Item(taken.detach()) if self._whole(taken)
-                                            else Item.of(taken))
-        return found
+            gradient, tensor.grad = tensor.grad, None
+            if gradient is None:
+                item = Item(None)
+            elif self._needs_no_copy(gradient):
+                item = Item(gradient.detach())
+            else:
+                item = Item.of(gradient)
+            gradients[f"gradient of {name}"] = item
+        return gradients
 
-    def _whole(self, gradient: torch.Tensor) -> bool:
-        """Can it be kept as it is? Nobody writes to it any more; a distributed or sparse one is to be made dense."""
+    def _needs_no_copy(self, gradient: torch.Tensor) -> bool:
+        """Nobody writes to it any more; but a distributed or sparse one is to be made dense."""
         return self.sparing and type(gradient) is torch.Tensor and gradient.layout is torch.strided
 
     def differentiable(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters, and inputs that want a gradient."""
         yield from self.parameters
-        yield from ((name, source) for name, source in self.sources.items() if source.requires_grad and source.is_leaf)
+        for name, source in self.sources.items():
+            if source.requires_grad and source.is_leaf:
+                yield name, source
 
 
-def _inputs(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
+def _input_tensors(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
     for arguments in (batch.args, batch.kwargs):
-        yield from ((f"input{path}", tensor) for path, tensor in tensors_of(arguments))
+        for path, tensor in tensors_of(arguments):
+            yield f"input{path}", tensor
 
 
-def _alike(old: torch.Tensor, tensor: torch.Tensor) -> bool:
+def _is_untouched(old: torch.Tensor, tensor: torch.Tensor) -> bool:
     if tensor.requires_grad != old.requires_grad or not same_bits(old.detach(), tensor.detach()):
         return False
     return visible_strides(tensor) == visible_strides(old)
 
 
-def _memory(parameter: torch.Tensor) -> torch.Tensor | str:
+def _remember_parameter(parameter: torch.Tensor) -> torch.Tensor | str:
     if is_spread(parameter):
-        return whole_value(parameter).clone()  # all of it on every rank: whether it has changed is asked by all or none
-    plain = parameter.layout is torch.strided and parameter.numel() <= _EXACT and type(parameter.data) is torch.Tensor
-    return parameter.detach().clone() if plain else fingerprint(parameter)
+        # All of it on every rank: whether it has changed is asked by all or none.
+        return whole_value(parameter).clone()
+    is_plain = parameter.layout is torch.strided and type(parameter.data) is torch.Tensor
+    if is_plain and parameter.numel() <= _COPIED_UP_TO:
+        return parameter.detach().clone()
+    return fingerprint(parameter)
 
 
-def _changed(parameter: torch.Tensor, memory: torch.Tensor | str) -> bool:
+def _has_changed(parameter: torch.Tensor, memory: torch.Tensor | str) -> bool:
     if isinstance(memory, str):
         return fingerprint(parameter) != memory
     return not same_bits(memory, whole_value(parameter))

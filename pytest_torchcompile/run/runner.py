@@ -27,7 +27,7 @@ from pytest_torchcompile.gauges.autotune import limit_autotuning
 from pytest_torchcompile.gauges.first_compile import kept_processes, set_compile_threads
 from pytest_torchcompile.loading import import_all
 from pytest_torchcompile.observation import Failure, Job, Observation
-from pytest_torchcompile.oracle.calls import Call, Side
+from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
 from pytest_torchcompile.oracle.chances import same_random_draws
 from pytest_torchcompile.oracle.diagnosis import locate_stage, try_hints
 from pytest_torchcompile.oracle.expected import References
@@ -73,8 +73,8 @@ class Run(CellTrial):
         # Built several times, not copied: a forward that was patched onto a module stays bound to the original.
         # This first one is never run.
         self._first = subject.build_model(self.entry, cell, root, job.seed)
-        super().__init__(
-            self._side, self._first, settings, self._calls(),
+        calls = self._calls()
+        options = TrialOptions(
             loss=subject.loss_function(self.entry, root), train=cell.phase == "training", seed=job.seed, root=root,
             unit=unit_of(getattr(torch, self.wrapper.unit)) if self.wrapper.unit else None,
             # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
@@ -84,6 +84,7 @@ class Run(CellTrial):
             alone=None if mesh is None or self._fake else self._one_process,
             compared=not self._fake, varied=not self._fake,
         )
+        super().__init__(self._side, self._first, settings, calls, options)
         self.wrapping = cell.wrapper
 
     def _calls(self) -> list[Call]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle.calls import Call, Side
+from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
 from pytest_torchcompile.oracle.diagnosis import try_hints
 from pytest_torchcompile.oracle.trial import Trial
 from pytest_torchcompile.state.torch_state import isolated
@@ -29,7 +29,8 @@ def tried(model):
     def make(settings):
         return Side(model if settings is None else torch.compile(model, **settings), model)
 
-    trial = Trial(make, model, {"backend": "eager"}, [Call(0, Batch.of(torch.ones(3)), {})], train=False)
+    trial = Trial(make, model, {"backend": "eager"}, [Call(0, Batch.of(torch.ones(3)), {})],
+                  TrialOptions(train=False))
     with isolated([]):
         trial.run()
         breaks = trial.compiled.seen["graph_breaks"]

@@ -84,7 +84,7 @@ def test_what_the_users_code_raises_is_the_users(module, given):
     assert not error_of(module, **given).ours
 
 
-@pytest.mark.parametrize("part", ["recorder.default_loss", "recorder._Run.keep", "tape.Tape._note",
+@pytest.mark.parametrize("part", ["recorder.default_loss", "recorder._Run.keep_output", "tape.Tape._note",
                                   "tape.operator_facts", "shared_memory.leaves_of"])
 def test_what_our_code_raises_is_ours(monkeypatch, part):
     """Before, after and in the middle of the user's call."""
@@ -132,7 +132,7 @@ axes: {{backend: [eager], phase: [training]}}
     return seen["failure"]
 
 
-@pytest.mark.parametrize("part", ["oracle.recorder._Run.keep", "oracle.training.detached_copy"])
+@pytest.mark.parametrize("part", ["oracle.recorder._Run.keep_output", "oracle.training.detached_copy"])
 def test_a_cell_says_that_we_are_wrong(monkeypatch, tmp_path, part):
     """In a call and in training steps; the evidence is the whole stack."""
     monkeypatch.setattr(f"pytest_torchcompile.{part}", our_mistake)

@@ -10,7 +10,7 @@ from pytest_torchcompile import CompileSmoketest
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.checks import load
 from pytest_torchcompile.ledger.records import SILENT
-from pytest_torchcompile.oracle.calls import Call, Side
+from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
 from pytest_torchcompile.oracle.trial import Trial
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo asks for it, torch 2.13
@@ -68,7 +68,8 @@ def test_in_a_cell_of_a_matrix(make, kinds):
         module = in_place(make) if settings else make()
         return Side(module, module)
 
-    trial = Trial(side, make(), {"backend": "eager"}, [Call(0, Batch.of(torch.randn(3, 4)))], train=False, covered=True)
+    trial = Trial(side, make(), {"backend": "eager"}, [Call(0, Batch.of(torch.randn(3, 4)))],
+                  TrialOptions(train=False, covered=True))
     trial.run()
     section = load("compiles").measure(trial)
     assert sorted({f["kind"] for f in section["eager_frames"]} & SILENT) == kinds

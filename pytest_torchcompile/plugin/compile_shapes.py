@@ -128,6 +128,7 @@ class Batches:
             if each.training is not None:
                 for module in self._modules:
                     module.train(each.training)
+            # So a batch does not depend on the calls before it, which the search may drop.
             torch.manual_seed(place)
             with self._ledger.during(repr(each)):
                 yield self._inputs(**dict(each.sizes))
@@ -252,6 +253,7 @@ class _SequenceRuns:
         self.ledger.clear()
         for snapshot in self.snapshots:
             snapshot.restore()
+        # The attribute, not train(): parts of one module may differ.
         for part, flag in self.flags:
             part.training = flag
 

@@ -88,6 +88,7 @@ class CellScheduling(LoadScheduling):  # type: ignore[misc]  # its base is untyp
             for node in self.nodes:
                 self.check_schedule(node)
             return
+        # Items go by their index, so that every worker must have the same list.
         if not self._check_nodes_have_same_collection():
             self.log("**Different tests collected, aborting run**")
             return

@@ -112,6 +112,7 @@ def try_training(matrix: Matrix, runnable: tuple[PlannedCell, ...]) -> TriedCell
         zygote.close()
     judged = result.judgements["compiles"]
     problems: list[str] = []
+    # Other verdicts are about the model, which has run.
     if judged.verdict in ("error", "crash", "timeout"):
         for problem in judged.problems:
             problems += filter(None, (problem.message, problem.hint))

@@ -64,6 +64,7 @@ class _Pipeline:
         output = self.run_forward(forward, args)
         if not torch.is_grad_enabled():
             return output
+        # Without an input that wants a gradient autograd would not call backward() of the step.
         anchor = torch.zeros((), requires_grad=True, device=output.device)
         return _Step.apply(self, step, output, anchor, *args)  # type: ignore[no-untyped-call]
 
@@ -150,7 +151,7 @@ class _Step(torch.autograd.Function):
         with torch.enable_grad():
             context.step.step(*pipeline.given_to_first(context.args),
                               target=pipeline.given_to_last(gradient))
-        # The anchor's gradient: without an input that wants one, autograd would not come here at all.
+        # Nobody reads it: the gradients that count are already in the stage's parameters.
         anchor = torch.zeros((), device=gradient.device)
         return None, None, None, anchor, *(None for _ in context.args)
 

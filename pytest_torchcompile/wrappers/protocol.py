@@ -116,6 +116,7 @@ def load(name: str, root: Path, where: str, alone: bool = False) -> Wrapper:
             made_for, star = numbers_of_ranks(wrapper.ranks, wrapper.multiple), f"*{wrapper.ranks}"
         raise UsageError(f"{where}: wrapper {wrapping.name!r} is made for {made_for}, and the matrix gives it "
                          f"{wrapping.ranks}; write {name.partition('*')[0]}{star}")
+    # From here on those of the cell, and no longer the least number.
     wrapper = replace(wrapper, ranks=wrapping.ranks)
     if entry is not None:
         return wrapper

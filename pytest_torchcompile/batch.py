@@ -55,7 +55,8 @@ class Batch:
         """
         if isinstance(value, Batch):
             return value
-        if isinstance(value, UserDict):  # what HF tokenizers return; a plain dict is a pytree, this is not
+        # What HF tokenizers return; a plain dict is a pytree, this is not.
+        if isinstance(value, UserDict):
             value = dict(value)
         if isinstance(value, dict):
             return cls((), dict(value), value)
@@ -79,8 +80,10 @@ class Batch:
 
         Complex tensors become the complex dtype of that precision (float64: complex128).
         """
-        copies = _Copies(self.value, None if device is None else torch.device(device), dtype)
-        return Batch.of(pytree.tree_map(copies.of, self.value))
+        if device is not None:
+            device = torch.device(device)
+        copies = _Copies(self.value, device, dtype)
+        return Batch.of(pytree.tree_map(copies.copy_of, self.value))
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor in ``value``, in order."""
@@ -102,80 +105,88 @@ class _Copies:
         self.shared: set[int] = set()
         tensors = {id(t): t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)}
         seen: set[int] = set()
-        for storage in (_storage(t) for t in tensors.values() if _plain(t)):
-            (self.shared if storage in seen else seen).add(storage)
+        for tensor in filter(_is_plain, tensors.values()):
+            storage = _storage_of(tensor)
+            if storage in seen:
+                self.shared.add(storage)
+            seen.add(storage)
 
-    def of(self, leaf: Any) -> Any:
+    def copy_of(self, leaf: Any) -> Any:
         if id(leaf) not in self.done:
-            # the original is kept beside its copy, or its id could be given to another object
-            self.done[id(leaf)] = (leaf, self.tensor(leaf) if isinstance(leaf, torch.Tensor) else _twin(leaf))
+            copied = self.copy_tensor(leaf) if isinstance(leaf, torch.Tensor) else _copy_leaf(leaf)
+            # The original is kept beside its copy, or its id could be given to another object.
+            self.done[id(leaf)] = (leaf, copied)
         return self.done[id(leaf)][1]
 
-    def tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+    def copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            new = self.data(tensor.detach())
+            new = self.copy_data(tensor.detach())
         if isinstance(tensor, torch.nn.Parameter):
             new = torch.nn.Parameter(new, requires_grad=tensor.requires_grad)
         else:
             new.requires_grad_(tensor.requires_grad)
-            new = new if tensor.is_leaf else self.result(tensor, new)
+            if not tensor.is_leaf:
+                new = self.copy_as_result(tensor, new)
         for mark in _MARKS:
             if hasattr(tensor, mark):
                 setattr(new, mark, copy.copy(getattr(tensor, mark)))
         return new
 
-    def result(self, tensor: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    def copy_as_result(self, tensor: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor that is the result of an operation: such a one may be written to in place, a leaf not.
 
         Its gradient arrives at the leaf that it was copied from, which :func:`source_of` finds.
         """
-        if not _plain(tensor) or _storage(tensor) in self.shared or not _dense(tensor):
+        if not _is_plain(tensor) or _storage_of(tensor) in self.shared or not _is_dense(tensor):
             return leaf
         with torch.enable_grad():
             copied = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).copy_(leaf)
         copied._torchcompile_source = leaf  # type: ignore[attr-defined]
         return copied
 
-    def data(self, tensor: torch.Tensor) -> torch.Tensor:
-        device, dtype = self.device or tensor.device, self.target(tensor.dtype)
-        if not _plain(tensor):
+    def copy_data(self, tensor: torch.Tensor) -> torch.Tensor:
+        device, dtype = self.device or tensor.device, self.target_dtype(tensor.dtype)
+        if not _is_plain(tensor):
             return tensor.to(device=device, dtype=dtype, copy=True)
-        if _storage(tensor) not in self.shared and _dense(tensor):
+        if _storage_of(tensor) not in self.shared and _is_dense(tensor):
             new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
             return new.copy_(tensor)
-        key = (_storage(tensor), tensor.dtype)
+        key = (_storage_of(tensor), tensor.dtype)
         if key not in self.storages:
             whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
             self.storages[key] = whole.to(device=device, dtype=dtype, copy=True)
         return self.storages[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
-    def target(self, dtype: torch.dtype) -> torch.dtype:
+    def target_dtype(self, dtype: torch.dtype) -> torch.dtype:
         if self.dtype is None or not (dtype.is_floating_point or dtype.is_complex):
             return dtype
         return self.dtype.to_complex() if dtype.is_complex else self.dtype
 
 
-def _plain(tensor: torch.Tensor) -> bool:
+def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether the tensor is strided memory and nothing else (no subclass, sparse, nested or meta tensor)."""
     kind = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return kind and tensor.layout is torch.strided and not tensor.is_nested and tensor.device.type != "meta"
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def _storage_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _dense(tensor: torch.Tensor) -> bool:
+def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether the elements fill their stretch of memory without gaps or overlap."""
     expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        # A dim of one element may have any stride.
+        if size == 1:
+            continue
         if stride != expected:
             return tensor.numel() == 0
         expected *= size
     return True
 
 
-def _twin(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any) -> Any:
     """A private copy of a leaf that is no tensor; what can't be copied is handed on as it is."""
     if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes, *_SHARED)):
         return leaf

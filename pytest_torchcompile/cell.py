@@ -28,8 +28,8 @@ class Axis:
     default: str
 
 
-def _axis(help: str, default: str, values: tuple[str, ...] | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "values": values})
+def _axis_field(help: str, default: str, values: tuple[str, ...] | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "values": values, "default": default})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,17 +41,17 @@ class Cell:
     the model's factory as keyword arguments.
     """
 
-    model: str = field(metadata={"help": "The model under test: a key of `models`", "values": None})
-    backend: str = _axis("What torch.compile hands the graphs to", "inductor")
-    mode: str = _axis("torch.compile(mode=...)", "default", MODES)
-    dynamic: str = _axis("torch.compile(dynamic=...): auto = None, static = False, dynamic = True", "auto",
-                         tuple(DYNAMIC))
-    wrapper: str = _axis("How the model is wrapped or made parallel", "none")
-    dtype: str = _axis("Floating dtype of parameters and inputs", "float32",
-                       ("float32", "bfloat16", "float16", "float64"))
-    device: str = _axis("Device of parameters and inputs", "cpu")
-    phase: str = _axis("training: train() with backward; inference: eval() under no_grad", "training",
-                       ("training", "inference"))
+    model: str = field(metadata={"help": "The model under test: a key of `models`", "values": None, "default": ""})
+    backend: str = _axis_field("What torch.compile hands the graphs to", "inductor")
+    mode: str = _axis_field("torch.compile(mode=...)", "default", MODES)
+    dynamic: str = _axis_field("torch.compile(dynamic=...): auto = None, static = False, dynamic = True", "auto",
+                               tuple(DYNAMIC))
+    wrapper: str = _axis_field("How the model is wrapped or made parallel", "none")
+    dtype: str = _axis_field("Floating dtype of parameters and inputs", "float32",
+                             ("float32", "bfloat16", "float16", "float64"))
+    device: str = _axis_field("Device of parameters and inputs", "cpu")
+    phase: str = _axis_field("training: train() with backward; inference: eval() under no_grad", "training",
+                             ("training", "inference"))
     user: tuple[tuple[str, Scalar], ...] = ()
 
     @property
@@ -65,10 +65,13 @@ class Cell:
 
         Known axes show their value, the user's show ``name=value``; unique within a matrix.
         """
-        parts = [id_word(getattr(self, name)) for name in SHOWN]
-        parts += [id_word(v) for name in HIDDEN if (v := getattr(self, name)) != DEFAULTS[name]]
-        parts += [f"{name}={id_word(value)}" for name, value in self.user]
-        return "-".join(parts)
+        words = [id_word(getattr(self, name)) for name in SHOWN]
+        for name in HIDDEN:
+            value = getattr(self, name)
+            if value != DEFAULTS[name]:
+                words.append(id_word(value))
+        words += [f"{name}={id_word(value)}" for name, value in self.user]
+        return "-".join(words)
 
     @property
     def torch_dynamic(self) -> bool | None:
@@ -95,8 +98,7 @@ def id_word(value: Scalar) -> str:
 SHOWN: Final = ("model", "backend", "mode", "dynamic", "wrapper")
 """The axes that every id shows, in this order."""
 AXES: Final[dict[str, Axis]] = {
-    f.name: Axis(f.name, f.metadata["help"], f.metadata["values"],
-                 "" if f.name == "model" else str(f.default))
+    f.name: Axis(f.name, f.metadata["help"], f.metadata["values"], str(f.metadata["default"]))
     for f in fields(Cell)
     if f.name != "user"
 }

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -39,20 +39,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit code; a mistake of the user is one line on stderr."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     for stream in (sys.stdout, sys.stderr):
-        if reconfigure := getattr(stream, "reconfigure", None):
-            reconfigure(errors="backslashreplace")  # a reason with letters that the terminal lacks
+        # A reason may have letters that the terminal lacks. A stream that somebody has put there may be no text stream.
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
     try:
-        given = _parser(arguments).parse_args(arguments)
+        given = _make_parser(arguments).parse_args(arguments)
         code = COMMANDS[given.command].run(given)
         sys.stdout.flush()
     except TorchcompileError as error:
         print(harmless_text(str(error)), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return 130  # 128 + SIGINT
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at exit
-        return 141  # 128 + SIGPIPE
+        # 128 + SIGINT, as a shell has it.
+        return 130
+    except BrokenPipeError:
+        # `| head` has read enough; Python would complain at exit of what it cannot write any more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # 128 + SIGPIPE.
+        return 141
     return code
 
 
@@ -62,52 +67,79 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}")
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+def _make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     about = "Matrices and reports of pytest-torchcompile; only `gates` runs models, and it and `doctor` import torch."
     parser = _Parser(prog="pytest-torchcompile", description=about, allow_abbrev=False)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         sub = subparsers.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
         command.arguments(sub)
-    first = next((argument for argument in arguments if not argument.startswith("-")), None)
-    if first is not None and first not in COMMANDS:
-        raise UsageError(f"{parser.prog}: {first!r} is not a command; {nearest(first, COMMANDS)}")
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    if words and words[0] not in COMMANDS:
+        raise UsageError(f"{parser.prog}: {words[0]!r} is not a command; {nearest(words[0], COMMANDS)}")
     return parser
 
 
-# cells: what a matrix expands to
-
-
-def _cells_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_matrix(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("matrix", nargs="?", metavar="MATRIX",
                         help="the file, or shipped:NAME; default: that of the ini key compile_matrix, else "
                              "matrix/default.yaml here, else shipped:default")
+
+
+def _add_reports(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("reports", nargs="+", metavar="REPORT",
+                        help="the JSON report of a run, or of each of its shards; or a journal")
+
+
+def _add_force(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--force", action="store_true",
+                        help="replace files that are there and were not written by pytest-torchcompile")
+
+
+def _attribute_of(target: str) -> Any:
+    """What ``module:attribute`` names in this package."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _call_later(target: str) -> Callable[[argparse.Namespace], int]:
+    """The function of that name; its module is imported when the subcommand runs."""
+    return lambda given: int(_attribute_of(target)(given))
+
+
+# cells: what a matrix expands to
+def _cells_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_matrix(parser)
     parser.add_argument("--json", action="store_true", help="a JSON list instead of a table")
     parser.add_argument("--shard", metavar="I/N", help="only the cells of one of N parts, for example 2/8")
 
 
-def _cells(given: argparse.Namespace) -> int:
+def _print_cells(given: argparse.Namespace) -> int:
     from pytest_torchcompile.plan.matrix import load_matrix
     from pytest_torchcompile.plan.shards import cells_of_shard, parse_shard
 
-    part = parse_shard(given.shard) if given.shard else None
+    # A wrong shard is told before a matrix is read.
+    part = parse_shard(given.shard or "1/1")
     try:
         matrix = load_matrix(_matrix_path(given))
     except UsageError as error:
-        if "no module" in str(error):  # pytest has its own way to find them
+        # pytest has its own way to find modules.
+        if "no module" in str(error):
             print("pytest's setting `pythonpath` is not read here: PYTHONPATH=src finds modules in src",
                   file=sys.stderr)
         raise
-    planned = cells_of_shard(matrix.cells, *part) if part else matrix.cells
-    excluded = () if part else matrix.excluded  # they are no one's part
+    planned = matrix.cells
+    if given.shard:
+        planned = cells_of_shard(matrix.cells, *part)
     if given.json:
-        records = [*map(_record, planned), *map(_record, excluded)]
+        records = [_record_of(cell) for cell in planned]
+        # Excluded cells are no shard's.
+        if not given.shard:
+            records += map(_record_of, matrix.excluded)
         print(json.dumps(records, indent=1))
-    else:
-        for line in _table(planned):
-            print(line)
-        for line in _totals(matrix, planned):
-            print(line)
+        return 0
+    for line in (*_table_lines(planned), *_total_lines(matrix, planned)):
+        print(line)
     return 0
 
 
@@ -123,7 +155,7 @@ def _matrix_path(given: argparse.Namespace) -> Path:
     return chosen.path
 
 
-def _record(cell: PlannedCell | Excluded) -> dict[str, Any]:
+def _record_of(cell: PlannedCell | Excluded) -> dict[str, Any]:
     """A cell as the JSON list has it; what only planned cells have is empty for excluded ones."""
     return {
         "id": cell.cell.id,
@@ -139,35 +171,48 @@ def _record(cell: PlannedCell | Excluded) -> dict[str, Any]:
     }
 
 
-def _table(planned: Sequence[PlannedCell]) -> Iterator[str]:
-    width = max((len(each.cell.id) for each in planned), default=0)
-    for each in planned:
-        also = f"also {', '.join(each.also)}" if each.also else ""
-        found = (each.issue, each.until and f"until {each.until}", *each.checks, also, _needs(each))
-        details = "; ".join(filter(None, found))
-        why = f"{each.reason} ({details})".lstrip() if details else each.reason
-        yield f"{each.cell.id:{width}}  {each.outcome:5}  {why}".rstrip()
+def _table_lines(cells: Sequence[PlannedCell]) -> Iterator[str]:
+    width = max((len(planned.cell.id) for planned in cells), default=0)
+    for planned in cells:
+        details = [planned.issue]
+        if planned.until:
+            details.append(f"until {planned.until}")
+        details += planned.checks
+        if planned.also:
+            details.append(f"also {', '.join(planned.also)}")
+        details.append(_needs_text(planned))
+        why = planned.reason
+        if any(details):
+            why = f"{why} ({'; '.join(filter(None, details))})".lstrip()
+        yield f"{planned.cell.id:{width}}  {planned.outcome:5}  {why}".rstrip()
 
 
-def _needs(planned: PlannedCell) -> str:
+def _needs_text(planned: PlannedCell) -> str:
     """What a cell needs more of than most do."""
     from pytest_torchcompile.ranks.execution import gpus_of
     from pytest_torchcompile.wrappers.wrapping import Wrapping
 
-    ranks = Wrapping.read(planned.cell.wrapper).processes
     gpus = gpus_of(planned.cell)
-    return f"needs {gpus} GPUs" if gpus > 1 else f"needs {ranks} processes" if ranks > 1 else ""
+    if gpus > 1:
+        return f"needs {gpus} GPUs"
+    ranks = Wrapping.read(planned.cell.wrapper).processes
+    if ranks > 1:
+        return f"needs {ranks} processes"
+    return ""
 
 
-def _totals(matrix: Matrix, planned: Sequence[PlannedCell]) -> Iterator[str]:
-    part = f" (of {len(matrix.cells)})" if len(planned) < len(matrix.cells) else ""
-    yield f"{count(len(planned), 'cell')}{part}: {_counts(each.outcome for each in planned) or 'none'}"
+def _total_lines(matrix: Matrix, cells: Sequence[PlannedCell]) -> Iterator[str]:
+    part = f" (of {len(matrix.cells)})" if len(cells) < len(matrix.cells) else ""
+    outcomes = Counter(planned.outcome for planned in cells)
+    counts = ", ".join(f"{times} {outcome}" for outcome, times in outcomes.most_common())
+    yield f"{count(len(cells), 'cell')}{part}: {counts or 'none'}"
     if matrix.left_out:
         yield f"{matrix.left_out} more are left out by the strategy: {matrix.strategy}"
-    excluded = Counter((each.rule, each.reason) for each in matrix.excluded)
-    for rule, reason in sorted(excluded, key=lambda each: int(each[0].rpartition(":")[2])):
+    excluded = Counter((cell.rule, cell.reason) for cell in matrix.excluded)
+    # By the line of the rule in the file.
+    for rule, reason in sorted(excluded, key=lambda key: int(key[0].rpartition(":")[2])):
         yield f"{excluded[rule, reason]} excluded by {rule}: {reason}"
-    for note in (*matrix.notes, *_too_many(planned)):
+    for note in (*matrix.notes, *_crowd_notes(cells)):
         yield f"note: {note}"
 
 
@@ -175,32 +220,24 @@ _FEW: Final = 8
 """Processes of a cell that are nothing to speak of, on any machine."""
 
 
-def _too_many(planned: Sequence[PlannedCell]) -> Iterator[str]:
+def _crowd_notes(cells: Sequence[PlannedCell]) -> Iterator[str]:
     """Ranks on the CPU share the cores of the machine, however many: such cells run, and take their time."""
     from pytest_torchcompile.wrappers.wrapping import Wrapping
 
     cores = os.cpu_count() or 1
-    found = [ranks for each in planned if not each.cell.device.startswith("cuda") and each.outcome != "skip"
-             and (ranks := Wrapping.read(each.cell.wrapper).processes) > max(cores, _FEW)]
-    if found:
-        yield (f"{count(len(found), 'cell runs', 'cells run')} up to {max(found)} processes at once, each with "
+    crowds = []
+    for planned in cells:
+        ranks = Wrapping.read(planned.cell.wrapper).processes
+        on_cpu = not planned.cell.device.startswith("cuda")
+        if on_cpu and planned.outcome != "skip" and ranks > max(cores, _FEW):
+            crowds.append(ranks)
+    if crowds:
+        yield (f"{count(len(crowds), 'cell runs', 'cells run')} up to {max(crowds)} processes at once, each with "
                f"torch in it, and this machine has {count(cores, 'core')}")
 
 
-def _counts(words: Iterable[str]) -> str:
-    return ", ".join(f"{times} {word}" for word, times in Counter(words).most_common())
-
-
 # doctor: what can this machine run?
-
-
-def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("matrix", nargs="?", metavar="MATRIX",
-                        help="the file, or shipped:NAME; default: that of the ini key compile_matrix, else "
-                             "matrix/default.yaml here, else shipped:default")
-
-
-def _doctor(given: argparse.Namespace) -> int:
+def _examine_machine(given: argparse.Namespace) -> int:
     from pytest_torchcompile.plan.matrix import load_matrix
     from pytest_torchcompile.ranks.doctor import machine_lines, survey_cells, try_training
     from pytest_torchcompile.ranks.serving import set_environment
@@ -217,7 +254,8 @@ def _doctor(given: argparse.Namespace) -> int:
     failed = tried is not None and bool(tried.problems)
     if tried is not None and tried.problems:
         print(f"{path}: a training cell was tried and could not be judged here: {tried.cell}")
-        print("\n".join(f"  {line}" for line in tried.problems))
+        for problem in tried.problems:
+            print(f"  {problem}")
     else:
         if tried is not None:
             print(f"one training cell was tried and ran ({tried.seconds:.1f} s): {tried.cell}")
@@ -228,8 +266,6 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 # schema: the forms that editors and other tools check against
-
-
 SCHEMAS: Final = {
     "report": "pytest_torchcompile.report.schema:report_schema",
     "matrix": "pytest_torchcompile.plan.matrix_schema:matrix_schema",
@@ -241,15 +277,12 @@ def _schema_arguments(parser: argparse.ArgumentParser) -> None:
                         help="the schema of matrix files instead of that of reports")
 
 
-def _schema(given: argparse.Namespace) -> int:
-    module, _, name = SCHEMAS[given.form].partition(":")
-    print(json.dumps(getattr(import_module(module), name)(), indent=2))
+def _print_schema(given: argparse.Namespace) -> int:
+    print(json.dumps(_attribute_of(SCHEMAS[given.form])(), indent=2))
     return 0
 
 
 # gate: may this run be released?
-
-
 def _gate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("reports", nargs="*", metavar="REPORT",
                         help="the JSON report of a run, or of each of its shards; or a journal; default: "
@@ -262,50 +295,31 @@ def _gate_arguments(parser: argparse.ArgumentParser) -> None:
                         help="judge what earlier runs left too, of whatever commit; else that is unusable")
     parser.add_argument("--junit", metavar="FILE", help="write JUnit XML, a test case for each cell")
     parser.add_argument("--summary", metavar="FILE", help="write the verdict as Markdown")
-    parser.add_argument("--force", action="store_true",
-                        help="replace files that are there and were not written by pytest-torchcompile")
+    _add_force(parser)
     parser.add_argument("--github", action="store_true",
                         help="print annotations of GitHub Actions, and add the Markdown to the step's summary")
     parser.add_argument("--update-policy", action="store_true",
                         help="make the policy as strict as what was measured; it never gets less strict")
 
 
-def _gate(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.gate.command import run
-
-    return run(given)
-
-
 # html: the page that people look at
-
-
 def _html_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("reports", nargs="+", metavar="REPORT",
-                        help="the JSON report of a run, or of each of its shards; or a journal")
+    _add_reports(parser)
     parser.add_argument("-o", "--output", metavar="FILE", default="compile-matrix.html", help="default: %(default)s")
     parser.add_argument("--baseline", metavar="REPORT", nargs="+", help="reports of an earlier run to compare with")
     parser.add_argument("--policy", metavar="FILE", help="judge as `gate --policy` does")
     parser.add_argument("--svg", metavar="FILE", help="write the heat map alone too, for a README or a comment")
     parser.add_argument("--source", metavar="URL", help="link places in the code to this address, which has {file} and "
                                                         "{line} in it")
-    parser.add_argument("--force", action="store_true",
-                        help="replace files that are there and were not written by pytest-torchcompile")
-
-
-def _html(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.page.document import run_command
-
-    return run_command(given)
+    _add_force(parser)
 
 
 # table: the models of a report, for a page of documentation
-
-
-def _models_table_arguments(parser: argparse.ArgumentParser) -> None:
+def _table_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("reports", nargs="+", metavar="REPORT", help="reports of one run: one, or one of each shard")
 
 
-def _models_table(given: argparse.Namespace) -> int:
+def _print_models_table(given: argparse.Namespace) -> int:
     from pytest_torchcompile.page.models_table import models_table
     from pytest_torchcompile.report.merging import merge_reports
     from pytest_torchcompile.report.reading import read_report
@@ -315,41 +329,31 @@ def _models_table(given: argparse.Namespace) -> int:
 
 
 # playbook: what a report says about compiling this repository's models
-
-
 def _playbook_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("reports", nargs="+", metavar="REPORT",
-                        help="the JSON report of a run, or of each of its shards; or a journal")
+    _add_reports(parser)
     parser.add_argument("-o", "--output", metavar="FILE", default="docs/torch_compile.md",
                         help="default: %(default)s; - prints it")
     parser.add_argument("--policy", metavar="FILE", help="judge as `gate --policy` does")
-    parser.add_argument("--force", action="store_true",
-                        help="replace files that are there and were not written by pytest-torchcompile")
-
-
-def _playbook(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.playbook.chapters import run_command
-
-    return run_command(given)
+    _add_force(parser)
 
 
 # gates: the three gates of the production layer, alone
-
-
 def _gates_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="where models run, for example cuda; default: cpu")
     parser.add_argument("--backend", help="what compiles healthy models; default: aot_eager, on a GPU inductor; with "
                                           "inductor torch's own planted faults are tried as well")
 
 
-def _gates(given: argparse.Namespace) -> int:
+def _run_gates(given: argparse.Namespace) -> int:
     from pytest_torchcompile.gates import Place, run
     from pytest_torchcompile.ranks.serving import set_environment
 
     set_environment()
-    _refuse_missing(given.device)
-    backend = given.backend or ("aot_eager" if given.device == "cpu" else "inductor")
-    _refuse_unknown(backend)
+    _refuse_device(given.device)
+    # On a CPU Inductor needs a C++ compiler, and minutes.
+    usual = "aot_eager" if given.device == "cpu" else "inductor"
+    backend = given.backend or usual
+    _refuse_backend(backend)
     failed = 0
     for outcome in run(Place(given.device, backend)):
         print(outcome, flush=True)
@@ -357,7 +361,7 @@ def _gates(given: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-def _refuse_unknown(backend: str) -> None:
+def _refuse_backend(backend: str) -> None:
     """Raises UsageError for a backend that torch does not know: what has to fail would fail with it for nothing."""
     import torch
 
@@ -366,27 +370,31 @@ def _refuse_unknown(backend: str) -> None:
         raise UsageError(f"--backend {backend!r} is no backend of torch {torch.__version__}; {nearest(backend, known)}")
 
 
-def _refuse_missing(device: str) -> None:
+def _refuse_device(device: str) -> None:
     """Raises UsageError for a device that this machine, or torch, does not have."""
     import torch
 
     try:
         torch.ones(1, device=device)
-    except Exception as error:  # each device has its own way to say no
+    except Exception as error:
+        # Each device has its own way to say no.
         text = " ".join(str(error).split())
         raise UsageError(f"--device {device}: torch {torch.__version__} can't use it here: {text[:200]}") from error
 
 
 COMMANDS: Final[dict[str, Command]] = {
-    "cells": Command("Print the cells of a matrix, without running any.", _cells_arguments, _cells),
+    "cells": Command("Print the cells of a matrix, without running any.", _cells_arguments, _print_cells),
     "doctor": Command("Say what this machine can run of a matrix, and why not the rest; exit code 1 if nothing, or if "
                       "the training cell that it tries cannot be judged.",
-                      _doctor_arguments, _doctor),
-    "gate": Command("Judge reports: 0 pass, 1 fail, 2 unusable reports, 3 nothing to judge.", _gate_arguments, _gate),
-    "html": Command("Write a page of reports: heat map, findings, each cell's ledger.", _html_arguments, _html),
-    "playbook": Command("Write down what reports say about compiling these models.", _playbook_arguments, _playbook),
-    "table": Command("Print a table of the models of reports, as Markdown.", _models_table_arguments, _models_table),
-    "schema": Command("Print the JSON Schema of reports, or of matrix files.", _schema_arguments, _schema),
+                      _add_matrix, _examine_machine),
+    "gate": Command("Judge reports: 0 pass, 1 fail, 2 unusable reports, 3 nothing to judge.", _gate_arguments,
+                    _call_later("pytest_torchcompile.gate.command:run")),
+    "html": Command("Write a page of reports: heat map, findings, each cell's ledger.", _html_arguments,
+                    _call_later("pytest_torchcompile.page.document:run_command")),
+    "playbook": Command("Write down what reports say about compiling these models.", _playbook_arguments,
+                    _call_later("pytest_torchcompile.playbook.chapters:run_command")),
+    "table": Command("Print a table of the models of reports, as Markdown.", _table_arguments, _print_models_table),
+    "schema": Command("Print the JSON Schema of reports, or of matrix files.", _schema_arguments, _print_schema),
     "gates": Command("Run the three gates of the production layer on small models; exit code 0 or 1.",
-                     _gates_arguments, _gates),
+                     _gates_arguments, _run_gates),
 }

@@ -40,12 +40,14 @@ class Dim:
 
     def allows(self, size: int) -> bool:
         """Is the size within the bounds, and a multiple of ``multiple_of``?"""
-        return self.min <= size and (self.max is None or size <= self.max) and size % self.multiple_of == 0
+        if size < self.min or size % self.multiple_of:
+            return False
+        return self.max is None or size <= self.max
 
     @property
     def sizes(self) -> range:
         """Every size within the bounds of a dim that has a ``max``."""
-        return range(_up(self.min, self.multiple_of), (self.max or 0) + 1, self.multiple_of)
+        return range(_next_multiple(self.min, self.multiple_of), (self.max or 0) + 1, self.multiple_of)
 
 
 Dims = Mapping[str, Dim]
@@ -67,9 +69,9 @@ def batch_sizes(dims: Dims) -> list[dict[str, int]]:
     """
     for name, text in dim_mistakes(dims):
         raise UsageError(f"dim {name!r}: {text}")
-    rows = _listed(dims)
-    order = _order(dims)
-    _compute(dims, order, rows)
+    rows = _listed_rows(dims)
+    order = _computed_dims(dims)
+    _compute_sizes(dims, order, rows)
     for name, dim in dims.items():
         if name not in rows[0]:
             rows = _with_size(dims, order, rows, name, dim.sizes)
@@ -82,19 +84,23 @@ def complete_sizes(dims: Dims, sizes: Mapping[str, int]) -> dict[str, int]:
     Raises :class:`UsageError` where an expression has no value for these sizes.
     """
     row = {name: dim.size for name, dim in dims.items() if dim.size is not None} | dict(sizes)
-    _compute(dims, _order(dims), [row])
+    _compute_sizes(dims, _computed_dims(dims), [row])
     return {name: row[name] for name in dims}
 
 
 def dim_mistakes(dims: Dims) -> list[tuple[str, str]]:
     """Return (dim, what is wrong with it) for every dim that has no size, or none within its own bounds."""
-    found = [(name, text) for name, dim in dims.items() for text in _mistakes(name, dim, dims)]
-    if not found and (cycle := _cycle(dims)):
-        found = [(cycle[0], f"is computed from itself: {' -> '.join(cycle)}")]
-    return found
+    mistakes = []
+    for name, dim in dims.items():
+        mistakes += [(name, text) for text in _mistakes_of(dim, dims)]
+    # Only expressions of known dims can be followed from one to the next.
+    cycle = None if mistakes else _find_cycle(dims)
+    if cycle:
+        mistakes.append((cycle[0], f"is computed from itself: {' -> '.join(cycle)}"))
+    return mistakes
 
 
-def _mistakes(name: str, dim: Dim, dims: Dims) -> Iterator[str]:
+def _mistakes_of(dim: Dim, dims: Dims) -> Iterator[str]:
     if dim.size is not None:
         return
     if dim.expression is not None:
@@ -103,47 +109,59 @@ def _mistakes(name: str, dim: Dim, dims: Dims) -> Iterator[str]:
         except UsageError as error:
             yield str(error)
             return
-        yield from (f"{dim.expression!r} uses {other!r}, which is not a dim; {nearest(other, dims)}"
-                    for other in sorted(used) if other not in dims)
+        for other in sorted(used - dims.keys()):
+            yield f"{dim.expression!r} uses {other!r}, which is not a dim; {nearest(other, dims)}"
     elif dim.buckets and dim.choices:
         yield "has both buckets and choices; expected one of them"
     elif dim.listed:
-        yield from (f"{size} is outside the dim's own min, max or multiple_of"
-                    for size in dim.listed if not dim.allows(size))
+        for size in dim.listed:
+            if not dim.allows(size):
+                yield f"{size} is outside the dim's own min, max or multiple_of"
     elif dim.max is None:
         yield "has no size; expected buckets, choices or max"
     elif not dim.sizes:
         yield f"no multiple of {dim.multiple_of} lies between min {dim.min} and max {dim.max}"
 
 
-def _cycle(dims: Dims) -> list[str] | None:
+def _find_cycle(dims: Dims) -> list[str] | None:
     """Return the names along a cycle of expressions, each computed from the next, if there is one."""
     try:
-        _order(dims)
+        _computed_dims(dims)
     except CycleError as error:
-        cycle: list[str] = error.args[1]  # from the dim that is used to the dim that uses it
+        # From the dim that is used to the dim that uses it.
+        cycle: list[str] = error.args[1]
         return cycle[::-1]
     return None
 
 
-def _uses(dim: Dim) -> frozenset[str]:
-    return frozenset() if dim.expression is None else names_in(dim.expression)
-
-
-def _order(dims: Dims) -> list[str]:
+def _computed_dims(dims: Dims) -> list[str]:
     """Return the computed dims, each after those that it uses."""
-    graph = {name: _uses(dim) for name, dim in dims.items()}
-    return [name for name in TopologicalSorter(graph).static_order() if dims[name].expression is not None]
+    uses: dict[str, frozenset[str]] = {}
+    for name, dim in dims.items():
+        uses[name] = frozenset()
+        if dim.expression is not None:
+            uses[name] = names_in(dim.expression)
+    return [name for name in TopologicalSorter(uses).static_order() if dims[name].expression is not None]
 
 
-def _listed(dims: Dims) -> list[dict[str, int]]:
+def _listed_rows(dims: Dims) -> list[dict[str, int]]:
     """Return the batches as far as numbers, buckets and choices say."""
-    columns = {name: dim.listed if dim.size is None else (dim.size,) for name, dim in dims.items()}
-    count = max(map(len, columns.values()), default=0) or 1
-    return [{name: sizes[k % len(sizes)] for name, sizes in columns.items() if sizes} for k in range(count)]
+    columns: dict[str, tuple[int, ...]] = {}
+    for name, dim in dims.items():
+        sizes = dim.listed
+        if dim.size is not None:
+            sizes = (dim.size,)
+        if sizes:
+            columns[name] = sizes
+    count = max(map(len, columns.values()), default=1)
+    rows = []
+    for index in range(count):
+        # Shorter lists begin again.
+        rows.append({name: sizes[index % len(sizes)] for name, sizes in columns.items()})
+    return rows
 
 
-def _compute(dims: Dims, order: Iterable[str], rows: list[dict[str, int]]) -> None:
+def _compute_sizes(dims: Dims, order: Iterable[str], rows: list[dict[str, int]]) -> None:
     """Add every expression to the batches that have all it needs."""
     for row in rows:
         for name in order:
@@ -155,31 +173,42 @@ def _compute(dims: Dims, order: Iterable[str], rows: list[dict[str, int]]) -> No
 def _with_size(dims: Dims, order: list[str], rows: list[dict[str, int]], name: str,
                sizes: range) -> list[dict[str, int]]:
     """Return the batches with a size for the free dim ``name``, the best by the rule of :func:`batch_sizes`."""
-    taken = {size for row in rows for size in row.values()}
+    taken: set[int] = set()
+    for row in rows:
+        taken.update(row.values())
     for size in islice(_outward(sizes), 1000):
         tried = [row | {name: size} for row in rows]
         try:
-            _compute(dims, order, tried)
+            _compute_sizes(dims, order, tried)
         except UsageError:
-            continue  # some expression has no value there; if it has none anywhere, the last line says so
-        new = [[value for key, value in row.items() if key not in rows[0]] for row in tried]
-        if size > 1 and all(len({*values}) == len(values) and not taken & {*values} for values in new):
+            # Some expression has no value there; if it has none anywhere, the last line says so.
+            continue
+        if size > 1 and all(_has_new_sizes(row, rows[0], taken) for row in tried):
             return tried
     size = next((size for size in _outward(sizes) if size > 1), sizes[-1])
     tried = [row | {name: size} for row in rows]
-    _compute(dims, order, tried)
+    _compute_sizes(dims, order, tried)
     return tried
 
 
+def _has_new_sizes(row: Mapping[str, int], before: Mapping[str, int], taken: set[int]) -> bool:
+    """Are the sizes of the dims that ``before`` lacks different from each other, and from all that are taken?"""
+    new = [size for name, size in row.items() if name not in before]
+    return len(set(new)) == len(new) and taken.isdisjoint(new)
+
+
 def _outward(sizes: range) -> Iterator[int]:
-    """Yield the sizes from the middle outwards."""
+    """Yield the sizes from the middle outwards: the middle, one above, one below, two above ..."""
     middle = (len(sizes) - 1) // 2
     for step in range(len(sizes)):
-        place = middle + (step + 1) // 2 * (1 if step % 2 else -1)
-        yield sizes[place]
+        distance = (step + 1) // 2
+        if step % 2:
+            yield sizes[middle + distance]
+        else:
+            yield sizes[middle - distance]
 
 
-def _up(size: int, step: int) -> int:
+def _next_multiple(size: int, step: int) -> int:
     """Return the least multiple of ``step`` that is at least ``size``."""
     return -(-size // step) * step
 
@@ -195,12 +224,13 @@ _OPERATORS: Final[dict[type[ast.operator], Callable[[int, int], int]]] = {
 }
 _CALLS: Final[dict[str, Callable[..., int]]] = {"min": min, "max": max}
 _ALLOWED: Final = "integers, other dims, + - * // %, min(), max() and parentheses"
-_LONGEST: Final = 200  # characters: far beyond any real size, far below what could take long
+_LONGEST: Final = 200
+"""Characters of an expression: far beyond any real size, far below what could take long."""
 
 
 def names_in(text: str) -> frozenset[str]:
     """Return the dims that the expression uses; raises :class:`UsageError` if it is none."""
-    nodes = list(ast.walk(_parse(text)))
+    nodes = list(ast.walk(_parse_expression(text)))
     called = [node.func for node in nodes if isinstance(node, ast.Call)]
     return frozenset(node.id for node in nodes if isinstance(node, ast.Name) and node not in called)
 
@@ -208,7 +238,7 @@ def names_in(text: str) -> frozenset[str]:
 def evaluate(text: str, sizes: Mapping[str, int]) -> int:
     """Return the value of the expression; raises :class:`UsageError` if it is no size (negative, say)."""
     try:
-        value = _value(_parse(text), sizes)
+        value = _value_of(_parse_expression(text), sizes)
     except ZeroDivisionError:
         value = -1
     if value < 0:
@@ -218,25 +248,27 @@ def evaluate(text: str, sizes: Mapping[str, int]) -> int:
 
 
 @lru_cache(maxsize=256)
-def _parse(text: str) -> ast.expr:
+def _parse_expression(text: str) -> ast.expr:
     """Parse and check every node against the whitelist, so that evaluation meets nothing unknown."""
     if len(text) > _LONGEST:
         raise UsageError(f"an expression of {len(text)} characters; at most {_LONGEST} are read")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns of odd literals; they are refused below
+            # Python warns of odd literals; they are refused below.
+            warnings.simplefilter("ignore")
             tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise UsageError(f"{text!r} is not an expression of {_ALLOWED}") from None
     for node in ast.walk(tree):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             raise UsageError(f"{text!r} divides with '/', which gives no whole number; use '//'")
-        if not _allowed(node):
-            raise UsageError(f"{text!r} uses {_source(node)}; allowed are {_ALLOWED}")
+        if not _is_allowed(node):
+            raise UsageError(f"{text!r} uses {_source_text(node)}; allowed are {_ALLOWED}")
     return tree
 
 
-def _allowed(node: ast.AST) -> bool:
+def _is_allowed(node: ast.AST) -> bool:
+    # Exactly int: a bool is an int too.
     if isinstance(node, ast.Constant):
         return type(node.value) is int
     if isinstance(node, ast.Call):
@@ -245,21 +277,24 @@ def _allowed(node: ast.AST) -> bool:
     return isinstance(node, (ast.BinOp, ast.UnaryOp, ast.USub, ast.UAdd, ast.Name, ast.Load, *_OPERATORS))
 
 
-def _source(node: ast.AST) -> str:
-    return repr(ast.unparse(node)) if isinstance(node, ast.expr) else f"the operator {type(node).__name__}"
+def _source_text(node: ast.AST) -> str:
+    if isinstance(node, ast.expr):
+        return repr(ast.unparse(node))
+    return f"the operator {type(node).__name__}"
 
 
-def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
+def _value_of(node: ast.expr, sizes: Mapping[str, int]) -> int:
     if isinstance(node, ast.Constant):
-        return int(node.value)  # type: ignore[arg-type]  # _allowed lets only ints through
+        # No other constant than an int is allowed.
+        return int(node.value)  # type: ignore[arg-type]
     if isinstance(node, ast.Name):
         return sizes[node.id]
     if isinstance(node, ast.UnaryOp):
-        value = _value(node.operand, sizes)
+        value = _value_of(node.operand, sizes)
         return -value if isinstance(node.op, ast.USub) else value
     if isinstance(node, ast.BinOp):
-        return _OPERATORS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
+        return _OPERATORS[type(node.op)](_value_of(node.left, sizes), _value_of(node.right, sizes))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        found = [_value(argument, sizes) for argument in node.args]
-        return _CALLS[node.func.id](found)
-    raise UsageError(f"{_source(node)} is not an expression of {_ALLOWED}")
+        arguments = [_value_of(argument, sizes) for argument in node.args]
+        return _CALLS[node.func.id](arguments)
+    raise UsageError(f"{_source_text(node)} is not an expression of {_ALLOWED}")

@@ -24,39 +24,34 @@ def resolve(reference: str, root: Path, where: str, *allowed: type) -> Any:
     module_name, colon, path = reference.partition(":")
     if not (module_name and colon and path):
         raise UsageError(f"{where}: {reference!r} names nothing; expected module:attribute")
-    found: Any = _import(module_name, root.absolute(), where)
+    value: Any = _import_module(module_name, root.absolute(), where)
     for name in path.split("."):
-        if not hasattr(found, name):
-            known = [n for n in dir(found) if not n.startswith("_")]
+        if not hasattr(value, name):
+            known = [other for other in dir(value) if not other.startswith("_")]
             raise UsageError(f"{where}: {module_name!r} has no attribute {path!r}; {nearest(name, known)}")
-        found = getattr(found, name)
-    if not callable(found) and not isinstance(found, allowed):
-        raise UsageError(f"{where}: {reference!r} is {kind_of(found)}; expected something callable")
-    return found
+        value = getattr(value, name)
+    if not callable(value) and not isinstance(value, allowed):
+        raise UsageError(f"{where}: {reference!r} is {kind_of(value)}; expected something callable")
+    return value
 
 
 def import_all(modules: tuple[str, ...], root: Path) -> None:
     """Import what can be imported; what cannot is told by :func:`resolve`, with its place in the matrix."""
     for name in modules:
         with contextlib.suppress(UsageError, Unavailable):
-            _import(name, root.absolute(), "")
+            _import_module(name, root.absolute(), "")
 
 
 _ROOTS: set[str] = set()
 """The root folders that modules were looked up in, in this process."""
 
 
-def _import(name: str, root: Path, where: str) -> Any:
+def _import_module(name: str, root: Path, where: str) -> Any:
     """Import a module; ``root`` comes first on the path, also before modules that another root brought."""
     if sys.path[:1] != [str(root)]:
         sys.path[:] = [str(root), *(folder for folder in sys.path if folder != str(root))]
         importlib.invalidate_caches()
-    top = name.partition(".")[0]
-    loaded = [m for m in sys.modules if m == top or m.startswith(f"{top}.")]
-    if top != __name__.partition(".")[0] and ((root / f"{top}.py").is_file() or (root / top).is_dir()) \
-            and any(_from_another_root(module, root) for module in loaded):
-        for module in loaded:
-            del sys.modules[module]
+    _forget_other_roots(name.partition(".")[0], root)
     _ROOTS.add(str(root))
     try:
         return importlib.import_module(name)
@@ -66,6 +61,17 @@ def _import(name: str, root: Path, where: str) -> Any:
         raise UsageError(f"{where}: cannot import {name!r}: {one_line(error)}") from error
 
 
+def _forget_other_roots(top: str, root: Path) -> None:
+    """Forget a package that was imported from another root, if this one has it as well."""
+    own = (root / f"{top}.py").is_file() or (root / top).is_dir()
+    if not own or top == __name__.partition(".")[0]:
+        return
+    loaded = [module for module in sys.modules if module == top or module.startswith(f"{top}.")]
+    if any(_from_another_root(module, root) for module in loaded):
+        for module in loaded:
+            del sys.modules[module]
+
+
 def _from_another_root(module: str, root: Path) -> bool:
     """Did an earlier cell, of another matrix, find this loaded module in its own root?
 
@@ -73,29 +79,43 @@ def _from_another_root(module: str, root: Path) -> bool:
     """
     file = Path(getattr(sys.modules[module], "__file__", None) or ".")
     depth = module.count(".") + (file.stem == "__init__")
+    # Built in, or a namespace package.
     if len(file.parents) <= depth:
-        return False  # built in, or a namespace package
+        return False
     home = file.parents[depth]
     return home != root and str(home) in _ROOTS
 
 
 def one_line(error: BaseException) -> str:
     """An exception in one line: type, text, and the innermost place in a file of the user's."""
-    text = " ".join(str(error).split())
+    name = type(error).__name__
     if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error.msg} ({Path(error.filename or '?').name}:{error.lineno})"
-    frames = [f for f in traceback.extract_tb(error.__traceback__)
-              if not f.filename.startswith("<") and Path(f.filename) != Path(__file__)
-              and _IMPORTLIB not in Path(f.filename).parents]
-    frames = [f for f in frames if _libraries().isdisjoint(Path(f.filename).parents)] or frames
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {text}{place}" if text else f"{type(error).__name__}{place}"
+        return f"{name}: {error.msg} ({Path(error.filename or '?').name}:{error.lineno})"
+    text = " ".join(str(error).split())
+    if text:
+        name = f"{name}: {text}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_import_machinery(frame.filename)]
+    libraries = _library_folders()
+    own = [frame for frame in frames if libraries.isdisjoint(Path(frame.filename).parents)]
+    # Where no frame is the user's, the innermost of a library says more than none.
+    shown = own or frames
+    if not shown:
+        return name
+    return f"{name} ({Path(shown[-1].filename).name}:{shown[-1].lineno})"
 
 
-def _libraries() -> set[Path]:
+def _is_import_machinery(filename: str) -> bool:
+    file = Path(filename)
+    return filename.startswith("<") or file == Path(__file__) or _IMPORTLIB in file.parents
+
+
+def _library_folders() -> set[Path]:
     """Folders in which no file of the user's is."""
-    torch = sys.modules.get("torch")  # one that was built from a checkout is not installed in any of these folders
-    return _INSTALLED if torch is None else _INSTALLED | {Path(torch.__file__ or "").parent}
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return _INSTALLED
+    # One that was built from a checkout is in none of the folders of what is installed.
+    return _INSTALLED | {Path(torch.__file__ or "").parent}
 
 
 _IMPORTLIB = Path(importlib.__file__).parent
@@ -104,4 +124,6 @@ _INSTALLED = {Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "
 
 def kind_of(value: Any) -> str:
     """What a value is, in a sentence about it."""
-    return "None" if value is None else f"an object of type {type(value).__name__}"
+    if value is None:
+        return "None"
+    return f"an object of type {type(value).__name__}"

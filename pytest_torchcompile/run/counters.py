@@ -11,6 +11,7 @@ from pytest_torchcompile.ledger import explain
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT, Compile, EagerFrame, GraphBreak
 from pytest_torchcompile.plan.markers import MarkerLimits
+from pytest_torchcompile.quantity import count
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -50,8 +51,11 @@ class Evidence:
             if problems := judge_limits(self.limits, self.ledger, self.must_run):
                 return "compile_limits: " + "\n\n".join(problems)
             # Whoever allows eager frames may mean all of the model.
-            asks = asks and not (self.limits.eager_frames and self.ledger.eager_frames)
-        return never_ran(self.ledger, self.model) if asks else ""
+            if self.limits.eager_frames and self.ledger.eager_frames:
+                asks = False
+        if not asks:
+            return ""
+        return never_ran(self.ledger, self.model)
 
 
 class HeaviestSequence:
@@ -100,7 +104,7 @@ class RecompileCounter:
 
     def explain(self, allowed: int | None = None) -> str:
         """Each recompile in words: old -> new value, guard, place, what to try; ``allowed`` is told in the title."""
-        return _told(explain.recompiles(self._ledger.recompiles, allowed or 0), allowed)
+        return _with_title(explain.recompiles(self._ledger.recompiles, allowed or 0), allowed)
 
     def expect(self, n: int) -> _Expectation:
         """``with recompile_counter.expect(1):`` fails unless the block recompiles exactly ``n`` times.
@@ -147,14 +151,16 @@ class GraphBreaks(Sequence[GraphBreak]):
         return len(self._ledger.graph_breaks)
 
     def __eq__(self, other: object) -> bool:
-        return list(self) == (list(other) if isinstance(other, GraphBreaks) else other)
+        if isinstance(other, GraphBreaks):
+            other = list(other)
+        return list(self) == other
 
     def explain(self, allowed: int | None = None) -> str:
         """Each break in words: reason, place, whose code, torch's hint; ``allowed`` is told in the title."""
-        return _told(explain.graph_breaks(self._ledger.graph_breaks, allowed or 0), allowed)
+        return _with_title(explain.graph_breaks(self._ledger.graph_breaks, allowed or 0), allowed)
 
     def __repr__(self) -> str:
-        places = ", ".join(f"{found.file}:{found.line}" for found in self._ledger.graph_breaks)
+        places = ", ".join(f"{graph_break.file}:{graph_break.line}" for graph_break in self._ledger.graph_breaks)
         return f"<graph breaks: {places or 'none'}>"
 
 
@@ -181,12 +187,13 @@ class ShapeBuckets:
 
         Raises :class:`TypeError` at once if ``make`` can't be called so.
         """
-        call = _caller(make)
-        return (batch for size in self.sizes for batch in self._during(size, call))
+        # Checked here, and not in the generator, which would raise at its first batch.
+        return self._make_batches(_call_by_size(make))
 
-    def _during(self, size: int, call: Callable[[int], Any]) -> Iterator[Any]:
-        with self._ledger.during(f"S={size}"):
-            yield call(size)
+    def _make_batches(self, make: Callable[[int], Any]) -> Iterator[Any]:
+        for size in self.sizes:
+            with self._ledger.during(f"S={size}"):
+                yield make(size)
 
     def __repr__(self) -> str:
         return f"<shape buckets {', '.join(map(str, self.sizes))}>"
@@ -205,14 +212,15 @@ def judge_limits(limits: MarkerLimits, ledger: Ledger, must_run: bool) -> list[s
     if limits.graph_breaks is not None and len(ledger.graph_breaks) > limits.graph_breaks:
         problems.append(explain.graph_breaks(ledger.graph_breaks, limits.graph_breaks))
     if limits.eager_frames is None:
-        problems += _silent(ledger.eager_frames)
+        problems += _silent_problems(ledger.eager_frames)
     elif len(ledger.eager_frames) > limits.eager_frames:
         title, *lines = explain.eager_frames(ledger.eager_frames).splitlines()
         problems.append("\n".join([f"{title}, {limits.eager_frames or 'none'} allowed", *lines]))
-    allowed = limits.eager_frames and ledger.eager_frames  # whoever allows them may mean all of the test
-    if not problems and must_run and not allowed and not _runs(ledger):
-        problems.append("nothing to judge: no compiled graph ran in this test" + _eagerly(ledger))
-    return problems + _lost(ledger)
+    # Whoever allows eager frames may mean all of the test.
+    may_be_eager = limits.eager_frames and ledger.eager_frames
+    if not problems and must_run and not may_be_eager and not _graph_runs(ledger):
+        problems.append("nothing to judge: no compiled graph ran in this test" + _eager_frames_text(ledger))
+    return problems + _lost_records(ledger)
 
 
 def never_ran(ledger: Ledger, model: ModelCalls | None) -> str:
@@ -221,23 +229,28 @@ def never_ran(ledger: Ledger, model: ModelCalls | None) -> str:
     A call that raised is what a test may be about. ``model``: what is known of calls of that very model; None where
     a wrapper of the user's may have made anything of it, and any graph will do.
     """
-    if ((model is None or model.ran) and _runs(ledger)) or ledger.raised or ledger.failures:
+    if ledger.raised or ledger.failures:
         return ""
-    if model and model.called and _runs(ledger):
-        return "compiled_model was called, but nothing of it ran compiled: no graph ran in its calls" + _eagerly(ledger)
-    if ledger.eager_frames and not _runs(ledger):
-        return "compiled_model was called, but nothing of it ran compiled: no graph ran in this test" + _eagerly(ledger)
+    any_ran = _graph_runs(ledger) > 0
+    if any_ran and (model is None or model.ran):
+        return ""
+    nothing_ran = "compiled_model was called, but nothing of it ran compiled: no graph ran in"
+    if any_ran and model and model.called:
+        return f"{nothing_ran} its calls{_eager_frames_text(ledger)}"
+    if ledger.eager_frames and not any_ran:
+        return f"{nothing_ran} this test{_eager_frames_text(ledger)}"
     return ("compiled_model was never called, so this test says nothing about it; call it, or take the fixture "
             "`model` instead")
 
 
 def ran_eagerly(ledger: Ledger, counter: RecompileCounter | None, breaks: GraphBreaks | None) -> str:
     """What makes a test say less than it seems to, without being wrong: a text, or an empty one."""
-    if silent := [frame for frame in ledger.eager_frames if frame.kind in SILENT]:
+    silent = _silent_frames(ledger.eager_frames)
+    if silent:
         text = explain.eager_frames(silent)
-        return _titled(f"{text.splitlines()[0]} though meant to be compiled, and torch did not raise "
-                       f"(compile_limits(eager_frames={len(ledger.eager_frames)}) allows it)", text)
-    if _runs(ledger) or ledger.raised or ledger.failures or ledger.graph_breaks:
+        return _retitled(f"{text.splitlines()[0]} though meant to be compiled, and torch did not raise "
+                         f"(compile_limits(eager_frames={len(ledger.eager_frames)}) allows it)", text)
+    if _graph_runs(ledger) or ledger.raised or ledger.failures or ledger.graph_breaks:
         return ""
     if counter and counter.trusted:
         return "recompile_counter was asked, but no compiled graph ran in this test: its 0 proves nothing"
@@ -254,81 +267,106 @@ class _Expectation:
         self._new = True
 
     def __enter__(self) -> None:
-        if self._new:  # it may be entered again
+        # It may be entered again.
+        if self._new:
             self._entered()
         self._new = False
-        self._recompiles, self._runs = len(self._ledger.recompiles), _runs(self._ledger)
+        self._recompiles, self._runs = len(self._ledger.recompiles), _graph_runs(self._ledger)
         self._calls = {id(frame): frame.calls for frame in self._ledger.eager_frames}
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  traceback: TracebackType | None) -> None:
         __tracebackhide__ = True
-        if kind is None and (problems := self._problems()):
+        # An exception of the block's own says more than what is missing for it.
+        problems = self._find_problems() if kind is None else []
+        if problems:
             raise AssertionError("\n\n".join(problems))
 
-    def _problems(self) -> list[str]:
-        found = self._ledger.recompiles[self._recompiles :]
+    def _find_problems(self) -> list[str]:
+        recompiles = self._ledger.recompiles[self._recompiles :]
         problems = []
-        if len(found) != self._expected:
-            allowed = explain.recompiles(found, self._expected)
-            title = f"{len(found)} recompile{'' if len(found) == 1 else 's'}, {self._expected} expected"
-            problems.append(_titled(title, allowed) if self._expected else allowed)
-        problems += _silent([frame for frame in self._ledger.eager_frames
-                             if frame.calls > self._calls.get(id(frame), 0)])
-        if not problems and _runs(self._ledger) == self._runs:
+        if len(recompiles) != self._expected:
+            text = explain.recompiles(recompiles, self._expected)
+            # Of none allowed the title says so by itself; of some it says how many are allowed, not expected.
+            if self._expected:
+                text = _retitled(f"{count(len(recompiles), 'recompile')}, {self._expected} expected", text)
+            problems.append(text)
+        frames = [frame for frame in self._ledger.eager_frames if frame.calls > self._calls.get(id(frame), 0)]
+        problems += _silent_problems(frames)
+        if not problems and _graph_runs(self._ledger) == self._runs:
             problems.append("no compiled graph ran in the block, so that its recompiles prove nothing"
-                            + _eagerly(self._ledger))
-        return problems + _lost(self._ledger)
+                            + _eager_frames_text(self._ledger))
+        return problems + _lost_records(self._ledger)
 
 
-def _told(text: str, allowed: int | None) -> str:
+def _with_title(text: str, allowed: int | None) -> str:
+    """The text; where nobody has said how many are allowed, its title does not either."""
+    if allowed is not None:
+        return text
     title = text.splitlines()[0]
-    return text if allowed is not None else _titled(title.partition(",")[0], text)
+    return _retitled(title.partition(",")[0], text)
 
 
-def _titled(title: str, text: str) -> str:
+def _retitled(title: str, text: str) -> str:
     return "\n".join([title, *text.splitlines()[1:]])
 
 
-def _runs(ledger: Ledger) -> int:
+def _graph_runs(ledger: Ledger) -> int:
     return sum(graph.runs for graph in ledger.graphs)
 
 
-def _silent(frames: Sequence[EagerFrame]) -> list[str]:
-    silent = [frame for frame in frames if frame.kind in SILENT]
+def _silent_frames(frames: Sequence[EagerFrame]) -> list[EagerFrame]:
+    return [frame for frame in frames if frame.kind in SILENT]
+
+
+def _silent_problems(frames: Sequence[EagerFrame]) -> list[str]:
+    silent = _silent_frames(frames)
     if not silent:
         return []
-    return [_titled(f"torch gave up compiling, so that the other numbers are too small: "
-                    f"{explain.eager_frames(silent).splitlines()[0]}", explain.eager_frames(silent))]
+    text = explain.eager_frames(silent)
+    title = f"torch gave up compiling, so that the other numbers are too small: {text.splitlines()[0]}"
+    return [_retitled(title, text)]
 
 
-def _eagerly(ledger: Ledger) -> str:
-    return "\n" + explain.eager_frames(ledger.eager_frames) if ledger.eager_frames else ""
+def _eager_frames_text(ledger: Ledger) -> str:
+    if not ledger.eager_frames:
+        return ""
+    return "\n" + explain.eager_frames(ledger.eager_frames)
 
 
-def _lost(ledger: Ledger) -> list[str]:
+def _lost_records(ledger: Ledger) -> list[str]:
     if not ledger.lost:
         return []
     return ["not all that torch did could be read (a newer torch than pytest-torchcompile knows?), and the numbers may "
             "be too small: " + "; ".join(ledger.lost)]
 
 
-def _caller(make: Callable[..., Any]) -> Callable[[int], Any]:
+def _call_by_size(make: Callable[..., Any]) -> Callable[[int], Any]:
+    """``make`` as a function of the size alone, which it gets as ``S=size`` or by place."""
     name = getattr(make, "__name__", repr(make))
     try:
         signature = inspect.signature(make)
-    except (TypeError, ValueError):  # written in C
+    except (TypeError, ValueError):
+        # Written in C.
         return make
-    kinds = [parameter.kind for parameter in signature.parameters.values()]
-    named = signature.parameters.get("S")
+    by_keyword = _takes_keyword(signature)
+    try:
+        signature.bind(S=1) if by_keyword else signature.bind(1)
+    except TypeError as error:
+        call = f"{name}(S=size)" if by_keyword else f"{name}(size)"
+        raise TypeError(f"shape_buckets.batches calls {call}: {error}; "
+                        "functools.partial gives it what else it needs") from None
+    if by_keyword:
+        return lambda size: make(S=size)
+    return make
+
+
+def _takes_keyword(signature: inspect.Signature) -> bool:
+    """Whether a size is given as ``S=size``."""
     by_place = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD,
                 inspect.Parameter.VAR_POSITIONAL}
-    keyword = (inspect.Parameter.VAR_KEYWORD in kinds and by_place.isdisjoint(kinds) if named is None
-               else named.kind in (named.KEYWORD_ONLY, named.POSITIONAL_OR_KEYWORD))
-    try:
-        signature.bind(S=1) if keyword else signature.bind(1)
-    except TypeError as error:
-        called = f"{name}(S=size)" if keyword else f"{name}(size)"
-        raise TypeError(f"shape_buckets.batches calls {called}: {error}; "
-                        "functools.partial gives it what else it needs") from None
-    return (lambda size: make(S=size)) if keyword else make
+    named = signature.parameters.get("S")
+    if named is not None:
+        return named.kind in (named.KEYWORD_ONLY, named.POSITIONAL_OR_KEYWORD)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    return inspect.Parameter.VAR_KEYWORD in kinds and by_place.isdisjoint(kinds)

@@ -20,13 +20,14 @@ __all__ = ["environment", "own_environment"]
 @functools.lru_cache(maxsize=1)
 def environment() -> dict[str, Any]:
     """Versions and devices, as plain data. No environment variables: they may hold secrets."""
-    return {**_versions(), "devices": _devices()}
+    return {**_versions(), "devices": _device_names()}
 
 
 def own_environment() -> dict[str, Any]:
     """The same of a process of the user's. A GPU that nothing in it has touched is not touched to ask for its name."""
     touched: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return {**_versions(), "devices": _devices() if touched else ["cpu"]}
+    devices = _device_names() if touched else ["cpu"]
+    return {**_versions(), "devices": devices}
 
 
 @functools.lru_cache(maxsize=1)
@@ -34,18 +35,25 @@ def _versions() -> dict[str, Any]:
     return {
         "torch": str(torch.__version__),
         "torch_git": getattr(torch.version, "git_version", None),
-        "triton": _triton(),
+        "triton": _triton_version(),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
-        "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
-        "compiler": _compiler(),
+        "cpu": _cpu_name(),
+        "cores": _core_count(),
+        "compiler": _compiler_version(),
         "cuda": torch.version.cuda,
-        "driver": _driver(),
+        "driver": _driver_version(),
     }
 
 
-def _triton() -> str | None:
+def _core_count() -> int:
+    """The cores that this process may use, where the system tells."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 0
+
+
+def _triton_version() -> str | None:
     from importlib import metadata
 
     try:
@@ -54,33 +62,33 @@ def _triton() -> str | None:
         return None
 
 
-def _cpu() -> str:
+def _cpu_name() -> str:
     capability = torch.backends.cpu.get_cpu_capability()
     return f"{platform.machine()} {capability}"
 
 
-def _compiler() -> str | None:
-    found = cxx_compiler()
-    if found is None:
+def _compiler_version() -> str | None:
+    program = cxx_compiler()
+    if program is None:
         return None
     try:
-        done = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return found
-    return (done.stdout or done.stderr).partition("\n")[0].strip() or found
+        return program
+    return (done.stdout or done.stderr).partition("\n")[0].strip() or program
 
 
-def _driver() -> str | None:
+def _driver_version() -> str | None:
     """Version of NVIDIA's kernel module, as it tells itself; None where there is none."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    found = re.search(r"Kernel Module.*?\s([0-9]+(?:\.[0-9]+)+)\s", text)
-    return found[1] if found else None
+    match = re.search(r"Kernel Module.*?\s([0-9]+(?:\.[0-9]+)+)\s", text)
+    return match[1] if match else None
 
 
-def _devices() -> list[str]:
+def _device_names() -> list[str]:
     if not torch.cuda.is_available():
         return ["cpu"]
     return ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))]

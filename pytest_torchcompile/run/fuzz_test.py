@@ -26,7 +26,7 @@ def cell_sequences(matrix: str | os.PathLike[str], cell: str, max_calls: int = 6
     """
     from pytest_torchcompile.fuzz.drawing import shape_sequences
 
-    read, planned = _planned(matrix, cell)
+    read, planned = _find_cell(matrix, cell)
     return shape_sequences(read.models[planned.cell.model].dims, max_calls, flips=planned.cell.phase == "training")
 
 
@@ -41,18 +41,18 @@ def assert_calls(matrix: str | os.PathLike[str], cell: str, calls: Iterable[Draw
     from pytest_torchcompile.state.torch_state import isolated
     from pytest_torchcompile.wrappers.protocol import load
 
-    read, planned = _planned(matrix, cell)
+    read, planned = _find_cell(matrix, cell)
     job = Job(planned.cell.to_dict(), read.models[planned.cell.model].to_dict(), str(read.root), ("fuzz",),
               planned.limits)
     entry = read.models[planned.cell.model]
     with isolated([]), same_random_draws():
         run = Run(job, planned.cell, load(planned.cell.wrapper, read.root, entry.where))
-        found = attempts_of(run)(tuple(calls)).finding
-    if found is not None:
-        raise AssertionError(f"{cell}: {found.kind}: {found.message}\n{found.evidence}".rstrip())
+        finding = attempts_of(run)(tuple(calls)).finding
+    if finding is not None:
+        raise AssertionError(f"{cell}: {finding.kind}: {finding.message}\n{finding.evidence}".rstrip())
 
 
-def _planned(matrix: str | os.PathLike[str], cell: str) -> tuple[Matrix, PlannedCell]:
+def _find_cell(matrix: str | os.PathLike[str], cell: str) -> tuple[Matrix, PlannedCell]:
     read = load_matrix(Path(matrix))
     known = {planned.cell.id: planned for planned in read.cells}
     if cell not in known:

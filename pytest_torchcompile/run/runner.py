@@ -69,47 +69,63 @@ class Run(CellTrial):
         self.dims, self.matrix = self.entry.dims, self.entry.where.rsplit(":", 2)[0]
         root = self._home = Path(job.root)
         settings = subject.compile_settings(cell, root, self.entry.where)
-        steps = int(job.limits.get("steps", STEPS)) if "training_steps" in job.checks else 1
+        steps = 1
+        if "training_steps" in job.checks:
+            steps = int(job.limits.get("steps", STEPS))
+        unit = None
+        if wrapper.unit:
+            unit = unit_of(getattr(torch, wrapper.unit))
+        one_process = None
+        if mesh is not None and not self._fake:
+            one_process = self._one_process
         # Built several times, not copied: a forward that was patched onto a module stays bound to the original.
         # This first one is never run.
         self._first = subject.build_model(self.entry, cell, root, job.seed)
-        calls = self._calls()
+        calls = self._draw_calls()
         options = TrialOptions(
             loss=subject.loss_function(self.entry, root), train=cell.phase == "training", seed=job.seed, root=root,
-            unit=unit_of(getattr(torch, self.wrapper.unit)) if self.wrapper.unit else None,
+            unit=unit,
             # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
             references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
                                          cell.wrapper, job.seed, self.replica),
             covered=True, steps=steps, keep_texts="kernels" in job.checks,
-            alone=None if mesh is None or self._fake else self._one_process,
+            alone=one_process,
             compared=not self._fake, varied=not self._fake,
         )
         super().__init__(self._side, self._first, settings, calls, options)
         self.wrapping = cell.wrapper
 
-    def _calls(self) -> list[Call]:
+    def _draw_calls(self) -> list[Call]:
         """The cell's calls. Each replica draws batches of its own, so that one that ignores the others is found out."""
-        drawn = [subject.make_batches(self.entry, self.cell, self._home, self.job.seed + _APART * replica)
-                 for replica in range(self.replicas)]
-        first, *rest = ([batch for _, batch in calls] for calls in drawn)
+        seeds = [self.job.seed + _APART * replica for replica in range(self.replicas)]
+        drawn = [subject.make_batches(self.entry, self.cell, self._home, seed) for seed in seeds]
+        batches = [[batch for _, batch in calls] for calls in drawn]
+        first, *rest = batches
         if self.cell.phase == "training" and rest and all(same_batches(first, other) for other in rest):
             raise UsageError(f"{self.entry.where}: inputs {self.entry.inputs!r} gives all {self.replicas} replicas the "
                              "same batch, so nobody could tell whether gradients are averaged; have it draw from "
                              "torch's own generator, which is seeded for each replica")
-        own = drawn.pop(self.replica)
-        others = list(zip(*drawn, strict=True)) or [()] * len(own)
-        return [Call(i, batch, sizes, also=tuple(other for _, other in others[i]))
-                for i, (sizes, batch) in enumerate(own)]
+        own = drawn[self.replica]
+        del batches[self.replica]
+        calls = []
+        for index, (sizes, batch) in enumerate(own):
+            others = tuple(other[index] for other in batches)
+            calls.append(Call(index, batch, sizes, also=others))
+        return calls
 
     @property
     def replicas(self) -> int:
         """How many ranks or groups of ranks have a batch of their own."""
-        return int(self._mesh["data"].size()) if "data" in self._dimensions and not self._fake else 1
+        if self._fake or not self._has_data_dimension:
+            return 1
+        return int(self._mesh["data"].size())
 
     @property
     def replica(self) -> int:
         """Which of them this rank belongs to."""
-        return int(self._mesh.get_local_rank("data")) if "data" in self._dimensions else 0
+        if not self._has_data_dimension:
+            return 0
+        return int(self._mesh.get_local_rank("data"))
 
     @property
     def single(self) -> bool:
@@ -117,17 +133,18 @@ class Run(CellTrial):
         return self._mesh is None
 
     @property
-    def _dimensions(self) -> tuple[str, ...]:
-        return () if self._mesh is None else self._mesh.mesh_dim_names
+    def _has_data_dimension(self) -> bool:
+        return self._mesh is not None and "data" in self._mesh.mesh_dim_names
 
     def batch(self, sizes: Mapping[str, int], seed: int) -> Batch:
         """Another batch for the cell's model."""
         return subject.make_batch(self.entry, self.cell, self._home, seed, sizes)
 
     def _side(self, settings: dict[str, Any] | None) -> Side:
-        model = self._another()
-        mesh = () if self._mesh is None else (self._mesh,)
-        call = self.wrapper.wrap(model, settings, self.cell, *mesh)
+        model = self._build_another()
+        # A wrapper of one process takes no mesh.
+        meshes = () if self._mesh is None else (self._mesh,)
+        call = self.wrapper.wrap(model, settings, self.cell, *meshes)
         if not callable(call):
             raise UsageError(f"{self.entry.where}: wrapper {self.cell.wrapper!r} returned {call!r}; expected what is "
                              "called in place of the model")
@@ -135,15 +152,17 @@ class Run(CellTrial):
                     owned=self.wrapper.owned)
 
     def _one_process(self) -> Side:
-        model = self._another()
+        model = self._build_another()
         return Side(model, model, alone=True)
 
-    def _another(self) -> torch.nn.Module:
+    def _build_another(self) -> torch.nn.Module:
         """The model once more, with the parameters and buffers of the first."""
         other = subject.build_model(self.entry, self.cell, self._home, self.seed)
-        for kind in ("parameters", "buffers"):
-            ours, theirs = (dict(getattr(m, f"named_{kind}")()) for m in (self._first, other))
-            if _shapes(ours) != _shapes(theirs):
+        for kind, ours, theirs in (
+            ("parameters", dict(self._first.named_parameters()), dict(other.named_parameters())),
+            ("buffers", dict(self._first.named_buffers()), dict(other.named_buffers())),
+        ):
+            if _shapes_of(ours) != _shapes_of(theirs):
                 raise UsageError(f"{self.entry.where}: factory {self.entry.factory!r} made another model when it was "
                                  f"called again: its {kind} differ in name or shape")
             with torch.no_grad():
@@ -153,7 +172,7 @@ class Run(CellTrial):
         return other
 
 
-def _shapes(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+def _shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     return {name: None if is_lazy(tensor) else tensor.shape for name, tensor in tensors.items()}
 
 
@@ -170,7 +189,8 @@ def run_cell(job: Job, in_rank: bool = False) -> tuple[dict[str, Any], bool]:
     set_compile_threads(job.compile_threads)
     import_all(job.modules, Path(job.root))
     seen.sources = imported_sources(Path(job.root), job.modules)
-    known = offspring_of(os.getpid())  # what an import has started serves the cells after this one too
+    # What an import has started serves the cells after this one too.
+    known = offspring_of(os.getpid())
     poisoned = False
     try:
         with isolated(seen.leaks), same_random_draws(), limit_autotuning(job.autotune_choices) as tuned:
@@ -185,10 +205,11 @@ def run_cell(job: Job, in_rank: bool = False) -> tuple[dict[str, Any], bool]:
         poisoned = True
     seen.sources |= imported_sources(Path(job.root), job.modules)
     left = left_behind()
-    if why := gpu.sticky_error(wait=not left):
+    why = gpu.sticky_error(wait=not left)
+    if why:
         # Whatever else it looks like is what came of this: eager, the reference and every check after it fail too.
         seen.failure = Failure("crash", f"the GPU can't be used any more by the process that ran the cell: {why}",
-                               "on the GPU", _before(seen))
+                               "on the GPU", _said_before(seen))
         poisoned = True
     elif not left:
         gpu.release_memory()
@@ -199,12 +220,14 @@ def run_cell(job: Job, in_rank: bool = False) -> tuple[dict[str, Any], bool]:
     return seen.to_dict(), poisoned
 
 
-def _before(seen: Observation) -> str:
+def _said_before(seen: Observation) -> str:
     """What the cell itself had said when the GPU failed."""
     error = seen.sections.get("compiles", {}).get("error")
-    raised = f"the compiled run raised {error['type']} in {error['phase']}\n{error['traceback']}" if error else ""
-    failed = f"{seen.failure.message}\n{seen.failure.evidence}".strip() if seen.failure else ""
-    return raised or failed
+    if error:
+        return f"the compiled run raised {error['type']} in {error['phase']}\n{error['traceback']}"
+    if seen.failure:
+        return f"{seen.failure.message}\n{seen.failure.evidence}".strip()
+    return ""
 
 
 def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
@@ -218,7 +241,7 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     except UsageError as why:
         return Failure("usage", str(why))
     except EagerRaised as why:
-        return _eager_raised(why, Path(job.root))
+        return _failure_of_eager(why, Path(job.root))
     except Exception as why:
         if gpu.out_of_memory(why):
             return Failure("crash", f"the GPU has no memory left: {why}", "on the GPU", traceback.format_exc())
@@ -228,15 +251,20 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
 
 def _observe_run(run: Run, seen: Observation) -> None:
     run.run()
-    seen.failed_at = run.compiled.error.at if run.compiled.error else None
+    if run.compiled.error:
+        seen.failed_at = run.compiled.error.at
     seen.seconds = run.seconds
     seen.leaks += run.leaks
     # That compiled code ran is asked of every verdict. In the order of CHECKS: the last drops what was compiled.
-    for name in [name for name in checks.CHECKS if name == "compiles" or name in run.job.checks]:
-        seen.sections[name] = checks.load(name).measure(run)
-    if run.compared and sum(run.seconds.values()) <= run.job.locate and (found := locate_stage(run)):
-        for name in _LOCATED & seen.sections.keys():
-            seen.sections[name]["located"] = found
+    for name in checks.CHECKS:
+        if name == "compiles" or name in run.job.checks:
+            seen.sections[name] = checks.load(name).measure(run)
+    # What takes more runs of the cell is tried only with cells that take little time: asked anew before each.
+    if run.compared and sum(run.seconds.values()) <= run.job.locate:
+        stage = locate_stage(run)
+        if stage:
+            for name in _LOCATED & seen.sections.keys():
+                seen.sections[name]["located"] = stage
     breaks = seen.sections.get("graph_breaks", {}).get("graph_breaks", ())
     broken = run.compared and run.single and len(breaks) > run.job.limits.get("graph_breaks", 0)
     if broken and sum(run.seconds.values()) <= run.job.locate:
@@ -247,11 +275,16 @@ def _observe_run(run: Run, seen: Observation) -> None:
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def _eager_raised(why: EagerRaised, root: Path) -> Failure:
+def _failure_of_eager(why: EagerRaised, root: Path) -> Failure:
     """One line with the innermost place in the user's code; what else of it was on the way there is the evidence."""
-    frames = [f"{os.path.relpath(file, root) if Path(file).is_relative_to(root) else file}:{line} in {name}"
-              for file, line, name in re.findall(r'File "(.+?)", line (\d+), in (\S+)', why.error.traceback)
-              if not file.startswith(_TORCH)]
+    frames = []
+    for file, line, name in re.findall(r'File "(.+?)", line (\d+), in (\S+)', why.error.traceback):
+        if file.startswith(_TORCH):
+            continue
+        shown = file
+        if Path(file).is_relative_to(root):
+            shown = os.path.relpath(file, root)
+        frames.append(f"{shown}:{line} in {name}")
     if not frames:
         return Failure("user", str(why), why.error.phase, why.error.traceback)
     return Failure("user", f"{why} ({frames[-1]})", why.error.phase, "\n".join(frames[:-1]))

@@ -41,37 +41,40 @@ class Settings:
         Raises :class:`~pytest_torchcompile.errors.UsageError`, naming the option.
         """
         given = {option.name: get(option) for option in OPTIONS}
+        # A flag is a bool; its key in the ini file is a text.
+        inprocess = given["inprocess"] in (True, "true", "1", "yes", "on")
         return cls(
             matrix=given["matrix"],
-            checks=_checks(given["checks"]),
-            shard=_shard(given["shard"]),
-            timeout=_seconds(given["timeout"]),
-            isolation=_word("isolation", given["isolation"], ISOLATION, "a way to isolate cells"),
-            inprocess=(inprocess := given["inprocess"] in (True, "true", "1", "yes", "on")),
-            ranks=_ranks(given["ranks"], inprocess),
+            checks=_read_checks(given["checks"]),
+            shard=_read_shard(given["shard"]),
+            timeout=_read_seconds(given["timeout"]),
+            isolation=_known_word("isolation", given["isolation"], ISOLATION, "a way to isolate cells"),
+            inprocess=inprocess,
+            ranks=_read_ranks(given["ranks"], inprocess),
             fuzz=FuzzOptions.read(given["fuzz-examples"], given["fuzz-seconds"], given["fuzz-seed"]),
             baseline=given["baseline"],
-            workers_per_gpu=_workers(given["workers-per-gpu"]),
+            workers_per_gpu=_read_workers(given["workers-per-gpu"]),
         )
 
 
-def _checks(text: str) -> tuple[str, ...]:
+def _read_checks(text: str) -> tuple[str, ...]:
     from pytest_torchcompile.checks import CHECKS
 
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in CHECKS:
             raise UsageError(f"--compile-checks: {name!r} is not a check; {nearest(name, CHECKS)}")
-    return tuple(name for name in CHECKS if name in names)  # causes before what follows from them
+    # Causes before what follows from them.
+    return tuple(name for name in CHECKS if name in names)
 
 
-def _shard(text: str) -> tuple[int, int]:
+def _read_shard(text: str) -> tuple[int, int]:
     from pytest_torchcompile.plan.shards import parse_shard
 
-    return parse_shard(text) if text else (1, 1)
+    return parse_shard(text or "1/1")
 
 
-def _seconds(text: str) -> float:
+def _read_seconds(text: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
@@ -81,20 +84,20 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _workers(text: str) -> int:
+def _read_workers(text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
         raise UsageError(f"--compile-workers-per-gpu: {text!r} is not a whole number from 1 on, for example 4")
     return int(text)
 
 
-def _word(option: str, text: str, words: tuple[str, ...], what: str) -> str:
+def _known_word(option: str, text: str, words: tuple[str, ...], what: str) -> str:
     if text not in words:
         raise UsageError(f"--compile-{option}: {text!r} is not {what}; {nearest(text, words)}")
     return text
 
 
-def _ranks(text: str, inprocess: bool) -> str:
-    where = _word("ranks", text, RANKS, "a place for ranks")
+def _read_ranks(text: str, inprocess: bool) -> str:
+    where = _known_word("ranks", text, RANKS, "a place for ranks")
     if where == "torchrun" and inprocess:
         raise UsageError("--compile-ranks torchrun runs a rank in a process of its own; leave out --compile-inprocess")
     return where

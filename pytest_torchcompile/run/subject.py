@@ -46,16 +46,18 @@ def build_model(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.n
     device, dtype = _placement(cell, entry.where)
     factory = resolve(entry.factory, root, entry.where)
     axes = dict(cell.user) | entry.arguments_of("factory")
-    if "device" in _named(factory):
+    if "device" in _keywords_of(factory):
         axes.setdefault("device", cell.device)
     _check_keywords(factory, axes, f"{entry.where}: factory {entry.factory!r}", "axis", "axes")
-    _seed(seed)
-    model = _call(factory, axes, f"{entry.where}: factory {entry.factory!r}")
+    _seed_all(seed)
+    model = _call_factory(factory, axes, f"{entry.where}: factory {entry.factory!r}")
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"{entry.where}: factory {entry.factory!r} returned {kind_of(model)}; "
                          "expected a torch.nn.Module (wrap a function in one)")
     model = model.to(device=device, dtype=dtype)
-    return model if entry.mode_of_modules == "keep" else model.train(cell.phase == "training")
+    if entry.mode_of_modules == "keep":
+        return model
+    return model.train(cell.phase == "training")
 
 
 def make_batches(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> list[tuple[dict[str, int], Batch]]:
@@ -64,19 +66,22 @@ def make_batches(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> list[t
     The inputs function is called with the sizes as keywords, and with those user axes that it names.
     Raises as :func:`build_model`.
     """
-    return [(sizes, make_batch(entry, cell, root, seed + index, sizes))
-            for index, sizes in enumerate(dims.batch_sizes(entry.dims))]
+    batches = []
+    for index, sizes in enumerate(dims.batch_sizes(entry.dims)):
+        batches.append((sizes, make_batch(entry, cell, root, seed + index, sizes)))
+    return batches
 
 
 def make_batch(entry: ModelEntry, cell: Cell, root: Path, seed: int, sizes: Mapping[str, int]) -> Batch:
     """Make one batch of the given sizes; as :func:`make_batches`."""
     device, dtype = _placement(cell, entry.where)
     inputs = resolve(entry.inputs, root, entry.where)
-    keywords = {name: value for name, value in cell.user if name in _named(inputs)}
+    named = _keywords_of(inputs)
+    keywords = {name: value for name, value in cell.user if name in named}
     keywords |= entry.arguments_of("inputs") | dict(sizes)
     _check_keywords(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}", "dim", "dims")
-    _seed(seed)
-    value = _call(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}")
+    _seed_all(seed)
+    value = _call_factory(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}")
     return Batch.of(value).to(device=device, dtype=dtype)
 
 
@@ -84,8 +89,8 @@ def loss_function(entry: ModelEntry, root: Path) -> Callable[..., Any] | None:
     """Return the entry's loss function, or None if it has none."""
     if not entry.loss:
         return None
-    found: Callable[..., Any] = resolve(entry.loss, root, entry.where)
-    return found
+    loss: Callable[..., Any] = resolve(entry.loss, root, entry.where)
+    return loss
 
 
 def compile_settings(cell: Cell, root: Path, where: str) -> dict[str, Any]:
@@ -95,46 +100,54 @@ def compile_settings(cell: Cell, root: Path, where: str) -> dict[str, Any]:
     itself ignores it elsewhere). Raises :class:`UsageError` for a backend that cannot be looked up and
     :class:`Unavailable` if it needs a C++ compiler and there is none.
     """
-    found: dict[str, Any] = {"backend": cell.backend, "dynamic": cell.torch_dynamic}
+    settings: dict[str, Any] = {"backend": cell.backend, "dynamic": cell.torch_dynamic}
+    record = BACKENDS.get(cell.backend)
     if ":" in cell.backend:
-        found["backend"] = resolve(cell.backend, root, where)
-    elif (record := BACKENDS.get(cell.backend)) is not None and record.modes and cell.mode != "default":
-        found["mode"] = cell.mode
+        settings["backend"] = resolve(cell.backend, root, where)
+    elif record is not None and record.modes and cell.mode != "default":
+        settings["mode"] = cell.mode
     if cell.backend == "inductor" and torch.device(cell.device).type == "cpu" and cxx_compiler() is None:
         raise Unavailable("no C++ compiler found; install g++ or clang")
-    return found
+    return settings
 
 
-def _named(function: Callable[..., Any]) -> set[str]:
-    """Names of the parameters that a keyword can reach; none if the signature is unknown or says ``**``."""
+def _signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature, or None for a function that is written in C and has none."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        return inspect.signature(function)
     except (TypeError, ValueError):
-        return set()
-    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        return None
+
+
+def _keywords_of(function: Callable[..., Any]) -> list[str]:
+    """Names of the parameters that a keyword can reach, in order; none if the signature is unknown or says ``**``."""
+    signature = _signature_of(function)
+    if signature is None:
+        return []
+    return [p.name for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
 
 
 def _check_keywords(function: Callable[..., Any], given: dict[str, Any], what: str, one: str,
                     many: str) -> None:
     """Raise :class:`UsageError` if the keywords do not fit the function's parameters."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return  # written in C: the call itself will tell
-    parameters = signature.parameters.values()
-    takes = ", ".join(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-    takes = f"it takes {takes}" if takes else "it takes no parameters"
+    signature = _signature_of(function)
+    # Without one the call itself will tell.
+    if signature is None:
+        return
+    keywords = _keywords_of(function)
+    takes = f"it takes {', '.join(keywords)}" if keywords else "it takes no parameters"
     try:
         signature.bind(**given)
     except TypeError as error:
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            for name in given.keys() - _named(function):
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        if not takes_any:
+            for name in given.keys() - set(keywords):
                 raise UsageError(f"{what} has no parameter for the {one} {name!r}; {takes}") from None
         raise UsageError(f"{what} cannot be called with the {many} {', '.join(given) or '(none)'}: "
                          f"{error}; {takes}") from None
 
 
-def _call(function: Callable[..., Any], keywords: dict[str, Any], what: str) -> Any:
+def _call_factory(function: Callable[..., Any], keywords: dict[str, Any], what: str) -> Any:
     try:
         return function(**keywords)
     except (Unavailable, UsageError, MemoryError):
@@ -145,10 +158,11 @@ def _call(function: Callable[..., Any], keywords: dict[str, Any], what: str) -> 
         raise UsageError(f"{what} raised {one_line(error)}") from error
 
 
-def _seed(seed: int) -> None:
+def _seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
-    if "numpy" in sys.modules:  # only a factory that has imported it can draw from it
+    # Only a factory that has imported it can draw from it.
+    if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
@@ -169,18 +183,20 @@ def _placement(cell: Cell, where: str) -> tuple[torch.device, torch.dtype]:
             raise Unavailable(f"device {cell.device!r} is not here: this machine has {count} of them")
         if cell.dtype == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             raise Unavailable(f"device {cell.device!r} does not compute in bfloat16")
-    if (missing := _missing(str(device), dtype)) is not None:
-        raise Unavailable(f"device {cell.device!r} with dtype {cell.dtype} does not work here: {missing}")
+    mistake = _product_fails(str(device), dtype)
+    if mistake is not None:
+        raise Unavailable(f"device {cell.device!r} with dtype {cell.dtype} does not work here: {mistake}")
     return device, dtype
 
 
 @functools.cache
-def _missing(device: str, dtype: torch.dtype) -> str | None:
+def _product_fails(device: str, dtype: torch.dtype) -> str | None:
     """Why a small matrix product does not run, or None if it does."""
     try:
         ones = torch.ones(2, 2, device=device, dtype=dtype)
         torch.mm(ones, ones)
-    except Exception as error:  # each device has its own way to say no
+    except Exception as error:
+        # Each device has its own way to say no.
         return one_line(error)
     return None
 

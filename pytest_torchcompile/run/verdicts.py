@@ -13,10 +13,11 @@ from pytest_torchcompile.quantity import numbered
 
 if TYPE_CHECKING:
     from pytest_torchcompile.plan.matrix import PlannedCell
+    from pytest_torchcompile.plan.rules import Rule
 
 __all__ = ["apply_xfail", "expired_hint", "judge_observation", "with_hint"]
 
-_OF_FAILURE = {"skip": "skip", "crash": "crash", "timeout": "timeout"}
+_VERDICT_OF_FAILURE = {"skip": "skip", "crash": "crash", "timeout": "timeout"}
 _HINTS = {
     "crash": "run the cell in pytest's own process under a debugger: --compile-inprocess",
     "crash of ranks": "TORCH_LOGS=+dynamo TORCH_LOGS_OUT=torch.log in the environment tells how far each rank came",
@@ -32,69 +33,73 @@ def judge_observation(observation: Observation, names: Iterable[str],
     """What each of the named checks says of the observation."""
     failure = observation.failure
     if failure and failure.kind != "aborted":
-        return dict.fromkeys(names, _failed(failure, several=bool(observation.ranks)))
-    return {name: _judge(observation, name, limits) for name in names}
+        return dict.fromkeys(names, _judge_failure(failure, several=bool(observation.ranks)))
+    return {name: _judge_check(observation, name, limits) for name in names}
 
 
-def _judge(observation: Observation, name: str, limits: Mapping[str, float]) -> Judgement:
-    found: dict[int, tuple[Problem, ...]] = {}
-    judged = _sections(observation, name)
-    for rank, sections in enumerate(judged):
+def _judge_check(observation: Observation, name: str, limits: Mapping[str, float]) -> Judgement:
+    problems_of_ranks: dict[int, tuple[Problem, ...]] = {}
+    sections_of_ranks = _sections_of_ranks(observation, name)
+    for rank, sections in enumerate(sections_of_ranks):
         if sections is None:
             continue
-        if (section := sections.get(name)) is None:
+        section = sections.get(name)
+        if section is None:
             return Judgement("error", (Problem(f"the observation has no section {name!r}: it was not measured"),))
-        if problems := tuple(checks.load(name).judge(section, limits)) or _vacuous(name, sections):
-            found[rank] = problems
-    if not found and any(sections is None for sections in judged):
+        problems = tuple(checks.load(name).judge(section, limits)) or _vacuous_problems(name, sections)
+        if problems:
+            problems_of_ranks[rank] = problems
+    if problems_of_ranks:
+        return Judgement("fail", _merge_problems(problems_of_ranks, len(sections_of_ranks)))
+    # Somebody has ended this rank: what the others show is not all that happened.
+    if None in sections_of_ranks:
         return Judgement("error", (Problem("a rank was ended with the others, and no rank says why"),))
-    if not found:
-        return Judgement("pass", note=checks.load(name).remark(observation.sections[name]))
-    return Judgement("fail", _of_ranks(found, len(judged)))
+    return Judgement("pass", note=checks.load(name).remark(observation.sections[name]))
 
 
-def _sections(observation: Observation, name: str) -> list[Mapping[str, Any] | None]:
+def _sections_of_ranks(observation: Observation, name: str) -> list[Mapping[str, Any] | None]:
     """The sections of each rank that the check judges; None for a rank that another one took along."""
+    # A check of several ranks judges once: the observation's own sections hold those of all ranks.
     if CHECKS[name].ranks == "several":
-        return [observation.sections]  # they hold those of all ranks
-    ranks = [(observation.failure, observation.sections), *((r["failure"], r["sections"]) for r in observation.ranks)]
-    return [None if failure else sections for failure, sections in ranks]
+        return [observation.sections]
+    sections_of_ranks: list[Mapping[str, Any] | None] = [None if observation.failure else observation.sections]
+    for rank in observation.ranks:
+        sections_of_ranks.append(None if rank["failure"] else rank["sections"])
+    return sections_of_ranks
 
 
-def _of_ranks(found: Mapping[int, tuple[Problem, ...]], ranks: int) -> tuple[Problem, ...]:
+def _merge_problems(problems_of_ranks: Mapping[int, tuple[Problem, ...]], ranks: int) -> tuple[Problem, ...]:
     """The problems of all ranks, each with the ranks that have it; one that several have is told once."""
     if ranks == 1:
-        return found.get(0, ())
-    whose: dict[tuple[str, str, int], list[int]] = {}
+        return problems_of_ranks.get(0, ())
+    ranks_of: dict[tuple[str, str, int], list[int]] = {}
     first: dict[tuple[str, str, int], Problem] = {}
-    for rank, problems in found.items():
+    for rank, problems in problems_of_ranks.items():
         for problem in problems:
             key = (problem.message, problem.file, problem.line)
-            whose.setdefault(key, []).append(rank)
+            ranks_of.setdefault(key, []).append(rank)
             first.setdefault(key, problem)
-    return tuple(replace(problem, message=f"{_who(whose[key], ranks)}: {problem.message}")
-                 for key, problem in first.items())
+    merged = []
+    for key, problem in first.items():
+        who = "every rank" if len(ranks_of[key]) == ranks else numbered("rank", ranks_of[key])
+        merged.append(replace(problem, message=f"{who}: {problem.message}"))
+    return tuple(merged)
 
 
-def _who(some: list[int], ranks: int) -> str:
-    if len(some) == ranks:
-        return "every rank"
-    return numbered("rank", some)
-
-
-def _vacuous(name: str, sections: Mapping[str, Any]) -> tuple[Problem, ...]:
+def _vacuous_problems(name: str, sections: Mapping[str, Any]) -> tuple[Problem, ...]:
     """No check passes a rank in which no compiled code ran, whichever checks were asked for; nor equality of zeros."""
     compiles = sections.get("compiles", {})
     if not any(graph["runs"] for graph in compiles.get("graphs", ())):
         return (Problem("nothing to judge: no compiled code ran", hint="see the check `compiles` of this cell"),)
-    if name == "equivalence" and (zero := compiles.get("all_zero")) and all(zero):
+    all_zero = compiles.get("all_zero")
+    if name == "equivalence" and all_zero and all(all_zero):
         return (Problem("nothing to judge: every output is zero, NaN or infinite, whose equality proves nothing",
                         hint="give the model inputs and weights that reach its outputs"),)
     return ()
 
 
-def _failed(failure: Failure, several: bool) -> Judgement:
-    verdict = _OF_FAILURE.get(failure.kind, "error")
+def _judge_failure(failure: Failure, several: bool) -> Judgement:
+    verdict = _VERDICT_OF_FAILURE.get(failure.kind, "error")
     if verdict == "skip":
         return Judgement("skip", note=failure.message)
     kind = "crash of ranks" if several and failure.kind == "crash" else failure.kind
@@ -113,20 +118,23 @@ def apply_xfail(judgements: Mapping[str, Judgement], planned: PlannedCell,
     known of the compiler) is never expected. ``complete`` says that all checks of the cell were judged: only
     then can it be told that none of them failed.
     """
-    if (over := planned.expired) is not None:
-        told = expired_hint(str(over.until), over.where, over.reason)
-        return {name: with_hint(each, told) if not over.checks or name in over.checks else each
-                for name, each in judgements.items()}
-    if planned.outcome != "xfail" or any(j.verdict == "skip" for j in judgements.values()):
+    if planned.expired is not None:
+        return _name_expired_rule(judgements, planned.expired)
+    verdicts = {judgement.verdict for judgement in judgements.values()}
+    if planned.outcome != "xfail" or "skip" in verdicts:
         return dict(judgements)
-    expected = [n for n in judgements if not planned.checks or n in planned.checks]
+    expected = [name for name in judgements if not planned.checks or name in planned.checks]
     # A crash says nothing of the one check that was expected to fail.
     expectable = ("fail",) if planned.checks else ("fail", "crash", "timeout")
-    failed = [n for n in expected if judgements[n].verdict in expectable]
-    wrong = [n for n in failed if not planned.checks and _is_wrong(n, judgements[n])]
-    if any(judgements[n].verdict not in ("pass", *expectable) for n in expected):
+    if any(judgements[name].verdict not in ("pass", *expectable) for name in expected):
         return dict(judgements)
-    reason = planned.reason + (f" ({planned.issue})" if planned.issue else "")
+    failed = [name for name in expected if judgements[name].verdict in expectable]
+    wrong = []
+    if not planned.checks:
+        wrong = [name for name in failed if _is_wrong(name, judgements[name])]
+    reason = planned.reason
+    if planned.issue:
+        reason = f"{reason} ({planned.issue})"
     unexpected = Problem(
         f"passed, although {planned.rule} expects it to fail: {reason}",
         hint="the cause is gone: remove the rule, or the check from it",
@@ -135,7 +143,7 @@ def apply_xfail(judgements: Mapping[str, Judgement], planned: PlannedCell,
     result = dict(judgements)
     for name in expected:
         if name in wrong:
-            result[name] = _unhidden(judgements[name], planned.rule, wrong)
+            result[name] = _not_hidden(judgements[name], planned.rule, wrong)
         elif name in failed:
             result[name] = Judgement("xfail", judgements[name].problems, reason)
         elif strict:
@@ -143,12 +151,21 @@ def apply_xfail(judgements: Mapping[str, Judgement], planned: PlannedCell,
     return result
 
 
+def _name_expired_rule(judgements: Mapping[str, Judgement], rule: Rule) -> dict[str, Judgement]:
+    hint = expired_hint(str(rule.until), rule.where, rule.reason)
+    result = dict(judgements)
+    for name in rule.checks or judgements:
+        if name in judgements:
+            result[name] = with_hint(judgements[name], hint)
+    return result
+
+
 def _is_wrong(name: str, judgement: Judgement) -> bool:
-    return judgement.verdict == "fail" and any(checks.computes_wrong_numbers(name, problem.message)
-                                               for problem in judgement.problems)
+    messages = [problem.message for problem in judgement.problems]
+    return judgement.verdict == "fail" and any(checks.computes_wrong_numbers(name, message) for message in messages)
 
 
-def _unhidden(judgement: Judgement, rule: str, wrong: list[str]) -> Judgement:
+def _not_hidden(judgement: Judgement, rule: str, wrong: list[str]) -> Judgement:
     """A failure that an xfail without checks does not hide, and what to write if it is known."""
     return with_hint(judgement, f"the xfail of {rule} names no checks, so it hides no wrong numbers; if these are "
                                 f"known, give it `checks: [{', '.join(wrong)}]`")
@@ -161,6 +178,8 @@ def expired_hint(until: str, rule: str, reason: str) -> str:
 
 def with_hint(judgement: Judgement, hint: str) -> Judgement:
     """The judgement, each problem of which has one more hint."""
-    problems = [replace(problem, hint=f"{problem.hint}; {hint}" if problem.hint else hint)
-                for problem in judgement.problems]
+    problems = []
+    for problem in judgement.problems:
+        hints = [problem.hint, hint] if problem.hint else [hint]
+        problems.append(replace(problem, hint="; ".join(hints)))
     return replace(judgement, problems=tuple(problems))

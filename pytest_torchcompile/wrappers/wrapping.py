@@ -14,6 +14,7 @@ many would, and its numbers mean nothing. ``NAME`` is a key of :data:`~pytest_to
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from pytest_torchcompile.errors import nearest
@@ -64,8 +65,9 @@ class Wrapping:
         return "single"
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def read(cls, value: str) -> Wrapping:
-        """Read a value of the axis.
+        """Read a value of the axis: once in a process, however many rooms ask for it.
 
         Raises ValueError with a text that says what was found and what was expected. Whether a ``module:attribute``
         is there is not asked here.

@@ -225,12 +225,12 @@ def test_a_dtype_that_does_not_compute_is_a_skip(write, tmp_path, monkeypatch):
     def mm(left, right):
         raise RuntimeError('"addmm" not implemented for \'Half\'')
 
-    subject._missing.cache_clear()
+    subject._product_fails.cache_clear()
     monkeypatch.setattr(torch, "mm", mm)
     with pytest.raises(Unavailable, match=r"^device 'cpu' with dtype float16 does not work here: "
                                           r"RuntimeError: \"addmm\" not implemented for 'Half'"):
         subject.build_model(entry(), cell(dtype="float16"), tmp_path, 0)
-    subject._missing.cache_clear()
+    subject._product_fails.cache_clear()
 
 
 def test_batches_of_every_binding(write, tmp_path):
@@ -284,7 +284,7 @@ def _without_list(call, *args):
 ])
 def test_settings(tmp_path, monkeypatch, axes, expected):
     """The cell's axes as keywords of torch.compile; a mode only where the backend takes one."""
-    monkeypatch.setattr(subject, "compiler", lambda: "g++")
+    monkeypatch.setattr(subject, "cxx_compiler", lambda: "g++")
     assert subject.compile_settings(cell(**axes), tmp_path, HERE) == expected
 
 

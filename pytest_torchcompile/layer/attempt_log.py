@@ -70,39 +70,49 @@ class Attempt:
     ) -> None:
         """Write one record. ``error`` and ``reason`` say why; without a reason it is the error's first line."""
         level, meaning = RESULTS[result]
-        reason = reason or (headline(error) if error is not None else "")
-        record = {"model": self.model, **_settings(self.config), "result": result, "phase": phase,
-                  **seconds.rounded(), "reason": reason, "exception": _plain(error)}
+        if not reason and error is not None:
+            reason = headline(error)
+        record = {"model": self.model, **_settings_of(self.config), "result": result, "phase": phase,
+                  **seconds.rounded(), "reason": reason, "exception": _as_plain_data(error)}
         text = (f"torch.compile of {self.model} (backend {record['backend']}, mode {record['mode']}, dynamic "
-                f"{record['dynamic']}, fullgraph {record['fullgraph']}): {result} after {seconds.all:.1f} s; {meaning}"
-                + (f": {reason}" if reason else ""))
-        _write(self.logger, level, text, error, {"torchcompile": record})
+                f"{record['dynamic']}, fullgraph {record['fullgraph']}): {result} after {seconds.all:.1f} s; {meaning}")
+        if reason:
+            text = f"{text}: {reason}"
+        _write_record(self.logger, level, text, error, {"torchcompile": record})
 
 
 def headline(error: BaseException) -> str:
     """Type and first line of an exception; two lines where the first only leads to the second."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    shown = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
+    kind = type(error).__name__
+    if not lines:
+        return kind
+    text = lines[0]
+    if text.endswith(":"):
+        text = " ".join(lines[:2])
+    return f"{kind}: {text}"
 
 
-def _settings(config: CompileConfig) -> dict[str, Any]:
+def _settings_of(config: CompileConfig) -> dict[str, Any]:
     backend = config.backend
-    name = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
+    name = backend
+    if not isinstance(backend, str):
+        name = getattr(backend, "__name__", type(backend).__name__)
     return {"enabled": config.enabled, "backend": name, "mode": config.mode, "dynamic": config.dynamic,
             "fullgraph": config.fullgraph}
 
 
-def _plain(error: BaseException | None) -> dict[str, str] | None:
+def _as_plain_data(error: BaseException | None) -> dict[str, str] | None:
     if error is None:
         return None
     stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {"type": type(error).__name__, "message": str(error), "stack": stack}
 
 
-def _write(logger: Any, level: int, text: str, error: BaseException | None, extra: dict[str, Any]) -> None:
+def _write_record(logger: Any, level: int, text: str, error: BaseException | None, extra: dict[str, Any]) -> None:
     options: Any = {}
-    if isinstance(logger, logging.LoggerAdapter):  # it puts its own extra in the place of ours
+    # An adapter puts its own extra in the place of ours.
+    if isinstance(logger, logging.LoggerAdapter):
         text, options = logger.process(text, options)
         extra = {**(options.pop("extra", None) or {}), **extra}
         logger = logger.logger

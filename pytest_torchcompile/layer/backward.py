@@ -34,23 +34,23 @@ def guard_backward(tensors: Iterable[Any], guard: weakref.ref[Guard]) -> None:
     with ``bw_module`` (torch/_functorch/_aot_autograd/runtime_wrappers.py, torch 2.8 to 2.15). Where they are missing,
     or the backend does not use AOTAutograd, torch's exception goes through ``.backward()`` as it is.
     """
-    nodes = {t.grad_fn for t in tensors if isinstance(t, Tensor) and t.grad_fn is not None}
+    nodes = {tensor.grad_fn for tensor in tensors if isinstance(tensor, Tensor) and tensor.grad_fn is not None}
     for _ in range(_DEPTH):
         for node in nodes:
             function = getattr(node, "_forward_cls", None)
             if "_backward_impl" in vars(function or object) and not hasattr(function, "_guarded"):
-                _put(function, guard)
+                _put_guard(function, guard)
         nodes = {after for node in nodes for after, _ in node.next_functions if after is not None}
 
 
-def _put(function: Any, guard: weakref.ref[Guard]) -> None:
-    backward = _Backward(function, guard)
+def _put_guard(function: Any, guard: weakref.ref[Guard]) -> None:
+    backward = _GuardedBackward(function, guard)
     function._guarded = backward
     function._backward_impl = staticmethod(backward.run)
     function.backward = staticmethod(differentiable_twice(function, guard))
 
 
-class _Backward:
+class _GuardedBackward:
     """The backward pass of one compiled function."""
 
     def __init__(self, function: Any, guard: weakref.ref[Guard]) -> None:
@@ -63,36 +63,53 @@ class _Backward:
     def run(self, ctx: Any, args: list[Any]) -> Any:
         """What ``_backward_impl`` does; ``args`` are taken away while compiled code runs."""
         if self.failed:
-            return self._eagerly(args)
+            return self._run_eagerly(args)
+        if self.fresh:
+            return self._run_first(ctx, args)
         count = len(args)
-        kept = list(args) if self.fresh else None
-        if self.fresh and not self._harmless():
-            self.effects = effects_of(self._module, args) if self._module is not None else None
         before = self._copied_before(args)
-        began = time.perf_counter() if self.fresh else 0.0
+        try:
+            return self.compiled(ctx, args)
+        except Exception as error:
+            failure = error
+        # Compiled code takes its arguments away when it begins.
+        remaining = args if len(args) == count else None
+        return self._run_instead(remaining, failure, before)
+
+    def _run_first(self, ctx: Any, args: list[Any]) -> Any:
+        """The first run compiles, and is the one that is most likely to fail."""
+        held = list(args)
+        if not self._is_harmless():
+            self.effects = None
+            if self._module is not None:
+                self.effects = effects_of(self._module, args)
+        before = self._copied_before(args)
+        began = time.perf_counter()
         try:
             result = self.compiled(ctx, args)
         except Exception as error:
             failure = error
         else:
-            if self.fresh:
-                self._note_seconds(time.perf_counter() - began)
+            self._note_seconds(time.perf_counter() - began)
             self.fresh = False
             return result
-        return self._mend(kept or (args if len(args) == count else None), failure, before)
+        return self._run_instead(held, failure, before)
 
     def _copied_before(self, args: list[Any]) -> Before | None:
         """What a run is about to change. Nearly always nothing."""
-        if self.effects is not None and self.effects.none:
+        if self.effects is not None and self.effects.harmless:
             return _NOTHING
-        return copied_before(self.effects, args, None if self.fresh else SMALL)
+        if self.fresh:
+            return copied_before(self.effects, args)
+        return copied_before(self.effects, args, SMALL)
 
     def _note_seconds(self, seconds: float) -> None:
         """The first run compiles first, which is nearly all of it."""
-        if (guard := self.guard()) is not None:
+        guard = self.guard()
+        if guard is not None:
             guard.seconds += seconds
 
-    def _mend(self, args: list[Any] | None, error: Exception, before: Before | None) -> Any:
+    def _run_instead(self, args: list[Any] | None, error: Exception, before: Before | None) -> Any:
         guard = self.guard()
         if guard is None:
             raise error
@@ -104,7 +121,7 @@ class _Backward:
         else:
             before.restore()
         try:
-            result = self._eagerly(args)
+            result = self._run_eagerly(args)
         except Exception:
             raise error from None
         self.failed = True
@@ -115,15 +132,19 @@ class _Backward:
     def _module(self) -> Any:
         return getattr(self.info, "bw_module", None)
 
-    def _harmless(self) -> bool:
+    def _is_harmless(self) -> bool:
         """Whether it can run again after it has begun: it draws nothing and writes to nothing."""
         if self._module is None:
             return True
-        targets = [n.target for n in self._module.graph.nodes if n.op == "call_function"]
-        return not any(isinstance(t, torch._ops.OpOverload) and (
-            t._schema.is_mutable or torch.Tag.nondeterministic_seeded in t.tags) for t in targets)
+        for node in self._module.graph.nodes:
+            operator = node.target
+            if node.op != "call_function" or not isinstance(operator, torch._ops.OpOverload):
+                continue
+            if operator._schema.is_mutable or torch.Tag.nondeterministic_seeded in operator.tags:
+                return False
+        return True
 
-    def _eagerly(self, args: Any) -> Any:
+    def _run_eagerly(self, args: Any) -> Any:
         """Autocast is part of the graph already; AOTAutograd turns it off as well."""
         with torch._C._DisableAutocast():
             return self._module(*args)

@@ -26,7 +26,7 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-class _Mine(threading.local):
+class _OwnCall(threading.local):
     recomputable = False
     ran_before = 0
 
@@ -36,7 +36,7 @@ class Outstanding:
 
     def __init__(self) -> None:
         self.count = 0
-        self.mine = _Mine()
+        self.mine = _OwnCall()
         """About the call that this thread is in."""
         self._lock = threading.Lock()
 
@@ -46,7 +46,11 @@ class Outstanding:
         recompute, mine = in_backward(), self.mine
         recomputable = not recompute and _will_be_recomputed(args, kwargs)
         with self._lock:
-            self.count += 1 if recomputable else -1 if recompute and self.count else 0
+            if recomputable:
+                self.count += 1
+            elif recompute and self.count:
+                # It is the recompute of one of them.
+                self.count -= 1
         outer = mine.recomputable, mine.ran_before
         mine.recomputable, mine.ran_before = recomputable, ran
         try:
@@ -54,12 +58,13 @@ class Outstanding:
         finally:
             mine.recomputable, mine.ran_before = outer
 
-    def forbids(self, ran: int) -> str:
+    def why_not_eager(self, ran: int) -> str:
         """Why this thread's call must not go on eagerly, or ''; ``ran`` as for :meth:`call`."""
         if in_backward():
             return ("it was called in a backward pass, where activation checkpointing recomputes a forward pass that "
                     "ran compiled")
-        if others := self.count - self.mine.recomputable:
+        others = self.count - self.mine.recomputable
+        if others:
             return (f"{others} earlier call(s) ran compiled under activation checkpointing (or other hooks for saved "
                     "tensors) and may yet be recomputed")
         if self.mine.recomputable and ran > self.mine.ran_before:
@@ -77,4 +82,4 @@ def need_gradient(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     for value in args:
         if isinstance(value, Tensor) and value.requires_grad:
             return True
-    return any(isinstance(value, Tensor) and value.requires_grad for value in kwargs.values()) if kwargs else False
+    return bool(kwargs) and any(isinstance(value, Tensor) and value.requires_grad for value in kwargs.values())

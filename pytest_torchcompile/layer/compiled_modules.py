@@ -13,7 +13,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 M = TypeVar("M", bound=nn.Module)
+_DEPTH: Final = 3
+"""So many objects deep a callable is searched for modules: a partial of a method of an object, say."""
 
 
 def original_of(model: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,7 +36,8 @@ def original_of(model: Callable[..., Any]) -> Callable[..., Any]:
     ``_orig_mod`` of a compiled module and ``_torchdynamo_orig_callable`` of a compiled function: torch 2.8 to 2.15
     (``torch/_dynamo/eval_frame.py``).
     """
-    for _ in range(8):  # compiled again and again: nobody nests deeper, and an object may answer to any name
+    # Compiled again and again: nobody nests deeper, and an object may answer to any name.
+    for _ in range(8):
         inside = getattr(model, "_orig_mod", None)
         if not callable(inside):
             inside = getattr(model, "_torchdynamo_orig_callable", None)
@@ -46,7 +49,7 @@ def original_of(model: Callable[..., Any]) -> Callable[..., Any]:
 
 def modules_of(call: Callable[..., Any]) -> list[nn.Module]:
     """The modules that a callable runs on: itself, or what a function, method or partial holds on to."""
-    return list(dict.fromkeys(_modules(call, 3)))
+    return list(dict.fromkeys(_modules_behind(call, _DEPTH)))
 
 
 def compiled_part(call: Callable[..., Any]) -> str:
@@ -55,31 +58,35 @@ def compiled_part(call: Callable[..., Any]) -> str:
     A module that is compiled in place has ``_compiled_call_impl`` (torch 2.8 to 2.15); allowlists of maybe_compile use
     it too.
     """
-    return next(_compiled(call, type(call).__name__, 3), "")
+    return next(_compiled_parts(call, type(call).__name__, _DEPTH), "")
 
 
-def _compiled(value: Any, name: str, depth: int) -> Iterator[str]:
+def _compiled_parts(value: Any, name: str, depth: int) -> Iterator[str]:
     if callable(value) and original_of(value) is not value:
         yield name
     elif isinstance(value, nn.Module):
         for inner, part in value.named_modules():
             if vars(part).get("_compiled_call_impl") is not None or original_of(part) is not part:
-                yield f"{inner} in {name}" if inner else f"{name}, in place"
+                if inner:
+                    yield f"{inner} in {name}"
+                else:
+                    yield f"{name}, in place"
     elif depth:
-        for held in _held(value):
-            yield from _compiled(held, f"{type(held).__name__} in {name}", depth - 1)
+        for held in _objects_held(value):
+            yield from _compiled_parts(held, f"{type(held).__name__} in {name}", depth - 1)
 
 
-def _modules(value: Any, depth: int) -> Iterator[nn.Module]:
-    value = original_of(value) if callable(value) else value
+def _modules_behind(value: Any, depth: int) -> Iterator[nn.Module]:
+    if callable(value):
+        value = original_of(value)
     if isinstance(value, nn.Module):
         yield value
     elif depth:
-        for held in _held(value):
-            yield from _modules(held, depth - 1)
+        for held in _objects_held(value):
+            yield from _modules_behind(held, depth - 1)
 
 
-def _held(value: Any) -> Iterator[Any]:
+def _objects_held(value: Any) -> Iterator[Any]:
     """What a function can reach without being given it."""
     if isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
@@ -90,10 +97,13 @@ def _held(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         yield from value.values()
         return
-    if (owner := getattr(value, "__self__", None)) is not None:
+    owner = getattr(value, "__self__", None)
+    if owner is not None:
         yield owner
     function = getattr(value, "__func__", value)
-    if (code := getattr(function, "__code__", None)) is None:
+    code = getattr(function, "__code__", None)
+    if code is None:
+        # An instance of a class with a call of its own.
         if not isinstance(value, (type, types.ModuleType)) and hasattr(value, "__dict__"):
             yield from vars(value).values()
         return
@@ -101,9 +111,12 @@ def _held(value: Any) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # not filled yet
+        except ValueError:
+            # Not filled yet.
             continue
-    yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
+    for name in code.co_names:
+        if name in function.__globals__:
+            yield function.__globals__[name]
 
 
 class JoinedModules(nn.Module):
@@ -112,7 +125,7 @@ class JoinedModules(nn.Module):
     def __init__(self, modules: list[nn.Module], loose: list[torch.Tensor]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(modules)
-        self.training = any(module.training for module in modules) if modules else True
+        self.training = not modules or any(module.training for module in modules)
         for number, tensor in enumerate(loose):
             if isinstance(tensor, nn.Parameter):
                 self.register_parameter(f"loose{number}", tensor)
@@ -130,45 +143,65 @@ def join_modules(model: Callable[..., Any], *others: Any, loose: tuple[torch.Ten
     It is the model itself, with the names of its own parameters, where that is everything. The model comes first.
     """
     modules: list[nn.Module] = []
-    for each in (model, *others):
-        for module in modules_of(each) if each is not None else ():
-            if not any(module in known.modules() for known in modules):
-                modules.append(module)
-    known = {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    candidates = [module for each in (model, *others) if each is not None for module in modules_of(each)]
+    for module in candidates:
+        # What is inside of another one is in its state.
+        if not any(module in known.modules() for known in modules):
+            modules.append(module)
+    known: set[int] = set()
+    for module in modules:
+        known.update(map(id, module.parameters()))
+        known.update(map(id, module.buffers()))
     more = [tensor for tensor in loose if id(tensor) not in known]
-    return modules[0] if len(modules) == 1 and not more else JoinedModules(modules, more)
+    if len(modules) == 1 and not more:
+        return modules[0]
+    return JoinedModules(modules, more)
 
 
 def compiled_module_of(
-    model: M, call: Callable[..., Any], again: Callable[[Any], Any], recipe: Callable[[], tuple[Any, ...]],
-    dropped: Callable[[], object],
+    model: M, call: Callable[..., Any], compile_copy: Callable[[Any], Any], recipe: Callable[[], tuple[Any, ...]],
+    on_dropped: Callable[[], object],
 ) -> M:  # fmt: skip
-    """Return the twin of ``model`` whose call is ``call``.
+    """Return the second object for ``model``, whose call is ``call``.
 
-    ``again(copy)`` makes the twin of a copy, for ``copy.copy`` and ``copy.deepcopy``; ``recipe()``, a function and its
-    arguments, makes a twin where a pickle is loaded. ``dropped`` is called when the twin is gone.
+    ``compile_copy(copy)`` makes one of a copy, for ``copy.copy`` and ``copy.deepcopy``; ``recipe()``, a function and
+    its arguments, makes one where a pickle is loaded. ``on_dropped`` is called when the object is gone.
     """
     cls: Any = type(model)
+
+    def call_compiled(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    def copy_shallow(self: Any) -> Any:
+        return compile_copy(copy.copy(model))
+
+    def copy_deep(self: Any, memo: Any) -> Any:
+        return compile_copy(copy.deepcopy(model, memo))
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        return recipe()
+
+    def original(self: Any) -> M:
+        return model
+
     body = {
         "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__,
-        "__call__": lambda self, *args, **kwargs: call(*args, **kwargs),
-        "__copy__": lambda self: again(copy.copy(model)),
-        "__deepcopy__": lambda self, memo: again(copy.deepcopy(model, memo)),
-        "__reduce_ex__": lambda self, protocol: recipe(),
-        # the name under which torch.compile keeps the original; other tools look for it
-        "_orig_mod": property(lambda self: model),
+        "__call__": call_compiled, "__copy__": copy_shallow, "__deepcopy__": copy_deep, "__reduce_ex__": reduce,
+        # The name under which torch.compile keeps the original; other tools look for it.
+        "_orig_mod": property(original),
         _MARK: True,
     }  # fmt: skip
     made = type(cls)(cls.__name__, (Unregistered, cls), body)
-    twin = object.__new__(made)
-    object.__setattr__(twin, "__dict__", model.__dict__)
-    weakref.finalize(twin, dropped).atexit = False
-    return twin  # type: ignore[no-any-return]
+    second = object.__new__(made)
+    object.__setattr__(second, "__dict__", model.__dict__)
+    weakref.finalize(second, on_dropped).atexit = False
+    return second  # type: ignore[no-any-return]
 
 
-_MARK = "_torchcompile_made"
+_MARK: Final = "_torchcompile_made"
 
 
 def is_compiled_module(model: object) -> bool:
     """Whether maybe_compile made it."""
-    return _MARK in vars(type(model)) or any(_MARK in vars(base) for base in type(model).__mro__)
+    kinds = (type(model), *type(model).__mro__)
+    return any(_MARK in vars(kind) for kind in kinds)

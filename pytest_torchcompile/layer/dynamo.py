@@ -21,7 +21,7 @@ from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.layer.guarded_model import Guard
 from pytest_torchcompile.layer.hooks import guards_on_hooks
 
-__all__ = ["Compiled", "backend_of", "context", "frame_of", "is_inlined", "sizes_seen"]
+__all__ = ["CacheEntries", "backend_of", "dynamo_context", "remember_sizes"]
 
 _CHAIN: Final = ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable")
 """Attributes that lead from a callback to the backend: torch 2.9 and later; torch 2.8."""
@@ -36,14 +36,17 @@ def backend_of(settings: dict[str, Any]) -> Callable[..., Any] | None:
     probe: Any = torch.compile(torch.nn.Identity(), **settings)
     if not hasattr(probe, "_orig_mod"):
         return None
-    found = _attribute(_attribute(probe, "dynamo_ctx"), "callback")
-    while (name := next((n for n in _CHAIN if hasattr(found, n)), None)) is not None:
-        found = getattr(found, name)
-    return found  # type: ignore[no-any-return]
+    callback = _attribute(_attribute(probe, "dynamo_ctx"), "callback")
+    # Callbacks are wrapped in each other, and which attribute leads inwards depends on torch.
+    while True:
+        names = [name for name in _CHAIN if hasattr(callback, name)]
+        if not names:
+            return callback  # type: ignore[no-any-return]
+        callback = getattr(callback, names[0])
 
 
-def context(backend: Callable[..., Any], settings: dict[str, Any], guard: Guard, compiled: Compiled) -> Any:
-    """A context as ``torch.compile`` makes one, with ``backend``; it reports to ``guard`` and notes in ``compiled``.
+def dynamo_context(backend: Callable[..., Any], settings: dict[str, Any], guard: Guard, entries: CacheEntries) -> Any:
+    """A context as ``torch.compile`` makes one, with ``backend``; it reports to ``guard`` and notes in ``entries``.
 
     ``torch._dynamo.optimize(backend, nopython=, dynamic=, guard_filter_fn=)``: torch 2.8 to 2.15.
     """
@@ -52,33 +55,14 @@ def context(backend: Callable[..., Any], settings: dict[str, Any], guard: Guard,
     options = settings.get("options") or {}
     made: Any = torch._dynamo.optimize(backend, nopython=settings["fullgraph"], dynamic=settings["dynamic"],
                                        guard_filter_fn=options.get("guard_filter_fn"))
-    made.callback = _careful(_attribute(made, "callback"), guard, compiled)
+    made.callback = _falling_back(_attribute(made, "callback"), guard, entries)
     # torch 2.13 raises after a call with fullgraph=True in which no frame was compiled: when all of it has run. The
     # guard says it instead. That breaks are errors lies in the callback, not in this flag.
     made.fullgraph = False
     return made
 
 
-def frame_of(module: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-    """``call``, a bound method that calls ``module.forward``, in a frame that Dynamo takes.
-
-    Dynamo skips files of torch, so that ``nn.Sequential().compile()`` compiles nothing; ``torch.compile`` puts such
-    modules into a frame of ``torch._dynamo.external_utils.wrap_inline`` (``OptimizedModule._initialize``, torch 2.8
-    to 2.15), and so does this. ``OptimizedModule`` itself would leave an attribute of its own in the model.
-    """
-    from torch._dynamo import external_utils
-
-    return external_utils.wrap_inline(call) if is_inlined(module) else call
-
-
-def is_inlined(module: Any) -> bool:
-    """Whether :func:`frame_of` lets Dynamo trace the module's own call, its hooks among it; else only ``forward``."""
-    from torch._dynamo import trace_rules
-
-    return bool(trace_rules.check(module.forward) or getattr(module, "_is_fsdp_managed_module", False))
-
-
-class Compiled:
+class CacheEntries:
     """The entries that one context has put into Dynamo's caches during its trial."""
 
     def __init__(self) -> None:
@@ -96,6 +80,7 @@ class Compiled:
         for manager in self.guards:
             entry = getattr(manager, "cache_entry", None)
             state: Any = getattr(manager, "extra_state", None)
+            # Of an entry that torch has dropped already nothing is left to do.
             if entry is not None and hasattr(state, "invalidate") and deleted is not None:
                 state.invalidate(entry, deleted("its model fell back to eager"))
         self.guards.clear()
@@ -105,7 +90,7 @@ class Compiled:
         self.guards.clear()
 
 
-def sizes_seen() -> Callable[[], None]:
+def remember_sizes() -> Callable[[], None]:
     """Remember which sizes Dynamo has seen, which decides what it compiles dynamically; return what puts that back.
 
     ``torch._dynamo.pgo._CODE_STATE`` (torch 2.8 to 2.15); without it nothing is put back.
@@ -121,7 +106,7 @@ def sizes_seen() -> Callable[[], None]:
     return put_back
 
 
-def _careful(inner: Callable[..., Any], guard: Guard, compiled: Compiled) -> Callable[..., Any]:
+def _falling_back(inner: Callable[..., Any], guard: Guard, entries: CacheEntries) -> Callable[..., Any]:
     """``CatchErrorsWrapper.__call__`` (torch/_dynamo/convert_frame.py), but what fails runs eagerly."""
     from torch._dynamo import config, convert_frame
     from torch._dynamo import types as dynamo_types
@@ -129,32 +114,35 @@ def _careful(inner: Callable[..., Any], guard: Guard, compiled: Compiled) -> Cal
     action: Any = dynamo_types
     run_only = action.FrameAction.RUN_ONLY
     clock = time.perf_counter
-    with_guards = guards_on_hooks if guard.hooks.guards.each_module else contextlib.nullcontext
+    hook_guards: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    if guard.hooks.guards.each_module:
+        hook_guards = guards_on_hooks
 
     def call(frame: Any, cache_entry: Any, frame_state: Any) -> Any:
         if guard.eager or guard.pending is not None:
-            return _eagerly(dynamo_types)
+            return _run_eagerly(dynamo_types)
         began = clock()
         guard.frame_begins()
         try:
-            with with_guards():
+            with hook_guards():
                 result = inner(frame, cache_entry, frame_state)
         except Exception as error:
-            if _asked_for(error):
+            if _is_asked_for(error):
                 raise
             guard.failed(error)
-            return _eagerly(dynamo_types)
+            return _run_eagerly(dynamo_types)
         finally:
             guard.seconds += clock() - began
         if result.guarded_code is not None:
             guard.hooks.look_again()
             if guard.trial:
-                compiled.guards.append(result.guarded_code.guard_manager)
+                entries.guards.append(result.guarded_code.guard_manager)
         elif result.frame_exec_strategy.cur_action == run_only:
-            guard.limit(_limit(frame.f_code))
-        elif config.suppress_errors and guard.refused is not None:  # the program's own setting: torch told nobody
+            guard.note_limit(_limit_text(frame.f_code))
+        elif config.suppress_errors and guard.refused is not None:
+            # The program's own setting: torch told nobody.
             guard.failed(guard.refused)
-            return _eagerly(dynamo_types)
+            return _run_eagerly(dynamo_types)
         return result
 
     # Torch walks the stack and steps over frames of convert_frame.py by file name (`prev_frame` in
@@ -162,27 +150,29 @@ def _careful(inner: Callable[..., Any], guard: Guard, compiled: Compiled) -> Cal
     code = call.__code__.replace(co_filename=convert_frame.__file__)
     function = types.FunctionType(code, call.__globals__, call.__name__, None, call.__closure__)
     for name in _CHAIN:
-        if hasattr(inner, name):  # as if it were torch's own: stances follow the chain by its length
+        # As if it were torch's own: stances follow the chain by its length.
+        if hasattr(inner, name):
             setattr(function, name, getattr(inner, name))
     return function
 
 
-def _eagerly(dynamo_types: Any) -> Any:
+def _run_eagerly(dynamo_types: Any) -> Any:
     """This frame runs eagerly; the next one with its code is asked for again (torch/_dynamo/types.py)."""
     default = dynamo_types.FrameAction.DEFAULT
     strategy = dynamo_types.FrameExecStrategy(default, default)
     return dynamo_types.ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
 
 
-def _asked_for(error: Exception) -> bool:
+def _is_asked_for(error: Exception) -> bool:
     """Did the program ask torch to raise this (``error_on_recompile``, ``fail_on_recompile_limit_hit``)?"""
     from torch._dynamo import config, exc
 
-    return isinstance(error, exc.RecompileError) or (
-        isinstance(error, exc.FailOnRecompileLimitHit) and config.fail_on_recompile_limit_hit)
+    if isinstance(error, exc.FailOnRecompileLimitHit):
+        return bool(config.fail_on_recompile_limit_hit)
+    return isinstance(error, exc.RecompileError)
 
 
-def _limit(code: types.CodeType) -> str:
+def _limit_text(code: types.CodeType) -> str:
     from torch._dynamo import config
 
     return (f"{code.co_name} ({code.co_filename}:{code.co_firstlineno}) hit the recompile limit of "

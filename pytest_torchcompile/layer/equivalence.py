@@ -18,8 +18,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.layer.compiled_modules import is_compiled_module
 from pytest_torchcompile.layer.config import CompileConfig
-from pytest_torchcompile.layer.dynamo import frame_of
-from pytest_torchcompile.layer.selective import Selection
+from pytest_torchcompile.layer.selective import Selection, frame_of
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
 from pytest_torchcompile.oracle.chances import same_random_draws
 from pytest_torchcompile.oracle.diagnosis import locate_stage, stage_summary
@@ -45,6 +44,8 @@ __all__ = ["Comparison", "assert_equivalent", "compare"]
 Wrap: TypeAlias = "Callable[[Any, dict[str, Any] | None], Callable[..., Any]]"
 _SHOWN = 12
 """Problems that a text lists; the others are counted."""
+_SHOWN_PARTS = 5
+"""Notes on parts that ran eagerly."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,11 @@ class Comparison:
     @property
     def noise(self) -> float:
         """Largest error of a whole leaf over its rounding noise; 0 where all is bitwise equal."""
-        found = [leaf.rms for _, leaf in self.leaves if leaf.rms is not None]
-        return max((math.inf if math.isnan(rms) else rms for rms in found), default=0.0)
+        errors = [leaf.rms for _, leaf in self.leaves if leaf.rms is not None]
+        # NaN is larger than anything here, and max() would pass over it.
+        if any(map(math.isnan, errors)):
+            return math.inf
+        return max(errors, default=0.0)
 
     def __str__(self) -> str:
         exact = sum(leaf.bitwise for _, leaf in self.leaves)
@@ -78,10 +82,14 @@ class Comparison:
             lines[0] += (f": {len(self.leaves)} values and properties compared, {exact} exactly equal, the largest "
                          f"error is {self.noise:.3g} times the rounding noise")
         lines += map(str, self.problems[:_SHOWN])
-        if more := Counter(finding.kind for finding in self.problems[_SHOWN:]):
-            lines.append(f"and {sum(more.values())} more: " + ", ".join(f"{n} {kind}" for kind, n in more.items()))
-        lines += [self.stages] * bool(self.stages)
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        more = Counter(problem.kind for problem in self.problems[_SHOWN:])
+        if more:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in more.items())
+            lines.append(f"and {sum(more.values())} more: {kinds}")
+        if self.stages:
+            lines.append(self.stages)
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
 
 
 def compare(
@@ -120,28 +128,33 @@ def compare(
         UsageError: the model, calls, steps or loss are of no use; the text says which.
         ValueError: for a config that does not fit the model.
     """
-    trial = _Trial(model, calls, config, wrap=wrap, loss=loss, train=train, steps=steps, seed=seed)
+    trial = _ObjectTrial(model, calls, config, wrap=wrap, loss=loss, train=train, steps=steps, seed=seed)
     with isolated([]), same_random_draws(), trial.untouched(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a filter that makes errors of warnings would have torch's own end a compile
+        # A filter that makes errors of warnings would have torch's own end a compile.
+        warnings.simplefilter("ignore")
         trial.run()
-        found = locate_stage(trial) if locate else None
+        stage = locate_stage(trial) if locate else None
     leaves = (*trial.leaves, *trial.trained)
     notes = [*trial.notes, *_eager_parts(trial), *undecided_notes(leaves)]
     if trial.replayed:
         notes.append(NOT_HELD)
-    return Comparison((*_proof(trial), *find_discrepancies(leaves)), leaves, stage_summary(found) if found else "",
-                      tuple(notes))
+    problems = (*_vacuous_problems(trial), *find_discrepancies(leaves))
+    stages = ""
+    if stage:
+        stages = stage_summary(stage)
+    return Comparison(problems, leaves, stages, tuple(notes))
 
 
 def assert_equivalent(model: Callable[..., Any], calls: list[Any], config: CompileConfig, **options: Any) -> None:
     """:func:`compare`, for tests: raises AssertionError, whose text is all that was found. ``options`` as there."""
-    __tracebackhide__ = True  # pytest then shows the test, not this line
-    found = compare(model, calls, config, **options)
-    if not found.ok:
-        raise AssertionError(str(found))
+    # pytest then shows the test, not this line.
+    __tracebackhide__ = True
+    comparison = compare(model, calls, config, **options)
+    if not comparison.ok:
+        raise AssertionError(str(comparison))
 
 
-class _Trial(Trial):
+class _ObjectTrial(Trial):
     """A trial of an object that somebody has made."""
 
     def __init__(self, model: Any, calls: Any, config: Any, wrap: Wrap | None, **options: Any) -> None:
@@ -150,7 +163,7 @@ class _Trial(Trial):
         if not isinstance(options["steps"], int) or options["steps"] < 1:
             raise UsageError(f"steps is {options['steps']!r}, expected a whole number from 1 on")
         self.config, self.wrap = config, wrap
-        self.model = _module(model)
+        self.model = _usable_module(model)
         self.notes: list[str] = []
         self.shared = False
         try:
@@ -160,19 +173,27 @@ class _Trial(Trial):
             self.notes.append("eager and compiled ran on one object, which can't be copied "
                               f"({type(error).__name__}: {error}): no float64 run, no other values, and what the model "
                               "keeps in Python is shared")
-        super().__init__(self._side, self.model, config.settings(), list(_calls(calls)),
-                         TrialOptions(may_raise=True, varied=not self.shared, **options))
+        trial_options = TrialOptions(may_raise=True, varied=not self.shared, **options)
+        super().__init__(self._make_side, self.model, config.settings(), list(_calls_of(calls)), trial_options)
 
-    def _side(self, settings: dict[str, Any] | None) -> Side:
-        module = self.model if self.shared else copy_model(self.model)
-        call = module.__dict__["function"] if isinstance(module, Closure) else module
+    def _make_side(self, settings: dict[str, Any] | None) -> Side:
+        module = self.model
+        if not self.shared:
+            module = copy_model(self.model)
+        call: Callable[..., Any] = module
+        if isinstance(module, Closure):
+            call = module.__dict__["function"]
         if self.wrap is not None:
             return Side(self.wrap(call, settings), module)
         if settings is None:
             return Side(call, module)
         if self.config.allowlist or self.config.blocklist:
+
+            def compile_part(part: Any) -> Callable[..., Any]:
+                return torch.compile(frame_of(part, part._call_impl), **settings)
+
             selection = Selection.of(module, self.config)
-            selection.put(lambda part: torch.compile(frame_of(part, part._call_impl), **settings))
+            selection.put(compile_part)
             if not selection.whole:
                 return Side(call, module)
         return Side(torch.compile(call, **settings), module)
@@ -183,7 +204,8 @@ class _Trial(Trial):
         if not self.shared:
             yield
             return
-        start, gradients = StateSnapshot(self.model), [(p, p.grad) for p in self.model.parameters()]
+        start = StateSnapshot(self.model)
+        gradients = [(parameter, parameter.grad) for parameter in self.model.parameters()]
         try:
             yield
         finally:
@@ -192,18 +214,21 @@ class _Trial(Trial):
                 parameter.grad = gradient
 
 
-def _module(model: Any) -> nn.Module:
+def _usable_module(model: Any) -> nn.Module:
     if not callable(model) or isinstance(model, type):
         raise UsageError(f"model is {model!r}, expected a torch.nn.Module or a function")
     if hasattr(model, "_torchdynamo_orig_callable") or is_compiled_module(model):
         raise UsageError(f"model is compiled already ({type(model).__name__}): give compare() the eager one")
-    module = model if isinstance(model, nn.Module) else Closure(model)
-    if lazy := [name for name, tensor in (*module.named_parameters(), *module.named_buffers()) if is_lazy(tensor)]:
-        raise UsageError(f"model has no shape yet for {lazy[0]!r} (a lazy module): call it once on a batch first")
-    return module
+    module = model
+    if not isinstance(model, nn.Module):
+        module = Closure(model)
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise UsageError(f"model has no shape yet for {name!r} (a lazy module): call it once on a batch first")
+    return module  # type: ignore[no-any-return]
 
 
-def _calls(calls: Any) -> Iterator[Call]:
+def _calls_of(calls: Any) -> Iterator[Call]:
     if not isinstance(calls, Iterable) or isinstance(calls, (torch.Tensor, dict, tuple, str)):
         raise UsageError(f"calls is {type(calls).__name__}, expected a list with a batch for each call, like [batch]")
     batches = list(calls)
@@ -215,32 +240,43 @@ def _calls(calls: Any) -> Iterator[Call]:
 
 def _eager_parts(trial: Trial) -> list[str]:
     """What of the model ran eagerly although it was compiled: not wrong, but not judged either."""
-    breaks = [f"graph break at {b['file']}:{b['line']}: {b['reason'].splitlines()[0]}"
-              for b in trial.compiled.seen["graph_breaks"]]
-    frames = [f"{f['function']} ran eagerly ({f['kind']})" for f in trial.compiled.seen["eager_frames"]
-              if f["kind"] in ("disabled", "graph_break", "skipped")]
-    return list(dict.fromkeys([*breaks, *frames]))[:5]
+    seen = trial.compiled.seen
+    parts: dict[str, None] = {}
+    for graph_break in seen["graph_breaks"]:
+        reason = graph_break["reason"].splitlines()[0]
+        parts[f"graph break at {graph_break['file']}:{graph_break['line']}: {reason}"] = None
+    for frame in seen["eager_frames"]:
+        if frame["kind"] in ("disabled", "graph_break", "skipped"):
+            parts[f"{frame['function']} ran eagerly ({frame['kind']})"] = None
+    return list(parts)[:_SHOWN_PARTS]
 
 
-def _proof(trial: Trial) -> Iterator[Discrepancy]:
+def _vacuous_problems(trial: Trial) -> Iterator[Discrepancy]:
     """What keeps the comparison from proving anything about compiled code."""
-    if error := trial.compiled.error:
+    error = trial.compiled.error
+    if error:
         text = f"the compiled run raised {error.type} in {error.phase}; eager did not: {headline(error.text)}"
         yield Discrepancy("error", error.phase, text, f"{error.text}\n{error.traceback}".strip())
         return
     if all(passed.raised for passed in trial.passed):
         yield Discrepancy("vacuous", "eager", "eager raises in every call: nothing was compared")
         return
-    whole = list(doubts(proof(trial)))
-    for found in whole:
-        yield Discrepancy("vacuous", "compiled code", found.message, found.evidence, found.hint)
-    for call in trial.calls if not whole else ():
-        made = [passed for passed in trial.passed if passed.call.index == call.index]
-        if not any(passed.graphs or passed.raised for passed in made):
-            yield Discrepancy("vacuous", call.label, f"{call.label} ran without any compiled graph")
+    unproven = list(doubts(proof(trial)))
+    for doubt in unproven:
+        yield Discrepancy("vacuous", "compiled code", doubt.message, doubt.evidence, doubt.hint)
+    # Where nothing at all is proven no call need be named.
+    if not unproven:
+        yield from _uncompiled_calls(trial)
     if why := why_vacuous(trial.leaves):
         yield Discrepancy("nondeterministic" if never_repeats(trial.leaves) else "vacuous", "values", why)
     gradients = [leaf for _, leaf in trial.leaves if leaf.kind == "gradient"]
     if gradients and not any(passed.gradients for passed in trial.passed):
         yield Discrepancy("vacuous", "gradients", "every gradient is zero, NaN or infinite, eager and compiled: their "
                       "equality proves nothing", hint="a loss that depends on the parameters")
+
+
+def _uncompiled_calls(trial: Trial) -> Iterator[Discrepancy]:
+    for call in trial.calls:
+        passes = [passed for passed in trial.passed if passed.call.index == call.index]
+        if not any(passed.graphs or passed.raised for passed in passes):
+            yield Discrepancy("vacuous", call.label, f"{call.label} ran without any compiled graph")

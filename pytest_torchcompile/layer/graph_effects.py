@@ -33,7 +33,7 @@ class Effects:
     draws: bool = False
 
     @property
-    def none(self) -> bool:
+    def harmless(self) -> bool:
         """Running it again, or for the first time after a failed run, gives the same."""
         return not self.mutated and not self.draws
 

@@ -20,12 +20,12 @@ from pytest_torchcompile.layer.backward import guard_backward
 from pytest_torchcompile.layer.checkpointing import in_backward
 from pytest_torchcompile.layer.double_backward import Differentiable
 from pytest_torchcompile.layer.graph_effects import SMALL, Before, Effects, Rewinding, copied_before, effects_of
-from pytest_torchcompile.layer.guarded_model import RAN, Guard, of_this_call
+from pytest_torchcompile.layer.guarded_model import RAN, Guard, guard_of_this_call
 
-__all__ = ["Backend"]
+__all__ = ["GuardedBackend"]
 
 
-class Backend:
+class GuardedBackend:
     """``inner`` with a guard.
 
     Two of them are one to Dynamo, so that they share compiled code, if their backends are one and what their code
@@ -43,21 +43,23 @@ class Backend:
 
     def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         """Compile a captured graph."""
-        kept, fixed = _copy(graph), _fixed_places(graph)  # a backend may change what it is given
+        # Before the backend, which may change what it is given.
+        original, fixed = _copy_of(graph), _fixed_places(graph)
         try:
             compiled = self.inner(graph, example_inputs, **options)
         except Exception as error:
-            if (guard := self.guard()) is not None:
+            guard = self.guard()
+            if guard is not None:
                 guard.refused = error
             raise
-        return _run_of(_Graph(_written(compiled), kept, self.guard, fixed))
+        return _runner_of(_GuardedGraph(_written_out(compiled), original, self.guard, fixed))
 
     def __eq__(self, other: object) -> bool:
-        return (isinstance(other, Backend) and bool(self.inner == other.inner)
+        return (isinstance(other, GuardedBackend) and bool(self.inner == other.inner)
                 and self.hook_guards == other.hook_guards)
 
     def __hash__(self) -> int:
-        return hash(Backend)  # torch's own backends have no hash
+        return hash(GuardedBackend)  # torch's own backends have no hash
 
 
 def _fixed_places(graph: torch.fx.GraphModule) -> frozenset[int]:
@@ -66,16 +68,17 @@ def _fixed_places(graph: torch.fx.GraphModule) -> frozenset[int]:
     The example inputs do not tell, for they are the real tensors of the first call. ``meta["example_value"]`` of a
     captured graph's placeholders does (``wrap_fx_proxy`` in torch/_dynamo/variables/builder.py, torch 2.8 to 2.15).
     """
-    found = set()
+    fixed: set[int] = set()
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     for place, node in enumerate(placeholders):
         traced = node.meta.get("example_value")
-        if isinstance(traced, Tensor) and all(type(size) is int for size in traced.shape):
-            found.add(place)
-    return frozenset(found)
+        # Of a dynamic size the type is SymInt.
+        if isinstance(traced, Tensor) and set(map(type, traced.shape)) <= {int}:
+            fixed.add(place)
+    return frozenset(fixed)
 
 
-def _written(compiled: Callable[..., Any]) -> Callable[..., Any]:
+def _written_out(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """The code of a graph module whose code is written at its first call, as Dynamo does for what it can see.
 
     ``_LazyGraphModule`` (torch/fx/_lazy_graph_module.py; ``call_user_compiler`` in torch/_dynamo/output_graph.py, torch
@@ -88,7 +91,7 @@ def _written(compiled: Callable[..., Any]) -> Callable[..., Any]:
     return owner.forward  # type: ignore[no-any-return]
 
 
-def _copy(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+def _copy_of(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The same graph without what it remembers of tracing, which would hold memory."""
     nodes = torch.fx.Graph()
     nodes.output(nodes.graph_copy(graph.graph, {}))
@@ -105,11 +108,11 @@ _STOP: Final = "_StopRecomputationError"
 """How activation checkpointing ends a recompute that has computed enough (torch/utils/checkpoint.py)."""
 
 
-class _Failed(Exception):
+class _FailedBefore(Exception):
     """Stands for a compiled graph that has failed before."""
 
 
-class _Graph:
+class _GuardedGraph:
     """One compiled graph, and the same graph uncompiled."""
 
     def __init__(
@@ -133,7 +136,7 @@ class _Graph:
         self.error: Exception | None = None
         """Why it is not run compiled any more."""
 
-    def first(self, args: tuple[Any, ...]) -> Any:
+    def run_first(self, args: tuple[Any, ...]) -> Any:
         """The first run, the one that is most likely to fail."""
         self.effects = effects_of(self.graph, args)
         before = copied_before(self.effects, args)
@@ -144,25 +147,27 @@ class _Graph:
         else:
             self.fresh = False
             guard_backward((*pytree.tree_leaves(result), *args), self.guard)
-            self._look_after(args, result)
+            self._prepare_further_runs(args, result)
             self.plain = self.rewinding is None and self.differentiable is None
             return result
-        return self.mend(args, failure, before)
+        return self.run_instead(args, failure, before)
 
-    def _look_after(self, args: tuple[Any, ...], result: Any) -> None:
+    def _prepare_further_runs(self, args: tuple[Any, ...], result: Any) -> None:
         """Decide what further runs need besides the compiled code, now that one of them has gone well."""
         effects = self.effects
         if effects is None:
             return
-        if effects.none:
+        if effects.harmless:
             self.differentiable = Differentiable.of(self.graph, result, args)
             self._note(args, result)
         elif effects.written_bytes(args) <= SMALL:
             self.rewinding = Rewinding(effects, args, self.fixed)
 
-    def run(self, args: tuple[Any, ...]) -> Any:
+    def run_again(self, args: tuple[Any, ...]) -> Any:
         """A further run: taken back if it fails, and its inputs remembered."""
-        copied = self.rewinding.begin(args) if self.rewinding is not None else None
+        copied = None
+        if self.rewinding is not None:
+            copied = self.rewinding.begin(args)
         try:
             result = self.compiled(*args)
         except Exception as error:
@@ -172,15 +177,18 @@ class _Graph:
                 self.rewinding.end(copied)
             self._note(args, result)
             return result
-        return self.mend(args, failure, None if copied is None else copied.before())
+        before = None
+        if copied is not None:
+            before = copied.before()
+        return self.run_instead(args, failure, before)
 
     def _note(self, args: tuple[Any, ...], result: Any) -> None:
         if self.differentiable is not None:
             self.differentiable.note(result, args)
 
-    def mend(self, args: tuple[Any, ...], error: Exception, before: Before | None = None) -> Any:
+    def run_instead(self, args: tuple[Any, ...], error: Exception, before: Before | None = None) -> Any:
         """Run it eagerly in the place of a compiled run that raised; raise where that would be a guess."""
-        guard = of_this_call() or self.guard()
+        guard = guard_of_this_call() or self.guard()
         if guard is None or type(error).__name__ == _STOP:
             raise error
         began = self.error is None
@@ -189,23 +197,25 @@ class _Graph:
             guard.note(error)
         if began and before is not None:
             before.restore()
-        elif began and not self._harmless(args):
+        elif began and not self._is_harmless(args):
             self._try_on_copies(args)
-            guard.refuse(error, self._why(args))
+            guard.refuse(error, self._why_not_again(args))
+        # There a recompute may be under way, for which the guard refuses; but the user's own error comes first.
         if in_backward():
             self._try_on_copies(args)
             guard.failed(error)
-        result = self.graph(*args)  # what this raises is the user's
+        # What this raises is the user's.
+        result = self.graph(*args)
         guard.failed(error, running=1)
         self.error, self.compiled, self.plain = error, _always_failing, True
         return result
 
-    def _harmless(self, args: tuple[Any, ...]) -> bool:
+    def _is_harmless(self, args: tuple[Any, ...]) -> bool:
         if self.effects is None:
             self.effects = effects_of(self.graph, args)
-        return self.effects is not None and self.effects.none
+        return self.effects is not None and self.effects.harmless
 
-    def _why(self, args: tuple[Any, ...]) -> str:
+    def _why_not_again(self, args: tuple[Any, ...]) -> str:
         if self.effects is None:
             what = "writes to what cannot be told"
         else:
@@ -216,17 +226,22 @@ class _Graph:
 
     def _try_on_copies(self, args: tuple[Any, ...]) -> None:
         """Raise what eager raises, which is the user's, without touching anything."""
-        copies = [arg.detach().clone() if isinstance(arg, Tensor) else arg for arg in args]
-        devices = {arg.device for arg in args if isinstance(arg, Tensor) and arg.device.type == "cuda"}
+        copies = list(args)
+        devices: set[torch.device] = set()
+        for place, arg in enumerate(args):
+            if isinstance(arg, Tensor):
+                copies[place] = arg.detach().clone()
+                if arg.device.type == "cuda":
+                    devices.add(arg.device)
         with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
             self.graph(*copies)
 
 
 def _always_failing(*args: Any) -> NoReturn:
-    raise _Failed
+    raise _FailedBefore
 
 
-def _run_of(state: _Graph) -> Callable[..., Any]:
+def _runner_of(state: _GuardedGraph) -> Callable[..., Any]:
     """What Dynamo calls: as little as possible around the compiled graph."""
 
     ran = RAN
@@ -239,7 +254,8 @@ def _run_of(state: _Graph) -> Callable[..., Any]:
         except Exception as error:
             failure = error
         else:
-            return state.first(args) if state.fresh else state.run(args)
-        return state.mend(args, failure)  # outside of the handler: an exception of the user's has no other before it
+            return state.run_first(args) if state.fresh else state.run_again(args)
+        # Outside of the handler: an exception of the user's has no other before it.
+        return state.run_instead(args, failure)
 
     return run

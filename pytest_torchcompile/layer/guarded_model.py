@@ -24,7 +24,7 @@ from pytest_torchcompile.layer.attempt_log import Attempt, Seconds, headline
 from pytest_torchcompile.layer.checkpointing import Outstanding, need_gradient, saving
 from pytest_torchcompile.layer.hooks import Hooks
 
-__all__ = ["RAN", "Guard", "guarded", "of_this_call"]
+__all__ = ["RAN", "Guard", "guard_of_this_call", "guarded_call"]
 
 RAN = [0]
 """How many compiled graphs of guarded models have begun to run in this process; counted where each begins."""
@@ -88,9 +88,12 @@ class Guard:
         """
         if self.trial:
             self.note(error)
-        elif why := self.outstanding.forbids(RAN[0] - running):
-            self.refuse(error, f"{why}. Compile inside of the checkpointed function instead of around it, or give "
-                               "maybe_compile a sample batch, so that failures are found before training", phase)
+        else:
+            why = self.outstanding.why_not_eager(RAN[0] - running)
+            if why:
+                self.refuse(error, f"{why}. Compile inside of the checkpointed function instead of around it, or give "
+                                   "maybe_compile a sample batch, so that failures are found before training", phase)
+        # The first failure of a call is the cause of the others.
         if self.pending is None:
             self.pending = Pending(error, phase, threading.get_ident())
 
@@ -104,7 +107,8 @@ class Guard:
         """Raise :class:`CannotFallBack`. Calls from then on run eagerly, if none is left to be recomputed."""
         if not self.trial:
             self._log("cannot_fall_back", phase, error, f"{headline(error)}; {why}")
-            if not self.outstanding.count:  # the step is lost, and the next one does not depend on it
+            # The step is lost, and the next one does not depend on it.
+            if not self.outstanding.count:
                 self.drop()
         raise CannotFallBack(f"{self.attempt.model}, compiled, failed ({headline(error)}), and to go on eagerly could "
                              f"give other results than eager gives: {why}.") from error
@@ -120,7 +124,11 @@ class Guard:
         else:
             self._end(Pending(error, "backward", threading.get_ident()))
 
-    def limit(self, function: str) -> None:
+    def noted_failure(self) -> BaseException | None:
+        """What failed in the trial, for the smoketest: on a rank that others wait for it is not raised."""
+        return self.failure
+
+    def note_limit(self, function: str) -> None:
         """A function hit the recompile limit."""
         with self._lock:
             if function not in self._known_limits:
@@ -136,25 +144,28 @@ class Guard:
 
     def hook_registered(self) -> None:
         """Somebody has registered a hook since the last call. If the model runs it, its code is compiled again."""
-        found = self.hooks.noticed()
-        if found and not (self.watchful or self.trial):  # else nothing has been compiled without it
-            self._log("hooks_changed", "call", None, found)
+        new_hook = self.hooks.notice_new()
+        # While it is watched for its first compiled call nothing has been compiled without the hook.
+        if new_hook and not (self.watchful or self.trial):
+            self._log("hooks_changed", "call", None, new_hook)
 
     # a call ends
 
     def settle(self) -> None:
         """A call ended without an exception: what failed in it was the compiler's fault."""
         for function in [*self.limits]:
+            # Another thread may have logged it meanwhile.
             if self.limits.pop(function, True) is None:
                 self._log("recompile_limit", "call", None, function)
-        if (pending := self._own()) is not None:
+        pending = self._take_pending()
+        if pending is not None:
             self._end(pending)
 
     def dismiss(self) -> None:
         """A call ended with an exception, in parts that ran eagerly too: it is the user's."""
-        self._own()
+        self._take_pending()
 
-    def _own(self) -> Pending | None:
+    def _take_pending(self) -> Pending | None:
         """What is pending in this thread, which is then over."""
         pending = self.pending
         if pending is None or pending.thread != threading.get_ident():
@@ -194,12 +205,13 @@ class Guard:
         if self.pending is not None or self.limits:
             self.settle()
         if self.watchful and not (part or self.trial or self.eager or self.postponed):
-            self._first_call(RAN[0] > before)
+            self._log_first_call(RAN[0] > before)
         return result
 
-    def _first_call(self, compiled: bool) -> None:
+    def _log_first_call(self, compiled: bool) -> None:
         from pytest_torchcompile.state.torch_state import stance
 
+        # A stance that asks for eager says nothing of the model: it stays watchful.
         if compiled:
             self.watchful = False
             self._log("compiled", "call")
@@ -217,7 +229,7 @@ class Guard:
         return seconds
 
 
-def guarded(
+def guarded_call(
     guard: Guard, make_compiled: Callable[[], Callable[..., Any]], eager: Callable[..., Any], part: bool = False
 ) -> Callable[..., Any]:
     """Return what calls ``make_compiled()`` under a guard, and ``eager`` when that has failed or while torch traces.
@@ -237,8 +249,10 @@ def guarded(
     hooks.on_change(renew)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        # In every call: attributes and C functions alone, in the order of what is cheapest.
         if guard.eager or traced() or compiler._is_compiling_flag:
             return eager(*args, **kwargs)
+        # torch numbers all hooks of the process in one row: as long as it stands still, none is new.
         if handles.next_id != hooks.seen:
             guard.hook_registered()
         if guard.watchful or outstanding.count or saving(True) is not None or (
@@ -262,7 +276,7 @@ CODES: set[Any] = set()
 """Code of the function above: a frame of it on the stack holds the guard of the model that is being called."""
 
 
-def of_this_call() -> Guard | None:
+def guard_of_this_call() -> Guard | None:
     """The guard of the model whose call this thread is in."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -48,9 +48,10 @@ class Hooks:
         self._lock = threading.Lock()
         self.seen = RemovableHandle.next_id
         """The number that the next hook of the process had when this was last asked."""
-        self.guards = HookGuards(any(table for _, table in self._tables()), _latest_global())
         # A code object's compiled entries are shared by equal models. One that has hooks must not use an entry that
         # was made for one without, so it begins with the guards.
+        has_hooks = any(table for _, table in self._hook_tables())
+        self.guards = HookGuards(has_hooks, _latest_global())
 
     def look_again(self) -> None:
         """Code was compiled, perhaps for modules that were not there before."""
@@ -60,30 +61,31 @@ class Hooks:
         """Call ``renew`` when code has to be compiled again, with other :attr:`guards`."""
         self._renewals.append(renew)
 
-    def noticed(self) -> str:
+    def notice_new(self) -> str:
         """Called when hooks were registered somewhere: the new one that traced modules run, in words, or ''."""
         with self._lock:
             before, self.seen = self.seen, RemovableHandle.next_id
-            found = self._new_hook(before)
-            if not found:
+            new_hook = self._new_hook(before)
+            if not new_hook:
                 return ""
             guards = HookGuards(True, max(self.guards.latest_global, _latest_global()))
-            if guards == self.guards:  # Dynamo's own guards notice it
+            # Else Dynamo's own guards notice it.
+            if guards == self.guards:
                 return ""
             self.guards = guards
             for renew in self._renewals:
                 renew()
-            return found
+            return new_hook
 
     def _new_hook(self, before: int) -> str:
-        for where, table in self._tables():
+        for where, table in self._hook_tables():
             for number, hook in table.items():
                 if isinstance(number, int) and number >= before:
                     name = getattr(hook, "__qualname__", type(hook).__name__)
                     return f"the hook {name} is new on {where}"
         return ""
 
-    def _tables(self) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    def _hook_tables(self) -> Iterator[tuple[str, Mapping[Any, Any]]]:
         if self._known is None:
             self._known = self._modules()
         for name, module in self._known:
@@ -97,8 +99,10 @@ class Hooks:
 
 
 def _latest_global() -> int:
-    numbers = [number for kind in _GLOBAL_TABLES for number in getattr(nn.modules.module, kind, {})]
-    return max(numbers, default=-1)
+    latest = -1
+    for kind in _GLOBAL_TABLES:
+        latest = max(latest, *getattr(nn.modules.module, kind, {}), -1)
+    return latest
 
 
 @contextlib.contextmanager

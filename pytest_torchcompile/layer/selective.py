@@ -13,7 +13,7 @@ from torch import nn
 from pytest_torchcompile.errors import nearest
 from pytest_torchcompile.layer.config import CompileConfig
 
-__all__ = ["Selection", "Unregistered", "inner_blocks"]
+__all__ = ["Selection", "Unregistered", "frame_of", "inner_blocks", "is_inlined"]
 
 
 class Selection:
@@ -40,18 +40,22 @@ class Selection:
             self._names.setdefault(id(module), []).append(name)
         self._modules = {id(module): module for module in model.modules()}
         blocked = self._matching("blocklist", blocklist)
-        allowed = self._matching("allowlist", allowlist) if tuple(allowlist) else {id(model)}
-        covered = self._covered(blocked)
-        if allowed & covered:
-            allowed -= covered
-            if not allowed:
-                raise ValueError("blocklist leaves nothing to compile: it matches the model, or all of allowlist")
+        allowed = {id(model)}
+        if tuple(allowlist):
+            allowed = self._matching("allowlist", allowlist)
+        allowed -= self._covered(blocked)
+        if not allowed:
+            raise ValueError("blocklist leaves nothing to compile: it matches the model, or all of allowlist")
         self.whole = id(model) in allowed
         """The model itself is compiled."""
-        self.compiled = [] if self.whole else self._outermost(allowed)
+        self.compiled: list[nn.Module] = []
         """What is compiled instead: parts of the model."""
-        within = [model] if self.whole else self.compiled
-        self.blocked = self._blocked_parts(blocked & {i for part in within for i in self._inside(id(part))})
+        inside = set(self._modules)
+        if not self.whole:
+            self.compiled = self._outermost(allowed)
+            # What lies outside of compiled parts runs eagerly anyway.
+            inside = self._inside_all(map(id, self.compiled))
+        self.blocked = self._blocked_parts(blocked & inside)
 
     @classmethod
     def of(cls, model: nn.Module, config: CompileConfig) -> Selection:
@@ -75,44 +79,89 @@ class Selection:
         return undo
 
     def _matching(self, field: str, patterns: Iterable[str]) -> set[int]:
-        found: set[int] = set()
+        """The modules that any of the patterns matches, by name or by class."""
+        matching: set[int] = set()
         for pattern in patterns:
-            mine = {i for i, module in self._modules.items()
-                    if any(fnmatchcase(name, pattern) for name in (*self._names[i], type(module).__name__))}
+            mine = {key for key in self._modules if self._matches(key, pattern)}
             if not mine:
-                known = {name for names in self._names.values() for name in names if name}
-                known |= {type(module).__name__ for module in self._modules.values()}
+                known = set().union(*self._names.values(), map(_class_name, self._modules.values())) - {""}
                 raise ValueError(f"{field}: {pattern!r} matches no module of {type(self.model).__name__}, by name or "
                                  f"by class; {nearest(pattern, known)}")
-            found |= mine
-        return found
+            matching |= mine
+        return matching
 
-    def _inside(self, module: int) -> set[int]:
-        return {id(part) for part in self._modules[module].modules()}
+    def _matches(self, key: int, pattern: str) -> bool:
+        names = (*self._names[key], _class_name(self._modules[key]))
+        return any(fnmatchcase(name, pattern) for name in names)
+
+    def _inside_all(self, keys: Iterable[int]) -> set[int]:
+        """These modules and all that is inside of them."""
+        inside: set[int] = set()
+        for key in keys:
+            inside.update(map(id, self._modules[key].modules()))
+        return inside
 
     def _covered(self, blocked: set[int]) -> set[int]:
         """The modules that are not compiled because of the blocked ones."""
         if not self.recursive:
             return blocked
-        return {i for module in blocked for i in self._inside(module)}
+        return self._inside_all(blocked)
 
     def _blocked_parts(self, blocked: set[int]) -> list[nn.Module]:
         """The modules whose ``forward`` has to be made invisible."""
         if self.recursive:
             return self._outermost(blocked)
-        parts = [part for i, module in self._modules.items() if i in blocked for part in _callable_parts(module)]
-        return list(dict.fromkeys(parts))
+        # One that has no forward and one of its children may both be blocked.
+        return list(dict.fromkeys(self._callable_parts_of(blocked)))
 
     def _outermost(self, chosen: set[int]) -> list[nn.Module]:
-        inner = {i for module in chosen for i in self._inside(module) if i != module}
-        outer = [module for i, module in self._modules.items() if i in chosen - inner]
-        return [part for module in outer for part in _callable_parts(module)]
+        inner: set[int] = set()
+        for key in chosen:
+            inner |= self._inside_all([key]) - {key}
+        return self._callable_parts_of(chosen - inner)
+
+    def _callable_parts_of(self, keys: set[int]) -> list[nn.Module]:
+        """In the model's own order."""
+        parts: list[nn.Module] = []
+        for key, module in self._modules.items():
+            if key in keys:
+                parts += _callable_parts(module)
+        return parts
+
+
+def _class_name(module: nn.Module) -> str:
+    return type(module).__name__
 
 
 def _callable_parts(module: nn.Module) -> list[nn.Module]:
-    if type(module).forward is nn.Module.forward or isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        return [part for child in module.children() for part in _callable_parts(child)]
-    return [module]
+    """The module, or where nobody calls it, those of its children."""
+    if type(module).forward is not nn.Module.forward and not isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        return [module]
+    parts: list[nn.Module] = []
+    for child in module.children():
+        parts += _callable_parts(child)
+    return parts
+
+
+def frame_of(module: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call``, a bound method that calls ``module.forward``, in a frame that Dynamo takes.
+
+    Dynamo skips files of torch, so that ``nn.Sequential().compile()`` compiles nothing; ``torch.compile`` puts such
+    modules into a frame of ``torch._dynamo.external_utils.wrap_inline`` (``OptimizedModule._initialize``, torch 2.8
+    to 2.15), and so does this. ``OptimizedModule`` itself would leave an attribute of its own in the model.
+    """
+    from torch._dynamo import external_utils
+
+    if is_inlined(module):
+        return external_utils.wrap_inline(call)
+    return call
+
+
+def is_inlined(module: Any) -> bool:
+    """Whether :func:`frame_of` lets Dynamo trace the module's own call, its hooks among it; else only ``forward``."""
+    from torch._dynamo import trace_rules
+
+    return bool(trace_rules.check(module.forward) or getattr(module, "_is_fsdp_managed_module", False))
 
 
 def _replace_call(part: nn.Module, call: Callable[..., Any]) -> Callable[[], None]:
@@ -158,33 +207,35 @@ _COUNT: Final = "_torchcompile_blocks"
 
 def _block(part: nn.Module, recursive: bool) -> Callable[[], None]:
     if _COUNT not in vars(type(part)):
-        part.__class__ = _blocked(type(part), recursive)
+        part.__class__ = _blocked_class(type(part), recursive)
     blocked: Any = type(part)
     setattr(blocked, _COUNT, getattr(blocked, _COUNT) + 1)
 
     def undo() -> None:
         setattr(blocked, _COUNT, getattr(blocked, _COUNT) - 1)
-        if not getattr(blocked, _COUNT) and type(part) is blocked:  # else somebody has put a subclass on top
+        # Else somebody has put a subclass on top.
+        if not getattr(blocked, _COUNT) and type(part) is blocked:
             part.__class__ = blocked.__mro__[2]
 
     return undo
 
 
-def _blocked(before: Any, recursive: bool) -> Any:
+def _blocked_class(before: Any, recursive: bool) -> Any:
     def reduced(self: Any, protocol: Any) -> Any:
         made = before.__reduce_ex__(self, protocol)
-        if made[1][:1] == (type(self),):  # how Python makes an object without calling it, whatever the protocol
+        # How Python makes an object without calling it, whatever the protocol.
+        if made[1][:1] == (type(self),):
             return (copyreg._reconstructor, (before, object, None), *made[2:])  # type: ignore[attr-defined]
         return made
 
     body = {
-        "forward": _disabled(before.forward, recursive), "__module__": before.__module__,
+        "forward": _disabled_forward(before.forward, recursive), "__module__": before.__module__,
         "__qualname__": before.__qualname__, "__doc__": before.__doc__, "__reduce_ex__": reduced, _COUNT: 0,
     }  # fmt: skip
     return type(before)(before.__name__, (Unregistered, before), body)
 
 
-def _disabled(forward: Any, recursive: bool) -> Any:
+def _disabled_forward(forward: Any, recursive: bool) -> Any:
     disable: Any = torch.compiler.disable
     return disable(forward, recursive=recursive, reason="it is in the blocklist")
 

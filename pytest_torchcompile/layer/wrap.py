@@ -8,8 +8,8 @@ import logging
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from torch import nn
 
@@ -17,13 +17,15 @@ from pytest_torchcompile.errors import CompileFailed
 from pytest_torchcompile.layer.attempt_log import Attempt, Seconds, headline
 from pytest_torchcompile.layer.compiled_modules import compiled_module_of, is_compiled_module, modules_of
 from pytest_torchcompile.layer.config import CompileConfig
-from pytest_torchcompile.layer.dynamo import Compiled, backend_of, context, frame_of, is_inlined, sizes_seen
-from pytest_torchcompile.layer.graphs import Backend
-from pytest_torchcompile.layer.guarded_model import Guard, guarded
+from pytest_torchcompile.layer.dynamo import CacheEntries, backend_of, dynamo_context, remember_sizes
+from pytest_torchcompile.layer.graphs import GuardedBackend
+from pytest_torchcompile.layer.guarded_model import Guard, guarded_call
 from pytest_torchcompile.layer.hooks import Hooks
 from pytest_torchcompile.layer.rank_votes import FailedElsewhere, RankVotes
-from pytest_torchcompile.layer.selective import Selection, inner_blocks
-from pytest_torchcompile.layer.smoketest import CompileSmoketest, SmoketestResult
+from pytest_torchcompile.layer.selective import Selection, frame_of, inner_blocks, is_inlined
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.layer.smoketest import SmoketestResult
 
 __all__ = ["maybe_compile"]
 
@@ -41,14 +43,14 @@ def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_ba
     backward pass, the returned module runs eagerly for good, the state being as if the failed attempt had never been;
     see ``docs/adopting.md`` for what is guaranteed.
 
-    The module that is returned is another object for the same model (:mod:`.twin`): its class is a subclass with the
-    same name, parameters and all attributes are shared, and so are ``state_dict``, ``train()`` and ``to()``. Copies and
-    pickles of it are compiled modules again, without a healthcheck.
+    The module that is returned is another object for the same model (:mod:`.compiled_modules`): its class is a subclass
+    with the same name, parameters and all attributes are shared, and so are ``state_dict``, ``train()`` and ``to()``.
+    Copies and pickles of it are compiled modules again, without a healthcheck.
 
     Args:
         model: A module, or a function. Not one that torch.compile or maybe_compile has returned.
         cfg: Disabled: ``model`` itself is returned, untouched, with one record of level DEBUG.
-        logger: Gets one record for each attempt (:class:`~.attempts.Attempt`); None: ``pytest_torchcompile``.
+        logger: Gets one record for each attempt (:class:`~.attempt_log.Attempt`); None: ``pytest_torchcompile``.
         sample_batch: A tensor, a tuple of positional or a dict of keyword arguments, or ``(args, kwargs)``. It is not
             written to.
 
@@ -63,21 +65,13 @@ def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_ba
         Attempt(model, cfg, logger).log("disabled", "build", Seconds())
         return model
     _refuse_unusable(model, cfg)
-    selection = Selection.of(model, cfg) if isinstance(model, nn.Module) else None
+    selection: Selection | None = None
+    if isinstance(model, nn.Module):
+        selection = Selection.of(model, cfg)
     attempt = Attempt(model, cfg, logger)
     if cfg.healthcheck and sample_batch is not None:
-        return _Trial(model, attempt, sample_batch).run(selection)  # type: ignore[no-any-return]
-    settings, began = cfg.settings(), time.perf_counter()
-    try:
-        made = _make(model, attempt, settings, selection)
-    except Exception as error:
-        took = Seconds(time.perf_counter() - began)
-        return _failed(model, attempt, took, _Failure("build", error))  # type: ignore[no-any-return]
-    if made is None:
-        attempt.log("nothing_compiled", "build", Seconds(), reason=_SWITCHED_OFF)
-        return model
-    attempt.log("deferred", "build", Seconds(time.perf_counter() - began))
-    return made.compiled  # type: ignore[no-any-return]
+        return _Healthcheck(model, attempt, sample_batch).run(selection)  # type: ignore[no-any-return]
+    return _compile_later(model, attempt, selection)  # type: ignore[no-any-return]
 
 
 _SWITCHED_OFF: Final = "torch.compile is switched off (TORCHDYNAMO_DISABLE)"
@@ -85,52 +79,91 @@ _SWITCHED_OFF: Final = "torch.compile is switched off (TORCHDYNAMO_DISABLE)"
 
 def _refuse_mistaken(cfg: Any, logger: Any) -> None:
     if not isinstance(cfg, CompileConfig):
-        hint = "; CompileConfig.from_dict makes one of a dict" if isinstance(cfg, Mapping) else ""
+        hint = ""
+        if isinstance(cfg, Mapping):
+            hint = "; CompileConfig.from_dict makes one of a dict"
         raise TypeError(f"maybe_compile: cfg is of type {type(cfg).__name__}; expected a CompileConfig{hint}")
-    if logger is not None and not callable(getattr(logger, "warning", None)):  # a tensor has a `log` too
+    # Asked for `warning`, because a tensor has a `log` too.
+    if logger is not None and not callable(getattr(logger, "warning", None)):
         raise TypeError(f"maybe_compile: logger is of type {type(logger).__name__}; expected a logging.Logger or None "
                         "(the sample batch is the argument after it)")
 
 
-class _Made:
+def _compile_later(model: Any, attempt: Attempt, selection: Selection | None) -> Any:
+    """The model that compiles in its first call."""
+    settings, began = attempt.config.settings(), time.perf_counter()
+    try:
+        built = _build(model, attempt, settings, selection)
+    except Exception as error:
+        took = Seconds(time.perf_counter() - began)
+        return _fall_back(model, attempt, took, _Failure("build", error))
+    if built is None:
+        attempt.log("nothing_compiled", "build", Seconds(), reason=_SWITCHED_OFF)
+        return model
+    attempt.log("deferred", "build", Seconds(time.perf_counter() - began))
+    return built.compiled
+
+
+@dataclass
+class _Built:
     """A compiled model, and what watches over it."""
 
-    def __init__(self, compiled: Any, guard: Guard, entries: Compiled) -> None:
-        self.compiled, self.guard, self.entries = compiled, guard, entries
-        self.praise = ""
-        """What the smoketest saw to work."""
+    compiled: Any
+    guard: Guard
+    entries: CacheEntries
+    praise: str = ""
+    """What the smoketest saw to work."""
+
+    def drop(self) -> None:
+        """Leave nothing of it."""
+        self.guard.drop()
+        self.entries.drop()
 
 
-def _make(model: Any, attempt: Attempt, settings: dict[str, Any], selection: Selection | None) -> _Made | None:
-    inner = backend_of(settings)
-    if inner is None:
+def _build(model: Any, attempt: Attempt, settings: dict[str, Any], selection: Selection | None) -> _Built | None:
+    """Nothing compiles yet. None: torch.compile is switched off."""
+    backend = backend_of(settings)
+    if backend is None:
         return None
-    hooks = Hooks(lambda: _traced_modules(model, selection))
-    guard, entries = Guard(attempt, hooks), Compiled()
 
-    def compiling(frame: Callable[..., Any]) -> Callable[..., Any]:
-        return context(Backend(inner, guard), settings, guard, entries)(frame)  # type: ignore[no-any-return]
+    def traced_modules() -> list[tuple[str, nn.Module]]:
+        return _traced_modules(model, selection)
+
+    hooks = Hooks(traced_modules)
+    guard, entries = Guard(attempt, hooks), CacheEntries()
+
+    def compile_frame(frame: Callable[..., Any]) -> Callable[..., Any]:
+        context = dynamo_context(GuardedBackend(backend, guard), settings, guard, entries)
+        return context(frame)  # type: ignore[no-any-return]
 
     if selection is None:
-        call = guarded(guard, lambda: compiling(model), model)
-        return _Made(functools.wraps(model)(call), guard, entries)
+        call = guarded_call(guard, functools.partial(compile_frame, model), model)
+        return _Built(functools.wraps(model)(call), guard, entries)
+    whole = selection.whole
+
+    def compile_part(part: Any) -> Callable[..., Any]:
+        return compile_frame(frame_of(part, part._call_impl))
 
     def put_guard(part: Any) -> Callable[..., Any]:
-        return guarded(guard, lambda: compiling(frame_of(part, part._call_impl)), part._call_impl, part=True)
+        return guarded_call(guard, functools.partial(compile_part, part), part._call_impl, part=True)
 
-    def make_whole() -> Callable[..., Any]:
-        return compiling(frame_of(model, model.__call__)) if selection.whole else model
+    def compile_whole() -> Callable[..., Any]:
+        if not whole:
+            return model  # type: ignore[no-any-return]
+        return compile_frame(frame_of(model, model.__call__))
 
     guard.undo = selection.put(put_guard)
-    call = guarded(guard, make_whole, model)
+    call = guarded_call(guard, compile_whole, model)
 
-    def again(copied: Any) -> Any:
-        return copied if guard.eager else maybe_compile(copied, attempt.config, attempt.logger)
+    def compile_copy(copied: Any) -> Any:
+        if guard.eager:
+            return copied
+        return maybe_compile(copied, attempt.config, attempt.logger)
 
     def recipe() -> tuple[Any, ...]:
         return _unpickled, (model, attempt.config, attempt.logger, guard.eager)
 
-    return _Made(compiled_module_of(model, call, again, recipe, guard.drop), guard, entries)
+    return _Built(compiled_module_of(model, call, compile_copy, recipe, guard.drop), guard, entries)
 
 
 def _traced_modules(model: Any, selection: Selection | None) -> list[tuple[str, nn.Module]]:
@@ -140,17 +173,26 @@ def _traced_modules(model: Any, selection: Selection | None) -> list[tuple[str, 
     """
     if selection is None:
         return [named for module in modules_of(model) for named in module.named_modules()]
-    compiled = {id(part): part for part in ([model] if selection.whole else selection.compiled)}
+    compiled = [model] if selection.whole else selection.compiled
     names = {id(module): name for name, module in model.named_modules()}
-    inside = {id(module): module for part in compiled.values() for module in part.modules()}
-    return [(names.get(i, ""), module) for i, module in inside.items() if i not in compiled or is_inlined(module)]
+    # By identity: blocks may contain each other, and modules may compare in any way.
+    inside = {id(module): module for part in compiled for module in part.modules()}
+    own_hooks_run_eagerly = {id(part) for part in compiled if not is_inlined(part)}
+    traced: list[tuple[str, nn.Module]] = []
+    for key, module in inside.items():
+        if key not in own_hooks_run_eagerly:
+            traced.append((names.get(key, ""), module))
+    return traced
 
 
 def _unpickled(model: Any, cfg: CompileConfig, logger: Any, eager: bool) -> Any:
-    return model if eager else maybe_compile(model, cfg, logger)
+    if eager:
+        return model
+    return maybe_compile(model, cfg, logger)
 
 
-class _Failure(NamedTuple):
+@dataclass(frozen=True)
+class _Failure:
     """Why a model is not used compiled."""
 
     phase: str
@@ -165,132 +207,159 @@ class _Failure(NamedTuple):
         return self.reason or headline(self.error)
 
 
-class _Trial:
+class _Healthcheck:
     """The healthcheck of one model. Where it is spread over ranks, each of them comes to the same end."""
 
     def __init__(self, model: Any, attempt: Attempt, sample_batch: Any) -> None:
         self.model, self.attempt, self.sample_batch = model, attempt, sample_batch
-        self.together = RankVotes(model)
-        self.began, self.compiling = time.perf_counter(), 0.0
+        self.votes = RankVotes(model)
+        self.began, self.compile_seconds = time.perf_counter(), 0.0
 
     def run(self, selection: Selection | None) -> Any:
         """The compiled model if it passes, or the model with compiled blocks, or the model as it is."""
         attempt = self.attempt
-        found = self._tried(attempt, selection)
-        if isinstance(found, _Failure) and (blocks := self._blocks(selection, found)) is not None:
-            inner = self._tried(Attempt(self.model, blocks.config, attempt.logger), blocks.selection)
-            if isinstance(inner, _Made):
-                self._log("inner_blocks", found.error, f"{found.text}. Compiled are {blocks.names}")
-                return inner.compiled
-            if inner is not None:
-                found = found._replace(reason=f"{found.text}. Nor do its inner blocks, each by itself: {inner.text}")
-        if isinstance(found, _Failure):
-            return _failed(self.model, attempt, self._took(), found)
-        if found is None:
+        outcome = self._try(attempt, selection)
+        if outcome is None:
             attempt.log("nothing_compiled", "build", Seconds(), reason=_SWITCHED_OFF)
             return self.model
-        self._log("compiled", None, found.praise)
-        return found.compiled
+        if isinstance(outcome, _Built):
+            self._log("compiled", None, outcome.praise)
+            return outcome.compiled
+        blocks = self._inner_blocks(selection, outcome)
+        if blocks is None:
+            return _fall_back(self.model, attempt, self._seconds(), outcome)
+        inner = self._try(Attempt(self.model, blocks.config, attempt.logger), blocks.selection)
+        if isinstance(inner, _Built):
+            self._log("inner_blocks", outcome.error, f"{outcome.text}. Compiled are {blocks.shown_names}")
+            return inner.compiled
+        if isinstance(inner, _Failure):
+            both = f"{outcome.text}. Nor do its inner blocks, each by itself: {inner.text}"
+            outcome = replace(outcome, reason=both)
+        return _fall_back(self.model, attempt, self._seconds(), outcome)
 
-    def _tried(self, attempt: Attempt, selection: Selection | None) -> _Made | _Failure | None:
+    def _try(self, attempt: Attempt, selection: Selection | None) -> _Built | _Failure | None:
         """Compile and ask the smoketest; None: torch.compile is switched off, be it on one of the ranks."""
-        built: list[_Made | None] = []
         try:
-            settings = self.together.run_agreed(attempt.config.settings)
+            settings = self.votes.run_agreed(attempt.config.settings)
         except FailedElsewhere as other:
             return _Failure("build", other, final=True)
+        built: list[_Built | None] = []
+
+        def build() -> None:
+            built.append(_build(self.model, attempt, settings, selection))
+
         try:
-            self.together.run_agreed(lambda: built.append(_make(self.model, attempt, settings, selection)))
-            off = self.together.any_rank(built[0] is None)
+            self.votes.run_agreed(build)
+            switched_off = self.votes.any_rank(built[0] is None)
         except Exception as failure:
-            _drop(built)
+            _drop_all(built)
             return _Failure("build", failure)
         made = built[0]
-        if off or made is None:
-            _drop(built)
+        if switched_off or made is None:
+            _drop_all(built)
             return None
         try:
-            result = self._result(made)
-        except Exception as ours:  # what the model itself raises is in the result
+            result = self._smoketest_result(made)
+        except Exception as ours:
+            # What the model itself raises is in the result.
             return _Failure("healthcheck", ours, f"the healthcheck itself failed: {headline(ours)}", final=True)
         if result.ok:
             made.entries.keep()
             made.praise = result.reason
             return made
-        if final := self.together.any_rank(result.user_error is not None) or self.together.diverged:
-            self._refuse_of_user(result)
+        return self._failure_of(made, result)
+
+    def _failure_of(self, made: _Built, result: SmoketestResult) -> _Failure:
+        """Why the smoketest said no. Raises what the user's own code raised."""
+        final = self.votes.any_rank(result.user_error is not None) or self.votes.diverged
+        if result.user_error is not None:
+            self._log("user_error", result.user_error, result.reason)
+            raise result.user_error
         if result.phase == "rank":
             return _Failure("healthcheck", FailedElsewhere(result.ranks), result.reason, final)
-        error = made.guard.failure or CompileFailed("\n".join(filter(None, (result.reason, result.evidence))))
+        error = made.guard.failure
+        if error is None:
+            error = CompileFailed("\n".join(filter(None, (result.reason, result.evidence))))
         return _Failure("healthcheck", error, f"{result.reason} (in {result.phase})", final)
 
-    def _result(self, made: _Made) -> SmoketestResult:
+    def _smoketest_result(self, made: _Built) -> SmoketestResult:
         """What the smoketest says, which is no on every rank if it is on one; then nothing is left of the attempt."""
+        # Here, for a model that compiles in its first call needs none of it: fifty modules.
+        from pytest_torchcompile.layer.smoketest import CompileSmoketest, SmoketestResult
+
         guard, test = made.guard, CompileSmoketest(self.attempt.config.smoketest_steps)
-        guard.trial, guard.watchful, guard.waited_for = True, False, self.together.spread
-        test.noted = lambda: guard.failure
-        forget_sizes, passed = sizes_seen(), False
+        guard.trial, guard.watchful, guard.waited_for = True, False, self.votes.spread
+        test.noted = guard.noted_failure
+        forget_sizes, passed = remember_sizes(), False
         try:
             test.run(made.compiled, self.sample_batch)
             result = test.last_result
-            self.together.diverged = test.apart
+            self.votes.diverged = test.apart
             passed = result is not None and result.ok
-            ranks = self.together.ranks_saying(not passed)
+            ranks = self.votes.ranks_saying(not passed)
             if ranks and passed:
                 result, passed = SmoketestResult(False, str(FailedElsewhere(ranks)), "rank", ranks=ranks), False
         finally:
             guard.trial = guard.waited_for = False
-            self.compiling += guard.take_seconds()
+            self.compile_seconds += guard.take_seconds()
             if not passed:
-                _drop([made])
+                made.drop()
                 forget_sizes()
         if result is None:
             raise RuntimeError("the smoketest has no result")
         return result
 
-    def _refuse_of_user(self, result: SmoketestResult) -> None:
-        if result.user_error is not None:
-            self._log("user_error", result.user_error, result.reason)
-            raise result.user_error
-
-    def _blocks(self, selection: Selection | None, whole: _Failure) -> _Blocks | None:
+    def _inner_blocks(self, selection: Selection | None, failure: _Failure) -> _InnerBlocks | None:
         """The blocks to compile instead of a model that is spread over ranks; the same on each of them."""
-        cfg = self.attempt.config
-        if whole.final or cfg.fail_policy == "raise" or not self.together.spread or not (selection and selection.whole):
+        config = self.attempt.config
+        if failure.final or config.fail_policy == "raise" or not self.votes.spread:
+            return None
+        if selection is None or not selection.whole:
             return None
         names = tuple(inner_blocks(self.model).values())
-        narrow = replace(cfg, allowlist=tuple(map(glob.escape, names)))
+        if not names:
+            return None
+        narrow = replace(config, allowlist=tuple(map(glob.escape, names)))
         try:
-            return _Blocks(names, narrow, Selection.of(self.model, narrow)) if names else None
-        except ValueError:  # all of them are in the blocklist
+            return _InnerBlocks(names, narrow, Selection.of(self.model, narrow))
+        except ValueError:
+            # All of them are in the blocklist.
             return None
 
     def _log(self, result: str, error: BaseException | None, reason: str) -> None:
-        self.attempt.log(result, "healthcheck", self._took(), error, reason)
+        self.attempt.log(result, "healthcheck", self._seconds(), error, reason)
 
-    def _took(self) -> Seconds:
-        both = time.perf_counter() - self.began
-        return Seconds(both, self.compiling, max(0.0, both - self.compiling))
+    def _seconds(self) -> Seconds:
+        passed = time.perf_counter() - self.began
+        return Seconds(passed, self.compile_seconds, max(0.0, passed - self.compile_seconds))
 
 
-class _Blocks:
+@dataclass(frozen=True)
+class _InnerBlocks:
     """A model's inner blocks, chosen instead of all of it."""
 
-    def __init__(self, names: Sequence[str], config: CompileConfig, selection: Selection) -> None:
-        self.config, self.selection = config, selection
-        few = names if len(names) < 6 else (*names[:2], "...", names[-1])
-        self.names = f"{len(names)} blocks: {', '.join(few)}"
+    names: Sequence[str]
+    config: CompileConfig
+    selection: Selection
+
+    @property
+    def shown_names(self) -> str:
+        """How many, and the first ones."""
+        names = self.names
+        if len(names) > 5:
+            names = (*names[:2], "...", names[-1])
+        return f"{len(self.names)} blocks: {', '.join(names)}"
 
 
-def _drop(built: Sequence[_Made | None]) -> None:
+def _drop_all(built: Sequence[_Built | None]) -> None:
     for made in built:
         if made is not None:
-            made.guard.drop()
-            made.entries.drop()
+            made.drop()
 
 
-def _failed(model: Any, attempt: Attempt, took: Seconds, failure: _Failure) -> Any:
-    phase, error, reason, _ = failure
+def _fall_back(model: Any, attempt: Attempt, took: Seconds, failure: _Failure) -> Any:
+    """The model as it is, with a record of why; or the failure is raised, if that is asked for."""
+    phase, error, reason = failure.phase, failure.error, failure.reason
     if attempt.config.fail_policy == "raise":
         attempt.log("raised", phase, took, error, reason)
         raise CompileFailed(f"{attempt.model} is not used compiled: {reason or error}") from error

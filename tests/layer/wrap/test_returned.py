@@ -457,7 +457,7 @@ def test_an_error_of_the_healthcheck_itself_is_no_error_of_the_users(attempts, m
     def breaks(self, *given):
         raise KeyError("planted: a fault of ours")
 
-    monkeypatch.setattr("pytest_torchcompile.layer.wrap.CompileSmoketest.run", breaks)
+    monkeypatch.setattr("pytest_torchcompile.layer.smoketest.CompileSmoketest.run", breaks)
     model = Net()
     before = everything(model)
     if policy == "raise":

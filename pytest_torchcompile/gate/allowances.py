@@ -15,7 +15,7 @@ from itertools import combinations
 from typing import Any, Final
 
 from pytest_torchcompile.checks import computes_wrong_numbers
-from pytest_torchcompile.gate.judged import JudgedCell
+from pytest_torchcompile.gate.judged import JudgedCell, ids_of
 from pytest_torchcompile.gate.policy import AllowedFailure, PassRate, Policy
 from pytest_torchcompile.plan.axes import value_key
 from pytest_torchcompile.quantity import count, first_names
@@ -165,6 +165,7 @@ def _finding_of_expired(entry: AllowedFailure, cells: Sequence[JudgedCell], poli
     text = f"the allowed failure of {file}:{line} expired on {entry.until}: {entry.reason} ({entry.issue})"
     covered = []
     for cell in cells:
+        # Judged as if the entry were not over.
         if any(_covers_failure(entry, cell, name, check) for name, check in cell.bad.items()):
             covered.append(cell.id)
     if covered:
@@ -192,6 +193,7 @@ def _has_undecided_check(entry: AllowedFailure, cell: JudgedCell) -> bool:
 
 def _apply_pass_rates(allowed: Allowances, cells: Sequence[JudgedCell], policy: Policy) -> None:
     """Let fail what lies within the pass rates that cover it, all of which must hold; but never wrong numbers."""
+    # What did not run is no cell of a rate: skips and missing cells have findings of their own.
     ran = [cell for cell in cells if cell.verdicts and cell.skipped is None and cell.lane != TEST_LANE]
     covered: set[str] = set()
     not_tolerable: set[str] = set()
@@ -204,12 +206,13 @@ def _apply_pass_rates(allowed: Allowances, cells: Sequence[JudgedCell], policy: 
                 text = f"{good:.1%} of the {count(len(group), 'cell')}{name} are good, {rate.rate:.1%} wanted"
                 allowed.findings.append(Finding("pass_rate", "fail", text, tuple(failing), file=policy.path,
                                                 line=policy.line(rate.node)))
-                not_tolerable.update(cell.id for cell in group)
+                not_tolerable.update(ids_of(group))
             covered.update(failing)
     for name, failing_checks in allowed.failing.items():
         if any(_has_wrong_numbers(check, found) for check, found in failing_checks.items()):
             not_tolerable.add(name)
     allowed.tolerated = [name for name in allowed.failing if name in covered and name not in not_tolerable]
+    # From here on they count as known failures, not as failing.
     for name in allowed.tolerated:
         del allowed.failing[name]
 
@@ -261,8 +264,7 @@ def skip_findings(cells: Sequence[JudgedCell], policy: Policy, noun: str = "cell
                f"{_was_or_were(len(group))} skipped, and no policy allows it"
         if reason:
             text += f": {reason}"
-        yield Finding("skip", "fail", text, tuple(cell.id for cell in group),
-                      hint=_entry_to_write(reason, group, cells, policy))
+        yield Finding("skip", "fail", text, ids_of(group), hint=_entry_to_write(reason, group, cells, policy))
 
 
 def _was_or_were(number: int) -> str:
@@ -274,7 +276,7 @@ def _was_or_were(number: int) -> str:
 def _entry_to_write(reason: str, group: Sequence[JudgedCell], cells: Sequence[JudgedCell], policy: Policy) -> str:
     """The policy's lines that would allow these skips."""
     if group[0].lane == TEST_LANE:
-        selector = f"tests: {_yaml_list([test.id for test in group])}"
+        selector = f"tests: {_yaml_list(ids_of(group))}"
     else:
         chosen = _shortest_selector(group, cells)
         axes = ", ".join(f"{axis}: {_yaml_list(values)}" for axis, values in chosen.items())
@@ -294,11 +296,11 @@ def _shortest_selector(group: Sequence[JudgedCell], cells: Sequence[JudgedCell])
         if all(axis in cell.axes for cell in group):
             distinct = {value_key(cell.axes[axis]): cell.axes[axis] for cell in group}
             values[axis], keys[axis] = list(distinct.values()), set(distinct)
-    wanted = {cell.id for cell in group}
+    wanted = set(ids_of(group))
+    # Of many axes the combinations of four are too many to try, and nobody would read them.
     for size in (1, 2, 3):
         for axes in combinations(values, size):
-            selected = {cell.id for cell in cells if _has_values(cell, axes, keys)}
-            if selected <= wanted:
+            if wanted.issuperset(ids_of(cell for cell in cells if _has_values(cell, axes, keys))):
                 return {axis: values[axis] for axis in axes}
     return values
 

@@ -37,6 +37,7 @@ def _raw_sentence(outcome: GateOutcome) -> str:
     if code == 0:
         return shorten_to_headline(f"PASS: {_what_is_good(outcome)}")
     decisive = [finding for finding in outcome.findings if finding.weight != "note"]
+    # What fails has a sentence of its own, which names the models.
     if decisive[0].cause is not None:
         without_cause = [finding for finding in decisive if finding.cause is None]
         return headline(outcome.causes, f"{WORDS[code]}: ", len(without_cause))
@@ -94,6 +95,7 @@ def run_facts(outcome: GateOutcome) -> str:
 def _facts_of_cells(cells: Sequence[JudgedCell]) -> str:
     compiled = _number_compiled(cells)
     text = f"{count(len(cells), 'cell')}: {verdict_counts(cells) or 'none'}; {compiled} ran compiled code"
+    # In the fake lane compiled code runs, and proves nothing.
     fake = compiled - sum(cell.proven for cell in cells)
     if fake:
         text += f", {fake} of them in the fake lane"
@@ -156,6 +158,7 @@ def _what_is_good(outcome: GateOutcome) -> str:
 def _lines_of_finding(outcome: GateOutcome, finding: Finding) -> Iterator[str]:
     head = f"{finding.weight:9} {finding.text}"
     where = shown_place(finding)
+    # Many texts name their place themselves.
     if where and where not in finding.text:
         head += f"  {where}"
     yield head
@@ -167,6 +170,7 @@ def _lines_of_finding(outcome: GateOutcome, finding: Finding) -> Iterator[str]:
         yield f"{_INDENT}try    {begin}"
         for line in rest:
             yield f"{_INDENT}       {line}".rstrip()
+    # The cells of a note are not to be mended.
     if finding.cells and finding.weight != "note":
         yield f"{_INDENT}{_named_cells(outcome, finding)}"
     command = command_again(outcome, finding)

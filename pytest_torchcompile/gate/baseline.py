@@ -78,6 +78,7 @@ def another_machine(now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
 def changes(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], comparable: bool,
             noun: str = "cell") -> list[Change]:
     """All changes, the worst first. ``comparable``: may times be compared? ``noun``: ``cell`` or ``test``."""
+    # Cells by their ids: a changed axis makes another cell, which is new.
     both = {cell: (now[cell], then[cell]) for cell in now if cell in then}
     found = [*_new_failures(both, noun), *_new_breaks(both, noun), *_new_recompiles(both, noun),
              *_gone_cells(now, then, noun)]
@@ -141,6 +142,7 @@ def _count_over_ranks(ranks: Iterable[Iterable[Mapping[str, Any]]],
     """What ranks have alike counts once: each as often as on the rank that has most of it."""
     counted: Counter[Any] = Counter()
     for records in ranks:
+        # The union of counters takes the larger count.
         counted |= Counter(map(key_of, records))
     return counted
 
@@ -149,6 +151,7 @@ def _new_breaks(both: Pairs, noun: str) -> Iterator[Change]:
     """By the user's line."""
     places: dict[BreakPlace, list[str]] = {}
     for cell, (now, then) in both.items():
+        # Of a run without that check everything would look new.
         if _was_measured(then, "graph_breaks"):
             for place in _breaks_not_moved(now, then):
                 places.setdefault(place, []).append(cell)
@@ -162,6 +165,7 @@ def _breaks_not_moved(now: JudgedCell, then: JudgedCell) -> Iterator[BreakPlace]
     old = _count_over_ranks(_records_by_rank(then, "graph_breaks"), _place_of_break)
     new = _count_over_ranks(_records_by_rank(now, "graph_breaks"), _place_of_break)
     moved: Counter[tuple[str, str]] = Counter()
+    # First what may have moved: old places, less those that are still there.
     for place in old.elements():
         moved[place.file, place.reason] += 1
     for place in new.elements():
@@ -193,6 +197,7 @@ def _new_recompiles(both: Pairs, noun: str) -> Iterator[Change]:
         if not _was_measured(then, "recompiles"):
             continue
         ranks, before = _records_by_rank(now, "recompiles"), _records_by_rank(then, "recompiles")
+        # Another guard in place of an old one is no more recompiles than before.
         if max(map(len, ranks)) <= max(map(len, before)):
             continue
         new, old = _count_over_ranks(ranks, _guard_of_recompile), _count_over_ranks(before, _guard_of_recompile)
@@ -262,17 +267,20 @@ def _slower_cells(both: Pairs, name: str) -> Iterator[Change]:
     singles: dict[str, float] = {}
     for cell, (now, then) in both.items():
         new, old = worst_rank(now.ranks, name), worst_rank(then.ranks, name)
+        # A logarithm of nothing: what took no time has no ratio.
         if not new or not old or min(new, old) <= 0:
             continue
         new_spread, old_spread = _largest_spread(now, name), _largest_spread(then, name)
         if new_spread is not None and old_spread is not None:
             sigma = math.hypot(new_spread, old_spread)
+            # Two percent: a spread of zero is no licence for any difference.
             if factor * (new - old) > SIGMAS * sigma and factor * math.log(new / old) > math.log(1.02):
                 text = f"{_was_and_is(cell, name, old, new)}, more than {SIGMAS:g} times the spread of {sigma:.2g}"
                 yield Change("slower", text, (cell,))
         # A compile that a cache answered is no slower compile than one that no cache answered: another thing.
         elif name != "compile_seconds" or cache_answers(now.ranks) == cache_answers(then.ranks):
             singles[cell] = factor * math.log(new / old)
+    # A few cells tell nothing of the spread between cells.
     if len(singles) >= FEWEST:
         yield from _slower_outliers(singles, both, name)
 

@@ -38,6 +38,7 @@ def compare_with_baseline(block: dict[str, Any], baseline: Sequence[Report]) -> 
     today = datetime.date.today()
     try:
         now, then = merge_reports([Report("this run", block)]), merge_reports(baseline)
+        # The default policy: what a release allows is not asked here.
         cells_now, cells_then = judge_cells(now, Policy(), today), judge_cells(then, Policy(), today)
     except ReportError as error:
         return BaselineSummary([(f"cannot be compared: {error}", {"red": True})])

@@ -38,6 +38,7 @@ def run(given: argparse.Namespace) -> int:
         with _garbage_collector_off():
             return _judge_and_write(given)
     except TorchcompileError as error:
+        # A mistake in the policy is shown at its line in the pull request.
         if given.github and isinstance(error, MatrixError):
             print(github.workflow_command(error.text, error.path, error.line))
         raise

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pytest_torchcompile.gate.baseline import Change
-from pytest_torchcompile.gate.judged import BAD, JudgedCell
+from pytest_torchcompile.gate.judged import BAD, JudgedCell, ids_of
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.causes import Cause
@@ -90,6 +90,7 @@ def check_demands(merged: Merged, cells: Mapping[str, JudgedCell], policy: Polic
     if policy.ran_at_least is not None and len(ran) < policy.ran_at_least:
         text = f"{count(len(ran), 'cell')} ran compiled code, at least {policy.ran_at_least} wanted"
         yield Finding("ran_at_least", "fail", text, file=policy.path, line=policy.line_of("ran_at_least"))
+    # A cell names its device as torch does, perhaps with an index: cuda:1.
     used = {str(cell.axes.get("device")).partition(":")[0] for cell in ran}
     for pattern in policy.devices:
         names = list(map(str, merged.environment.get("devices") or ()))
@@ -116,6 +117,7 @@ def _check_gates(merged: Merged, cells: Mapping[str, JudgedCell], policy: Policy
     all_cells = list(map(_cell_with_verdicts, cells.values()))
     strict = gate_verdicts(own, all_cells)
     mild = gate_verdicts(own, [cell for cell in all_cells if cell["id"] not in excused])
+    # Of a gate of the matrix the judged cells decide; of another one the reports' own word is all there is.
     for name in dict.fromkeys((*own, *merged.gates, *policy.gates)):
         stated = merged.gates
         if name in own:
@@ -139,6 +141,7 @@ def _cell_with_verdicts(cell: JudgedCell) -> dict[str, Any]:
 
 def _gate_not_run(name: str, incomplete: bool, in_matrix: bool, matrix: str) -> Finding:
     text = f"the gate {name} was not run"
+    # What is missing of the run may have run it.
     if incomplete:
         return Finding("gate", "unusable", text, hint="it may be in what is missing of the run")
     hint = f"add {name} to the key checks of {matrix}"
@@ -153,14 +156,15 @@ def _gate_not_passed(name: str, stated: Mapping[str, Any], cells: Mapping[str, J
     verdict = stated["verdict"]
     if verdict == "pass":
         return None
+    # A gate has to pass: also an expected failure keeps it from passing.
     in_the_way = (*BAD, "xfail", "not_run")
-    behind = [cell.id for cell in cells.values() if cell.verdicts.get(name, {}).get("verdict") in in_the_way]
+    behind = ids_of(cell for cell in cells.values() if cell.verdicts.get(name, {}).get("verdict") in in_the_way)
     if explained.explain_gate(name, behind):
         return None
     text = f"the gate {name} does not pass ({verdict})"
     if stated["problems"]:
         text += f": {stated['problems'][0]['message']}"
-    return Finding("gate", "fail", text, tuple(behind))
+    return Finding("gate", "fail", text, behind)
 
 
 def nothing_to_judge(merged: Merged, cells: Mapping[str, JudgedCell], tests: Mapping[str, JudgedCell]) -> Finding:

@@ -135,6 +135,7 @@ def judge_cells(merged: Merged, policy: Policy, today: datetime.date) -> dict[st
 def _judge_baseline(baseline: Sequence[Report], merged: Merged, policy: Policy, today: datetime.date) -> BaselineRun:
     if not baseline:
         return BaselineRun()
+    # What may differ between shards may differ between those of the baseline too.
     before = merge_reports(baseline, VARYING | policy.may_differ)
     reasons = [f"the baseline is partial: {text}" for text in before.problems]
     for report in before.reports:
@@ -190,6 +191,7 @@ def _baseline_findings(changed: Sequence[Change], elsewhere: str, policy: Policy
     for change in changed:
         affected = change.cells
         if change.kind in ("failures", "graph_breaks", "recompiles"):
+            # What is known to fail may get worse without a word; the allowance has a last day.
             affected = tuple(cell for cell in affected if cell not in allowed.excused)
             if not affected:
                 continue
@@ -216,6 +218,7 @@ def _weight_of_change(change: Change, policy: Policy) -> Weight:
 
 def _fake_lane_note(cells: Mapping[str, JudgedCell]) -> Iterator[Finding]:
     """A wrapper that holds among fake ranks only has computed nothing, whatever its checks say."""
+    # One cell that holds on real ranks is enough for its wrapper.
     shown = {wrapper_of(cell.axes.get("wrapper")) for cell in cells.values() if cell.holds}
     fake_only: dict[str, list[str]] = {}
     for name, cell in cells.items():
@@ -242,6 +245,7 @@ def _notes(merged: Merged, cells: Mapping[str, JudgedCell], allowed: Allowances,
                f"allow: {first_names(allowed.tolerated)}"
         yield Finding("pass_rate", "note", text, tuple(allowed.tolerated))
     changed = [name for name, cell in cells.items() if cell.changed]
+    # The report is not wrong: it was judged by other limits, or before a day that is over.
     if changed:
         text = f"{count(len(changed), 'cell has', 'cells have')} other verdicts than in the report, because the " \
                f"policy has other limits or an expected failure expired: {first_names(changed)}"

@@ -33,6 +33,7 @@ def annotate_findings(outcome: GateOutcome) -> Iterator[str]:
     decisive = [finding for finding in outcome.findings if finding.weight != "note"]
     shown = decisive
     if len(decisive) > MOST:
+        # The last annotation is for the rest.
         shown = decisive[:MOST - 1]
     for finding in shown:
         file, line = _place_in_repository(finding, outcome)

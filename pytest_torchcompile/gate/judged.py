@@ -7,7 +7,7 @@ other limits, or an expected failure whose day is over, is judged from the same 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from pytest_torchcompile.report.testrecord import TEST_LANE
 from pytest_torchcompile.run.verdicts import apply_xfail, expired_hint, judge_observation, with_hint
 from pytest_torchcompile.wrappers.wrapping import lane_of, processes_of
 
-__all__ = ["BAD", "GOOD", "JudgedCell", "judge_again"]
+__all__ = ["BAD", "GOOD", "JudgedCell", "ids_of", "judge_again", "verdicts_in"]
 
 
 @dataclass
@@ -53,7 +53,7 @@ class JudgedCell:
     @property
     def status(self) -> str:
         """The worst of its verdicts."""
-        return worst([check["verdict"] for check in self.verdicts.values()])
+        return worst(verdicts_in(self.verdicts))
 
     @property
     def ranks(self) -> tuple[Sections, ...]:
@@ -99,6 +99,16 @@ class JudgedCell:
         return None
 
 
+def ids_of(cells: Iterable[JudgedCell]) -> tuple[str, ...]:
+    """Of cells, and of tests."""
+    return tuple(cell.id for cell in cells)
+
+
+def verdicts_in(checks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Of checks as a report has them, or a judged cell."""
+    return [check["verdict"] for check in checks.values()]
+
+
 def judge_again(cell: Mapping[str, Any], matrix: Mapping[str, Any], policy: Policy, today: datetime.date,
                 ours: bool, sealed: bool = False) -> JudgedCell:
     """Judge one cell of a report.
@@ -122,6 +132,7 @@ def judge_again(cell: Mapping[str, Any], matrix: Mapping[str, Any], policy: Poli
     if planned is None:
         return judged
     judged.missing = tuple(name for name in planned["checks"] if name not in cell["checks"])
+    # Limits that only the policy has need no judgement of checks: `policy_limits` holds them against the numbers.
     limits = _limits_of_checks(policy, cell["axes"])
     try:
         expired = _expectation_expired(planned, today)
@@ -159,7 +170,7 @@ def _compiled_code_ran(sections: Sections) -> bool:
 
 def _contradictions_in_form(cell: Mapping[str, Any], matrix: Mapping[str, Any], ours: bool) -> Iterator[str]:
     """What can be told without judging; ids and the phases of checks may be other ones in another version."""
-    verdicts = [check["verdict"] for check in cell["checks"].values()]
+    verdicts = verdicts_in(cell["checks"])
     if ours:
         lane = lane_of(cell["axes"].get("wrapper"))
         if cell.get("lane", lane) != lane:
@@ -183,6 +194,7 @@ def _contradictions_in_form(cell: Mapping[str, Any], matrix: Mapping[str, Any], 
 
 
 def _contradictions_with_plan(cell: Mapping[str, Any], matrix: Mapping[str, Any]) -> Iterator[str]:
+    # A cell is told by its axes; whoever edits one of them makes it another cell.
     axes = cell["axes"]
     known = {name: value for name, value in axes.items() if name in AXES}
     user = tuple((name, value) for name, value in axes.items() if name not in AXES)
@@ -222,6 +234,7 @@ def _rejudge(judged: JudgedCell, cell: Mapping[str, Any], limits: Mapping[str, f
     names = [name for name in cell["checks"] if name in CHECKS]
     observation = Observation.from_dict(cell["observation"])
     planned = _planned_cell(cell["planned"])
+    # Only where all checks were judged can it be told that an expected failure did not come.
     complete = not judged.missing
     # Two judgements: `claimed` by the matrix alone, as the run judged, and `now` by this policy and on this day.
     claimed = apply_xfail(judge_observation(observation, names, planned.limits), planned, complete)

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 from pytest_torchcompile.gate.announcement import WORDS, sentence
 from pytest_torchcompile.gate.gate import GateOutcome
-from pytest_torchcompile.gate.judged import JudgedCell
+from pytest_torchcompile.gate.judged import JudgedCell, verdicts_in
 from pytest_torchcompile.gate.policy_limits import worst_rank
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding
@@ -73,7 +73,7 @@ def _add_cell(suite: ElementTree.Element, cell: JudgedCell, file: str, outcome: 
     properties = ElementTree.SubElement(case, "properties")
     for name, value in (*cell.axes.items(), *_measured_metrics(cell)):
         ElementTree.SubElement(properties, "property", name=_clean_text(str(name)), value=_clean_text(str(value)))
-    verdicts = {check["verdict"] for check in cell.verdicts.values()}
+    verdicts = verdicts_in(cell.verdicts)
     if cell.id in outcome.allowed.failing:
         _add_failure(case, cell.id, outcome.allowed.failing[cell.id], findings.get(cell.id, []))
     elif cell.skipped is not None:
@@ -97,7 +97,7 @@ def _measured_metrics(cell: JudgedCell) -> Iterator[tuple[str, float]]:
 
 def _add_failure(case: ElementTree.Element, cell: str, failing: Mapping[str, Mapping[str, Any]],
                  findings: Sequence[Finding]) -> None:
-    verdicts = {check["verdict"] for check in failing.values()}
+    verdicts = set(verdicts_in(failing))
     tag = "error"
     if verdicts <= {"fail", "xpass"}:
         tag = "failure"
@@ -119,6 +119,7 @@ def _causes_by_cell(outcome: GateOutcome) -> dict[str, list[Finding]]:
 
 def _text_of_cause(finding: Finding, cell: str) -> str:
     """The whole of a cause in its first cell, and there it is said in the others."""
+    # A cause of a thousand cells would make a file of a thousand copies.
     if cell != finding.cells[0]:
         cells = count(len(finding.cells), "cell")
         return f"{finding.text}\n(one cause in {cells}, told at {finding.cells[0]})"
@@ -133,6 +134,7 @@ def _clean_text(text: str) -> str:
 
 
 def _document_text(root: ElementTree.Element) -> str:
+    # Readers of JUnit show these numbers, and do not count themselves.
     for suite in root:
         counts: Counter[str] = Counter()
         for case in suite:

@@ -80,6 +80,7 @@ def _cells_table(outcome: GateOutcome) -> Iterator[str]:
     for cell in outcome.cells.values():
         backend, mode = str(cell.axes.get("backend")), str(cell.axes.get("mode"))
         modes[mode] = None
+        # In the order of the report, which is that of the matrix.
         by_backend.setdefault(backend, {}).setdefault(mode, []).append(cell)
     yield f"| | {' | '.join(map(escape_line, modes))} |"
     yield "|---|" + "---|" * len(modes)
@@ -115,6 +116,7 @@ def code_block(text: str) -> tuple[str, ...]:
     """A fenced block, with a line before and after; the fence is longer than any in the text."""
     text = harmless_text(text)
     longest = max(map(len, re.findall("`+", text)), default=0)
+    # A shorter fence in the text would end the block.
     fence = "`" * max(3, 1 + longest)
     return "", fence, text, fence, ""
 

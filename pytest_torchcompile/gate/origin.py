@@ -86,6 +86,7 @@ def _check_as_written(report: Report, policy: Policy) -> Iterator[Finding]:
     if report.seal_broken:
         text = f"{report.name}: its seal is wrong: the file was changed or formatted anew since its run wrote it"
         yield Finding("seal", "unusable", text, hint="use the report as the run wrote it")
+    # A broken seal is told in any case, a missing one only where the policy wants it.
     elif policy.sealed and not report.sealed:
         what = "not sealed"
         if report.journal:
@@ -138,6 +139,7 @@ def _check_kept_verdicts(merged: Merged, request: OriginRequest) -> Iterator[Fin
     for kept in _kept_verdicts(merged):
         git = kept.earlier["git"]
         run = f"{_shown_commit(git)}, {_time_ago(kept.earlier['finished'], request)}"
+        # The run itself compared its sources; the commit is compared here once more.
         if kept.earlier.get("sources") == SAME and _same_sources(git, _run_block(kept.report).get("git")):
             same[kept.name] = run
         else:
@@ -274,6 +276,7 @@ def _ends_of_runs(merged: Merged) -> Iterator[tuple[str, Any]]:
     """What is judged, and when its run ended; of kept verdicts that of each earlier run."""
     for report in merged.reports:
         yield report.name, _run_block(report).get("finished")
+    # Of verdicts of one earlier run one is named.
     earlier = {kept.earlier["finished"]: kept.name for kept in _kept_verdicts(merged)}
     for finished, name in earlier.items():
         yield f"the run before, of which {name} is,", finished
@@ -310,6 +313,7 @@ def _check_folders(merged: Merged, request: OriginRequest) -> Iterator[Finding]:
     """A report that lies in a folder of another commit may be of what nobody has any more."""
     for report in merged.reports:
         git, head = _run_block(report).get("git"), request.heads.get(report.name)
+        # The report may be of a checkout elsewhere, so this is a note.
         if git and head and git["commit"] != head:
             text = f"{report.name} is of commit {git['commit'][:SHOWN]}, and HEAD of its folder is {head[:SHOWN]}"
             yield Finding("commit", "note", text)

@@ -94,6 +94,7 @@ class Selector:
 
     def covers(self, judged: Selectable) -> bool:
         """Is this cell, or this test, one of them?"""
+        # Without this a selector of cells without axes would cover every test.
         if judged.lane == TEST_LANE:
             return any(_matches_pattern(judged.id, pattern) for pattern in self.tests)
         return not self.tests and self.matches(judged.axes)
@@ -233,6 +234,7 @@ class Policy:
         """The limits of a cell, each with its rule; a later rule goes over an earlier one."""
         limits: dict[str, tuple[float, LimitRule]] = {}
         for rule in self.limits:
+            # Every rule that matches counts; of one limit the last one does.
             if rule.when.matches(axes):
                 for name, number in rule.limits.items():
                     limits[name] = number, rule
@@ -255,6 +257,7 @@ class Policy:
         Raises :class:`~pytest_torchcompile.errors.MatrixError` with ``file:line:column`` for an axis, a value or a key
         that is not there, and for a rule that matches no cell.
         """
+        # All mistakes are told at once, in the order of the file.
         reader = Reader(self.path)
         plan = list(plan)
         for rule in self.limits:

@@ -83,6 +83,7 @@ def _why_no_check_judged(cell: JudgedCell, name: str) -> str:
 
 def worst_rank(ranks: Iterable[Sections], name: str) -> float | None:
     """The metric of the rank that is worst in it; None if no rank measured it."""
+    # Ranks of one cell differ in times and sizes; the slowest one is what a user waits for.
     measured = [_read_metric(sections, name) for sections in ranks]
     numbers = [number for number in measured if number is not None]
     if METRICS[name].kind == "min":
@@ -104,6 +105,7 @@ def cache_answers(ranks: Iterable[Sections]) -> frozenset[str]:
     try:
         for sections in ranks:
             for compiled in sections["compiles"]["compiles"]:
+                # `fx hit`: which cache, and what it answered.
                 answers.update(answer.rpartition(" ")[2] for answer in compiled.get("caches", ()))
     except (KeyError, TypeError, AttributeError):
         return frozenset()
@@ -129,6 +131,7 @@ def _measure_limit(cell: JudgedCell, name: str, baseline: Mapping[str, JudgedCel
     then = worst_rank(before.ranks, metric)
     if then is None:
         return Measured(None, "the baseline does not have them")
+    # A compile that was read from a cache is faster than any that was not.
     if metric == _COMPILING and cache_answers(before.ranks) != cache_answers(cell.ranks):
         return Measured(None, "the compile caches answered otherwise in the baseline")
     return Measured(_ratio(now, then))
@@ -163,6 +166,7 @@ def _failed_check(name: str, number: float, limit: float, where: str) -> dict[st
 def _unmeasured_findings(unmeasured: Mapping[tuple[str, str], list[str]], rules: Mapping[str, LimitRule],
                          policy: Policy) -> Iterator[Finding]:
     for (name, why), cells in unmeasured.items():
+        # The first rule of that limit stands for all of them.
         line = policy.line(rules[name].nodes.get(name))
         text = f"the limit {name} of {policy.path}:{line} can't be judged for {count(len(cells), 'cell')}: {why}"
         yield Finding("unmeasured", "unusable", text, tuple(cells), file=policy.path, line=line)
@@ -204,6 +208,7 @@ def _largest_count(policy: Policy, rule: LimitRule, name: str, cells: Mapping[st
 
 def slack_findings(policy: Policy, cells: Mapping[str, JudgedCell], used: Counter[int]) -> Iterator[Finding]:
     """A finding for each: a failure where the policy has ``ratchet: true``, else a note."""
+    # Without `ratchet` slack is no fault, but somebody may want to take it over.
     weight: Weight = "note"
     if policy.ratchet:
         weight = "fail"

@@ -107,6 +107,7 @@ class _PolicyReader:
             "other_tests": self._other_tests,
             "ratchet": self._truth,
         }
+        # The other keys are fields of `Policy` by the same name.
         fields = {"tests": "tests_ran_at_least", "pass_rate": "pass_rates"}
         values: dict[str, Any] = {}
         for name, section in sections.items():
@@ -208,6 +209,7 @@ class _PolicyReader:
     def _limit_rule(self, node: yaml.Node) -> LimitRule | None:
         before = len(self.reader.mistakes)
         entries = self.reader.entries(node, "an entry of limits")
+        # Without `when` it is for every cell.
         when = Selector({}, node)
         limits: dict[str, float] = {}
         nodes: dict[str, yaml.Node] = {}
@@ -219,6 +221,7 @@ class _PolicyReader:
             elif name not in _LIMITS:
                 self.reader.wrong(key, f"unknown limit {name!r}; {nearest(name, (*_LIMITS, 'when', 'reason'))}")
             else:
+                # A limit of the matrix has bounds of its own; a metric is any number.
                 number = self._limit(name, value)
                 if number is not None:
                     limits[name], nodes[name] = number, value
@@ -330,6 +333,7 @@ class _PolicyReader:
         rate = self.reader.number(node, f"pass_rate of {axis!r}", whole=False, most=1)
         if rate is None:
             return None
+        # `total` is no axis: the rate is of all cells.
         if axis == "total":
             return PassRate(rate, place, only=only)
         return PassRate(rate, place, axis, only)

@@ -53,8 +53,10 @@ def update(outcome: GateOutcome, path: Path) -> list[str]:
     Raises :class:`~pytest_torchcompile.errors.UsageError` where the file's form does not allow it, or where the run is
     not whole, so that it can't be told what is no longer needed.
     """
+    # A cell that is missing could be the one that still needs an entry.
     if any(finding.weight in ("unusable", "nothing") for finding in outcome.findings):
         raise UsageError(f"{path}: not updated: the run is not whole, so it can't be told what is no longer needed")
+    # The marks of YAML count characters, without a byte order mark.
     text = path.read_bytes().decode("utf-8-sig")
     edits = possible_edits(outcome, text)
     if edits:

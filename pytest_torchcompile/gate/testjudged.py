@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pytest_torchcompile.gate.judged import GOOD, JudgedCell
+from pytest_torchcompile.gate.judged import GOOD, JudgedCell, ids_of
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT
@@ -60,9 +60,11 @@ def _hold_against_ledger(judged: JudgedCell, record: Mapping[str, Any], ours: bo
 
 def _why_it_cannot_pass(record: Mapping[str, Any]) -> str:
     """Why a test can't have passed; empty if it can."""
+    # Reports without tests are judged without loading these.
     from pytest_torchcompile.plan.markers import MarkerLimits
     from pytest_torchcompile.run.counters import Evidence, ModelCalls
 
+    # A test with a problem has not passed, whatever its ledger says.
     if record["problems"]:
         return str(record["problems"][0]["message"])
     if record["ledger"] is None:
@@ -139,11 +141,11 @@ def demand_tests(tests: Mapping[str, JudgedCell], policy: Policy) -> Iterator[Fi
     if policy.tests_ran_at_least is not None and len(ran) < policy.tests_ran_at_least:
         text = f"{count(len(ran), 'test')} ran compiled code, at least {policy.tests_ran_at_least} wanted"
         yield Finding("tests", "fail", text, file=policy.path, line=policy.line_of("tests"))
-    quiet = [test.id for test in tests.values() if test.status in GOOD and _has_silent_frames(test)]
+    quiet = ids_of(test for test in tests.values() if test.status in GOOD and _has_silent_frames(test))
     if quiet:
         text = (f"{count(len(quiet), 'test holds', 'tests hold')}, though torch silently ran something in it eagerly: "
                 f"{first_names(quiet)}")
-        yield Finding("silent_eager", "note", text, tuple(quiet),
+        yield Finding("silent_eager", "note", text, quiet,
                       hint="compile_limits(eager_frames=0) makes that a failure")
 
 

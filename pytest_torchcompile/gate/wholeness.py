@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pytest_torchcompile import __version__
 from pytest_torchcompile.errors import MatrixError
-from pytest_torchcompile.gate.judged import BAD, JudgedCell
+from pytest_torchcompile.gate.judged import BAD, JudgedCell, verdicts_in
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.plan.matrix_path import is_shipped
 from pytest_torchcompile.quantity import count, first_names
@@ -59,19 +59,22 @@ def _missing_verdicts(merged: Merged, cells: Mapping[str, JudgedCell]) -> Iterat
 
 def _contradictions_in_report(report: Report) -> Iterator[Finding]:
     """Do the parts of one report agree? What it says to be bad is believed."""
+    # Another version may tell other keys.
     missing = [key for key in ENVIRONMENT_KEYS if key not in report.block["environment"]]
     ours = (report.block["run"] or {}).get("plugin") == __version__
     if missing and ours and _has_sections(report):
         text = f"{report.name} does not tell the environment in which its cells ran: no {first_names(missing)}"
         yield Finding("contradiction", "unusable", text)
     for cell in report.cells:
-        verdicts = {check["verdict"] for check in cell["checks"].values()}
-        if cell["status"] in BAD and verdicts.isdisjoint(BAD):
+        # A status alone can't say why, and yet it must not be dropped.
+        if cell["status"] in BAD and set(BAD).isdisjoint(verdicts_in(cell["checks"])):
             text = f"{report.name}: a cell's status is {cell['status']}, though none of its checks says so"
             yield Finding("contradiction", "fail", text, (cell["id"],))
+    # Gates are stated at the top of a report, for those who read nothing else; they have to follow from the cells.
     for name, stated in gate_verdicts(report.block["matrix"]["checks"], report.cells).items():
         claimed = report.block["gates"].get(name, {"verdict": "missing"})["verdict"]
         if claimed != stated["verdict"]:
+            # What is said to be bad is believed; what is said to be good and is not makes the report worthless.
             weight: Weight = "unusable"
             if claimed in BAD:
                 weight = "fail"
@@ -103,7 +106,7 @@ def _failures_outside(report: Report, policy: Policy) -> Iterator[Finding]:
 def _failed_somewhere(report: Report) -> bool:
     verdicts = {test["verdict"] for test in report.block["tests"]}
     for cell in report.cells:
-        verdicts.update(check["verdict"] for check in cell["checks"].values())
+        verdicts.update(verdicts_in(cell["checks"]))
     return not verdicts.isdisjoint((*BAD, "not_run"))
 
 
@@ -127,6 +130,7 @@ def _check_matrix(merged: Merged, policy: Policy) -> Iterator[Finding]:
         path = Path(policy.path).parent / policy.matrix
         if not path.is_file():
             raise MatrixError(policy.path, line, 1, f"matrix: there is no file {path}")
+    # The file may be the same and plan other cells, under another version of this package.
     matrix = load_matrix(path, shown=str(path))
     if matrix.sha256 != merged.matrix["sha256"]:
         text = f"the reports are of another {merged.matrix['path']} than {path} is now"

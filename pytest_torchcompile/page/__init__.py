@@ -1,1 +1,14 @@
-"""The page that people look at: one HTML file that needs no network, and the heat map alone as SVG. No torch."""
+"""The HTML page of reports: heat map, findings, each cell's article. No torch, no template library, no network.
+
+To read in this order:
+
+``document``: the whole page, the data for its script, and the command
+``markup``, ``theme``: elements whose text is escaped, the pieces made of them, letters and colours
+``grid``, ``heatmap``, ``controls``: which axes come first, the table of squares, the legend and the choices
+``article``, ``ledger_tables``, ``cell_numbers``, ``baseline_cells``: everything about one cell
+``overview``: what the gate says, tests, pass rates, the run
+``svg``, ``models_table``: the map alone as a picture, the models as a table of Markdown
+
+``page.js`` sorts, filters and colours; without it the page is complete. ``page.css`` has what no theme
+changes.
+"""

@@ -78,11 +78,13 @@ def _other_ranks(facts: Facts, source: str) -> Iterator[Html]:
 def _checks_section(facts: Facts, source: str) -> Html:
     quiet = [verdict for verdict in facts.verdicts if not verdict.problems and not verdict.note]
     loud = [verdict for verdict in facts.verdicts if verdict.problems or verdict.note]
+    # Stable: equals stay in the order in which the checks are judged.
     loud.sort(key=lambda verdict: _worst_first(verdict, facts))
     items = []
     before: Verdict | None = None
     for verdict in loud:
         said = join(_what_it_says(verdict, facts, source))
+        # A cell without a result has one reason, which each of its checks repeats.
         if before is not None and (verdict.problems, verdict.note) == (before.problems, before.note):
             said = tag("p", f"the same as {before.check}")
         items.append(tag("li", badge(verdict.verdict), " ", tag("b", verdict.check), said))
@@ -135,6 +137,7 @@ def _other_sections(facts: Facts) -> Html | None:
             others[name] = content
     own = facts.observation.get("environment")
     if own:
+        # Only a cell that ran elsewhere than the others has one.
         others["environment of this cell"] = own
     if not others:
         return None

@@ -88,6 +88,7 @@ def timing(facts: Facts) -> Html | None:
         return None
     run = list(facts.seconds.items())
     if facts.total_seconds is not None:
+        # The whole first: the phases are parts of it.
         run.insert(0, ("whole cell", facts.total_seconds))
     stages: Counter[str] = Counter()
     for compiled in facts.compiles:

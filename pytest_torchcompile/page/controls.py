@@ -32,6 +32,7 @@ def measure_cells(cells: Sequence[Facts]) -> dict[str, list[float | None]]:
     numbers["cell_seconds"] = [cell.total_seconds for cell in cells]
     for section, key in dict.fromkeys(_other_numbers(cells)):
         numbers[f"{section}: {key}"] = [as_number(cell.section(section).get(key)) for cell in cells]
+    # A number that no cell has would be a choice that colours nothing.
     for name in [name for name, values in numbers.items() if set(values) <= {None}]:
         del numbers[name]
     return numbers
@@ -52,6 +53,7 @@ def _other_numbers(cells: Iterable[Facts]) -> Iterator[tuple[str, str]]:
     """(section, key) of numbers that are no metrics."""
     for cell in cells:
         for name, section in cell.sections.items():
+            # Sections that compare have numbers of each tensor, and `error over noise` sums them up.
             if name in _HAVE_METRICS or name in cell.compared:
                 continue
             for key, value in section.items():
@@ -67,6 +69,7 @@ def controls(cells: Sequence[Facts], numbers: Iterable[str], marks: Mapping[str,
     choices = [tag("option", "verdict", value=""), _option_group("one check", "check", checks),
                _option_group("a number", "number", numbers)]
     steps = [tag("span", " ", class_=f"s step{number}") for number in range(len(STEPS))]
+    # The script shows it where the map is coloured by a number.
     ramp = tag("span", tag("span", id="least"), " ", tag("span", steps, class_="ramp"), " ", tag("span", id="most"),
                id="ramp", hidden=True)
     search = tag("input", type="search", id="search", placeholder="cell, file, text")

@@ -65,6 +65,7 @@ def run_command(given: argparse.Namespace) -> int:
 def _source_address(given: str | None) -> str:
     if given is None:
         return ""
+    # Anything else, such as javascript:, would be a link that runs something.
     if not re.match(r"https?://[^\s{}]", given) or "{file}" not in given:
         raise UsageError(f"--source {given}: expected an address with {{file}} and {{line}} in it, for example "
                          "https://github.com/OWNER/REPO/blob/main/{file}#L{line}")
@@ -80,7 +81,9 @@ def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = ""
     """
     heat, comparison, verdict = HeatMap(outcome.facts), compare_cells(outcome, before), sentence(outcome)
     numbers, marks = measure_cells(heat.cells), comparison.marks
+    # By the index of a finding: its button shows only its cells.
     groups = [finding.cells for finding in outcome.findings]
+    # Their hashes go into the page, so nothing may be added to them below.
     style, script = _style_sheet(), Html(_file_text("page.js"))
     head = tag(
         "head", tag("meta", charset="utf-8"),

@@ -43,6 +43,7 @@ class HeatMap:
     @cached_property
     def grid(self) -> Grid[int]:
         """The table, of indices into :attr:`cells`."""
+        # Indices, since page.js knows cells by them.
         cells = [(cell.axes, index) for index, cell in enumerate(self.cells)]
         return arrange(cells, self.order.rows, self.order.columns, self.order.rest, self.values)
 
@@ -55,6 +56,7 @@ def _fails(cell: Facts) -> bool | None:
 def map_table(heat: HeatMap, marks: Mapping[str, str]) -> Html:
     """The map as a table, each cell a link to its article. ``marks``: cell to what changed against a baseline."""
     grid = heat.grid
+    # Each row has two heads: its band and its own label.
     corner = tag("td", colspan=2)
     bands = [_head_cell(band.value, colspan=len(band.parts), scope="colgroup") for band in grid.columns]
     heads = [tag("tr", corner, bands)]
@@ -104,6 +106,7 @@ def _row(heat: HeatMap, band: Band, number: int, marks: Mapping[str, str]) -> Ht
         for index, part in enumerate(column.parts):
             here = heat.grid.places.get((row, (column.value, *part)), ())
             squares = [_square(heat.cells[cell], cell, marks) for cell in here]
+            # A place without a cell is an empty field, so that columns stay in line.
             spots.append(tag("td", squares, class_=_class_of_first(index)))
     return tag("tr", heads, spots)
 

@@ -26,6 +26,7 @@ def graph_breaks(facts: Facts, source: str) -> Html | None:
     breaks = facts.graph_breaks
     if not breaks:
         return None
+    # Texts of the checks above; a break repeats none of them.
     said = "\n".join(f"{problem.message}\n{problem.hint}" for verdict in facts.verdicts for problem in verdict.problems)
     items = [_break_item(found, said, source) for found in breaks[:ROWS]]
     return section(f"Graph breaks ({len(breaks)})", tag("ul", items), more_note(len(breaks)))
@@ -79,6 +80,7 @@ def _summary(facts: Facts) -> str:
         parts.append(f"{facts.coverage:.0%} of the operator calls ran inside them")
     answers: Counter[str] = Counter()
     for compiled in facts.compiles:
+        # In the order in which they were first given.
         answers.update(compiled.caches)
     if answers:
         parts.append("caches: " + ", ".join(f"{number} {answer}" for answer, number in answers.items()))

@@ -48,6 +48,7 @@ def text(given: object) -> Html:
     if isinstance(given, Html):
         return given
     shown = str(given)
+    # `::` and `##` begin commands of CI logs, which `fit` takes apart.
     if _PLAIN.fullmatch(shown) and "::" not in shown and "##" not in shown:
         return Html(shown)
     return Html(escape(fit(shown), quote=True))

@@ -38,6 +38,7 @@ def overview(outcome: GateOutcome, source: str) -> Html:
     """What the gate says, as in its text; each finding leads to its cells."""
     findings = outcome.findings
     shown = foremost_findings(findings, FINDINGS)
+    # The index within all findings, of which only some are shown.
     items = [_finding_item(outcome, finding, findings.index(finding), source) for finding in shown]
     content = tag("p", "Nothing to tell. A cell of the map opens here.")
     if items:
@@ -67,6 +68,7 @@ def _finding_head(finding: Finding, cells: Sequence[str], tests: Sequence[str], 
     of_what: Html | str = finding.kind.replace("_", " ")
     if tests:
         of_what = tag("span", count(len(tests), "test"), class_="count")
+    # A finding may be of the run as a whole; then its kind stands there.
     elif cells:
         of_what = tag("span", count(len(cells), "cell"), class_="count")
     where = place(finding.file, finding.line, source) if finding.file else ""
@@ -139,6 +141,7 @@ def _about_test(test: JudgedCell, record: Mapping[str, Any], source: str) -> Ite
     note = test.verdicts[TEST_CHECK].get("note")
     if note:
         yield tag("p", cut(note), class_="quiet")
+    # A plugin ran it again; a test that holds at the second try is worth a look.
     if record["attempts"] > 1:
         yield tag("p", f"run {record['attempts']} times; this is the last", class_="quiet")
     facts = facts_of_test(test)
@@ -188,6 +191,7 @@ def _rate_row(heat: HeatMap, axis: str, value: str) -> Html:
 def _rate_bar(good: int, ran: int) -> Html | None:
     if not ran:
         return None
+    # The drawing is 100 units wide, so percent are lengths.
     share = 100 * good / ran
     return tag("svg", tag("rect", width=f"{share:.1f}", height=8, class_="ok"),
                tag("rect", x=f"{share:.1f}", width=f"{100 - share:.1f}", height=8, class_="no"),
@@ -195,6 +199,7 @@ def _rate_bar(good: int, ran: int) -> Html | None:
 
 
 def _about_run(run: Merged, cells: Sequence[Facts]) -> Html:
+    # A run of tests alone has no matrix.
     facts = {"matrix": run.matrix["path"] or None, **run.environment}
     if run.git:
         facts["commit"] = run.git["commit"] + (" (with changes)" if run.git["changed"] else "")

@@ -63,6 +63,7 @@ def svg(outcome: GateOutcome) -> str:
     """The picture of a run: the gate's sentence, the map, the legend."""
     heat = HeatMap(outcome.facts)
     table = _map_picture(heat)
+    # A map of two cells would leave no room for the sentence.
     width = max(table.width, 520.0)
     lines = textwrap.wrap(sentence(outcome), int((width - 2 * MARGIN) / (LETTER * 1.25))) or [""]
     head = [_text(MARGIN, MARGIN + LINE * (number + 1), line, "head") for number, line in enumerate(lines[:4])]
@@ -159,6 +160,7 @@ def _legend_picture(heat: HeatMap, width: float, top: float) -> Picture:
             continue
         label = f"{name} {counts[name]}"
         if x + SQUARE + 6 + LETTER * len(label) > width - MARGIN:
+            # What has no room goes to the next line.
             x, top = float(MARGIN), top + PITCH + 4
         parts += [_box(name, x, top), _text(x + SQUARE + 6, top + 14, label)]
         x += SQUARE + 6 + LETTER * len(label) + 18

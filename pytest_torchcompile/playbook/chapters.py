@@ -82,6 +82,7 @@ def _what_is_unknown(run: Merged, cells: Sequence[Facts]) -> Iterator[str]:
     judged = list(filter(has_verdict, cells))
     for axis in ("device", "dtype", "phase"):
         values = {cell.axes.get(axis, "") for cell in judged}
+        # Where two values were tried the reader sees them in the cells.
         if len(values) == 1 and values != {""}:
             yield f"- {axis}: only {inline_code(*values)} was tried"
     if not any("kernels" in cell.sections for cell in cells):

@@ -144,6 +144,7 @@ def _table_row(model: str, settings: Sequence[Setting]) -> tuple[str, str, str, 
     if chosen is not None:
         use = str(chosen)
         because = f"{'; '.join(_reasons_for(chosen))} {evidence(chosen.ids)}"
+        # All that hold, less the one that was chosen.
         others = len(real) - len(bad) - 1
         if others:
             because += f"; {count(others, 'other setting holds', 'other settings hold')} too"
@@ -156,6 +157,7 @@ def _table_row(model: str, settings: Sequence[Setting]) -> tuple[str, str, str, 
 
 def _why_no_choice(settings: Sequence[Setting]) -> str:
     """Of settings of which nobody could deploy one."""
+    # No setting was chosen, so every cell is evidence for that.
     every_cell = [cell for setting in settings for cell in setting.ids]
     if all(setting.is_fake for setting in settings):
         return f"only the fake lane was tried, in which no number is judged {evidence(every_cell)}"

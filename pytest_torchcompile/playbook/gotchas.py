@@ -62,6 +62,7 @@ def _paragraph(number: int, cause: Cause, by_id: Mapping[str, Facts]) -> Iterato
 def _how_to_see(cause: Cause, by_id: Mapping[str, Facts], matrix: str) -> Iterator[str]:
     """The command that shows what torch logs of it."""
     judged = cause.verdict in ("fail", "xfail", "xpass")
+    # A cell without an end is looked into by how it ended, whatever check it was in.
     channels = KNOBS.get(cause.checks[0] if judged else cause.verdict)
     if not channels:
         yield ""
@@ -106,6 +107,7 @@ def _next_stage(backend: str) -> str:
 
 def _cell_with_backend(cell: Facts, backend: str, by_id: Mapping[str, Facts]) -> Facts | None:
     """The cell with this backend and all other axes the same."""
+    # The same cell but for its backend: what differs is the backend's doing.
     wanted = {**cell.axes, "backend": backend}
     for other in by_id.values():
         if other.axes == wanted:

@@ -33,6 +33,7 @@ STATIC_RECOMPILES: Final = ("`static` compiles again for each size. Pad to a few
 def warm_up(by_model: Mapping[str, Sequence[Setting]]) -> list[str]:
     """For each model's chosen setting: the calls that compile, whether it ever ends, and what it takes."""
     rows = []
+    # Without any model nothing was tried at all, stages neither.
     only_stages = bool(by_model)
     for model, settings in by_model.items():
         only_stages = only_stages and all(setting.is_stage for setting in settings)
@@ -54,6 +55,7 @@ def _calls_to_make(cell: Facts) -> str:
     """The calls of the first pass that compiled, each once."""
     calls: dict[str, None] = {}
     for compiled in cell.compiles:
+        # A compile outside of any call has no label.
         if compiled.during and not _is_repeated_call(compiled.during):
             calls[compiled.during] = None
     names = ", ".join(calls)
@@ -149,6 +151,7 @@ def _covered_ranges(model: str, cells: Sequence[Facts]) -> Iterator[str]:
     """So many graphs for all lengths up to the largest bucket (check ``shape_stability``, where it passed)."""
     by_range: dict[str, list[str]] = {}
     for cell in cells:
+        # What a failing check covered is no promise.
         if not any(each.check == "shape_stability" and each.verdict == "pass" for each in cell.verdicts):
             continue
         for each in _records_of_stability(cell, "covered"):
@@ -213,6 +216,7 @@ def _range_text(low: str, high: str) -> str:
 
 def _notes_on_dynamic(model: str, by_value: Mapping[str, Sequence[Facts]]) -> Iterator[str]:
     most = {value: max(len(cell.recompiles) for cell in cells) for value, cells in by_value.items()}
+    # The other values of `dynamic` are what it is compared with.
     static = most.pop("static", None)
     if static is not None and most and static > max(most.values()):
         yield f"- {inline_code(model)}: {STATIC_RECOMPILES}"

@@ -238,6 +238,9 @@ def _text_in_common(verdict: Verdict, problem: Problem, facts: Facts) -> str:
     return model + _NUMBER.sub("#", message)
 
 
+# What a problem means is told from the checks' records and the words of the problem, and is not stored in a report.
+# So a report of any version can be put in order.
+
 _OF_VERDICTS: Final = {"crash": severity.CRASHES, "timeout": severity.HANGS, "error": severity.UNJUDGED,
                        "xpass": severity.STALE}
 """What a verdict means whatever the check is. ``fail`` and ``xfail`` are not among them."""

@@ -69,13 +69,13 @@ def left_by_earlier_runs(root: Path, base: Path, arguments: Sequence[str]) -> li
     """
     if _only_shows(arguments):
         return []
-    paths = [base / name for name in _values_of(arguments, "--json-report-file")]
+    paths = list(map(base.joinpath, _values_of(arguments, "--json-report-file")))
     # That is where pytest-json-report writes, unless an option says otherwise.
     if "--json-report" in arguments:
         paths.append(base / ".report.json")
     if any(text == "--compile-matrix" or text.startswith("--compile-matrix=") for text in arguments):
         paths += _files_of_matrix_run(root)
-    return [path for path in paths if path.is_file()]
+    return list(filter(Path.is_file, paths))
 
 
 def _only_shows(arguments: Sequence[str]) -> bool:

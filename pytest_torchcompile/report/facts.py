@@ -91,6 +91,7 @@ class Facts:
     @property
     def lane(self) -> str:
         """A key of :data:`~pytest_torchcompile.wrappers.wrapping.LANES`: what the cell ran in."""
+        # Not the report's own word for it, which reports of earlier versions lack.
         return lane_of(self.axes.get("wrapper", "none"))
 
     @cached_property
@@ -115,7 +116,7 @@ class Facts:
     @property
     def failed(self) -> list[Verdict]:
         """The checks that neither passed nor were skipped, and were not expected to fail."""
-        return [v for v in self.verdicts if v.verdict not in ("pass", "skip", "xfail")]
+        return [verdict for verdict in self.verdicts if verdict.verdict not in ("pass", "skip", "xfail")]
 
     @property
     def note(self) -> str:
@@ -133,7 +134,7 @@ class Facts:
     @property
     def recompiles(self) -> list[Compile]:
         """The compiles whose guards had failed before."""
-        return [c for c in self.compiles if c.kind == "recompile"]
+        return [compiled for compiled in self.compiles if compiled.kind == "recompile"]
 
     @cached_property
     def graphs(self) -> list[Graph]:

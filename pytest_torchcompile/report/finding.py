@@ -78,6 +78,7 @@ def contradiction_finding(noun: str, contradictions: Mapping[str, Sequence[str]]
 
 def exit_code(findings: Iterable[Finding]) -> int:
     """The exit code that the findings amount to."""
+    # What certainly failed outweighs what is missing.
     weights = {finding.weight for finding in findings}
     for weight, code in EXIT_CODES.items():
         if weight in weights:

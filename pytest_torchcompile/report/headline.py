@@ -84,6 +84,7 @@ def shorten_to_headline(text: str, less: int = 0) -> str:
 
 
 def _group_by_effect(causes: Iterable[Cause]) -> Iterator[_Group]:
+    # Tests and models are counted apart, because the sentence names them by one noun.
     by_effect: dict[tuple[Effect, str], list[Cause]] = {}
     for cause in causes:
         by_effect.setdefault((cause.effect, cause.noun), []).append(cause)

@@ -19,7 +19,7 @@ from typing import IO, Any
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.report.evidence import fingerprint
 from pytest_torchcompile.report.files import behind_link, make_folder
-from pytest_torchcompile.report.metrics import Sections
+from pytest_torchcompile.report.metrics import Sections, compiled_code_ran
 from pytest_torchcompile.report.provenance import Sources, run_provenance
 from pytest_torchcompile.report.record import Record, utc_time
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
@@ -237,11 +237,8 @@ class Journal:
 
     def count_compiled(self) -> int:
         """How many cells executed compiled code."""
-        compiled = 0
-        for observation in self._current().observations.values():
-            graphs = observation["sections"].get("compiles", {}).get("graphs", ())
-            compiled += any(graph["runs"] for graph in graphs)
-        return compiled
+        observations = self._current().observations.values()
+        return sum(compiled_code_ran(observation["sections"]) for observation in observations)
 
     def block(self) -> dict[str, Any]:
         """The report's block ``compile_matrix``; the schema is in :mod:`.schema`."""
@@ -321,7 +318,11 @@ def _split_nodeid(nodeid: str) -> tuple[str, str]:
 
 
 class Trouble:
-    """The first file of the run that could not be written, and why."""
+    """The first file of the run that could not be written, and why. It is told once, and the run goes on.
+
+    A disk that is full, or a ``.compile-matrix`` that is read-only, is no verdict on any cell. The verdicts are still
+    shown, the run ends as one with a failure, and the gate finds no whole report of it.
+    """
 
     def __init__(self) -> None:
         self.text = ""

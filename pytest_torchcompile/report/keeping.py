@@ -197,8 +197,8 @@ def _write_sealed(path: Path, content: dict[str, Any], indent: int | None) -> No
 def _is_of_one_run(content: dict[str, Any]) -> bool:
     """Is it the report of a run of the whole matrix, with nothing of another run in it?"""
     block = content[BLOCK]
-    any_kept = any("kept" in cell for cell in block["cells"])
-    return bool(block["cells"]) and judges_all_cells(block) and not any_kept
+    cells_kept, _ = _kept_names(block)
+    return bool(block["cells"]) and judges_all_cells(block) and not cells_kept
 
 
 def _is_only_record(journal: Path) -> bool:

@@ -69,6 +69,7 @@ def merge_reports(reports: Sequence[Report], varying: frozenset[str] = VARYING) 
     environment, notes = _merge_environments(reports, varying)
     cells, origin = _collect_cells(reports)
     planned: list[str] = first.block["matrix"]["cells_planned"]
+    # A report has a row for each planned cell, also for those that its run was not asked to judge.
     missing = tuple(cell for cell in planned if cell not in cells or not cells[cell]["selected"])
     run = first.block["run"] or {}
     return Merged(
@@ -106,6 +107,7 @@ def _run_identity(report: Report) -> dict[str, Any]:
     # Each shard may have been started in another folder, or on another system.
     path = PurePath(matrix.pop("path").replace("\\", "/")).name
     git = run.get("git") or {}
+    # Jobs of one pipeline have numbers of their own too, which may differ.
     ci = {name: number for name, number in run.get("ci", {}).items() if name in ONE_RUN}
     return {"matrix files (sha256)": matrix["sha256"], "planned cells": matrix["cells_planned"],
             "names of the matrix": path, "matrices": matrix, "numbers of shards": report.shard[1],
@@ -178,6 +180,7 @@ def _collect_cells(reports: Sequence[Report]) -> tuple[dict[str, dict[str, Any]]
     """The cells of all reports by id, and the file that each came from."""
     cells: dict[str, dict[str, Any]] = {}
     origin: dict[str, str] = {}
+    # The gate judges each cell once, so a cell that is there twice has to be refused and not overwritten.
     for report in reports:
         planned = set(report.block["matrix"]["cells_planned"])
         for cell in report.cells:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from pytest_torchcompile.checks import CHECKS, Column
 from pytest_torchcompile.ledger.records import SILENT
 
-__all__ = ["METRICS", "Metric", "Sections", "metric_spread"]
+__all__ = ["METRICS", "Metric", "Sections", "compiled_code_ran", "metric_spread"]
 
 Sections: TypeAlias = Mapping[str, Mapping[str, Any]]
 
@@ -76,6 +76,12 @@ def _number_reader(key: str) -> Callable[[Sections], float | None]:
     return read_number
 
 
+def compiled_code_ran(sections: Sections) -> bool:
+    """Did any graph that was compiled run? Also for a run that was ended before its section was complete."""
+    graphs = sections.get("compiles", {}).get("graphs", ())
+    return any(graph["runs"] for graph in graphs)
+
+
 def metric_spread(sections: Sections, name: str) -> float | None:
     """One standard deviation of repetitions of the metric, where its section tells it by ``NAME_spread``."""
     return _number_reader(f"{name}_spread")(sections)
@@ -93,8 +99,11 @@ def _reader_of(check: str, column: Column) -> Callable[[Sections], float | None]
     return _count_reader(check, column.name) if column.whole else _number_reader(column.name)
 
 
-METRICS: Final[dict[str, Metric]] = {
-    column.name: Metric(column.kind, column.whole, column.help, _reader_of(check, column), column.unit)
-    for check, entry in CHECKS.items() for column in entry.columns
-}
+def _metrics_of_checks() -> Iterator[tuple[str, Metric]]:
+    for check, entry in CHECKS.items():
+        for column in entry.columns:
+            yield column.name, Metric(column.kind, column.whole, column.help, _reader_of(check, column), column.unit)
+
+
+METRICS: Final[dict[str, Metric]] = dict(_metrics_of_checks())
 """By the names of the columns that the checks' records have."""

@@ -165,7 +165,10 @@ def edited_since_run(run: Mapping[str, Any] | None, folder: Path) -> str:
         return first_names(edited)
     state = git_state(root)
     # That git was too slow is no edit.
-    if state is None or all(state[key] == git.get(key) for key in ("changed", "diff_sha256")):
+    if state is None:
+        return ""
+    alike = state["changed"] == git.get("changed") and state["diff_sha256"] == git.get("diff_sha256")
+    if alike:
         return ""
     return "files that git tracks"
 

@@ -166,7 +166,7 @@ def _read_bytes(path: Path, name: str) -> bytes:
             raise ReportError(f"{name}: is a folder; expected report files{holds}")
         return _read_regular_file(path, name)
     except FileNotFoundError:
-        others = [str(child) for child in path.parent.glob("*.json*")]
+        others = list(map(str, path.parent.glob("*.json*")))
         hint = f"; {nearest(name, others)}" if others else ""
         raise ReportError(f"{name}: no such file{hint}") from None
     except MemoryError:
@@ -262,6 +262,7 @@ def _fold_lines(name: str, contents: Sequence[Any]) -> dict[str, Any]:
     """The block that the run's record would have made of these lines."""
     for number, content in enumerate(contents, 1):
         _require_line(content, number, f"{name}:{number}: ")
+    # From here on each line is as the run wrote it; what is left to refuse are lines in an order that no run has.
     record = Record(_with_current_schema(contents[0]["head"]))
     record.expected = contents[0]["expected"]
     record.expected_tests = contents[0].get("expected_tests", [])

@@ -70,6 +70,7 @@ class Record:
         cell = carried["cell"]
         verdict = {key: carried[key] for key in ("verdict", "problems", "note") if carried.get(key) not in (None, "")}
         self.verdicts.setdefault(cell, {})[carried["check"]] = verdict
+        # The first verdict of a cell brings the observation for all of them.
         if "observation" in carried:
             self._add_observation(cell, carried["observation"])
             self.seconds[cell] = carried["seconds"]
@@ -103,6 +104,7 @@ class Record:
         """The cell's status: the worst of its verdicts; ``not_run`` counts too."""
         known = self.verdicts.get(cell, {})
         verdicts = [verdict["verdict"] for verdict in known.values()]
+        # A verdict that never came weighs as much as one that says so.
         if not known.keys() >= set(self.expected.get(cell, ())):
             verdicts.append("not_run")
         return worst(verdicts)
@@ -154,6 +156,7 @@ class Record:
         observation = dict(observation)
         environment = observation.pop("environment", {})
         self._add_sources(observation.pop("sources", None))
+        # What all cells have in common is told once.
         self.environment = self.environment or environment
         # Where rank processes differ it is told of each cell, and the gate refuses the mixed report.
         if environment and environment != self.environment:
@@ -178,11 +181,13 @@ def gate_verdicts(checks: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> 
 
 
 def _state_gate(by_cell: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    # A cell that was skipped says nothing of the gate, unless all of them were.
     verdicts = {check["verdict"] for check in by_cell.values()} - {"skip"}
     verdict = worst(list(verdicts)) if verdicts else "skip"
     problems: list[dict[str, Any]] = []
     if verdict != "pass":
         for cell, check in by_cell.items():
             if check["verdict"] == verdict:
-                problems += ({**problem, "message": f"{cell}: {problem['message']}"} for problem in check["problems"])
+                for problem in check["problems"]:
+                    problems.append({**problem, "message": f"{cell}: {problem['message']}"})
     return {"verdict": verdict, "problems": problems[:PROBLEMS_OF_A_GATE]}

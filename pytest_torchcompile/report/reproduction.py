@@ -15,6 +15,7 @@ from pytest_torchcompile.dims import batch_sizes
 from pytest_torchcompile.observation import Judgement, Observation
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.plan.targets import Targets
+from pytest_torchcompile.report.metrics import compiled_code_ran
 
 __all__ = ["file_name", "is_reproducible", "reproduction_text"]
 
@@ -34,8 +35,7 @@ def is_reproducible(check: str, judgement: Judgement, observation: Observation) 
         return True
     # "compiles" also fails where a part of the model ran eagerly; that is in the ledger only, so compare() passes.
     compiles = observation.sections.get("compiles", {})
-    any_graph_ran = any(graph["runs"] for graph in compiles.get("graphs", ()))
-    return bool(compiles.get("error")) or not any_graph_ran
+    return bool(compiles.get("error")) or not compiled_code_ran(observation.sections)
 
 
 def reproduction_text(cell: Cell, entry: ModelEntry, root: Path, file: Path, failed: Mapping[str, str],
@@ -93,11 +93,11 @@ def _constants(cell: Cell, entry: ModelEntry, targets: Targets, folder: str) -> 
         # The models' modules are imported from there, so the path comes before them.
         "sys.path.insert(0, str(ROOT))",
         "",
-        *(f"import {module}" for module in modules),
+        *map("import {}".format, modules),
         "",
         f"DEVICE, DTYPE = torch.device({cell.device!r}), torch.{cell.dtype}",
         "SIZES = [",
-        *(f"    {sizes!r}," for sizes in _input_arguments(cell, entry, targets)),
+        *map("    {!r},".format, _input_arguments(cell, entry, targets)),
         "]",
     ]
     if _has_wrapper(cell):

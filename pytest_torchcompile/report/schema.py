@@ -21,8 +21,7 @@ _COUNT: Final = {"type": "integer", "minimum": 0}
 _NUMBER: Final = {"type": "number"}
 
 
-# Words for the schemas below. Each key that is not named as optional is required: a report that lacks it is refused.
-
+# Each key that is not named as optional is required: a report that lacks it is refused.
 def _object(properties: dict[str, Any], optional: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [k for k in properties if k not in optional]}
 
@@ -45,6 +44,7 @@ _CHECK: Final = _object({
     "problems": _list(_PROBLEM),
     "note": _TEXT,
 }, optional=("note",))
+# Nothing of it is required: a report in which no cell ran has an empty one.
 _ENVIRONMENT: Final = {"type": "object", "properties": {
     "torch": _TEXT, "torch_git": {"type": ["string", "null"]}, "triton": {"type": ["string", "null"]}, "python": _TEXT,
     "platform": _TEXT, "cpu": _TEXT, "cores": _COUNT, "compiler": {"type": ["string", "null"]},
@@ -79,6 +79,7 @@ _PLANNED: Final = _object({
     "checks": _list(_TEXT, uniqueItems=True),
     "also": _list(_TEXT, uniqueItems=True),
 }, optional=("also",))
+# Later minors have added keys; these are optional, so that reports of earlier ones hold to the schema too.
 _GIT: Final = _object({"commit": _TEXT, "changed": {"type": "boolean"}, "diff_sha256": _TEXT, "prefix": _TEXT,
                        "untracked_sha256": _TEXT}, optional=("diff_sha256", "untracked_sha256"))
 _OF_RUN: Final = {"started": _maybe(_TEXT), "finished": _maybe(_TEXT), "git": _maybe(_GIT), "environment": _ENVIRONMENT,
@@ -89,6 +90,7 @@ the files that the run had imported."""
 _KEPT_TESTS: Final = _object({"tests": _list(_TEXT, uniqueItems=True), **_OF_RUN}, optional=("environment", "sources"))
 _CELL: Final = _object({
     "id": _TEXT,
+    # A user's own axis may have numbers for values.
     "axes": _map({"type": ["string", "number", "boolean", "null"]}),
     "lane": {"enum": list(LANES)},
     "planned": _maybe(_PLANNED),

@@ -65,6 +65,7 @@ def _spell_out_nan(value: Any) -> Any:
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Only where a key is missing the slow search for it is worth its time.
     made = dict(pairs)
     if len(made) == len(pairs):
         return made

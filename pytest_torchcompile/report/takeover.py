@@ -66,12 +66,19 @@ def take_over(kept: Mapping[str, Any], part: Mapping[str, Any], edited: bool = F
     """
     content = {**part, BLOCK: _merge_blocks(kept[BLOCK], part[BLOCK], edited)}
     if "tests" in kept and "tests" in part:
-        # pytest-json-report's own part of the file, so that its totals are of what stands there now.
-        tests = {test.get("nodeid"): test for test in (*kept["tests"], *part["tests"])}
-        outcomes = Counter(str(test.get("outcome")) for test in tests.values())
-        content["tests"] = list(tests.values())
-        content["summary"] = {**outcomes, "total": len(tests), "collected": len(tests)}
+        _merge_pytest_report(content, kept["tests"], part["tests"])
     return content
+
+
+def _merge_pytest_report(content: dict[str, Any], kept: Iterable[Block], part: Iterable[Block]) -> None:
+    """In pytest-json-report's own part of the file, list the tests of both and count them anew."""
+    tests: dict[Any, Block] = {}
+    for test in (*kept, *part):
+        # Of a test that is in both the result of the part counts, at the place where the test stood.
+        tests[test.get("nodeid")] = test
+    outcomes = Counter(str(test.get("outcome")) for test in tests.values())
+    content["tests"] = list(tests.values())
+    content["summary"] = {**outcomes, "total": len(tests), "collected": len(tests)}
 
 
 def _merge_blocks(kept: Block, part: Block, edited: bool) -> Block:
@@ -165,8 +172,9 @@ def _leave_out_names(runs: Iterable[Block], key: str, others: Collection[str]) -
 def _describe_run(kept: Block, environment: Mapping[str, Any], edited: bool) -> dict[str, Any]:
     """What a verdict that is kept says of its run; the environment only where it is another one."""
     run = kept["run"] or {}
-    description: dict[str, Any] = {key: run.get(key) for key in ("started", "finished", "git")}
-    description["sources"] = SAME
+    description = {"started": run.get("started"), "finished": run.get("finished"), "git": run.get("git"),
+                   "sources": SAME}
+    # Reports of earlier versions do not tell what was imported.
     if "sources" not in run:
         description["sources"] = UNKNOWN
     elif edited or run.get("sources_edited"):
@@ -178,8 +186,10 @@ def _describe_run(kept: Block, environment: Mapping[str, Any], edited: bool) -> 
 
 def _merge_cell(old: Cell, new: Cell, earlier: Mapping[str, Any]) -> Cell:
     judged = _judged_checks(new)
+    # The part had no item of this cell, or was ended before one was judged.
     if new is old or not judged:
         return _keep_cell(old, earlier)
+    # Nothing of the old cell would be left.
     if not _judged_checks(old) or judged >= set(old["checks"]):
         return new
     # A cell that should fail is as expected, or not, as a whole: a part of it says neither.
@@ -222,7 +232,9 @@ def _overlay(old: Cell, new: Cell) -> Cell:
     if merged := [_overlay_sections(before, after) for before, after in ranks]:
         observation["ranks"] = merged
     judged = _judged_checks(new)
-    checks = {**old["checks"], **{name: new["checks"][name] for name in judged}}
+    checks = dict(old["checks"])
+    for name in judged:
+        checks[name] = new["checks"][name]
     cell = {**new, "checks": checks, "observation": observation}
     cell["kept"] = _leave_out_names(old["kept"], "checks", judged)
     cell["status"] = worst(list(_verdicts([cell])))

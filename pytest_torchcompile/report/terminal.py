@@ -61,7 +61,7 @@ def header_lines(matrix: Matrix, planned: Sequence[PlannedCell], settings: Setti
         f"{outcomes['skip']} to skip, {outcomes['xfail']} expected to fail",
         *_reason_lines("excluded", excluded),
         *_reason_lines("skip", skipped),
-        *(f"  note: {note}" for note in (*matrix.notes, *idle)),
+        *map("  note: {}".format, (*matrix.notes, *idle)),
     ]
 
 
@@ -71,8 +71,8 @@ def _machine_line() -> str:
     # torch looks for these names too, so what is found here is what Inductor will use.
     usual = "clang++" if sys.platform == "darwin" else "g++"
     compiler = shutil.which(os.environ.get("CXX") or usual)
-    found = compiler or "none: Inductor cells on CPU will skip"
-    return f"torch.compile: torch {_version_of('torch')}, {devices}, C++ compiler {found}"
+    named = compiler or "none: Inductor cells on CPU will skip"
+    return f"torch.compile: torch {_version_of('torch')}, {devices}, C++ compiler {named}"
 
 
 def _checks_by_name(matrix: Matrix, settings: Settings) -> Iterable[str]:
@@ -112,6 +112,7 @@ def failure_text(check: str, judgements: Mapping[str, Judgement], again: str, al
 def _problem_lines(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdict]) -> Iterator[str]:
     check = verdict.check
     short = textwrap.shorten(problem.message, _LONGEST_CONSEQUENCE, placeholder=" ...")
+    # What only follows is told in full by the other check, which is shown too.
     if root := root_check(verdict, problem, verdicts):
         yield f"{check}: follows from {root}: {short}"
         return
@@ -228,6 +229,7 @@ def _cause_lines(journal: Journal, mistakes: Collection[str], fresh: Fresh | Non
     causes = group_causes((Facts(cell) for cell in journal.block()["cells"]), fresh=fresh)
     if text := headline(causes):
         yield text, {"red": True}
+    # No list is so long that wrong numbers are cut off.
     listed = [cause for place, cause in enumerate(causes) if place < _SHOWN or cause.wrong_numbers]
     for cause in listed:
         text = cause.problem.message

@@ -65,7 +65,8 @@ def count_ledger(ledger: Mapping[str, Any] | None) -> dict[str, int]:
     if ledger is None:
         return dict.fromkeys((*COUNTED, "runs"), 0)
     counts = {name: len(ledger[name]) for name in COUNTED}
-    return counts | {"runs": sum(graph["runs"] for graph in ledger["graphs"])}
+    counts["runs"] = sum(graph["runs"] for graph in ledger["graphs"])
+    return counts
 
 
 def seal_test(test: Mapping[str, Any]) -> dict[str, Any]:

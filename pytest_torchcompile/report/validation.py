@@ -138,6 +138,7 @@ def _any_of_validator(schema: dict[str, Any]) -> Validator:
 
 
 def _enum_validator(schema: dict[str, Any]) -> Validator:
+    # Only texts are looked up: a list in its place can't be hashed.
     allowed = frozenset(schema["enum"])
 
     def check_word(value: Any) -> Mistake | None:

@@ -72,14 +72,18 @@ NOT_ALONE: Final = (
 def promised(settings: Mapping[str, Any]) -> bool:
     """Do the keyword arguments of ``torch.compile`` promise CUDA graphs on a GPU?"""
     backend, mode = settings.get("backend") or "inductor", settings.get("mode") or "default"
-    record = BACKENDS.get(backend) if isinstance(backend, str) else None
+    # A backend may also be a function; of that nothing is known.
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        return False
+    record = BACKENDS[backend]
     asked = (settings.get("options") or {}).get("triton.cudagraphs")
-    return record is not None and (mode in record.graphs or (record.modes and bool(asked)))
+    return mode in record.graphs or (record.modes and bool(asked))
 
 
 @cache
 def installed() -> frozenset[str]:
     """Names of the backends that other packages on this machine register; loads none of them."""
-    from importlib.metadata import entry_points  # slow to import, and seldom needed
+    # Slow to import, and seldom needed.
+    from importlib.metadata import entry_points
 
     return frozenset(point.name for point in entry_points(group=ENTRY_POINTS))

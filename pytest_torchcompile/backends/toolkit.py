@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,17 +19,7 @@ from torch import fx
 from pytest_torchcompile.errors import InstrumentError, UsageError, nearest
 
 __all__ = [
-    "Pass",
-    "Runner",
-    "Toolkit",
-    "both",
-    "calls",
-    "drop",
-    "edit",
-    "operator_of",
-    "replace",
-    "results",
-    "toolkit",
+    "Pass", "Runner", "Toolkit", "both", "calls", "drop", "edit", "operator_of", "replace", "results", "toolkit",
 ]
 
 Runner = Callable[..., Any]
@@ -39,7 +28,8 @@ Pass = Callable[[fx.GraphModule], "Runner | None"]
 """Changes a graph in place; may return a function that is run instead of it."""
 
 
-@dataclass(eq=False)  # not frozen: torch writes its tags onto a backend
+# Not frozen: torch writes its tags onto a backend.
+@dataclass(eq=False)
 class Toolkit:
     """A backend for ``torch.compile`` that captures forward and backward whole and hands them to passes.
 
@@ -71,9 +61,16 @@ class Toolkit:
                 raise UsageError("the pass over Dynamo's graph returned a function; AOTAutograd derives the backward "
                                  "from the graph itself, so that pass can only change it in place")
             graph.recompile()
+
+        def compile_forward(module: fx.GraphModule, _: object) -> Runner:
+            return _compile_boxed(module, self.forward)
+
+        def compile_backward(module: fx.GraphModule, _: object) -> Runner:
+            return _compile_boxed(module, self.backward)
+
         compiled: Runner = _aot_autograd(
-            fw_compiler=lambda module, _: _boxed(module, self.forward),
-            bw_compiler=lambda module, _: _boxed(module, self.backward),
+            fw_compiler=compile_forward,
+            bw_compiler=compile_backward,
             decompositions=dict(self.decompositions or {}),
             recompute=self.recompute,
         )(graph, inputs)
@@ -91,21 +88,25 @@ def _aot_autograd(*, recompute: bool, **compilers: Any) -> Callable[..., Any]:
     except ImportError as error:
         raise InstrumentError(f"torch {torch.__version__} has no AOTAutograd where the toolkit looks for it ({error}); "
                               "please report it with this version") from None
-    partition = min_cut_rematerialization_partition if recompute else default_partition
-    return aot_autograd(partition_fn=partition, **compilers)
+    if recompute:
+        return aot_autograd(partition_fn=min_cut_rematerialization_partition, **compilers)
+    return aot_autograd(partition_fn=default_partition, **compilers)
 
 
-def _boxed(module: fx.GraphModule, change: Pass | None) -> Runner:
+def _compile_boxed(module: fx.GraphModule, change: Pass | None) -> Runner:
     """The function that runs a graph, as AOTAutograd calls it: all inputs in one list."""
-    runner = change(module) if change is not None else None
+    runner = None
+    if change is not None:
+        runner = change(module)
     module.recompile()
     run: Runner = runner or module.forward
 
-    def boxed(arguments: list[Any]) -> Any:
+    def run_boxed(arguments: list[Any]) -> Any:
         return run(*arguments)
 
-    boxed._boxed_call = True  # type: ignore[attr-defined]  # the mark AOTAutograd looks for, torch 2.8 to 2.15
-    return boxed
+    # The mark that AOTAutograd looks for, torch 2.8 to 2.15; without it all inputs live as long as the call.
+    run_boxed._boxed_call = True  # type: ignore[attr-defined]
+    return run_boxed
 
 
 def calls(module: fx.GraphModule, operator: str) -> list[fx.Node]:
@@ -127,7 +128,8 @@ def operator_of(node: fx.Node) -> str:
         return str(node.target)
     if node.op != "call_function":
         return ""
-    packet = getattr(node.target, "_overloadpacket", node.target)  # an OpOverload's packet has the plain name
+    # An OpOverload's packet has the plain name.
+    packet = getattr(node.target, "_overloadpacket", node.target)
     return str(getattr(packet, "__name__", packet))
 
 
@@ -137,58 +139,66 @@ def edit(operator: str, change: Callable[[fx.Node], object], *, nth: int | None 
     Raises :class:`UsageError` when it runs, if the graph has no such call.
     """
 
-    def run(module: fx.GraphModule) -> None:
-        found = calls(module, operator)
-        if nth is not None and nth >= len(found):
-            raise UsageError(f"the graph calls {operator!r} {len(found)} times; there is no call number {nth}")
-        for node in found if nth is None else [found[nth]]:
+    def edit_calls(module: fx.GraphModule) -> None:
+        nodes = calls(module, operator)
+        if nth is not None:
+            if nth >= len(nodes):
+                raise UsageError(f"the graph calls {operator!r} {len(nodes)} times; there is no call number {nth}")
+            nodes = [nodes[nth]]
+        for node in nodes:
             change(node)
 
-    return run
+    return edit_calls
 
 
 def replace(operator: str, function: Callable[..., Any], *, nth: int | None = None) -> Pass:
     """A pass that calls ``function`` with the same arguments instead of an operator."""
 
-    def change(node: fx.Node) -> None:
+    def call_function(node: fx.Node) -> None:
+        # The operator may have been a method, as x.relu().
         node.op, node.target = "call_function", function
 
-    return edit(operator, change, nth=nth)
+    return edit(operator, call_function, nth=nth)
 
 
 def drop(operator: str, *, nth: int | None = None) -> Pass:
     """A pass that leaves an operator out: its first argument takes the place of its result."""
 
-    def change(node: fx.Node) -> None:
+    def erase_node(node: fx.Node) -> None:
         node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
         node.graph.erase_node(node)
 
-    return edit(operator, change, nth=nth)
+    return edit(operator, erase_node, nth=nth)
 
 
 def results(change: Callable[[list[Any], tuple[Any, ...]], Sequence[Any]]) -> Pass:
     """A pass that changes what the graph returns each time it runs: ``change(results, inputs) -> results``."""
 
-    def run(module: fx.GraphModule) -> Runner:
+    def wrap_forward(module: fx.GraphModule) -> Runner:
         module.recompile()
         forward = module.forward
-        return lambda *inputs: list(change(list(forward(*inputs)), inputs))
 
-    return run
+        def run_and_change(*inputs: Any) -> list[Any]:
+            return list(change(list(forward(*inputs)), inputs))
+
+        return run_and_change
+
+    return wrap_forward
 
 
 def both(*passes: Pass) -> Pass:
     """One pass after the other; at most the last may return a function."""
 
-    def run(module: fx.GraphModule) -> Runner | None:
-        for first, rest in itertools.pairwise((*passes, None)):
-            if first is not None and (runner := first(module)) is not None:
-                if rest is not None:
-                    raise UsageError("only the last of several passes may return a function")
-                return runner
-        return None
+    def run_passes(module: fx.GraphModule) -> Runner | None:
+        runner = None
+        for each in passes:
+            # A function that runs the graph would not see what a later pass makes of it.
+            if runner is not None:
+                raise UsageError("only the last of several passes may return a function")
+            runner = each(module)
+        return runner
 
-    return run
+    return run_passes
 
 
 toolkit = Toolkit()

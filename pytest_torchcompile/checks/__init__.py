@@ -2,6 +2,9 @@
 
 To add a check: a file in this folder with its ``measure`` and ``judge``, and its record here. From the record terminal,
 page, gate and playbook know it: how bad it is when it fails, whether it compares numbers, what of torch's log shows it.
+
+Read ``protocol.py`` (what a check is), ``severity.py`` (how bad a failure is), then any check: each judges one section
+of the observation. ``numerics.py`` has the four that compare numbers.
 """
 
 from __future__ import annotations
@@ -95,46 +98,60 @@ class CheckEntry:
         """Why there is nothing to judge in a cell with these values of the axes; empty if there is."""
         if axes.get("phase") not in self.phases:
             return f"it judges phase {' and '.join(self.phases)}, not {axes.get('phase')}"
-        if self.graphs and not (str(axes.get("device")).partition(":")[0] == "cuda" and promised(axes)):
+        on_gpu = str(axes.get("device")).partition(":")[0] == "cuda"
+        if self.graphs and not (on_gpu and promised(axes)):
             return "no CUDA graphs are promised, by a mode or a backend on device cuda"
         try:
             wrapping = Wrapping.read(str(axes.get("wrapper")))
-        except ValueError:  # a report may hold a wrapper that this version does not know
+        except ValueError:
+            # A report may hold a wrapper that this version does not know.
+            return ""
+        if wrapping.fake and self.fake:
             return ""
         if wrapping.fake:
-            return "" if self.fake else "in the fake lane no number means anything"
-        if self.ranks == ("one" if wrapping.ranks > 1 else "several"):
-            return f"it judges cells of {self.ranks} rank{'s' * (self.ranks == 'several')} only"
+            return "in the fake lane no number means anything"
+        if self.ranks == "one" and wrapping.ranks > 1:
+            return "it judges cells of one rank only"
+        if self.ranks == "several" and wrapping.ranks <= 1:
+            return "it judges cells of several ranks only"
         return ""
 
 
 def default_limits(names: Iterable[str], wrapper: str = "none") -> dict[str, float]:
     """The limits of the checks that have a value where no rule sets one, in cells of a wrapper."""
-    limits = [limit for name in names for limit in CHECKS[name].limits]
-    found = {limit.name: limit.default for limit in limits if limit.default is not None}
-    own = limits_of(wrapper)
-    return {name: own.get(name, value) for name, value in found.items()}
+    of_wrapper = limits_of(wrapper)
+    defaults: dict[str, float] = {}
+    for name in names:
+        for limit in CHECKS[name].limits:
+            if limit.default is not None:
+                defaults[limit.name] = of_wrapper.get(limit.name, limit.default)
+    return defaults
 
 
 def way_of(check: str, message: str) -> Way | None:
     """The way in which a check failed, told by the message of its problem; None: as its record says by default."""
-    own: Iterable[Way] = CHECKS[check].ways if check in CHECKS else ()
-    told = severity.without_ranks(message)
-    return next((way for way in (*own, *severity.OF_EVERY_CHECK) if way.matches(told)), None)
+    ways: tuple[Way, ...] = severity.OF_EVERY_CHECK
+    # A report may hold a check that this version does not know.
+    if check in CHECKS:
+        ways = (*CHECKS[check].ways, *ways)
+    words = severity.without_ranks(message)
+    return next((way for way in ways if way.matches(words)), None)
 
 
 def computes_wrong_numbers(check: str, message: str) -> bool:
     """Does a problem of this check mean that the model computes something else?"""
     if check not in CHECKS:
         return False
-    way = way_of(check, message)
-    effect = way.effect if way else CHECKS[check].effect
+    effect = CHECKS[check].effect
+    if way := way_of(check, message):
+        effect = way.effect
     return effect.severity == severity.Severity.WRONG_NUMBERS
 
 
 @cache
 def load(name: str) -> Check:
     """The check of that name; its file needs no torch until it measures."""
+    # The file is named in the record, not imported here: start-up stays light.
     module, _, attribute = CHECKS[name].target.partition(":")
     check: Check = getattr(import_module(module), attribute)
     return check
@@ -153,6 +170,7 @@ _BACKWARD: Final = "aot_joint_graph,output_code"
 _FORWARD: Final = "aot_graphs,output_code"
 
 CHECKS: Final[dict[str, CheckEntry]] = {
+    # What was compiled. These come first: where they fail, most of the others have nothing to judge.
     "graph_breaks": CheckEntry(
         f"{_HERE}.graph_breaks:CHECK",
         "the model is captured whole",
@@ -178,8 +196,9 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         logs=_DYNAMO,
         fake=True,
     ),
+    # Does it compute what eager computes?
     "equivalence": CheckEntry(
-        f"{_HERE}.equivalence:CHECK",
+        f"{_HERE}.numerics:EQUIVALENCE",
         "outputs equal those of the eager model, within rounding noise",
         severity.WRONG,
         (Limit("rms", "max", None, "error of a whole output over its rounding noise; 4 by default", whole=False),
@@ -191,7 +210,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         logs=_FORWARD,
     ),
     "gradients": CheckEntry(
-        f"{_HERE}.gradients:CHECK",
+        f"{_HERE}.numerics:GRADIENTS",
         "gradients equal those of the eager model, within rounding noise",
         severity.WRONG,
         (_ZERO_GRADIENTS, _DECIDED),
@@ -201,7 +220,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         phases=("training",),
     ),
     "training_steps": CheckEntry(
-        f"{_HERE}.training_steps:CHECK",
+        f"{_HERE}.numerics:TRAINING_STEPS",
         "a few steps of SGD leave what they leave eagerly, within rounding noise",
         severity.WRONG,
         (Limit("steps", "min", 3, "training steps that are compared", least=2), _DECIDED),
@@ -211,7 +230,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         phases=("training",),
     ),
     "aliasing": CheckEntry(
-        f"{_HERE}.aliasing:CHECK",
+        f"{_HERE}.numerics:ALIASING",
         "outputs share memory exactly where eager's do, also when the model is called again",
         severity.OTHER_MEMORY,
         compares=True,
@@ -224,6 +243,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         (Limit("strides", "max", None, "strides that may differ; by default those that are timed or of gradients"),),
         logs=_FORWARD,
     ),
+    # Does it stay compiled, for every shape and in every step?
     "recompiles": CheckEntry(
         f"{_HERE}.recompiles:CHECK",
         "new shapes and values do not compile again and again",
@@ -252,6 +272,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         (Way("^no compiled graph ran", severity.EAGER),),
         graphs=True,
     ),
+    # Is the production layer safe on it?
     "smoketest": CheckEntry(
         f"{_HERE}.smoketest:CHECK",
         "CompileSmoketest says True of the compiled model",
@@ -271,6 +292,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
               Way("^the log says|^with a sample batch", severity.UNLOGGED)),
         ranks="one",
     ),
+    # Do the ranks agree?
     "rank_divergence": CheckEntry(
         f"{_HERE}.rank_divergence:CHECK",
         "every rank compiles the same, in the same calls",
@@ -278,6 +300,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         logs=_DYNAMO,
         ranks="several",
     ),
+    # What takes long, and so runs only where somebody asks for it.
     "randomness": CheckEntry(
         f"{_HERE}.randomness:CHECK",
         "random numbers that compiled code draws itself have eager's distribution, and obey the seed",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.protocol import Check, unjudged
+from pytest_torchcompile.checks.protocol import Check, not_run, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
@@ -29,31 +29,38 @@ def measure(run: CellTrial) -> dict[str, Any]:
     from pytest_torchcompile.oracle.losses import default_loss
 
     if run.compiled.error or run.side is None:
-        return {"raised": run.compiled.error.type if run.compiled.error else "nothing"}
+        return not_run(run)
     loss = (run.loss or default_loss) if run.train else None
+    # The compiled model is the one that the run has compiled, so what is timed here is what was judged.
     eager, batches = run.make(None), [call.batch for call in run.calls]
     for side in (eager, run.side):
         side.restore()
-    found = benchmark_sides(
-        StepRunner(eager.call, eager.module, loss), StepRunner(run.side.call, run.side.module, loss),
-        lambda number: batches[number % len(batches)].value, warmup=max(3, len(batches)),
-    )  # fmt: skip
-    ratio = found.ratio
+
+    def make_batch(number: int) -> Any:
+        return batches[number % len(batches)].value
+
+    # At least one warm step of each size.
+    warmup = max(3, len(batches))
+    eager_runner = StepRunner(eager.call, eager.module, loss)
+    compiled_runner = StepRunner(run.side.call, run.side.module, loss)
+    timed = benchmark_sides(eager_runner, compiled_runner, make_batch, warmup=warmup)
+    # Compiled over eager time; a speed-up is the inverse.
+    ratio = timed.ratio
     return {
         "raised": None,
-        "verdict": found.verdict,
-        "speedup": found.speedup,
+        "verdict": timed.verdict,
+        "speedup": timed.speedup,
         "speedup_spread": (1 / ratio.low - 1 / ratio.high) / SIGMAS,
         "interval": [1 / ratio.high, 1 / ratio.low],
-        "memory_mib": found.compiled.peak_bytes / MIB,
-        "memory_delta_mib": (found.compiled.peak_bytes - found.eager.peak_bytes) / MIB,
-        "late_compiles": found.late_compiles,
-        "sides": {"eager": asdict(found.eager), "compiled": asdict(found.compiled)},
-        "text": _steady(str(found)),
+        "memory_mib": timed.compiled.peak_bytes / MIB,
+        "memory_delta_mib": (timed.compiled.peak_bytes - timed.eager.peak_bytes) / MIB,
+        "late_compiles": timed.late_compiles,
+        "sides": {"eager": asdict(timed.eager), "compiled": asdict(timed.compiled)},
+        "text": _steady_rows(str(timed)),
     }
 
 
-def _steady(table: str) -> str:
+def _steady_rows(table: str) -> str:
     """Without what was before the steady state: here the model came compiled."""
     return "\n".join(line for line in table.splitlines()[:-1] if not line.startswith("first step"))
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.numerics import located
+from pytest_torchcompile.checks.numerics import located_stage
 from pytest_torchcompile.checks.protocol import Check
 from pytest_torchcompile.checks.severity import RAISED, UNCOVERED
 from pytest_torchcompile.ledger.records import SILENT
@@ -47,21 +48,30 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     By default it is 1. What an allowed graph break leaves to eager needs no lower one (:func:`_breaks_explain`).
     """
     if error := section["error"]:
-        file, line, source = section.get("raised_at") or ("", 0, "")  # older reports do not say
-        your_line = f"the operator comes from {file}:{line}\n    {source}\n" if file else ""
-        yield Problem(
-            f"{RAISED} {error['type']} in {error['phase']}; eager did not: {headline(error['text'])}",
-            evidence=f"{your_line}{error['text']}\n{error['traceback']}".strip() + located(section),
-            hint="" if section.get("located") else
-                 "the same call with backend='eager' and then 'aot_eager' tells which stage raises",
-            file=file, line=line,
-        )
+        yield _raised_problem(section, error)
         return
+    # The proof comes before the share: of a run that compiled nothing a coverage means nothing.
     yield from doubts(section)
     # Of silent frames the coverage, which is measured after all calls, tells only what comes of them.
     silent = any(frame["kind"] in SILENT for frame in section["eager_frames"])
     if section["graphs"] and not silent and not _breaks_explain(section, limits):
-        yield from _coverage(section, limits.get("coverage", 1.0))
+        yield from _judge_coverage(section, limits.get("coverage", 1.0))
+
+
+def _raised_problem(section: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
+    """The compiled run raised: where, and which stage of the compiler, if that was found out."""
+    evidence = f"{error['text']}\n{error['traceback']}"
+    # Older reports do not say where it was raised.
+    file, line, source = section.get("raised_at") or ("", 0, "")
+    if file:
+        evidence = f"the operator comes from {file}:{line}\n    {source}\n{evidence}"
+    hint = ""
+    if not section.get("located"):
+        hint = "the same call with backend='eager' and then 'aot_eager' tells which stage raises"
+    return Problem(
+        f"{RAISED} {error['type']} in {error['phase']}; eager did not: {headline(error['text'])}",
+        evidence=evidence.strip() + located_stage(section), hint=hint, file=file, line=line,
+    )
 
 
 def _breaks_explain(section: Mapping[str, Any], limits: Mapping[str, float]) -> bool:
@@ -71,16 +81,18 @@ def _breaks_explain(section: Mapping[str, Any], limits: Mapping[str, float]) -> 
     """
     asked = limits.get("coverage", 1.0) < 1
     given_up = any(frame["kind"] == "graph_break" for frame in section["eager_frames"])
-    allowed = 0 < section.get("breaks", 0) <= limits.get("graph_breaks", 0)  # older reports do not say
+    # Older reports do not count the breaks.
+    allowed = 0 < section.get("breaks", 0) <= limits.get("graph_breaks", 0)
     return allowed and not asked and not given_up
 
 
-def _coverage(section: Mapping[str, Any], least: float) -> Iterator[Problem]:
+def _judge_coverage(section: Mapping[str, Any], least: float) -> Iterator[Problem]:
     if not section["coverage"]:
         return
-    low = min(section["coverage"], key=lambda c: c["share"])
+    low = min(section["coverage"], key=itemgetter("share"))
     if low["share"] < least:
-        share = math.floor(low["share"] * 10_000) / 10_000  # rounded down, so that as a limit it passes
+        # Rounded down, so that as a limit it passes.
+        share = math.floor(low["share"] * 10_000) / 10_000
         yield Problem(
             f"only {share:.4g} {UNCOVERED} at {low['call']}, "
             f"{least:.4g} wanted ({low['outside']} of {low['total']} ran eagerly)",

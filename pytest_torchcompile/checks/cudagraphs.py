@@ -21,24 +21,25 @@ __all__ = ["CHECK"]
 
 def measure(run: CellTrial) -> dict[str, Any]:
     """Replays of each compiled graph in a step of each size, and the reasons that torch gave where it did without."""
-    found: dict[str, Any] = {
+    section: dict[str, Any] = {
         "raised": run.compiled.error.type if run.compiled.error else None,
         "functions": {graph["compile_id"]: graph["function"] for graph in run.compiled.seen["graphs"]},
         "skips": run.compiled.seen["cudagraph_skips"],
         "steps": [],
     }
     if run.compiled.error is None and run.side is not None:
-        found["steps"] = [_step(run, run.side, call) for call in run.calls]
-    return found
+        section["steps"] = [_measure_step(run, run.side, call) for call in run.calls]
+    return section
 
 
-def _step(run: CellTrial, side: Side, call: Call) -> dict[str, Any]:
+def _measure_step(run: CellTrial, side: Side, call: Call) -> dict[str, Any]:
     import torch
 
     from pytest_torchcompile.gauges.replays import compiled_backwards, count_replays, step_begins
     from pytest_torchcompile.oracle.losses import loss_of
 
     batch = call.batch.clone()
+    # All calls were compiled and recorded before: one more step of each size is warm.
     side.restore()
     with count_replays() as seen, torch.set_grad_enabled(run.train):
         step_begins()
@@ -63,27 +64,38 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     if idle := [step["call"] for step in steps if not step["graphs"]]:
         yield Problem(f"no compiled graph ran at {', '.join(idle)}, so there is no CUDA graph to replay",
                       hint="see the check `compiles`")
-    skips = section["skips"]
-    evidence = "\n".join(f"{skip['reason']}" + (f"  {skip['file']}:{skip['line']}" if skip["file"] else "")
-                         for skip in skips) or "torch gave no reason"
-    parts = [skip for skip in skips if skip["part"]]
-    missing = max((step["without"] for step in steps), key=len)
-    if len(missing) + len(parts) <= limits.get("uncaptured", 0):
+    # A graph that is split has a CUDA graph for each part that can have one.
+    partial = [skip["reason"] for skip in section["skips"] if skip["part"]]
+    worst = max(steps, key=lambda step: len(step["without"]))
+    if len(worst["without"]) + len(partial) <= limits.get("uncaptured", 0):
         return
-    if missing:
-        step = next(step for step in steps if step["without"] == missing)
-        total = len(step["graphs"]) + step["backwards"]
-        names = sorted({section["functions"].get(name) or name for name in missing})
-        first = next((skip for skip in skips if skip["file"]), None)
-        yield Problem(
-            f"{len(missing)} of {total} compiled graphs ran without a CUDA graph at {step['call']}: {', '.join(names)}",
-            evidence, "keep CPU tensors and in-place changes of inputs out of the compiled part, or choose a mode "
-            "without CUDA graphs; what is meant may go to the limit `uncaptured`",
-            first["file"] if first else "", first["line"] if first else 0)
-    if parts:
-        yield Problem(f"{len(parts)} CUDA graph(s) hold only a part of their graph: the rest is launched step by step",
-                      "\n".join(part["reason"] for part in parts),
-                      "what is meant may go to the limit `uncaptured`")
+    if worst["without"]:
+        yield _missing_problem(section, worst)
+    if partial:
+        yield Problem(f"{len(partial)} CUDA graph(s) hold only a part of their graph: the rest is launched step by "
+                      "step", "\n".join(partial), "what is meant may go to the limit `uncaptured`")
+
+
+def _missing_problem(section: Mapping[str, Any], step: Mapping[str, Any]) -> Problem:
+    """Graphs of a step ran without a CUDA graph; torch may have said why, and where."""
+    missing = step["without"]
+    total = len(step["graphs"]) + step["backwards"]
+    names = sorted({section["functions"].get(graph) or graph for graph in missing})
+    reasons, file, line = [], "", 0
+    for skip in section["skips"]:
+        reason = str(skip["reason"])
+        if skip["file"]:
+            reason += f"  {skip['file']}:{skip['line']}"
+        # The first place that torch names is the problem's.
+        if skip["file"] and not file:
+            file, line = skip["file"], skip["line"]
+        reasons.append(reason)
+    return Problem(
+        f"{len(missing)} of {total} compiled graphs ran without a CUDA graph at {step['call']}: {', '.join(names)}",
+        "\n".join(reasons) or "torch gave no reason",
+        "keep CPU tensors and in-place changes of inputs out of the compiled part, or choose a mode "
+        "without CUDA graphs; what is meant may go to the limit `uncaptured`",
+        file, line)
 
 
 CHECK = Check("cudagraphs", measure, judge)

@@ -35,29 +35,33 @@ def measure(run: Trial) -> dict[str, Any]:
 
     devices = {tensor.device.type for call in run.calls for tensor in call.batch.tensors()}
     tuned, padded = autotunes_kernels(run.settings), pads_by_timing(run.settings, devices)
-    found: dict[str, dict[str, Any]] = {}
+    # By leaf, not by call: the same stride in ten calls is one difference.
+    strides: dict[str, dict[str, Any]] = {}
     for label, leaf in run.leaves:
         if not is_stride(leaf):
             continue
-        timed = "autotuning" if tuned else ""
-        if padded and not timed and _is_padding(str(leaf.eager), str(leaf.compiled)):
+        timed = ""
+        if tuned:
+            timed = "autotuning"
+        elif padded and _is_padding(str(leaf.eager), str(leaf.compiled)):
             timed = "the padding of matrix products (pad_mm)"
         entry: dict[str, Any] = {"name": leaf.name, "eager": leaf.eager, "compiled": leaf.compiled, "timed": timed,
                                  "calls": []}
-        found.setdefault(leaf.name, entry)["calls"].append(label)
+        strides.setdefault(leaf.name, entry)["calls"].append(label)
     error = run.compiled.error
     return {"raised": error.type if error else None, "compared": sum(leaf.kind == "value" for _, leaf in run.leaves),
-            "strides": list(found.values())}
+            "strides": list(strides.values())}
 
 
 def _is_padding(eager: str, compiled: str) -> bool:
     """Whether the same axes come in the same order, with gaps between them."""
-    mine, found = ast.literal_eval(eager), ast.literal_eval(compiled)
-    if not isinstance(mine, tuple) or not isinstance(found, tuple) or len(mine) != len(found):
+    before, after = ast.literal_eval(eager), ast.literal_eval(compiled)
+    if not isinstance(before, tuple) or not isinstance(after, tuple) or len(before) != len(after):
         return False
-    wider = all(new >= old for old, new in zip(mine, found, strict=True))
-    order = sorted(range(len(mine)), key=mine.__getitem__)
-    return wider and order == sorted(range(len(found)), key=found.__getitem__)
+    wider = all(new >= old for old, new in zip(before, after, strict=True))
+    # Padding only widens gaps; an axis that moves is another memory format.
+    axes = range(len(before))
+    return wider and sorted(axes, key=before.__getitem__) == sorted(axes, key=after.__getitem__)
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
@@ -68,33 +72,39 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     if not section["compared"]:
         yield Problem("nothing was compared: the model has no output", hint="return a tensor")
         return
-    found = section["strides"]
+    strides = section["strides"]
     if "strides" in limits:
-        if len(found) > limits["strides"]:
-            yield from map(_problem, found)
+        if len(strides) > limits["strides"]:
+            yield from map(_stride_problem, strides)
         return
-    for each in found:
+    for each in strides:
         if each["name"].startswith(_PROMISED) and not each["timed"]:
-            yield _problem(each)
+            yield _stride_problem(each)
 
 
-def _problem(found: Mapping[str, Any]) -> Problem:
-    more = f", and in {len(found['calls']) - 1} more call(s)" if found["calls"][1:] else ""
-    timed = f"; {found['timed']} may have decided by timing" if found["timed"] else ""
-    return Problem(f"{found['name']}: stride is {found['eager']} in eager, {found['compiled']} compiled{timed}",
-                   f"in {found['calls'][0]}{more}",
+def _stride_problem(stride: Mapping[str, Any]) -> Problem:
+    message = f"{stride['name']}: stride is {stride['eager']} in eager, {stride['compiled']} compiled"
+    if stride["timed"]:
+        message += f"; {stride['timed']} may have decided by timing"
+    first, *others = stride["calls"]
+    where = f"in {first}"
+    if others:
+        where += f", and in {len(others)} more call(s)"
+    return Problem(message, where,
                    "whoever calls view() or as_strided() on it, or hands its memory on, sees the difference; "
                    "where nobody does, give a rule `limits: {strides: ...}`")
 
 
-def remark(section: Mapping[str, Any]) -> str:
+def remark_strides(section: Mapping[str, Any]) -> str:
     """How many strides differ, and what may have decided that."""
-    found = section.get("strides", ())
-    if not found:
+    strides = section.get("strides", ())
+    if not strides:
         return ""
-    timed = sorted({each["timed"] for each in found if each["timed"]})
-    why = f"; {' and '.join(timed)} may have decided by timing" if timed else ""
-    return f"{len(found)} stride(s) differ, which are not promised or allowed{why}"
+    text = f"{len(strides)} stride(s) differ, which are not promised or allowed"
+    timed = sorted({each["timed"] for each in strides if each["timed"]})
+    if timed:
+        text += f"; {' and '.join(timed)} may have decided by timing"
+    return text
 
 
-CHECK = Check("layout", measure, judge, remark)
+CHECK = Check("layout", measure, judge, remark_strides)

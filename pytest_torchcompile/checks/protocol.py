@@ -12,7 +12,11 @@ from pytest_torchcompile.observation import Problem
 if TYPE_CHECKING:
     from pytest_torchcompile.wrappers.cell_trial import CellTrial
 
-__all__ = ["Check", "unjudged"]
+__all__ = ["Check", "not_run", "unjudged"]
+
+
+def _no_remark(section: Mapping[str, Any]) -> str:
+    return ""
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,14 @@ class Check:
     """Runs in the rank process: what was seen, as JSON-able data. Judges nothing."""
     judge: Callable[[Mapping[str, Any], Mapping[str, float]], Iterable[Problem]]
     """(section, limits) -> problems. Pure, without torch: a stored section can be judged again."""
-    remark: Callable[[Mapping[str, Any]], str] = lambda section: ""
+    remark: Callable[[Mapping[str, Any]], str] = _no_remark
     """What is worth knowing of a section without problems, in one line; as pure."""
+
+
+def not_run(run: CellTrial) -> dict[str, Any]:
+    """The section of a check that takes further steps of the compiled model, where there is none that runs."""
+    error = run.compiled.error
+    return {"raised": error.type if error else "nothing"}
 
 
 def unjudged(section: Mapping[str, Any]) -> list[Problem]:

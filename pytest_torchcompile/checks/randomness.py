@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.backends import BACKENDS
-from pytest_torchcompile.checks.protocol import Check, unjudged
+from pytest_torchcompile.checks.protocol import Check, not_run, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
@@ -32,21 +32,22 @@ def measure(run: CellTrial) -> dict[str, Any]:
     from pytest_torchcompile.oracle.limits import problem
 
     if run.compiled.error or run.side is None:
-        return {"raised": run.compiled.error.type if run.compiled.error else "nothing"}
+        return not_run(run)
 
-    def drawn(side: Side, seeds: int, first: int) -> Chances:
-        return sample_chances(side.call, side.module, run.calls[0].batch, loss=run.loss, train=run.train, seeds=seeds,
-                       first=first)
+    def run_seeds(side: Side, seeds: int, first: int) -> Chances:
+        return sample_chances(side.call, side.module, run.calls[0].batch, loss=run.loss, train=run.train,
+                              seeds=seeds, first=first)
 
     eager = run.make(None)
-    expected, seeds = drawn(eager, FEW, run.seed), FEW
+    expected, seeds = run_seeds(eager, FEW, run.seed), FEW
     if expected.varies:
-        expected, seeds = drawn(eager, SEEDS, run.seed), SEEDS
+        expected, seeds = run_seeds(eager, SEEDS, run.seed), SEEDS
     with own_random_draws(), observe() as seen:
-        found = drawn(run.make(run.settings), seeds, run.seed + seeds)
-    leaves = compare_chances(expected, found)
+        # Other seeds than eager's: equal draws would be no two samples of one distribution.
+        actual = run_seeds(run.make(run.settings), seeds, run.seed + seeds)
+    leaves = compare_chances(expected, actual)
     return {"raised": None, "backend": run.cell.backend, "graphs": len(seen.graphs), "random": expected.varies,
-            "seeds": seeds, "compared": len(leaves), "wrong": [text for leaf in leaves if (text := problem(leaf))]}
+            "seeds": seeds, "compared": len(leaves), "wrong": list(filter(None, map(problem, leaves)))}
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
@@ -56,12 +57,13 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     elif not section["graphs"]:
         yield Problem("no graph was compiled with random numbers of its own, so there is nothing to judge")
     elif wrong := section["wrong"]:
-        yield Problem(wrong[0], "\n".join(wrong[1:]), _hint(section.get("backend", "inductor")))
-    elif section["compared"] < 2:  # the first is about the seeds
+        yield Problem(wrong[0], "\n".join(wrong[1:]), _hint_for(section.get("backend", "inductor")))
+    # The first of what is compared is about the seeds.
+    elif section["compared"] < 2:
         yield Problem("nothing to judge: with the seeds of this check both sides raised, or gave no number to compare")
 
 
-def _hint(backend: str) -> str:
+def _hint_for(backend: str) -> str:
     """``backend``: a name or ``module:attribute``."""
     setting = "`torch._inductor.config.fallback_random = True` has it draw eager's own"
     if backend in INDUCTORS:

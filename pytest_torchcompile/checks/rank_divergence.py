@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.protocol import Check, unjudged
+from pytest_torchcompile.checks.severity import EMPTY
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
@@ -44,77 +45,104 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     :func:`~pytest_torchcompile.ranks.blame.cell_observation` has put the sections together.
     """
     ranks = section.get("ranks", [])
-    if missing := [r for r, rank in enumerate(ranks) if rank is None]:
-        yield Problem(f"nothing to judge: rank {', '.join(map(str, missing))} has recorded nothing",
-                      hint="see the check `compiles` of this cell")
+    missing = [str(number) for number, rank in enumerate(ranks) if rank is None]
+    if missing:
+        yield Problem(f"{EMPTY}: rank {', '.join(missing)} has recorded nothing", hint=_SEE_COMPILES)
         return
-    for r, rank in enumerate(ranks):
-        if problem := next(iter(unjudged(rank)), None):
-            yield Problem(f"rank {r}: {problem.message}", hint=problem.hint)
+    for number, rank in enumerate(ranks):
+        for problem in unjudged(rank):
+            yield Problem(f"rank {number}: {problem.message}", hint=problem.hint)
             return
-    if len(ranks) < 2 or not any(rank["graphs"] for rank in ranks):
-        yield Problem("nothing to judge: "
-                      + ("no rank has compiled a graph" if ranks[1:] else "the observation is not of several ranks"),
-                      hint="see the check `compiles` of this cell")
-        return
-    yield from _compiles(ranks, section["alike"])
-    if section["alike"]:  # stages of a pipeline send and receive different numbers of times
-        yield from _counts(ranks)
-        yield from _collectives(ranks)
+    if len(ranks) < 2:
+        yield Problem(f"{EMPTY}: the observation is not of several ranks", hint=_SEE_COMPILES)
+    elif not any(rank["graphs"] for rank in ranks):
+        yield Problem(f"{EMPTY}: no rank has compiled a graph", hint=_SEE_COMPILES)
+    else:
+        yield from _judge_compiles(ranks, section["alike"])
+        # Stages of a pipeline send and receive different numbers of times.
+        if section["alike"]:
+            yield from _judge_counts(ranks)
+            yield from _judge_collectives(ranks)
 
 
-def _compiles(ranks: list[Mapping[str, Any]], alike: bool) -> Iterator[Problem]:
+_SEE_COMPILES = "see the check `compiles` of this cell"
+
+
+def _judge_compiles(ranks: list[Mapping[str, Any]], alike: bool) -> Iterator[Problem]:
     """The first call in which some rank compiled otherwise than rank 0.
 
     Of ranks that run unlike programs it is only asked whether all or none compile again.
     """
-    calls = list(dict.fromkeys(each["during"] for rank in ranks for each in rank["compiles"]))
+    # In the order of the calls: what comes after the first difference may only follow from it.
+    calls = dict.fromkeys(each["during"] for rank in ranks for each in rank["compiles"])
     for call in calls:
-        here = [[each for each in rank["compiles"] if each["during"] == call
-                 and (alike or each["kind"] == "recompile")] for rank in ranks]
-        keys = [Counter(_what(each) for each in found) if alike else bool(found) for found in here]
-        other = next((r for r, key in enumerate(keys) if key != keys[0]), None)
-        if other is None:
-            continue
-        evidence = "\n".join(f"rank {r}: {_line(each)}" if found else f"rank {r}: compiled nothing"
-                             for r, found in enumerate(here) for each in found or [{}])
-        first = next(each for found in (here[other], here[0]) for each in found)
-        yield Problem(f"rank {other} compiled otherwise than rank 0 in {call}: {len(here[other])} and {len(here[0])} "
-                      "compile(s)", evidence,
-                      "give every rank batches of the same shapes, and keep the rank's number out of what the model "
-                      "branches on; else a rank waits in a collective for one that compiles",
-                      first["file"], first["line"])
-        return
+        by_rank = [_compiles_of(rank, call, alike) for rank in ranks]
+        if alike:
+            keys: list[Any] = [Counter(map(_comparable, compiles)) for compiles in by_rank]
+        else:
+            keys = [bool(compiles) for compiles in by_rank]
+        for other, key in enumerate(keys):
+            if key != keys[0]:
+                yield _divergence_problem(call, by_rank, other)
+                return
 
 
-def _what(each: Mapping[str, Any]) -> tuple[Any, ...]:
+def _compiles_of(rank: Mapping[str, Any], call: str, alike: bool) -> list[Mapping[str, Any]]:
+    compiles = [each for each in rank["compiles"] if each["during"] == call]
+    if alike:
+        return compiles
+    return [each for each in compiles if each["kind"] == "recompile"]
+
+
+def _divergence_problem(call: str, by_rank: list[list[Mapping[str, Any]]], other: int) -> Problem:
+    lines = []
+    for number, compiles in enumerate(by_rank):
+        lines += [f"rank {number}: {_compile_line(each)}" for each in compiles]
+        if not compiles:
+            lines.append(f"rank {number}: compiled nothing")
+    first = (by_rank[other] or by_rank[0])[0]
+    return Problem(
+        f"rank {other} compiled otherwise than rank 0 in {call}: {len(by_rank[other])} and {len(by_rank[0])} "
+        "compile(s)", "\n".join(lines),
+        "give every rank batches of the same shapes, and keep the rank's number out of what the model "
+        "branches on; else a rank waits in a collective for one that compiles",
+        first["file"], first["line"])
+
+
+def _comparable(each: Mapping[str, Any]) -> tuple[Any, ...]:
     # Dynamo's operators, which older reports lack: what DTensor makes of them may differ, where sizes divide unevenly.
     return each["function"], each["line"], each["compile_id"], each["kind"], each["cause"], each.get("ops")
 
 
-def _line(each: Mapping[str, Any]) -> str:
-    why = f": {each['cause']}, {each['reason']}" if each.get("reason") else ""
-    size = f" of {each['ops']} operators" if each.get("ops") is not None else ""
-    return f"{each['function']} {each['file']}:{each['line']}  {each['compile_id']} {each['kind']}{size}{why}"
+def _compile_line(each: Mapping[str, Any]) -> str:
+    line = f"{each['function']} {each['file']}:{each['line']}  {each['compile_id']} {each['kind']}"
+    if each.get("ops") is not None:
+        line += f" of {each['ops']} operators"
+    if each.get("reason"):
+        line += f": {each['cause']}, {each['reason']}"
+    return line
 
 
 _COUNTED = {"graphs": "graphs", "runs": "runs of compiled graphs", "graph_breaks": "graph breaks"}
 
 
-def _counts(ranks: list[Mapping[str, Any]]) -> Iterator[Problem]:
+def _judge_counts(ranks: list[Mapping[str, Any]]) -> Iterator[Problem]:
     for key, name in _COUNTED.items():
         counts = [rank[key] for rank in ranks]
         if len(set(counts)) > 1:
-            yield Problem(f"the ranks differ in their number of {name}: "
-                          + ", ".join(f"rank {r} has {count}" for r, count in enumerate(counts)))
+            shown = ", ".join(f"rank {number} has {count}" for number, count in enumerate(counts))
+            yield Problem(f"the ranks differ in their number of {name}: {shown}")
 
 
-def _collectives(ranks: list[Mapping[str, Any]]) -> Iterator[Problem]:
-    counts = [rank["collectives"] for rank in ranks]
-    if any(count != counts[0] for count in counts):
-        yield Problem("the ranks began different numbers of collectives: "
-                      + "; ".join(f"rank {r}: " + (", ".join(f"{n} in {g}" for g, n in c.items()) or "none")
-                                  for r, c in enumerate(counts)))
+def _judge_collectives(ranks: list[Mapping[str, Any]]) -> Iterator[Problem]:
+    by_rank = [rank["collectives"] for rank in ranks]
+    if all(collectives == by_rank[0] for collectives in by_rank):
+        return
+    shown = []
+    for number, collectives in enumerate(by_rank):
+        counts = [f"{count} in {group}" for group, count in collectives.items()]
+        shown.append(f"rank {number}: {', '.join(counts) or 'none'}")
+    yield Problem(f"the ranks began different numbers of collectives: {'; '.join(shown)}")
 
 
 CHECK = Check("rank_divergence", measure, judge)

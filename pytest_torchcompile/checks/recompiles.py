@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.protocol import Check, unjudged
@@ -14,50 +15,53 @@ from pytest_torchcompile.observation import Problem
 if TYPE_CHECKING:
     from pytest_torchcompile.wrappers.cell_trial import CellTrial
 
-__all__ = ["CHECK", "explained"]
+__all__ = ["CHECK", "SHAPES", "explained_recompiles"]
 
 
 def measure(run: CellTrial) -> dict[str, Any]:
     """Every recompile, and what the default limit is derived from: the sizes called and `dynamic`."""
     error = run.compiled.error
-    bound = _bound([dict(call.sizes) for call in run.calls])
+    calls = [dict(call.sizes) for call in run.calls]
+    values = _values_of_dims(calls)
     return {
         "raised": error.type if error else None,
         "graphs": len(run.compiled.seen["graphs"]),
         "recompiles": run.compiled.seen["recompiles"],
-        **_sizes([dict(call.sizes) for call in run.calls]),
-        "bound": bound,
-        "equal": _equal(run, bound),
+        **_count_sizes(calls),
+        "bound": values,
+        "equal": _equal_to_others(run, values),
         "dynamic": run.cell.dynamic,
     }
 
 
-def _sizes(calls: list[dict[str, int]]) -> dict[str, int]:
+def _count_sizes(calls: list[dict[str, int]]) -> dict[str, int]:
     """How many different sizes were called, and how many of them have a 0 or 1 in a dimension that varies."""
     distinct = {tuple(sizes.values()) for sizes in calls}
-    varying = [i for i, column in enumerate(zip(*distinct, strict=True)) if len(set(column)) > 1]
-    return {"sizes": len(distinct), "special": sum(any(s[i] < 2 for i in varying) for s in distinct)}
+    # Torch makes a dimension dynamic once it was seen to vary, but 0 and 1 stay constants.
+    varying = [place for place, column in enumerate(zip(*distinct, strict=True)) if len(set(column)) > 1]
+    special = [sizes for sizes in distinct if any(sizes[place] < 2 for place in varying)]
+    return {"sizes": len(distinct), "special": len(special)}
 
 
-def _bound(calls: list[dict[str, int]]) -> dict[str, list[int]]:
+def _values_of_dims(calls: list[dict[str, int]]) -> dict[str, list[int]]:
     """Which values each dim had in the calls."""
-    found: dict[str, set[int]] = {}
+    values: dict[str, set[int]] = {}
     for sizes in calls:
         for name, size in sizes.items():
-            found.setdefault(name, set()).add(size)
-    return {name: sorted(sizes) for name, sizes in found.items()}
+            values.setdefault(name, set()).add(size)
+    return {name: sorted(sizes) for name, sizes in values.items()}
 
 
-def _equal(run: CellTrial, bound: Mapping[str, list[int]]) -> dict[str, dict[str, str]]:
+def _equal_to_others(run: CellTrial, values: Mapping[str, list[int]]) -> dict[str, dict[str, str]]:
     """For each dim that varies: which of its sizes something else has too, and what that is."""
-    found: dict[str, dict[str, str]] = {}
-    for name, sizes in bound.items():
+    equal: dict[str, dict[str, str]] = {}
+    for name, sizes in values.items():
         if len(sizes) < 2:
             continue
         for owner, size in _other_sizes(run, name):
             if size in sizes:
-                found.setdefault(name, {}).setdefault(str(size), owner)
-    return found
+                equal.setdefault(name, {}).setdefault(str(size), owner)
+    return equal
 
 
 def _other_sizes(run: CellTrial, dim: str) -> Iterator[tuple[str, int]]:
@@ -79,20 +83,20 @@ def _other_sizes(run: CellTrial, dim: str) -> Iterator[tuple[str, int]]:
                 yield f"size {place} of an input", size
 
 
-def dim_of(found: Mapping[str, Any], bound: Mapping[str, list[int]]) -> str:
+def _dim_that_changed(recompile: Mapping[str, Any], values: Mapping[str, list[int]]) -> str:
     """The declared dim whose one value gave way to another, where a number recompiled; else empty.
 
     A model may be called with a dim itself, as an int: the length of a cache, a time step.
     """
-    if found["cause"] != "value":
+    if recompile["cause"] != "value":
         return ""
-    pair = {str(found.get("expected", "")), str(found.get("actual", ""))}
+    pair = {str(recompile.get("expected", "")), str(recompile.get("actual", ""))}
     if len(pair) != 2:
         return ""
-    return next((name for name, sizes in bound.items() if pair <= set(map(str, sizes))), "")
+    return next((name for name, sizes in values.items() if pair <= set(map(str, sizes))), "")
 
 
-def explained(dynamic: str, sizes: int, special: int = 0) -> int:
+def explained_recompiles(dynamic: str, sizes: int, special: int = 0) -> int:
     """How many recompiles of one function the sizes explain.
 
     static: each further size is a new graph. auto: the second size makes the dimension dynamic, and that
@@ -112,36 +116,47 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     """Problems of one section.
 
     With a limit ``recompiles`` the cell's total must not exceed it. Without one, no single function may recompile more
-    often than :func:`explained`, or for another reason than a size, by more than the limit ``unexplained`` (default 0).
+    often than :func:`explained_recompiles`, or for another reason than a size, by more than the limit ``unexplained``
+    (default 0).
     """
-    if section["raised"] or not section["graphs"]:
-        yield from unjudged(section) or [Problem("nothing to judge: no graph was compiled",
-                                                 hint="see the check `compiles` of this cell")]
-        return
+    if section["raised"]:
+        yield from unjudged(section)
+    elif not section["graphs"]:
+        yield Problem("nothing to judge: no graph was compiled", hint="see the check `compiles` of this cell")
+    elif "recompiles" in limits:
+        yield from _judge_total(section, int(limits["recompiles"]))
+    else:
+        yield from _judge_unexplained(section, int(limits.get("unexplained", 0)))
+
+
+def _judge_total(section: Mapping[str, Any], most: int) -> Iterator[Problem]:
     recompiles = section["recompiles"]
-    if "recompiles" in limits:
-        most = int(limits["recompiles"])
-        if len(recompiles) > most:
-            paste = f"- limits: {{recompiles: {len(recompiles)}}}"
-            yield _problem(f"{len(recompiles)} recompile(s), {most} allowed", recompiles, most, section, paste)
-        return
-    most = int(limits.get("unexplained", 0))
-    functions = [_Function.of(found, section) for found in _by_function(recompiles)]
-    worst = max(functions, key=lambda function: function.unexplained, default=None)
+    if len(recompiles) > most:
+        rule = f"- limits: {{recompiles: {len(recompiles)}}}"
+        message = f"{len(recompiles)} recompile(s), {most} allowed"
+        yield _recompile_problem(message, recompiles, recompiles[most], section, rule)
+
+
+def _judge_unexplained(section: Mapping[str, Any], most: int) -> Iterator[Problem]:
+    # Each function has a graph for each size, so the sizes explain as many recompiles of every one.
+    functions = [_Function.read(recompiles, section) for recompiles in _by_function(section["recompiles"])]
+    worst = max(functions, key=attrgetter("unexplained"), default=None)
     if worst is None or worst.unexplained <= most:
         return
-    paste = f"- limits: {{unexplained: {worst.unexplained}}}"
-    other = [r for function in functions for r in function.other]
-    if worst.other:
-        over = most if len(worst.other) > most else len(worst.other) - 1
-        culprit = other.index(worst.other[over])
-        more = worst.unexplained - len(worst.other)
-        also = f", and {more} of {worst.other[0]['function']} more than its sizes do" if more else ""
-        yield _problem(f"{len(other)} recompile(s) that no size explains{also}", other, culprit, section, paste)
+    rule = f"- limits: {{unexplained: {worst.unexplained}}}"
+    if not worst.other:
+        allowed = explained_recompiles(section["dynamic"], section["sizes"], section.get("special", 0))
+        message = (f"{len(worst.sized)} recompile(s), {allowed} explained by {section['sizes']} size(s) with "
+                   f"dynamic={section['dynamic']}")
+        yield _recompile_problem(message, worst.sized, worst.sized[allowed + most], section, rule)
         return
-    allowed = explained(section["dynamic"], section["sizes"], section.get("special", 0))
-    sizes = f"{allowed} explained by {section['sizes']} size(s) with dynamic={section['dynamic']}"
-    yield _problem(f"{len(worst.sized)} recompile(s), {sizes}", worst.sized, allowed + most, section, paste)
+    # The first that is over the limit; where only those of sizes bring it over, the last one.
+    culprit = worst.other[min(most, len(worst.other) - 1)]
+    other = [recompile for function in functions for recompile in function.other]
+    message = f"{len(other)} recompile(s) that no size explains"
+    if more := worst.unexplained - len(worst.other):
+        message += f", and {more} of {worst.other[0]['function']} more than its sizes do"
+    yield _recompile_problem(message, other, culprit, section, rule)
 
 
 @dataclass(frozen=True)
@@ -155,70 +170,86 @@ class _Function:
     """All others, and those that are more than the sizes explain."""
 
     @classmethod
-    def of(cls, recompiles: list[Mapping[str, Any]], section: Mapping[str, Any]) -> _Function:
-        bound = section.get("bound", {})  # older reports do not say
-        sized = [r for r in recompiles if r["cause"] in SHAPES or dim_of(r, bound)]
-        other = [r for r in recompiles if r not in sized]
-        allowed = explained(section["dynamic"], section["sizes"], section.get("special", 0))
+    def read(cls, recompiles: list[Mapping[str, Any]], section: Mapping[str, Any]) -> _Function:
+        # Older reports do not say which values the dims had.
+        values = section.get("bound", {})
+        sized, other = [], []
+        for recompile in recompiles:
+            if recompile["cause"] in SHAPES or _dim_that_changed(recompile, values):
+                sized.append(recompile)
+            else:
+                other.append(recompile)
+        allowed = explained_recompiles(section["dynamic"], section["sizes"], section.get("special", 0))
         return cls(sized, other, len(other) + max(0, len(sized) - allowed))
 
 
 def _by_function(recompiles: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    functions: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for recompile in recompiles:
-        found.setdefault(compiled_unit(recompile), []).append(recompile)
-    return list(found.values())
+        functions.setdefault(compiled_unit(recompile), []).append(recompile)
+    return list(functions.values())
 
 
-def _problem(message: str, found: list[Mapping[str, Any]], over: int, section: Mapping[str, Any],
-             paste: str) -> Problem:
-    """``over``: the first recompile that is not allowed; place and hint are its own."""
-    culprit = found[over]
-    hint = f"{_hint(culprit, section)}; if it is meant, allow it by the rule `{paste}`"
-    return Problem(message, "\n".join(map(_line, found)), hint, culprit["file"], culprit["line"])
+def _recompile_problem(message: str, recompiles: list[Mapping[str, Any]], culprit: Mapping[str, Any],
+                       section: Mapping[str, Any], rule: str) -> Problem:
+    """``culprit``: the first recompile that is not allowed; place and hint are its own."""
+    hint = f"{_hint_for(culprit, section)}; if it is meant, allow it by the rule `{rule}`"
+    return Problem(message, "\n".join(map(_recompile_line, recompiles)), hint, culprit["file"], culprit["line"])
 
 
-def _hint(found: Mapping[str, Any], section: Mapping[str, Any]) -> str:
-    if name := dim_of(found, section.get("bound", {})):
-        what = found.get("what") or "the number"
+def _hint_for(recompile: Mapping[str, Any], section: Mapping[str, Any]) -> str:
+    if name := _dim_that_changed(recompile, section.get("bound", {})):
+        what = recompile.get("what") or "the number"
         return (f"{what} is the dim {name} itself: torch compiles each of its values apart where the model decides by "
                 "it or asks for a Python number; pass it as a tensor")
-    record, dynamic = Compile.from_dict(dict(found)), section["dynamic"] == "dynamic"
-    return _equal_sizes(found, section) or recompile_advice(record, dynamic)
+    is_dynamic = section["dynamic"] == "dynamic"
+    return _hint_of_equal_sizes(recompile, section) or recompile_advice(Compile.from_dict(dict(recompile)), is_dynamic)
 
 
-def _equal_sizes(found: Mapping[str, Any], section: Mapping[str, Any]) -> str:
+def _hint_of_equal_sizes(recompile: Mapping[str, Any], section: Mapping[str, Any]) -> str:
     """What to try where torch took a size for another one that was equal, and so made it no symbol."""
-    if section["dynamic"] == "static" or found["cause"] not in SHAPES:
+    if section["dynamic"] == "static" or recompile["cause"] not in SHAPES:
         return ""
     for name, equals in section.get("equal", {}).items():
-        where = equals.get(str(found.get("expected", "")))
+        where = equals.get(str(recompile.get("expected", "")))
         if where is None:
             continue
-        size = int(found["expected"])
-        other = next(n for n in range(size + 1, size + len(equals) + 2) if str(n) not in equals)
+        size = other = int(recompile["expected"])
+        while str(other) in equals:
+            other += 1
         return (f"{name} was {size} when it was compiled, and so is {where}: torch takes equal sizes for one. Give "
                 f"{name} a size that nothing else in the model has, such as {other}, at least in the first call")
     return ""
 
 
-def _line(found: Mapping[str, Any]) -> str:
-    rest = f", the rest after the graph break at line {at}" if (at := found.get("resumed_at")) else ""
-    what, old, new = (found.get(key) for key in ("what", "expected", "actual"))
-    why = f"{what}  {old or '?'} -> {new or '?'}" if what else found["reason"]
-    if found["cause"] == "type" and what and old and old == new:
-        why = f"{what}  {old} -> another class of the name {new}"
-    also = f"; other cached entries: {also}" if (also := other_reasons(Compile.from_dict(dict(found)))) else ""
-    return (f"{found['during']}: {found['function']} {found['file']}:{found['line']}{rest}  "
-            f"{found['cause']}: {why}{_origin(found)}{also}")
+def _recompile_line(recompile: Mapping[str, Any]) -> str:
+    line = f"{recompile['during']}: {recompile['function']} {recompile['file']}:{recompile['line']}"
+    if at := recompile.get("resumed_at"):
+        line += f", the rest after the graph break at line {at}"
+    line += f"  {recompile['cause']}: {_change_of(recompile)}{_origin_of(recompile)}"
+    if also := other_reasons(Compile.from_dict(dict(recompile))):
+        line += f"; other cached entries: {also}"
+    return line
 
 
-def _origin(found: Mapping[str, Any]) -> str:
+def _change_of(recompile: Mapping[str, Any]) -> str:
+    """What had another value than it was compiled for."""
+    what, old, new = (recompile.get(key) for key in ("what", "expected", "actual"))
+    if not what:
+        return str(recompile["reason"])
+    if recompile["cause"] == "type" and old and old == new:
+        return f"{what}  {old} -> another class of the name {new}"
+    return f"{what}  {old or '?'} -> {new or '?'}"
+
+
+def _origin_of(recompile: Mapping[str, Any]) -> str:
     """Where a guard comes from that the code itself asked for, such as ``3*S < 256``."""
-    if found["cause"] != "symbolic" or not found.get("source"):
+    if recompile["cause"] != "symbolic" or not recompile.get("source"):
         return ""
-    at = f" at {found['at']}" if found.get("at") else ""
-    return f", asked by `{found['source']}`{at}"
+    origin = f", asked by `{recompile['source']}`"
+    if recompile.get("at"):
+        origin += f" at {recompile['at']}"
+    return origin
 
 
 CHECK = Check("recompiles", measure, judge)

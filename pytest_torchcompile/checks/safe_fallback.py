@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.protocol import Check
@@ -34,22 +35,22 @@ def measure(run: CellTrial) -> dict[str, Any]:
     from pytest_torchcompile.layer.wrap import maybe_compile
 
     side, first = run.make(None), run.calls[0]
-    call = _callable(side.call)
+    call = _as_compilable(side.call)
     settings = {name: value for name, value in run.settings.items() if name in ("backend", "mode", "dynamic")}
     config, log = CompileConfig(enabled=True, **settings), _Log()
-    found: dict[str, Any] = {"error": None, "original": False, "changed": [], "differs": []}
+    section: dict[str, Any] = {"error": None, "original": False, "changed": [], "differs": [], "met": []}
     with compiler_outage() as met, torch.set_grad_enabled(run.train):
         try:
-            kept, before = DeepSnapshot(side.module), _state(side.module)
-            found["original"] = maybe_compile(call, config, log.logger, first.batch.value) is call
-            after = _state(side.module)
-            found["changed"] = [name for name, value in after.items() if not _same(value, before.get(name))]
-            found["changed"] += kept.changed()
-            tried = met.met
-            found["differs"] = list(_differences(run, side, call, maybe_compile(call, config, log.logger)))
+            kept, before = DeepSnapshot(side.module), _copy_state(side.module)
+            section["original"] = maybe_compile(call, config, log.logger, first.batch.value) is call
+            section["changed"] = [*_changed_names(before, _copy_state(side.module)), *kept.changed()]
+            met_with_sample = met.met
+            fallen_back = maybe_compile(call, config, log.logger)
+            section["differs"] = list(_differences(run, side, call, fallen_back))
+            section["met"] = [met_with_sample, met.met - met_with_sample]
         except Exception as error:
-            found["error"] = f"{type(error).__name__}: {error}"
-    return found | {"met": [tried, met.met - tried] if found["error"] is None else [], "log": log.results}
+            section["error"] = f"{type(error).__name__}: {error}"
+    return section | {"log": log.results}
 
 
 def _differences(run: CellTrial, side: Side, call: Callable[..., Any], fallen: Callable[..., Any]) -> Iterator[str]:
@@ -63,13 +64,15 @@ def _differences(run: CellTrial, side: Side, call: Callable[..., Any], fallen: C
     side.restore()
     kept = DeepSnapshot(side.module)
 
-    def recorded(each: Callable[..., Any]) -> Any:
+    # Each recording starts from the same state and seed, whatever the one before has changed.
+    def record_call(function: Callable[..., Any]) -> Any:
         kept.restore()
-        return record(each, side.module, run.calls[0].batch, loss=run.loss, train=run.train, seed=run.seed)
+        return record(function, side.module, run.calls[0].batch, loss=run.loss, train=run.train, seed=run.seed)
 
-    eager = recorded(call)
-    repeated = Repeated(eager, lambda: recorded(call))
-    for leaf in compare(eager, fallen_back := recorded(fallen), repeated):
+    eager = record_call(call)
+    repeated = Repeated(eager, partial(record_call, call))
+    fallen_back = record_call(fallen)
+    for leaf in compare(eager, fallen_back, repeated):
         if leaf.bitwise or leaf.kind in NOTED:
             continue
         # Where eager does not repeat itself the fallback need not repeat it either.
@@ -104,14 +107,14 @@ class _Log:
         self.results: list[str] = []
         self.logger = logging.Logger("safe_fallback")
         handler = logging.Handler()
-        handler.emit = self._keep  # type: ignore[method-assign]
+        handler.emit = self._keep_result  # type: ignore[method-assign]
         self.logger.addHandler(handler)
 
-    def _keep(self, record: logging.LogRecord) -> None:
+    def _keep_result(self, record: logging.LogRecord) -> None:
         self.results.append(str(getattr(record, "torchcompile", {}).get("result")))
 
 
-def _callable(call: Callable[..., Any]) -> Callable[..., Any]:
+def _as_compilable(call: Callable[..., Any]) -> Callable[..., Any]:
     """What maybe_compile takes: a module or a function."""
     import types
 
@@ -119,31 +122,47 @@ def _callable(call: Callable[..., Any]) -> Callable[..., Any]:
 
     if isinstance(call, (nn.Module, types.FunctionType, types.MethodType)):
         return call
-    return lambda *args, **kwargs: call(*args, **kwargs)
+
+    def forward_call(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    return forward_call
 
 
-def _state(module: Any) -> dict[str, Any]:
+def _copy_state(module: Any) -> dict[str, Any]:
     """The tensors, flags and random state that an attempt could leave changed, by the name that a report gives them."""
     import torch
 
     from pytest_torchcompile.state.paths import attribute_tensors
 
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    found: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in named.items()}
-    found |= {f"attribute {name}": tensor.detach().clone() for name, tensor in attribute_tensors(module)}
-    found |= {f"gradient of {name}": tensor.grad for name, tensor in named.items() if tensor.is_leaf}
-    found |= {f"{name or 'model'}.training": part.training for name, part in module.named_modules()}
-    return found | {"random state": torch.get_rng_state()}
+    state: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in named.items()}
+    for name, tensor in attribute_tensors(module):
+        state[f"attribute {name}"] = tensor.detach().clone()
+    for name, tensor in named.items():
+        if tensor.is_leaf:
+            state[f"gradient of {name}"] = tensor.grad
+    for name, part in module.named_modules():
+        state[f"{name or 'model'}.training"] = part.training
+    state["random state"] = torch.get_rng_state()
+    return state
 
 
-def _same(one: Any, other: Any) -> bool:
+def _changed_names(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     import torch
 
     from pytest_torchcompile.state.tensor_values import same_bits
 
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return same_bits(one, other)
-    return type(one) is type(other) and bool(one == other)
+    changed = []
+    for name, new in after.items():
+        old = before.get(name)
+        if isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor):
+            same = same_bits(new, old)
+        else:
+            same = type(new) is type(old) and bool(new == old)
+        if not same:
+            changed.append(name)
+    return changed
 
 
 CHECK = Check("safe_fallback", measure, judge)

@@ -55,7 +55,9 @@ class Effect:
 
     def of(self, models: int) -> str:
         """What one says of so many models."""
-        return self.one if models == 1 else self.many
+        if models == 1:
+            return self.one
+        return self.many
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Way:
 
 
 
-
+# From the worst to the mildest.
 WRONG: Final = Effect(Severity.WRONG_NUMBERS, "computes wrong numbers", "compute wrong numbers")
 OTHER_MEMORY: Final = Effect(Severity.WRONG_NUMBERS, "shares memory unlike eager", "share memory unlike eager")
 OTHER_CHANCES: Final = Effect(Severity.WRONG_NUMBERS, "draws wrong random numbers", "draw wrong random numbers")
@@ -93,15 +95,15 @@ UNLOGGED: Final = Effect(Severity.UNSTABLE, "falls back otherwise than promised"
 BREAKS: Final = Effect(Severity.SLOW, "has graph breaks", "have graph breaks")
 NO_REPLAY: Final = Effect(Severity.SLOW, "runs without CUDA graphs", "run without CUDA graphs")
 TOO_MUCH: Final = Effect(Severity.SLOW, "goes over a limit", "go over a limit")
+# Of a test, which may look at anything.
 FAILS: Final = Effect(Severity.CRASH, "fails", "fail")
-"""Of a test, which may look at anything."""
 STALE: Final = Effect(Severity.COSMETIC, "passes unexpectedly", "pass unexpectedly")
 
 STRIDES: Final = Way(r": (?:stride|layout) is [^:]+ in eager, [^:]+ compiled(?: \(.*\))?$", OTHER_LAYOUT)
+# Where our own words stand: names of the user's outputs and parameters are neither at a start nor at an end.
 _STARTS: Final = (rf"^(?:{EMPTY}|nothing (?:was|is) (?:compared|proved|proven)|no sequence was run|no step was made|"
                   r"\d+ training steps were compared)")
 _ENDS: Final = rf"(?:nothing is proved|(?:proves?|says?) nothing|there is {EMPTY})(?: \([^()]*\))?$"
-"""Where our own words stand: names of the user's outputs and parameters are neither at a start nor at an end."""
 OF_EVERY_CHECK: Final = (
     Way(f"^{EMPTY}: (?:{RAISED}|no graph|no compiled|no rank has compiled|every output|rank .* has recorded nothing)",
         UNPROVEN, follows="compiles"),

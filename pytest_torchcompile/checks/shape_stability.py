@@ -28,30 +28,33 @@ __all__ = ["CHECK", "between"]
 
 def measure(run: CellTrial) -> dict[str, Any]:
     """Recompiles after the first pass, and what lengths between the buckets did."""
+    # A first pass may compile what it likes; from then on nothing is new.
     first = {call.label for call in run.calls}
     later = {passed.call.label for passed in run.passed} - first
-    found: dict[str, Any] = {
+    section: dict[str, Any] = {
         "raised": run.compiled.error.type if run.compiled.error else None,
         "sizes": len({tuple(call.sizes.values()) for call in run.calls}),
         "calls": sum(passed.call.label in later for passed in run.passed),
         "late": [each for each in run.compiled.seen["recompiles"] if each["during"] in later],
         "between": [], "unpadded": "", "covered": [],
     }
-    if run.compiled.error is None and run.side is not None:
-        for name, dim in run.dims.items():
-            if not dim.buckets:
-                continue
-            _pad_and_run(run, run.side, name, dim, found)
-            if found["unpadded"]:
-                break
-            found["covered"].append({"dim": name, "least": min([*between(dim), *dim.buckets]),
-                                     "most": max(dim.buckets), "largest": dim.max or max(dim.buckets),
-                                     "graphs": len(run.compiled.seen["graphs"])})
-    return found
+    if run.compiled.error is not None or run.side is None:
+        return section
+    for name, dim in run.dims.items():
+        if not dim.buckets:
+            continue
+        _pad_and_run(run, run.side, name, dim, section)
+        # A batch that can't be padded in one dim can't be in another either.
+        if section["unpadded"]:
+            break
+        section["covered"].append({"dim": name, "least": min([*between(dim), *dim.buckets]),
+                                   "most": max(dim.buckets), "largest": dim.max or max(dim.buckets),
+                                   "graphs": len(run.compiled.seen["graphs"])})
+    return section
 
 
-def _pad_and_run(run: CellTrial, side: Side, name: str, dim: dims.Dim, found: dict[str, Any]) -> None:
-    """Run lengths between the buckets of one dim, and say in ``found`` what became of each."""
+def _pad_and_run(run: CellTrial, side: Side, name: str, dim: dims.Dim, section: dict[str, Any]) -> None:
+    """Run lengths between the buckets of one dim, and write to ``section`` what became of each."""
     from pytest_torchcompile.batch import Batch
     from pytest_torchcompile.layer.shape_stabilizer import ShapeStabilizer
     from pytest_torchcompile.ledger import observe
@@ -63,16 +66,19 @@ def _pad_and_run(run: CellTrial, side: Side, name: str, dim: dims.Dim, found: di
         sizes = dims.first_sizes({**run.dims, name: dims.Dim(size=length)})
         try:
             batch = Batch.of(stabilizer.bucket_batch(run.batch(sizes, run.seed).value))
-        except ValueError as why:  # nothing in it that is known to be padded
-            found["unpadded"] = str(why)
+        except ValueError as why:
+            # Nothing in it is known to be padded.
+            section["unpadded"] = str(why)
             return
-        wanted = next((_shapes(call.batch) for call in run.calls if call.sizes.get(name) == bucket), None)
-        if _shapes(batch) != wanted:
-            found["unpadded"] = f"padded to {bucket} it has the shapes {_shapes(batch)}, a batch of that size {wanted}"
+        of_bucket = [call.batch for call in run.calls if call.sizes.get(name) == bucket]
+        wanted = _shapes_of(of_bucket[0]) if of_bucket else None
+        shapes = _shapes_of(batch)
+        if shapes != wanted:
+            section["unpadded"] = f"padded to {bucket} it has the shapes {shapes}, a batch of that size {wanted}"
             return
         with observe(root=run.root) as seen, seen.during(f"{name}={length}, padded to {bucket}"):
             seen_call, _ = side.run(Call(0, batch, sizes), run.loss, run.train, run.seed)
-        found["between"].append({
+        section["between"].append({
             "dim": name, "length": length, "bucket": bucket, "graphs": sum(graph.runs for graph in seen.graphs),
             "compiles": [each.to_dict() for each in seen.compiles],
             "error": str(seen_call.error) if seen_call.error else None,
@@ -82,11 +88,14 @@ def _pad_and_run(run: CellTrial, side: Side, name: str, dim: dims.Dim, found: di
 def between(dim: dims.Dim) -> list[int]:
     """Lengths just above one bucket and just below the next, as far as the dim allows them; no 0 or 1."""
     edges = [max(1, dim.min - 1), *sorted(dim.buckets)]
-    lengths = {length for low, high in pairwise(edges) for length in (_next(dim, low, 1), _next(dim, high, -1))}
+    # The ends of each gap: if a length between two buckets were left unpadded, these would be too.
+    lengths = set()
+    for low, high in pairwise(edges):
+        lengths |= {_next_size(dim, low, 1), _next_size(dim, high, -1)}
     return sorted(length for length in lengths if length not in dim.buckets and 1 < length < max(dim.buckets))
 
 
-def _next(dim: dims.Dim, size: int, step: int) -> int:
+def _next_size(dim: dims.Dim, size: int, step: int) -> int:
     """The nearest size above or below that the dim allows."""
     size += step
     while 1 < size < max(dim.buckets) and not dim.allows(size):
@@ -94,7 +103,7 @@ def _next(dim: dims.Dim, size: int, step: int) -> int:
     return size
 
 
-def _shapes(batch: Batch) -> list[list[int]]:
+def _shapes_of(batch: Batch) -> list[list[int]]:
     return [list(tensor.shape) for tensor in batch.tensors()]
 
 
@@ -105,12 +114,9 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         return
     if not section["calls"]:
         yield Problem("nothing to judge: no size was run a second time")
-    if len(section["late"]) > (most := limits.get("late_recompiles", 0)):
-        allowed = f" ({len(section['late'])} times, {most:g} allowed)" if most else ""
-        for late in section["late"]:
-            yield _compiled(late, f"compiled again in {late['during']}, after all {section['sizes']} size(s) were met"
-                            + allowed)
-    for each in section.get("covered", ()):  # older reports do not say
+    yield from _judge_late(section, limits.get("late_recompiles", 0))
+    # Older reports do not say what was covered.
+    for each in section.get("covered", ()):
         if each["largest"] > each["most"]:
             yield Problem(f"{each['dim']}={each['most'] + 1} to {each['largest']} fit no bucket: the largest is "
                           f"{each['most']}", hint=f"add a bucket of {each['largest']}, or lower the dim's max")
@@ -121,13 +127,25 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         elif not each["graphs"]:
             yield Problem(f"{what}: nothing of it ran compiled")
         for compiled in each["compiles"]:
-            yield _compiled(compiled, f"compiled for {what}, after the bucket itself was met")
+            yield _compile_problem(compiled, f"compiled for {what}, after the bucket itself was met")
 
 
-def _compiled(found: Mapping[str, Any], message: str) -> Problem:
-    why = f"{found['cause']}: {found['reason']}" if found["reason"] else "a first compile"
-    return Problem(f"{found['function']} is {message}", f"{found['file']}:{found['line']}  {why}",
-                   recompile_advice(Compile.from_dict(dict(found))), found["file"], found["line"])
+def _judge_late(section: Mapping[str, Any], most: float) -> Iterator[Problem]:
+    late = section["late"]
+    if len(late) <= most:
+        return
+    allowed = f" ({len(late)} times, {most:g} allowed)" if most else ""
+    for each in late:
+        yield _compile_problem(each, f"compiled again in {each['during']}, after all {section['sizes']} size(s) were "
+                               f"met{allowed}")
+
+
+def _compile_problem(compiled: Mapping[str, Any], message: str) -> Problem:
+    why = "a first compile"
+    if compiled["reason"]:
+        why = f"{compiled['cause']}: {compiled['reason']}"
+    return Problem(f"{compiled['function']} is {message}", f"{compiled['file']}:{compiled['line']}  {why}",
+                   recompile_advice(Compile.from_dict(dict(compiled))), compiled["file"], compiled["line"])
 
 
 CHECK = Check("shape_stability", measure, judge)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.protocol import Check, unjudged
+from pytest_torchcompile.checks.protocol import Check, not_run, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
@@ -29,8 +29,11 @@ def measure(run: CellTrial) -> dict[str, Any]:
     from pytest_torchcompile.oracle.losses import default_loss
 
     if run.compiled.error or run.side is None:
-        return {"raised": run.compiled.error.type if run.compiled.error else "nothing", "ok": False}
-    test, loss = CompileSmoketest(STEPS), (run.loss or default_loss) if run.train else None
+        return not_run(run) | {"ok": False}
+    test, loss = CompileSmoketest(STEPS), None
+    if run.train:
+        loss = run.loss or default_loss
+    # The model's state is as at the start of the run; what was compiled stays.
     run.side.restore()
     with torch.set_grad_enabled(run.train):
         test.run(run.side.call, run.calls[0].batch.value, None, loss)
@@ -38,8 +41,8 @@ def measure(run: CellTrial) -> dict[str, Any]:
     if result is None:
         return {"raised": None, "ok": False, "reason": "it has no result", "phase": "state"}
     names = ("ok", "reason", "phase", "step", "seconds", "graphs", "compiles", "evidence", "notes")
-    found = {name: getattr(result, name) for name in names}
-    return {"raised": None, **found, "notes": list(result.notes)}
+    section = {name: getattr(result, name) for name in names}
+    return {"raised": None, **section, "notes": list(result.notes)}
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
@@ -47,8 +50,10 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     if section["raised"]:
         yield from unjudged(section)
     elif not section["ok"]:
-        step = f" (step {section['step']}, {section['phase']})" if section.get("step") else f" ({section['phase']})"
-        yield Problem(f"the smoketest says False: {section['reason']}{step}", section.get("evidence", ""))
+        where = section["phase"]
+        if section.get("step"):
+            where = f"step {section['step']}, {where}"
+        yield Problem(f"the smoketest says False: {section['reason']} ({where})", section.get("evidence", ""))
     elif section["compiles"]:
         yield Problem(f"{section['compiles']} compile(s) in the smoketest of a model that was warm",
                       hint="an optimiser's step or another seed must not compile anything anew; see `recompiles`")

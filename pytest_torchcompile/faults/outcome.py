@@ -86,6 +86,7 @@ def run_case(case: Case) -> Outcome:
         return Outcome(case, "unavailable", (), "no C++ compiler found; install g++ or clang")
     if case.program.cpu_only and case.program.device != "cpu":
         return Outcome(case, "unavailable", (), case.program.cpu_only)
+    # A check that raises has caught nothing; the run goes on with the next case.
     reports: list[Report] = []
     try:
         checked = _CHECKS.get(case.check, _check_cell)(case)
@@ -116,6 +117,7 @@ def _judge_fault(case: Case, reports: list[Report]) -> tuple[str, str]:
 
 def _judge_silence(case: Case, reports: list[Report]) -> tuple[str, str]:
     """The verdict where the fault was not reported: it is missed, unless it is not there or excused."""
+    # Asked only now: for each case it would take longer than the check itself.
     presence = Presence(case)
     if case.upstream and presence.largest_difference() < _MENDED:
         return "mended", f"this torch computes it right ({case.upstream})"

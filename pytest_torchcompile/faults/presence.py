@@ -46,10 +46,12 @@ class Presence:
         def call_and_keep(*args: Any, **kwargs: Any) -> Any:
             output = function(*args, **kwargs)
             for leaf in pytree.tree_leaves(output):
+                # Held, and copied: if they differ later, somebody wrote into what had been returned.
                 if isinstance(leaf, Tensor):
                     returned.append((leaf, leaf.detach().clone()))
             return output
 
+        # Every call starts from the same parameters and buffers, so that calls of both sides can be paired.
         start = StateSnapshot(model)
         recordings = []
         for _ in range(PASSES):

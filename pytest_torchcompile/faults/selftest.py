@@ -87,6 +87,7 @@ def _kind_of(case: Case) -> str:
 
 def refuse_missing(device: str) -> None:
     """Raises :class:`UsageError` for a device that this machine, or torch, does not have."""
+    # The only question that all of torch's devices understand.
     try:
         torch.ones(1, device=device)
     except Exception as error:  # each device has its own way to say no
@@ -135,6 +136,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
     A false alarm counts under every kind that it was reported as.
     """
+    # What is reported beside a fault is a false alarm of another kind.
     alarms: Counter[str] = Counter()
     for outcome in outcomes:
         if outcome.verdict == "false alarm":

@@ -16,21 +16,9 @@ from pytest_torchcompile.backends.toolkit import Pass, Runner, Toolkit, drop, ed
 from pytest_torchcompile.errors import UsageError
 
 __all__ = [
-    "change_gradient",
-    "change_in_runs",
-    "change_output",
-    "change_results",
-    "change_returned",
-    "drop_in_backward",
-    "drop_operator",
-    "first_scaled",
-    "named_backend",
-    "one_element",
-    "rounded_to",
-    "scaled_by",
-    "shift_constant",
-    "swap_in_backward",
-    "swap_operator",
+    "change_gradient", "change_in_runs", "change_output", "change_results", "change_returned", "drop_in_backward",
+    "drop_operator", "first_scaled", "named_backend", "one_element", "rounded_to", "scaled_by", "shift_constant",
+    "swap_in_backward", "swap_operator",
 ]
 
 Change = Callable[[Tensor], Any]

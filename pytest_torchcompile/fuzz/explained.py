@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["graphs"]
+__all__ = ["explained_graphs"]
 
 Sizes = tuple[int, ...]
 """All sizes of a call's inputs, one after the other, always in the same places."""
@@ -24,17 +24,18 @@ class _Graph:
     groups: tuple[int | None, ...]
     """Places of one symbol have one number."""
 
-    def takes(self, sizes: Sizes) -> bool:
-        if any(constant not in (None, size) for constant, size in zip(self.constants, sizes, strict=True)):
-            return False
+    def accepts(self, sizes: Sizes) -> bool:
+        """Whether its guards hold for these sizes."""
         symbols: dict[int, int] = {}
-        for group, size in zip(self.groups, sizes, strict=True):
+        for constant, group, size in zip(self.constants, self.groups, sizes, strict=True):
+            if constant not in (None, size):
+                return False
             if group is not None and (size < 2 or symbols.setdefault(group, size) != size):
                 return False
         return True
 
 
-def graphs(dynamic: str, history: Iterable[Sizes]) -> list[int]:
+def explained_graphs(dynamic: str, history: Iterable[Sizes]) -> list[int]:
     """After each call, how many graphs of one function the sizes so far explain.
 
     ``dynamic`` is ``auto``, ``static`` or ``dynamic``. Calls whose inputs have another number of dimensions are
@@ -45,27 +46,32 @@ def graphs(dynamic: str, history: Iterable[Sizes]) -> list[int]:
     varied: dict[int, set[int]] = {}
     counts = []
     for sizes in history:
+        # Another number of sizes stands for inputs of other ranks, which are guarded on by themselves.
         kind = len(sizes)
         known = made.setdefault(kind, [])
-        if not any(graph.takes(sizes) for graph in known):
+        if not any(graph.accepts(sizes) for graph in known):
             changed = varied.setdefault(kind, set())
-            changed |= {k for k, (old, new) in enumerate(zip(recorded.get(kind, sizes), sizes, strict=True))
-                        if old != new}
+            # Only what differs when something is compiled counts: torch compares with the sizes of the last compile.
+            for place, (old, new) in enumerate(zip(recorded.get(kind, sizes), sizes, strict=True)):
+                if old != new:
+                    changed.add(place)
             recorded[kind] = sizes
-            known.append(_made(sizes, {"auto": changed, "static": set(), "dynamic": set(range(kind))}[dynamic]))
+            symbolic = {"auto": changed, "static": set(), "dynamic": set(range(kind))}[dynamic]
+            known.append(_new_graph(sizes, symbolic))
         counts.append(sum(map(len, made.values())))
     return counts
 
 
-def _made(sizes: Sizes, symbolic: set[int]) -> _Graph:
-    free = [place in symbolic and size > 1 for place, size in enumerate(sizes)]
-    return _Graph(
-        tuple(None if any_will_do else size for any_will_do, size in zip(free, sizes, strict=True)),
-        _groups(sizes, free),
-    )
-
-
-def _groups(sizes: Sizes, free: list[bool]) -> tuple[int | None, ...]:
+def _new_graph(sizes: Sizes, symbolic: set[int]) -> _Graph:
+    constants: list[int | None] = []
+    groups: list[int | None] = []
+    # Sizes that are equal when they become symbols share one.
     first: dict[int, int] = {}
-    return tuple(first.setdefault(size, place) if any_will_do else None
-                 for place, (size, any_will_do) in enumerate(zip(sizes, free, strict=True)))
+    for place, size in enumerate(sizes):
+        if place in symbolic and size > 1:
+            constants.append(None)
+            groups.append(first.setdefault(size, place))
+        else:
+            constants.append(size)
+            groups.append(None)
+    return _Graph(tuple(constants), tuple(groups))

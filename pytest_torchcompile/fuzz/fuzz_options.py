@@ -41,28 +41,38 @@ class FuzzOptions:
         """
         if not seed.isdecimal() or len(seed) > _DIGITS:
             raise UsageError(f"--compile-fuzz-seed: {seed!r} is no seed; expected a whole number, or random")
-        return cls(
-            int(_number("examples", examples, "a number of sequences above 0, for example 30", whole=True)),
-            _number("seconds", seconds, "a number of seconds above 0, for example 60") if seconds else None,
-            int(seed),
-            "" if root is None else str(root),
+        options = cls(
+            int(_read_number("examples", examples, "a number of sequences above 0, for example 30", whole=True)),
+            seed=int(seed),
         )
+        if seconds:
+            expected = "a number of seconds above 0, for example 60"
+            options = replace(options, seconds=_read_number("seconds", seconds, expected))
+        if root is not None:
+            options = replace(options, root=str(root))
+        return options
 
     def budget(self) -> Budget:
         """The budget of one search."""
         from pytest_torchcompile.fuzz.search import Budget
 
-        return Budget(self.examples, SECONDS if self.seconds is None else self.seconds)
+        if self.seconds is None:
+            return Budget(self.examples, SECONDS)
+        return Budget(self.examples, self.seconds)
 
     def of_cells(self, seconds: float | None, root: Path) -> FuzzOptions:
         """The options of a matrix' cells: where nobody said how long a search may take, as long as the matrix says."""
-        return replace(self, seconds=seconds if self.seconds is None else self.seconds, root=str(root))
+        if self.seconds is not None:
+            seconds = self.seconds
+        return replace(self, seconds=seconds, root=str(root))
 
     def database(self) -> ExampleDatabase | None:
         """Hypothesis' database of failing examples, where its own are too."""
         from hypothesis.database import DirectoryBasedExampleDatabase
 
-        return DirectoryBasedExampleDatabase(Path(self.root) / ".hypothesis" / "examples") if self.root else None
+        if not self.root:
+            return None
+        return DirectoryBasedExampleDatabase(Path(self.root) / ".hypothesis" / "examples")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for the job of a rank process."""
@@ -71,14 +81,17 @@ class FuzzOptions:
 
 def ran_out(spent: str) -> str:
     """What is told of a search that the part ``spent`` of its budget ended."""
-    return f"then the {spent} ran out" + ("; give more: --compile-fuzz-seconds" if spent == "seconds" else "")
+    text = f"then the {spent} ran out"
+    if spent == "seconds":
+        text += "; give more: --compile-fuzz-seconds"
+    return text
 
 
-def _number(name: str, text: str, expected: str, whole: bool = False) -> float:
+def _read_number(name: str, text: str, expected: str, whole: bool = False) -> float:
     try:
-        found = float(int(text) if whole else text)
+        number = float(int(text) if whole else text)
     except (ValueError, OverflowError):
-        found = 0.0
-    if not 0 < found < float("inf"):
+        number = 0.0
+    if not 0 < number < float("inf"):
         raise UsageError(f"--compile-fuzz-{name}: {text!r} is not {expected}")
-    return found
+    return number

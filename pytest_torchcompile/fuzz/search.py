@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.dims import Dims, complete_sizes
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.fuzz.drawn_call import Sequence, from_plain, plain
+from pytest_torchcompile.fuzz.drawn_call import Sequence, as_plain, free_dims, from_plain
 from pytest_torchcompile.fuzz.shrinking import minimal
-from pytest_torchcompile.fuzz.sizes import free
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
@@ -109,7 +108,9 @@ def search(strategy: SearchStrategy[Sequence], dims: Dims, attempt: Try, budget:
     same sequences. Failing sequences are kept in Hypothesis' ``database`` under ``key``; kept ones are tried first,
     and dropped when they no longer fail.
     """
-    return _Search(strategy, dims, attempt, budget, seed, database, f"torchcompile:{key}".encode(), first).run()
+    # The key begins with our name: Hypothesis keeps its own failing examples in the same database.
+    stored = f"torchcompile:{key}".encode()
+    return _Search(strategy, dims, attempt, budget, seed, database, stored, first).run_all()
 
 
 class _Ended(Exception):
@@ -132,20 +133,22 @@ class _Search:
     given: int = 0
     """Sequences given or drawn, refused ones too: what the budget is about."""
 
-    def run(self) -> Result:
+    def run_all(self) -> Result:
         result = self.result
-        self._replay()
+        self._try_kept()
         if result.finding is None:
-            self._begin()
+            self._try_given()
         if result.finding is None and not result.spent and self.given < self.budget.examples:
-            self._draw()
+            self._try_drawn()
         if result.finding is not None:
-            self._shrink(result.finding)
-            self._keep()
+            self._shrink_to_minimal(result.finding)
+            if self.database is not None:
+                self.database.save(self.key, _encode_sequence(result.sequence))
         result.seconds = time.monotonic() - self.started
         return result
 
-    def _try(self, sequence: Sequence) -> Finding | None:
+    def _examine(self, sequence: Sequence) -> Finding | None:
+        """Run a sequence, unless it is known what it shows."""
         if sequence not in self.known:
             examined = self.attempt(sequence)
             self.result.tries += examined.counts
@@ -156,68 +159,79 @@ class _Search:
             self.known[sequence] = examined.finding
         return self.known[sequence]
 
-    def _example(self, sequence: Sequence) -> None:
+    def _try_example(self, sequence: Sequence) -> None:
         """Try a sequence that was given or drawn; one that is known already is not counted again."""
         self.given += sequence not in self.known
         before = self.result.tries
-        found = self._try(sequence)
+        finding = self._examine(sequence)
         self.result.examples += self.result.tries - before
-        if found:
-            self._found(sequence, found)
+        if finding:
+            self._take_finding(sequence, finding)
 
-    def _spent(self, seconds: float) -> str:
+    def _take_finding(self, sequence: Sequence, finding: Finding) -> None:
+        self.result.finding, self.result.drawn = finding, sequence
+        # What came after cannot matter.
+        self.result.sequence = sequence[:finding.at + 1]
+
+    def _spent_budget(self, seconds: float) -> str:
         if time.monotonic() - self.started >= seconds:
             return "seconds"
-        return "compiles" if self.result.compiles >= self.budget.compiles else ""
+        if self.result.compiles >= self.budget.compiles:
+            return "compiles"
+        return ""
 
-    def _replay(self) -> None:
+    @property
+    def _drawing_seconds(self) -> float:
+        """Seconds after which nothing new is tried."""
+        return self.budget.seconds * self.budget.drawing
+
+    def _try_kept(self) -> None:
         if self.database is None:
             return
+        # Sorted, since a database has no order and the first that fails is reported.
         for value in sorted(self.database.fetch(self.key)):
-            sequence = _decoded(value)
-            if sequence and self._possible(sequence) and (found := self._try(sequence)):
-                self._found(sequence, found)
+            sequence = _decode_sequence(value)
+            if sequence and self._still_possible(sequence) and (finding := self._examine(sequence)):
+                self._take_finding(sequence, finding)
                 self.result.kept = True
                 return
             self.database.delete(self.key, value)
 
-    def _possible(self, sequence: Sequence) -> bool:
+    def _still_possible(self, sequence: Sequence) -> bool:
         """Do the dims still have these sizes? They may have changed since the sequence was kept."""
-        return all([name for name, _ in each.sizes] == list(self.dims) and self._had(dict(each.sizes))
-                   for each in sequence)
+        for each in sequence:
+            sizes = dict(each.sizes)
+            if list(sizes) != list(self.dims) or not self._allows(sizes):
+                return False
+        return True
 
-    def _had(self, sizes: dict[str, int]) -> bool:
-        chosen = free(self.dims)
-        if not all(sizes[name] in self.dims[name].listed or (not self.dims[name].listed
-                   and self.dims[name].allows(sizes[name])) for name in chosen):
-            return False
+    def _allows(self, sizes: dict[str, int]) -> bool:
+        chosen = {name: sizes[name] for name in free_dims(self.dims)}
+        for name, size in chosen.items():
+            dim = self.dims[name]
+            # Of a dim with a list only what is listed is drawn.
+            allowed = size in dim.listed if dim.listed else dim.allows(size)
+            if not allowed:
+                return False
         try:
-            return complete_sizes(self.dims, {name: sizes[name] for name in chosen}) == sizes
+            return complete_sizes(self.dims, chosen) == sizes
         except UsageError:
             return False
 
-    def _found(self, sequence: Sequence, found: Finding) -> None:
-        self.result.finding, self.result.drawn = found, sequence
-        self.result.sequence = sequence[:found.at + 1]  # what came after cannot matter
-
-    @property
-    def _drawing(self) -> float:
-        """Seconds after which nothing new is tried."""
-        return self.budget.seconds * self.budget.drawing
-
-    def _begin(self) -> None:
+    def _try_given(self) -> None:
         result = self.result
         for sequence in self.first:
-            result.spent = self._spent(self._drawing)
+            result.spent = self._spent_budget(self._drawing_seconds)
             if result.spent or result.finding or self.given >= self.budget.examples:
                 return
-            self._example(sequence)
+            self._try_example(sequence)
 
-    def _draw(self) -> None:
+    def _try_drawn(self) -> None:
         import hypothesis
 
         result = self.result
 
+        # Hypothesis only generates: its shrinking, its database and its messages are replaced by ours.
         @hypothesis.settings(
             max_examples=self.budget.examples - self.given, phases=[hypothesis.Phase.generate],
             database=None, deadline=None,
@@ -225,45 +239,43 @@ class _Search:
             suppress_health_check=list(hypothesis.HealthCheck),
         )
         @hypothesis.given(self.strategy)
-        def body(sequence: Sequence) -> None:
-            result.spent = result.spent or self._spent(self._drawing)
+        def try_sequence(sequence: Sequence) -> None:
+            result.spent = result.spent or self._spent_budget(self._drawing_seconds)
             if not result.spent and not result.finding:
-                self._example(sequence)
+                self._try_example(sequence)
             if result.spent or result.finding:
                 raise _Ended
 
         try:
             with suppress(_Ended):
-                hypothesis.seed(self.seed)(body)()
-        except hypothesis.errors.Unsatisfiable:  # every sequence was rejected: see `where` of shape_sequences
+                hypothesis.seed(self.seed)(try_sequence)()
+        except hypothesis.errors.Unsatisfiable:
+            # Every sequence was rejected: see `where` of shape_sequences.
             result.spent = "sizes"
 
-    def _shrink(self, found: Finding) -> None:
+    def _shrink_to_minimal(self, finding: Finding) -> None:
         result = self.result
 
-        def fails(sequence: Sequence) -> bool:
-            result.spent = result.spent or self._spent(self.budget.seconds)
+        def still_fails(sequence: Sequence) -> bool:
+            result.spent = result.spent or self._spent_budget(self.budget.seconds)
             if result.spent:
                 return False
-            again = self._try(sequence)
-            return again is not None and again.kind == found.kind and again.at == len(sequence) - 1
+            again = self._examine(sequence)
+            return again is not None and again.kind == finding.kind and again.at == len(sequence) - 1
 
-        result.sequence = minimal(result.sequence, self.dims, fails)
+        result.sequence = minimal(result.sequence, self.dims, still_fails)
         if shown := self.known.get(result.sequence):
             result.finding = shown
 
-    def _keep(self) -> None:
-        if self.database is not None:
-            self.database.save(self.key, _encoded(self.result.sequence))
+
+def _encode_sequence(sequence: Sequence) -> bytes:
+    return json.dumps(as_plain(sequence)).encode()
 
 
-def _encoded(sequence: Sequence) -> bytes:
-    return json.dumps(plain(sequence)).encode()
-
-
-def _decoded(value: bytes) -> Sequence:
+def _decode_sequence(value: bytes) -> Sequence:
     try:
         data: Any = json.loads(value)
         return from_plain(data)
-    except (ValueError, KeyError, TypeError, AttributeError):  # not ours, or of an older form
+    except (ValueError, KeyError, TypeError, AttributeError):
+        # Not ours, or of an older form.
         return ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.fuzz.drawn_call import Sequence
-from pytest_torchcompile.fuzz.explained import graphs
+from pytest_torchcompile.fuzz.explained import explained_graphs
 from pytest_torchcompile.fuzz.search import Examined, Finding
 from pytest_torchcompile.ledger.records import SILENT, compiled_unit
 from pytest_torchcompile.oracle.calls import Call, Make, Passed, TrialOptions
@@ -40,7 +41,7 @@ class Attempts:
     unit: float | None = None
     root: Any = None
     limits: Mapping[str, float] = field(default_factory=dict)
-    """``fuzz_recompiles`` and ``graph_breaks``, for each sequence; see :meth:`_over`."""
+    """``fuzz_recompiles`` and ``graph_breaks``, for each sequence; see :meth:`_too_many_recompiles`."""
 
     def __call__(self, sequence: Sequence) -> Examined:
         """Run the sequence; the finding is the first thing that is wrong.
@@ -50,23 +51,30 @@ class Attempts:
         the sequence is run once more, those calls last. Raises :class:`~pytest_torchcompile.errors.UsageError` if the
         inputs cannot be made.
         """
-        trial = self._trial([Call(k, self.batch(dict(each.sizes), self.seed + k), dict(each.sizes),
-                                  training=each.training) for k, each in enumerate(sequence)])
-        found, compiles = list(self._wrong(trial)), len(trial.compiled.seen["graphs"])
-        if (calls := _refused_last(trial)) != trial.calls and not found:
-            trial = self._trial(calls)
-            found, compiles = list(self._wrong(trial)), compiles + len(trial.compiled.seen["graphs"])
-        if calls == trial.calls:
-            found += self._eager_or_slow(trial)
-        first = min(found, key=lambda each: each.at, default=None)
-        if first is not None:  # until then all calls matter that ran before it
+        calls = []
+        for index, each in enumerate(sequence):
+            sizes = dict(each.sizes)
+            calls.append(Call(index, self.batch(sizes, self.seed + index), sizes, training=each.training))
+        trial = self._run_calls(calls)
+        wrong, compiles = list(_wrong_results(trial)), len(trial.compiled.seen["graphs"])
+        reordered = _refused_last(trial)
+        if reordered != trial.calls and not wrong:
+            trial = self._run_calls(reordered)
+            wrong, compiles = list(_wrong_results(trial)), compiles + len(trial.compiled.seen["graphs"])
+        # In the drawn order refused calls would break the graph, which is no fault of the compiler's.
+        if reordered == trial.calls:
+            wrong += self._eager_or_slow(trial)
+        first = min(wrong, key=attrgetter("at"), default=None)
+        if first is not None:
+            # Until then all calls matter that ran before it, wherever they were drawn.
             first = replace(first, at=max(call.index for call in trial.calls[:first.at + 1]))
         refused = sum(passed.raised for passed in trial.passed)
-        mute = sum(_mute(trial, passed) for passed in trial.passed if not passed.raised)
+        mute = sum(_proves_nothing(trial, passed) for passed in trial.passed if not passed.raised)
         return Examined(first, compiles, len(trial.passed) - refused - mute, refused, mute)
 
-    def _trial(self, calls: list[Call]) -> Trial:
+    def _run_calls(self, calls: list[Call]) -> Trial:
         """Run calls in their order, from a fresh compiler state."""
+        # Without it the graphs of the sequences before would serve this one.
         forget_compiled()
         options = TrialOptions(loss=self.loss, train=self.train, seed=self.seed, unit=self.unit, root=self.root,
                                may_raise=True, passes=1)
@@ -74,74 +82,96 @@ class Attempts:
         trial.run()
         return trial
 
-    def on(self, backend: Any) -> Attempts:
+    def with_backend(self, backend: Any) -> Attempts:
         """The same with another backend; modes and options, which belong to the first, are left out."""
-        kept = {k: v for k, v in self.settings.items() if k not in ("mode", "options")}
-        return Attempts(**{**self.__dict__, "settings": kept | {"backend": backend}})
-
-    def _wrong(self, trial: Trial) -> Iterator[Finding]:
-        """What compiled code makes otherwise than eager. The place of a finding is that in ``trial.calls``."""
-        compiled = len(trial.compiled.seen["graphs"])
-        if error := trial.compiled.error:
-            yield Finding("error", f"the compiled call raised {error}; eager did not", len(trial.passed),
-                          f"{error.text}\n{error.traceback}".strip(), compiled)
-        for at, call in enumerate(trial.calls):
-            for found in find_discrepancies(_of(trial, call)):
-                yield Finding(found.kind, found.message, at, found.evidence, compiled)
+        kept = {name: value for name, value in self.settings.items() if name not in ("mode", "options")}
+        return replace(self, settings=kept | {"backend": backend})
 
     def _eager_or_slow(self, trial: Trial) -> Iterator[Finding]:
-        seen = _of_what_ran(trial)
+        """What ran eagerly, and what was compiled too often or in too many pieces."""
+        seen = _seen_in_accepted(trial)
         compiled = len(seen["graphs"])
-        place = {call.label: at for at, call in enumerate(trial.calls)}
+        places = _Places(trial)
         for at, passed in enumerate(trial.passed):
             if not passed.graphs and not passed.raised:
                 yield Finding("vacuous", "no compiled code ran", at, "", compiled)
         for frame in seen["eager_frames"]:
             if frame["kind"] in SILENT:
-                at = place.get(frame.get("during", ""), len(trial.calls) - 1)
-                yield Finding("eager", f"{frame['function']} silently ran eagerly: {frame['kind']}", at,
-                              f"{frame['file']}:{frame['line']}: {frame['reason']}", compiled)
-        yield from self._over(trial, seen, place, compiled)
+                yield Finding("eager", f"{frame['function']} silently ran eagerly: {frame['kind']}",
+                              places.of_event(frame), f"{frame['file']}:{frame['line']}: {frame['reason']}", compiled)
+        yield from self._too_many_breaks(seen["graph_breaks"], places, compiled)
+        yield from self._too_many_recompiles(trial, seen["recompiles"], places, compiled)
 
-    def _over(self, trial: Trial, seen: Mapping[str, Any], place: Mapping[str, int],
-              compiled: int) -> Iterator[Finding]:
-        """Graph breaks and recompiles beyond the limits.
-
-        By default no break, and no more graphs of one function than torch's own rules make of the sizes so far. A limit
-        ``fuzz_recompiles`` counts the recompiles of the whole sequence.
-        """
-        breaks = seen["graph_breaks"]
-        if len(breaks) > (most := self.limits.get("graph_breaks", 0)):
+    def _too_many_breaks(self, breaks: list[Mapping[str, Any]], places: _Places, compiled: int) -> Iterator[Finding]:
+        """A graph break beyond the limit ``graph_breaks``, which is 0 by default."""
+        most = self.limits.get("graph_breaks", 0)
+        if len(breaks) > most:
             over = breaks[int(most)]
             yield Finding("graph_breaks", f"graph break {int(most) + 1}, {most:g} allowed: {over['reason']}",
-                          place.get(over.get("during", ""), len(trial.calls) - 1),
-                          f"{over['file']}:{over['line']}", compiled)
-        allowed = self._allowed(trial)
-        for at, most in enumerate(allowed):
-            until = [r for r in seen["recompiles"] if place.get(r["during"], 0) <= at]
-            counted = len(until) if "fuzz_recompiles" in self.limits else _most_of_one(until)
+                          places.of_event(over), f"{over['file']}:{over['line']}", compiled)
+
+    def _too_many_recompiles(self, trial: Trial, recompiles: list[Mapping[str, Any]], places: _Places,
+                             compiled: int) -> Iterator[Finding]:
+        """The first call after which there are more recompiles than allowed.
+
+        By default no more graphs of one function than torch's own rules make of the sizes so far. A limit
+        ``fuzz_recompiles`` counts the recompiles of the whole sequence.
+        """
+        limited = "fuzz_recompiles" in self.limits
+        for at, most in enumerate(self._allowed_recompiles(trial)):
+            until = [each for each in recompiles if places.by_label.get(each["during"], 0) <= at]
+            counted, why = _most_of_one_function(until), "explained by the sizes"
+            if limited:
+                counted, why = len(until), "allowed"
             if counted > most:
                 last = until[-1]
-                why = "allowed" if "fuzz_recompiles" in self.limits else "explained by the sizes"
+                lines = [f"{each['during']}: {each['function']} {each['file']}:{each['line']}  {each['reason']}"
+                         for each in until]
                 yield Finding("recompiles", f"{counted} recompile(s) of {last['function']}, {most:g} {why}: "
-                              f"{last['cause']}: {last['reason']}", at,
-                              "\n".join(f"{r['during']}: {r['function']} {r['file']}:{r['line']}  {r['reason']}"
-                                        for r in until), compiled)
+                              f"{last['cause']}: {last['reason']}", at, "\n".join(lines), compiled)
                 return
 
-    def _allowed(self, trial: Trial) -> list[float]:
+    def _allowed_recompiles(self, trial: Trial) -> list[float]:
+        """How many recompiles there may be after each call."""
         if "fuzz_recompiles" in self.limits:
             return [self.limits["fuzz_recompiles"]] * len(trial.calls)
         dynamic = {None: "auto", False: "static", True: "dynamic"}[self.settings.get("dynamic")]
         modes = [call.trains(self.train) for call in trial.calls]
-        counts = {which: iter(graphs(dynamic, (_sizes(call.batch) for call, mode in zip(trial.calls, modes, strict=True)
-                                               if mode is which))) for which in (True, False)}
-        made = dict.fromkeys(counts, 0)  # each mode has graphs of its own
+        # Training and evaluation have graphs of their own.
+        counts: dict[bool, Iterator[int]] = {}
+        for mode in (True, False):
+            history = [_all_sizes(call.batch) for call in trial.calls if call.trains(self.train) is mode]
+            counts[mode] = iter(explained_graphs(dynamic, history))
+        made = dict.fromkeys(counts, 0)
         allowed: list[float] = []
         for mode in modes:
             made[mode] = next(counts[mode])
+            # The first graph of all is no recompile.
             allowed.append(sum(made.values()) - 1)
         return allowed
+
+
+class _Places:
+    """Where in a trial the calls are that the ledger names by their labels."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.by_label = {call.label: at for at, call in enumerate(trial.calls)}
+        self._last = len(trial.calls) - 1
+
+    def of_event(self, event: Mapping[str, Any]) -> int:
+        """The call during which it was; the last one where the ledger does not say."""
+        return self.by_label.get(event.get("during", ""), self._last)
+
+
+def _wrong_results(trial: Trial) -> Iterator[Finding]:
+    """What compiled code makes otherwise than eager. The place of a finding is that in ``trial.calls``."""
+    compiled = len(trial.compiled.seen["graphs"])
+    if error := trial.compiled.error:
+        yield Finding("error", f"the compiled call raised {error}; eager did not", len(trial.passed),
+                      f"{error.text}\n{error.traceback}".strip(), compiled)
+    for at, call in enumerate(trial.calls):
+        for each in find_discrepancies(_leaves_of(trial, call)):
+            yield Finding(each.kind, each.message, at, each.evidence, compiled)
 
 
 def _refused_last(trial: Trial) -> list[Call]:
@@ -150,29 +180,35 @@ def _refused_last(trial: Trial) -> list[Call]:
     return sorted(trial.calls, key=lambda call: call.index in refused)
 
 
-def _mute(trial: Trial, passed: Passed) -> bool:
+def _proves_nothing(trial: Trial, passed: Passed) -> bool:
     """Whether a call's equality proves nothing."""
-    return (passed.zero and not passed.gradients) or bool(why_vacuous(_of(trial, passed.call)))
+    return (passed.zero and not passed.gradients) or bool(why_vacuous(_leaves_of(trial, passed.call)))
 
 
-def _of(trial: Trial, call: Call) -> list[tuple[str, Leaf]]:
-    return [pair for pair in trial.leaves if pair[0] == call.label]
+def _leaves_of(trial: Trial, call: Call) -> list[tuple[str, Leaf]]:
+    return [labelled for labelled in trial.leaves if labelled[0] == call.label]
 
 
-def _of_what_ran(trial: Trial) -> dict[str, Any]:
+def _seen_in_accepted(trial: Trial) -> dict[str, Any]:
     """What the ledger saw, without calls that eager refuses: where the model raises, Dynamo breaks the graph."""
     refused = {passed.call.label for passed in trial.passed if passed.raised}
-    return {name: [each for each in found if each.get("during") not in refused]
-            if name in ("graph_breaks", "recompiles", "eager_frames") else found
-            for name, found in trial.compiled.seen.items()}
+    seen = dict(trial.compiled.seen)
+    for name in ("graph_breaks", "recompiles", "eager_frames"):
+        seen[name] = [each for each in seen[name] if each.get("during") not in refused]
+    return seen
 
 
-def _most_of_one(recompiles: list[Mapping[str, Any]]) -> int:
+def _most_of_one_function(recompiles: list[Mapping[str, Any]]) -> int:
     return max(Counter(map(compiled_unit, recompiles)).values(), default=0)
 
 
-def _sizes(batch: Batch) -> tuple[int, ...]:
+def _all_sizes(batch: Batch) -> tuple[int, ...]:
     """Every size of every input, and the whole numbers among them, which torch treats as sizes."""
-    leaves = torch.utils._pytree.tree_leaves((batch.args, batch.kwargs))
-    return tuple(size for leaf in leaves for size in (
-        leaf.shape if isinstance(leaf, torch.Tensor) else (leaf,) if type(leaf) is int else ()))
+    sizes: list[int] = []
+    for leaf in torch.utils._pytree.tree_leaves((batch.args, batch.kwargs)):
+        if isinstance(leaf, torch.Tensor):
+            sizes += leaf.shape
+        # Not a bool, which torch guards on by its value.
+        elif type(leaf) is int:
+            sizes.append(leaf)
+    return tuple(sizes)

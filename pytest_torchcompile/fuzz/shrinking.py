@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import combinations
 
 from pytest_torchcompile.dims import Dims, complete_sizes
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence
-from pytest_torchcompile.fuzz.sizes import candidates, free, ordered
+from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence, free_dims, ordered_sizes, simpler_sizes
 
 __all__ = ["minimal"]
 
@@ -28,98 +28,122 @@ def minimal(sequence: Sequence, dims: Dims, fails: Fails) -> Sequence:
     """
     tried: dict[Sequence, bool] = {sequence: True}
 
-    def holds(other: Sequence) -> bool:
+    def still_fails(other: Sequence) -> bool:
         if other not in tried:
             tried[other] = fails(other)
         return tried[other]
 
+    # From the start again after each success: what was impossible before may be possible now.
     while True:
-        smaller = next((other for other in _simpler(sequence, dims) if other != sequence and holds(other)), None)
-        if smaller is None:
+        for simpler in _simpler_sequences(sequence, dims):
+            if simpler != sequence and still_fails(simpler):
+                sequence = simpler
+                break
+        else:
             return sequence
-        sequence = smaller
 
 
-def _simpler(sequence: Sequence, dims: Dims) -> Iterator[Sequence]:
+def _simpler_sequences(sequence: Sequence, dims: Dims) -> Iterator[Sequence]:
     """Simpler sequences, those first that save the most."""
+    yield from _fewer_calls(sequence)
+    for place, each in enumerate(sequence):
+        if each.training is not None:
+            yield _with_call(sequence, place, replace(each, training=None))
+    # The same size everywhere at once: what matters is often that two calls agree.
+    for name in free_dims(dims):
+        for size in dict.fromkeys(_used_sizes(sequence, name)):
+            for other in simpler_sizes(dims[name], size):
+                yield from _renamed_sizes(sequence, dims, name, {size: other})
+            yield from _swapped_sizes(sequence, dims, name, size)
+        yield from _raised_sizes(sequence, dims, name)
+    # Of two orders the one that starts simpler.
+    for first, second in combinations(range(len(sequence)), 2):
+        if _size_ranks(sequence[second], dims) < _size_ranks(sequence[first], dims):
+            swapped = _with_call(sequence, first, sequence[second])
+            yield _with_call(swapped, second, sequence[first])
+    for place in range(len(sequence)):
+        for name in free_dims(dims):
+            yield from _lower_sizes(sequence, dims, place, name)
+
+
+def _fewer_calls(sequence: Sequence) -> Iterator[Sequence]:
+    """One call alone, two calls alone, then all but one, the last first."""
     count = len(sequence)
     if count > 2:
-        yield from (sequence[k:k + 1] for k in range(count))
-        yield from (sequence[j:j + 1] + sequence[k:k + 1] for j in range(count) for k in range(j + 1, count))
+        for each in sequence:
+            yield (each,)
+        yield from combinations(sequence, 2)
     if count > 1:
-        yield from (sequence[:k] + sequence[k + 1:] for k in reversed(range(count)))
-    yield from (_with(sequence, k, replace(sequence[k], training=None))
-                for k in range(count) if sequence[k].training is not None)
-    for name in free(dims):  # the same size everywhere at once: what matters is often that two calls agree
-        for size in {dict(each.sizes)[name]: None for each in sequence}:
-            for other in candidates(dims[name], size):
-                yield from _renamed(sequence, dims, name, {size: other})
-            yield from _swapped(sequence, dims, name, size)
-        yield from _raised(sequence, dims, name)
-    yield from (_with(_with(sequence, j, sequence[k]), k, sequence[j])  # of two orders the one that starts simpler
-                for j in range(count) for k in range(j + 1, count)
-                if _rank(sequence[k], dims) < _rank(sequence[j], dims))
-    for k in range(count):
-        for name in free(dims):
-            yield from _lower(sequence, dims, k, name)
+        for place in reversed(range(count)):
+            yield sequence[:place] + sequence[place + 1:]
 
 
-def _lower(sequence: Sequence, dims: Dims, k: int, name: str) -> Iterator[Sequence]:
-    """The k-th call with a simpler size of one dim: telling sizes, halfway between those, one or two less."""
-    size = dict(sequence[k].sizes)[name]
-    order = ordered(dims[name])
-    simpler = candidates(dims[name], size)
-    yield from _sized(sequence, dims, k, name, simpler)
-    place = order.index(size) if size in order else 0
+def _lower_sizes(sequence: Sequence, dims: Dims, place: int, name: str) -> Iterator[Sequence]:
+    """One call with a simpler size of one dim: telling sizes, halfway between those, one or two less."""
+    size = dict(sequence[place].sizes)[name]
+    order = ordered_sizes(dims[name])
+    simpler = simpler_sizes(dims[name], size)
+    rank = _rank_of(size, order)
     below = max((order.index(other) for other in simpler), default=0)
-    yield from _sized(sequence, dims, k, name, [
-        order[at] for at in ((below + place) // 2, place - 2, place - 1) if 0 <= at < place])
+    steps = [(below + rank) // 2, rank - 2, rank - 1]
+    for other in (*simpler, *(order[step] for step in steps if 0 <= step < rank)):
+        if (call := _resized_call(sequence[place], dims, {name: other})) is not None:
+            yield _with_call(sequence, place, call)
 
 
-def _sized(sequence: Sequence, dims: Dims, k: int, name: str, sizes: list[int]) -> Iterator[Sequence]:
-    for size in sizes:
-        if (other := _call(sequence[k], dims, {name: size})) is not None:
-            yield _with(sequence, k, other)
+def _rank_of(size: int, order: list[int]) -> int:
+    return order.index(size) if size in order else 0
 
 
-def _rank(each: DrawnCall, dims: Dims) -> list[int]:
+def _size_ranks(each: DrawnCall, dims: Dims) -> list[int]:
     sizes = dict(each.sizes)
-    orders = [(ordered(dims[name]), sizes[name]) for name in free(dims)]
-    return [order.index(size) if size in order else 0 for order, size in orders]
+    return [_rank_of(sizes[name], ordered_sizes(dims[name])) for name in free_dims(dims)]
 
 
-def _swapped(sequence: Sequence, dims: Dims, name: str, size: int) -> Iterator[Sequence]:
+def _used_sizes(sequence: Sequence, name: str) -> list[int]:
+    return [dict(each.sizes)[name] for each in sequence]
+
+
+def _swapped_sizes(sequence: Sequence, dims: Dims, name: str, size: int) -> Iterator[Sequence]:
     """``size`` exchanged with each size that is used before it but is less simple."""
-    order = {each: place for place, each in enumerate(ordered(dims[name]))}
-    used = [dict(each.sizes)[name] for each in sequence]
+    ranks = {each: rank for rank, each in enumerate(ordered_sizes(dims[name]))}
+    used = _used_sizes(sequence, name)
     for other in dict.fromkeys(used[:used.index(size)]):
-        if order.get(size, 0) < order.get(other, 0):
-            yield from _renamed(sequence, dims, name, {size: other, other: size})
+        if ranks.get(size, 0) < ranks.get(other, 0):
+            yield from _renamed_sizes(sequence, dims, name, {size: other, other: size})
 
 
-def _raised(sequence: Sequence, dims: Dims, name: str) -> Iterator[Sequence]:
+def _raised_sizes(sequence: Sequence, dims: Dims, name: str) -> Iterator[Sequence]:
     """Every size larger by so much that none is 0 or 1: what matters may be which call has the larger size."""
-    used = {dict(each.sizes)[name] for each in sequence}
-    if (least := min(used)) < 2:
+    used = set(_used_sizes(sequence, name))
+    least = min(used)
+    if least < 2:
         raised = {size: size + 2 - least for size in used}
-        if set(raised.values()) <= set(ordered(dims[name])):
-            yield from _renamed(sequence, dims, name, raised)
+        if set(raised.values()) <= set(ordered_sizes(dims[name])):
+            yield from _renamed_sizes(sequence, dims, name, raised)
 
 
-def _renamed(sequence: Sequence, dims: Dims, name: str, sizes: dict[int, int]) -> Iterator[Sequence]:
-    made = [_call(each, dims, {name: sizes.get(old, old)}) for each in sequence for old in (dict(each.sizes)[name],)]
-    kept = tuple(each for each in made if each is not None)
-    if len(kept) == len(sequence):
-        yield kept
+def _renamed_sizes(sequence: Sequence, dims: Dims, name: str, sizes: dict[int, int]) -> Iterator[Sequence]:
+    """The sequence with other sizes of one dim, unless that makes a call impossible."""
+    calls: list[DrawnCall] = []
+    for each in sequence:
+        old = dict(each.sizes)[name]
+        call = _resized_call(each, dims, {name: sizes.get(old, old)})
+        if call is None:
+            return
+        calls.append(call)
+    yield tuple(calls)
 
 
-def _call(each: DrawnCall, dims: Dims, sizes: dict[str, int]) -> DrawnCall | None:
-    chosen = {name: size for name, size in each.sizes if name in free(dims)} | sizes
+def _resized_call(each: DrawnCall, dims: Dims, sizes: dict[str, int]) -> DrawnCall | None:
+    free = free_dims(dims)
+    chosen = {name: size for name, size in each.sizes if name in free} | sizes
     try:
         return DrawnCall(tuple(complete_sizes(dims, chosen).items()), each.training)
-    except UsageError:  # an expression of these sizes is no size
+    except UsageError:
+        # An expression of these sizes is no size.
         return None
 
 
-def _with(sequence: Sequence, k: int, each: DrawnCall) -> Sequence:
-    return (*sequence[:k], each, *sequence[k + 1:])
+def _with_call(sequence: Sequence, place: int, call: DrawnCall) -> Sequence:
+    return (*sequence[:place], call, *sequence[place + 1:])

@@ -2,7 +2,7 @@
 
 ``pytest-torchcompile gates`` runs them on small models that are broken in every way we know. The same three hold for
 each cell of a matrix as the checks of the same names. To add one: a file here with a function that yields what it
-tried, and its line in GATES.
+tried, and its line in GATES. ``breaks.py`` has the ways in which models are broken.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Outcome:
     seconds: float
 
     def __str__(self) -> str:
-        return f"{'pass' if self.ok else 'FAIL'}  {self.gate:16} {self.text} ({self.seconds:.1f} s)"
+        verdict = "pass" if self.ok else "FAIL"
+        return f"{verdict}  {self.gate:16} {self.text} ({self.seconds:.1f} s)"
 
 
 GATES: Final = {
@@ -66,12 +67,13 @@ def run(place: Place) -> Iterator[Outcome]:
             tried: Callable[[Place], Iterator[Tried]] = getattr(import_module(module), name)
             trials += tried(place)
         except Exception as error:
+            # What it had tried until then still counts.
             last = traceback.extract_tb(error.__traceback__)[-1]
             trials.append(Tried("the gate itself", f"{type(error).__name__}: {error} ({last.name}:{last.lineno})"))
-        yield _outcome(gate, trials, time.perf_counter() - start)
+        yield _gate_outcome(gate, trials, time.perf_counter() - start)
 
 
-def _outcome(gate: str, trials: list[Tried], seconds: float) -> Outcome:
+def _gate_outcome(gate: str, trials: list[Tried], seconds: float) -> Outcome:
     wrong = [trial for trial in trials if trial.wrong]
     if not trials:
         return Outcome(gate, False, "nothing was tried", seconds)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor, fx, nn
 
 from pytest_torchcompile.backends.toolkit import Toolkit, results
+from pytest_torchcompile.gates import Place
 
-__all__ = ["BREAKS", "EXIT", "Break", "Net", "ends_the_process", "net", "rows"]
+__all__ = ["BREAKS", "EXIT", "Break", "Net", "ends_the_process", "injected_breaks", "net", "rows"]
 
 EXIT: Final = 3
 
@@ -36,6 +39,7 @@ class Stops(Net):
     def forward(self, x: Tensor) -> Any:
         """(B, 6) -> (B, 3)."""
         x = x * 2
+        # With fullgraph=True it is an error; without, Dynamo would compile around it.
         torch._dynamo.graph_break()
         return super().forward(x)
 
@@ -72,41 +76,67 @@ class Break:
         return self.sizes[0] != self.sizes[-1]
 
 
-def _fail(*_: Any) -> NoReturn:
+def _raise_error(*_: Any) -> NoReturn:
     raise RuntimeError("a planted failure")
 
 
-def _times(factor: float) -> Callable[[list[Any], Any], list[Any]]:
-    def change(found: list[Any], _: Any) -> list[Any]:
-        return [each * factor if isinstance(each, Tensor) and each.is_floating_point() else each for each in found]
+def _scale_results(returned: list[Any], _: Any) -> list[Any]:
+    scaled = []
+    for each in returned:
+        is_float = isinstance(each, Tensor) and each.is_floating_point()
+        scaled.append(each * 1.01 if is_float else each)
+    return scaled
 
-    return change
 
-
-def _only_first() -> Any:
+def _compile_first_only() -> Any:
     """Compiles one graph and no other."""
-    made: list[int] = []
+    compiled: list[fx.GraphModule] = []
 
-    def compiler(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        made.append(1)
-        return Toolkit()(graph, inputs) if len(made) == 1 else _fail()
+    def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        if compiled:
+            _raise_error()
+        compiled.append(graph)
+        return Toolkit()(graph, inputs)
 
-    return compiler
+    return compile_graph
 
 
 def ends_the_process(graph: fx.GraphModule, inputs: Sequence[Any]) -> NoReturn:
     """A compiler that takes its process with it, as a crash in C++ does."""
+    # Not sys.exit: that is an exception, which could be caught.
     os._exit(EXIT)
 
 
 BREAKS: Final = (
-    Break("unsupported operation", lambda: "aot_eager", Stops, {"fullgraph": True}),
-    Break("error at compile", lambda: Toolkit(dynamo=_fail)),
-    Break("error when run", lambda: Toolkit(forward=results(_fail))),
-    Break("wrong result", lambda: Toolkit(forward=results(_times(1.01))), raises=False, phases=("comparison",)),
-    Break("backward does not compile", lambda: Toolkit(backward=_fail), phases=("forward", "backward")),
-    Break("error only in backward", lambda: Toolkit(backward=results(_fail)), phases=("backward",)),
-    Break("wrong gradient", lambda: Toolkit(backward=results(_times(1.01))), raises=False, phases=("comparison",)),
-    Break("error at the second shape", _only_first, settings={"dynamic": False}, sizes=(4, 7)),
+    Break("unsupported operation", partial(str, "aot_eager"), Stops, {"fullgraph": True}),
+    Break("error at compile", partial(Toolkit, dynamo=_raise_error)),
+    Break("error when run", partial(Toolkit, forward=results(_raise_error))),
+    Break("wrong result", partial(Toolkit, forward=results(_scale_results)), raises=False, phases=("comparison",)),
+    Break("backward does not compile", partial(Toolkit, backward=_raise_error), phases=("forward", "backward")),
+    Break("error only in backward", partial(Toolkit, backward=results(_raise_error)), phases=("backward",)),
+    Break("wrong gradient", partial(Toolkit, backward=results(_scale_results)), raises=False, phases=("comparison",)),
+    # Dynamic shapes would serve the second shape with the first graph.
+    Break("error at the second shape", _compile_first_only, settings={"dynamic": False}, sizes=(4, 7)),
 )
 """In the order of a training step."""
+
+_UPSTREAM_PHASES = {"compile_error": ("forward",), "runtime_error": ("forward",), "accuracy": ("comparison",)}
+
+
+def injected_breaks(place: Place) -> Iterator[tuple[Break, AbstractContextManager[object]]]:
+    """Torch's own planted faults in the real Inductor, each with what to open around it; none on other backends.
+
+    They are what ours stand for: ``torch._inductor.config.cpp.inject_relu_bug_TESTING_ONLY`` and its twin in
+    ``triton`` (torch 2.8 to 2.15).
+    """
+    if place.backend != "inductor":
+        return
+    from torch._inductor import config
+
+    language = "cpp" if place.device == "cpu" else "triton"
+    for kind, phases in _UPSTREAM_PHASES.items():
+        # A Triton kernel that fails when it runs ends the use of the GPU in its process.
+        if language == "triton" and kind == "runtime_error":
+            continue
+        broken = Break(f"Inductor's {kind}", partial(str, "inductor"), raises=kind != "accuracy", phases=phases)
+        yield broken, config.patch({f"{language}.inject_relu_bug_TESTING_ONLY": kind})

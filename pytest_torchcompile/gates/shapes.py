@@ -33,75 +33,90 @@ class Reader(nn.Module):
 
 def tried(place: Place) -> Iterator[Tried]:
     """The buckets, the compiled model under each kind of dynamic shapes, and that a recompile would be seen."""
-    yield Tried("boundaries", _boundaries())
+    yield Tried("boundaries", _wrong_boundaries())
     for name, dynamic in (("auto", None), ("static", False), ("dynamic", True)):
         with isolated([]):
-            yield Tried(f"{name} shapes", _stable(place, dynamic))
+            yield Tried(f"{name} shapes", _unstable_shapes(place, dynamic))
     with isolated([]):
-        yield Tried("a recompile is seen", _seen(place))
+        yield Tried("a recompile is seen", _unseen_recompiles(place))
 
 
-def _batch(length: int, place: Place) -> dict[str, Tensor]:
+def _make_batch(length: int, place: Place) -> dict[str, Tensor]:
     ids = torch.randint(1, WORDS, (3, length), device=place.device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def _expected(length: int) -> int:
+def _bucket_of(length: int) -> int:
     return min(bucket for bucket in BUCKETS if bucket >= length)
 
 
-def _boundaries() -> str:
+def _wrong_boundaries() -> str:
     """Every length from 1 on, on both sides, and one that is too long."""
+    # Left: decoders are padded there, so that the last token stays the last.
     for side in ("right", "left"):
         stabilizer = shapes.ShapeStabilizer(BUCKETS, side=side)
         for length in range(1, BUCKETS[-1] + 1):
-            batch = _batch(length, Place())
+            batch = _make_batch(length, Place())
             padded = stabilizer.bucket_batch(batch)
             found = {name: tuple(tensor.shape) for name, tensor in padded.items()}
-            if set(found.values()) != {(3, _expected(length))}:
-                return f"length {length} became {found}, expected {(3, _expected(length))}"
-            if int(padded["attention_mask"].sum()) != 3 * length:
-                return f"length {length} ({side}): the mask shows {int(padded['attention_mask'].sum())} tokens"
-            if not all(torch.equal(stabilizer.unpad(padded, batch)[name], batch[name]) for name in batch):
+            expected = (3, _bucket_of(length))
+            if set(found.values()) != {expected}:
+                return f"length {length} became {found}, expected {expected}"
+            tokens = int(padded["attention_mask"].sum())
+            if tokens != 3 * length:
+                return f"length {length} ({side}): the mask shows {tokens} tokens"
+            unpadded = stabilizer.unpad(padded, batch)
+            if not all(torch.equal(unpadded[name], batch[name]) for name in batch):
                 return f"length {length} ({side}): unpad did not give back what was padded"
     try:
-        stabilizer.bucket_batch(_batch(BUCKETS[-1] + 1, Place()))
+        stabilizer.bucket_batch(_make_batch(BUCKETS[-1] + 1, Place()))
     except ValueError as error:
-        named = all(str(size) in str(error) for size in (BUCKETS[-1], BUCKETS[-1] + 1))
-        return "" if named else f"the error for a length that is too long names not both: {error}"
+        # Who reads it must see both sizes: the largest bucket, and what does not fit into it.
+        if all(str(size) in str(error) for size in (BUCKETS[-1], BUCKETS[-1] + 1)):
+            return ""
+        return f"the error for a length that is too long names not both: {error}"
     return f"length {BUCKETS[-1] + 1} was taken, and the largest bucket is {BUCKETS[-1]}"
 
 
-def _stable(place: Place, dynamic: bool | None) -> str:
+def _unstable_shapes(place: Place, dynamic: bool | None) -> str:
     torch.manual_seed(1)
     stabilizer, model = shapes.ShapeStabilizer(BUCKETS), Reader().to(place.device).eval()
     compiled = torch.compile(model, backend=place.backend, dynamic=dynamic)
+
+    def make_sample(S: int) -> dict[str, Tensor]:  # noqa: N803 -- dims have capital letters
+        return _make_batch(S, place)
+
     with torch.no_grad():
-        warmed = stabilizer.warmup(compiled, lambda S: _batch(S, place))  # noqa: N803
+        # One compile for each bucket, before the lengths between them come.
+        warmed = stabilizer.warmup(compiled, make_sample)
         if not warmed.ok:
             return f"the warm-up is not: {warmed}"
         for length in range(1, BUCKETS[-1] + 1):
-            batch = _batch(length, place)
+            batch = _make_batch(length, place)
             with observe() as seen:
-                found = stabilizer.unpad(compiled(**stabilizer.bucket_batch(batch)), batch)
-            if wrong := _of(seen):
+                output = stabilizer.unpad(compiled(**stabilizer.bucket_batch(batch)), batch)
+            if wrong := _wrong_in_call(seen):
                 return f"length {length}: {wrong}"
-            if not torch.allclose(found, model(**batch), atol=1e-4, rtol=1e-4):
+            if not torch.allclose(output, model(**batch), atol=1e-4, rtol=1e-4):
                 return f"length {length}: padded and cut it gives another result than alone"
     return ""
 
 
-def _of(seen: Ledger) -> str:
+def _wrong_in_call(seen: Ledger) -> str:
     """What should not have happened in one call."""
     if seen.compiles:
         return f"compiled again after the warm-up: {seen.compiles[0].function}, {seen.compiles[0].reason}"
-    return "" if any(graph.runs for graph in seen.graphs) else "no compiled code ran"
+    if not any(graph.runs for graph in seen.graphs):
+        return "no compiled code ran"
+    return ""
 
 
-def _seen(place: Place) -> str:
+def _unseen_recompiles(place: Place) -> str:
     """Without padding each length is a compile: if that were not seen, nothing above would mean anything."""
     compiled = torch.compile(Reader().to(place.device).eval(), backend=place.backend, dynamic=False)
     with torch.no_grad(), observe() as seen:
         for length in (5, 6, 7):
-            compiled(**_batch(length, place))
-    return "" if len(seen.recompiles) == 2 else f"three lengths without padding show {len(seen.recompiles)} recompiles"
+            compiled(**_make_batch(length, place))
+    if len(seen.recompiles) == 2:
+        return ""
+    return f"three lengths without padding show {len(seen.recompiles)} recompiles"

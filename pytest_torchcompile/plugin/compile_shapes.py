@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.dims import Dim, Dims, dim_mistakes
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence, code
+from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence, as_code, varying_dims
 from pytest_torchcompile.fuzz.fuzz_options import FuzzOptions, ran_out
-from pytest_torchcompile.fuzz.sizes import varying
 from pytest_torchcompile.quantity import count
 
 if TYPE_CHECKING:
@@ -71,7 +70,7 @@ def compile_shapes(
     for name, text in dim_mistakes(named):
         raise UsageError(f"compile_shapes: dim {name!r}: {text}")
 
-    if not flips and not varying(named):
+    if not flips and not varying_dims(named):
         raise UsageError(f"compile_shapes: {_dims_text(named)}: no dim has more than one size, so no two sequences "
                          "differ; give a range, like B=dim(1, 8)")
     if where is not None and not callable(where):
@@ -134,7 +133,7 @@ class Batches:
                 yield self._inputs(**dict(each.sizes))
 
     def __repr__(self) -> str:
-        return code(self._sequence)
+        return as_code(self._sequence)
 
 
 @dataclass(frozen=True)
@@ -327,10 +326,11 @@ def _condition_text(where: Callable[..., bool] | None) -> str:
 
 
 def _failure_note(result: Result, options: FuzzOptions) -> str:
-    lines = [f"The shortest failing sequence of shapes: {code(result.sequence)}",
-             f"  to run it first from now on: compile_shapes(..., examples=[{code(result.sequence)}])"]
+    lines = [f"The shortest failing sequence of shapes: {as_code(result.sequence)}",
+             f"  to run it first from now on: compile_shapes(..., examples=[{as_code(result.sequence)}])"]
     if result.drawn != result.sequence:
-        lines.append(f"  found as {code(result.drawn)} in sequence {result.examples}, with {result.tries} tries in all")
+        drawn = as_code(result.drawn)
+        lines.append(f"  found as {drawn} in sequence {result.examples}, with {result.tries} tries in all")
     if result.kept:
         lines.append("  kept from an earlier run in .hypothesis")
     if result.spent:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchcompile.errors import UsageError, nearest
+from pytest_torchcompile.fuzz.cell_search import attempts_of
 from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence
-from pytest_torchcompile.fuzz.emitted import attempts_of
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell, load_matrix
 

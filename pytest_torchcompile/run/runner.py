@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from pytest_torchcompile import checks
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.checks.training_steps import STEPS
+from pytest_torchcompile.checks.numerics import STEPS
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.gauges import gpu
 from pytest_torchcompile.gauges.autotune import limit_autotuning

@@ -19,20 +19,8 @@ from torch import Tensor, nn
 from pytest_torchcompile.errors import Unavailable
 
 __all__ = [
-    "conv_net",
-    "conv_net_aligned",
-    "encoder",
-    "feed_forward",
-    "image_batch",
-    "lm_loss",
-    "mini_gpt",
-    "mini_gpt_aligned",
-    "moe_lite",
-    "padded_batch",
-    "residual_outside",
-    "tiny_head",
-    "token_batch",
-    "triton_op",
+    "conv_net", "conv_net_aligned", "encoder", "feed_forward", "image_batch", "lm_loss", "mini_gpt",
+    "mini_gpt_aligned", "moe_lite", "padded_batch", "residual_outside", "tiny_head", "token_batch", "triton_op",
     "vector_batch",
 ]
 
@@ -121,6 +109,7 @@ class GPTStage(nn.Module):
     def __init__(self, model: MiniGPT, index: int, count: int) -> None:
         super().__init__()
         self.first, self.last = index == 0, index == count - 1
+        # Rounded at both ends, so that all blocks are in one stage, also if they can't be shared evenly.
         share = len(model.blocks) / count
         self.blocks = nn.ModuleList(model.blocks[round(share * index):round(share * (index + 1))])
         if self.first:
@@ -241,12 +230,15 @@ class MoELite(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weight, choice = self.router(x).softmax(dim=-1).max(dim=-1)
-        if (choice == 0).all():  # a Python branch on data: the graph ends here, on purpose
+        # A Python branch on data: the graph ends here, on purpose.
+        if (choice == 0).all():
             return x + weight.unsqueeze(-1) * self.experts[0](x)
         out = x
-        first = (choice == 0).nonzero().squeeze(-1)  # a size that only the data know: and here
+        # A size that only the data know: and here.
+        first = (choice == 0).nonzero().squeeze(-1)
         out = out.index_add(0, first, (weight[first, None] * self.experts[0](x[first])).to(x.dtype))
-        second = (choice == 1).nonzero().squeeze(-1)  # and here
+        # And here.
+        second = (choice == 1).nonzero().squeeze(-1)
         return out.index_add(0, second, (weight[second, None] * self.experts[1](x[second])).to(x.dtype))
 
 
@@ -344,6 +336,7 @@ def image_batch(B: int, H: int = 16, W: int = 20) -> Tensor:  # noqa: N803
 
 def padded_batch(B: int, S: int) -> dict[str, Tensor]:  # noqa: N803
     """Token ids and attention mask, both (B, S), int64: the first row is full, the last is all padding."""
+    # From full length down to nothing: both ends are special cases of attention masks.
     lengths = torch.tensor([S * (B - 1 - row) // max(B - 1, 1) for row in range(B)])
     mask = torch.arange(S)[None, :] < lengths[:, None]
     return {"ids": torch.randint(VOCABULARY, (B, S)) * mask, "attention_mask": mask.long()}

@@ -30,8 +30,9 @@ def _gate_kernel(x, y, out, count, BLOCK: tl.constexpr):  # type: ignore[no-unty
     tl.store(out + place, left / (1 + tl.exp(-left)) * right, mask=inside)
 
 
-def _interpreted(kernel: Callable[..., None]) -> Any:
+def _interpreted_kernel(kernel: Callable[..., None]) -> Any:
     """The kernel as Triton's interpreter runs it; the variable counts while a kernel is decorated, for that one."""
+    # Triton reads it in the decorator, not when the kernel runs.
     before = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"
     try:
@@ -44,12 +45,13 @@ def _interpreted(kernel: Callable[..., None]) -> Any:
 
 
 _ON_GPU = triton.jit(_gate_kernel)
-_ON_CPU = _interpreted(_gate_kernel)
+_ON_CPU = _interpreted_kernel(_gate_kernel)
 
 
 @torch.library.custom_op("pytest_torchcompile::gate", mutates_args=(), device_types=("cuda", "cpu"))
 def gate(x: Tensor, y: Tensor) -> Tensor:
     """``silu(x) * y`` of two tensors of the same shape, as one Triton kernel."""
+    # The kernel reads memory in one row: other strides would mix elements up.
     x, y = x.contiguous(), y.contiguous()
     out = torch.empty_like(x)
     count = x.numel()
@@ -63,17 +65,17 @@ def _(x: Tensor, y: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+def _gate_gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
     x, y = ctx.saved_tensors
     s = torch.sigmoid(x)
     return grad * y * s * (1 + x * (1 - s)), grad * x * s
 
 
-gate.register_autograd(_gradient, setup_context=_save)
+gate.register_autograd(_gate_gradient, setup_context=_save_inputs)
 
 
 class GatedUnit(nn.Module):

@@ -8,6 +8,7 @@ cells are skipped with that reason. To add a model, add a line to the table of i
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -17,22 +18,8 @@ from torch import Tensor, nn
 from pytest_torchcompile.errors import Unavailable, UsageError, nearest
 
 __all__ = [
-    "build",
-    "condition_latents",
-    "decoder_tokens",
-    "flux_latents",
-    "images",
-    "images_and_tokens",
-    "joint_latents",
-    "labels",
-    "latents",
-    "melody",
-    "pixel_values",
-    "series",
-    "spectrogram",
-    "speech",
-    "timestep_latents",
-    "tokens",
+    "build", "condition_latents", "decoder_tokens", "flux_latents", "images", "images_and_tokens", "joint_latents",
+    "labels", "latents", "melody", "pixel_values", "series", "spectrogram", "speech", "timestep_latents", "tokens",
     "waveform",
 ]
 
@@ -212,52 +199,54 @@ def build(name: str) -> nn.Module:
         if name in table:
             wanted, settings = table[name]
             return make(wanted, settings)
-    known = [each for table, _ in _MAKERS for each in table]
+    known = itertools.chain.from_iterable(table for table, _ in _MAKERS)
     raise UsageError(f"there is no model {name!r} in pytest_torchcompile.zoo.real; {nearest(name, known)}")
 
 
-def _transformers(wanted: str, settings: Mapping[str, Any]) -> nn.Module:
-    kind = _attribute("transformers", wanted)
+def _make_transformers(wanted: str, settings: Mapping[str, Any]) -> nn.Module:
+    kind = _find_attribute("transformers", wanted)
     model: nn.Module = kind(kind.config_class(**settings))
     return model
 
 
-def _diffusers(wanted: str, settings: Mapping[str, Any]) -> nn.Module:
-    model: nn.Module = _attribute("diffusers", wanted)(**settings)
+def _make_diffusers(wanted: str, settings: Mapping[str, Any]) -> nn.Module:
+    model: nn.Module = _find_attribute("diffusers", wanted)(**settings)
     return model
 
 
-def _timm(wanted: str, settings: Mapping[str, Any]) -> nn.Module:
-    model: nn.Module = _attribute("timm", "create_model")(wanted, pretrained=False, **settings)
+def _make_timm(wanted: str, settings: Mapping[str, Any]) -> nn.Module:
+    model: nn.Module = _find_attribute("timm", "create_model")(wanted, pretrained=False, **settings)
     return model
 
 
-def _torchvision(wanted: str, settings: Mapping[str, Any]) -> nn.Module:
-    model: nn.Module = _attribute("torchvision", "models", wanted)(**settings)
+def _make_torchvision(wanted: str, settings: Mapping[str, Any]) -> nn.Module:
+    model: nn.Module = _find_attribute("torchvision", "models", wanted)(**settings)
     if isinstance(head := getattr(model, "heads", None), nn.Module):
-        for weight in head.parameters():  # a vision transformer's head is zeros at first, and so would be every output
+        # A vision transformer's head is zeros at first, and so would be every output.
+        for weight in head.parameters():
             nn.init.normal_(weight, std=0.1)
     return model
 
 
 _Maker = Callable[[str, Mapping[str, Any]], nn.Module]
 _MAKERS: Final[tuple[tuple[Mapping[str, tuple[str, Mapping[str, Any]]], _Maker], ...]] = (
-    (TRANSFORMERS, _transformers), (DIFFUSERS, _diffusers), (TIMM, _timm), (TORCHVISION, _torchvision))
+    (TRANSFORMERS, _make_transformers), (DIFFUSERS, _make_diffusers), (TIMM, _make_timm),
+    (TORCHVISION, _make_torchvision))
 
 
-def _attribute(library: str, *path: str) -> Any:
+def _find_attribute(library: str, *path: str) -> Any:
     """Something of a library; Unavailable where the library is missing, broken or too old for it."""
     try:
         found = importlib.import_module(library)
         for name in path:
             found = getattr(found, name)
     except ModuleNotFoundError as error:
-        extra = "real" if library in ("transformers", "diffusers") else "real-vision"
+        extra = {"transformers": "real", "diffusers": "real"}.get(library, "real-vision")
         raise Unavailable(f"{library} cannot be imported ({error}); pip install pytest-torchcompile[{extra}]") from None
     except (AttributeError, ImportError, OSError, RuntimeError) as error:
         # RuntimeError: a CUDA build of torchvision beside a CPU build of torch.
-        told = " ".join(str(error).split())[:200]
-        raise Unavailable(f"{library} here does not give {'.'.join(path)}: {told}") from None
+        reason = " ".join(str(error).split())[:200]
+        raise Unavailable(f"{library} here does not give {'.'.join(path)}: {reason}") from None
     return found
 
 

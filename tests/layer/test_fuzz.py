@@ -12,9 +12,9 @@ import torch
 from pytest_torchcompile import ShapeStabilizer
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.dims import Dim
+from pytest_torchcompile.fuzz.cell_search import climb
 from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
-from pytest_torchcompile.fuzz.drawn_call import call, code
-from pytest_torchcompile.fuzz.ladder import climb
+from pytest_torchcompile.fuzz.drawn_call import as_code, call
 from pytest_torchcompile.fuzz.search import Budget, Examined, Finding, search
 from pytest_torchcompile.fuzz.sequence_run import Attempts
 from pytest_torchcompile.oracle.calls import Side
@@ -93,7 +93,7 @@ def test_a_known_fault_is_found_and_shrunk_to_its_minimum(name, seed):
     program = attempts(model(), backend, limits=limits, features=tuple(dims))
     backend_, result = climb(program, dims, Budget(examples=200, seconds=900), seed=seed)[-1]
     assert result.finding, (backend_, result)
-    assert (result.finding.kind, code(result.sequence)) == (kind, code(shortest))
+    assert (result.finding.kind, as_code(result.sequence)) == (kind, as_code(shortest))
     again = program(result.sequence).finding
     assert again
     assert (again.kind, again.message) == (kind, result.finding.message)
@@ -133,7 +133,7 @@ def test_faults_of_bucketing_are_found_at_their_edge(kind, shortest, seed):
     """One token over a bucket, one token too many taken off; and nothing of a stabilizer that is right."""
     result = search(shape_sequences(LENGTHS), LENGTHS, serving(kind), Budget(examples=20, seconds=900), seed=seed,
                     first=sweep(LENGTHS))
-    assert (code(result.sequence) if result.finding else None) == (code(shortest) if shortest else None)
+    assert (as_code(result.sequence) if result.finding else None) == (as_code(shortest) if shortest else None)
 
 
 @pytest.mark.parametrize("model", [RefusesOdd, RaisesForOdd])

@@ -166,14 +166,14 @@ def test_a_backend_that_torch_does_not_know(capsys):
 
 def test_torchs_own_faults_in_inductor():
     """What does not compile, raises or is wrong in Inductor's own kernels is refused, and falls back."""
-    from pytest_torchcompile.gates.upstream import injected
+    from pytest_torchcompile.gates.breaks import injected_breaks
     from pytest_torchcompile.state.torch_state import isolated
 
     place, seen = Place(backend="inductor"), []
-    for broken, around in injected(place):
+    for broken, around in injected_breaks(place):
         seen.append(broken.name)
         with isolated([]), around:
             assert fallback._before_use(broken, place) == ""
         with around:
-            assert smoke._refused(broken, place) == ""
+            assert smoke._break_not_refused(broken, place) == ""
     assert seen == ["Inductor's compile_error", "Inductor's runtime_error", "Inductor's accuracy"]

@@ -17,12 +17,12 @@ from pytest_torchcompile import CompileConfig, compare, maybe_compile, zoo
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks import load, safe_fallback
-from pytest_torchcompile.checks.numerics import judge_leaves, numerics, remark
+from pytest_torchcompile.checks.numerics import judge_leaves, measure_leaves, remark_leaves
 from pytest_torchcompile.layer.compiled_modules import is_compiled_module
 from pytest_torchcompile.ledger import frames
 from pytest_torchcompile.ledger.sites import code_owner
 from pytest_torchcompile.observation import Job, Observation
-from pytest_torchcompile.oracle import held, recorder
+from pytest_torchcompile.oracle import recorder, watched_memory
 from pytest_torchcompile.oracle.chances import compare_chances, sample_chances
 from pytest_torchcompile.oracle.discrepancies import find_discrepancies
 from pytest_torchcompile.oracle.leaf import Leaf
@@ -180,10 +180,10 @@ def test_what_eager_does_not_repeat_is_undecided():
     assert "output['wavers']" in undecided
     assert "output['steady']" not in undecided
     assert any("two eager runs from one state and seed differ by more than rounding" in text for text in found.notes)
-    section = numerics(SimpleNamespace(compiled=SimpleNamespace(error=None)), list(found.leaves))
+    section = measure_leaves(SimpleNamespace(compiled=SimpleNamespace(error=None)), list(found.leaves))
     assert section["undecided"] >= 3
     assert list(judge_leaves(section, "output")) == []
-    assert remark(section) == f"{section['compared']} of {len(found.leaves)} leaves were decided"
+    assert remark_leaves(section) == f"{section['compared']} of {len(found.leaves)} leaves were decided"
 
 
 def test_what_is_far_from_every_eager_run_stays_wrong():
@@ -333,7 +333,7 @@ def test_an_input_that_is_a_result_may_be_written_to():
 
 def test_frames_of_ours_are_never_the_users():
     """Not even where the package is a checkout in the user's project."""
-    for module in (held, recorder, frames):
+    for module in (watched_memory, recorder, frames):
         assert code_owner(module.__file__, str(Path(module.__file__).parents[2])) == "ours"
     assert code_owner(zoo.__file__, str(Path(zoo.__file__).parents[1])) != "ours"
 
@@ -456,9 +456,10 @@ def test_gradients_that_are_flushed_to_zero_are_no_approximation():
 
 def test_what_is_excused_is_told_with_the_verdict():
     """Also where the check passes."""
-    section = numerics(SimpleNamespace(compiled=SimpleNamespace(error=None)), [("call 1", replace(NEAR, grain=0.9))])
-    assert remark(section) == ("1 value(s) are off by more than rounding, but less than one eps of their largest "
-                               "element")
+    run = SimpleNamespace(compiled=SimpleNamespace(error=None))
+    section = measure_leaves(run, [("call 1", replace(NEAR, grain=0.9))])
+    assert remark_leaves(section) == ("1 value(s) are off by more than rounding, but less than one eps of their "
+                                      "largest element")
 
 
 def test_masks_do_not_widen_what_is_excused():
@@ -489,7 +490,8 @@ def test_the_worst_of_many_elements_may_be_further_off():
 
 def test_equivalence_takes_limits_in_units_of_noise():
     """A matrix sets them with a reason; they hold for what was stored, too."""
-    section = numerics(SimpleNamespace(compiled=SimpleNamespace(error=None)), [("call 1", NEAR)]) | {"raised": None}
+    run = SimpleNamespace(compiled=SimpleNamespace(error=None))
+    section = measure_leaves(run, [("call 1", NEAR)]) | {"raised": None}
     check = load("equivalence").judge
     assert "9 times the rounding noise (limit 7)" in next(iter(check(section, {}))).message
     assert list(check(section, {"rms": 6, "peak": 20})) == []

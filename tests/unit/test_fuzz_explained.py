@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcompile.fuzz.explained import graphs
+from pytest_torchcompile.fuzz.explained import explained_graphs
 
 HISTORIES = [  # the size of B in inputs of (B, 5); research of July 2026 on torch 2.13, confirmed by the layer's test
     ("auto", [2], [1]),
@@ -23,14 +23,14 @@ HISTORIES = [  # the size of B in inputs of (B, 5); research of July 2026 on tor
 @pytest.mark.parametrize(("dynamic", "sizes", "expected"), HISTORIES)
 def test_histories(dynamic, sizes, expected):
     """Static sizes, automatic dynamic ones, 0 and 1 apart, duck shapes."""
-    assert graphs(dynamic, [(size, 5) for size in sizes]) == expected
+    assert explained_graphs(dynamic, [(size, 5) for size in sizes]) == expected
 
 
 def test_one_dim_after_the_other():
     """Each dim that is first found changed costs a graph of its own."""
-    assert graphs("auto", [(2, 5), (3, 5), (3, 6), (4, 7)]) == [1, 2, 3, 3]
+    assert explained_graphs("auto", [(2, 5), (3, 5), (3, 6), (4, 7)]) == [1, 2, 3, 3]
 
 
 def test_inputs_of_another_rank_are_counted_apart():
     """A second input is another signature."""
-    assert graphs("auto", [(2, 5), (2, 5, 7), (3, 5)]) == [1, 2, 3]
+    assert explained_graphs("auto", [(2, 5), (2, 5, 7), (3, 5)]) == [1, 2, 3]

@@ -12,10 +12,9 @@ from hypothesis.database import InMemoryExampleDatabase
 from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
-from pytest_torchcompile.fuzz.drawn_call import call, code, from_plain, plain
+from pytest_torchcompile.fuzz.drawn_call import as_code, as_plain, call, from_plain, ordered_sizes, telling_sizes
 from pytest_torchcompile.fuzz.search import Budget, Examined, Finding, search
 from pytest_torchcompile.fuzz.shrinking import minimal
-from pytest_torchcompile.fuzz.sizes import ordered, telling
 from pytest_torchcompile.plugin.compile_shapes import compile_shapes, dim
 
 B = {"B": Dim(min=1, max=64)}
@@ -145,10 +144,10 @@ def test_where_is_kept_to():
 
 def test_simplest_sizes_come_first():
     """2 is the plainest size; 1 and 0 are compiled apart, so they come last."""
-    assert ordered(Dim(min=0, max=5)) == [2, 3, 4, 5, 1, 0]
-    assert ordered(Dim(buckets=(128, 32, 64))) == [32, 64, 128]
-    assert telling(Dim(min=1, max=20), others=[11]) == [2, 3, 4, 5, 7, 8, 9, 11, 15, 16, 17, 20, 1]
-    assert len(ordered(Dim(min=1, max=10**9))) < 10_000
+    assert ordered_sizes(Dim(min=0, max=5)) == [2, 3, 4, 5, 1, 0]
+    assert ordered_sizes(Dim(buckets=(128, 32, 64))) == [32, 64, 128]
+    assert telling_sizes(Dim(min=1, max=20), others=[11]) == [2, 3, 4, 5, 7, 8, 9, 11, 15, 16, 17, 20, 1]
+    assert len(ordered_sizes(Dim(min=1, max=10**9))) < 10_000
 
 
 def test_a_relation_without_a_size_is_not_drawn():
@@ -215,10 +214,10 @@ def test_a_sweep_has_every_telling_size():
     assert all(len(sequence) <= 4 for sequence in found)
     for name in ("B", "S"):
         swept = {size for sequence in found for size in sizes(sequence, name)}
-        assert swept == set(telling(BS[name], {40, 16}))
+        assert swept == set(telling_sizes(BS[name], {40, 16}))
     assert all(dict(each.sizes)["T"] == dict(each.sizes)["S"] + 1 for sequence in found for each in sequence)
     even = sweep(B, where=lambda B: B % 2 == 0)
-    assert {size for sequence in even for size in sizes(sequence)} == {s for s in telling(B["B"]) if s % 2 == 0}
+    assert {size for sequence in even for size in sizes(sequence)} == {s for s in telling_sizes(B["B"]) if s % 2 == 0}
     runs = []
     result = search(shape_sequences(B), B, lambda s: (runs.append(s), HOLDS)[1], Budget(examples=5), first=sweep(B))
     assert runs[:3] == sweep(B)
@@ -272,9 +271,9 @@ def test_shrinking_keeps_to_the_kind_of_fault():
 def test_code_and_data_of_a_sequence():
     """A sequence prints as code that makes it, and survives JSON."""
     sequence = (call(B=2, S=8), call(B=3, S=8, training=False))
-    assert code(sequence) == "[call(B=2, S=8), call(B=3, S=8, training=False)]"
-    assert tuple(eval(code(sequence), {"call": call})) == sequence
-    assert from_plain(plain(sequence)) == sequence
+    assert as_code(sequence) == "[call(B=2, S=8), call(B=3, S=8, training=False)]"
+    assert tuple(eval(as_code(sequence), {"call": call})) == sequence
+    assert from_plain(as_plain(sequence)) == sequence
 
 
 @pytest.mark.parametrize("dims", [

@@ -9,7 +9,7 @@ import pytest
 from pytest_torchcompile.cell import DYNAMIC, MODES
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.dims import batch_sizes
-from pytest_torchcompile.fuzz.sizes import varying
+from pytest_torchcompile.fuzz.drawn_call import varying_dims
 from pytest_torchcompile.plan.matrix import load_matrix
 from pytest_torchcompile.wrappers.wrapping import Wrapping, lane_of
 
@@ -75,7 +75,7 @@ def test_default_fuzzes_two_models():
     assert [cell.id for cell in fuzzed] == ["any_rows-aot_eager-default-auto-none",
                                             "any_length-aot_eager-default-auto-none"]
     assert matrix.fuzz_seconds == 20
-    assert all(varying(matrix.models[cell.model].dims) for cell in fuzzed)
+    assert all(varying_dims(matrix.models[cell.model].dims) for cell in fuzzed)
 
 
 @pytest.mark.parametrize("name", ["default", "fake", "multi_gpu", "gpu"])

@@ -64,7 +64,7 @@ def measure_coverage(eager_call: Callable[[], object], compiled_call: Callable[[
     # The markers are opened by the hooks of a ledger.
     with observe():
         outside = _calls_outside(compiled_call)
-    # What runs around graphs, such as copies of inputs, may be more than the eager model has.
+    # A compiled call may run more outside of its graphs than the eager one has in all.
     count = min(sum(outside.values()), total)
     share = 1 - count / total if total else 0.0
     return Coverage(total, count, share, tuple(f"{name} x{n}" for name, n in outside.most_common()))

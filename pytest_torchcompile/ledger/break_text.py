@@ -130,9 +130,7 @@ def _short_frame(frame: Frame) -> str:
 def disabled_function(found: GraphBreak) -> str:
     """Name of the function that ``torch.compiler.disable`` keeps out of the graph, or an empty text."""
     match = _DISABLED.search(found.explanation)
-    if match is None:
-        return ""
-    return read_code_name(match[1]).function
+    return read_code_name(match[1]).function if match else ""
 
 
 def _message_of(text: str) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_torchcompile.ledger.records import CudagraphSkip
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.ledger.watch import Watch
+    from pytest_torchcompile.ledger.watch import LedgerWatch
 
 __all__ = ["DEFINED_KERNEL", "install_hook", "outside_of_partitions", "parse_skip", "partition_skips"]
 
@@ -63,7 +63,7 @@ def partition_skips(graph: Any) -> list[CudagraphSkip]:
 
 
 class _Handler(logging.Handler):
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: LedgerWatch) -> None:
         super().__init__(logging.WARNING)
         self.watch = watch
 
@@ -77,7 +77,7 @@ class _Handler(logging.Handler):
 
 
 @contextlib.contextmanager
-def install_hook(watch: Watch) -> Iterator[None]:
+def install_hook(watch: LedgerWatch) -> Iterator[None]:
     """Report skipped CUDA graphs to ``watch`` while the block runs. What torch itself logs stays as it is."""
     handler = _Handler(watch)
     loggers = [logging.getLogger(name) for name in _LOGGERS]
@@ -92,7 +92,7 @@ def install_hook(watch: Watch) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watch_partitions(watch: Watch) -> Iterator[None]:
+def _watch_partitions(watch: LedgerWatch) -> Iterator[None]:
     from torch._inductor import output_code
 
     original = getattr(output_code, _POST_COMPILE, None)

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,32 +14,40 @@ from pytest_torchcompile.ledger import guard_values as values
 from pytest_torchcompile.ledger.break_text import headlines, is_limit, parse_break
 from pytest_torchcompile.ledger.entries import cache_entries, commonest_reason, guards_of, nearest_reason
 from pytest_torchcompile.ledger.guard_causes import classify_guard
-from pytest_torchcompile.ledger.in_progress import Attempt, Place, Region
+from pytest_torchcompile.ledger.in_progress import FrameAttempt, FunctionPlace, Region
 from pytest_torchcompile.ledger.reasons import Reason, read_reason, split_reasons, user_expression
-from pytest_torchcompile.ledger.records import Compile, EagerFrame, Failure
+from pytest_torchcompile.ledger.records import Compile, EagerFrame, FailedCompile
 from pytest_torchcompile.ledger.refusals import IN_PLACE, is_in_place, refused_frame, why_never_seen
 from pytest_torchcompile.ledger.sites import is_torch
-from pytest_torchcompile.ledger.stages import seconds_in
 from pytest_torchcompile.ledger.users import code_of, is_disabled, runs_later
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.ledger.watch import Watch
+    from pytest_torchcompile.ledger.watch import LedgerWatch
 
 __all__ = [
     "enter_call_without_graph", "enter_decision", "enter_failed_compile", "enter_limited_call", "enter_refrained_frame",
-    "read_failed_guards",
+    "read_failed_guards", "seconds_in",
 ]  # fmt: skip
 
 _NEVER_RAISED: Final = ("Unsupported", "UserError")
 """Errors that torch turns into eager frames, unless fullgraph=True (``ConvertFrame.__call__``)."""
 
+_CUMULATIVE: Final = {
+    "dynamo": "dynamo_cumulative_compile_time_us",
+    "aot": "aot_autograd_cumulative_compile_time_us",
+    "inductor": "inductor_cumulative_compile_time_us",
+    # Named for Triton, but on a CPU the wait for g++ (AsyncCompile.wait) goes here as well.
+    "kernels": "triton_compile_time_us",
+}
+"""Fields of ``CompilationMetrics`` (torch/_dynamo/utils.py, torch 2.8 to 2.15), outermost first."""
 
-def read_failed_guards(attempt: Attempt, payload: str | None) -> tuple[Reason, ...]:
+
+def read_failed_guards(attempt: FrameAttempt, payload: str | None) -> tuple[Reason, ...]:
     """The failed guards of each cached entry, with the value that each of them met."""
     return tuple(_complete_reason(attempt, read_reason(text)) for text in split_reasons(payload))
 
 
-def _complete_reason(attempt: Attempt, reason: Reason) -> Reason:
+def _complete_reason(attempt: FrameAttempt, reason: Reason) -> Reason:
     """A failed guard in the user's words, with what torch does not tell of it."""
     what, expected, actual = reason.what, reason.expected, reason.actual
     if not what:
@@ -53,7 +62,7 @@ def _complete_reason(attempt: Attempt, reason: Reason) -> Reason:
     return replace(reason, what=user_expression(what), expected=user_expression(expected), actual=actual)
 
 
-def enter_failed_compile(watch: Watch, attempt: Attempt, error: BaseException) -> None:
+def enter_failed_compile(watch: LedgerWatch, attempt: FrameAttempt, error: BaseException) -> None:
     """A compile that raised to the caller; with fullgraph=True a graph break does."""
     # Without metrics torch had not begun to trace, so this is no compile's error.
     if not attempt.metrics:
@@ -62,15 +71,12 @@ def enter_failed_compile(watch: Watch, attempt: Attempt, error: BaseException) -
     # Torch records no break that it raises.
     if type(error).__name__ == "Unsupported" and not attempt.breaks:
         _enter_unrecorded_break(watch, attempt, str(error), getattr(error, "real_stack", None))
-    watch.add(Failure(*attempt.where, compile_id, type(error).__name__, str(error)))
+    watch.add(FailedCompile(*attempt.where, compile_id, type(error).__name__, str(error)))
 
 
-def _enter_unrecorded_break(watch: Watch, attempt: Attempt, message: str, stack: Any) -> None:
+def _enter_unrecorded_break(watch: LedgerWatch, attempt: FrameAttempt, message: str, stack: Any) -> None:
     """A graph break that torch has no record of, in the words of one."""
-    if stack:
-        user = "".join(traceback.format_list(stack))
-    else:
-        user = _failed_line(attempt)
+    user = "".join(traceback.format_list(stack)) if stack else _failed_line(attempt)
     text = f"Graph Break Reason: {message.partition('from user code')[0]}\nUser code traceback:\n{user}"
     compile_id, traced = attempt.metrics.get("compile_id") or "", attempt.traced
     for ledger, root in watch.ledgers:
@@ -78,7 +84,7 @@ def _enter_unrecorded_break(watch: Watch, attempt: Attempt, message: str, stack:
         attempt.breaks.append(ledger.add(found))
 
 
-def _failed_line(attempt: Attempt) -> str:
+def _failed_line(attempt: FrameAttempt) -> str:
     """The line at which torch gave a frame up, as a traceback writes it (``CompilationMetrics``, 2.8 to 2.15)."""
     file, line = attempt.metrics.get("fail_user_frame_filename"), attempt.metrics.get("fail_user_frame_lineno")
     if not file or not line:
@@ -90,7 +96,7 @@ def _failed_line(attempt: Attempt) -> str:
     return f'  File "{file}", line {line}, in {function}\n'
 
 
-def enter_decision(watch: Watch, attempt: Attempt, result: Any) -> None:
+def enter_decision(watch: LedgerWatch, attempt: FrameAttempt, result: Any) -> None:
     """A compile that ended: compiled code, or an eager frame. One that was never traced says nothing."""
     if result.guarded_code is not None:
         _enter_compile(watch, attempt, result.guarded_code)
@@ -117,20 +123,18 @@ def enter_decision(watch: Watch, attempt: Attempt, result: Any) -> None:
     watch.give_up(attempt, eager)
 
 
-def _enter_compile(watch: Watch, attempt: Attempt, made: Any) -> None:
+def _enter_compile(watch: LedgerWatch, attempt: FrameAttempt, made: Any) -> None:
     """Compiled code was made for a frame."""
     if not attempt.heard:
         watch.note_loss(f"{attempt.function} was compiled without a record: something took the handler from the "
                         "logger torch.__trace")
     raced = watch.lost_race(attempt, made)
-    reason = Reason("")
-    if not raced:
-        reason = _recompile_reason(attempt, made)
+    reason = Reason("") if raced else _recompile_reason(attempt, made)
     watch.add(_compile_record(attempt, str(made.compile_id), reason, raced))
     watch.finished[id(attempt.frame_code)] = (threading.get_ident(), time.perf_counter())
 
 
-def _recompile_reason(attempt: Attempt, made: Any) -> Reason:
+def _recompile_reason(attempt: FrameAttempt, made: Any) -> Reason:
     """Why a compile was needed: of several cached entries, what the nearest one lacked."""
     if not attempt.reasons:
         # The record of the guards was lost. The metrics have the first of them too.
@@ -143,7 +147,7 @@ def _recompile_reason(attempt: Attempt, made: Any) -> Reason:
     return nearest_reason(attempt.reasons, guards_of(made.guard_manager), known)
 
 
-def _kind_of_compile(attempt: Attempt, compile_id: str, guard: str, raced: bool) -> str:
+def _kind_of_compile(attempt: FrameAttempt, compile_id: str, guard: str, raced: bool) -> str:
     # Compiled autograd traces a backward as a frame of its own.
     if compile_id.startswith("!") and not guard:
         return "backward"
@@ -159,40 +163,50 @@ def _kind_of_compile(attempt: Attempt, compile_id: str, guard: str, raced: bool)
     return "first"
 
 
-def _compile_record(attempt: Attempt, compile_id: str, reason: Reason, raced: bool) -> Compile:
+def _compile_record(attempt: FrameAttempt, compile_id: str, reason: Reason, raced: bool) -> Compile:
     metrics = attempt.metrics
-    cause = ""
-    if reason.guard:
-        cause = classify_guard(reason.guard, attempt.freevars, reason.actual)
+    cause = classify_guard(reason.guard, attempt.freevars, reason.actual) if reason.guard else ""
     # Torch may shorten the path of the user's own file; that is known whole.
     at = reason.at
     path, _, line = at.rpartition(":")
     if path and attempt.file.endswith(path):
         at = f"{attempt.file}:{line}"
     return Compile(
-        *attempt.where,
-        compile_id,
-        _kind_of_compile(attempt, compile_id, reason.guard, raced),
-        reason=reason.guard,
-        cause=cause,
-        all_reasons=tuple(other.guard for other in attempt.reasons),
-        what=reason.what,
-        expected=reason.expected,
-        actual=reason.actual,
-        source=reason.source,
-        at=at,
-        advice=reason.advice,
-        graphs=attempt.graphs,
-        ops=attempt.ops,
-        guards=metrics.get("guard_count") or 0,
-        seconds=(metrics.get("duration_us") or 0) / 1e6,
-        seconds_in=seconds_in(metrics),
-        resumed_at=attempt.resumed_at,
-        caches=tuple(attempt.caches),
-    )
+        *attempt.where, compile_id, _kind_of_compile(attempt, compile_id, reason.guard, raced),
+        reason=reason.guard, cause=cause, all_reasons=tuple(other.guard for other in attempt.reasons),
+        what=reason.what, expected=reason.expected, actual=reason.actual,
+        source=reason.source, at=at, advice=reason.advice,
+        graphs=attempt.graphs, ops=attempt.ops, guards=metrics.get("guard_count") or 0,
+        seconds=(metrics.get("duration_us") or 0) / 1e6, seconds_in=seconds_in(metrics),
+        resumed_at=attempt.resumed_at, caches=tuple(attempt.caches),
+    )  # fmt: skip
 
 
-def _abandoned_frame(attempt: Attempt, skip_reason: str) -> tuple[EagerFrame, bool]:
+def seconds_in(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Wall seconds of each stage without those inside it, from one compile's metrics record.
+
+    Torch measures cumulatively: Dynamo calls AOTAutograd, which calls Inductor, which waits for its kernels.
+
+    >>> seconds_in({"dynamo_cumulative_compile_time_us": 5_000_000, "aot_autograd_cumulative_compile_time_us":
+    ...     4_000_000, "inductor_cumulative_compile_time_us": 3_000_000, "triton_compile_time_us": 1_000_000})
+    {'dynamo': 1.0, 'aot': 1.0, 'inductor': 2.0, 'kernels': 1.0}
+    """
+    times = {name: metrics.get(key) or 0 for name, key in _CUMULATIVE.items()}
+    # Dynamo has no part in a backward, and its time is in no cumulative field.
+    if not times["dynamo"]:
+        total = metrics.get("duration_us") or 0
+        times["aot"] = max(total, times["aot"], times["inductor"])
+    # From the innermost stage outwards. A stage that did not run has 0, and the next inner one counts instead.
+    own: dict[str, float] = {}
+    inside = 0
+    for name in reversed(times):
+        if times[name]:
+            own[name] = max(0, times[name] - inside) / 1e6
+        inside = max(inside, times[name])
+    return {name: own[name] for name in times if name in own}
+
+
+def _abandoned_frame(attempt: FrameAttempt, skip_reason: str) -> tuple[EagerFrame, bool]:
     """A frame that torch traced and gave up; and whether that alone is to be entered."""
     fail_type, why = attempt.metrics.get("fail_type"), attempt.metrics.get("fail_reason") or ""
     if fail_type is None and attempt.breaks and not skip_reason:
@@ -211,11 +225,9 @@ def _abandoned_frame(attempt: Attempt, skip_reason: str) -> tuple[EagerFrame, bo
     return EagerFrame(*attempt.where, f"{fail_type}: {' '.join(why.split())}", "suppressed"), True
 
 
-def enter_limited_call(watch: Watch, attempt: Attempt) -> None:
+def enter_limited_call(watch: LedgerWatch, attempt: FrameAttempt) -> None:
     """One more call of a frame that hit its recompile limit, now or before the observation began."""
-    count = 0
-    if attempt.frame_code is not None:
-        count = len(cache_entries(attempt.frame_code))
+    count = len(cache_entries(attempt.frame_code)) if attempt.frame_code else 0
     watch.give_up(attempt, EagerFrame(*attempt.where, _limit_reason(count), "limit"))
 
 
@@ -223,7 +235,7 @@ def _limit_reason(entries: int) -> str:
     return f"the recompile limit was hit earlier ({entries} entries)"
 
 
-def enter_refrained_frame(watch: Watch, frame: Any) -> None:
+def enter_refrained_frame(watch: LedgerWatch, frame: Any) -> None:
     """A frame for which nothing compiled fits, and which the stance says not to compile.
 
     One that was never compiled is passed over, unless it is the rest of one that was: if no graph at all runs, the
@@ -246,7 +258,7 @@ def _why_not_compiled(region: Region) -> str:
     return f"torch.compiler.set_stance({eval_frame._stance.stance!r}) is in force"
 
 
-def enter_call_without_graph(watch: Watch, region: Region) -> None:
+def enter_call_without_graph(watch: LedgerWatch, region: Region) -> None:
     """A call of a compiled callable ended, and no graph ran in it: say why, unless it raised."""
     if watch.on_purpose:
         return
@@ -277,7 +289,7 @@ def enter_call_without_graph(watch: Watch, region: Region) -> None:
         watch.add(_unexplained_call(watch, region, where))
 
 
-def _switched_off(where: Place, region: Region) -> EagerFrame | None:
+def _switched_off(where: FunctionPlace, region: Region) -> EagerFrame | None:
     """Is it the stance in force, or the compiler's switch? (``torch._dynamo.config.disable``)."""
     from torch._dynamo import config, eval_frame
 
@@ -288,7 +300,7 @@ def _switched_off(where: Place, region: Region) -> EagerFrame | None:
     return None
 
 
-def _unexplained_call(watch: Watch, region: Region, where: Place) -> EagerFrame:
+def _unexplained_call(watch: LedgerWatch, region: Region, where: FunctionPlace) -> EagerFrame:
     """No graph ran, and torch said nothing: a break without a graph, or torch gave up before the observation began."""
     from torch._dynamo import config
 
@@ -302,9 +314,7 @@ def _unexplained_call(watch: Watch, region: Region, where: Place) -> EagerFrame:
         return EagerFrame(*where, IN_PLACE, "skipped")
     if why := why_never_seen(code):
         return EagerFrame(*where, why, "skipped")
-    entries = 0
-    if code is not None:
-        entries = len(cache_entries(code))
+    entries = len(cache_entries(code)) if code is not None else 0
     # A limit that was hit before the observation began leaves no other trace than as many entries.
     if entries >= config.recompile_limit:
         return EagerFrame(*where, _limit_reason(entries), "limit")

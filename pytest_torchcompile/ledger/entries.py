@@ -46,9 +46,7 @@ def compiled_so_far() -> int:
     Does not load torch: where nobody has, nothing was compiled.
     """
     utils = sys.modules.get("torch._dynamo.utils")
-    if utils is None:
-        return 0
-    return int(utils.counters.get("stats", {}).get("unique_graphs", 0))
+    return int(utils.counters.get("stats", {}).get("unique_graphs", 0)) if utils else 0
 
 
 def guards_of(manager: Any) -> tuple[str, ...]:

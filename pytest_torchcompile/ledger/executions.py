@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.ledger.entries import cache_entries
-from pytest_torchcompile.ledger.in_progress import Attempt
+from pytest_torchcompile.ledger.in_progress import FrameAttempt
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import Graph, GraphBreak
 from pytest_torchcompile.ledger.sites import code_owner, read_code_name
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.ledger.watch import Watch
+    from pytest_torchcompile.ledger.watch import LedgerWatch
 
 __all__ = ["install_hook"]
 
@@ -34,7 +34,7 @@ class _Counter:
     """Counts the runs of one graph, for each ledger apart."""
 
     def __init__(
-        self, watch: Watch, compile_id: str, ops: int | None, function: str, earlier: GraphBreak | None = None
+        self, watch: LedgerWatch, compile_id: str, ops: int | None, function: str, earlier: GraphBreak | None = None
     ) -> None:
         self.watch, self.compile_id, self.ops, self.function = watch, compile_id, ops, function
         self.earlier = earlier
@@ -163,7 +163,7 @@ def _earlier_break(code: types.CodeType) -> GraphBreak | None:
 
 
 @contextlib.contextmanager
-def install_hook(watch: Watch) -> Iterator[None]:
+def install_hook(watch: LedgerWatch) -> Iterator[None]:
     """Count for ``watch`` while the block runs: graphs that exist already, and those compiled meanwhile."""
     from torch._dynamo.output_graph import OutputGraph
     from torch._guards import CompileContext
@@ -188,9 +188,7 @@ def install_hook(watch: Watch) -> Iterator[None]:
             watch.run_guarded(count_new_graph, self, name)
 
     def count_new_graph(output: Any, name: str) -> None:
-        attempt = Attempt()
-        if watch.thread.attempts:
-            attempt = watch.thread.attempts[-1]
+        attempt = watch.thread.attempts[-1] if watch.thread.attempts else FrameAttempt()
         ops = int(output.count_calls())
         attempt.graphs += 1
         attempt.ops += ops

@@ -9,11 +9,11 @@ from typing import Any, Final, TypeVar
 
 from pytest_torchcompile.ledger.guard_causes import classify_guard
 from pytest_torchcompile.ledger.reasons import read_reason
-from pytest_torchcompile.ledger.records import Compile, EagerFrame, GraphBreak, Record
+from pytest_torchcompile.ledger.records import Compile, EagerFrame, GraphBreak, LedgerRecord
 
 __all__ = ["eager_frames", "graph_breaks", "other_reasons", "recompile_advice", "recompiles"]
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=LedgerRecord)
 _MOST = 3
 """Kinds of reasons that are told."""
 
@@ -120,9 +120,7 @@ def _records_of(kind: type[R], found: Iterable[Any]) -> list[R]:
 
 
 def _counted_noun(count: int, noun: str) -> str:
-    if count == 1:
-        return f"1 {noun}"
-    return f"{count} {noun}s"
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _allowed_header(count: int, noun: str, allowed: int) -> str:
@@ -163,9 +161,7 @@ def recompile_advice(found: Compile, dynamic: bool = False) -> str:
     :param dynamic: whether it was compiled with ``dynamic=True`` already.
     """
     text = _advice_by_cause(found)
-    if dynamic:
-        return text.removesuffix(f"; {_LAST_RESORT}")
-    return text
+    return text.removesuffix(f"; {_LAST_RESORT}") if dynamic else text
 
 
 def _advice_by_cause(found: Compile) -> str:

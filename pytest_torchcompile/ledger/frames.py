@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.ledger import decisions, run_only
-from pytest_torchcompile.ledger.in_progress import Attempt, Region
+from pytest_torchcompile.ledger.in_progress import FrameAttempt, Region
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.ledger.watch import Watch
+    from pytest_torchcompile.ledger.watch import LedgerWatch
 
 __all__ = ["install_hook"]
 
 
 @contextlib.contextmanager
-def install_hook(watch: Watch) -> Iterator[None]:
+def install_hook(watch: LedgerWatch) -> Iterator[None]:
     """Report to ``watch`` while the block runs."""
     with _watch_decisions(watch), _watch_calls(watch), run_only.install_hook(watch):
         yield
@@ -56,7 +56,7 @@ def _replaced_attribute(owner: Any, name: str, value: Callable[..., Any]) -> Ite
 
 
 @contextlib.contextmanager
-def _watch_decisions(watch: Watch) -> Iterator[None]:
+def _watch_decisions(watch: LedgerWatch) -> Iterator[None]:
     from torch._dynamo import convert_frame
 
     original = _own_attribute(_own_attribute(convert_frame, "CatchErrorsWrapper"), "__call__")
@@ -65,7 +65,7 @@ def _watch_decisions(watch: Watch) -> Iterator[None]:
         # Its first further argument is the entry that there is, if any.
         attempt = watch.run_guarded(watch.functions.begin_attempt, frame, bool(args) and args[0] is not None)
         if attempt is None:  # the bookkeeping failed, and has said so
-            attempt = Attempt()
+            attempt = FrameAttempt()
         if watch.limited and (known := run_only.asked_again(watch, frame.f_code)) is not None:
             watch.run_guarded(decisions.enter_limited_call, watch, attempt)
             return known
@@ -91,7 +91,7 @@ def _watch_decisions(watch: Watch) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watch_calls(watch: Watch) -> Iterator[None]:
+def _watch_calls(watch: LedgerWatch) -> Iterator[None]:
     from torch._dynamo import eval_frame
 
     begin = _own_attribute(eval_frame, "_callback_from_stance")

@@ -46,9 +46,7 @@ def actual_value(what: str, scope: Mapping[str, Any]) -> str:
 def shown_value(value: object) -> str:
     """One short line for a value: itself where it is plain, else its type (and shape)."""
     text = _value_text(value)
-    if len(text) > _LONGEST:
-        return text[: _LONGEST - 3] + "..."
-    return text
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
 def _value_text(value: object) -> str:
@@ -119,9 +117,7 @@ def _call_known(node: ast.Call, scope: Mapping[str, Any]) -> Any:
         if node.func.attr in ("size", "stride", "dim") and type(holder).__module__.startswith("torch"):
             result = getattr(holder, node.func.attr)()
             # torch.Size shows as what it is, a tuple.
-            if isinstance(result, tuple):
-                return tuple(result)
-            return result
+            return tuple(result) if isinstance(result, tuple) else result
     if ast.unparse(node.func) == "dict.keys":
         holder = _evaluate(node.args[0], scope)
         if type(holder) is dict:
@@ -214,9 +210,7 @@ def changed_state(guard: str) -> tuple[str, str, str]:
     for name in names:
         if name in readers:
             now = readers[name]()
-            before = ""
             # A switch was the opposite before. Of other values torch does not tell the old one.
-            if isinstance(now, bool):
-                before = str(not now)
+            before = str(not now) if isinstance(now, bool) else ""
             return _PLAINER.get(name, name), before, str(now)
     return " ".join(names), "", ""

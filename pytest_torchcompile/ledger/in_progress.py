@@ -13,10 +13,10 @@ from pytest_torchcompile.ledger.break_text import Frame, TracedCode
 from pytest_torchcompile.ledger.reasons import Reason
 from pytest_torchcompile.ledger.records import EagerFrame, GraphBreak
 
-__all__ = ["Attempt", "Place", "Region"]
+__all__ = ["FrameAttempt", "FunctionPlace", "Region"]
 
 
-class Place(NamedTuple):
+class FunctionPlace(NamedTuple):
     """A function of the user's, as records begin."""
 
     function: str
@@ -25,7 +25,7 @@ class Place(NamedTuple):
 
 
 @dataclass
-class Attempt:
+class FrameAttempt:
     """One frame that Dynamo was asked to compile, while it decides."""
 
     function: str = ""
@@ -54,9 +54,9 @@ class Attempt:
     begun: float = field(default_factory=time.perf_counter)
 
     @property
-    def where(self) -> Place:
+    def where(self) -> FunctionPlace:
         """The user's function."""
-        return Place(self.function, self.file, self.line)
+        return FunctionPlace(self.function, self.file, self.line)
 
     @property
     def traced(self) -> TracedCode:

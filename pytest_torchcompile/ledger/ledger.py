@@ -12,20 +12,20 @@ from pytest_torchcompile.ledger.records import (
     Compile,
     CudagraphSkip,
     EagerFrame,
-    Failure,
+    FailedCompile,
     Graph,
     GraphBreak,
-    Record,
+    LedgerRecord,
     Text,
 )
 
 __all__ = ["Ledger"]
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=LedgerRecord)
 
-_LISTS: dict[str, type[Record]] = {
+_LISTS: dict[str, type[LedgerRecord]] = {
     "compiles": Compile, "recompiles": Compile, "graph_breaks": GraphBreak, "eager_frames": EagerFrame,
-    "failures": Failure, "graphs": Graph, "texts": Text, "cudagraph_skips": CudagraphSkip,
+    "failures": FailedCompile, "graphs": Graph, "texts": Text, "cudagraph_skips": CudagraphSkip,
 }  # fmt: skip
 """The lists that every ledger has, in the order in which they are written."""
 
@@ -41,21 +41,21 @@ class Ledger:
     graph_breaks: list[GraphBreak] = field(default_factory=list)
     """One entry for each place in user code, however often torch came by."""
     eager_frames: list[EagerFrame] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[FailedCompile] = field(default_factory=list)
     """Compiles that raised to their caller."""
     cudagraph_skips: list[CudagraphSkip] = field(default_factory=list)
     """Why Inductor did without a CUDA graph, each reason once. CUDA only: on a CPU it skips all of them silently."""
     graphs: list[Graph] = field(default_factory=list)
     """Graphs compiled or run, also those compiled before the block began (once they ran)."""
     texts: list[Text] = field(default_factory=list)
-    """Graphs and code of each stage, where `keep_texts` is set; :mod:`.stages` and ``gauges.kernels`` read them."""
+    """Graphs and code of each stage, where `keep_texts` is set; ``gauges.kernels`` reads them."""
     keep_texts: bool = False
     raised: int = 0
     """Calls of compiled callables that raised before any graph of theirs ran."""
     lost: list[str] = field(default_factory=list)
     """What the instrument could not read; empty unless torch changed its records. Never silently dropped."""
     more: dict[str, list[Any]] = field(default_factory=dict)
-    """Records of kinds that have no list above, by their :attr:`~.records.Record.list_name`."""
+    """Records of kinds that have no list above, by their :attr:`~.records.LedgerRecord.list_name`."""
 
     _labels: list[tuple[int, str]] = field(default_factory=list, repr=False)
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
@@ -124,7 +124,7 @@ class Ledger:
     def from_dict(cls, data: dict[str, Any]) -> Ledger:
         """Make a closed ledger from what :meth:`to_dict` returned; what no kind of record is known for is dropped."""
         ledger = cls(raised=data.get("raised", 0), lost=list(data.get("lost", ())))
-        for name, kind in (Record.kinds | _LISTS).items():
+        for name, kind in (LedgerRecord.kinds | _LISTS).items():
             if name in data:
                 ledger._records_of(name).extend(kind.from_dict(record) for record in data[name])
         return ledger

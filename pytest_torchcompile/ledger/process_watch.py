@@ -5,7 +5,7 @@ None of them changes what is compiled or how it is looked up in a cache: :mod:`.
 each graph ran) and :mod:`.cudagraph_skips` (those not made).
 
 To add one: a file in this folder, and its name here. The file has ``install_hook(watch)``, a context manager, and a
-:class:`~.records.Record` of its own if it has something new to tell.
+:class:`~.records.LedgerRecord` of its own if it has something new to tell.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Final
 
-from pytest_torchcompile.ledger.watch import Hook, Watch
+from pytest_torchcompile.ledger.watch import Hook, LedgerWatch
 
 __all__ = ["eager_on_purpose", "watch"]
 
@@ -29,7 +29,7 @@ def _hook_of(instrument: str) -> Hook:
     return hook
 
 
-watch = Watch([_hook_of(instrument) for instrument in _INSTRUMENTS])
+watch = LedgerWatch([_hook_of(instrument) for instrument in _INSTRUMENTS])
 """The process' only one."""
 
 

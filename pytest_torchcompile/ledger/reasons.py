@@ -95,9 +95,8 @@ def read_reason(text: str) -> Reason:
     >>> read_reason("o.k == 2    # return x * o.k  # app/net.py:7 in forward").at
     'app/net.py:7'
     """
-    entry = ""
-    if prefix := _PREFIX.match(text):
-        entry = prefix[1]
+    prefix = _PREFIX.match(text)
+    entry = prefix[1] if prefix else ""
     main, _, stack = _PREFIX.sub("", text).partition("\nUser stack trace:")
     guard, *comments = _COMMENT.split(main, maxsplit=1)
     comment = "".join(comments)
@@ -139,9 +138,7 @@ def _read_comparison(guard: str) -> _Comparison:
         was = _last_name(match["was"] or "Tensor").replace("Tensor", "a tensor")
         return _Comparison(match["what"], was, _last_name(match["is"]).replace("NoneType", "None"))
     if match := _CLASS.match(guard):
-        what = match["what"]
-        if match["kind"] == "type":
-            what = f"type({what})"
+        what = f"type({match['what']})" if match["kind"] == "type" else match["what"]
         return _Comparison(what, _last_name(match["is"] or ""), "")
     if match := _PRESENT.match(guard):
         what = _presence_of(match)
@@ -196,9 +193,7 @@ def _compare_dispatch_keys(what: str, expected: str, actual: str) -> _Comparison
 
 def _dispatch_keys(text: str) -> list[str]:
     match = _KEYS.search(text)
-    if match is None:
-        return [text]
-    return [key.strip() for key in match[1].split(",")]
+    return [key.strip() for key in match[1].split(",")] if match else [text]
 
 
 def user_expression(what: str) -> str:
@@ -216,10 +211,7 @@ def user_expression(what: str) -> str:
 
 def _as_access(match: re.Match[str]) -> str:
     """``[0]`` for a layer of a container, ``.bias`` for anything with a name."""
-    name = match[1]
-    if name.isdigit():
-        return f"[{name}]"
-    return f".{name}"
+    return f"[{match[1]}]" if match[1].isdigit() else f".{match[1]}"
 
 
 def _last_name(name: str) -> str:

@@ -14,10 +14,10 @@ __all__ = [
     "Compile",
     "CudagraphSkip",
     "EagerFrame",
-    "Failure",
+    "FailedCompile",
     "Graph",
     "GraphBreak",
-    "Record",
+    "LedgerRecord",
     "Text",
     "compiled_unit",
 ]
@@ -27,11 +27,11 @@ SILENT = frozenset({"limit", "suppressed", "stance", "off", "skipped"})
 no smoketest takes for compiled. The others (a graph break, a disabled module, nothing to compile) are what the
 coverage limit is for."""
 
-R = TypeVar("R", bound="Record")
+R = TypeVar("R", bound="LedgerRecord")
 
 
 @dataclass
-class Record:
+class LedgerRecord:
     """Something that the observed run did, as JSON-able data.
 
     A kind of an instrument's own needs no more than a :attr:`list_name`: a ledger makes that list when the first
@@ -40,12 +40,12 @@ class Record:
 
     list_name: ClassVar[str] = ""
     """The list of a ledger that these are entered in."""
-    kinds: ClassVar[dict[str, type[Record]]] = {}
+    kinds: ClassVar[dict[str, type[LedgerRecord]]] = {}
     """All kinds of records, by their list."""
 
     def __init_subclass__(cls) -> None:
         if "list_name" in vars(cls):
-            Record.kinds[cls.list_name] = cls
+            LedgerRecord.kinds[cls.list_name] = cls
 
     def enter(self: R, entered: list[R]) -> R:
         """Append this to what a ledger holds, and return it; or else what is there already and says the same."""
@@ -73,7 +73,7 @@ class Record:
 
 
 @dataclass
-class Compile(Record):
+class Compile(LedgerRecord):
     """One compile of one frame, the first or a later one."""
 
     list_name = "compiles"
@@ -126,7 +126,7 @@ class Compile(Record):
 
 
 @dataclass
-class GraphBreak(Record):
+class GraphBreak(LedgerRecord):
     """One place in user code where a graph ends early."""
 
     list_name = "graph_breaks"
@@ -167,7 +167,7 @@ class GraphBreak(Record):
 
 
 @dataclass
-class EagerFrame(Record):
+class EagerFrame(LedgerRecord):
     """A frame that ran eagerly though it was asked to compile."""
 
     list_name = "eager_frames"
@@ -200,7 +200,7 @@ class EagerFrame(Record):
 
 
 @dataclass
-class CudagraphSkip(Record):
+class CudagraphSkip(LedgerRecord):
     """A graph that was to become a CUDA graph and did not."""
 
     list_name = "cudagraph_skips"
@@ -222,7 +222,7 @@ class CudagraphSkip(Record):
 
 
 @dataclass
-class Failure(Record):
+class FailedCompile(LedgerRecord):
     """A compile that raised to its caller."""
 
     list_name = "failures"
@@ -238,7 +238,7 @@ class Failure(Record):
 
 
 @dataclass
-class Graph(Record):
+class Graph(LedgerRecord):
     """One graph that a backend compiled, and how often it ran."""
 
     list_name = "graphs"
@@ -251,7 +251,7 @@ class Graph(Record):
 
 
 @dataclass
-class Text(Record):
+class Text(LedgerRecord):
     """What one stage of one compile made, as text; kept only where :func:`observe` was asked for it."""
 
     list_name = "texts"

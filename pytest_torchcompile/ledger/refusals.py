@@ -15,12 +15,12 @@ import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchcompile.ledger.in_progress import Attempt, Region
+from pytest_torchcompile.ledger.in_progress import FrameAttempt, Region
 from pytest_torchcompile.ledger.records import EagerFrame
 from pytest_torchcompile.ledger.sites import code_owner, is_torch
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.ledger.watch import Watch
+    from pytest_torchcompile.ledger.watch import LedgerWatch
 
 __all__ = ["IN_PLACE", "is_in_place", "refused_frame", "why_never_seen"]
 
@@ -55,7 +55,7 @@ def why_never_seen(code: types.CodeType | None) -> str:
     return ""
 
 
-def refused_frame(watch: Watch, attempt: Attempt, reason: str) -> tuple[EagerFrame, bool] | None:
+def refused_frame(watch: LedgerWatch, attempt: FrameAttempt, reason: str) -> tuple[EagerFrame, bool] | None:
     """The record of a frame that was refused, and whether it is to be entered whatever else the call does."""
     from torch._dynamo import config
 
@@ -91,7 +91,7 @@ def _loud(eager: EagerFrame | None) -> tuple[EagerFrame, bool] | None:
     return eager, True
 
 
-def _refused_module(watch: Watch, attempt: Attempt, region: Region) -> EagerFrame | None:
+def _refused_module(watch: LedgerWatch, attempt: FrameAttempt, region: Region) -> EagerFrame | None:
     """A module of torch's own that runs by itself."""
     asked = watch.place_of(region)
     if is_in_place(region.function) and is_torch(asked.file):
@@ -101,10 +101,7 @@ def _refused_module(watch: Watch, attempt: Attempt, region: Region) -> EagerFram
         return EagerFrame(*asked, IN_PLACE, "skipped")
     kind = _kind_of_refusal(watch, region)
     text = "torch compiles its own modules only as part of a caller's graph, and "
-    if kind == "graph_break":
-        text += "a graph break took this one out"
-    else:
-        text += "here it was called from none"
+    text += "a graph break took this one out" if kind == "graph_break" else "here it was called from none"
     for frame in _callers(region):
         file = frame.f_code.co_filename
         if not is_torch(file):
@@ -113,16 +110,14 @@ def _refused_module(watch: Watch, attempt: Attempt, region: Region) -> EagerFram
     return _unless_inside(watch, region, EagerFrame(*attempt.where, text, kind))
 
 
-def _function_with_hidden_tensor(watch: Watch, attempt: Attempt, region: Region) -> EagerFrame | None:
+def _function_with_hidden_tensor(watch: LedgerWatch, attempt: FrameAttempt, region: Region) -> EagerFrame | None:
     """A function that has work to do, and whose tensors lie in attributes of its arguments."""
-    part = "the call"
-    if attempt.resumed_at:
-        part = f"the rest after line {attempt.resumed_at}"
+    part = f"the rest after line {attempt.resumed_at}" if attempt.resumed_at else "the call"
     text = f"{part} ran eagerly: torch saw no tensor among its arguments, and does not look into objects"
     return _unless_inside(watch, region, EagerFrame(*attempt.where, text, _kind_of_refusal(watch, region)))
 
 
-def _is_asked_for(attempt: Attempt, region: Region) -> bool:
+def _is_asked_for(attempt: FrameAttempt, region: Region) -> bool:
     """Whether a frame is the user's (or a library's) and called from there, and no plumbing of torch's or Python's."""
     caller = next(_callers(region), None)
     files = [attempt.file]
@@ -131,10 +126,8 @@ def _is_asked_for(attempt: Attempt, region: Region) -> bool:
     return all(code_owner(file) in ("mine", "third_party") for file in files)
 
 
-def _kind_of_refusal(watch: Watch, region: Region) -> str:
-    if watch.place_of(region) in watch.broken:
-        return "graph_break"
-    return "skipped"
+def _kind_of_refusal(watch: LedgerWatch, region: Region) -> str:
+    return "graph_break" if watch.place_of(region) in watch.broken else "skipped"
 
 
 def _callers(region: Region) -> Iterator[types.FrameType]:
@@ -147,7 +140,7 @@ def _callers(region: Region) -> Iterator[types.FrameType]:
             yield frame
 
 
-def _unless_inside(watch: Watch, region: Region, eager: EagerFrame) -> EagerFrame | None:
+def _unless_inside(watch: LedgerWatch, region: Region, eager: EagerFrame) -> EagerFrame | None:
     """A record, unless the frame is called by one that is known to run eagerly."""
     for frame in _callers(region):
         if watch.eager.get(id(frame.f_code)) is frame.f_code:
@@ -155,7 +148,7 @@ def _unless_inside(watch: Watch, region: Region, eager: EagerFrame) -> EagerFram
     return eager
 
 
-def _globals_read(attempt: Attempt) -> Iterator[Any]:
+def _globals_read(attempt: FrameAttempt) -> Iterator[Any]:
     """Values of the globals that a function reads; of a resume function only the rest, to which it jumps first."""
     if attempt.frame_code is None:
         return
@@ -169,7 +162,7 @@ def _globals_read(attempt: Attempt) -> Iterator[Any]:
             yield scope[instruction.argval]
 
 
-def _holds_hidden_tensor(attempt: Attempt) -> bool:
+def _holds_hidden_tensor(attempt: FrameAttempt) -> bool:
     """Whether a tensor or module lies in an attribute of what a function holds; runs no code of the user's."""
     import torch
 

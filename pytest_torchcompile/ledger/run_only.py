@@ -21,13 +21,13 @@ from pytest_torchcompile.ledger import decisions
 from pytest_torchcompile.ledger.entries import cache_entries
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.ledger.watch import Watch
+    from pytest_torchcompile.ledger.watch import LedgerWatch
 
 __all__ = ["answer_for", "asked_again", "install_hook", "refraining_callback"]
 
 
 @contextlib.contextmanager
-def install_hook(watch: Watch) -> Iterator[None]:
+def install_hook(watch: LedgerWatch) -> Iterator[None]:
     """Have torch ask for functions over their limit too; afterwards it does so no more."""
     watch.limited = {id(code): code for code in _still_over_their_limit()}
     _set_action(watch.limited.values(), "DEFAULT")
@@ -42,7 +42,7 @@ def install_hook(watch: Watch) -> Iterator[None]:
         watch.limited = {}
 
 
-def refraining_callback(watch: Watch) -> Callable[..., Any]:
+def refraining_callback(watch: LedgerWatch) -> Callable[..., Any]:
     """What stands in for ``False``, torch's word for running only what is compiled."""
     from torch._dynamo.types import ConvertFrameReturn
 
@@ -55,7 +55,7 @@ def refraining_callback(watch: Watch) -> Callable[..., Any]:
     return refrain
 
 
-def answer_for(watch: Watch, code: types.CodeType, result: Any) -> Any:
+def answer_for(watch: LedgerWatch, code: types.CodeType, result: Any) -> Any:
     """What to return for Dynamo's ``result``: over its limit, a code is asked for again, to be counted again."""
     if result.guarded_code is not None or result.frame_exec_strategy.cur_action != _action_named("RUN_ONLY"):
         return result
@@ -64,7 +64,7 @@ def answer_for(watch: Watch, code: types.CodeType, result: Any) -> Any:
     return dataclasses.replace(result, apply_to_code=False)
 
 
-def asked_again(watch: Watch, code: types.CodeType) -> Any:
+def asked_again(watch: LedgerWatch, code: types.CodeType) -> Any:
     """The answer for a code that is known to be over its limit; None for any other."""
     from torch._dynamo.convert_frame import input_codes
     from torch._dynamo.types import ConvertFrameReturn

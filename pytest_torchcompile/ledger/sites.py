@@ -48,9 +48,7 @@ def read_code_name(name: str) -> CodeName:
     """
     short = name.rsplit("<locals>.", 1)[-1]
     match = _RESUME.search(short)
-    if match is None:
-        return CodeName(short, 0)
-    return CodeName(match[1], int(match[2]))
+    return CodeName(match[1], int(match[2])) if match else CodeName(short, 0)
 
 
 def _is_installed(path: str) -> bool:

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.ledger import break_text as graph_breaks
 from pytest_torchcompile.ledger import decisions
-from pytest_torchcompile.ledger.in_progress import Attempt, Place
+from pytest_torchcompile.ledger.in_progress import FrameAttempt, FunctionPlace
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, Text
-from pytest_torchcompile.ledger.stages import STAGES, seconds_in
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.ledger.watch import Watch
+    from pytest_torchcompile.ledger.watch import LedgerWatch
 
 __all__ = ["compile_id", "install_hook"]
 
@@ -30,13 +29,27 @@ _CONTEXT: Final = frozenset({
 })  # fmt: skip
 """Keys that any record may have. The one that is left is the name of the event."""
 _IGNORED: Final = frozenset({"str", "chromium_event", "dynamo_start", "create_symbol"})
-"""Most of some 300 records a compile; not looked at further."""
+"""A compile makes some 300 records; nothing is read of these."""
+_STAGES: Final = {
+    "dynamo_output_graph": "dynamo",
+    "aot_joint_graph": "joint",
+    "aot_forward_graph": "forward",
+    "aot_inference_graph": "forward",
+    "aot_backward_graph": "backward",
+    "inductor_post_grad_graph": "post_grad",
+    # Torch 2.8 writes this one on a cache miss.
+    "after_post_grad_graph": "post_grad",
+    "inductor_output_code": "code",
+    # Since torch 2.9, and only where kernels are compiled with the lines of the user's code.
+    "inductor_provenance_tracking_kernel_stack_traces": "kernel_lines",
+}
+"""Events and artifacts of the structured trace (names: torch 2.8 to 2.15), and our names of the stages."""
 _CACHE: Final = re.compile(r"(fx_graph|aotautograd)(?:_bundled)?_cache_(hit|miss|bypass)$")
 _CACHE_NAMES: Final = {"fx_graph": "fx", "aotautograd": "aot"}
 
 
 @contextlib.contextmanager
-def install_hook(watch: Watch) -> Iterator[None]:
+def install_hook(watch: LedgerWatch) -> Iterator[None]:
     """Read the trace for ``watch`` while the block runs."""
     import torch._logging  # noqa: F401  # registers the logger
 
@@ -141,7 +154,7 @@ def _event_name(metadata: Any) -> str:
 
 
 class _Handler(logging.Handler):
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: LedgerWatch) -> None:
         super().__init__(logging.DEBUG)
         self.watch = watch
 
@@ -160,16 +173,14 @@ class _Handler(logging.Handler):
     def _read_record(self, name: str, metadata: dict[str, Any], payload: Any) -> None:
         if name == "artifact":
             name = metadata["artifact"]["name"]
-        attempt = None
-        if self.watch.thread.attempts:
-            attempt = self.watch.thread.attempts[-1]
+        attempt = self.watch.thread.attempts[-1] if self.watch.thread.attempts else None
         # The first three come without an attempt too: autograd's thread compiles a backward, and Dynamo is not asked.
         if name == "dynamo_graph_break_reason":
             self._enter_break(str(payload), compile_id(metadata), attempt)
         elif name == "bwd_compilation_metrics":
             self._enter_backward(compile_id(metadata), metadata[name])
-        elif name in STAGES:
-            self._keep_text(compile_id(metadata), STAGES[name], payload)
+        elif name in _STAGES:
+            self._keep_text(compile_id(metadata), _STAGES[name], payload)
         elif attempt is None:
             return
         elif name == "recompile_reasons":
@@ -184,13 +195,11 @@ class _Handler(logging.Handler):
             if ledger.keep_texts:
                 ledger.add(Text(of, stage, str(payload), ledger.label))
 
-    def _enter_break(self, text: str, of: str, attempt: Attempt | None) -> None:
+    def _enter_break(self, text: str, of: str, attempt: FrameAttempt | None) -> None:
         watch = self.watch
         if watch.thread.regions:
             watch.broken.add(watch.place_of(watch.thread.regions[-1]))
-        traced = graph_breaks.TracedCode()
-        if attempt:
-            traced = attempt.traced
+        traced = attempt.traced if attempt else graph_breaks.TracedCode()
         for ledger, root in watch.ledgers:
             found = graph_breaks.parse_break(text, root=root, during=ledger.label, compile_id=of, traced=traced)
             # Told as an eager frame, when the frame is decided on.
@@ -201,17 +210,17 @@ class _Handler(logging.Handler):
                 attempt.breaks.append(found)
         if watch.ledgers and (name := graph_breaks.disabled_function(found)):
             eager = EagerFrame(name, found.file, found.line, "torch.compiler.disable", "disabled")
-            watch.give_up(Attempt(), eager)
+            watch.give_up(FrameAttempt(), eager)
 
     def _enter_backward(self, of: str, metrics: dict[str, Any]) -> None:
         for ledger, _root in self.watch.ledgers:
             # It is compiled in the name of its forward, the last one: numbers begin anew after a reset.
-            where = Place("", "", 0)
+            where = FunctionPlace("", "", 0)
             for compiled in reversed(ledger.compiles):
                 if compiled.compile_id == of:
-                    where = Place(compiled.function, compiled.file, compiled.line)
+                    where = FunctionPlace(compiled.function, compiled.file, compiled.line)
                     break
             ledger.add(Compile(
                 *where, of, "backward", during=ledger.label, seconds=(metrics.get("duration_us") or 0) / 1e6,
-                seconds_in=seconds_in(metrics),
+                seconds_in=decisions.seconds_in(metrics),
             ))  # fmt: skip

@@ -7,7 +7,7 @@ import inspect
 import types
 from typing import Any, Final
 
-from pytest_torchcompile.ledger.in_progress import Attempt, Place
+from pytest_torchcompile.ledger.in_progress import FrameAttempt, FunctionPlace
 from pytest_torchcompile.ledger.sites import is_torch, read_code_name
 
 __all__ = ["Functions", "code_of", "compiled_object", "compiled_parts", "is_disabled", "runs_later"]
@@ -32,7 +32,7 @@ class Functions:
         self._seen: dict[tuple[str, str], dict[int, str]] = {}
         """File and short name of functions, to their full names by first line."""
 
-    def begin_attempt(self, frame: Any, cached: bool) -> Attempt:
+    def begin_attempt(self, frame: Any, cached: bool) -> FrameAttempt:
         """Begin the record of a frame (``DynamoFrameType``) that Dynamo is asked to compile."""
         code = frame.f_code
         place, resumed_at = self._place_of_frame(code, frame)
@@ -41,30 +41,30 @@ class Functions:
             return {**frame.f_locals, "G": frame.f_globals}
 
         own_code = (code.co_filename, read_code_name(code.co_name).function)
-        return Attempt(*place, resumed_at, own_code, code, code.co_freevars, scope, cached)
+        return FrameAttempt(*place, resumed_at, own_code, code, code.co_freevars, scope, cached)
 
-    def _place_of_frame(self, code: Any, frame: Any) -> tuple[Place, int]:
+    def _place_of_frame(self, code: Any, frame: Any) -> tuple[FunctionPlace, int]:
         if is_torch(code.co_filename):
             inner = _wrapped_by(code, frame)
             if inner is not None:
                 return self.place_of(inner), 0
         return self._place_of_code(code, _owner_of_frame(code, frame))
 
-    def place_of(self, function: Any) -> Place:
+    def place_of(self, function: Any) -> FunctionPlace:
         """Name, file and line of a compiled callable, as the user wrote it."""
         code = code_of(function)
         innermost = _innermost(function)
         if code is not None:
             return self._place_of_code(code, _receiver(innermost))[0]
         if isinstance(innermost, _BUILT_IN):
-            return Place(_builtin_name(innermost), "", 0)
-        return Place(type(innermost).__qualname__, "", 0)
+            return FunctionPlace(_builtin_name(innermost), "", 0)
+        return FunctionPlace(type(innermost).__qualname__, "", 0)
 
     def name_of_code(self, code: Any) -> str:
         """Name of the function that a code object belongs to."""
         return self._place_of_code(code, None)[0].function
 
-    def _place_of_code(self, code: Any, owner: object) -> tuple[Place, int]:
+    def _place_of_code(self, code: Any, owner: object) -> tuple[FunctionPlace, int]:
         """The function of a code object, and the line where it resumes (0 for none)."""
         short, resumed_at = read_code_name(code.co_name)
         seen = self._seen.setdefault((code.co_filename, short), {})
@@ -72,10 +72,10 @@ class Functions:
             # Torch gives a resume function the line of the break as its first. It is the rest of the last function of
             # that name that begins above it.
             line = max((known for known in seen if known <= resumed_at), default=code.co_firstlineno)
-            return Place(seen.get(line, short), code.co_filename, line), resumed_at
+            return FunctionPlace(seen.get(line, short), code.co_filename, line), resumed_at
         name = read_code_name(_qualified_name(code, owner)).function
         seen[code.co_firstlineno] = name
-        return Place(name, code.co_filename, code.co_firstlineno), 0
+        return FunctionPlace(name, code.co_filename, code.co_firstlineno), 0
 
 
 def _qualified_name(code: Any, owner: object) -> str:
@@ -92,9 +92,7 @@ def _qualified_name(code: Any, owner: object) -> str:
 
 def _builtin_name(builtin: Any) -> str:
     """``sin`` for ``_VariableFunctionsClass.sin``."""
-    if builtin.__qualname__.startswith("_"):
-        return str(builtin.__name__)
-    return str(builtin.__qualname__)
+    return str(builtin.__name__ if builtin.__qualname__.startswith("_") else builtin.__qualname__)
 
 
 def _owner_of_frame(code: Any, frame: Any) -> Any:
@@ -123,12 +121,8 @@ def _receiver(function: Any) -> Any:
     """What the code of a callable gets as ``self``; None for a function, and for a method of a class."""
     if isinstance(function, types.FunctionType):
         return None
-    receiver = function
-    if isinstance(function, types.MethodType):
-        receiver = function.__self__
-    if isinstance(receiver, type):
-        return None
-    return receiver
+    receiver = function.__self__ if isinstance(function, types.MethodType) else function
+    return None if isinstance(receiver, type) else receiver
 
 
 def _wrapped_by(code: Any, frame: Any) -> Any:
@@ -141,9 +135,7 @@ def _wrapped_by(code: Any, frame: Any) -> Any:
     if name in code.co_freevars:
         return frame.closure[code.co_freevars.index(name)].cell_contents
     inner = frame.f_locals.get(name)
-    if _is_known(inner):
-        return inner
-    return None
+    return inner if _is_known(inner) else None
 
 
 def _is_known(function: Any) -> bool:
@@ -187,12 +179,8 @@ def _called_module(function: Any) -> Any:
     """The module whose call this is, or None."""
     import torch
 
-    owner = function
-    if isinstance(function, types.MethodType):
-        owner = function.__self__
-    if isinstance(owner, torch.nn.Module):
-        return owner
-    return None
+    owner = function.__self__ if isinstance(function, types.MethodType) else function
+    return owner if isinstance(owner, torch.nn.Module) else None
 
 
 def _forward_of(module: Any) -> Any:
@@ -205,17 +193,13 @@ def compiled_object(function: Any) -> Any:
     inner = _innermost(function)
     module = _called_module(inner)
     # Compared with None: a container of modules may be empty, and false.
-    if module is None:
-        return inner
-    return module
+    return inner if module is None else module
 
 
 def compiled_parts(model: Any) -> list[Any]:
     """What :func:`compiled_object` may say of compiled calls of a model: it and its modules, compiled by themselves."""
     whole = compiled_object(model)
-    if hasattr(whole, "modules"):
-        return list(whole.modules())
-    return [whole]
+    return list(whole.modules()) if hasattr(whole, "modules") else [whole]
 
 
 def runs_later(function: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Watch: what all open ledgers of a process share. Hooks go in with the first ledger, out with the last.
+"""The watch: what all open ledgers of a process share. Hooks go in with the first ledger, out with the last.
 
 :mod:`.process_watch` makes the process' only one, and names its hooks.
 """
@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
 from pytest_torchcompile.ledger.entries import cache_entries, guards_of
-from pytest_torchcompile.ledger.in_progress import Attempt, Place, Region
+from pytest_torchcompile.ledger.in_progress import FrameAttempt, FunctionPlace, Region
 from pytest_torchcompile.ledger.ledger import Ledger
-from pytest_torchcompile.ledger.records import EagerFrame, Record
+from pytest_torchcompile.ledger.records import EagerFrame, LedgerRecord
 from pytest_torchcompile.ledger.users import Functions, compiled_object, compiled_parts, runs_later
 
-__all__ = ["Awaited", "Hook", "Watch"]
+__all__ = ["Awaited", "Hook", "LedgerWatch"]
 
 R = TypeVar("R")
-Hook: TypeAlias = "Callable[[Watch], contextlib.AbstractContextManager[None]]"
+Hook: TypeAlias = "Callable[[LedgerWatch], contextlib.AbstractContextManager[None]]"
 """Installs itself for a watch while a block runs."""
 
 
@@ -28,7 +28,7 @@ class _Thread(threading.local):
     """What one thread is doing."""
 
     def __init__(self) -> None:
-        self.attempts: list[Attempt] = []
+        self.attempts: list[FrameAttempt] = []
         self.regions: list[Region] = []
         self.runs = 0
         """Graphs run by this thread since it was first watched."""
@@ -51,7 +51,7 @@ class Awaited:
             self.ran = self.ran or ran or runs_later(region.function)
 
 
-class Watch:
+class LedgerWatch:
     """Hooks and the ledgers that they report to."""
 
     def __init__(self, hooks: Iterable[Hook]) -> None:
@@ -59,9 +59,9 @@ class Watch:
         self.ledgers: list[tuple[Ledger, str | None]] = []
         """Open ledgers, each with its project's root folder."""
         self.thread = _Thread()
-        self.given_up: dict[Place, list[EagerFrame]] = {}
+        self.given_up: dict[FunctionPlace, list[EagerFrame]] = {}
         """Why a compiled callable ran without any graph, from the call where torch said so."""
-        self.broken: set[Place] = set()
+        self.broken: set[FunctionPlace] = set()
         """Compiled callables in which a graph broke."""
         self.finished: dict[int, tuple[int, float]] = {}
         """Code, by its identity, to the thread that compiled it last, and when."""
@@ -109,7 +109,7 @@ class Watch:
                 self.thread = _Thread()
                 self._hooks.close()
 
-    def add(self, record: Record) -> None:
+    def add(self, record: LedgerRecord) -> None:
         """Enter a record in every open ledger, each with its own label."""
         for ledger, _root in self.ledgers:
             ledger.add(record.labelled(ledger.label))
@@ -126,11 +126,11 @@ class Watch:
             awaited.note_call(region, ran)
         self.awaited = [awaited for awaited in self.awaited if not awaited.ran]
 
-    def place_of(self, region: Region) -> Place:
+    def place_of(self, region: Region) -> FunctionPlace:
         """The compiled callable that a region is a call of."""
         return self.functions.place_of(region.function)
 
-    def give_up(self, attempt: Attempt, eager: EagerFrame) -> None:
+    def give_up(self, attempt: FrameAttempt, eager: EagerFrame) -> None:
         """Enter a frame that runs eagerly from now on."""
         self.add(eager)
         if attempt.frame_code is not None:
@@ -138,7 +138,7 @@ class Watch:
         if self.thread.regions:
             self.thread.regions[-1].gave_up += (eager,)
 
-    def lost_race(self, attempt: Attempt, made: Any) -> bool:
+    def lost_race(self, attempt: FrameAttempt, made: Any) -> bool:
         """Whether another thread compiled the same while this one waited for torch's lock, so that an entry fits now.
 
         Of that entry torch can name no guard. Since 2.13 it says "Unexpected recompilation"

@@ -9,7 +9,7 @@ from torch import nn
 
 from pytest_torchcompile.errors import InstrumentError, Unavailable
 from pytest_torchcompile.gauges import kernels, memory
-from pytest_torchcompile.ledger import observe, stages
+from pytest_torchcompile.ledger import observe
 
 pytestmark = [pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
               pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]  # fmt: skip
@@ -53,8 +53,8 @@ def test_kernels_of_a_training_step_cold_and_on_a_cache_hit():
 
     with fresh_cache():
         cold, warm = trained(), trained()
-    assert stages.cache_answers(cold.compiles)["aot miss"] == 1
-    assert stages.cache_answers(warm.compiles)["aot hit"] == 1
+    assert [answer for compiled in cold.compiles for answer in compiled.caches].count("aot miss") == 1
+    assert [answer for compiled in warm.compiles for answer in compiled.caches].count("aot hit") == 1
     for seen in (cold, warm):
         forward, backward = kernels.read_kernels(seen.texts, kernels.aten_operators())
         assert (forward.stage, backward.stage) == ("forward", "backward")
@@ -90,9 +90,9 @@ def test_a_torch_that_cannot_note_lines_is_named(monkeypatch):
 ])  # fmt: skip
 def test_texts_of_each_stage(backend, wanted):
     """As far as the backend goes; kept only where they were asked for."""
-    found = stages.texts_by_stage(trained(backend).texts, "0/0")
-    assert set(found) - {"kernel_lines"} == wanted
-    assert "relu" in found["dynamo"][0]
+    texts = [text for text in trained(backend).texts if text.compile_id == "0/0"]
+    assert {text.stage for text in texts} - {"kernel_lines"} == wanted
+    assert "relu" in next(text.text for text in texts if text.stage == "dynamo")
     with observe() as seen:
         torch.compile(Net(), backend=backend)(torch.ones(3, 8))
     assert seen.texts == []
@@ -103,7 +103,8 @@ def test_seconds_are_split_and_add_up():
     (first, *_) = trained().compiles
     assert set(first.seconds_in) >= {"dynamo", "aot"}
     assert sum(first.seconds_in.values()) == pytest.approx(first.seconds, rel=0.02)
-    assert stages.seconds_by_stage(trained("eager").compiles).keys() == {"dynamo", "aot"}  # the backend's part, tiny
+    stages = {stage for compiled in trained("eager").compiles for stage in compiled.seconds_in}
+    assert stages == {"dynamo", "aot"}  # the backend's part, tiny
 
 
 def test_memory_of_a_call_on_the_cpu():

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from pytest_torchcompile.ledger import process_watch
 from pytest_torchcompile.ledger.ledger import Ledger
-from pytest_torchcompile.ledger.records import Record
-from pytest_torchcompile.ledger.watch import Watch
+from pytest_torchcompile.ledger.records import LedgerRecord
+from pytest_torchcompile.ledger.watch import LedgerWatch
 
 
 @dataclass
-class Pin(Record):
+class Pin(LedgerRecord):
     """A record that the ledger knows nothing of; a place is told once."""
 
     list_name = "pins"
@@ -35,7 +35,7 @@ def install_hook(watch):
 
 def test_its_records_are_entered_written_and_read():
     """In every open ledger under the label of its own, in a list that is made when the first record comes."""
-    watch, outer, inner = Watch([install_hook]), Ledger(), Ledger()
+    watch, outer, inner = LedgerWatch([install_hook]), Ledger(), Ledger()
     watch.open(outer, None)
     watch.open(inner, None)
     with inner.during("call 1"):

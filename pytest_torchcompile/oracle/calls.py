@@ -91,10 +91,14 @@ def passes_over(calls: Sequence[Call], seed: int | None) -> Iterator[list[Call]]
     """
     yield list(calls)
     if seed is None:
-        yield [replace(call, suffix=", once more") for call in calls]
+        yield _with_suffix(calls, ", once more")
     else:
         yield [call.with_other_values(seed) for call in calls]
-    yield [replace(call, suffix=", again") for call in calls]
+    yield _with_suffix(calls, ", again")
+
+
+def _with_suffix(calls: Sequence[Call], suffix: str) -> list[Call]:
+    return [replace(call, suffix=suffix) for call in calls]
 
 
 def memory_behind(calls: Sequence[Call]) -> int:
@@ -125,8 +129,8 @@ class Side:
         """
         self.call, self.module, self.alone = call, module, alone
         self._settle = settle
+        # Names of the parameters that are another rank's.
         self.others: frozenset[str] = frozenset()
-        """Names of the parameters that are another rank's."""
         if owned is not None:
             mine = {id(parameter) for parameter in owned(call)}
             self.others = frozenset(name for name, parameter in module.named_parameters() if id(parameter) not in mine)

@@ -98,11 +98,11 @@ class _Judge:
 
     def __init__(self, reference: Reference | Callable[[], Reference], limits: Limits) -> None:
         self._source, self._limits = reference, limits
+        # What a leaf must hold that no noise is drawn for: eager's own error is one measure of it, and a rough one.
         self._without_draws = replace(limits, rms=limits.rms / 2, bias=limits.bias / 2, peak=limits.peak / 2)
-        """What a leaf must hold that no noise is drawn for: eager's own error is one measure of it, and a rough one."""
         self._twin: dict[str, tuple[str, Item]] | None = None
+        # Of the leaves that are not equal bit for bit.
         self._measured: dict[str, _Values] = {}
-        """Of the leaves that are not equal bit for bit."""
 
     def first_leaf(self, values: _Values) -> Leaf:
         """Judge a value by the draws that there are: none at first, then by eager's own error."""

@@ -10,13 +10,13 @@ import torch
 
 __all__ = ["Dice"]
 
+# Numbers in a pool: on a CPU as many as its cache holds.
 _POOLS = {"cpu": 1 << 17}
-"""Numbers in a pool: on a CPU as many as its cache holds."""
 _POOL = 1 << 20
+# Between the seeds of two sequences.
 _APART = 7919
-"""Between the seeds of two sequences."""
+# Pools of factors that are kept, the ones of the units used last.
 _KEPT = 16
-"""Pools of factors that are kept, the ones of the units used last."""
 
 
 class Dice:
@@ -32,28 +32,28 @@ class Dice:
         self._pools: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
         self._factors: OrderedDict[tuple[torch.device, torch.dtype, float], torch.Tensor] = OrderedDict()
 
-    def throw(self, number: int) -> None:
+    def begin_sequence(self, number: int) -> None:
         """Begin the sequence of this number: it is the same one whenever it is begun."""
         self._offsets.seed(self._seed + _APART * number)
 
     def disturb(self, tensor: torch.Tensor, unit: float) -> None:
         """Multiply every element by a factor within ``unit`` of 1, in place; zeros and infinities stay."""
-        flat = _flat(tensor)
+        flat = _flat_memory(tensor)
         if flat is None:
             disturbed = tensor.contiguous()
             self.disturb(disturbed, unit)
             tensor.copy_(disturbed)
             return
         for part in self._stretches(flat):
-            part.mul_(self._slice(part, unit))
+            part.mul_(self._next_factors(part, unit))
 
-    def disturbed(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
+    def disturbed_copy(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
         """A disturbed copy, of the same strides where the tensor fills its memory."""
         copy = tensor.clone()
         self.disturb(copy, unit)
         return copy
 
-    def drift(self, tensor: torch.Tensor, size: float, below: float) -> None:
+    def add_drift(self, tensor: torch.Tensor, size: float, below: float) -> None:
         """Add up to ``size`` to the elements that are smaller than ``below`` and not zero, in place."""
         small = (tensor.abs() < below) & (tensor != 0)
         if bool(small.any()):
@@ -63,35 +63,46 @@ class Dice:
 
     def _stretches(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         half = _POOLS.get(flat.device.type, _POOL) // 2
-        yield from (flat,) if flat.numel() <= half else torch.split(flat, half)
+        if flat.numel() <= half:
+            yield flat
+        else:
+            yield from torch.split(flat, half)
 
-    def _slice(self, like: torch.Tensor, unit: float) -> torch.Tensor:
-        factors = self._pool(like.device, like.dtype, unit)
+    def _next_factors(self, like: torch.Tensor, unit: float) -> torch.Tensor:
+        factors = self._factor_pool(like.device, like.dtype, unit)
         return factors.narrow(0, self._offsets.randrange(factors.numel() - like.numel()), like.numel())
 
-    def _pool(self, device: torch.device, dtype: torch.dtype, unit: float) -> torch.Tensor:
+    def _factor_pool(self, device: torch.device, dtype: torch.dtype, unit: float) -> torch.Tensor:
         """The pool as factors ``1 - unit * xi``, real or complex."""
         key = (device, dtype, unit)
         if key in self._factors:
             self._factors.move_to_end(key)
             return self._factors[key]
         if (device, dtype) not in self._pools:
-            generator = torch.Generator(device=device).manual_seed(self._seed)
-            size = _POOLS.get(device.type, _POOL) + 1
-            real = torch.empty(size, 2, dtype=dtype.to_real() if dtype.is_complex else dtype, device=device)
-            real.uniform_(-1, 1, generator=generator)
-            self._pools[device, dtype] = torch.view_as_complex(real) if dtype.is_complex else real[:, 0].clone()
+            self._pools[device, dtype] = self._new_pool(device, dtype)
         # a factor, not a summand: infinity plus a part of infinity can be NaN
         self._factors[key] = torch.rsub(self._pools[device, dtype], 1.0, alpha=unit)
         if len(self._factors) > _KEPT:
             self._factors.popitem(last=False)
         return self._factors[key]
 
+    def _new_pool(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """Uniform numbers in (-1, 1); of complex ones both parts."""
+        generator = torch.Generator(device=device).manual_seed(self._seed)
+        real_dtype = dtype.to_real() if dtype.is_complex else dtype
+        real = torch.empty(_POOLS.get(device.type, _POOL) + 1, 2, dtype=real_dtype, device=device)
+        real.uniform_(-1, 1, generator=generator)
+        if dtype.is_complex:
+            return torch.view_as_complex(real)
+        return real[:, 0].clone()
 
-def _flat(tensor: torch.Tensor) -> torch.Tensor | None:
+
+def _flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
     """The memory of a tensor that fills it without gaps, as one axis; ``None`` for others."""
     if tensor.is_contiguous():
         return tensor.view(-1)
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     straight = tensor.permute(order)
-    return straight.view(-1) if straight.is_contiguous() else None
+    if not straight.is_contiguous():
+        return None
+    return straight.view(-1)

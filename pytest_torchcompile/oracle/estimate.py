@@ -12,17 +12,17 @@ from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, 
 
 __all__ = ["Estimate", "as_real", "finite_values", "small_to_cpu", "split_pieces"]
 
+# Elements looked at in one go: what bounds the memory of a comparison; on a CPU what its cache holds.
 _PIECES = {"cpu": 1 << 17}
-"""Elements looked at in one go: what bounds the memory of a comparison; on a CPU what its cache holds."""
 _PIECE = 1 << 22
+# Elements up to which a tensor of a GPU is looked at on the CPU.
 _SMALL = 1 << 14
-"""Elements up to which a tensor of a GPU is looked at on the CPU."""
+# Leaves with fewer elements have their spread kept in float64.
 _FINE = 1 << 20
-"""Leaves with fewer elements have their spread kept in float64."""
 _ROUNDINGS = 2.0**8
 _SIXTEENTH = 2.0**-4
+# Share of a dtype's range beyond which rounding decides about overflow.
 _NEAR = 0.9
-"""Share of a dtype's range beyond which rounding decides about overflow."""
 
 
 class Estimate:
@@ -34,29 +34,29 @@ class Estimate:
 
     def __init__(self, value: Any, largest: float = float("inf")) -> None:
         """Start with the value itself; ``largest`` is the end of the range of eager's dtype."""
-        self.value = _number(value)
+        self.value = _as_number(value)
+        # Draws that were made for this leaf, also those that raised or gave something else.
         self.offered = 0
-        """Draws that were made for this leaf, also those that raised or gave something else."""
+        # Draws that had the leaf's type and shape.
         self.draws = 0
-        """Draws that had the leaf's type and shape."""
+        # Root of the sum of squared deviations per element (flat).
         self.spread: torch.Tensor | None = None
-        """Root of the sum of squared deviations per element (flat)."""
+        # The largest deviation of each element (flat): what a decision that noise flips amounts to.
         self.reach: torch.Tensor | None = None
-        """The largest deviation of each element (flat): what a decision that noise flips amounts to."""
+        # Discrete leaves: which elements some draw flipped.
         self.flips: torch.Tensor | None = None
-        """Discrete leaves: which elements some draw flipped."""
+        # Discrete leaves: how many elements each draw of plain noise flipped.
         self.flipped: list[int] = []
-        """Discrete leaves: how many elements each draw of plain noise flipped."""
+        # Which elements (flat) are beyond the range of eager's dtype in some draw, or near its end.
         self.brink: torch.Tensor | None = None
-        """Which elements (flat) are beyond the range of eager's dtype in some draw, or near its end."""
         self._near = _NEAR * largest
+        # The noise of the first draw by magnitude, which makes the weights of ``noise``.
         self.levels: Levels | None = None
-        """The noise of the first draw by magnitude, which makes the weights of ``noise``."""
         self.noise = Noise()
+        # Draws of another type or shape: rounding decides about the shape itself.
         self.odd = 0
-        """Draws of another type or shape: rounding decides about the shape itself."""
         if self.continuous:
-            self._confine()
+            self._confine_to_range()
 
     @property
     def continuous(self) -> bool:
@@ -66,30 +66,34 @@ class Estimate:
     @property
     def nbytes(self) -> int:
         """Memory of the tensors it holds."""
-        held = (self.value, self.spread, self.reach, self.flips, self.brink)
-        return sum(t.numel() * t.itemsize for t in held if isinstance(t, torch.Tensor))
+        tensors = (self.value, self.spread, self.reach, self.flips, self.brink)
+        return sum(t.numel() * t.itemsize for t in tensors if isinstance(t, torch.Tensor))
 
     def add(self, value: Any, plain: bool = True) -> None:
         """Take one more draw in; ``plain``: made with as much noise as the program has, not more."""
         if not isinstance(self.value, torch.Tensor):
-            self.odd += self.value != value if isinstance(value, (bool, int, str, type(None))) else 0
+            if isinstance(value, (bool, int, str, type(None))):
+                self.odd += self.value != value
             return
-        value = _number(value)
-        alike = isinstance(value, torch.Tensor) and value.shape == self.value.shape
-        if not alike or value.dtype != self.value.dtype:
+        value = _as_number(value)
+        same_shape = isinstance(value, torch.Tensor) and value.shape == self.value.shape
+        if not same_shape or value.dtype != self.value.dtype:
             self.odd += 1
             return
         self.draws += 1
         if self.continuous:
             if value.numel():
-                self._deviate(value)
+                self._add_deviations(value)
             return
         flips = value != self.value
-        self.flips = flips if self.flips is None else self.flips | flips
+        if self.flips is not None:
+            self.flips = self.flips | flips
+        else:
+            self.flips = flips
         if plain:
             self.flipped.append(int(flips.sum()))
 
-    def near(self, eager: torch.Tensor) -> bool:
+    def is_near(self, eager: torch.Tensor) -> bool:
         """Whether eager is so near that its own error is nothing but rounding: within 256 roundings as a whole.
 
         Of half precision, whose rounding is coarse, a sixteenth of the values at most.
@@ -113,17 +117,20 @@ class Estimate:
         largest = finite_values(self.value).abs().amax().reshape(1)
         return bool(self.levels.of(largest) > largest)
 
-    def repeated_by(self, value: Any, unit: float) -> bool:
+    def is_repeated_by(self, value: Any, unit: float) -> bool:
         """Whether another run without noise came to the same value, within one rounding or its own share of the noise.
 
-        Of a model that wavers the noise drawn wavers too: an exact run in float64 is allowed the rounding of float64.
+        A nondeterministic model also makes its noise estimate vary, so its float64 run is allowed float64's own
+        rounding: a share of the noise, and not all of it.
         """
-        value = _number(value)
+        value = _as_number(value)
         if not isinstance(self.value, torch.Tensor) or not isinstance(value, torch.Tensor):
             return bool(self.value == value)
         if value.shape != self.value.shape or not self.continuous:
             return value.shape == self.value.shape and torch.equal(value, self.value)
-        spread = torch.zeros((), device=value.device).expand(value.numel()) if self.spread is None else self.spread
+        spread = self.spread
+        if spread is None:
+            spread = torch.zeros((), device=value.device).expand(value.numel())
         share = min(1.0, 2.0**10 * torch.finfo(self.value.dtype).eps / unit)
         for again, exact, deviation in split_pieces(value, self.value, spread):
             allowed = share * deviation.double() + unit * finite_values(exact).abs()
@@ -131,7 +138,7 @@ class Estimate:
                 return False
         return True
 
-    def _confine(self) -> None:
+    def _confine_to_range(self) -> None:
         """Values beyond the range of eager's dtype become infinite: nothing is measured from them."""
         if self._near < float("inf"):
             beyond = self.value.isfinite() & (self.value.abs() > self._near)
@@ -139,7 +146,7 @@ class Estimate:
                 self.value = self.value.masked_fill(beyond, float("inf"))
                 self.brink = beyond.flatten()
 
-    def _deviate(self, value: torch.Tensor) -> None:
+    def _add_deviations(self, value: torch.Tensor) -> None:
         if self.spread is None or self.reach is None or self.levels is None:
             fine = self.value.dtype == torch.float64 and self.value.numel() < _FINE
             dtype = torch.float64 if fine else torch.float32
@@ -147,31 +154,36 @@ class Estimate:
             self.reach = torch.zeros_like(self.spread, dtype=torch.bfloat16)
             exact = sample_elements(self.value)
             self.levels = Levels(finite_values(exact), finite_values(sample_elements(value) - exact))
-        found = Projections(self.levels)
+        projections = Projections(self.levels)
         start = 0
         for spread, reach, exact, drawn in split_pieces(self.spread, self.reach, self.value, value):
             error = drawn - exact
             if not math.isfinite(float(error.dot(error))) or self._near < float("inf"):
-                self._look(start, exact.isfinite() & ~(drawn.abs() <= self._near))  # NaN is not smaller
+                # not (a > b): NaN is not smaller
+                self._mark_brink(start, exact.isfinite() & ~(drawn.abs() <= self._near))
                 error, exact = finite_values(error), finite_values(exact)
             torch.maximum(reach, error.abs().to(reach.dtype), out=reach)
             torch.hypot(spread, error.to(spread.dtype), out=spread)
-            found.add(error, exact)
+            projections.add(error, exact)
             start += drawn.numel()
-        self.noise.add(found)
+        self.noise.add(projections)
 
-    def _look(self, start: int, beyond: torch.Tensor) -> None:
+    def _mark_brink(self, start: int, beyond: torch.Tensor) -> None:
         if bool(beyond.any()):
             if self.brink is None:
                 self.brink = torch.zeros(self.value.numel(), dtype=torch.bool, device=self.value.device)
             self.brink[start : start + beyond.numel()] |= beyond
 
 
-def _number(value: Any) -> Any:
+def _as_number(value: Any) -> Any:
     """A Python float or complex number as a tensor, complex tensors as real ones, small ones at hand."""
-    if isinstance(value, (float, complex)):
-        value = torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.complex128)
-    return as_real(small_to_cpu(value)) if isinstance(value, torch.Tensor) else value
+    if isinstance(value, float):
+        value = torch.tensor(value, dtype=torch.float64)
+    elif isinstance(value, complex):
+        value = torch.tensor(value, dtype=torch.complex128)
+    if isinstance(value, torch.Tensor):
+        value = as_real(small_to_cpu(value))
+    return value
 
 
 def small_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
@@ -180,12 +192,16 @@ def small_to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     A comparison is a few dozen operators and as many questions; each is a launch and a wait there, some 30 microseconds
     for what a CPU does in two.
     """
-    return tensor.cpu() if tensor.is_cuda and tensor.numel() <= _SMALL else tensor
+    if tensor.is_cuda and tensor.numel() <= _SMALL:
+        return tensor.cpu()
+    return tensor
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:
     """A complex tensor as pairs of real numbers (one more axis), any other as it is."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj())
+    return tensor
 
 
 def finite_values(tensor: torch.Tensor) -> torch.Tensor:

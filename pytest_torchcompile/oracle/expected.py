@@ -48,12 +48,12 @@ class Reference:
     def __init__(self, recording: Recording) -> None:
         """Take a recording itself for what is expected, without any noise draw: the kind ``eager-only``."""
         self.kind = "eager-only"
+        # Why it is not ``float64``.
         self.why = ""
-        """Why it is not ``float64``."""
+        # Of a scale made from the dtype: the unit roundoff of a narrower dtype in which parts are known to run.
         self.unit = 0.0
-        """Of a scale made from the dtype: the unit roundoff of a narrower dtype in which parts are known to run."""
+        # How many noise draws the estimate with the most of them holds.
         self.draws = 0
-        """How many noise draws the estimate with the most of them holds."""
         self.estimates: dict[str, Estimate] = {}
         self._recording = recording
         self._expect_values(recording)

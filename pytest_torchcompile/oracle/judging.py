@@ -16,53 +16,63 @@ from pytest_torchcompile.oracle.scale import Scale, scale_from_draws, scale_from
 
 __all__ = ["eager_is_near", "judge_discrete", "judge_numbers"]
 
+# Relative offset that is never complained about: 16 roundings of float32.
 _BIAS_FLOOR = 2.0**-20
-"""Relative offset that is never complained about: 16 roundings of float32."""
+# Eager this many noise scales off the reference: not the same program (the worst of 13 models had 2.5).
 _UNFIT = 32.0
-"""Eager this many noise scales off the reference: not the same program (the worst of 13 models had 2.5)."""
+# An element that is off by so much of its expected value, which is above the noise, is lost: zero would be as near.
+# Of the elements that approximations of Inductor's (gelu, erf, expm1) put off, at most 47 % are lost: those next to 0.
+_HALF = 0.5
+# Larger values, such as masks of -1e9, excuse no more than this one.
+_TALL = 16.0
 
 
 def judge_numbers(
     leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, reference: Reference, limits: Limits
 ) -> Leaf:
     """Measure a floating or complex leaf that is not bitwise equal."""
-    dtype = eager.dtype.to_real() if eager.is_complex() else eager.dtype
     e, c = as_real(eager.detach()), as_real(compiled.detach())
-    if dtype.itemsize == 1:  # torch has no arithmetic of 8-bit floats
+    dtype = e.dtype
+    # torch has no arithmetic of 8-bit floats
+    if dtype.itemsize == 1:
         e, c = e.float(), c.float()
     estimate = reference.estimates.get(leaf.name)
     if estimate is None or not estimate.continuous or estimate.value.shape != e.shape:
         why = reference.why or "the float64 run has nothing of this name and shape"
         leaf = replace(leaf, against="eager-only", why=why)
-        return _measured(leaf, e, c, scale_from_dtype(e, dtype, None, reference.unit), limits)
+        return _measure_error(leaf, e, c, scale_from_dtype(e, dtype, None, reference.unit), limits)
     leaf = replace(leaf, against=reference.kind, why=reference.why)
     if not estimate.offered and reference.kind in WIDER:
-        return _measured(leaf, e, c, scale_from_eager(e, dtype, estimate), limits, estimate)
+        return _measure_error(leaf, e, c, scale_from_eager(e, dtype, estimate), limits, estimate)
     if not estimate.draws:
-        return _measured(leaf, e, c, scale_from_dtype(e, dtype, estimate, reference.unit), limits)
+        return _measure_error(leaf, e, c, scale_from_dtype(e, dtype, estimate, reference.unit), limits)
     if reference.kind == "eager-draws":
         return _without_wide(leaf, e, c, estimate, reference, limits)
     scale = scale_from_draws(e, dtype, estimate, with_eager=True)
     mine, *others = scale.noise.mean_squares
     if mine <= _UNFIT**2 * max(sum(others) / len(others), 1.0):
-        return _measured(leaf, e, c, scale, limits, estimate)
+        return _measure_error(leaf, e, c, scale, limits, estimate)
     # Eager itself is far from the reference. If its error counted as noise anything would pass, so the
     # compiled value has to be near one of the two by the noise of the draws alone.
     alone = scale_from_draws(e, dtype, estimate, with_eager=False)
-    from_reference = _measured(leaf, e, c, alone, limits, estimate)
+    from_reference = _measure_error(leaf, e, c, alone, limits, estimate)
     if problem(from_reference, limits) is None:
         return from_reference
-    return _measured(replace(leaf, against="eager"), e, c, replace(alone, centre=e, eager=e), limits, estimate)
+    return _measure_error(replace(leaf, against="eager"), e, c, replace(alone, centre=e, eager=e), limits, estimate)
 
 
 def eager_is_near(eager: Any, estimate: Estimate) -> bool:
     """Whether eager is so near to what is expected that its own error is rounding, and can be a measure of it."""
-    if isinstance(eager, (float, complex)):
-        eager = torch.tensor(eager, dtype=torch.float64 if isinstance(eager, float) else torch.complex128)
+    if isinstance(eager, float):
+        eager = torch.tensor(eager, dtype=torch.float64)
+    elif isinstance(eager, complex):
+        eager = torch.tensor(eager, dtype=torch.complex128)
     if not isinstance(eager, torch.Tensor) or not estimate.continuous:
         return True
     mine = as_real(small_to_cpu(eager.detach()))
-    return estimate.near(mine.float() if mine.dtype.itemsize == 1 else mine)
+    if mine.dtype.itemsize == 1:
+        mine = mine.float()
+    return estimate.is_near(mine)
 
 
 def _without_wide(
@@ -72,11 +82,13 @@ def _without_wide(
 
     Neither bounds all rounding: disturbed inputs know how ill-conditioned the program is, the dtype how it accumulates.
     """
-    by_draws = _measured(leaf, e, c, scale_from_draws(e, e.dtype, estimate, with_eager=False), limits, estimate)
+    by_draws = _measure_error(leaf, e, c, scale_from_draws(e, e.dtype, estimate, with_eager=False), limits, estimate)
     if problem(by_draws, limits) is None:
         return by_draws
-    by_dtype = _measured(leaf, e, c, scale_from_dtype(e, e.dtype, None, reference.unit), limits)
-    return by_draws if problem(by_dtype, limits) else by_dtype
+    by_dtype = _measure_error(leaf, e, c, scale_from_dtype(e, e.dtype, None, reference.unit), limits)
+    if problem(by_dtype, limits) is None:
+        return by_dtype
+    return by_draws
 
 
 def judge_discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, reference: Reference) -> Leaf:
@@ -88,10 +100,10 @@ def judge_discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, refe
     loose = torch.zeros_like(differ)
     expected = eager
     estimate = reference.estimates.get(leaf.name)
-    expects = None if estimate is None else estimate.value
     usual = 0
-    if estimate is not None and isinstance(expects, torch.Tensor) and expects.shape == eager.shape:
-        expected = expects
+    has_shape = estimate is not None and isinstance(estimate.value, torch.Tensor)
+    if estimate is not None and has_shape and estimate.value.shape == eager.shape:
+        expected = estimate.value
         loose |= (eager != expected).flatten()
         usual = max([int(loose.sum()), *estimate.flipped])
         if estimate.flips is not None:
@@ -99,7 +111,8 @@ def judge_discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, refe
         leaf = replace(leaf, against=reference.kind, draws=estimate.draws + 1)
     hard = differ & ~loose
     wrong, excused = int(hard.sum()), int((differ & loose).sum())
-    leaf = _at(leaf, int((hard if wrong else differ).nonzero()[0]), eager, compiled, expected)
+    shown = hard if wrong else differ
+    leaf = _with_values(leaf, int(shown.nonzero()[0]), eager, compiled, expected)
     leaf = replace(leaf, undecidable=excused, blind=int(loose.sum()), wrong=wrong / leaf.numel)
     if wrong:
         text = f"{wrong} of {leaf.numel} elements differ although rounding can't flip them"
@@ -112,7 +125,7 @@ def judge_discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, refe
     return leaf
 
 
-def _measured(
+def _measure_error(
     leaf: Leaf,
     e: torch.Tensor,
     c: torch.Tensor,
@@ -121,21 +134,23 @@ def _measured(
     estimate: Estimate | None = None,
 ) -> Leaf:
     """Fill in the error of ``c`` from the centre of the scale; memory stays that of one piece."""
-    leaf = replace(leaf, draws=scale.draws)
-    leaf = _not_finite(leaf, e, c, scale.centre, None if estimate is None else estimate.brink)
+    brink = None
+    if estimate is not None:
+        brink = estimate.brink
+    leaf = _compare_not_finite(replace(leaf, draws=scale.draws), e, c, scale.centre, brink)
     if leaf.message:
         return leaf
     systematic = Projections(scale.weights)
     squares = zeros = peak = most = farthest = largest = 0.0
     start = wrong = lost = worst = blind = 0
     first = None
-    for part, (found, seen) in split_leaf(scale, c, e):
-        use = part.is_finite & torch.isfinite(found) & torch.isfinite(seen)
-        error = (found.double() - part.exact).where(use, 0.0)
+    for part, (compiled, eager) in split_leaf(scale, c, e):
+        use = part.is_finite & torch.isfinite(compiled) & torch.isfinite(eager)
+        error = (compiled.double() - part.exact).where(use, 0.0)
         systematic.add(error.where(~part.jumps, 0.0), part.exact)
         ratio, signal = error.abs() / part.noise, part.exact.abs() / part.noise
-        squares += float(part.usual(ratio).square().sum())
-        zeros += float(part.usual(signal).square().sum())
+        squares += float(part.usual_ratio(ratio).square().sum())
+        zeros += float(part.usual_ratio(signal).square().sum())
         most = max(most, float(signal.amax()))
         blind += int((part.noise * limits.rms >= part.exact.abs().clamp_(min=scale.levels.typical)).sum())
         off = ratio > limits.rms
@@ -148,36 +163,33 @@ def _measured(
             peak, worst = top, start + int(ratio.argmax())
         if first is None and top > limits.peak:
             first = start + int((ratio > limits.peak).nonzero()[0])
-        start += found.numel()
-    leaf = _at(leaf, worst if first is None else first, e, c, scale.centre)
+        start += compiled.numel()
+    leaf = _with_values(leaf, worst if first is None else first, e, c, scale.centre)
     count = c.numel()
-    # would a leaf of zeros pass for this one?
-    nothing = (zeros / count) ** 0.5 <= limits.of(count)[0] and most <= limits.peak
-    return replace(
-        leaf,
-        rms=(squares / count) ** 0.5,
-        bias=scale.noise.excess(systematic, _BIAS_FLOOR / limits.bias if limits.bias else 0.0),
-        peak=peak,
-        grain=None if lost > wrong - lost else _grain(farthest, largest, scale.dtype),
-        wrong=wrong / count,
-        blind=count if nothing else min(count, leaf.blind + blind),
-    )
+    blind = min(count, leaf.blind + blind)
+    # A leaf of zeros would pass for this one too.
+    if (zeros / count) ** 0.5 <= limits.of(count)[0] and most <= limits.peak:
+        blind = count
+    floor = 0.0
+    if limits.bias:
+        floor = _BIAS_FLOOR / limits.bias
+    # Where most elements that are off are lost, being small beside the largest value is no excuse.
+    grain = None
+    if lost <= wrong - lost:
+        grain = _grain_of(farthest, largest, scale.dtype)
+    return replace(leaf, rms=(squares / count) ** 0.5, bias=scale.noise.excess(systematic, floor), peak=peak,
+                   grain=grain, wrong=wrong / count, blind=blind)
 
 
-_HALF = 0.5
-"""An element that is off by so much of its expected value, which is above the noise, is lost: zero would be as near.
-Of the elements that approximations of Inductor's (gelu, erf, expm1) put off, at most 47 % are lost: those next to 0."""
-_TALL = 16.0
-"""Larger values, such as masks of -1e9, excuse no more than this one."""
-
-
-def _grain(farthest: float, largest: float, dtype: torch.dtype) -> float | None:
+def _grain_of(farthest: float, largest: float, dtype: torch.dtype) -> float | None:
     """Of a leaf that is not mostly lost, see ``Leaf.grain``; None for a leaf of zeros."""
     step = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) * min(largest, _TALL)
-    return farthest / step if step else None
+    if not step:
+        return None
+    return farthest / step
 
 
-def _not_finite(
+def _compare_not_finite(
     leaf: Leaf, e: torch.Tensor, c: torch.Tensor, exact: torch.Tensor, brink: torch.Tensor | None
 ) -> Leaf:
     """Look at NaN and infinity: a message where they differ, a count where rounding or overflow decides.
@@ -187,26 +199,29 @@ def _not_finite(
     """
     excused = start = wrong = 0
     first = None
-    edges = torch.zeros((), dtype=torch.bool, device=c.device).expand(c.numel()) if brink is None else brink
-    for mine, found, truth, edge in split_pieces(e, c, exact, edges):
-        bad = ~(torch.isfinite(mine) & torch.isfinite(found))
+    edges = brink
+    if edges is None:
+        edges = torch.zeros((), dtype=torch.bool, device=c.device).expand(c.numel())
+    for eager, compiled, truth, edge in split_pieces(e, c, exact, edges):
+        bad = ~(torch.isfinite(eager) & torch.isfinite(compiled))
         if bool(bad.any()):
-            differ = bad & (mine != found) & ~(mine.isnan() & found.isnan())
-            excuse = edge | (~torch.isfinite(mine) & torch.isfinite(truth))
+            differ = bad & (eager != compiled) & ~(eager.isnan() & compiled.isnan())
+            excuse = edge | (~torch.isfinite(eager) & torch.isfinite(truth))
             excused += int((differ & excuse).sum())
             hard = differ & ~excuse
             wrong += int(hard.sum())
             if first is None and bool(hard.any()):
                 first = start + int(hard.nonzero()[0])
-        start += found.numel()
+        start += compiled.numel()
     leaf = replace(leaf, undecidable=excused, blind=excused)
     if first is None:
         return leaf
     text = f"{wrong} of {c.numel()} elements are NaN or infinite in eager or compiled alone"
-    return replace(_at(leaf, first, e, c, exact), wrong=wrong / c.numel(), message=text)
+    return replace(_with_values(leaf, first, e, c, exact), wrong=wrong / c.numel(), message=text)
 
 
-def _at(leaf: Leaf, flat: int, e: torch.Tensor, c: torch.Tensor, expected: torch.Tensor) -> Leaf:
+def _with_values(leaf: Leaf, flat: int, e: torch.Tensor, c: torch.Tensor, expected: torch.Tensor) -> Leaf:
+    """The leaf with the values at a place that is counted over all elements."""
     index: tuple[int, ...] = ()
     for size in reversed(e.shape):
         index = (flat % size, *index)

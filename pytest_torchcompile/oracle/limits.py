@@ -12,9 +12,11 @@ from pytest_torchcompile.oracle.leaf import NOTED, Leaf, Scalar
 __all__ = ["Limits", "is_excused", "note", "problem"]
 
 _SIDES = " (uncompiled on both sides: what is called eager is one process, and compiled the ranks)"
+# So many times the limits for a leaf that is nothing but noise: how far total cancellation carries it is least known.
+# The gradient of a bias before a batch norm reaches rms 4.4 in float32, leaves that mean something 1.3.
 _OF_NOISE = 4.0
-"""So many times the limits for a leaf that is nothing but noise: how far total cancellation carries it is least known.
-The gradient of a bias before a batch norm reaches rms 4.4 in float32, leaves that mean something 1.3."""
+# Elements among which the worst one is within ``Limits.peak``.
+_USUAL = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,13 @@ class Limits:
     peak: float = 16.0
     grain: float = 1.0
     """An error up to so many eps of the leaf's largest value is no problem, whatever its noise, where most of the
-    values that are off are still there: see ``Leaf.grain``. It is told: see :func:`excused`."""
+    values that are off are still there: see ``Leaf.grain``. It is noted: see :func:`is_excused`."""
     looks: int = 0
     """Elements that were looked at together, in all leaves, calls and steps; 0: those of the leaf alone."""
 
     def of(self, numel: int) -> tuple[float, float, float]:
         """Limits of rms, bias and peak for a leaf of ``numel`` elements."""
-        peak = self.peak * _tail(max(numel, self.looks))
+        peak = self.peak * _tail_factor(max(numel, self.looks))
         return self.rms * (1 + 3 / max(1, numel)), self.bias * (1 + 1 / max(1, numel)), peak
 
     def over(self, leaves: Iterable[Leaf]) -> Limits:
@@ -53,11 +55,7 @@ class Limits:
                 raise UsageError(f"limit {field.name!r} is {value!r}, expected a number that is zero or more")
 
 
-_USUAL = 1 << 16
-"""Elements among which the worst one is within ``Limits.peak``."""
-
-
-def _tail(looks: int) -> float:
+def _tail_factor(looks: int) -> float:
     """By how much the limit of the worst element grows with the number of elements looked at.
 
     The noise of one element is known from a few draws, so errors in units of it have an exponential tail, not a normal
@@ -72,11 +70,13 @@ def problem(leaf: Leaf, limits: Limits | None = None) -> str | None:
         return None
     limits = limits or Limits()
     if leaf.message:
-        return f"{leaf.name}: {leaf.message}{_values(leaf)}{_SIDES if leaf.ranks else ''}"
-    text = _excess(leaf, limits)
+        sides = _SIDES if leaf.ranks else ""
+        return f"{leaf.name}: {leaf.message}{_values_text(leaf)}{sides}"
+    text = _excess_text(leaf, limits)
+    # Small beside the largest value of the leaf: see ``Limits.grain``.
     if text is None or (leaf.grain is not None and leaf.grain <= limits.grain):
         return None
-    return f"{leaf.name}: {text}{_values(leaf)}"
+    return f"{leaf.name}: {text}{_values_text(leaf)}"
 
 
 def is_excused(leaf: Leaf, limits: Limits | None = None) -> bool:
@@ -84,10 +84,10 @@ def is_excused(leaf: Leaf, limits: Limits | None = None) -> bool:
     limits = limits or Limits()
     if leaf.kind in NOTED or leaf.message:
         return False
-    return _excess(leaf, limits) is not None and problem(leaf, limits) is None
+    return _excess_text(leaf, limits) is not None and problem(leaf, limits) is None
 
 
-def _excess(leaf: Leaf, limits: Limits) -> str | None:
+def _excess_text(leaf: Leaf, limits: Limits) -> str | None:
     """Which limit of rounding noise a leaf exceeds, and by how much."""
     if leaf.bitwise:
         return None
@@ -111,34 +111,39 @@ def note(leaf: Leaf) -> str | None:
     Most often that it could not be decided.
     """
     if leaf.kind in NOTED:
-        return f"{leaf.name}: {leaf.message}{_values(leaf)}"
+        return f"{leaf.name}: {leaf.message}{_values_text(leaf)}"
     if leaf.message or leaf.bitwise:
         return None
     if not leaf.decided:
         why = "rounding alone flips all of it"
         if leaf.numerical:
             why = "its values are no larger than their rounding noise"
-        return f"{leaf.name}: undecidable, {why}{_values(leaf)}"
+        return f"{leaf.name}: undecidable, {why}{_values_text(leaf)}"
     if is_excused(leaf):
-        text = _excess(leaf, Limits())
-        return f"{leaf.name}: {text}, but less than one eps of its largest value{_values(leaf)}"
+        text = _excess_text(leaf, Limits())
+        return f"{leaf.name}: {text}, but less than one eps of its largest value{_values_text(leaf)}"
     if leaf.undecidable:
-        why = "eager itself overflows or rounding decides about it" if leaf.numerical else "rounding alone flips them"
+        why = "rounding alone flips them"
+        if leaf.numerical:
+            why = "eager itself overflows or rounding decides about it"
         count = f"{leaf.undecidable} of {leaf.numel} elements differ and are undecidable"
-        return f"{leaf.name}: {count}: {why}{_values(leaf)}"
+        return f"{leaf.name}: {count}: {why}{_values_text(leaf)}"
     return None
 
 
-def _values(leaf: Leaf) -> str:
+def _values_text(leaf: Leaf) -> str:
     if leaf.index is None:
         return ""
-    where = f" at {list(leaf.index)}" if leaf.index else ""
-    share = f"; {leaf.wrong:.2%} of {leaf.numel} elements wrong" if leaf.wrong and leaf.numel > 1 else ""
-    values = (leaf.eager, leaf.compiled, leaf.expected)
-    mine, found = ("one process", "ranks") if leaf.ranks else ("eager", "compiled")
-    found = "{} {}, {} {}, expected {}".format(mine, _number(values[0]), found, *map(_number, values[1:]))
-    return f"{where}: {found}{share} (measured from {leaf.against}, {leaf.dtype or 'no dtype'})"
+    where, share = "", ""
+    if leaf.index:
+        where = f" at {list(leaf.index)}"
+    if leaf.wrong and leaf.numel > 1:
+        share = f"; {leaf.wrong:.2%} of {leaf.numel} elements wrong"
+    one, other = ("one process", "ranks") if leaf.ranks else ("eager", "compiled")
+    values = (f"{one} {_number_text(leaf.eager)}, {other} {_number_text(leaf.compiled)}, "
+              f"expected {_number_text(leaf.expected)}")
+    return f"{where}: {values}{share} (measured from {leaf.against}, {leaf.dtype or 'no dtype'})"
 
 
-def _number(value: Scalar) -> str:
+def _number_text(value: Scalar) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)

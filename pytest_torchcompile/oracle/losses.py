@@ -31,11 +31,15 @@ def default_loss(output: Any, value: Any = None) -> torch.Tensor | None:
             continue
         leaf = dense_form(leaf)
         if leaf.is_floating_point() or leaf.is_complex():
-            plain = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
-            plain = plain.float() if plain.dtype.itemsize < 4 else plain
-            plain = plain.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-            terms.append(((plain.square() + plain) * _weights(plain)).mean())
-    return torch.stack(terms).mean() if terms else None
+            if leaf.is_complex():
+                leaf = torch.view_as_real(leaf.resolve_conj())
+            if leaf.dtype.itemsize < 4:
+                leaf = leaf.float()
+            leaf = leaf.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            terms.append(((leaf.square() + leaf) * _weights_like(leaf)).mean())
+    if not terms:
+        return None
+    return torch.stack(terms).mean()
 
 
 def loss_of(loss: Callable[[Any, Any], Any] | None, output: Any, value: Any) -> torch.Tensor | None:
@@ -46,11 +50,12 @@ def loss_of(loss: Callable[[Any, Any], Any] | None, output: Any, value: Any) -> 
     """
     if loss is None:
         return default_loss(output, value)
-    found = run_theirs(loss, output, value)
-    if isinstance(found, torch.Tensor) and found.numel() == 1:
-        return found.reshape(())
-    tensor = isinstance(found, torch.Tensor)
-    shown = f"a tensor of shape {tuple(found.shape)}" if tensor else type(found).__name__
+    returned = run_theirs(loss, output, value)
+    if isinstance(returned, torch.Tensor) and returned.numel() == 1:
+        return returned.reshape(())
+    shown = type(returned).__name__
+    if isinstance(returned, torch.Tensor):
+        shown = f"a tensor of shape {tuple(returned.shape)}"
     name = getattr(loss, "__qualname__", repr(loss))
     raise UsageError(
         f"loss {name!r} returned {shown}, expected a tensor of one element: reduce it with .mean()"
@@ -67,26 +72,31 @@ def left_out(loss: torch.Tensor, outputs: Iterable[tuple[str, torch.Tensor]]) ->
     edges: dict[tuple[Any, int], list[str]] = {}
     for name, tensor in outputs:
         if tensor.requires_grad:
-            edges.setdefault(_edge(tensor), []).append(name)
+            edges.setdefault(_gradient_edge(tensor), []).append(name)
     reached: set[tuple[Any, int]] = set()
     passed = set()
-    left = [_edge(loss)]
-    while left:
-        edge = left.pop()
+    waiting = [_gradient_edge(loss)]
+    while waiting:
+        edge = waiting.pop()
         if edge in edges:
+            # Not beyond it: what only feeds this output gets no gradient of the loss itself.
             reached.add(edge)
         elif edge[0] is not None and edge[0] not in passed:
             passed.add(edge[0])
-            left += edge[0].next_functions
-    return tuple(name for edge, names in edges.items() if edge not in reached for name in names)
+            waiting += edge[0].next_functions
+    unreached: list[str] = []
+    for edge, names in edges.items():
+        if edge not in reached:
+            unreached += names
+    return tuple(unreached)
 
 
-def _edge(tensor: torch.Tensor) -> tuple[Any, int]:
+def _gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
     edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
 
 
-def _weights(like: torch.Tensor) -> torch.Tensor:
+def _weights_like(like: torch.Tensor) -> torch.Tensor:
     """32/64 to 95/64, scattered over the elements by a multiplicative hash of their position."""
     steps = torch.arange(like.numel(), device=like.device).mul_(40503)
     steps = steps.bitwise_right_shift_(4).bitwise_and_(63)

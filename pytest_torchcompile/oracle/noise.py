@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,43 +70,47 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run one operator in ``wide``, with noise."""
         kwargs = kwargs or {}
-        narrow = kwargs.get("dtype")
-        if narrow is not None and self._narrow(narrow):
-            kwargs = {**kwargs, "dtype": wide_dtype(narrow, self.wide)}
+        asked = kwargs.get("dtype")
+        if asked is not None and self._is_narrow(asked):
+            kwargs = {**kwargs, "dtype": wide_dtype(asked, self.wide)}
         about = operator_facts(func)
         if about.random:
             drawn = self._replay.draw(func, args, self.wide)
             if drawn is not None:
                 return drawn
         if not about.writes:
-            args = self._widened(args)
+            args = self._widen_args(args)
         run = wide_version(about.name, func)
         if not self.factor or about.random or (about.exact and about.copies is None):
             return run(*args, **kwargs)
-        rounding = self._rounding(about, args)
+        rounding = self._rounding_of(about, args)
         if about.copies is not None:
-            return self._copied(run(*args, **kwargs), rounding.unit, narrow)
-        return self._noisy(run, about, args, kwargs, rounding)
+            return self._round_copy(run(*args, **kwargs), rounding.unit, asked)
+        return self._run_noisily(run, about, args, kwargs, rounding)
 
-    def _noisy(
+    def _run_noisily(
         self, func: Any, about: Operator, args: tuple[Any, ...], kwargs: dict[str, Any], rounding: Rounding
     ) -> Any:
-        hidden = [(args[i], args[i].clone()) for i in about.running if i < len(args) and self._real(args[i])]
-        out = func(*self._inbound(about, args, rounding), **kwargs)
+        hidden = []
+        for position in about.running:
+            if position < len(args) and self._can_round(args[position]):
+                hidden.append((args[position], args[position].clone()))
+        out = func(*self._disturb_inputs(about, args, rounding), **kwargs)
         for tensor, old in hidden:
             if not torch.equal(tensor, old):
-                self._round(tensor, rounding.unit)
+                self._round_tensor(tensor, rounding.unit)
         for position, name in about.writes.items():
             # in out= variants the written argument is a keyword
-            self._round_all(args[position] if position < len(args) else kwargs.get(name), rounding.unit)
-        for result, fresh in zip(_several(out), about.fresh, strict=False):
+            written = args[position] if position < len(args) else kwargs.get(name)
+            self._round_all(written, rounding.unit)
+        for result, fresh in zip(_as_sequence(out), about.fresh, strict=False):
             if fresh:
                 self._round_all(result, rounding.unit)
-        if about.name in APPROXIMATED and self._real(out):
-            self._approximate(out, args, about.name.endswith("_backward"))
+        if about.name in APPROXIMATED and self._can_round(out):
+            self._add_approximation(out, args, about.name.endswith("_backward"))
         return out
 
-    def _approximate(self, out: torch.Tensor, args: tuple[Any, ...], backward: bool) -> None:
+    def _add_approximation(self, out: torch.Tensor, args: tuple[Any, ...], backward: bool) -> None:
         """An error in absolute terms, of the size of the function's arguments where those are larger than 1.
 
         The accumulator's unit, 6e-8 in float32: the usual error, of which the largest are several times as large.
@@ -114,14 +119,14 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         scale = torch.ones_like(out)
         self._dice.disturb(scale, self.factor * self.accumulator)
         scale.sub_(1)
-        sizes = [tensor.detach().abs() for tensor in args if self._real(tensor) and tensor.shape == out.shape]
+        sizes = [tensor.detach().abs() for tensor in args if self._can_round(tensor) and tensor.shape == out.shape]
         if backward:
             scale.mul_(sizes.pop(0))
         for size in sizes:
             scale.mul_(size.clamp(min=1))
         out.add_(scale)
 
-    def _rounding(self, about: Operator, args: tuple[Any, ...]) -> Rounding:
+    def _rounding_of(self, about: Operator, args: tuple[Any, ...]) -> Rounding:
         known = self._roundings.get(key_of(about, args))
         if known is None:
             # a copy that eager did not make rounds nothing
@@ -130,10 +135,13 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             known = Rounding(self._finest, known.inputs)
         return known
 
-    def _copied(self, out: Any, unit: float, asked: torch.dtype | None) -> Any:
+    def _round_copy(self, out: Any, unit: float, asked: torch.dtype | None) -> Any:
         """A cast to a narrower dtype is all that rounds in a copy."""
         if asked is not None:
-            unit = min(unit, unit_of(asked)) if self._narrow(asked) else 0.0
+            if self._is_narrow(asked):
+                unit = min(unit, unit_of(asked))
+            else:
+                unit = 0.0
         if unit:
             self._round_all(out, unit)
         return out
@@ -147,61 +155,61 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._finest = None
 
-    def _narrow(self, dtype: torch.dtype) -> bool:
+    def _is_narrow(self, dtype: torch.dtype) -> bool:
         return (dtype.is_floating_point or dtype.is_complex) and unit_of(dtype) > self._own
 
-    def _real(self, value: Any) -> bool:
+    def _can_round(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.dtype in self._wides and value.numel() > 0
 
-    def _widened(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _widen_args(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Tensors that the model keeps outside its parameters and buffers arrive in their narrow dtype."""
         for i, arg in enumerate(args):
-            if isinstance(arg, torch.Tensor) and self._narrow(arg.dtype):
+            if isinstance(arg, torch.Tensor) and self._is_narrow(arg.dtype):
                 args = (*args[:i], arg.to(wide_dtype(arg.dtype, self.wide)), *args[i + 1 :])
         return args
 
-    def _inbound(self, about: Operator, args: tuple[Any, ...], rounding: Rounding) -> tuple[Any, ...]:
+    def _disturb_inputs(self, about: Operator, args: tuple[Any, ...], rounding: Rounding) -> tuple[Any, ...]:
+        unit = 0.0
         if about.accumulates:
             root = max(1.0, count_terms(about.name, args) ** 0.5)
             unit = max(min(self.accumulator, rounding.unit) * root, self._inputs.get(about.name, 0.0))
-        else:
-            unit = 0.0
         if not unit and not rounding.inputs:
             return args
         spared = None
         if about.name in PRODUCTS and not rounding.inputs:
             # noise in one factor does for both, and a weight need not be copied
-            spared = max((a for a in args if self._real(a)), key=torch.Tensor.numel, default=None)
+            spared = max(filter(self._can_round, args), key=torch.Tensor.numel, default=None)
             unit *= 2**0.5
 
-        def perturbed(value: Any, unit: float) -> Any:
-            if value is spared or not unit or not self._real(value):
+        def disturb(value: Any, unit: float) -> Any:
+            if value is spared or not unit or not self._can_round(value):
                 return value
-            return self._dice.disturbed(value, self.factor * unit)
+            return self._dice.disturbed_copy(value, self.factor * unit)
 
-        units = [max(unit, rounding.inputs.get(i, 0.0)) for i in range(len(args))]
-        return tuple(
-            arg
-            if i in about.running or i in about.writes
-            else pytree.tree_map(lambda value, i=i: perturbed(value, units[i]), arg)
-            if isinstance(arg, (list, tuple))
-            else perturbed(arg, units[i])
-            for i, arg in enumerate(args)
-        )
+        disturbed = list(args)
+        for position, arg in enumerate(args):
+            if position in about.running or position in about.writes:
+                continue
+            unit_here = max(unit, rounding.inputs.get(position, 0.0))
+            if isinstance(arg, (list, tuple)):
+                disturbed[position] = pytree.tree_map(partial(disturb, unit=unit_here), arg)
+            else:
+                disturbed[position] = disturb(arg, unit_here)
+        return tuple(disturbed)
 
     def _round_all(self, value: Any, unit: float) -> None:
-        for tensor in _several(value):
-            if self._real(tensor):
-                self._round(tensor, unit)
+        for tensor in _as_sequence(value):
+            if self._can_round(tensor):
+                self._round_tensor(tensor, unit)
 
-    def _round(self, tensor: torch.Tensor, unit: float) -> None:
+    def _round_tensor(self, tensor: torch.Tensor, unit: float) -> None:
         if not unit:
             return
         self._dice.disturb(tensor, self.factor * unit)
         if unit == _FLOAT16_UNIT:
             # float16 runs out of exponents: below 2**-14 the error is absolute
-            self._dice.drift(tensor, self.factor * 2.0**-25, below=2.0**-14)
+            self._dice.add_drift(tensor, self.factor * 2.0**-25, below=2.0**-14)
 
 
-def _several(value: Any) -> Any:
+def _as_sequence(value: Any) -> Any:
     return value if isinstance(value, (tuple, list)) else (value,)

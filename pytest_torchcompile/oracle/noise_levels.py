@@ -41,8 +41,8 @@ class Levels:
             # The middle of a bin: half an exponent above its lower end.
             levels = [2.0 ** (loudest - median - 1022.5) for median in medians]
             self._table = torch.tensor(levels, dtype=torch.float64, device=value.device)
+        # The lower median of the magnitudes that are not zero.
         self.typical = _lower_median(value.abs())
-        """The lower median of the magnitudes that are not zero."""
         self._relative = 0.0
         if self.typical:
             typical = torch.full((1,), self.typical, dtype=torch.float64, device=value.device)

@@ -16,16 +16,16 @@ __all__ = ["raised_by_us", "run_theirs", "says_fork"]
 Result = TypeVar("Result")
 
 _OURS: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+# What of ours runs around and inside the user's model, and hands on what that raises.
 _GUESTS: Final = tuple(_OURS + name for name in ("zoo", "wrappers", "backends", "layer", "ledger", "gauges", "faults"))
-"""What of ours runs around and inside the user's model, and hands on what that raises."""
 _ZOO: Final = _OURS + "zoo"
+# Torch and Python raise on behalf of whoever calls them. What is installed beside them is the user's.
 _NEITHER: Final = (os.path.join(os.path.dirname(torch.__file__), ""),
                    os.path.join(sysconfig.get_path("stdlib"), ""))
-"""Torch and Python raise on behalf of whoever calls them. What is installed beside them is the user's."""
 _INSTALLED: Final = f"{os.sep}site-packages{os.sep}"
+# What autograd (torch/csrc/autograd/engine.cpp) and CUDA (torch/cuda/__init__.py) say in a fork that came too late:
+# torch 2.8 to 2.15. Cells run in forks, and it is us who forked.
 _OF_A_FORK: Final = ("fork-based multiprocessing", "in forked subprocess")
-"""What autograd (torch/csrc/autograd/engine.cpp) and CUDA (torch/cuda/__init__.py) say in a fork that came too late:
-torch 2.8 to 2.15. Cells run in forks, and it is us who forked."""
 
 
 def run_theirs(function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:

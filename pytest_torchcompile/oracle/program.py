@@ -42,34 +42,41 @@ class Program:
     def of(cls, model: Any, batch: Batch, call: Callable[..., Any] | None = None, **rest: Any) -> Program:
         """A program of a module or a plain function; nothing is copied yet. ``call``: what runs the module instead."""
         if call is not None and call is not model:
-            return cls(_Called(model, call), batch, **rest)
-        return cls(model if isinstance(model, torch.nn.Module) else _Function(model), batch, **rest)
+            model = _Called(model, call)
+        elif not isinstance(model, torch.nn.Module):
+            model = _Function(model)
+        return cls(model, batch, **rest)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Parameters, buffers and inputs."""
-        batches = [tensor for batch in (self.batch, *self.also) for tensor in batch.tensors()]
-        return [*self.module.parameters(), *self.module.buffers(), *batches]
+        return _all_tensors(self.module, self.batch, *self.also)
 
     @property
     def unit(self) -> float:
         """The unit roundoff of the narrowest floating dtype among the tensors and what the tape has seen."""
-        return program_unit(self.tensors, None if self.tape is None else self.tape.unit)
+        seen = None
+        if self.tape is not None:
+            seen = self.tape.unit
+        return program_unit(self.tensors, seen)
 
     @property
     def nbytes(self) -> int:
         """Memory of parameters, buffers, inputs and recorded random draws."""
-        drawn = [] if self.tape is None else [t for _, t in self.tape.draws]
-        wide = [t for module in self._widest.values() for t in (*module.parameters(), *module.buffers())]
-        return sum(t.numel() * t.itemsize for t in (*self.tensors, *drawn, *wide))
+        tensors = self.tensors
+        if self.tape is not None:
+            tensors += [draw for _, draw in self.tape.draws]
+        for module in self._widest.values():
+            tensors += _all_tensors(module)
+        return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
     def copied(self) -> Program:
         """A copy whose module and batch nobody else holds; raises what ``copy.deepcopy`` raises."""
         module = copy_model(self.module)
-        return replace(self, module=module, batch=self.batch.clone(), also=tuple(b.clone() for b in self.also),
-                       _widest={})
+        also = tuple(batch.clone() for batch in self.also)
+        return replace(self, module=module, batch=self.batch.clone(), also=also, _widest={})
 
-    def eager(self) -> Recording:
+    def run_eager(self) -> Recording:
         """Run the module as it is, and put its state back."""
         before = StateSnapshot(self.module)
         try:
@@ -77,7 +84,7 @@ class Program:
         finally:
             before.restore()
 
-    def wide(
+    def run_wide(
         self,
         dtype: torch.dtype,
         mode: AbstractContextManager[Any] | None,
@@ -86,42 +93,58 @@ class Program:
         """Run a copy widened to ``dtype``; ``disturb`` is given each of its floating tensors first."""
         if dtype not in self._widest:
             self._widest.clear()
-            self._widest[dtype] = _widened(copy_model(self.module), dtype)
-        base, batch, also = self._widest[dtype], self.batch.to(dtype=dtype), [b.to(dtype=dtype) for b in self.also]
-        versions = {id(p): p._version for p in base.parameters()}
-        module = copy_model(base, {id(p): p for p in base.parameters()} if disturb is None else None)
+            self._widest[dtype] = _widen_module(copy_model(self.module), dtype)
+        base, batch = self._widest[dtype], self.batch.to(dtype=dtype)
+        also = [each.to(dtype=dtype) for each in self.also]
+        versions = {id(parameter): parameter._version for parameter in base.parameters()}
+        # Copies share the parameters, which saves their memory, unless these are disturbed.
+        shared = None
+        if disturb is None:
+            shared = {id(parameter): parameter for parameter in base.parameters()}
+        module = copy_model(base, shared)
         if disturb is not None:
-            with torch.no_grad():
-                inputs = [tensor for each in (batch, *also) for tensor in each.tensors()]
-                for tensor in (*module.parameters(), *module.buffers(), *inputs):
-                    if tensor.is_floating_point() or tensor.is_complex():
-                        disturb(tensor)
+            _disturb_all(disturb, module, batch, *also)
         with _written_out(dtype):
-            seen = self._record(module, batch, also, mode, sparing=True)
+            recording = self._record(module, batch, also, mode, sparing=True)
         module.zero_grad()
-        if any(p._version != versions[id(p)] for p in base.parameters()):
+        # The run has written to a shared parameter: the next one needs a new base.
+        if any(parameter._version != versions[id(parameter)] for parameter in base.parameters()):
             self._widest.clear()
-        return seen
+        return recording
 
-    def disturbed(self, disturb: Callable[[torch.Tensor], None]) -> Recording:
+    def run_disturbed(self, disturb: Callable[[torch.Tensor], None]) -> Recording:
         """Run a copy in the model's own precision; ``disturb`` is given each of its floating tensors first."""
         module, batch, also = copy_model(self.module), self.batch.clone(), [each.clone() for each in self.also]
-        inputs = [tensor for each in (batch, *also) for tensor in each.tensors()]
-        with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers(), *inputs):
-                if tensor.is_floating_point() or tensor.is_complex():
-                    disturb(tensor)
+        _disturb_all(disturb, module, batch, *also)
         return self._record(module, batch, also, None, sparing=True)
 
     def _record(
         self, module: torch.nn.Module, batch: Batch, also: Sequence[Batch], mode: AbstractContextManager[Any] | None,
         sparing: bool
     ) -> Recording:
-        named = module.module if isinstance(module, _Called) else module
+        named = module
+        if isinstance(module, _Called):
+            named = module.module
         with warnings.catch_warnings(), eager_on_purpose():
             warnings.simplefilter("ignore")  # the eager run has said them already
             return record(module, named, batch, loss=self.loss, train=self.train, seed=self.seed, mode=mode,
                           sparing=sparing, also=also)
+
+
+def _all_tensors(module: torch.nn.Module, *batches: Batch) -> list[torch.Tensor]:
+    tensors = [*module.parameters(), *module.buffers()]
+    for batch in batches:
+        tensors += batch.tensors()
+    return tensors
+
+
+def _disturb_all(disturb: Callable[[torch.Tensor], None], module: torch.nn.Module, *batches: Batch) -> None:
+    """In this order: it decides which noise a tensor gets."""
+    tensors = _all_tensors(module, *batches)
+    with torch.no_grad():
+        for tensor in tensors:
+            if tensor.is_floating_point() or tensor.is_complex():
+                disturb(tensor)
 
 
 class _Function(torch.nn.Module):
@@ -141,10 +164,11 @@ class _Called(torch.nn.Module):
         self.__dict__["forward"] = call
 
 
-def _widened(module: torch.nn.Module, wide: torch.dtype) -> torch.nn.Module:
+def _widen_module(module: torch.nn.Module, wide: torch.dtype) -> torch.nn.Module:
     """Widen all tensors of a module in place; complex ones stay complex, unlike with ``Module.to``."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(wide_dtype(parameter.dtype, wide))
+    # Buffers are replaced, not written to: two names of one buffer have to stay one.
     done: dict[int, torch.Tensor] = {}
     for part in module.modules():
         for name, buffer in part._buffers.items():

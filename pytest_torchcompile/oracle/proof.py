@@ -20,6 +20,7 @@ __all__ = ["doubts", "eager_frames", "proof"]
 def proof(trial: Trial) -> dict[str, Any]:
     """What a run shows: graphs with how often each ran, frames that ran eagerly, calls whose outputs are all zero."""
     seen = trial.compiled.seen
+    # A call that raises has no output.
     judged = [passed for passed in trial.passed if not passed.raised]
     return {
         "graphs": seen["graphs"],
@@ -40,16 +41,16 @@ def doubts(section: Mapping[str, Any]) -> Iterator[Problem]:
     if not any(graph["runs"] for graph in section["graphs"]):
         yield Problem("graphs were compiled, but none was ever executed", evidence=eager_frames(section))
     else:
-        yield from _silent([frame for frame in section["eager_frames"] if frame["kind"] in SILENT], section)
+        yield from _silent_frames(section)
     if section["lost"]:
         yield Problem("the ledger could not read everything that torch reported, so it can't vouch for this cell",
                       evidence="\n".join(section["lost"]),
                       hint="this torch is newer than pytest-torchcompile knows: please report it")
     if section["all_zero"] and all(section["all_zero"]):
-        yield Problem("every output is zero, NaN or infinite, compiled and eager: their equality proves nothing"
-                      if all(section["eager_all_zero"]) else
-                      "every output of the compiled model is zero, NaN or infinite",
-                      hint="give the model inputs and weights that reach its outputs")
+        text = "every output of the compiled model is zero, NaN or infinite"
+        if all(section["eager_all_zero"]):
+            text = "every output is zero, NaN or infinite, compiled and eager: their equality proves nothing"
+        yield Problem(text, hint="give the model inputs and weights that reach its outputs")
 
 
 def _why_nothing(section: Mapping[str, Any]) -> str:
@@ -59,10 +60,13 @@ def _why_nothing(section: Mapping[str, Any]) -> str:
     return "a frame without tensor operations, torch.compiler.disable, a stance or TORCHDYNAMO_DISABLE=1 does this"
 
 
-def _silent(silent: list[Mapping[str, Any]], section: Mapping[str, Any]) -> Iterator[Problem]:
-    """A problem for each place."""
-    for file, line in dict.fromkeys((frame["file"], frame["line"]) for frame in silent):
-        here = [frame for frame in silent if (frame["file"], frame["line"]) == (file, line)]
+def _silent_frames(section: Mapping[str, Any]) -> Iterator[Problem]:
+    """A problem for each place where frames ran eagerly and torch said nothing."""
+    by_place: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for frame in section["eager_frames"]:
+        if frame["kind"] in SILENT:
+            by_place.setdefault((frame["file"], frame["line"]), []).append(frame)
+    for (file, line), here in by_place.items():
         kinds = ", ".join(sorted({frame["kind"] for frame in here}))
         yield Problem(f"{len(here)} frame(s) silently ran eagerly: {kinds} in {here[0]['function']}",
                       evidence=eager_frames(section), file=file, line=line)
@@ -70,6 +74,7 @@ def _silent(silent: list[Mapping[str, Any]], section: Mapping[str, Any]) -> Iter
 
 def eager_frames(section: Mapping[str, Any]) -> str:
     """A line for each frame that ran eagerly."""
-    lines = [f"{f['function']}  {f['file']}:{f['line']}  {f['kind']}: {f['reason']}"
-             for f in section["eager_frames"]]
+    lines = []
+    for frame in section["eager_frames"]:
+        lines.append(f"{frame['function']}  {frame['file']}:{frame['line']}  {frame['kind']}: {frame['reason']}")
     return "\n".join(lines)

@@ -173,8 +173,8 @@ def named_leaves(output: Any) -> tuple[list[NamedLeaf], str]:
     if isinstance(output, TrainingOutput):
         leaves = [leaf for step in output.steps for leaf in step.leaves()]
         return leaves, _structure_of_steps(output.steps)
-    found, structure = leaves_of(output)
-    return [NamedLeaf(f"output{path}", leaf) for path, leaf in found], structure
+    pairs, structure = leaves_of(output)
+    return [NamedLeaf(f"output{path}", leaf) for path, leaf in pairs], structure
 
 
 def _structure_of_steps(steps: list[Step]) -> str:

@@ -18,8 +18,8 @@ from pytest_torchcompile.oracle.units import FLOAT32_UNIT, input_units, unit_of
 
 __all__ = ["DRAWS", "FEW", "reference"]
 
+# How many roundings parameters and inputs are disturbed by where nothing wider than eager runs.
 _ROUNDINGS = 4.0
-"""How many roundings parameters and inputs are disturbed by where nothing wider than eager runs."""
 DRAWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 36)
 """Noise draws of a leaf, each time that it is still suspicious: all of them before a suspicion becomes a verdict."""
 FEW = 4
@@ -59,9 +59,9 @@ def reference(
     try:
         program = program.copied()
     except Exception as error:
-        found = Reference(program.eager())
-        found.why = f"the model can't be copied: {type(error).__name__}: {error}"
-        return found
+        eager_only = Reference(program.run_eager())
+        eager_only.why = f"the model can't be copied: {type(error).__name__}: {error}"
+        return eager_only
     return _Runs(program, unit, draw)
 
 
@@ -78,15 +78,15 @@ class _Runs(Reference):
         self._twins: list[Recording] = []
         self._refused = 0
         self._again: dict[str, Any] | None = None
-        self._kinds = _kinds(self.unit)
+        self._kinds = _kinds_to_try(self.unit)
         self._reasons: list[str] = []
-        self._settle(draw)
+        self._choose_kind(draw)
 
-    def _settle(self, draw: bool) -> None:
+    def _choose_kind(self, draw: bool) -> None:
         """Take the first kind of run left that works, and make the estimates; with a draw if asked for or needed."""
         while self._kinds:
             self.kind = self._kinds.pop(0)
-            exact = self._run(0.0)
+            exact = self._run_with(0.0)
             if exact.error is not None:
                 self._reasons.append(f"{self.kind}: {exact.error}")
                 continue
@@ -125,20 +125,23 @@ class _Runs(Reference):
         """Where the range of each leaf's dtype ends; asked only of float16, whose end programs do reach."""
         if self.unit != unit_of(torch.float16):
             return {}
-        found = {}
+        ranges = {}
         for name, _, value in self.twin().values():
             if isinstance(value, torch.Tensor) and value.is_floating_point():
-                found[name] = torch.finfo(value.dtype).max
-        return found
+                ranges[name] = torch.finfo(value.dtype).max
+        return ranges
 
     def more(self, names: Collection[str] | None = None) -> bool:
         """Draw for the leaves with the fewest draws, up to the next number of :data:`DRAWS`."""
-        chosen = [name for name in (self.estimates if names is None else names) if name in self.estimates]
+        if names is None:
+            names = self.estimates
+        chosen = [name for name in names if name in self.estimates]
         if not chosen or self.kind == "eager-only":
             return False
         if not self.draws:
             if not self._first_draw(chosen):
-                self._settle(draw=True)
+                # With noise this kind of run raises: the next one.
+                self._choose_kind(draw=True)
             return True
         made = min(self.estimates[name].offered for name in chosen)
         if made == DRAWS[-1]:
@@ -151,13 +154,14 @@ class _Runs(Reference):
     def twin(self) -> Recording:
         """A second eager run; made when somebody asks."""
         if self._twin is None:
-            self._twin = self.program.eager()
+            self._twin = self.program.run_eager()
         return self._twin
 
     def twins(self) -> list[Recording]:
         """The second eager run and :data:`RUNS` further ones; made when somebody asks."""
         if not self._twins:
-            self._twins = [self.twin(), *(self.program.eager() for _ in range(RUNS))]
+            self._twins = [self.twin()]
+            self._twins += [self.program.run_eager() for _ in range(RUNS)]
         return self._twins
 
     def repeats(self, name: str) -> bool:
@@ -168,9 +172,9 @@ class _Runs(Reference):
         if estimate is None or not self.draws:
             return False
         if self._again is None:
-            again = self._run(0.0)
-            self._again = {n: value for n, _, value in again.values()}
-        return estimate.repeated_by(self._again.get(name), self.unit)
+            again = self._run_with(0.0)
+            self._again = {other: value for other, _, value in again.values()}
+        return estimate.is_repeated_by(self._again.get(name), self.unit)
 
     @property
     def nbytes(self) -> int:
@@ -183,8 +187,8 @@ class _Runs(Reference):
         The first draw of all is repeated with other noise where it raises.
         """
         noise = 2.0 if number >= FEW and number % 2 else 1.0
-        self._dice.throw(number + DRAWS[-1] * self._refused)
-        drawn = self._run(noise)
+        self._dice.begin_sequence(number + DRAWS[-1] * self._refused)
+        drawn = self._run_with(noise)
         if drawn.error is not None and not self.draws:
             self._refused += 1
             return drawn.error
@@ -197,43 +201,52 @@ class _Runs(Reference):
         self.draws = max(self.draws, number + 1)
         return drawn.error
 
-    def _run(self, noise: float) -> Recording:
+    def _run_with(self, noise: float) -> Recording:
+        """Run the program as its kind says, with so many times its usual noise; 0: exactly."""
         if self.kind == "eager-draws":
-            return self._eagerly(noise)
-        wide = torch.float32 if self.kind == "float32" else torch.float64
+            return self._run_disturbed(noise)
         try:
-            return self._wide(wide, noise)
+            return self._run_wide(noise)
         except Exception as error:  # a device without float64, no memory for it
             return Recording(error=Fault.of(error, "widening"))
 
-    def _eagerly(self, noise: float) -> Recording:
+    def _run_disturbed(self, noise: float) -> Recording:
         """Eager with its parameters and inputs disturbed by a few roundings: less would be rounded away, and each
         operator behind them rounds once more."""
         if not noise:
-            return self.program.eager()
+            return self.program.run_eager()
         try:
-            return self.program.disturbed(lambda tensor: self._disturb(tensor, _ROUNDINGS * noise * self.unit))
+            return self.program.run_disturbed(self._disturbance(_ROUNDINGS * noise * self.unit))
         except Exception as error:  # tensors that refuse to be written to
             return Recording(error=Fault.of(error, "disturbing"))
 
-    def _wide(self, wide: torch.dtype, noise: float) -> Recording:
+    def _run_wide(self, noise: float) -> Recording:
+        wide = torch.float32 if self.kind == "float32" else torch.float64
         if self.kind == "float64-inputs":
-            return self.program.wide(wide, None, lambda t: self._disturb(t, noise * self.unit))
-        # less than one unit in the last place can't be drawn in the same dtype
-        same = self.kind == "same-precision"
-        unit, accumulator = (2 * self.unit,) * 2 if same else (self.unit, FLOAT32_UNIT)
-        mode = Wide(
-            wide, self.program.tape, dice=self._dice, factor=noise, unit=unit, accumulator=min(unit, accumulator),
-            inputs=input_units(self.program.tensors, self.unit) if noise else {}, by_operator=self._by_operator,
-        )  # fmt: skip
-        return self.program.wide(wide, mode)
+            return self.program.run_wide(wide, None, self._disturbance(noise * self.unit))
+        unit, accumulator = self.unit, min(self.unit, FLOAT32_UNIT)
+        if self.kind == "same-precision":
+            # less than one unit in the last place can't be drawn in the same dtype
+            unit = accumulator = 2 * self.unit
+        inputs = {}
+        if noise:
+            inputs = input_units(self.program.tensors, self.unit)
+        mode = Wide(wide, self.program.tape, dice=self._dice, factor=noise, unit=unit, accumulator=accumulator,
+                    inputs=inputs, by_operator=self._by_operator)
+        return self.program.run_wide(wide, mode)
 
-    def _disturb(self, tensor: torch.Tensor, unit: float) -> None:
-        if unit:
-            self._dice.disturb(tensor, unit)
+    def _disturbance(self, unit: float) -> Callable[[torch.Tensor], None]:
+        def disturb(tensor: torch.Tensor) -> None:
+            if unit:
+                self._dice.disturb(tensor, unit)
+
+        return disturb
 
 
-def _kinds(unit: float) -> list[str]:
+def _kinds_to_try(unit: float) -> list[str]:
+    """In their order; see :class:`Reference`."""
     if unit <= unit_of(torch.float64):
         return ["same-precision", "float64-inputs"]
-    return ["float64", "float32", "float64-inputs"] if unit > FLOAT32_UNIT else ["float64", "float64-inputs"]
+    if unit <= FLOAT32_UNIT:
+        return ["float64", "float64-inputs"]
+    return ["float64", "float32", "float64-inputs"]

@@ -23,11 +23,9 @@ __all__ = ["average_gradients", "losses_of_others", "same_batches"]
 
 def same_batches(one: Sequence[Batch], other: Sequence[Batch]) -> bool:
     """Whether two replicas have the same tensors in every call: the mean of their gradients is then each one's own."""
-    def values(batches: Sequence[Batch]) -> list[torch.Tensor]:
-        return [tensor.detach() for batch in batches for tensor in batch.tensors()]
-
-    mine, found = values(one), values(other)
-    return len(mine) == len(found) and all(same_bits(a, b) for a, b in zip(mine, found, strict=True))
+    mine = [tensor.detach() for batch in one for tensor in batch.tensors()]
+    theirs = [tensor.detach() for batch in other for tensor in batch.tensors()]
+    return len(mine) == len(theirs) and all(map(same_bits, mine, theirs))
 
 
 def losses_of_others(call: Callable[..., Any], module: torch.nn.Module, batches: Sequence[Batch],
@@ -36,13 +34,13 @@ def losses_of_others(call: Callable[..., Any], module: torch.nn.Module, batches:
 
     The module's buffers and the random generators are afterwards as they were, and each batch meets them so.
     """
-    found = []
+    losses = []
     for batch in batches:
-        with _lent(module):
+        with _lent_state(module):
             value = loss(run_theirs(call, *batch.args, **batch.kwargs), batch)
         if value is not None and value.requires_grad:
-            found.append(value)
-    return found
+            losses.append(value)
+    return losses
 
 
 def average_gradients(parameters: Iterable[torch.nn.Parameter], replicas: int) -> None:
@@ -54,19 +52,23 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter], replicas: int) -
 
 
 @contextmanager
-def _lent(module: torch.nn.Module) -> Iterator[None]:
+def _lent_state(module: torch.nn.Module) -> Iterator[None]:
     """Let a call have copies of the buffers, and draw what the next call will draw again."""
-    kept = [(part, dict(part._buffers)) for part in module.modules()]
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    originals = [(part, dict(part._buffers)) for part in module.modules()]
+    devices = []
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        devices.append(torch.cuda.current_device())
     python = random.getstate()
     with torch.no_grad():
-        for part, buffers in kept:
-            part._buffers.update({name: None if b is None else b.clone() for name, b in buffers.items()})
+        for part, buffers in originals:
+            for name, buffer in buffers.items():
+                if buffer is not None:
+                    part._buffers[name] = buffer.clone()
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
         random.setstate(python)
-        for part, buffers in kept:
+        for part, buffers in originals:
             part._buffers.clear()
             part._buffers.update(buffers)

@@ -15,12 +15,12 @@ __all__ = ["Scale", "Stretch", "scale_from_draws", "scale_from_dtype", "scale_fr
 
 EAGER_ONLY_UNITS = 16.0
 """Without a reference: the assumed noise in unit roundoffs of an element and of its leaf's typical size."""
+# An element that some draw takes this many times its noise away jumps: the noise has flipped a decision there.
 _JUMP = 3.0
-"""An element that some draw takes this many times its noise away jumps: the noise has flipped a decision there."""
+# A jump as large as one that was seen counts for so many times the noise of one element.
 _SEEN = 6.0
-"""A jump as large as one that was seen counts for so many times the noise of one element."""
+# Smallest scale, whose square is still a number.
 _LEAST = 1e-150
-"""Smallest scale, whose square is still a number."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,12 @@ class Scale:
     @property
     def tiny(self) -> float:
         """Absolute floor: half a step of subnormals, some for float16, whose subnormals are in daily use."""
+        if self.dtype == torch.float16:
+            return 2.0**-25
         info = torch.finfo(self.dtype)
-        return 2.0**-25 if self.dtype == torch.float16 else max(info.tiny * info.eps / 2, _LEAST)
+        return max(info.tiny * info.eps / 2, _LEAST)
 
-    def elements(
+    def element_noise(
         self, exact: torch.Tensor, spread: torch.Tensor, reach: torch.Tensor, eager: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Noise per element of one piece of the leaf, and which elements jump.
@@ -87,10 +89,9 @@ def scale_from_draws(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate
     if with_eager:
         few = few + finite_values(sample_elements(eager).double() - exact).square()
     levels = Levels(finite_values(exact), (few / draws).sqrt_())
-    return Scale(
-        estimate.value, dtype, draws, estimate.spread, estimate.reach, eager if with_eager else estimate.value,
-        levels, estimate.levels, noise,
-    )  # fmt: skip
+    eager_draw = eager if with_eager else estimate.value
+    return Scale(estimate.value, dtype, draws, estimate.spread, estimate.reach, eager_draw, levels, estimate.levels,
+                 noise)
 
 
 def scale_from_eager(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate) -> Scale:
@@ -112,19 +113,23 @@ def scale_from_dtype(eager: torch.Tensor, dtype: torch.dtype, twin: Estimate | N
     that of a narrower dtype in which parts were computed (autocast). An offset of that size is one unit of
     bias.
     """
-    again = eager if twin is None or not twin.continuous or twin.value.shape != eager.shape else twin.value
+    again = eager
+    if twin is not None and twin.continuous and twin.value.shape == eager.shape:
+        again = twin.value
     relative = EAGER_ONLY_UNITS * max(unit_of(dtype), unit)
     wide = finite_values(sample_elements(eager).double())
     sizes = wide.abs()
-    usual = float(sizes[sizes > 0].median()) if bool((sizes > 0).any()) else 0.0
+    usual = 0.0
+    if bool((sizes > 0).any()):
+        usual = float(sizes[sizes > 0].median())
     levels = Levels(wide, torch.full_like(wide, relative * usual).clamp_(min=relative * sizes))
     noise = Noise()
     nothing = torch.zeros((), device=eager.device).expand(eager.numel())
-    found = Projections(levels)
+    offset = Projections(levels)
     for (mine,) in split_pieces(eager):
         exact = finite_values(mine.double())
-        found.add(exact * relative, exact)
-    noise.add(found)
+        offset.add(exact * relative, exact)
+    noise.add(offset)
     return Scale(eager, dtype, 0, nothing, nothing, again, levels, levels, noise, relative)
 
 
@@ -138,7 +143,7 @@ class Stretch:
     noise: torch.Tensor
     jumps: torch.Tensor
 
-    def usual(self, ratio: torch.Tensor) -> torch.Tensor:
+    def usual_ratio(self, ratio: torch.Tensor) -> torch.Tensor:
         """Errors over noise, for means over the leaf: there a jump as large as one that was seen counts one."""
         return torch.where(self.jumps, ratio / _SEEN, ratio)
 
@@ -149,4 +154,4 @@ def split_leaf(scale: Scale, *others: torch.Tensor) -> Iterator[tuple[Stretch, t
         scale.centre, scale.spread, scale.reach, scale.eager, *others
     ):
         exact = finite_values(value.double())
-        yield Stretch(exact, torch.isfinite(value), *scale.elements(exact, spread, reach, mine)), tuple(rest)
+        yield Stretch(exact, torch.isfinite(value), *scale.element_noise(exact, spread, reach, mine)), tuple(rest)

@@ -18,8 +18,8 @@ __all__ = ["Key", "Replay", "Rounding", "Tape", "key_of"]
 
 Key: TypeAlias = "tuple[str, tuple[Any, ...]]"
 """An operator with the shapes of the tensors and the plain numbers that it is given."""
+# Attribute of a tensor that the eager run has cast to a narrower dtype: the unit roundoff of that.
 _NARROWED = "_torchcompile_narrowed"
-"""Attribute of a tensor that the eager run has cast to a narrower dtype: the unit roundoff of that."""
 
 
 @dataclass
@@ -34,16 +34,23 @@ class Rounding:
 
 def key_of(about: Operator, args: Sequence[Any]) -> Key:
     """What tells the same step of two runs in different precisions from other steps."""
-    return about.name, tuple(_outline(a) for a in args)
+    return about.name, tuple(_outline_of(argument) for argument in args)
 
 
-def _outline(argument: Any) -> Any:
+def _outline_of(argument: Any) -> Any:
     if isinstance(argument, torch.Tensor):
         # a strided nested tensor has no shape, and says so by an error
         return torch.Size() if argument.is_nested else argument.shape
     if isinstance(argument, (list, tuple)):
-        return tuple(_outline(each) for each in argument)
-    return argument if isinstance(argument, (bool, int, float, str)) else None
+        return tuple(_outline_of(each) for each in argument)
+    if isinstance(argument, (bool, int, float, str)):
+        return argument
+    return None
+
+
+def _is_real(value: Any) -> bool:
+    """Whether it is a tensor of floating or complex numbers."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -62,7 +69,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def unit(self) -> float | None:
         """The largest unit roundoff of any operator that rounds; ``None`` if none does."""
-        return max((rounding.unit for rounding in self.roundings.values()), default=0.0) or None
+        units = [rounding.unit for rounding in self.roundings.values()]
+        return max(units, default=0.0) or None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -70,19 +78,25 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operator; keep what it drew and how it rounds."""
         out = run_theirs(func, *args, **(kwargs or {}))
         first = out[0] if isinstance(out, (tuple, list)) and out else out
-        if isinstance(first, torch.Tensor) and (first.is_floating_point() or first.is_complex()):
-            self._note(operator_facts(func), args, first)
+        if _is_real(first):
+            self._note_rounding(operator_facts(func), args, first)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            # Dropout returns the mask that it has drawn beside the result.
             drawn = out[1] if func._schema.name == "aten::native_dropout" else out
             if isinstance(drawn, torch.Tensor):
                 self.draws.append((func._schema.name, drawn.detach().clone()))
         return out
 
-    def _note(self, about: Operator, args: tuple[Any, ...], result: torch.Tensor) -> None:
+    def _note_rounding(self, about: Operator, args: tuple[Any, ...], result: torch.Tensor) -> None:
         unit = unit_of(result.dtype)
-        narrowed = {i: found for i, a in enumerate(args) if (found := getattr(a, _NARROWED, 0.0))}
-        source = args[about.copies] if about.copies is not None and about.copies < len(args) else None
-        if isinstance(source, torch.Tensor) and (source.is_floating_point() or source.is_complex()):
+        narrowed = {}
+        for position, argument in enumerate(args):
+            if narrow := getattr(argument, _NARROWED, 0.0):
+                narrowed[position] = narrow
+        source: Any = None
+        if about.copies is not None and about.copies < len(args):
+            source = args[about.copies]
+        if _is_real(source):
             if unit > unit_of(source.dtype):
                 narrowed = {0: unit}
             else:
@@ -94,8 +108,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rounding = self.roundings.setdefault(key_of(about, args), Rounding())
         rounding.unit = max(rounding.unit, unit)
         if not about.exact:
-            for i, found in narrowed.items():
-                rounding.inputs[i] = max(rounding.inputs.get(i, 0.0), found)
+            for position, narrow in narrowed.items():
+                rounding.inputs[position] = max(rounding.inputs.get(position, 0.0), narrow)
 
 
 class Replay:
@@ -103,7 +117,9 @@ class Replay:
 
     def __init__(self, tape: Tape | None) -> None:
         self._left: dict[str, deque[torch.Tensor]] = defaultdict(deque)
-        for name, drawn in tape.draws if tape is not None else ():
+        if tape is None:
+            return
+        for name, drawn in tape.draws:
             self._left[name].append(drawn)
 
     def draw(self, func: Callable[..., Any], args: tuple[Any, ...], wide: torch.dtype) -> Any:
@@ -112,15 +128,19 @@ class Replay:
         left = self._left.get(schema.name)
         if not left:
             return None
-        like = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        like = None
+        if args and isinstance(args[0], torch.Tensor):
+            like = args[0]
         writes = bool(schema.arguments) and schema.arguments[0].alias_info is not None
         if like is not None and schema.name != "aten::multinomial" and like.shape != left[0].shape:
             return None
         drawn = left.popleft()
         if schema.name == "aten::native_dropout" and like is not None:
             p = args[1]
-            return like * drawn * (1.0 / (1.0 - p) if p < 1 else 0.0), drawn.clone()
-        drawn = drawn.to(wide) if drawn.is_floating_point() else drawn
+            scale = 1.0 / (1.0 - p) if p < 1 else 0.0
+            return like * drawn * scale, drawn.clone()
+        if drawn.is_floating_point():
+            drawn = drawn.to(wide)
         if writes and like is not None:
             return like.copy_(drawn)
         return drawn.clone()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -110,30 +110,30 @@ class Trial:
         self.loss, self.train, self.steps = self.options.loss, self.options.train, self.options.steps
         self.seed, self.unit, self.root = self.options.seed, self.options.unit, self.options.root
         self.compared = self.options.compared
+        # How the model is wrapped, for what is said of it.
         self.wrapping = "none"
-        """How the model is wrapped, for what is said of it."""
         self._alone: Side | None = None
+        # Graphs and generated code, where they are kept.
         self.texts: list[Text] = []
-        """Graphs and generated code, where they are kept."""
         self.seconds: dict[str, float] = {}
         self.compiled = Compiled()
         self.passed: list[Passed] = []
+        # What was compared in the calls, each with its label.
         self.leaves: list[tuple[str, Leaf]] = []
-        """What was compared in the calls, each with its label."""
+        # What was compared in the training.
         self.trained: list[tuple[str, Leaf]] = []
-        """What was compared in the training."""
         self.options.references.make_room(memory_behind(self.calls))
         self._tapes: dict[Hashable, Tape] = {}
+        # The compiled side, from the beginning of the run on: a check may go on with what was compiled.
         self.side: Side | None = None
-        """The compiled side, from the beginning of the run on: a check may go on with what was compiled."""
+        # Settings of torch that the model changes, eagerly too; they were put back.
         self.leaks: list[str] = []
-        """Settings of torch that the model changes, eagerly too; they were put back."""
+        # Learning rate of the training; 0: there is nothing to train.
         self.rate = 0.0
-        """Learning rate of the training; 0: there is nothing to train."""
         tensors = (tensor for call in self.calls for tensor in call.batch.tensors())
+        # Do CUDA graphs run? Each call then writes to the memory of the one before, as torch documents: what is kept
+        # of a call is a copy, and outputs that somebody holds are not looked at again.
         self.replayed = promised(settings) and any(tensor.is_cuda for tensor in tensors)
-        """Do CUDA graphs run? Each call then writes to the memory of the one before, as torch documents: what is kept
-        of a call is a copy, and outputs that somebody holds are not looked at again."""
 
     def run(self) -> None:
         """Run everything on both sides and compare. Raises EagerRaised; see ``may_raise``."""
@@ -189,8 +189,7 @@ class Trial:
                 with self.phase("compare"), ledger.during(_EAGER):
                     self._compare_call(done, recording, eager.others)
                     if before is not None and not self.replayed:
-                        about_held = held_leaves(done.held, held, done.call.label)
-                        self.leaves += [(before.label, leaf) for leaf in about_held]
+                        self.leaves += _labelled(before.label, held_leaves(done.held, held, done.call.label))
                 before = done.call
 
     def _run_eagerly(self, side: Side, call: Call, ledger: Ledger) -> _EagerCall:
@@ -230,7 +229,7 @@ class Trial:
         if done.one_process is not None:
             one_process = done.one_process.without(others)
             self.leaves += self._beside_one_process(call.label, one_process, done.recording, expected)
-        self.leaves += [(call.label, leaf) for leaf in compare(done.recording, compiled, expected)]
+        self.leaves += _labelled(call.label, compare(done.recording, compiled, expected))
 
     @staticmethod
     def _beside_one_process(label: str, one_process: Recording, ranks: Recording,
@@ -299,15 +298,16 @@ class Trial:
                 if self._alone is not None:
                     one_process = train(self._alone, self._new_tape(label), eager.others).without(eager.others)
                 recording = train(eager, self._new_tape(label))
-            errors = [each.error for each in (recording, one_process) if each is not None and each.error is not None]
-            for error in errors:
+            errors = [recording.error, None if one_process is None else one_process.error]
+            for error in filter(None, errors):
                 _raise_own_mistake(error)
-            if errors:
+            # What eager raises here is no problem of the compiled side: there is nothing to compare.
+            if any(errors):
                 return
             with ledger.during(label):
-                found = train(compiled, None)
-            if found.error:
-                self.compiled.error = replace(found.error, phase=f"{found.error.phase}, in {label}")
+                compiled_recording = train(compiled, None)
+            if raised := compiled_recording.error:
+                self.compiled.error = replace(raised, phase=f"{raised.phase}, in {label}")
                 return
         with self.phase("compare"), ledger.during(_EAGER):
             def expected() -> Reference:
@@ -315,9 +315,9 @@ class Trial:
 
             if one_process is not None:
                 for about, leaf in self._beside_one_process(label, one_process, recording, expected):
-                    self.trained += [(about, renamed) for renamed in rename_leaves([leaf], self.steps)]
-            leaves = rename_leaves(compare(recording, found, expected), self.steps)
-            self.trained += [(label, leaf) for leaf in leaves]
+                    self.trained += _labelled(about, rename_leaves([leaf], self.steps))
+            leaves = rename_leaves(compare(recording, compiled_recording, expected), self.steps)
+            self.trained += _labelled(label, leaves)
 
     def _training_reference(self, batch: Batch, label: str) -> Reference:
         training = Training(self.pristine, None, self.loss, self.rate)
@@ -348,6 +348,10 @@ class Trial:
             return Fault(type(error).__name__, str(error), "forward, in a later call", traceback.format_exc())
         self.compiled.coverage.append({"call": call.label, **measured.to_dict()})
         return None
+
+
+def _labelled(label: str, leaves: Iterable[Leaf]) -> list[tuple[str, Leaf]]:
+    return [(label, leaf) for leaf in leaves]
 
 
 def _graph_runs(ledger: Ledger) -> int:

@@ -32,14 +32,14 @@ class Watch:
         self.parameters = [] if module is None else list(module.named_parameters())
         self.before = dict(_input_tensors(before))
         self.inputs = dict(_input_tensors(private))
+        # Where the gradients of inputs arrive.
         self.sources = {name: source_of(tensor) for name, tensor in self.inputs.items()}
-        """Where the gradients of inputs arrive."""
         remember = fingerprint if sparing else _remember_parameter
         self.memories = [remember(parameter) for _, parameter in self.parameters]
         self.devices = {tensor.device for tensor in self.inputs.values()}
         self.devices |= {tensor.device for _, tensor in (*self.parameters, *self.buffers())}
+        # Reading them is collective.
         self.spread = any(is_spread(tensor) for _, tensor in self.named_tensors())
-        """Reading them is collective."""
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Everything that a result may share memory with."""

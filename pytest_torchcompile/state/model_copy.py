@@ -22,8 +22,8 @@ class Closure(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.__dict__["function"] = function
-        for name, value in _reached(function):
-            for inner, module in _modules(name, value):
+        for name, value in _reached_values(function):
+            for inner, module in _modules_in(name, value):
                 if inner not in self._modules and module not in self._modules.values():
                     self._modules[inner] = module
 
@@ -34,7 +34,7 @@ class Closure(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> Closure:
         """Raises TypeError where a module would be shared: whoever changes a copy would change the original."""
         function = self.__dict__["function"]
-        other = Closure(_Copies(memo, getattr(function, "__globals__", None)).of(function))
+        other = Closure(_Copies(memo, getattr(function, "__globals__", None)).copy(function))
         ours = {id(part) for part in self.modules()}
         if any(id(part) in ours for part in other.modules()):
             raise TypeError(f"{function!r} reaches a module that can't be copied")
@@ -49,15 +49,18 @@ def copy_model(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modu
 
     Raises whatever ``copy.deepcopy`` raises.
     """
-    copied: nn.Module = _Copies({} if memo is None else memo).of(module)
+    if memo is None:
+        memo = {}
+    copied: nn.Module = _Copies(memo).copy(module)
     return copied
 
 
-def _reached(function: Any) -> Iterator[tuple[str, Any]]:
+def _reached_values(function: Any) -> Iterator[tuple[str, Any]]:
     """What a function reaches by name: its closure, its globals, the object that it is a method of, its attributes."""
     if isinstance(function, functools.partial):
-        yield from _reached(function.func)
-        yield from ((f"argument {i}", value) for i, value in enumerate(function.args))
+        yield from _reached_values(function.func)
+        for number, value in enumerate(function.args):
+            yield f"argument {number}", value
         yield from function.keywords.items()
     elif isinstance(function, types.MethodType):
         yield "self", function.__self__
@@ -75,35 +78,39 @@ def _globals_of(function: types.FunctionType, seen: set[int]) -> dict[str, Any]:
     state to be copied: modules, tensors, and those functions.
     """
     seen.add(id(function))
-    found: dict[str, Any] = {}
-    for name in _names(function.__code__):
+    used: dict[str, Any] = {}
+    for name in _names_in(function.__code__):
         value = function.__globals__.get(name)
         if isinstance(value, types.FunctionType) and value.__globals__ is function.__globals__:
             if id(value) not in seen and (inner := _globals_of(value, seen)):
-                found |= {name: value, **inner}
-        elif isinstance(value, torch.Tensor) or any(True for _ in _modules("", value)):
-            found[name] = value
-    return found
+                used |= {name: value, **inner}
+        elif isinstance(value, torch.Tensor) or any(True for _ in _modules_in("", value)):
+            used[name] = value
+    return used
 
 
-def _names(code: types.CodeType) -> set[str]:
-    inner = (const for const in code.co_consts if isinstance(const, types.CodeType))
-    return {*code.co_names}.union(*map(_names, inner))
+def _names_in(code: types.CodeType) -> set[str]:
+    names = {*code.co_names}
+    # Functions and lambdas inside of it are constants of its code.
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            names |= _names_in(const)
+    return names
 
 
-def _modules(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, nn.Module]]:
+def _modules_in(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, nn.Module]]:
     """The modules in a value, each with a name that a module may have."""
     if isinstance(value, nn.Module):
         yield name.replace(".", "_"), value
     elif depth and isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            yield from _modules(f"{name}[{index}]", item, depth - 1)
+            yield from _modules_in(f"{name}[{index}]", item, depth - 1)
     elif depth and isinstance(value, dict):
         for key, item in value.items():
-            yield from _modules(f"{name}[{key!r}]", item, depth - 1)
+            yield from _modules_in(f"{name}[{key!r}]", item, depth - 1)
     elif isinstance(value, (functools.partial, types.MethodType, types.FunctionType)) and depth:
-        for inner, item in _reached(value):
-            yield from _modules(inner, item, depth - 1)
+        for inner, item in _reached_values(value):
+            yield from _modules_in(inner, item, depth - 1)
 
 
 class _Copies:
@@ -117,60 +124,64 @@ class _Copies:
         self.memo = memo
         self.home, self.new_home = home, dict(home or {})
         self.functions: dict[int, types.FunctionType] = {}
+        # By id; the objects too, or an id could be given to another one.
         self.seen: dict[int, Any] = {}
-        """By id; the objects too, or an id could be given to another one."""
 
-    def of(self, value: Any) -> Any:
-        return self.rebound(copy.deepcopy(value, self.memo))
+    def copy(self, value: Any) -> Any:
+        return self.rebind(copy.deepcopy(value, self.memo))
 
-    def rebound(self, value: Any) -> Any:
+    def rebind(self, value: Any) -> Any:
         """Replace in a copy the functions that ``copy.deepcopy`` has left as they were."""
         if isinstance(value, types.FunctionType):
-            return self.function(value)
+            return self.copy_function(value)
         if id(value) in self.seen:
             return value
         self.seen[id(value)] = value
         if isinstance(value, functools.partial):
-            keywords = {name: self.rebound(item) for name, item in value.keywords.items()}
-            return functools.partial(self.rebound(value.func), *map(self.rebound, value.args), **keywords)
+            keywords = {name: self.rebind(item) for name, item in value.keywords.items()}
+            return functools.partial(self.rebind(value.func), *map(self.rebind, value.args), **keywords)
         if isinstance(value, types.MethodType):
-            self.rebound(value.__self__)
+            self.rebind(value.__self__)
         elif isinstance(value, nn.Module):
             if not isinstance(value, Closure):  # which has seen to its own
-                self.rebound(value.__dict__)
+                self.rebind(value.__dict__)
         elif type(value) in (dict, OrderedDict):
-            value.update({key: self.rebound(item) for key, item in value.items()})
+            value.update({key: self.rebind(item) for key, item in value.items()})
         elif isinstance(value, list):
-            value[:] = map(self.rebound, value)
+            value[:] = map(self.rebind, value)
         elif type(value) is tuple:
-            return tuple(map(self.rebound, value))
+            return tuple(map(self.rebind, value))
         return value
 
-    def function(self, old: types.FunctionType) -> types.FunctionType:
+    def copy_function(self, old: types.FunctionType) -> types.FunctionType:
         if id(old) in self.functions:
             return self.functions[id(old)]
         at_home, closure = old.__globals__ is self.home, old.__closure__ or ()
-        used = _globals_of(old, set()) if at_home else {}
+        used: dict[str, Any] = {}
+        if at_home:
+            used = _globals_of(old, set())
         if not used and not closure:
             return old
-        cells, names = tuple(types.CellType() for _ in closure), self.new_home if at_home else old.__globals__
+        names = self.new_home if at_home else old.__globals__
+        # Filled below: what a cell holds may reach this very function.
+        cells = tuple(types.CellType() for _ in closure)
         new = types.FunctionType(old.__code__, names, old.__name__, old.__defaults__, cells)
         new.__kwdefaults__, new.__qualname__ = old.__kwdefaults__, old.__qualname__
         new.__dict__.update(old.__dict__)
         self.functions[id(old)] = new
         for cell, kept in zip(cells, closure, strict=True):
             with contextlib.suppress(ValueError):  # not filled yet
-                cell.cell_contents = self.contents(kept.cell_contents)
-        names.update({name: self.contents(value) for name, value in used.items()})
+                cell.cell_contents = self.copy_contents(kept.cell_contents)
+        names.update({name: self.copy_contents(value) for name, value in used.items()})
         return new
 
-    def contents(self, value: Any) -> Any:
+    def copy_contents(self, value: Any) -> Any:
         if isinstance(value, types.ModuleType):
             return value
         # A function that deepcopy itself has made (what torch.compile returns makes one) closes over copies already.
         for made in list(self.memo.values()):
             self.memo.setdefault(id(made), made)
         try:
-            return self.of(value)
+            return self.copy(value)
         except Exception:  # a lock, a file, a generator of random numbers: shared
             return value

@@ -26,32 +26,40 @@ class StateSnapshot:
     """
 
     def __init__(self, module: torch.nn.Module | None) -> None:
-        self._modules = [] if module is None else list(module.modules())
-        self._training = [part.training for part in self._modules]
-        self._parameters = [dict(part._parameters) for part in self._modules]
-        self._buffers = [dict(part._buffers) for part in self._modules]
+        modules = [] if module is None else list(module.modules())
+        self._registries = [_Registries(part) for part in modules]
+        # Parameters before buffers, and each once, however many names it has.
         tensors: dict[int, torch.Tensor] = {}
-        tables: list[Mapping[str, torch.Tensor | None]] = [*self._parameters, *self._buffers]
-        for table in tables:
-            for tensor in table.values():
-                if tensor is not None:
-                    tensors[id(tensor)] = tensor
-        self._attributes = _AttributeSnapshot(self._modules)
+        for name in ("parameters", "buffers"):
+            for registries in self._registries:
+                table: Mapping[str, torch.Tensor | None] = getattr(registries, name)
+                tensors |= {id(tensor): tensor for tensor in table.values() if tensor is not None}
+        self._attributes = _AttributeSnapshot(modules)
         self._saved = [(tensor, tensor.detach().clone(), tensor.requires_grad) for tensor in tensors.values()]
 
     def restore(self) -> None:
         """Copy the remembered values back, drop all gradients, set the training flags again."""
-        for part, training, parameters, buffers in zip(
-            self._modules, self._training, self._parameters, self._buffers, strict=True
-        ):
-            if part.training != training:
-                part.training = training
-            _refill_registry(part._parameters, parameters)
-            _refill_registry(part._buffers, buffers)
+        for registries in self._registries:
+            registries.restore()
         self._attributes.restore()
         with torch.no_grad():
             for tensor, value, requires_grad in self._saved:
                 _restore_tensor(tensor, value, requires_grad)
+
+
+class _Registries:
+    """What a module itself has: its training flag, and by name its parameters and buffers."""
+
+    def __init__(self, part: torch.nn.Module) -> None:
+        self.part, self.training = part, part.training
+        self.parameters, self.buffers = dict(part._parameters), dict(part._buffers)
+
+    def restore(self) -> None:
+        """Put the objects back."""
+        if self.part.training != self.training:
+            self.part.training = self.training
+        _refill_registry(self.part._parameters, self.parameters)
+        _refill_registry(self.part._buffers, self.buffers)
 
 
 def _restore_tensor(tensor: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> None:

@@ -11,6 +11,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,11 +77,15 @@ class _Setting:
     set: Callable[[Any], object]
 
 
+def _get_deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
 def _set_deterministic(value: tuple[bool, bool]) -> None:
     torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
-def _autocast(device: str) -> list[_Setting]:
+def _autocast_settings(device: str) -> list[_Setting]:
     def enable(on: bool) -> None:
         torch.set_autocast_enabled(device, on)
 
@@ -88,27 +93,30 @@ def _autocast(device: str) -> list[_Setting]:
         torch.set_autocast_dtype(device, dtype)
 
     return [
-        _Setting(f"autocast on {device}", lambda: torch.is_autocast_enabled(device), enable),
-        _Setting(f"autocast dtype on {device}", lambda: torch.get_autocast_dtype(device), set_dtype),
+        _Setting(f"autocast on {device}", partial(torch.is_autocast_enabled, device), enable),
+        _Setting(f"autocast dtype on {device}", partial(torch.get_autocast_dtype, device), set_dtype),
     ]
 
 
+# Times one it is zero only where denormal numbers are flushed; torch has no question for that.
 _DENORMAL = torch.tensor(1e-310, dtype=torch.float64)
-"""Times one it is zero only where denormal numbers are flushed; torch has no question for that."""
+
+
+def _flushes_denormal() -> bool:
+    return not _DENORMAL * 1
+
+
 _SETTINGS = [
     _Setting("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
-    *_autocast("cpu"),
-    *_autocast("cuda"),
+    *_autocast_settings("cpu"),
+    *_autocast_settings("cuda"),
     _Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
     _Setting("number of threads", torch.get_num_threads, torch.set_num_threads),
-    _Setting("deterministic algorithms",
-             lambda: (torch.are_deterministic_algorithms_enabled(),
-                      torch.is_deterministic_algorithms_warn_only_enabled()),
-             _set_deterministic),
+    _Setting("deterministic algorithms", _get_deterministic, _set_deterministic),
     _Setting("float32 matmul precision", torch.get_float32_matmul_precision,
              torch.set_float32_matmul_precision),
     _Setting("default device", torch.get_default_device, _set_default_device),
-    _Setting("flush denormal", lambda: not _DENORMAL * 1, torch.set_flush_denormal),
+    _Setting("flush denormal", _flushes_denormal, torch.set_flush_denormal),
     _Setting("anomaly mode", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
     _Setting("stance", stance, _set_stance),
 ]
@@ -120,7 +128,7 @@ def _config_module(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def _copy(name: str) -> dict[str, Any]:
+def _copy_config(name: str) -> dict[str, Any]:
     """All keys of one config module (``torch/utils/_config_module.py: get_config_copy``, torch 2.8 to 2.15)."""
     module = _config_module(name)
     try:
@@ -133,8 +141,8 @@ class SettingsSnapshot:
     """A snapshot of every setting that outlives a cell."""
 
     def __init__(self) -> None:
-        self._settings = {s.name: s.get() for s in _SETTINGS}
-        self._configs = {name: _copy(name) for name in _CONFIGS}
+        self._settings = {setting.name: setting.get() for setting in _SETTINGS}
+        self._configs = {name: _copy_config(name) for name in _CONFIGS}
 
     def changed(self) -> list[str]:
         """What differs from the snapshot now, as ``name: then -> now``."""
@@ -150,21 +158,22 @@ class SettingsSnapshot:
         return [text for text, _ in differences]
 
     def _differences(self) -> list[tuple[str, Callable[[], object]]]:
-        found: list[tuple[str, Callable[[], object]]] = []
-        for s in _SETTINGS:
-            before, now = self._settings[s.name], s.get()
+        """What differs, each with the function that puts it back."""
+        differences: list[tuple[str, Callable[[], object]]] = []
+        for setting in _SETTINGS:
+            before, now = self._settings[setting.name], setting.get()
             if before != now:
-                found.append((f"{s.name}: {before} -> {now}", lambda s=s, v=before: s.set(v)))  # type: ignore[misc]
+                differences.append((f"{setting.name}: {before} -> {now}", partial(setting.set, before)))
         for name, before_all in self._configs.items():
-            for key, now in _copy(name).items():
+            for key, now in _copy_config(name).items():
                 before = before_all.get(key)
-                if not _same(before, now):
-                    found.append((f"{name}.{key}: {before!r} -> {now!r}",
-                                  lambda n=name, k=key, v=before: setattr(_config_module(n), k, v)))  # type: ignore[misc]
-        return found
+                if not _is_equal(before, now):
+                    put_back = partial(setattr, _config_module(name), key, before)
+                    differences.append((f"{name}.{key}: {before!r} -> {now!r}", put_back))
+        return differences
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_equal(a: Any, b: Any) -> bool:
     try:
         return a is b or bool(a == b)
     except Exception:  # an object of the user's with an __eq__ that can't answer
@@ -199,6 +208,7 @@ def isolated(leaks: list[str]) -> Iterator[None]:
         state = SettingsSnapshot()
         python_rng = random.getstate()
         started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        # A CUDA that nobody has started has no random state to put back.
         devices = list(range(torch.cuda.device_count())) if started else []
         try:
             with torch.random.fork_rng(devices=devices):

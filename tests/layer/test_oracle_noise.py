@@ -21,7 +21,7 @@ def wide(unit=2.0**-24, tape=None, **options):
 
 def test_factors_are_uniform_within_the_unit():
     """Mean 1, spread unit / sqrt(3), never further than the unit; no two stretches alike."""
-    noise = (Dice(3).disturbed(ONES, 0.25) - 1) / 0.25
+    noise = (Dice(3).disturbed_copy(ONES, 0.25) - 1) / 0.25
     assert noise.abs().max() <= 1
     assert abs(noise.mean()) < 0.01
     assert abs(noise.std() - 3**-0.5) < 0.01
@@ -32,8 +32,8 @@ def test_factors_are_uniform_within_the_unit():
 def test_two_throws_are_independent_and_a_seed_repeats_them():
     """Equal dice give equal noise, the next throw another one."""
     dice, again = Dice(5), Dice(5)
-    first, second = dice.disturbed(ONES[:1000], 0.5), dice.disturbed(ONES[:1000], 0.5)
-    assert torch.equal(first, again.disturbed(ONES[:1000], 0.5))
+    first, second = dice.disturbed_copy(ONES[:1000], 0.5), dice.disturbed_copy(ONES[:1000], 0.5)
+    assert torch.equal(first, again.disturbed_copy(ONES[:1000], 0.5))
     assert abs(((first - 1) * (second - 1)).mean()) < 0.02
 
 
@@ -41,7 +41,7 @@ def test_two_throws_are_independent_and_a_seed_repeats_them():
 def test_any_strides_are_disturbed(view):
     """Transposed, with gaps, expanded: every element gets its factor, a copy keeps its shape."""
     x = view(torch.ones(8, 8, dtype=torch.float64))
-    noise = Dice(0).disturbed(x, 0.5)
+    noise = Dice(0).disturbed_copy(x, 0.5)
     assert noise.shape == x.shape
     assert noise.unique().numel() == x.numel()
 
@@ -56,7 +56,7 @@ def test_views_with_gaps_are_disturbed_in_place():
 
 def test_complex_numbers_get_noise_in_both_parts():
     """The error is relative to the magnitude, in any direction."""
-    noise = Dice(0).disturbed(torch.ones(1000, dtype=torch.complex128), 0.1) - 1
+    noise = Dice(0).disturbed_copy(torch.ones(1000, dtype=torch.complex128), 0.1) - 1
     assert noise.real.abs().max() <= 0.1
     assert noise.imag.std() > 0.05
 
@@ -64,7 +64,7 @@ def test_complex_numbers_get_noise_in_both_parts():
 def test_zeros_and_infinities_stay():
     """A relative error does not turn infinity into NaN."""
     x = torch.tensor([0.0, float("inf"), -float("inf")], dtype=torch.float64)
-    assert torch.equal(Dice(0).disturbed(x, 0.5), x)
+    assert torch.equal(Dice(0).disturbed_copy(x, 0.5), x)
 
 
 def test_results_round_and_copies_do_not():

@@ -84,7 +84,7 @@ def test_what_the_users_code_raises_is_the_users(module, given):
     assert not error_of(module, **given).ours
 
 
-@pytest.mark.parametrize("part", ["recorder.default_loss", "recorder._Run.keep_output", "tape.Tape._note",
+@pytest.mark.parametrize("part", ["recorder.default_loss", "recorder._Run.keep_output", "tape.Tape._note_rounding",
                                   "tape.operator_facts", "shared_memory.leaves_of"])
 def test_what_our_code_raises_is_ours(monkeypatch, part):
     """Before, after and in the middle of the user's call."""

@@ -119,6 +119,7 @@ class _Copies:
         return self.done[id(leaf)][1]
 
     def copy_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        # The copy is no part of the graph that the user's tensor may belong to.
         with torch.no_grad():
             new = self.copy_data(tensor.detach())
         if isinstance(tensor, torch.nn.Parameter):
@@ -151,6 +152,7 @@ class _Copies:
         if _storage_of(tensor) not in self.shared and _is_dense(tensor):
             new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
             return new.copy_(tensor)
+        # The whole storage is copied once, and each tensor that shares it becomes a view of the copy.
         key = (_storage_of(tensor), tensor.dtype)
         if key not in self.storages:
             whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())

@@ -70,6 +70,7 @@ class Cell:
             value = getattr(self, name)
             if value != DEFAULTS[name]:
                 words.append(id_word(value))
+        # A value of the user's says little without the name of its axis.
         words += [f"{name}={id_word(value)}" for name, value in self.user]
         return "-".join(words)
 
@@ -89,6 +90,7 @@ class Cell:
         return cls(**known, user=tuple(sorted(data.get("user", {}).items())))
 
 
+# Cached, for every cell of a matrix asks for the same few words. Typed: 1, 1.0 and True are equal, their words not.
 @lru_cache(maxsize=4096, typed=True)
 def id_word(value: Scalar) -> str:
     """The value as one word of a node id: no colon, slash, bracket or blank."""

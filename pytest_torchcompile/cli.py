@@ -132,7 +132,7 @@ def _print_cells(given: argparse.Namespace) -> int:
     if given.shard:
         planned = cells_of_shard(matrix.cells, *part)
     if given.json:
-        records = [_record_of(cell) for cell in planned]
+        records = list(map(_record_of, planned))
         # Excluded cells are no shard's.
         if not given.shard:
             records += map(_record_of, matrix.excluded)

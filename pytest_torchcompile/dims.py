@@ -75,7 +75,7 @@ def batch_sizes(dims: Dims) -> list[dict[str, int]]:
     for name, dim in dims.items():
         if name not in rows[0]:
             rows = _with_size(dims, order, rows, name, dim.sizes)
-    return [{name: row[name] for name in dims} for row in rows]
+    return [_in_order(row, dims) for row in rows]
 
 
 def complete_sizes(dims: Dims, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -85,6 +85,10 @@ def complete_sizes(dims: Dims, sizes: Mapping[str, int]) -> dict[str, int]:
     """
     row = {name: dim.size for name, dim in dims.items() if dim.size is not None} | dict(sizes)
     _compute_sizes(dims, _computed_dims(dims), [row])
+    return _in_order(row, dims)
+
+
+def _in_order(row: Mapping[str, int], dims: Dims) -> dict[str, int]:
     return {name: row[name] for name in dims}
 
 
@@ -176,6 +180,7 @@ def _with_size(dims: Dims, order: list[str], rows: list[dict[str, int]], name: s
     taken: set[int] = set()
     for row in rows:
         taken.update(row.values())
+    # Some size near the middle fits nearly always; a dim of a million sizes is not searched to its ends.
     for size in islice(_outward(sizes), 1000):
         tried = [row | {name: size} for row in rows]
         try:
@@ -185,6 +190,7 @@ def _with_size(dims: Dims, order: list[str], rows: list[dict[str, int]], name: s
             continue
         if size > 1 and all(_has_new_sizes(row, rows[0], taken) for row in tried):
             return tried
+    # None is unlike all others. Torch never makes 0 and 1 dynamic, so they are the last choice.
     size = next((size for size in _outward(sizes) if size > 1), sizes[-1])
     tried = [row | {name: size} for row in rows]
     _compute_sizes(dims, order, tried)

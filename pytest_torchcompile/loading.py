@@ -48,6 +48,7 @@ _ROOTS: set[str] = set()
 
 def _import_module(name: str, root: Path, where: str) -> Any:
     """Import a module; ``root`` comes first on the path, also before modules that another root brought."""
+    # First, not only somewhere: a folder before it may have a module of the same name.
     if sys.path[:1] != [str(root)]:
         sys.path[:] = [str(root), *(folder for folder in sys.path if folder != str(root))]
         importlib.invalidate_caches()
@@ -64,6 +65,7 @@ def _import_module(name: str, root: Path, where: str) -> Any:
 def _forget_other_roots(top: str, root: Path) -> None:
     """Forget a package that was imported from another root, if this one has it as well."""
     own = (root / f"{top}.py").is_file() or (root / top).is_dir()
+    # This package itself may well lie in the root, in a checkout of it.
     if not own or top == __name__.partition(".")[0]:
         return
     loaded = [module for module in sys.modules if module == top or module.startswith(f"{top}.")]
@@ -95,6 +97,7 @@ def one_line(error: BaseException) -> str:
     if text:
         name = f"{name}: {text}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_import_machinery(frame.filename)]
+    # A factory of the user's often fails deep in a library: what helps is the line that called it.
     libraries = _library_folders()
     own = [frame for frame in frames if libraries.isdisjoint(Path(frame.filename).parents)]
     # Where no frame is the user's, the innermost of a library says more than none.

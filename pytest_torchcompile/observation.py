@@ -101,6 +101,7 @@ def rank_failed(outcome: RankOutcome) -> bool:
     """Whether the other ranks may now wait for this one in vain."""
     if outcome.status != "done":
         return True
+    # A rank whose compiled run raised takes no part in the collectives that are still to come.
     seen: Mapping[str, Any] = outcome.value
     return bool(seen["failure"] or (seen["sections"].get("compiles") or {}).get("error"))
 
@@ -131,6 +132,7 @@ class Observation:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`from_dict` takes."""
         data = asdict(self)
+        # What is not known is not told: a report has no empty fields for it.
         for name in ("failed_at", "sources"):
             if data[name] is None:
                 del data[name]

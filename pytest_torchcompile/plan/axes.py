@@ -50,6 +50,7 @@ def read_axes(reader: Reader, node: yaml.Node | None, models: Mapping[str, Model
     axes_of: dict[str, Axes] = {}
     for name, entry in models.items():
         axes: Axes = {"model": (name,)} | usual
+        # What a model says of an axis goes before what the matrix says of it.
         if name in own:
             axes |= _read_section(values, own[name], {name: entry})
         axes_of[name] = _in_order(axes)
@@ -137,6 +138,7 @@ class _AxisValues:
                 self._note_alike(axis, item, "equals", places[value])
             elif word in places_of_words:
                 self._note_alike(axis, item, "has the same word in cell ids as", places_of_words[word])
+            # A value with another's word is kept all the same: a rule that names it is no mistake of its own.
             places.setdefault(value, item)
             places_of_words.setdefault(word, item)
         return tuple(places)

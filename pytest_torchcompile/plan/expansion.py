@@ -189,6 +189,7 @@ def _numbered_cells(axes: Axes, axes_of: Mapping[str, Axes]) -> Iterator[tuple[t
     number_of: dict[str, dict[tuple[str, Scalar], int]] = {}
     for axis, values in axes.items():
         number_of[axis] = {value_key(value): number for number, value in enumerate(values)}
+    # Each model has axes of its own, and each of its values a number among those of all models.
     for own in axes_of.values():
         user_axes = [name for name in own if name not in AXES]
         numbers = []

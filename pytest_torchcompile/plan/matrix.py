@@ -100,6 +100,7 @@ def load_matrix(path: str | Path, root: str | Path | None = None, *, shown: str 
     folder = _root_folder(path, shown, root)
     reader = Reader(shown)
     sections = _read_sections(reader, node, Targets(folder))
+    # Mistakes in the sections are told before the cells are made: half a matrix would give misleading ones.
     reader.finish()
     expansion, notes = _expand_sections(reader, node, sections, today or datetime.date.today())
     reader.finish()
@@ -193,6 +194,7 @@ def _expand_sections(reader: Reader, node: yaml.Node, sections: _Sections,
                      today: datetime.date) -> tuple[Expansion, list[str]]:
     """Expand; note rules without effect, cells that share an id, and that no cell is left."""
     total = count_combinations(sections.axes_of)
+    # Told before anything is multiplied.
     if total > MAX_CELLS:
         reader.wrong(node, f"the axes multiply to {total:,} cells, more than {MAX_CELLS:,}; take values out")
         reader.finish()

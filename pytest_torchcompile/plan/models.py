@@ -95,6 +95,7 @@ def read_models(reader: Reader, node: yaml.Node,
         before_this = len(reader.mistakes)
         keys = reader.fields(value, f"model {name!r}", MODEL_KEYS, REQUIRED)
         entry = _read_model(reader, name, key, keys, targets)
+        # A model with mistakes is left out: what follows from them would only be told as well.
         if entry is not None and len(reader.mistakes) == before_this:
             models[name] = entry
         if "axes" in keys:
@@ -155,6 +156,7 @@ def _read_code(reader: Reader, node: yaml.Node, what: str, targets: Targets,
     if mistake:
         reader.wrong(node, f"{what}: {mistake}")
         return target, {}
+    # None where the source does not tell which keywords it takes: then any may be right.
     taken = targets.parameters(target)
     arguments: dict[str, Scalar] = {}
     for name, key, item in given:
@@ -182,6 +184,7 @@ def _read_dims(reader: Reader, node: yaml.Node, what: str) -> dict[str, Dim]:
         if dim is not None:
             dims[name], nodes[name] = dim, value
     if len(reader.mistakes) == before:
+        # Only where every dim could be read: an expression may name one that could not.
         for name, text in dim_mistakes(dims):
             reader.wrong(nodes[name], f"dim {name!r}: {text}")
     if len(reader.mistakes) == before:

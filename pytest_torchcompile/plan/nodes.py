@@ -94,6 +94,7 @@ def describe_node(node: yaml.Node) -> str:
         return "a mapping"
     if isinstance(node, yaml.SequenceNode):
         return "a list"
+    # A key with nothing behind it; a quoted empty text is a text.
     text: str = node.value
     if not text and isinstance(node, yaml.ScalarNode) and not node.style:
         return "nothing"

@@ -65,6 +65,7 @@ class Reader:
         """Raise :class:`MatrixError` if there are mistakes: one a line, in the order of the file."""
         if not self.mistakes:
             return
+        # A node that an alias stands for is read more than once.
         first, *others = sorted(set(self.mistakes))
         lines = [first.text]
         for mistake in others:
@@ -188,6 +189,7 @@ class Reader:
             self.wrong(node, f"{what}: found {describe_node(node)}, expected a text, a number, true, false or null")
             return MISSING
         text: str = node.value
+        # What is quoted is a text, whatever it looks like.
         if node.style:
             return text
         if text in _WORDS:

@@ -68,6 +68,7 @@ class Rule:
 
     def is_for(self, torch: str | None) -> bool:
         """Is the rule for this version of torch? For an unknown one (None) it is."""
+        # Nightlies and release candidates count as well.
         return not self.torch or torch is None or SpecifierSet(self.torch).contains(torch, prereleases=True)
 
     def is_expired(self, today: datetime.date) -> bool:
@@ -269,6 +270,7 @@ class _RuleReader:
             if name not in LIMITS:
                 self.reader.wrong(key, f"unknown limit {name!r}; {nearest(name, LIMITS)}")
                 continue
+            # A limit that no check of this matrix asks for would be believed to hold.
             owners = [check for check, entry in CHECKS.items() if LIMITS[name] in entry.limits]
             if not any(owner in (*self.checks, *self.also) for owner in owners):
                 self.reader.wrong(key, f"limit {name!r} has no effect: checks leaves out {owners[0]!r}")

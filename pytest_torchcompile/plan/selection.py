@@ -33,6 +33,7 @@ def refuse_unknown(expression: str, cells: Iterable[Mapping[str, Any]]) -> None:
     named = list(_named_values(expression))
     if not named:
         return
+    # A dict, not a set: the values stay in the order of the matrix.
     known: dict[str, dict[Any, None]] = {}
     for cell in cells:
         for axis, value in cell.items():

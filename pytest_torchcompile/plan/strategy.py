@@ -6,7 +6,7 @@ import hashlib
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Final, Literal
 
 import yaml
@@ -93,7 +93,10 @@ def choose_cells(strategy: Strategy, rows: Sequence[Sequence[int]], ids: Sequenc
     for index, preference in enumerate(preferences):
         groups.setdefault(preference, []).append(index)
     ordered = [groups[preference] for preference in sorted(groups)]
-    rows_of_groups = [[rows[index] for index in group] for group in ordered]
+    rows_of_groups = []
+    for group in ordered:
+        rows_of_groups.append([rows[index] for index in group])
+    # Of each group the places that were chosen; a place in a group is not the index of the cell.
     chosen = []
     for group, places in zip(ordered, cover(rows_of_groups, strategy.strength), strict=True):
         chosen += [group[place] for place in places]
@@ -121,8 +124,9 @@ def cover(groups: Sequence[Sequence[Row]], strength: int = 2) -> list[list[int]]
     Groups are in order of preference: rows of a later one are taken only for what no earlier one contains.
     Returns, for each group, the indices of its chosen rows, ascending.
     """
-    rows = [row for group in groups for row in group]
-    values_of_columns = [set(column) for column in zip(*rows, strict=True)]
+    rows = list(chain.from_iterable(groups))
+    values_of_columns = map(set, zip(*rows, strict=True))
+    # An axis of one value meets every value of the others anyway.
     varied = [column for column, values in enumerate(values_of_columns) if len(values) > 1]
     # The empty set of values too: at least one row is taken, also if all are alike.
     combined = [(), *combinations(varied, min(strength, len(varied)))]

@@ -57,6 +57,7 @@ class Targets:
             return f"{target!r} cannot be imported: {names}"
         if names is None:
             return None
+        # Of `Model.build` only `Model` is looked up: what a class has is not known without importing it.
         name = attribute.partition(".")[0]
         if name in names.bound:
             literal = names.literals.get(attribute)
@@ -141,6 +142,7 @@ def _ask_finders(name: str) -> _Place | None:
         return _UNREADABLE
     if spec is None:
         return None
+    # A package, or a namespace of several folders.
     folders = tuple(map(Path, spec.submodule_search_locations or ()))
     if spec.origin and spec.origin.endswith(".py"):
         source = Path(spec.origin)

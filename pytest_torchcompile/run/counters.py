@@ -71,6 +71,7 @@ class HeaviestSequence:
         """A sequence has passed."""
         self.sequences += 1
         weight = (len(ledger.recompiles), len(ledger.graph_breaks), len(ledger.eager_frames), len(ledger.compiles))
+        # Recompiles weigh most, for they are what a fuzzed test is about.
         if self.ledger is None or weight > self._weight:
             self.ledger, self._weight = Ledger.from_dict(ledger.to_dict()), weight
 
@@ -113,6 +114,7 @@ class RecompileCounter:
         up and ran a frame eagerly (recompile limit, suppressed error, stance, compiler off).
         """
         __tracebackhide__ = True
+        # Somebody without a type checker may give anything.
         given: object = n
         if not isinstance(given, int) or isinstance(given, bool) or given < 0:
             raise ValueError(f"expect({n!r}); expected a whole number from 0 on")

@@ -91,4 +91,4 @@ def _driver_version() -> str | None:
 def _device_names() -> list[str]:
     if not torch.cuda.is_available():
         return ["cpu"]
-    return ["cpu", *(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))]
+    return ["cpu", *map(torch.cuda.get_device_name, range(torch.cuda.device_count()))]

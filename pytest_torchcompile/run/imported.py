@@ -40,6 +40,7 @@ def imported_sources(root: Path, named: Iterable[str] = ()) -> dict[str, str]:
             continue
         if _is_installed(file) and package not in packages:
             continue
+        # Hashed when it is first seen: later the file may not be what was imported.
         if file not in _first_seen:
             _first_seen[file] = hash_of(Path(file))
         if _first_seen[file]:

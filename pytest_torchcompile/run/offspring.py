@@ -63,6 +63,7 @@ def end_offspring(keep: Collection[int] = ()) -> None:
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        # One that was not waited for would be found again, though it has ended.
         for pid in children_of(me) & left:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)

@@ -54,6 +54,7 @@ TUNING = "autotuning, in these"
 _APART = 104_729
 """Between the seeds of two replicas' batches: more than a cell has sizes."""
 _OWN_MISTAKE = "pytest-torchcompile itself failed, not the model: "
+# One for the process: cells of one model share its float64 run, whatever backend and mode they compile with.
 _REFERENCES = References()
 _LOCATED = {"compiles", *checks.COMPARING}
 """Sections that say which stage of the compiler brings a difference in."""
@@ -99,7 +100,9 @@ class Run(CellTrial):
         """The cell's calls. Each replica draws batches of its own, so that one that ignores the others is found out."""
         seeds = [self.job.seed + _APART * replica for replica in range(self.replicas)]
         drawn = [subject.make_batches(self.entry, self.cell, self._home, seed) for seed in seeds]
-        batches = [[batch for _, batch in calls] for calls in drawn]
+        batches = []
+        for calls_of_replica in drawn:
+            batches.append([batch for _, batch in calls_of_replica])
         first, *rest = batches
         if self.cell.phase == "training" and rest and all(same_batches(first, other) for other in rest):
             raise UsageError(f"{self.entry.where}: inputs {self.entry.inputs!r} gives all {self.replicas} replicas the "
@@ -173,7 +176,12 @@ class Run(CellTrial):
 
 
 def _shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    return {name: None if is_lazy(tensor) else tensor.shape for name, tensor in tensors.items()}
+    # A lazy parameter has no shape before the first call; that it is lazy is part of what is compared.
+    shapes: dict[str, Any] = dict.fromkeys(tensors)
+    for name, tensor in tensors.items():
+        if not is_lazy(tensor):
+            shapes[name] = tensor.shape
+    return shapes
 
 
 def run_cell(job: Job, in_rank: bool = False) -> tuple[dict[str, Any], bool]:

@@ -49,6 +49,7 @@ def build_model(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.n
     if "device" in _keywords_of(factory):
         axes.setdefault("device", cell.device)
     _check_keywords(factory, axes, f"{entry.where}: factory {entry.factory!r}", "axis", "axes")
+    # Seeded last: to look the factory up may have imported a module that draws numbers.
     _seed_all(seed)
     model = _call_factory(factory, axes, f"{entry.where}: factory {entry.factory!r}")
     if not isinstance(model, torch.nn.Module):
@@ -106,6 +107,7 @@ def compile_settings(cell: Cell, root: Path, where: str) -> dict[str, Any]:
         settings["backend"] = resolve(cell.backend, root, where)
     elif record is not None and record.modes and cell.mode != "default":
         settings["mode"] = cell.mode
+    # On a GPU Triton compiles; on a CPU Inductor calls a C++ compiler for every kernel.
     if cell.backend == "inductor" and torch.device(cell.device).type == "cpu" and cxx_compiler() is None:
         raise Unavailable("no C++ compiler found; install g++ or clang")
     return settings

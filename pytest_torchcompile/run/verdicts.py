@@ -99,6 +99,7 @@ def _vacuous_problems(name: str, sections: Mapping[str, Any]) -> tuple[Problem, 
 
 
 def _judge_failure(failure: Failure, several: bool) -> Judgement:
+    # Any other kind says nothing of the compiler: the matrix, the model or this package is wrong.
     verdict = _VERDICT_OF_FAILURE.get(failure.kind, "error")
     if verdict == "skip":
         return Judgement("skip", note=failure.message)
@@ -139,6 +140,7 @@ def apply_xfail(judgements: Mapping[str, Judgement], planned: PlannedCell,
         f"passed, although {planned.rule} expects it to fail: {reason}",
         hint="the cause is gone: remove the rule, or the check from it",
     )
+    # A rule for the whole cell is kept by any check that fails.
     strict = bool(planned.checks) or (complete and not failed)
     result = dict(judgements)
     for name in expected:

@@ -88,6 +88,7 @@ def headline(error: BaseException) -> str:
     if not lines:
         return kind
     text = lines[0]
+    # Such a line only leads to the next.
     if text.endswith(":"):
         text = " ".join(lines[:2])
     return f"{kind}: {text}"
@@ -95,9 +96,7 @@ def headline(error: BaseException) -> str:
 
 def _settings_of(config: CompileConfig) -> dict[str, Any]:
     backend = config.backend
-    name = backend
-    if not isinstance(backend, str):
-        name = getattr(backend, "__name__", type(backend).__name__)
+    name = backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
     return {"enabled": config.enabled, "backend": name, "mode": config.mode, "dynamic": config.dynamic,
             "fullgraph": config.fullgraph}
 

@@ -72,12 +72,13 @@ class _GuardedBackward:
             return self.compiled(ctx, args)
         except Exception as error:
             failure = error
-        # Compiled code takes its arguments away when it begins.
+        # Compiled code takes its arguments away when it begins: if all are there, it has not.
         remaining = args if len(args) == count else None
         return self._run_instead(remaining, failure, before)
 
     def _run_first(self, ctx: Any, args: list[Any]) -> Any:
         """The first run compiles, and is the one that is most likely to fail."""
+        # Held once, for one step; in every step that would keep activations alive longer.
         held = list(args)
         if not self._is_harmless():
             self.effects = None
@@ -113,6 +114,7 @@ class _GuardedBackward:
         guard = self.guard()
         if guard is None:
             raise error
+        # Asked first: where it is raised nothing need be run again.
         if guard.trial or guard.attempt.config.fail_policy == "raise":
             guard.failed_backward(error)
         if args is None or self._module is None or before is None:

@@ -87,9 +87,7 @@ def benchmark(
     loss: Callable[..., Any] | None = None
     if train:
         loss = default_loss if loss_fn is None else adapted_loss(loss_fn)
-    compiled = model
-    if config.enabled:
-        compiled = torch.compile(model, **config.settings())
+    compiled = torch.compile(model, **config.settings()) if config.enabled else model
     return benchmark_sides(
         StepRunner(model, module, loss), StepRunner(compiled, module, loss), _maker_by_round(make_batch), rounds=rounds,
         warmup=warmup, least=least, items=items, asked=config.enabled,
@@ -116,13 +114,16 @@ def benchmark_sides(
     """:func:`benchmark` of two sides that are there already; ``asked``: the second was to be compiled."""
     sides = (eager, compiled)
     with preserved(eager.module), preserved(compiled.module), observe(keep_texts=True) as seen:
+        # By the wall clock: compiling is work of the CPU.
         first = [side.time_steps(Batch.of(maker(0)), 1, wall=True) for side in sides]
         first_recompiles = len(seen.recompiles)
         for number in range(warmup):
             for side in sides:
                 side.time_steps(Batch.of(maker(number)), 1)
         step_seconds = eager.time_steps(Batch.of(maker(0)), 1)
+        # As many steps in a timing as fill it, whatever the resolution of the clock.
         repeats = max(1, round(LEAST_SECONDS / max(1e-9, step_seconds)))
+        # From here on nothing should compile: what does is told as late.
         first_compiles = len(seen.compiles)
         timings = _timed_rounds(sides, maker, rounds, warmup, repeats)
         late = len(seen.compiles) - first_compiles
@@ -131,9 +132,7 @@ def benchmark_sides(
         counts = _kernel_counts(sides, batch, seen)
     ran = any(graph.runs for graph in seen.graphs)
     ratio = ratio_of(timings[1].shortest, timings[0].shortest)
-    counted = count_items(batch)
-    if items is not None:
-        counted = Items(items(batch.value))
+    counted = Items(items(batch.value)) if items is not None else count_items(batch)
     figures: list[SideFigures] = []
     for which, timed in enumerate(timings):
         middle = median(timed.all)
@@ -177,10 +176,7 @@ def _timed_rounds(
         batch = Batch.of(maker(start + number))
         taken: tuple[list[float], list[float]] = [], []
         for turn in range(TURNS):
-            order = (1, 0)
-            if (number + turn) % 2:
-                order = (0, 1)
-            for which in order:
+            for which in (0, 1) if (number + turn) % 2 else (1, 0):
                 taken[which].append(sides[which].time_steps(batch, repeats))
         for timed, seconds in zip(timings, taken, strict=True):
             timed.all += seconds

@@ -94,10 +94,7 @@ class SideFigures:
         yield "8 of 10 steps", f"{self.low * 1e3:.3f}-{self.high * 1e3:.3f}"
         yield f"{unit} per second", f"{self.items_per_second:.4g}"
         yield "memory of a step", f"{self.peak_bytes / 2**20:.1f} MiB"
-        kernels = "-"
-        if self.kernels is not None:
-            kernels = str(self.kernels)
-        yield "kernels of a step", kernels
+        yield "kernels of a step", "-" if self.kernels is None else str(self.kernels)
 
 
 @dataclass(frozen=True)
@@ -137,6 +134,7 @@ class Benchmark:
         saved = self.eager.median - self.compiled.median
         if self.verdict != "faster" or saved <= 0:
             return None
+        # The first step of a warm cache may be faster than eager's.
         cost = max(0.0, self.compiled.first_seconds - self.eager.first_seconds)
         return int(cost / saved) + 1
 

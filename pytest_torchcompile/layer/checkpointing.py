@@ -51,6 +51,7 @@ class Outstanding:
             elif recompute and self.count:
                 # It is the recompute of one of them.
                 self.count -= 1
+        # Calls of one model may nest.
         outer = mine.recomputable, mine.ran_before
         mine.recomputable, mine.ran_before = recomputable, ran
         try:
@@ -82,4 +83,4 @@ def need_gradient(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     for value in args:
         if isinstance(value, Tensor) and value.requires_grad:
             return True
-    return bool(kwargs) and any(isinstance(value, Tensor) and value.requires_grad for value in kwargs.values())
+    return any(isinstance(value, Tensor) and value.requires_grad for value in kwargs.values()) if kwargs else False

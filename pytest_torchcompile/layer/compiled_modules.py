@@ -192,8 +192,10 @@ def compiled_module_of(
         _MARK: True,
     }  # fmt: skip
     made = type(cls)(cls.__name__, (Unregistered, cls), body)
+    # Not by its __init__ nor __setattr__, which are the user's.
     second = object.__new__(made)
     object.__setattr__(second, "__dict__", model.__dict__)
+    # At exit nothing has to be undone, and modules may be half gone.
     weakref.finalize(second, on_dropped).atexit = False
     return second  # type: ignore[no-any-return]
 

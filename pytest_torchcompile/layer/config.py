@@ -65,6 +65,7 @@ class CompileConfig:
         _refuse_other("fail_policy", self.fail_policy, FAIL_POLICIES)
         _refuse_other("smoketest_steps", self.smoketest_steps, tuple(_STEPS))
         _check_backend(self.backend)
+        # The class is frozen; what was given is put into its own form once, here.
         object.__setattr__(self, "options", _checked_options(self.options, self.mode))
         for name in ("allowlist", "blocklist"):
             object.__setattr__(self, name, _checked_patterns(name, getattr(self, name)))
@@ -191,6 +192,7 @@ def _refuse_other(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         # Of the very type: 1 == True, and is no flag.
         if value is each or (type(value) is type(each) and value == each):
             return
+    # A name that is nearly right gets the right one shown.
     if isinstance(value, str) and isinstance(allowed[0], str):
         raise ValueError(f"{name}={value!r}: {nearest(value, allowed)}")
     raise ValueError(f"{name}={value!r}: expected {', '.join(map(repr, allowed[:-1]))} or {allowed[-1]!r}")
@@ -215,6 +217,7 @@ def _check_backend(backend: Any) -> None:
         return
     if backend in NOT_ALONE:
         raise ValueError(f"backend={backend!r}: it needs arguments that only torch gives it; name another")
+    # Entry points of packages are read only for a name that is not in our table.
     if backend not in BACKENDS and backend not in installed() and backend not in _registered_backends():
         raise ValueError(f"backend={backend!r}: no such backend is registered; {nearest(backend, BACKENDS)}, "
                          "or module:attribute of your own")
@@ -330,6 +333,7 @@ def _environment_fields(environ: Mapping[str, str] | None, config: str) -> dict[
     if environ is None:
         environ = os.environ
     given = {name: text for name, text in environ.items() if name.startswith(_PREFIX)}
+    # All configs share the prefix, so each has to know the others' names.
     known = {f"{_PREFIX}{field.upper()}" for variables in _VARIABLES.values() for field in variables}
     for name in given:
         if name not in known:

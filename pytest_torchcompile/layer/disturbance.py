@@ -33,6 +33,7 @@ class Disturbed(Reference):
         super().__init__(eager)
         self.kind, self.why = "eager-draws", "the model is spread over ranks"
         self._run = run
+        # Undisturbed: what it does otherwise than the first run is no noise of rounding.
         self._twin = run(0, 0.0)
         self._draw(FEW, 1)
 
@@ -66,15 +67,11 @@ def disturb(tensors: Iterable[torch.Tensor], seed: int, unit: float) -> None:
     shape. Of a distributed tensor the local part is changed.
     """
     for number, tensor in enumerate(tensors):
-        local = tensor
-        if hasattr(tensor, "to_local"):
-            local = tensor.to_local()
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
         if not _can_be_disturbed(local):
             continue
         generator = torch.Generator(local.device).manual_seed(seed + _SEED_STRIDE * number)
-        dtype = local.dtype
-        if local.is_complex():
-            dtype = local.dtype.to_real()
+        dtype = local.dtype.to_real() if local.is_complex() else local.dtype
         factor = torch.rand(local.shape, generator=generator, device=local.device, dtype=dtype)
         local.mul_(factor.mul_(4).sub_(2).mul_(unit).add_(1))
 

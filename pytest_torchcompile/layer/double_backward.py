@@ -125,9 +125,8 @@ def differentiable_twice(function: Any, guard: weakref.ref[Guard]) -> Callable[.
         # Without create_graph nobody can differentiate it.
         if not torch.is_grad_enabled():
             return once(ctx, *grads)
-        outer = list(grads)
-        if len(grads) == 1 and isinstance(grads[0], list):
-            outer = list(grads[0])
+        boxed = len(grads) == 1 and isinstance(grads[0], list)
+        outer = list(grads[0]) if boxed else list(grads)
         with torch.no_grad():
             first = list(once(ctx, *grads))
         call = _call_behind(ctx, first, outer, guard)
@@ -170,9 +169,7 @@ def _call_behind(node: Any, first: Sequence[Any], outer: Sequence[Any], guard: w
     places = tuple(place for place in edges if isinstance(first[place], Tensor))
     tangents = tuple(grad for grad in outer if isinstance(grad, Tensor))
     given: _Given | None = getattr(node, _GIVEN, None)
-    args: list[Any] | None = None
-    if given is not None:
-        args = given.unchanged_inputs()
+    args = given.unchanged_inputs() if given is not None else None
     sources = [_index_of(edges[place], args or ()) for place in places]
     if given is None or args is None or None in sources:
         # Tensors that lead backward passes to the refusal.
@@ -197,6 +194,7 @@ def _index_of(edge: tuple[Any, int], args: Sequence[Any]) -> int | None:
     for place, arg in enumerate(args):
         if not isinstance(arg, Tensor) or not arg.requires_grad:
             continue
+        # The edge of a leaf leads to its AccumulateGrad node, which holds the leaf itself.
         if arg.grad_fn is None:
             if getattr(node, "variable", None) is arg:
                 return place
@@ -222,6 +220,7 @@ class _Twice(torch.autograd.Function):
         guard, error = call.guard(), RuntimeError(_REFUSED)
         if guard is None:
             raise error
+        # Refused here and not before: gradients may be differentiable and nobody differentiates them.
         if call.graph is None:
             why = ("the gradient of this step was differentiated, and the call cannot be computed again: it draws "
                    "random numbers, writes to its inputs, or they are gone or changed")
@@ -250,6 +249,7 @@ def _second_order(call: _Call, inputs: Sequence[Tensor], second: Sequence[Any], 
         if differentiable:
             gradients, weights = zip(*differentiable, strict=True)
             derivatives = torch.autograd.grad(gradients, wanted, weights, create_graph=further, allow_unused=True)
+    # Derivatives were taken by those views alone that require one.
     remaining = iter(derivatives)
     return [next(remaining) if view.requires_grad else None for view in views]
 

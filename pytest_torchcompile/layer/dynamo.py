@@ -97,6 +97,7 @@ def remember_sizes() -> Callable[[], None]:
     """
     from torch._dynamo import pgo
 
+    # Deep, because torch adds to the entries in place.
     before = copy.deepcopy(getattr(pgo, "_CODE_STATE", None))
 
     def put_back() -> None:
@@ -119,8 +120,10 @@ def _falling_back(inner: Callable[..., Any], guard: Guard, entries: CacheEntries
         hook_guards = guards_on_hooks
 
     def call(frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+        # After a failure no further frame of the call is compiled: all of it would be thrown away.
         if guard.eager or guard.pending is not None:
             return _run_eagerly(dynamo_types)
+        # Before the frame begins: what the backend raised for another one is old.
         began = clock()
         guard.frame_begins()
         try:

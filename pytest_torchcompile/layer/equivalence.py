@@ -139,9 +139,7 @@ def compare(
     if trial.replayed:
         notes.append(NOT_HELD)
     problems = (*_vacuous_problems(trial), *find_discrepancies(leaves))
-    stages = ""
-    if stage:
-        stages = stage_summary(stage)
+    stages = stage_summary(stage) if stage else ""
     return Comparison(problems, leaves, stages, tuple(notes))
 
 
@@ -165,6 +163,7 @@ class _ObjectTrial(Trial):
         self.config, self.wrap = config, wrap
         self.model = _usable_module(model)
         self.notes: list[str] = []
+        # Tried here, so that a model that can't be copied is compared as far as that goes.
         self.shared = False
         try:
             copy_model(self.model)
@@ -177,9 +176,8 @@ class _ObjectTrial(Trial):
         super().__init__(self._make_side, self.model, config.settings(), list(_calls_of(calls)), trial_options)
 
     def _make_side(self, settings: dict[str, Any] | None) -> Side:
-        module = self.model
-        if not self.shared:
-            module = copy_model(self.model)
+        # A copy for each side, so that neither sees what the other keeps in Python.
+        module = self.model if self.shared else copy_model(self.model)
         call: Callable[..., Any] = module
         if isinstance(module, Closure):
             call = module.__dict__["function"]
@@ -219,13 +217,11 @@ def _usable_module(model: Any) -> nn.Module:
         raise UsageError(f"model is {model!r}, expected a torch.nn.Module or a function")
     if hasattr(model, "_torchdynamo_orig_callable") or is_compiled_module(model):
         raise UsageError(f"model is compiled already ({type(model).__name__}): give compare() the eager one")
-    module = model
-    if not isinstance(model, nn.Module):
-        module = Closure(model)
+    module = model if isinstance(model, nn.Module) else Closure(model)
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
             raise UsageError(f"model has no shape yet for {name!r} (a lazy module): call it once on a batch first")
-    return module  # type: ignore[no-any-return]
+    return module
 
 
 def _calls_of(calls: Any) -> Iterator[Call]:

@@ -53,6 +53,7 @@ def effects_of(graph: Callable[..., Any], args: Sequence[Any]) -> Effects | None
     from torch.utils._python_dispatch import _disable_current_modes
 
     try:
+        # Neither autograd nor anybody's modes may see this run.
         with torch.no_grad(), _disable_current_modes():
             return _observed_effects(FakeTensorMode(allow_non_fake_inputs=True), graph, args)
     except Exception:
@@ -142,6 +143,7 @@ class Before:
     def restore(self) -> None:
         """Put values and random states back."""
         for tensor, value in self._values:
+            # Through .data, which leaves the version counter alone.
             tensor.data.copy_(value)
         for set_state, state in self._states:
             set_state(state)
@@ -181,13 +183,11 @@ class Rewinding:
     def begin(self, args: Sequence[Any]) -> Copied | None:
         """Before a run: copy what it may change; None where that can't be done."""
         try:
+            # Sizes vary, or tensors are of kinds that no kernel joins: each is copied by itself.
             if not self._plain:
                 before = copied_before(self._effects, args, SMALL)
                 return None if before is None else Copied([], [], before)
-            if self._unused:
-                copies = self._unused.pop()
-            else:
-                copies = _new_memory(self._groups)
+            copies = self._unused.pop() if self._unused else _new_memory(self._groups)
             written = []
             for group, copy in zip(self._groups, copies, strict=True):
                 lives = group.tensors(args)

@@ -35,7 +35,8 @@ class GuardedBackend:
     def __init__(self, inner: Callable[..., Any], guard: Guard) -> None:
         self.inner = inner
         self.hook_guards = guard.hooks.guards
-        self.guard = weakref.ref(guard)  # Dynamo's caches live longer than a model
+        # Dynamo's caches live longer than a model.
+        self.guard = weakref.ref(guard)
         # Copied, for the frame evaluator asks backends for attributes in places where no Python code may run.
         for name in _ASKED:
             if hasattr(inner, name):
@@ -59,7 +60,8 @@ class GuardedBackend:
                 and self.hook_guards == other.hook_guards)
 
     def __hash__(self) -> int:
-        return hash(GuardedBackend)  # torch's own backends have no hash
+        # Torch's own backends have no hash.
+        return hash(GuardedBackend)
 
 
 def _fixed_places(graph: torch.fx.GraphModule) -> frozenset[int]:
@@ -138,6 +140,7 @@ class _GuardedGraph:
 
     def run_first(self, args: tuple[Any, ...]) -> Any:
         """The first run, the one that is most likely to fail."""
+        # However large: it is one run, and what fails mostly fails in it.
         self.effects = effects_of(self.graph, args)
         before = copied_before(self.effects, args)
         try:
@@ -146,6 +149,7 @@ class _GuardedGraph:
             failure = error
         else:
             self.fresh = False
+            # Only a run shows which autograd nodes lead to the compiled function.
             guard_backward((*pytree.tree_leaves(result), *args), self.guard)
             self._prepare_further_runs(args, result)
             self.plain = self.rewinding is None and self.differentiable is None
@@ -165,9 +169,7 @@ class _GuardedGraph:
 
     def run_again(self, args: tuple[Any, ...]) -> Any:
         """A further run: taken back if it fails, and its inputs remembered."""
-        copied = None
-        if self.rewinding is not None:
-            copied = self.rewinding.begin(args)
+        copied = self.rewinding.begin(args) if self.rewinding is not None else None
         try:
             result = self.compiled(*args)
         except Exception as error:
@@ -177,9 +179,7 @@ class _GuardedGraph:
                 self.rewinding.end(copied)
             self._note(args, result)
             return result
-        before = None
-        if copied is not None:
-            before = copied.before()
+        before = copied.before() if copied is not None else None
         return self.run_instead(args, failure, before)
 
     def _note(self, args: tuple[Any, ...], result: Any) -> None:
@@ -188,9 +188,11 @@ class _GuardedGraph:
 
     def run_instead(self, args: tuple[Any, ...], error: Exception, before: Before | None = None) -> Any:
         """Run it eagerly in the place of a compiled run that raised; raise where that would be a guess."""
+        # Equal models share compiled code: the call's own guard has to know, not that of whom the code was made for.
         guard = guard_of_this_call() or self.guard()
         if guard is None or type(error).__name__ == _STOP:
             raise error
+        # A graph that has failed before is not begun again: then the first error is the cause.
         began = self.error is None
         error = self.error or error
         if guard.trial:

@@ -99,6 +99,7 @@ class Guard:
 
     def note(self, error: BaseException) -> None:
         """Remember a failure of the trial, and raise it unless other ranks wait."""
+        # The first one, of which later ones may only be the echo.
         self.failure = self.failure or error
         if not self.waited_for:
             raise error
@@ -120,6 +121,7 @@ class Guard:
         elif self.outstanding.count and self.attempt.config.fail_policy != "raise":
             self._log("fallback_eager", "backward", error, f"{headline(error)}; its forward pass runs eagerly from the "
                       "first call on in which none is left to be recomputed by activation checkpointing")
+            # Watchful, so that each call asks whether the last recompute has come.
             self.postponed = self.watchful = True
         else:
             self._end(Pending(error, "backward", threading.get_ident()))
@@ -168,18 +170,21 @@ class Guard:
     def _take_pending(self) -> Pending | None:
         """What is pending in this thread, which is then over."""
         pending = self.pending
+        # The calls of other threads may still be under way, and each settles its own.
         if pending is None or pending.thread != threading.get_ident():
             return None
         self.pending = None
         return pending
 
     def _end(self, pending: Pending) -> None:
+        # In a trial the smoketest says what becomes of the model.
         if self.trial:
             return
         error = pending.error
         if self.attempt.config.fail_policy == "raise":
             self._log("raised", pending.phase, error)
             raise CompileFailed(f"{self.attempt.model} does not run compiled: {headline(error)}") from error
+        # Two threads may fail at once; one of them logs it and takes back what was put in.
         with self._lock:
             if self.eager:
                 return
@@ -192,6 +197,7 @@ class Guard:
         kwargs: Mapping[str, Any],
     ) -> Any:
         """A call that may be the first, or that activation checkpointing may run again."""
+        # The last recompute has come, so that nothing depends on compiled code any more.
         if self.postponed and not self.outstanding.count:
             self.drop()
             return eager(*args, **kwargs)
@@ -200,6 +206,7 @@ class Guard:
             try:
                 result = compiled(*args, **kwargs)
             except BaseException:
+                # Also of KeyboardInterrupt: nothing of this call may be settled by the next one.
                 self.dismiss()
                 raise
         if self.pending is not None or self.limits:

@@ -64,6 +64,7 @@ class Hooks:
     def notice_new(self) -> str:
         """Called when hooks were registered somewhere: the new one that traced modules run, in words, or ''."""
         with self._lock:
+            # First, so that a hook registered meanwhile is noticed at the next call.
             before, self.seen = self.seen, RemovableHandle.next_id
             new_hook = self._new_hook(before)
             if not new_hook:

@@ -73,6 +73,7 @@ def compare_means(
                     return Means(random, {}, start, str(error or "it raises on another rank"))
         random |= eager_leaves.random()
         differing = _differing(random, eager_leaves, compiled_leaves, limit)
+        # The next runs are fresh ones: a suspicion must not be its own witness.
         start += runs
         if not any_rank(bool(differing)):
             break
@@ -136,10 +137,8 @@ def _real_numbers(value: torch.Tensor) -> torch.Tensor:
         numbers = numbers.to_dense()
     if numbers.is_complex():
         numbers = torch.view_as_real(numbers.resolve_conj())
-    wide = torch.float64
-    if numbers.device.type == "mps":
-        # It has no float64.
-        wide = torch.float32
+    # MPS has no float64.
+    wide = torch.float32 if numbers.device.type == "mps" else torch.float64
     return numbers.to(wide).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 

@@ -64,18 +64,14 @@ class Padding:
 
     def cut(self, tensor: Tensor, dim: int, length: int) -> Tensor:
         """A view of the part of ``tensor`` that is no padding."""
-        start = 0
-        if self.side == "left":
-            start = tensor.shape[dim] - length
+        start = 0 if self.side == "right" else tensor.shape[dim] - length
         return tensor.narrow(dim, start, length)
 
     def _lengthened(self, tensor: Tensor, dim: int, size: int, value: Value) -> Tensor:
         missing = size - tensor.shape[dim]
         if not missing:
             return tensor
-        ends = (0, missing)
-        if self.side == "left":
-            ends = (missing, 0)
+        ends = (0, missing) if self.side == "right" else (missing, 0)
         # torch counts from the last dimension, two numbers for each.
         untouched = (0, 0) * (tensor.ndim - 1 - dim % tensor.ndim)
         return functional.pad(tensor, untouched + ends, value=value)
@@ -95,6 +91,7 @@ class Padding:
         (A query that sees nothing is NaN after softmax.) Queries of size 1 are broadcast, and stay.
         """
         queries, keys = mask.shape[-2:]
+        # Queries of size 1 stand for all of them.
         if queries != 1:
             mask = self._lengthened(mask, mask.ndim - 2, self.config.bucket(queries, f"{name} (its queries)"), seen)
         return self._lengthened(mask, mask.ndim - 1, self.config.bucket(keys, f"{name} (its keys)"), hidden)
@@ -103,6 +100,7 @@ class Padding:
 def is_ids(name: str) -> bool:
     """Whether tensors of that name are token ids."""
     low = name.lower()
+    # label_ids and position_ids end like token ids.
     if is_label(name) or low.endswith(_WITHOUT_TOKENS):
         return False
     return low in ("ids", "tokens") or low.endswith("_ids")

@@ -170,6 +170,7 @@ class _Optimizer:
         state = self._optimizer.state
         state.clear()
         state.update((parameter, values.restored()) for parameter, values in self._state)
+        # In place: others may hold on to the list, and to the groups in it.
         self._optimizer.param_groups[:] = [group for group, _, _ in self._groups]
         for group, parameters, values in self._groups:
             options = values.restored()
@@ -220,6 +221,7 @@ def preserved(module: nn.Module, optimizer: Any = None) -> Iterator[None]:
     """
     tensors = [*module.parameters(), *module.buffers()]
     gradients = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf]
+    # Put back in reverse order: random states first, gradients last, for restoring a module drops them.
     with contextlib.ExitStack() as restoring:
         for tensor, gradient in gradients:
             restoring.callback(setattr, tensor, "grad", gradient)
@@ -234,16 +236,12 @@ def preserved(module: nn.Module, optimizer: Any = None) -> Iterator[None]:
 @contextlib.contextmanager
 def _same_random_states() -> Iterator[None]:
     accelerator = torch.accelerator.current_accelerator()
-    kind = "cuda"
-    if accelerator is not None:
-        kind = accelerator.type
+    kind = accelerator.type if accelerator is not None else "cuda"
     device = torch.get_device_module(kind)
     started = accelerator is not None and device.is_initialized()
     devices = range(device.device_count() if started else 0)
     python, numpy = random.getstate(), sys.modules.get("numpy")
-    numpy_state = None
-    if numpy is not None:
-        numpy_state = numpy.random.get_state()
+    numpy_state = numpy.random.get_state() if numpy is not None else None
     try:
         with torch.random.fork_rng(devices=devices, device_type=kind):
             yield

@@ -54,6 +54,7 @@ class RankVotes:
         if isinstance(model, nn.Module):
             modules = list(model.modules())
         self._sharded: list[Any] = [part for part in modules if "FSDPModule" in _class_names(part)]
+        # FSDP2 may have gathered parameters in an earlier call.
         self.reshard()
         self._groups: list[Any] = []
         if torch.distributed.is_available():
@@ -86,6 +87,7 @@ class RankVotes:
         missing = self._arrivals.wait_for_others(patience)
         if missing:
             self.diverged = True
+            # The others would wait for this rank in vain.
             self._arrivals.leave()
         return missing
 
@@ -100,6 +102,7 @@ class RankVotes:
         if self.diverged:
             return (rank,) if mine else ()
         votes = torch.zeros(torch.distributed.get_world_size(), dtype=torch.int32, device=_vote_device(self._groups[0]))
+        # Everybody's place in one tensor, so that all hear who it was.
         votes[rank] = int(mine)
         for group in self._groups:
             torch.distributed.all_reduce(votes, torch.distributed.ReduceOp.MAX, group)

@@ -36,6 +36,7 @@ class Selection:
         self.model = model
         self.recursive = recursive
         self._names: dict[int, list[str]] = {}
+        # A module in two places has two names, and a pattern may know either.
         for name, module in model.named_modules(remove_duplicate=False):
             self._names.setdefault(id(module), []).append(name)
         self._modules = {id(module): module for module in model.modules()}
@@ -73,6 +74,7 @@ class Selection:
         undoing += [_replace_call(part, compile_part(part)) for part in self.compiled]
 
         def undo() -> None:
+            # Emptied, so that a second call undoes nothing twice.
             while undoing:
                 undoing.pop()()
 
@@ -170,6 +172,7 @@ def _replace_call(part: nn.Module, call: Callable[..., Any]) -> Callable[[], Non
     own[_CALL] = call
 
     def undo() -> None:
+        # Marked, so that a call that was put on top of it does not put it back later.
         call._dropped = True  # type: ignore[attr-defined]
         if own.get(_CALL) is call:
             del own[_CALL]

@@ -74,6 +74,7 @@ class ShapeStabilizer:
         length), or of a dtype that can't hold the value it is padded with, and for a batch without token ids.
         """
         batch = input_ids
+        # A tensor alone has no name.
         if isinstance(batch, Tensor):
             return self._padding.pad("input_ids", batch)
         if not isinstance(batch, (Mapping, tuple, list)):
@@ -138,6 +139,7 @@ class ShapeStabilizer:
                 raise ValueError(f"a tensor of the shape {tuple(tensor.shape)} has {size} in dimension {dim}, which is "
                                  f"outside of min={min}, max={max}")
         for tensor in tensors:
+            # 0 and 1 are compiled apart, whatever is marked.
             if tensor.shape[dim] > 1:
                 torch._dynamo.mark_dynamic(tensor, dim % tensor.ndim, min=min, max=max)
         return batch
@@ -167,6 +169,7 @@ class ShapeStabilizer:
             return {key: self._padded_values(inner, str(key)) for key, inner in value.items()}
         if not isinstance(value, (tuple, list)):
             return value
+        # A named tuple inside of another batch knows better than the name of the whole.
         if isinstance(names, str) and hasattr(value, "_fields"):
             names = _value_names(value, ())
         padded: list[Any] = []
@@ -243,9 +246,7 @@ def _holds_zeros_and_ones(tensor: Tensor) -> bool:
 
 
 def _size_in(tensor: Tensor, dim: int) -> int | None:
-    if -tensor.ndim <= dim < tensor.ndim:
-        return tensor.shape[dim]
-    return None
+    return tensor.shape[dim] if -tensor.ndim <= dim < tensor.ndim else None
 
 
 def _refuse_unclear_sizes(output: Any, by_bucket: Mapping[int, set[int]], dim: int) -> None:
@@ -265,9 +266,7 @@ def _refuse_unclear_sizes(output: Any, by_bucket: Mapping[int, set[int]], dim: i
 
 def _sequence_lengths(batch: Any) -> list[int]:
     """The lengths of the token ids and labels of a batch: of its first tensor, where nothing is named."""
-    named = batch
-    if hasattr(batch, "_fields"):
-        named = dict(zip(batch._fields, batch, strict=True))
+    named = dict(zip(batch._fields, batch, strict=True)) if hasattr(batch, "_fields") else batch
     sequences: list[Tensor] = []
     if isinstance(named, Mapping):
         sequences = list(_sequences_named(named, is_ids))

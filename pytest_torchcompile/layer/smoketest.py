@@ -132,6 +132,7 @@ class CompileSmoketest:
                 if self.noted is not None:
                     steps.noted = self.noted
                 for number in range(1, self.steps + 1):
+                    # Known outside, should it fail on another rank.
                     step = number
                     steps.run(number)
                 steps.finish()
@@ -190,12 +191,8 @@ def _usable_batch(module: nn.Module, sample_batch: Any) -> Batch:
 
 
 def _praise(count: int, steps: Steps) -> str:
-    what = "forward"
-    if steps.backward:
-        what = "forward, loss, backward and step"
-    how = ""
-    if steps.averaged:
-        how = f" on average over {steps.averaged} runs, as random numbers differ"
+    what = "forward, loss, backward and step" if steps.backward else "forward"
+    how = f" on average over {steps.averaged} runs, as random numbers differ" if steps.averaged else ""
     return f"{count} step(s) of {what} ran compiled and agree with eager{how}"
 
 

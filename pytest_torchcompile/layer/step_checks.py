@@ -65,6 +65,7 @@ def refuse_user_error(fault: Fault | None, step: int) -> None:
 
 
 def _user_failure(fault: Fault, step: int) -> StepFailed:
+    # The test holds copies, so that eager alone might have had room enough: nobody's error.
     if isinstance(fault.exception, torch.OutOfMemoryError):
         return StepFailed("not enough memory for the test, which holds two more copies of the model", "state", step,
                           fault.traceback)

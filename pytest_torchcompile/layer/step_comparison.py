@@ -63,10 +63,8 @@ class StepComparison:
         agreed = self.votes.run_agreed
         expected = self._expected(step)
         random = agreed(has_drawn, step.eager, step.number)
-        scale = expected
-        if random:
-            # What was drawn decides more than rounding, so no float64 run is asked where other numbers were drawn.
-            scale = partial(_assumed_reference, step)
+        # What was drawn decides more than rounding, so no float64 run is asked where other numbers were drawn.
+        scale = partial(_assumed_reference, step) if random else expected
         found = agreed(_differences, step, scale, random)
         excused = random and found.beside_outputs
         if self.votes.any_rank(excused):
@@ -111,6 +109,7 @@ class StepComparison:
     def _float64_reference(self, step: RecordedStep) -> Reference:
         assumed = _assumed_reference(step)
         runs = self.runs
+        # A copy of several modules would not be what the call works on.
         if isinstance(runs.module, JoinedModules):
             return assumed
         model = original_of(runs.model)
@@ -185,9 +184,7 @@ def _differences(step: RecordedStep, expected: Callable[[], Reference], random: 
     differences = _Differences()
     for leaf in compare(step.eager, step.compiled, expected):
         nondeterministic = leaf.kind == "nondeterministic"
-        text = problem(leaf)
-        if not text and nondeterministic:
-            text = note(leaf)
+        text = problem(leaf) or (note(leaf) if nondeterministic else None)
         if text is None or leaf.kind in _UNASKED:
             continue
         if leaf.kind in _VALUES and (random or nondeterministic):

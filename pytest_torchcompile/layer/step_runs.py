@@ -76,12 +76,14 @@ class StepRuns:
         With the same values a result that is only kept from the step before could not be told from a right one.
         """
         agreed = self.votes.run_agreed
+        # In the first the user's own values are what counts.
         if number > 1 and self._takes_other_values:
             self.current_batch, tape = agreed(self._other_values, number), Tape()
             eager = agreed(self.run_eagerly, number, tape)
             unusable = agreed(_is_unusable, eager)
             if not self.votes.any_rank(unusable):
                 return eager, tape
+            # Asked once: from here on every step has the user's values.
             self.current_batch, self._takes_other_values = self.batch, False
             agreed(before.restore)
         tape = Tape()
@@ -124,6 +126,7 @@ class StepRuns:
                 with torch.set_grad_enabled(self.grad_enabled or self.train):
                     self._call_compiled(*batch.args, **batch.kwargs)
             except Exception as error:
+                # The others have to hear of it before any vote.
                 self._wait_for_ranks(error, 0)
                 raise
         self.votes.reshard()
@@ -159,6 +162,7 @@ class StepRuns:
         except Exception as error:
             outcome = error
         finally:
+            # Not collective, so that it may come before the other ranks are waited for.
             self.votes.reshard()
         self._wait_for_ranks(_raised_in(outcome), seed, eager)
         if isinstance(outcome, Exception):

@@ -45,9 +45,7 @@ class Steps:
         loss_fn: Callable[..., Any] | None, votes: RankVotes,
     ) -> None:  # fmt: skip
         self.module, self.votes = module, votes
-        loss = None
-        if loss_fn is not None:
-            loss = adapted_loss(loss_fn)
+        loss = None if loss_fn is None else adapted_loss(loss_fn)
         training = optimizer is not None or loss_fn is not None
         self.runs = StepRuns(model, module, batch, loss, votes, training)
         self.comparison = StepComparison(self.runs)
@@ -70,6 +68,7 @@ class Steps:
         # Asked before the compiled run, which would change what is held as well.
         held_eagerly = agreed(runs.eager_outputs.changes_by, eager)
         agreed(self._refuse_useless_loss, eager, number)
+        # Back to the state that eager began with.
         agreed(before.restore)
         gradients = LeftGradients(self.module)
         compiled, seen = runs.compiled_step(number, gradients)
@@ -79,6 +78,7 @@ class Steps:
         agreed(self._refuse_overwritten, held_eagerly, step)
         agreed(refuse_not_finite, compiled, runs.train, number)
         agreed(self._note_answers, compiled)
+        # The next step goes on from the compiled gradients, as training would.
         if compiled.backward:
             self.backward = True
             agreed(self.optimizer_step.take, gradients, eager, number)
@@ -88,6 +88,7 @@ class Steps:
         agreed = self.votes.run_agreed
         agreed(self._refuse_silence)
         agreed(self._refuse_fallback)
+        # Many runs more, so only where values alone did not decide.
         doubtful = bool(self.comparison.doubts)
         if not self.votes.any_rank(doubtful):
             return
@@ -99,6 +100,7 @@ class Steps:
     def _compared_means(self) -> Means:
         agreed, runs = self.votes.run_agreed, self.runs
         before = agreed(DeepSnapshot, self.module)
+        # The user's own values again: kept results are no concern of means.
         runs.current_batch = runs.batch
 
         def eager(seed: int) -> Recording:

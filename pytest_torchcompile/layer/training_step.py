@@ -31,6 +31,7 @@ class Descent:
             gradient = parameter.grad
             if gradient is None:
                 continue
+            # Of an embedding with sparse=True, say.
             if gradient.layout is not torch.strided:
                 gradient = gradient.to_dense()
             moved.append((parameter, gradient))
@@ -72,9 +73,7 @@ class OptimizerStep:
     def __init__(self, module: nn.Module, optimizer: Any) -> None:
         self.module = module
         self.is_users = optimizer is not None
-        self._optimizer = optimizer
-        if optimizer is None:
-            self._optimizer = Descent(module)
+        self._optimizer = Descent(module) if optimizer is None else optimizer
 
     def take(self, gradients: LeftGradients, eager: Recording, step: int) -> None:
         """Step with the compiled run's gradients, and drop them.
@@ -105,6 +104,7 @@ class OptimizerStep:
                           f"{error}", "step", step)
 
     def _step(self, eager: Recording) -> None:
+        # It asks for a closure, and gets the loss that is known already.
         if type(self._optimizer) is torch.optim.LBFGS:
             self._optimizer.step(lambda: eager.loss)  # type: ignore[no-untyped-call]
         else:

@@ -125,6 +125,7 @@ def free_size(maker: Callable[[int, int], Any], lengths: list[int], pad: Callabl
 
     Raises :class:`ValueError` if there is none up to 64.
     """
+    # From 2 on, for torch compiles for 0 and 1 alone.
     for size in range(2, 65):
         batches = (Batch.of(pad(maker(length, size))) for length in lengths)
         if not any(size in _other_sizes(batch, size) for batch in batches):
@@ -182,6 +183,7 @@ class _Run:
 
 
 def _run(model: Callable[..., Any], batch: Batch) -> _Run:
+    # A model may write to its batch, and every pass must run the same.
     private = batch.clone()
     step_begins()
     with observe() as seen:

@@ -65,9 +65,8 @@ def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_ba
         Attempt(model, cfg, logger).log("disabled", "build", Seconds())
         return model
     _refuse_unusable(model, cfg)
-    selection: Selection | None = None
-    if isinstance(model, nn.Module):
-        selection = Selection.of(model, cfg)
+    # Before anything is compiled: a pattern that matches nothing is the user's mistake, whatever the policy.
+    selection = Selection.of(model, cfg) if isinstance(model, nn.Module) else None
     attempt = Attempt(model, cfg, logger)
     if cfg.healthcheck and sample_batch is not None:
         return _Healthcheck(model, attempt, sample_batch).run(selection)  # type: ignore[no-any-return]
@@ -79,9 +78,7 @@ _SWITCHED_OFF: Final = "torch.compile is switched off (TORCHDYNAMO_DISABLE)"
 
 def _refuse_mistaken(cfg: Any, logger: Any) -> None:
     if not isinstance(cfg, CompileConfig):
-        hint = ""
-        if isinstance(cfg, Mapping):
-            hint = "; CompileConfig.from_dict makes one of a dict"
+        hint = "; CompileConfig.from_dict makes one of a dict" if isinstance(cfg, Mapping) else ""
         raise TypeError(f"maybe_compile: cfg is of type {type(cfg).__name__}; expected a CompileConfig{hint}")
     # Asked for `warning`, because a tensor has a `log` too.
     if logger is not None and not callable(getattr(logger, "warning", None)):
@@ -129,6 +126,7 @@ def _build(model: Any, attempt: Attempt, settings: dict[str, Any], selection: Se
     def traced_modules() -> list[tuple[str, nn.Module]]:
         return _traced_modules(model, selection)
 
+    # Asked whenever hooks change, for modules may be put into the model later.
     hooks = Hooks(traced_modules)
     guard, entries = Guard(attempt, hooks), CacheEntries()
 
@@ -250,6 +248,7 @@ class _Healthcheck:
 
         try:
             self.votes.run_agreed(build)
+            # Each rank has its own environment, and TORCHDYNAMO_DISABLE may be set on one of them.
             switched_off = self.votes.any_rank(built[0] is None)
         except Exception as failure:
             _drop_all(built)
@@ -264,6 +263,7 @@ class _Healthcheck:
             # What the model itself raises is in the result.
             return _Failure("healthcheck", ours, f"the healthcheck itself failed: {headline(ours)}", final=True)
         if result.ok:
+            # What the trial compiled serves the first real call.
             made.entries.keep()
             made.praise = result.reason
             return made
@@ -271,6 +271,7 @@ class _Healthcheck:
 
     def _failure_of(self, made: _Built, result: SmoketestResult) -> _Failure:
         """Why the smoketest said no. Raises what the user's own code raised."""
+        # Asked on every rank, also on those whose own code did not raise.
         final = self.votes.any_rank(result.user_error is not None) or self.votes.diverged
         if result.user_error is not None:
             self._log("user_error", result.user_error, result.reason)
@@ -288,6 +289,7 @@ class _Healthcheck:
         from pytest_torchcompile.layer.smoketest import CompileSmoketest, SmoketestResult
 
         guard, test = made.guard, CompileSmoketest(self.attempt.config.smoketest_steps)
+        # Failures are raised for the smoketest to see; where other ranks wait for this one, noted instead.
         guard.trial, guard.watchful, guard.waited_for = True, False, self.votes.spread
         test.noted = guard.noted_failure
         forget_sizes, passed = remember_sizes(), False
@@ -297,6 +299,7 @@ class _Healthcheck:
             self.votes.diverged = test.apart
             passed = result is not None and result.ok
             ranks = self.votes.ranks_saying(not passed)
+            # It passed here alone: then nobody runs compiled.
             if ranks and passed:
                 result, passed = SmoketestResult(False, str(FailedElsewhere(ranks)), "rank", ranks=ranks), False
         finally:

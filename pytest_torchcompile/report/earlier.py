@@ -124,9 +124,12 @@ def later_run_mark(arguments: Sequence[str]) -> dict[str, str]:
         elif words[-1:] != ["..."]:
             words.append("...")
         value_follows = ours and "=" not in text
-    # "..." stands for any number of arguments, and is none that a shell would have quoted.
-    quoted = [word if word == "..." else shlex.quote(word) for word in words]
-    return {"began": utc_time(), "command": f"pytest {' '.join(quoted)}"[:300]}
+    return {"began": utc_time(), "command": f"pytest {' '.join(map(_quote_word, words))}"[:300]}
+
+
+def _quote_word(word: str) -> str:
+    # "..." stands for any number of arguments, and is none that a shell has to read.
+    return word if word == "..." else shlex.quote(word)
 
 
 def mark_earlier(path: Path, mark: dict[str, str]) -> None:

@@ -88,5 +88,8 @@ def exit_code(findings: Iterable[Finding]) -> int:
 
 def foremost_findings(findings: Sequence[Finding], most: int) -> list[Finding]:
     """The first so many findings, and whichever of the others tells of wrong numbers: these no list cuts off."""
-    return [each for place, each in enumerate(findings)
-            if place < most or each.severity == Severity.WRONG_NUMBERS]
+    chosen = list(findings[:most])
+    for finding in findings[most:]:
+        if finding.severity == Severity.WRONG_NUMBERS:
+            chosen.append(finding)
+    return chosen

@@ -94,7 +94,7 @@ def _group_by_effect(causes: Iterable[Cause]) -> Iterator[_Group]:
 
 def _sentence(groups: Sequence[_Group], names: int, others: int) -> str:
     first, *rest = groups
-    parts = [first.name_models(names), *(group.count_models() for group in rest)]
+    parts = [first.name_models(names), *map(_Group.count_models, rest)]
     if others:
         parts.append(f"and {count(others, 'more finding')}")
     return "; ".join(parts)

@@ -69,20 +69,26 @@ def merge_reports(reports: Sequence[Report], varying: frozenset[str] = VARYING) 
     environment, notes = _merge_environments(reports, varying)
     cells, origin = _collect_cells(reports)
     planned: list[str] = first.block["matrix"]["cells_planned"]
-    # A report has a row for each planned cell, also for those that its run was not asked to judge.
-    missing = tuple(cell for cell in planned if cell not in cells or not cells[cell]["selected"])
+    in_order: dict[str, dict[str, Any]] = {}
+    missing: list[str] = []
+    for name in planned:
+        if name in cells:
+            in_order[name] = cells[name]
+        # A report has a row for each planned cell, also for those that its run was not asked to judge.
+        if name not in cells or not cells[name]["selected"]:
+            missing.append(name)
     run = first.block["run"] or {}
     return Merged(
         reports=tuple(reports),
         environment=environment,
         matrix=first.block["matrix"],
-        cells={cell: cells[cell] for cell in planned if cell in cells},
+        cells=in_order,
         origin=origin,
         sealed=frozenset(report.name for report in reports if report.sealed),
         gates=_merge_gates(reports),
         git=run.get("git"),
         plugin=run.get("plugin", ""),
-        missing=missing,
+        missing=tuple(missing),
         problems=tuple(_find_problems(reports, missing)),
         notes=notes,
         tests=merge_tests(report.block for report in reports),

@@ -97,7 +97,9 @@ class Record:
         missing: list[str] = []
         for cell, checks in self.expected.items():
             verdicts = self.verdicts.get(cell, {})
-            missing += [f"{cell}::{check}" for check in checks if check not in verdicts]
+            for check in checks:
+                if check not in verdicts:
+                    missing.append(f"{cell}::{check}")
         return missing + [test for test in self.expected_tests if test not in self.tests]
 
     def status(self, cell: str) -> str:
@@ -111,7 +113,7 @@ class Record:
 
     def block(self) -> dict[str, Any]:
         """The report's block ``compile_matrix``; the schema is in :mod:`.schema`."""
-        cells = [self._make_cell(planned) for planned in self.head["cells"]]
+        cells = list(map(self._make_cell, self.head["cells"]))
         block = {
             **self.head,
             "run": self._make_run(),

@@ -226,7 +226,7 @@ def _cause_lines(journal: Journal, mistakes: Collection[str], fresh: Fresh | Non
 
     ``mistakes`` (of the matrix, which nobody can do without) are told in full.
     """
-    causes = group_causes((Facts(cell) for cell in journal.block()["cells"]), fresh=fresh)
+    causes = group_causes(map(Facts, journal.block()["cells"]), fresh=fresh)
     if text := headline(causes):
         yield text, {"red": True}
     # No list is so long that wrong numbers are cut off.

@@ -64,9 +64,9 @@ def test_the_command_that_runs_it_again(repo):
         def pytest_collection_finish(session):
             import pytest_torchcompile.ranks.execution as execution
 
-            def judge(observation, names, limits):
+            def judge_observation(observation, names, limits):
                 return {name: Judgement("fail", (Problem("planted"),)) for name in names}
-            execution.judge = judge
+            execution.judge_observation = judge_observation
         """)
     result = repo.run(f"shipped:smoke::{CELL}::compiles", option="--compile-matrix=shipped:smoke")
     assert result.ret == 1
@@ -142,10 +142,10 @@ def test_last_failed_knows_a_shipped_matrix(repo):
             import pytest_torchcompile.ranks.execution as execution
             from pytest_torchcompile.observation import Judgement, Problem
 
-            def judge(observation, names, limits):
+            def judge_observation(observation, names, limits):
                 judged = dict.fromkeys(names, Judgement("pass"))
                 return judged | {"compiles": Judgement("fail", (Problem("planted"),))}
-            execution.judge = judge
+            execution.judge_observation = judge_observation
         """)
     option = "--compile-matrix=shipped:smoke"
     assert repo.run(f"shipped:smoke::{CELL}", option=option).ret == 1

@@ -388,7 +388,7 @@ COMMANDS: Final[dict[str, Command]] = {
                       "the training cell that it tries cannot be judged.",
                       _add_matrix, _examine_machine),
     "gate": Command("Judge reports: 0 pass, 1 fail, 2 unusable reports, 3 nothing to judge.", _gate_arguments,
-                    _call_later("pytest_torchcompile.gate.command:run")),
+                    _call_later("pytest_torchcompile.gate.command:run_command")),
     "html": Command("Write a page of reports: heat map, findings, each cell's ledger.", _html_arguments,
                     _call_later("pytest_torchcompile.page.document:run_command")),
     "playbook": Command("Write down what reports say about compiling these models.", _playbook_arguments,

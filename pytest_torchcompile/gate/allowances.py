@@ -22,7 +22,7 @@ from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.testrecord import TEST_LANE
 
-__all__ = ["Allowances", "allow", "skip_findings", "unjudged_cells"]
+__all__ = ["Allowances", "apply_allowances", "skip_findings", "unjudged_cells"]
 
 _DECIDED: Final = frozenset({"pass", "xfail", "xpass", "fail"})
 """Verdicts that tell whether a cell fails as an entry allows; one that was skipped or crashed tells nothing."""
@@ -48,7 +48,8 @@ class Allowances:
     """Entries of ``allowed_failures`` that no cell needs any more, each of its cells having been judged."""
 
 
-def allow(cells: Sequence[JudgedCell], policy: Policy, today: datetime.date, whole: bool = True) -> Allowances:
+def apply_allowances(cells: Sequence[JudgedCell], policy: Policy, today: datetime.date,
+                     whole: bool = True) -> Allowances:
     """Apply ``allowed_failures``, ``pass_rate`` and ``allowed_skips``.
 
     ``whole``: is no cell missing? Else it can't be told that an entry is no longer needed.

@@ -18,7 +18,7 @@ from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.causes import Fresh, check_effect, portable_path
 from pytest_torchcompile.report.metrics import METRICS, metric_spread
 
-__all__ = ["Change", "another_machine", "changes", "fresh_places"]
+__all__ = ["Change", "another_machine", "find_changes", "fresh_places"]
 
 Pairs: TypeAlias = "Mapping[str, tuple[JudgedCell, JudgedCell]]"
 """Cell to what it is now and what it was."""
@@ -75,26 +75,26 @@ def another_machine(now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
     return ""
 
 
-def changes(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], comparable: bool,
+def find_changes(now: Mapping[str, JudgedCell], then: Mapping[str, JudgedCell], comparable: bool,
             noun: str = "cell") -> list[Change]:
     """All changes, the worst first. ``comparable``: may times be compared? ``noun``: ``cell`` or ``test``."""
     # Cells by their ids: a changed axis makes another cell, which is new.
     both = {cell: (now[cell], then[cell]) for cell in now if cell in then}
-    found = [*_new_failures(both, noun), *_new_breaks(both, noun), *_new_recompiles(both, noun),
-             *_gone_cells(now, then, noun)]
+    changes = [*_new_failures(both, noun), *_new_breaks(both, noun), *_new_recompiles(both, noun),
+               *_gone_cells(now, then, noun)]
     if comparable:
         for name, metric in METRICS.items():
             # Counts are no measurements: breaks and recompiles are compared one by one, above.
             if not metric.whole:
-                found += _slower_cells(both, name)
-    return [*found, *_improved_cells(both, noun), *_new_cells(now, then, noun)]
+                changes += _slower_cells(both, name)
+    return [*changes, *_improved_cells(both, noun), *_new_cells(now, then, noun)]
 
 
-def fresh_places(found: Sequence[Change]) -> Fresh:
+def fresh_places(changes: Sequence[Change]) -> Fresh:
     """What causes are told to be new by."""
     checks: set[tuple[str, str]] = set()
     places: set[tuple[str, str, int]] = set()
-    for change in found:
+    for change in changes:
         if change.kind == "failures":
             checks.update((cell, change.check) for cell in change.cells)
         elif change.kind in ("graph_breaks", "recompiles"):
@@ -180,9 +180,9 @@ def _breaks_not_moved(now: JudgedCell, then: JudgedCell) -> Iterator[BreakPlace]
             yield place
 
 
-def _place_of_break(found: Mapping[str, Any]) -> BreakPlace:
-    reason = str(found.get("reason", "")).partition("\n")[0]
-    return BreakPlace(portable_path(str(found.get("file", ""))), _whole_number(found.get("line")), reason)
+def _place_of_break(record: Mapping[str, Any]) -> BreakPlace:
+    reason = str(record.get("reason", "")).partition("\n")[0]
+    return BreakPlace(portable_path(str(record.get("file", ""))), _whole_number(record.get("line")), reason)
 
 
 def _whole_number(value: Any) -> int:
@@ -210,9 +210,9 @@ def _new_recompiles(both: Pairs, noun: str) -> Iterator[Change]:
         yield Change("recompiles", text, tuple(cells), guard.file, line)
 
 
-def _guard_of_recompile(found: Mapping[str, Any]) -> FailedGuard:
-    return FailedGuard(portable_path(str(found.get("file", ""))), str(found.get("function", "")),
-                       str(found.get("cause", "")))
+def _guard_of_recompile(record: Mapping[str, Any]) -> FailedGuard:
+    return FailedGuard(portable_path(str(record.get("file", ""))), str(record.get("function", "")),
+                       str(record.get("cause", "")))
 
 
 def _line_of_guard(guard: FailedGuard, ranks: Iterable[Iterable[Mapping[str, Any]]]) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError
-from pytest_torchcompile.gate.baseline import Change, another_machine, changes, fresh_places
+from pytest_torchcompile.gate.baseline import Change, another_machine, find_changes, fresh_places
 from pytest_torchcompile.gate.gate import judge_cells
 from pytest_torchcompile.gate.policy import BASELINE, Policy
 from pytest_torchcompile.gate.testjudged import judge_tests
@@ -48,18 +48,18 @@ def compare_with_baseline(block: dict[str, Any], baseline: Sequence[Report]) -> 
     here = {name: cell for name, cell in cells_now.items() if cell.verdicts}
     # A cell that this run planned and did not judge is not gone; one that is planned no more is.
     before = {name: cell for name, cell in cells_then.items() if name in here or name not in planned}
-    found = changes(here, before, comparable=not elsewhere)
+    differences = find_changes(here, before, comparable=not elsewhere)
     tests, tests_then = judge_tests(now, ours=True), judge_tests(then, ours=True)
     tests_before = {name: test for name, test in tests_then.items() if name in tests}
-    found += changes(tests, tests_before, comparable=False, noun="test")
+    differences += find_changes(tests, tests_before, comparable=False, noun="test")
 
     lines = list(_lines_of_environment(now, then, elsewhere))
-    lines += [(change.text, _markup_of_change(change)) for change in found[:SHOWN]]
-    if len(found) > SHOWN:
-        lines.append((f"... and {len(found) - SHOWN} more", {}))
-    if not found:
+    lines += [(change.text, _markup_of_change(change)) for change in differences[:SHOWN]]
+    if len(differences) > SHOWN:
+        lines.append((f"... and {len(differences) - SHOWN} more", {}))
+    if not differences:
         lines.append((f"{_number_compared(len(here), len(tests))} as in the baseline", {"green": True}))
-    return BaselineSummary(lines, fresh_places(found))
+    return BaselineSummary(lines, fresh_places(differences))
 
 
 def _number_compared(cells: int, tests: int) -> str:

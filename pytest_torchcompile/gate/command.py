@@ -24,7 +24,7 @@ from pytest_torchcompile.report.harmless import harmless_text
 from pytest_torchcompile.report.provenance import edited_since_run, head_commit
 from pytest_torchcompile.report.reading import Report, read_report
 
-__all__ = ["INTERNAL", "SUMMARY_VARIABLE", "run"]
+__all__ = ["INTERNAL", "SUMMARY_VARIABLE", "run_command"]
 
 INTERNAL: Final = 70
 """Exit code for a mistake of ours (EX_SOFTWARE of sysexits.h): Python's own 1 would read as a verdict."""
@@ -32,7 +32,7 @@ SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
 """Names the file whose Markdown GitHub shows on the page of the run."""
 
 
-def run(given: argparse.Namespace) -> int:
+def run_command(given: argparse.Namespace) -> int:
     """Run the gate; the meaning of the exit code is in docs/gating.md."""
     try:
         with _garbage_collector_off():

@@ -9,8 +9,8 @@ from itertools import chain
 from typing import Final
 
 from pytest_torchcompile import __version__
-from pytest_torchcompile.gate.allowances import Allowances, allow
-from pytest_torchcompile.gate.baseline import Change, another_machine, changes, fresh_places
+from pytest_torchcompile.gate.allowances import Allowances, apply_allowances
+from pytest_torchcompile.gate.baseline import Change, another_machine, find_changes, fresh_places
 from pytest_torchcompile.gate.demands import ExplainedFailures, check_demands, nothing_to_judge
 from pytest_torchcompile.gate.judged import BAD, JudgedCell, judge_again
 from pytest_torchcompile.gate.origin import OriginRequest, check_origin
@@ -102,7 +102,7 @@ def gate(reports: Sequence[Report], policy: Policy | None = None, baseline: Sequ
     # Limits give verdicts, so they come before everything that looks at verdicts.
     of_limits = apply_limits(cells.values(), policy, before.cells, before.elsewhere)
     both = cells | tests
-    allowed = allow(list(both.values()), policy, today, whole=not merged.problems)
+    allowed = apply_allowances(list(both.values()), policy, today, whole=not merged.problems)
     changed = _changes_to_baseline(before, cells, tests)
 
     failing = list(_failing_causes(allowed, both, fresh_places(changed)))
@@ -150,8 +150,8 @@ def _changes_to_baseline(before: BaselineRun, cells: Mapping[str, JudgedCell],
                          tests: Mapping[str, JudgedCell]) -> list[Change]:
     if before.cells is None:
         return []
-    return [*changes(cells, before.cells, comparable=not before.elsewhere),
-            *changes(tests, before.tests, comparable=False, noun="test")]
+    return [*find_changes(cells, before.cells, comparable=not before.elsewhere),
+            *find_changes(tests, before.tests, comparable=False, noun="test")]
 
 
 def _failing_causes(allowed: Allowances, cells: Mapping[str, JudgedCell], new: Fresh) -> Iterator[Finding]:

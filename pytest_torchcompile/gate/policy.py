@@ -19,7 +19,7 @@ from pytest_torchcompile.report.metrics import METRICS
 from pytest_torchcompile.report.testrecord import TEST_LANE
 
 __all__ = ["BASELINE", "COMMIT", "HEAD", "RATIOS", "AllowedFailure", "AllowedSkip", "LimitRule", "PassRate", "Policy",
-           "Selector", "axes_of_cells", "bounds", "owners"]
+           "Selector", "axes_of_cells", "bound_kind", "judging_checks"]
 
 RATIOS: Final = {f"{name}_ratio": name for name, metric in METRICS.items() if not metric.whole}
 """Limits that are multiples of the baseline's value."""
@@ -35,20 +35,20 @@ BASELINE: Final[dict[str, str]] = {
 }
 
 
-def bounds(name: str) -> str:
+def bound_kind(name: str) -> str:
     """``max`` or ``min``: which way a limit of that name bounds."""
     if name in LIMITS:
         return LIMITS[name].kind
     return METRICS[RATIOS.get(name, name)].kind
 
 
-def owners(limit: str) -> tuple[str, ...]:
+def judging_checks(limit: str) -> tuple[str, ...]:
     """The checks that judge by this limit of the matrix; none for a limit that only policies have."""
-    found = []
+    checks = []
     for name, entry in CHECKS.items():
         if any(each.name == limit for each in entry.limits):
-            found.append(name)
-    return tuple(found)
+            checks.append(name)
+    return tuple(checks)
 
 
 def _matches_pattern(nodeid: str, pattern: str) -> bool:

@@ -12,7 +12,7 @@ import yaml
 from pytest_torchcompile.checks import LIMITS
 from pytest_torchcompile.gate.allowances import unjudged_cells
 from pytest_torchcompile.gate.judged import JudgedCell
-from pytest_torchcompile.gate.policy import RATIOS, LimitRule, Policy, bounds, owners
+from pytest_torchcompile.gate.policy import RATIOS, LimitRule, Policy, bound_kind, judging_checks
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.finding import Finding, Weight
 from pytest_torchcompile.report.metrics import METRICS, Sections
@@ -24,7 +24,7 @@ _COMPILING: Final = "compile_seconds"
 
 @dataclass(frozen=True)
 class Measured:
-    """A number that a limit bounds, or why there is none."""
+    """A number that a limit bound_kind, or why there is none."""
 
     number: float | None
     why_not: str = ""
@@ -76,9 +76,9 @@ def apply_limits(cells: Iterable[JudgedCell], policy: Policy,
 
 def _why_no_check_judged(cell: JudgedCell, name: str) -> str:
     """Why a limit of the matrix was not looked at in the cell; empty if it was, or if the limit is none of these."""
-    if name not in LIMITS or not cell.verdicts.keys().isdisjoint(owners(name)):
+    if name not in LIMITS or not cell.verdicts.keys().isdisjoint(judging_checks(name)):
         return ""
-    return f"the check {owners(name)[0]} did not judge them"
+    return f"the check {judging_checks(name)[0]} did not judge them"
 
 
 def worst_rank(ranks: Iterable[Sections], name: str) -> float | None:
@@ -146,7 +146,7 @@ def _ratio(now: float, then: float) -> float:
 
 
 def _goes_over(name: str, number: float, limit: float) -> bool:
-    if bounds(name) == "min":
+    if bound_kind(name) == "min":
         return number < limit
     return number > limit
 
@@ -157,7 +157,7 @@ def _failed_check(name: str, number: float, limit: float, where: str) -> dict[st
     unit = " times the baseline's"
     if name in METRICS:
         unit = metric.unit
-    wanted = {"min": "at least", "max": "at most"}[bounds(name)]
+    wanted = {"min": "at least", "max": "at most"}[bound_kind(name)]
     message = f"{metric.help}: {number:.4g}{unit}, {wanted} {limit:g}{unit} allowed (limit {name} of {where})"
     problem = {"message": message, "evidence": "", "hint": "", "file": "", "line": 0}
     return {"verdict": "fail", "problems": [problem]}

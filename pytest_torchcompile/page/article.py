@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from pytest_torchcompile.page.cell_numbers import benchmark, kernels, numerics, timing
-from pytest_torchcompile.page.ledger_tables import compiles, eager_frames, graph_breaks
+from pytest_torchcompile.page.cell_numbers import benchmark_section, kernels_section, numbers_section, times_section
+from pytest_torchcompile.page.ledger_tables import compiles_section, eager_frames_section, graph_breaks_section
 from pytest_torchcompile.page.markup import (
     ROWS,
     Child,
@@ -43,8 +43,8 @@ def article(facts: Facts, again: str, source: str = "", before: Child = None) ->
     :param before: what the baseline says of the cell.
     """
     parts = [_checks_section(facts, source), tag("p", "again ", tag("code", again), class_="again"),
-             *_ledger_tables(facts, source), *_other_ranks(facts, source), numerics(facts), kernels(facts, source),
-             timing(facts), benchmark(facts), _other_sections(facts)]
+             *_ledger_tables(facts, source), *_other_ranks(facts, source), numbers_section(facts),
+             kernels_section(facts, source), times_section(facts), benchmark_section(facts), _other_sections(facts)]
     return tag(
         "article", _article_head(facts, before), parts,
         tag("p", tag("a", "close", href="#overview"), class_="close"),
@@ -63,7 +63,7 @@ def _article_head(facts: Facts, before: Child) -> Html:
 
 
 def _ledger_tables(facts: Facts, source: str) -> list[Html]:
-    tables = (graph_breaks(facts, source), compiles(facts, source), eager_frames(facts, source))
+    tables = (graph_breaks_section(facts, source), compiles_section(facts, source), eager_frames_section(facts, source))
     return [table for table in tables if table]
 
 

@@ -6,7 +6,7 @@ import datetime
 from dataclasses import dataclass, field
 from typing import Final
 
-from pytest_torchcompile.gate.baseline import Change, another_machine, changes
+from pytest_torchcompile.gate.baseline import Change, another_machine, find_changes
 from pytest_torchcompile.gate.gate import GateOutcome, judge_cells
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.page.markup import Html, badge, join, tag
@@ -56,5 +56,5 @@ def compare_cells(outcome: GateOutcome, before: Merged | None) -> BaselineCells:
         return BaselineCells()
     then = judge_cells(before, Policy(), datetime.date.today())
     comparable = not another_machine(outcome.merged.environment, before.environment)
-    found = changes(outcome.cells, then, comparable)
-    return BaselineCells(tuple(found), {name: cell.status for name, cell in then.items()})
+    differences = find_changes(outcome.cells, then, comparable)
+    return BaselineCells(tuple(differences), {name: cell.status for name, cell in then.items()})

@@ -10,12 +10,12 @@ from pytest_torchcompile.page.markup import ROWS, Html, columns, cut, join, more
 from pytest_torchcompile.quantity import readable_seconds
 from pytest_torchcompile.report.facts import Compared, Facts, Generated
 
-__all__ = ["benchmark", "kernels", "numerics", "timing"]
+__all__ = ["benchmark_section", "kernels_section", "numbers_section", "times_section"]
 
 LEAVES: Final = 8
 
 
-def numerics(facts: Facts) -> Html | None:
+def numbers_section(facts: Facts) -> Html | None:
     """How much is bitwise equal, and the outputs and gradients that are farthest off."""
     if not facts.compared:
         return None
@@ -47,7 +47,7 @@ def _value_text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def kernels(facts: Facts, source: str) -> Html | None:
+def kernels_section(facts: Facts, source: str) -> Html | None:
     """What each generated graph calls."""
     graphs = facts.generated
     if not graphs:
@@ -82,7 +82,7 @@ def _source_line(line: str, source: str) -> Html:
     return join(tag("code", line), " ")
 
 
-def timing(facts: Facts) -> Html | None:
+def times_section(facts: Facts) -> Html | None:
     """Wall seconds of the cell by phase, and of all its compiles by stage."""
     if not facts.seconds:
         return None
@@ -101,7 +101,7 @@ def _line_of_times(title: str, times: Iterable[tuple[str, float]]) -> Html | Non
     return tag("p", f"{title}: ", shown, class_="axes") if shown else None
 
 
-def benchmark(facts: Facts) -> Html | None:
+def benchmark_section(facts: Facts) -> Html | None:
     """The table of the check `benchmark`."""
     text = facts.section("benchmark").get("text")
     if not text or not isinstance(text, str):

@@ -55,7 +55,7 @@ def order_axes(cells: Sequence[tuple[Axes, bool | None]]) -> AxisOrder:
     """
     values = _values_by_axis([axes for axes, _ in cells])
     # Where no axis varies the first one is shown, so that there is a table at all.
-    varying = [axis for axis, found in values.items() if len(found) > 1] or list(values)[:1]
+    varying = [axis for axis, there in values.items() if len(there) > 1] or list(values)[:1]
     if not varying:
         return AxisOrder("", "", (), 0.0)
     ran = [(axes, float(fails)) for axes, fails in cells if fails is not None]
@@ -82,7 +82,7 @@ def _values_by_axis(cells: Sequence[Axes]) -> dict[str, set[str]]:
 
 
 def _explained_by(cells: Sequence[tuple[Axes, float]], axes: tuple[str, ...]) -> float:
-    return influence((tuple(found.get(axis, "") for axis in axes), fails) for found, fails in cells)
+    return influence((_values_of(cell, axes), fails) for cell, fails in cells)
 
 
 def influence(cells: Iterable[tuple[object, float]]) -> float:
@@ -186,4 +186,4 @@ def _bands_of(keys: Iterable[tuple[str, ...]], axes: Sequence[str],
     parts: dict[str, list[tuple[str, ...]]] = {}
     for first, *others in sorted(keys, key=position):
         parts.setdefault(first, []).append(tuple(others))
-    return tuple(Band(value, tuple(found)) for value, found in parts.items())
+    return tuple(Band(value, tuple(own)) for value, own in parts.items())

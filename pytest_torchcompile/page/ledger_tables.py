@@ -11,7 +11,7 @@ from pytest_torchcompile.page.markup import ROWS, Child, Html, columns, cut, hin
 from pytest_torchcompile.quantity import count, readable_seconds
 from pytest_torchcompile.report.facts import Facts
 
-__all__ = ["compiles", "eager_frames", "graph_breaks"]
+__all__ = ["compiles_section", "eager_frames_section", "graph_breaks_section"]
 
 STAGES: Final = ("dynamo", "aot", "inductor", "kernels")
 KINDS: Final = {
@@ -21,34 +21,34 @@ KINDS: Final = {
 OWNERS: Final = {"mine": "your code", "third_party": "a library", "torch": "torch"}
 
 
-def graph_breaks(facts: Facts, source: str) -> Html | None:
+def graph_breaks_section(facts: Facts, source: str) -> Html | None:
     """Each place where a graph ended early; what the check has said already is not said again."""
     breaks = facts.graph_breaks
     if not breaks:
         return None
     # Texts of the checks above; a break repeats none of them.
     said = "\n".join(f"{problem.message}\n{problem.hint}" for verdict in facts.verdicts for problem in verdict.problems)
-    items = [_break_item(found, said, source) for found in breaks[:ROWS]]
+    items = [_break_item(broken, said, source) for broken in breaks[:ROWS]]
     return section(f"Graph breaks ({len(breaks)})", tag("ul", items), more_note(len(breaks)))
 
 
-def _break_item(found: GraphBreak, said: str, source: str) -> Html:
-    number: Html | str = found.gb_id
+def _break_item(broken: GraphBreak, said: str, source: str) -> Html:
+    number: Html | str = broken.gb_id
     # Reports are data from elsewhere: a link of another scheme could run something.
-    if found.link.startswith("https://"):
-        number = tag("a", found.gb_id or "more", href=found.link)
-    lines = [found.reason, found.explanation]
-    if found.whole_frame:
+    if broken.link.startswith("https://"):
+        number = tag("a", broken.gb_id or "more", href=broken.link)
+    lines = [broken.reason, broken.explanation]
+    if broken.whole_frame:
         lines.append("torch cannot resume after it, so the whole function ran eagerly")
     return tag(
-        "li", place(found.file, found.line, source), f" in {found.function} " if found.function else " ",
-        tag("span", OWNERS.get(found.owner, found.owner), class_="quiet"), " ", number,
+        "li", place(broken.file, broken.line, source), f" in {broken.function} " if broken.function else " ",
+        tag("span", OWNERS.get(broken.owner, broken.owner), class_="quiet"), " ", number,
         [tag("p", cut(line)) for line in lines if line and line not in said],
-        hint(found.hint) if found.hint not in said else None,
+        hint(broken.hint) if broken.hint not in said else None,
     )  # fmt: skip
 
 
-def compiles(facts: Facts, source: str) -> Html | None:
+def compiles_section(facts: Facts, source: str) -> Html | None:
     """Every compile as a row, with the time of its stages as a bar; a recompile says why."""
     if not facts.compiles and not facts.graphs:
         return None
@@ -87,44 +87,44 @@ def _summary(facts: Facts) -> str:
     return "; ".join(parts)
 
 
-def _compile_row(found: Compile, longest: float, source: str) -> Html:
-    resumed = f", from line {found.resumed_at}" if found.resumed_at else ""
+def _compile_row(compiled: Compile, longest: float, source: str) -> Html:
+    resumed = f", from line {compiled.resumed_at}" if compiled.resumed_at else ""
     return tag(
         "tr",
-        tag("td", found.compile_id), tag("td", KINDS.get(found.kind, found.kind)),
-        tag("td", found.function, " ", place(found.file, found.line, source), resumed),
-        tag("td", found.during), tag("td", found.ops or "", class_="number"),
-        tag("td", _stages_bar(found, longest), readable_seconds(found.seconds), class_="number"),
-        class_=found.kind if found.kind in KINDS else None,
+        tag("td", compiled.compile_id), tag("td", KINDS.get(compiled.kind, compiled.kind)),
+        tag("td", compiled.function, " ", place(compiled.file, compiled.line, source), resumed),
+        tag("td", compiled.during), tag("td", compiled.ops or "", class_="number"),
+        tag("td", _stages_bar(compiled, longest), readable_seconds(compiled.seconds), class_="number"),
+        class_=compiled.kind if compiled.kind in KINDS else None,
     )  # fmt: skip
 
 
-def _recompile_row(found: Compile, advised: set[str]) -> Html:
+def _recompile_row(compiled: Compile, advised: set[str]) -> Html:
     """Why it was compiled again. ``advised``: what was advised above; the same advice is given once."""
-    why: Child = tag("code", cut(found.reason))
-    if found.what:
-        why = [tag("code", found.what), f"  {found.expected or '?'} → {found.actual or '?'}"]
-    advice = recompile_advice(found)
+    why: Child = tag("code", cut(compiled.reason))
+    if compiled.what:
+        why = [tag("code", compiled.what), f"  {compiled.expected or '?'} → {compiled.actual or '?'}"]
+    advice = recompile_advice(compiled)
     new = advice not in advised
     advised.add(advice)
-    content = join(tag("b", f"{found.cause}: "), why, hint(advice) if new else None)
+    content = join(tag("b", f"{compiled.cause}: "), why, hint(advice) if new else None)
     return tag("tr", tag("td"), tag("td", content, colspan=5), class_="why")
 
 
-def _stages_bar(found: Compile, longest: float) -> Html:
+def _stages_bar(compiled: Compile, longest: float) -> Html:
     """Stages of one compile as lengths, of 60 units for the longest compile of the cell."""
     rects, start = [], 0.0
     for stage in STAGES:
-        width = 60 * found.seconds_in.get(stage, 0.0) / longest if longest > 0 else 0.0
+        width = 60 * compiled.seconds_in.get(stage, 0.0) / longest if longest > 0 else 0.0
         # A report may claim a stage longer than the longest compile; it gets no bar.
         if 0 < width <= 60:
             rects.append(tag("rect", x=f"{start:.1f}", y=0, width=f"{width:.1f}", height=8, class_=stage))
             start += width
-    title = ", ".join(f"{stage} {readable_seconds(value)}" for stage, value in found.seconds_in.items())
+    title = ", ".join(f"{stage} {readable_seconds(value)}" for stage, value in compiled.seconds_in.items())
     return tag("svg", tag("title", title), rects, viewBox="0 0 60 8", role="img", aria_label=title, class_="bar")
 
 
-def eager_frames(facts: Facts, source: str) -> Html | None:
+def eager_frames_section(facts: Facts, source: str) -> Html | None:
     """Frames that were asked to compile and ran eagerly."""
     frames = facts.eager_frames
     if not frames:

@@ -13,7 +13,7 @@ from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.testjudged import facts_of_test
 from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.page.heatmap import FAILING, HeatMap
-from pytest_torchcompile.page.ledger_tables import compiles, eager_frames, graph_breaks
+from pytest_torchcompile.page.ledger_tables import compiles_section, eager_frames_section, graph_breaks_section
 from pytest_torchcompile.page.markup import Html, badge, columns, cut, fit, hint, join, link, more_note, place, tag
 from pytest_torchcompile.quantity import count, readable_seconds
 from pytest_torchcompile.report.facts import Facts
@@ -152,7 +152,7 @@ def _about_test(test: JudgedCell, record: Mapping[str, Any], source: str) -> Ite
             evidence = _evidence(problem.evidence)
             if evidence:
                 yield evidence
-    ledger = (graph_breaks(facts, source), compiles(facts, source), eager_frames(facts, source))
+    ledger = (graph_breaks_section(facts, source), compiles_section(facts, source), eager_frames_section(facts, source))
     if any(ledger):
         yield tag("details", tag("summary", "what was compiled"), ledger)
 

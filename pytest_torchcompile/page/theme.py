@@ -74,13 +74,13 @@ _PAGE: Final[dict[str, tuple[str, str]]] = {
 def variables(dark: bool) -> dict[str, str]:
     """Every colour of one theme by the name that the style sheet knows it by, without the ``--``."""
     # Each pair is (light, dark), so the truth is its index.
-    found = {name: pair[dark] for name, pair in _PAGE.items()}
+    colours = {name: pair[dark] for name, pair in _PAGE.items()}
     for name, style in VERDICT_STYLES.items():
         pair = style.dark if dark else style.light
-        found |= {f"{name}-ground": pair.ground, f"{name}-text": pair.text}
+        colours |= {f"{name}-ground": pair.ground, f"{name}-text": pair.text}
     for number, step in enumerate(STEPS):
-        found |= {f"step{number}-ground": step[dark].ground, f"step{number}-text": step[dark].text}
-    return found
+        colours |= {f"step{number}-ground": step[dark].ground, f"step{number}-text": step[dark].text}
+    return colours
 
 
 def style_rules() -> str:

@@ -13,7 +13,7 @@ from pytest_torchcompile.gate.markdown import inline_code
 from pytest_torchcompile.gate.policyfile import read_policy
 from pytest_torchcompile.playbook.choice import choices, has_verdict, settings_by_model
 from pytest_torchcompile.playbook.gotchas import gotchas
-from pytest_torchcompile.playbook.practice import caches, shapes, warm_up
+from pytest_torchcompile.playbook.practice import cache_notes, shape_notes, warm_up_notes
 from pytest_torchcompile.playbook.prose import evidence, prose
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.facts import Facts
@@ -59,9 +59,9 @@ def playbook(outcome: GateOutcome) -> str:
         lines.append(f"> This is not the whole run: {prose(problem)}.")
     lines += ["", "## What to use", "", *(choices(by_model) or ["No cell ran."])]
     lines += ["", "## Gotchas", "", *gotchas(list(filter(has_verdict, cells)), matrix)]
-    lines += ["", "## Warm-up", "", *warm_up(by_model)]
-    lines += ["", "## Caches", "", *caches(cells)]
-    lines += ["", "## Sizes and buckets", "", *shapes(by_model)]
+    lines += ["", "## Warm-up", "", *warm_up_notes(by_model)]
+    lines += ["", "## Caches", "", *cache_notes(cells)]
+    lines += ["", "## Sizes and buckets", "", *shape_notes(by_model)]
     lines += ["", "## What this report does not tell", "", *_what_is_unknown(run, cells)]
     # Chapters end in an empty line or do not; one between them is enough.
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"

@@ -14,7 +14,7 @@ from pytest_torchcompile.playbook.prose import evidence, prose, table
 from pytest_torchcompile.quantity import count, readable_seconds
 from pytest_torchcompile.report.facts import Facts, as_number
 
-__all__ = ["caches", "shapes", "warm_up"]
+__all__ = ["cache_notes", "shape_notes", "warm_up_notes"]
 
 ONLY_STAGES: Final = ("Only stages of the compiler were tried, which nobody runs in production: there is nothing to "
                       "warm up.")
@@ -30,7 +30,7 @@ STATIC_RECOMPILES: Final = ("`static` compiles again for each size. Pad to a few
 # warm-up
 
 
-def warm_up(by_model: Mapping[str, Sequence[Setting]]) -> list[str]:
+def warm_up_notes(by_model: Mapping[str, Sequence[Setting]]) -> list[str]:
     """For each model's chosen setting: the calls that compile, whether it ever ends, and what it takes."""
     rows = []
     # Without any model nothing was tried at all, stages neither.
@@ -89,7 +89,7 @@ def _total_seconds(compiles: Iterable[Compile]) -> float:
 # caches
 
 
-def caches(cells: Sequence[Facts]) -> list[str]:
+def cache_notes(cells: Sequence[Facts]) -> list[str]:
     """What the compile caches answered, and what a kept cache would save."""
     answers: Counter[str] = Counter()
     missed: dict[str, list[Compile]] = {}
@@ -129,7 +129,7 @@ def _mean_compile_time(what: str, by_cell: Mapping[str, Sequence[Compile]]) -> I
 # sizes and buckets
 
 
-def shapes(by_model: Mapping[str, Sequence[Setting]]) -> list[str]:
+def shape_notes(by_model: Mapping[str, Sequence[Setting]]) -> list[str]:
     """What ``dynamic`` does to each model, where the report has more than one value of it and more than one size."""
     rows: list[tuple[str, ...]] = []
     notes: list[str] = []

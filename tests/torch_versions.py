@@ -34,6 +34,13 @@ GRAPH_BREAKS = {
     },
     (2, 9): _SINCE_2_9,
     (2, 10): {**_SINCE_2_9, "logs": ([("gb0023", 1), ("gb0291", 1)], False, 1, [])},
+    (2, 11): {
+        "healthy_numpy_shape": ([("gb0179", 1)], False, 2, []),
+        "logs": ([("gb0023", 1), ("gb0291", 1)], False, 1, []),
+        "hashes_a_tensor": ([("gb0059", 1)], False, 1, []),
+        "formats_a_tensor": ([("gb0156", 2)], False, 1, []),
+        "requires_grad_inside": ([("gb0125", 1)], False, 2, []),
+    },
     (2, 12): {
         "logs": ([("gb0023", 1), ("gb0291", 1)], False, 1, []),
         "hashes_a_tensor": ([("gb0059", 1)], False, 1, []),

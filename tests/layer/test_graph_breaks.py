@@ -359,7 +359,8 @@ def test_breaks_of_a_function(name, backend):
     assert [(b.gb_id, b.line) for b in seen.graph_breaks] == lines
     assert {(b.file, b.owner) for b in seen.graph_breaks} <= {(__file__, "mine")}
     assert all(b.reason and "\n" not in b.reason and b.gb_id in b.link for b in seen.graph_breaks)
-    assert TORCH == (2, 8) or all(b.explanation for b in seen.graph_breaks)
+    # Torch explains a break where it has an id for it: 2.8 has no ids, 2.10 has none for a generator.
+    assert all(b.explanation for b in seen.graph_breaks if b.gb_id)
     assert [b.whole_frame for b in seen.graph_breaks[-1:]] == [whole] * bool(places)
     assert [f.kind for f in seen.eager_frames] == kinds
     assert sum(g.runs for g in seen.graphs) == graphs

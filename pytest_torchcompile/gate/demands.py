@@ -179,9 +179,9 @@ def _why_nothing(merged: Merged, cells: list[JudgedCell], has_tests: bool) -> st
         return "no cell was planned"
     reasons = [cell.skipped for cell in cells if cell.skipped is not None]
     if reasons and len(reasons) == len(cells):
-        text = f"all {len(cells)} cells were skipped"
-        if len(cells) == 1:
-            text = "the only cell was skipped"
+        text = "the only cell was skipped"
+        if len(cells) > 1:
+            text = f"all {count(len(cells), 'cell')} were skipped"
         if reasons[0]:
             text += f": {reasons[0]}"
         return text

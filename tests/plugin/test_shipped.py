@@ -15,8 +15,8 @@ CELL = "tiny_head-eager-default-auto-none-inference"
 
 
 def again_commands(result):
-    """What the lines `again` say, without quotes."""
-    lines = [line.strip() for line in result.stdout.lines if line.strip().startswith("again  ")]
+    """What the lines `again` say, without quotes. Where CI is set, pytest's summary has them a second time."""
+    lines = dict.fromkeys(line.strip() for line in result.stdout.lines if line.strip().startswith("again  "))
     return [line.removeprefix("again  pytest ").replace("'", "").split(" ") for line in lines]
 
 

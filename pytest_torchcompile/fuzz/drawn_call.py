@@ -115,4 +115,5 @@ def simpler_sizes(dim: Dim, size: int) -> list[int]:
     simpler = ordered_sizes(dim)
     if size in simpler:
         simpler = simpler[:simpler.index(size)]
-    return [other for other in telling_sizes(dim) if other in set(simpler)]
+    before = set(simpler)
+    return [other for other in telling_sizes(dim) if other in before]

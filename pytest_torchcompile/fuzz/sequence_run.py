@@ -120,9 +120,10 @@ class Attempts:
         limited = "fuzz_recompiles" in self.limits
         for at, most in enumerate(self._allowed_recompiles(trial)):
             until = [each for each in recompiles if places.by_label.get(each["during"], 0) <= at]
-            counted, why = _most_of_one_function(until), "explained by the sizes"
             if limited:
                 counted, why = len(until), "allowed"
+            else:
+                counted, why = _most_of_one_function(until), "explained by the sizes"
             if counted > most:
                 last = until[-1]
                 lines = [f"{each['during']}: {each['function']} {each['file']}:{each['line']}  {each['reason']}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -295,8 +294,18 @@ def _generators_of(effects: Effects, args: Sequence[Any]) -> list[_Generator]:
         return []
     generators = [_Generator(torch.get_rng_state, torch.set_rng_state)]
     devices = {arg.device for arg in args if isinstance(arg, Tensor) and arg.device.type not in ("cpu", "meta")}
-    for device in devices:
-        module = torch.get_device_module(device)
-        set_state = partial(module.set_rng_state, device=device)
-        generators.append(_Generator(partial(module.get_rng_state, device), set_state))
-    return generators
+    return generators + [_device_generator(device) for device in devices]
+
+
+def _device_generator(device: torch.device) -> _Generator:
+    # Looked up when they are called: an accelerator of another package may have neither, and then no copy is kept.
+    module = torch.get_device_module(device)
+
+    def get_state() -> Tensor:
+        state: Tensor = module.get_rng_state(device)
+        return state
+
+    def set_state(state: Tensor) -> None:
+        module.set_rng_state(state, device)
+
+    return _Generator(get_state, set_state)

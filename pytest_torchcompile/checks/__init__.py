@@ -169,6 +169,11 @@ _DYNAMO: Final = "graph_breaks,recompiles"
 _BACKWARD: Final = "aot_joint_graph,output_code"
 _FORWARD: Final = "aot_graphs,output_code"
 
+def _says_false(*reasons: str) -> str:
+    """A regular expression for what the smoketest says, with one of these reasons at its start."""
+    return f"^the smoketest says False: (?:{'|'.join(reasons)})"
+
+
 CHECKS: Final[dict[str, CheckEntry]] = {
     # What was compiled. These come first: where they fail, most of the others have nothing to judge.
     "graph_breaks": CheckEntry(
@@ -277,10 +282,16 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.smoketest:CHECK",
         "CompileSmoketest says True of the compiled model",
         severity.WRONG,
-        ways=(Way("of a model that was warm", severity.RECOMPILES),
-              Way(r"ran eagerly|nothing was compiled|nothing ran compiled", severity.EAGER),
-              Way(r"raises|did not end the same call|had to leave the same call|not enough memory", severity.RAISES),
-              Way("could not be told|not initialised yet|does not depend on", severity.UNPROVEN),
+        # By the words after "says False" alone: a reason may begin with the user's own name of an output.
+        ways=(Way(r"^\d+ compile\(s\) in the smoketest of a model that was warm", severity.RECOMPILES),
+              Way(_says_false("it did not compile and ran eagerly", "a part silently ran eagerly",
+                              "nothing was compiled", "after the last step nothing ran compiled"), severity.EAGER),
+              Way(_says_false("the model raises", "compiled it raises", "the optimiser raises [^,]+, eagerly too",
+                              r"ranks? [\d, and]+ (?:did not end|had to leave) the same call",
+                              "not enough memory for the test"), severity.RAISES),
+              Way(_says_false("what ran compiled could not be told", "the test itself failed",
+                              "it has parameters that are not initialised yet", "the loss does not depend on"),
+                  severity.UNPROVEN),
               severity.STRIDES),
         ranks="one",
     ),

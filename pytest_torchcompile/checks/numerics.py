@@ -107,6 +107,21 @@ def judge_leaves(section: Mapping[str, Any], what: str, limits: Mapping[str, flo
         if what == "gradient":
             hint = "phase: inference has no gradients to judge; or leave the check out by the key `checks`"
         yield Problem(f"nothing was compared: the model has no {what}", hint=hint)
+    yield from _judge_differing(section, limits)
+
+
+def _judge_raised(section: Mapping[str, Any], limits: Mapping[str, float] = _NONE) -> list[Problem]:
+    """What can be said of a compiled run that raised; empty if it did not.
+
+    Leaves that differed before it raised stay wrong: an error must not hide them.
+    """
+    raised = unjudged(section)
+    if raised and section.get("leaves"):
+        return [*_judge_differing(section, limits), *raised]
+    return raised
+
+
+def _judge_differing(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
     chosen = {name: limits[name] for name in NOISE_LIMITS if name in limits}
     most = Limits(**chosen, looks=section.get("looks", 0))
     differing = sorted(find_discrepancies(_stored_leaves(section), most), key=lambda each: _program_order(each.where))
@@ -186,7 +201,7 @@ def _measure_equivalence(run: Trial) -> dict[str, Any]:
 def _judge_equivalence(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterable[Problem]:
     """``limits`` may hold ``rms``, ``bias`` and ``peak``, in units of the program's noise."""
     if section["raised"]:
-        return unjudged(section)
+        return _judge_raised(section, limits)
     return (*judge_leaves(section, "output", limits), *_judge_decided(section, limits))
 
 
@@ -205,7 +220,7 @@ def _measure_gradients(run: Trial) -> dict[str, Any]:
 def _judge_gradients(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
     """``limits`` may hold ``zero_gradients``, how many may be zeros where eager has none."""
     if section["raised"]:
-        yield from unjudged(section)
+        yield from _judge_raised(section)
         return
     yield from judge_leaves(section, "gradient")
     yield from _judge_decided(section, limits)
@@ -240,7 +255,7 @@ def _measure_training_steps(run: Trial) -> dict[str, Any]:
 def _judge_training_steps(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
     """``limits`` may hold ``steps``, how many must have been compared."""
     if section["raised"]:
-        yield from unjudged(section)
+        yield from _judge_raised(section)
         return
     if not section["steps"]:
         yield Problem("no step was made: no parameter of the model has a gradient, or eager does not train",
@@ -268,7 +283,7 @@ def _measure_aliasing(run: Trial) -> dict[str, Any]:
 
 def _judge_aliasing(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterable[Problem]:
     """Takes no limits."""
-    return unjudged(section) or judge_leaves(section, "output")
+    return _judge_raised(section) or judge_leaves(section, "output")
 
 
 EQUIVALENCE = Check("equivalence", _measure_equivalence, _judge_equivalence, remark_leaves)

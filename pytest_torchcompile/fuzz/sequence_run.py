@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,6 +22,9 @@ from pytest_torchcompile.oracle.trial import Trial
 from pytest_torchcompile.state.torch_state import forget_compiled
 
 __all__ = ["Attempts"]
+
+_NO_WRONG_NUMBERS = frozenset({"error", "eager", "graph_breaks", "recompiles", "stride", "vacuous"})
+"""Kinds of findings that say nothing of what compiled code computes."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Attempts:
     """``fuzz_recompiles`` and ``graph_breaks``, for each sequence; see :meth:`_too_many_recompiles`."""
 
     def __call__(self, sequence: Sequence) -> Examined:
-        """Run the sequence; the finding is the first thing that is wrong.
+        """Run the sequence; the finding is the first wrong result, or else the first thing that is wrong.
 
         A call that eager refuses has to be refused by compiled code too, and is no fault. Dynamo gives up for good the
         frame in which it meets what the model raises, so that later calls would prove nothing of compiled code: then
@@ -64,7 +66,8 @@ class Attempts:
         # In the drawn order refused calls would break the graph, which is no fault of the compiler's.
         if reordered == trial.calls:
             wrong += self._eager_or_slow(trial)
-        first = min(wrong, key=attrgetter("at"), default=None)
+        # A graph break in an earlier call must not hide wrong numbers: only this one finding is told.
+        first = min(wrong, key=lambda each: (each.kind in _NO_WRONG_NUMBERS, each.at), default=None)
         if first is not None:
             # Until then all calls matter that ran before it, wherever they were drawn.
             first = replace(first, at=max(call.index for call in trial.calls[:first.at + 1]))

@@ -65,6 +65,7 @@ def merge_reports(reports: Sequence[Report], varying: frozenset[str] = VARYING) 
     first = reports[0]
     for report in reports[1:]:
         _require_same_run(first, report)
+        _require_same_sources(first, report)
     _require_each_shard_once(reports)
     environment, notes = _merge_environments(reports, varying)
     cells, origin = _collect_cells(reports)
@@ -104,6 +105,15 @@ def _require_same_run(first: Report, other: Report) -> None:
         values = f": {value} and {theirs[what]}" if isinstance(value, (str, int)) else ""
         raise ReportError(f"{first.name} and {other.name} are not of one run: their {what} differ{values}; "
                           f"give the shards of one run, and judge each run by itself")
+
+
+def _require_same_sources(first: Report, other: Report) -> None:
+    """Shards may import different files, but a file that both imported has to be the same."""
+    ours, theirs = ((report.block["run"] or {}).get("sources", {}) for report in (first, other))
+    differing = sorted(name for name in ours if theirs.get(name, ours[name]) != ours[name])
+    if differing:
+        raise ReportError(f"{first.name} and {other.name} are not of one run: they imported different contents of "
+                          f"{first_names(differing)}; give the shards of one run, and judge each run by itself")
 
 
 def _run_identity(report: Report) -> dict[str, Any]:

@@ -172,6 +172,24 @@ def test_compiled_code_that_takes_what_eager_refuses_is_found():
         assert (found.kind, sequence[found.at]) == ("error", call(B=3))
 
 
+def tripled_for_6(graph, inputs):
+    """A backend whose results are three times too large for 6 rows, and laid out otherwise."""
+    def run(*args):
+        return [(3 * out).t().contiguous().t() if isinstance(out, torch.Tensor) and out.shape[0] == 6 else out
+                for out in graph(*args)]
+
+    return run
+
+
+def test_a_graph_break_does_not_hide_wrong_numbers():
+    """Neither one in an earlier call, nor strides that differ in the same one."""
+    program = attempts(BreaksAbove100(), tripled_for_6)
+    found = program((call(B=101), call(B=6))).finding
+    assert found
+    assert found.kind == "value"
+    assert program((call(B=3),)).finding is None
+
+
 @pytest.mark.parametrize("model", [Cancels, Zeros])
 def test_calls_that_prove_nothing_are_not_counted(model):
     """Outputs of nothing but rounding noise, or zeros: a compiler that triples them is not found, nor passed."""

@@ -285,6 +285,17 @@ def test_a_shard_of_a_changed_tree_is_refused(run, states):
         gate(reports)
 
 
+def test_shards_that_imported_other_contents_of_a_file_are_refused(run):
+    """Git knows nothing of a model that it ignores. Each shard may import files of its own."""
+    reports = run.reports(2)
+    for report, digest in zip(reports, ("a" * 64, "b" * 64), strict=True):
+        report.block["run"]["sources"] = {f"{digest[0]}.py": digest, "models.py": "c" * 64}
+    assert gate(list(map(stated, reports)), today=TODAY).code == 0
+    reports[1].block["run"]["sources"]["models.py"] = "d" * 64
+    with pytest.raises(ReportError, match="they imported different contents of models.py; give the shards of one run"):
+        gate(list(map(stated, reports)))
+
+
 def test_shards_may_name_their_matrix_otherwise(run):
     """By a relative path and by an absolute one; a file of another name is another matrix."""
     reports = run.reports(2)

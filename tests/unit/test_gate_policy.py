@@ -95,6 +95,23 @@ def test_an_allowed_failure_without_checks_hides_no_wrong_numbers():
     assert outcome(lying, named).code == 0
 
 
+def test_what_raises_later_hides_no_wrong_numbers():
+    """Numbers were wrong in one call, and the next one raised: the model computes something else all the same."""
+    lying = planted(broken=1)
+    lying.observations |= {cell: seen for cell, seen in planted(broken=1, faulty=False).observations.items()
+                           if not cell.startswith(LIAR)}
+    for cell, given in lying.cells.items():
+        if given.model == LIAR:
+            for name in ("equivalence", "gradients", "training_steps", "smoketest"):
+                lying.section(cell, name)["raised"] = "InductorError in forward"
+    found = outcome(lying, LYING)
+    assert found.code == 1
+    failing = next(iter(found.allowed.failing.values()))
+    texts = [problem["message"] for problem in failing["equivalence"]["problems"]]
+    assert texts[0].startswith("output: error is")
+    assert texts[1] == "nothing to judge: the compiled run raised InductorError in forward"
+
+
 def test_a_pass_rate_hides_no_wrong_numbers():
     """A share of cells may fail, but none may compute something else."""
     assert outcome(planted(broken=9, liars=()), "pass_rate: {total: 0}").code == 3

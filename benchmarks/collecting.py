@@ -58,8 +58,11 @@ def main() -> None:
             rows.append((items, seconds))
             print(f"{size:6} cells, {items:6} items: {seconds:.2f} s, peak {mebibytes:.0f} MiB")
     (few, fast), (many, slow) = rows[1], rows[-1]
-    print(f"exponent from {few} to {many} items, start-up taken off: "
-          f"{math.log((slow - empty) / (fast - empty)) / math.log(many / few):.2f}")
+    if fast > empty:
+        exponent = math.log((slow - empty) / (fast - empty)) / math.log(many / few)
+        print(f"exponent from {few} to {many} items, start-up taken off: {exponent:.2f}")
+    else:
+        print(f"no exponent: {few} items took no longer than start-up, so the machine is too busy")
     print(f"limits: 5 s and 400 MiB at 60,000 items; peak of this process itself "
           f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from torch_versions import TORCH
+
 README = Path(__file__).parents[2] / "README.md"
 
 
@@ -21,6 +23,9 @@ def test_the_first_example(repo):
     repo.matrix(block(text, "yaml"))
     shown = block(text, "").splitlines()
     result = repo.run("-k", "aot_eager")
+    if TORCH == (2, 8):
+        # Torch 2.8 gives graph breaks no ids.
+        shown[2] = shown[2].removesuffix("  gb0124")
     for line in shown[1:3]:
         assert line in result.stdout.str()
     again = shown[-1].replace("inductor-", "aot_eager-")

@@ -47,9 +47,13 @@ def test_two_shards_and_a_planted_regression(repo, capsys):
     assert main(["gate", good[0]]) == 2
     assert all(read_report(name).sealed for name in good)
     repo.models(BROKEN)
-    bad = shard(repo, 2)
+    bad = [good[0], shard(repo, 2)]
     capsys.readouterr()
-    assert main(["gate", good[0], bad]) == 1
+    assert main(["gate", *bad]) == 2  # the first shard is of the model as it was
+    assert "they imported different contents of models.py" in capsys.readouterr().out
+    bad[0] = shard(repo, 1)
+    capsys.readouterr()
+    assert main(["gate", *bad]) == 1
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("FAIL: 1 model has graph breaks (net, models.py:")
 

@@ -18,7 +18,7 @@ from pytest_torchcompile.observation import BAD, GOOD, Judgement, Observation, w
 from pytest_torchcompile.plan.expansion import PlannedCell
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.evidence import cell_fingerprint
-from pytest_torchcompile.report.metrics import Sections
+from pytest_torchcompile.report.metrics import Sections, compiled_code_ran
 from pytest_torchcompile.report.testrecord import TEST_LANE
 from pytest_torchcompile.run.verdicts import apply_xfail, expired_hint, judge_observation, with_hint
 from pytest_torchcompile.wrappers.wrapping import lane_of, processes_of
@@ -162,9 +162,10 @@ def _other_ranks(observation: Mapping[str, Any] | None) -> tuple[Sections, ...]:
 
 
 def _compiled_code_ran(sections: Sections) -> bool:
+    # A report may be of another version, or damaged, so the section may have any shape.
     try:
-        return any(graph["runs"] for graph in sections["compiles"]["graphs"])
-    except (KeyError, TypeError):
+        return compiled_code_ran(sections)
+    except (AttributeError, KeyError, TypeError):
         return False
 
 

@@ -15,8 +15,8 @@ def known_ledger(request):
     gives what compiles a function. There must be nothing else in the ledger: no false alarm.
 
     Inductor's caches of graphs are off. They key a graph by its operations alone and, on a hit, add the guards of
-    whoever compiled it first: after ``test_size_modulo`` a plain ``x + 1`` recompiles for an odd size. That is true
-    of torch 2.13, and the ledger says so, but a known sequence must not depend on the test before it.
+    whoever compiled it first. So after ``test_size_modulo`` a plain ``x + 1`` recompiles for an odd size. Torch 2.13
+    does that, and the ledger says so, but a known sequence must not depend on the test before it.
     """
     import torch
     import torch._functorch.config

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.checks.protocol import Check
 
 __all__ = ["CHECKS", "COMPARING", "LIMITS", "CheckEntry", "Column", "Limit", "computes_wrong_numbers",
-           "default_limits", "load", "way_of"]
+           "default_limits", "fails_by_wrong_numbers", "load", "way_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,11 @@ def computes_wrong_numbers(check: str, message: str) -> bool:
     if way := way_of(check, message):
         effect = way.effect
     return effect.severity == severity.Severity.WRONG_NUMBERS
+
+
+def fails_by_wrong_numbers(check: str, verdict: str, messages: Iterable[str]) -> bool:
+    """Does the check fail because the model computes something else? Only who names the check may expect that."""
+    return verdict == "fail" and any(computes_wrong_numbers(check, message) for message in messages)
 
 
 @cache

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Final
 
-from pytest_torchcompile.checks import computes_wrong_numbers
+from pytest_torchcompile.checks import fails_by_wrong_numbers
 from pytest_torchcompile.gate.judged import JudgedCell, ids_of
 from pytest_torchcompile.gate.policy import AllowedFailure, PassRate, Policy
 from pytest_torchcompile.plan.axes import value_key
@@ -90,10 +90,8 @@ def _covers_failure(entry: AllowedFailure, cell: JudgedCell, name: str, check: M
 
 
 def _has_wrong_numbers(name: str, check: Mapping[str, Any]) -> bool:
-    """Does the check say that the model computes something else? No entry hides that without naming the check."""
-    if check["verdict"] != "fail":
-        return False
-    return any(computes_wrong_numbers(name, problem["message"]) for problem in check["problems"])
+    messages = [problem["message"] for problem in check["problems"]]
+    return fails_by_wrong_numbers(name, check["verdict"], messages)
 
 
 def _matches_failure(entry: AllowedFailure, cell: JudgedCell, name: str, check: Mapping[str, Any]) -> bool:

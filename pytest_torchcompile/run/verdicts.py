@@ -164,7 +164,7 @@ def _name_expired_rule(judgements: Mapping[str, Judgement], rule: Rule) -> dict[
 
 def _is_wrong(name: str, judgement: Judgement) -> bool:
     messages = [problem.message for problem in judgement.problems]
-    return judgement.verdict == "fail" and any(checks.computes_wrong_numbers(name, message) for message in messages)
+    return checks.fails_by_wrong_numbers(name, judgement.verdict, messages)
 
 
 def _not_hidden(judgement: Judgement, rule: str, wrong: list[str]) -> Judgement:

@@ -25,7 +25,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-FAULTS = Path(__file__).parent.parent / "tests" / "layer" / "rank_faults.py"
+FAULTS = Path(__file__).parent.parent / "tests" / "ranks" / "rank_faults.py"
 DISASTERS = ("dies", "hangs", "raises", "hogs", "interrupted", "faults", "pytest killed")
 """Functions of that file; ``interrupted`` is Ctrl-C and ``pytest killed`` kill -9 while rank 1 hangs."""
 MARK = "CHAOS_RUN"

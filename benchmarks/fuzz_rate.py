@@ -20,11 +20,11 @@ import torch
 from pytest_torchcompile import zoo
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.dims import Dim
-from pytest_torchcompile.fuzz.drawing import shape_sequences
+from pytest_torchcompile.fuzz.drawn_call import shape_sequences
 from pytest_torchcompile.fuzz.sequence_run import Attempts
 from pytest_torchcompile.oracle.calls import Side
 from pytest_torchcompile.oracle.chances import same_random_draws
-from pytest_torchcompile.oracle.losses import default_loss
+from pytest_torchcompile.oracle.training import default_loss
 
 MODELS = {
     "tiny_head": (zoo.tiny_head, zoo.vector_batch, {"B": Dim(min=1, max=64)}),

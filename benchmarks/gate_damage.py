@@ -1,6 +1,6 @@
 """Thousands of damaged reports through the command: ``python benchmarks/gate_damage.py [COUNT] [SEED]``.
 
-Prints how the gate ended for each kind of damage (tests/unit/damage.py), and for files of 200 MB. Exits with 1 if one
+Prints how the gate ended for each kind of damage (tests/damage.py), and for files of 200 MB. Exits with 1 if one
 of them passed, or ended in anything but a verdict.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1] / "tests"
-STORED = TESTS / "unit" / "reports"
+STORED = TESTS / "reports"
 SIZE = 200_000_000
 
 
@@ -49,7 +49,7 @@ def ended(folder: Path, texts: list[str]) -> tuple[int, str]:
 def main() -> None:
     """Run all, print a table."""
     sys.path.insert(0, str(TESTS))
-    from unit.damage import damages
+    from damage import damages
 
     given = [int(text) for text in sys.argv[1:]]
     count, seed = (*given, *(10_000, 20261121)[len(given):])

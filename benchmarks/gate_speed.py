@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 
 from pytest_torchcompile.cell import AXES, Cell
-from pytest_torchcompile.report.evidence import add_seal, cell_fingerprint
+from pytest_torchcompile.report.provenance import add_seal, cell_fingerprint
 
-STORED = Path(__file__).parents[1] / "tests" / "unit" / "reports"
+STORED = Path(__file__).parents[1] / "tests" / "reports"
 LEAF = {"call": "call 1 (B=4)", "name": "gradient of up.weight", "kind": "gradient", "numel": 128, "dtype": "float32",
         "rms": 0.71, "bias": 0.2, "peak": 1.9, "index": [3, 7], "eager": 0.125, "compiled": 0.1250001,
         "expected": 0.125, "draws": 5}

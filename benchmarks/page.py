@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from browser.chromium import Chromium, chromium
+from chromium import Chromium, chromium
 from sample_report import SMALL, sample_report, written
 
 from pytest_torchcompile.gate.gate import gate

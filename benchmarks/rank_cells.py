@@ -29,7 +29,7 @@ from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.ranks.rank import Zygote
 from pytest_torchcompile.ranks.rank_group import Group
 
-ROOT = Path(__file__).parent.parent / "tests" / "layer"
+ROOT = Path(__file__).parent.parent / "tests" / "ranks"
 CHECKS = ("compiles", "equivalence", "gradients", "rank_divergence")
 
 

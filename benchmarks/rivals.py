@@ -24,9 +24,8 @@ import torch
 from torch._dynamo.utils import same
 
 from pytest_torchcompile.faults import CASES, Case
-from pytest_torchcompile.faults.case import KINDS
-from pytest_torchcompile.faults.outcome import run_case
-from pytest_torchcompile.faults.presence import Presence
+from pytest_torchcompile.faults.fault_parts import KINDS
+from pytest_torchcompile.faults.judged_case import Presence, run_case
 from pytest_torchcompile.oracle import Recording
 
 WAYS = ("assert_close", "same()", "assert_close + gradients", "compare()")

@@ -1,19 +1,18 @@
 """Is torch.compile correct, stable, worth it and safe for your models?
 
-Public names are loaded on first use.
+Public names are loaded on first use (PEP 562), so that importing the package costs nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pytest_torchcompile.exports import on_first_use
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pytest_torchcompile.cell import Cell
     from pytest_torchcompile.errors import CannotFallBack, CompileFailed
-    from pytest_torchcompile.fuzz.drawing import shape_sequences
-    from pytest_torchcompile.fuzz.drawn_call import call
+    from pytest_torchcompile.fuzz.drawn_call import call, shape_sequences
     from pytest_torchcompile.layer.benchmark import benchmark
     from pytest_torchcompile.layer.benchmark_result import Benchmark
     from pytest_torchcompile.layer.config import BucketConfig, CompileConfig
@@ -92,6 +91,27 @@ _EXPORTS = {
     "load_matrix": "plan.matrix",
     "maybe_compile": "layer.wrap",
     "observe": "ledger",
-    "shape_sequences": "fuzz.drawing",
+    "shape_sequences": "fuzz.drawn_call",
 }
+
+
+def on_first_use(
+    package: str, namespace: dict[str, Any], exports: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package, which ``namespace`` is the globals of.
+
+    :param exports: public name to the module below the package that holds it.
+    """
+
+    def load(name: str) -> Any:
+        try:
+            module = exports[name]
+        except KeyError:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}") from None
+        value = namespace[name] = getattr(import_module(f"{package}.{module}"), name)
+        return value
+
+    return load, lambda: sorted({*namespace, *exports})
+
+
 __getattr__, __dir__ = on_first_use(__name__, globals(), _EXPORTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import UserDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -41,6 +41,8 @@ class Batch:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     value: Any
+    other_replicas: tuple[Batch, ...] = ()
+    """Batches of the other data-parallel replicas, where one process runs those too; copied along."""
 
     @classmethod
     def of(cls, value: Any) -> Batch:
@@ -83,10 +85,17 @@ class Batch:
         if device is not None:
             device = torch.device(device)
         copies = _Copies(self.value, device, dtype)
-        return Batch.of(pytree.tree_map(copies.copy_of, self.value))
+        copied = Batch.of(pytree.tree_map(copies.copy_of, self.value))
+        others = tuple(other.to(device, dtype) for other in self.other_replicas)
+        return replace(copied, other_replicas=others)
+
+    @property
+    def replicas(self) -> tuple[Batch, ...]:
+        """The batches of all replicas that are run, this one first."""
+        return self, *self.other_replicas
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor in ``value``, in order."""
+        """Every tensor in ``value``, in order; none of other replicas."""
         return [leaf for leaf in pytree.tree_leaves(self.value) if isinstance(leaf, torch.Tensor)]
 
 

@@ -11,14 +11,16 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from pytest_torchcompile import __version__
+from pytest_torchcompile.adoption import add_accept_arguments, add_init_arguments
 from pytest_torchcompile.errors import TorchcompileError, UsageError, nearest
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.harmless import harmless_text
+from pytest_torchcompile.report.safe_output import harmless_text
 
 if TYPE_CHECKING:
     from pytest_torchcompile.plan.matrix import Excluded, Matrix, PlannedCell
@@ -68,8 +70,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    about = "Matrices and reports of pytest-torchcompile; only `gates` runs models, and it and `doctor` import torch."
+    about = ("Matrices and reports of pytest-torchcompile; only `init`, `benchmark` and `gates` run models, and only "
+             "`gates` and `doctor` import torch.")
     parser = _Parser(prog="pytest-torchcompile", description=about, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"pytest-torchcompile {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():
         sub = subparsers.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
@@ -89,6 +93,10 @@ def _add_matrix(parser: argparse.ArgumentParser) -> None:
 def _add_reports(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("reports", nargs="+", metavar="REPORT",
                         help="the JSON report of a run, or of each of its shards; or a journal")
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON for programs instead of text")
 
 
 def _add_force(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +124,7 @@ def _cells_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _print_cells(given: argparse.Namespace) -> int:
     from pytest_torchcompile.plan.matrix import load_matrix
-    from pytest_torchcompile.plan.shards import cells_of_shard, parse_shard
+    from pytest_torchcompile.plan.selection import cells_of_shard, parse_shard
 
     # A wrong shard is told before a matrix is read.
     part = parse_shard(given.shard or "1/1")
@@ -238,31 +246,14 @@ def _crowd_notes(cells: Sequence[PlannedCell]) -> Iterator[str]:
 
 # doctor: what can this machine run?
 def _examine_machine(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.plan.matrix import load_matrix
-    from pytest_torchcompile.ranks.doctor import machine_lines, survey_cells, try_training
-    from pytest_torchcompile.ranks.serving import set_environment
+    from pytest_torchcompile.ranks.doctor import examine_machine
 
-    path = _matrix_path(given)
-    matrix = load_matrix(path)
-    set_environment()
-    from pytest_torchcompile.run.environment import environment
+    return examine_machine(_matrix_path(given), as_json=given.json)
 
-    for line in machine_lines(environment()):
-        print(line)
-    survey = survey_cells(matrix)
-    tried = try_training(matrix, survey.runnable)
-    failed = tried is not None and bool(tried.problems)
-    if tried is not None and tried.problems:
-        print(f"{path}: a training cell was tried and could not be judged here: {tried.cell}")
-        for problem in tried.problems:
-            print(f"  {problem}")
-    else:
-        if tried is not None:
-            print(f"one training cell was tried and ran ({tried.seconds:.1f} s): {tried.cell}")
-        print(f"{path}: {len(survey.runnable)} of {count(len(matrix.cells), 'cell')} can run here")
-    for why, number in survey.why_not.most_common():
-        print(f"  {number} cannot: {why}")
-    return 0 if survey.runnable and not failed else 1
+
+def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_matrix(parser)
+    _add_json(parser)
 
 
 # schema: the forms that editors and other tools check against
@@ -296,6 +287,7 @@ def _gate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--junit", metavar="FILE", help="write JUnit XML, a test case for each cell")
     parser.add_argument("--summary", metavar="FILE", help="write the verdict as Markdown")
     _add_force(parser)
+    _add_json(parser)
     parser.add_argument("--github", action="store_true",
                         help="print annotations of GitHub Actions, and add the Markdown to the step's summary")
     parser.add_argument("--update-policy", action="store_true",
@@ -328,6 +320,37 @@ def _print_models_table(given: argparse.Namespace) -> int:
     return 0
 
 
+# costs: where the time of a run went
+def _costs_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("report", nargs="?", metavar="REPORT", default=".compile-matrix/report.json",
+                        help="the JSON report of a run, or of one of its shards; default: %(default)s")
+    _add_json(parser)
+
+
+def _print_costs(given: argparse.Namespace) -> int:
+    from pytest_torchcompile.report.costs import cost_lines, costs_of_block
+    from pytest_torchcompile.report.reading import read_report
+
+    cost, cores = costs_of_block(read_report(given.report).block)
+    if given.json:
+        print(json.dumps({**asdict(cost), "idle": cost.idle, "cores": cores}, indent=1))
+        return 0
+    for line in cost_lines(cost, cores):
+        print(line)
+    return 0
+
+
+# benchmark: is one model worth compiling, and in which mode?
+def _benchmark_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="CELL|MODULE:NAME",
+                        help="a cell of a matrix, or the model's class, or a function that makes it")
+    parser.add_argument("--inputs", metavar="MODULE:NAME",
+                        help="a function that returns a batch for MODULE:NAME; default: guessed, and tried")
+    parser.add_argument("--matrix", metavar="MATRIX", help="the matrix of CELL; default: the one of pytest")
+    parser.add_argument("--markdown", action="store_true", help="Markdown instead of text")
+    _add_json(parser)
+
+
 # playbook: what a report says about compiling this repository's models
 def _playbook_arguments(parser: argparse.ArgumentParser) -> None:
     _add_reports(parser)
@@ -342,59 +365,32 @@ def _gates_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="where models run, for example cuda; default: cpu")
     parser.add_argument("--backend", help="what compiles healthy models; default: aot_eager, on a GPU inductor; with "
                                           "inductor torch's own planted faults are tried as well")
-
-
-def _run_gates(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.gates import Place, run
-    from pytest_torchcompile.ranks.serving import set_environment
-
-    set_environment()
-    _refuse_device(given.device)
-    # On a CPU Inductor needs a C++ compiler, and minutes.
-    usual = "aot_eager" if given.device == "cpu" else "inductor"
-    backend = given.backend or usual
-    _refuse_backend(backend)
-    failed = 0
-    for outcome in run(Place(given.device, backend)):
-        print(outcome, flush=True)
-        failed += not outcome.ok
-    return int(failed > 0)
-
-
-def _refuse_backend(backend: str) -> None:
-    """Raises UsageError for a backend that torch does not know: what has to fail would fail with it for nothing."""
-    import torch
-
-    known = torch.compiler.list_backends(exclude_tags=())
-    if backend not in known:
-        raise UsageError(f"--backend {backend!r} is no backend of torch {torch.__version__}; {nearest(backend, known)}")
-
-
-def _refuse_device(device: str) -> None:
-    """Raises UsageError for a device that this machine, or torch, does not have."""
-    import torch
-
-    try:
-        torch.ones(1, device=device)
-    except Exception as error:
-        # Each device has its own way to say no.
-        text = " ".join(str(error).split())
-        raise UsageError(f"--device {device}: torch {torch.__version__} can't use it here: {text[:200]}") from error
+    _add_json(parser)
 
 
 COMMANDS: Final[dict[str, Command]] = {
+    "init": Command("Look at a model, write its matrix and what belongs to it, and run the first cells.",
+                    add_init_arguments, _call_later("pytest_torchcompile.adoption.init_command:run_command")),
+    "accept": Command("Write the limits and expected failures that a run needs into its matrix, as a diff; exit code 1 "
+                      "if something is left.", add_accept_arguments,
+                      _call_later("pytest_torchcompile.adoption.accept_command:run_command")),
     "cells": Command("Print the cells of a matrix, without running any.", _cells_arguments, _print_cells),
     "doctor": Command("Say what this machine can run of a matrix, and why not the rest; exit code 1 if nothing, or if "
                       "the training cell that it tries cannot be judged.",
-                      _add_matrix, _examine_machine),
+                      _doctor_arguments, _examine_machine),
     "gate": Command("Judge reports: 0 pass, 1 fail, 2 unusable reports, 3 nothing to judge.", _gate_arguments,
-                    _call_later("pytest_torchcompile.gate.command:run_command")),
+                    _call_later("pytest_torchcompile.gate.gate_command:run_command")),
     "html": Command("Write a page of reports: heat map, findings, each cell's ledger.", _html_arguments,
                     _call_later("pytest_torchcompile.page.document:run_command")),
+    "benchmark": Command("Time one model eagerly and in each mode of torch.compile, and say which pays; exit code 1 if "
+                         "a mode could not be timed.", _benchmark_arguments,
+                         _call_later("pytest_torchcompile.adoption.benchmark_command:run_command")),
     "playbook": Command("Write down what reports say about compiling these models.", _playbook_arguments,
                     _call_later("pytest_torchcompile.playbook.chapters:run_command")),
     "table": Command("Print a table of the models of reports, as Markdown.", _table_arguments, _print_models_table),
+    "costs": Command("Say where the time of a run went: unique and repeated compiling, judging, waiting; and the "
+                     "dearest cells.", _costs_arguments, _print_costs),
     "schema": Command("Print the JSON Schema of reports, or of matrix files.", _schema_arguments, _print_schema),
     "gates": Command("Run the three gates of the production layer on small models; exit code 0 or 1.",
-                     _gates_arguments, _run_gates),
+                     _gates_arguments, _call_later("pytest_torchcompile.gates:run_command")),
 }

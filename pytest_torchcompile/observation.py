@@ -68,6 +68,8 @@ class Job:
     """Which of this host's ranks it is; -1: all ranks are here."""
     timeout: float = 600.0
     """Seconds after which the other side ends the cell."""
+    watched: bool = False
+    """Tell what the process has read too, so that the result may be reused (:mod:`pytest_torchcompile.reuse`)."""
 
 
 @dataclass(frozen=True)

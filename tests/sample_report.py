@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchcompile.observation import worst
-from pytest_torchcompile.report.evidence import cell_fingerprint, head_fingerprint
+from pytest_torchcompile.report.provenance import cell_fingerprint, head_fingerprint
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
 
 AXES: dict[str, list[Any]] = {

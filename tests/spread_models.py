@@ -323,7 +323,7 @@ def gathered(rank, dynamic):
 
 
 PLACES = {
-    "before": "smoketest.preserved", "snapshot": "steps.DeepSnapshot", "compared": "step_comparison.compare",
+    "before": "smoketest.preserved", "snapshot": "smoketest.DeepSnapshot", "compared": "step_comparison.compare",
     "disturbed": "step_comparison.disturb", "means": "mean_comparison._add_run",
 }  # fmt: skip
 

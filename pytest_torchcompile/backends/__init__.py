@@ -31,7 +31,7 @@ class Backend:
     """The modes in which it promises to run CUDA graphs on a GPU."""
 
 
-# From torch/_dynamo/backends/*.py, torch 2.13; tests/layer/test_backends_table.py compares with the torch
+# From torch/_dynamo/backends/*.py, torch 2.13; tests/backends/test_backends_table.py compares with the torch
 # that is installed.
 _RECORDS: Final = (
     Backend("inductor", "Inductor: Triton kernels on GPUs, C++ kernels on CPUs", modes=True, kernels=True,

@@ -27,7 +27,7 @@ __all__ = ["CHECK"]
 
 def measure(run: Trial) -> dict[str, Any]:
     """Compiled frames and graphs, frames that ran eagerly, coverage per call, the error if there was one."""
-    from pytest_torchcompile.ledger.sites import raising_line
+    from pytest_torchcompile.ledger.break_sites import raising_line
 
     seen, error = run.compiled.seen, run.compiled.error
     return {

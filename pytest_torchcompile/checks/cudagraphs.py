@@ -14,7 +14,7 @@ from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.calls import Call, Side
-    from pytest_torchcompile.wrappers.cell_trial import CellTrial
+    from pytest_torchcompile.wrappers.protocol import CellTrial
 
 __all__ = ["CHECK"]
 
@@ -36,7 +36,7 @@ def _measure_step(run: CellTrial, side: Side, call: Call) -> dict[str, Any]:
     import torch
 
     from pytest_torchcompile.gauges.replays import compiled_backwards, count_replays, step_begins
-    from pytest_torchcompile.oracle.losses import loss_of
+    from pytest_torchcompile.oracle.training import loss_of
 
     batch = call.batch.clone()
     # All calls were compiled and recorded before: one more step of each size is warm.

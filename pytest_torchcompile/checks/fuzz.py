@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.checks.protocol import Check
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.wrappers.cell_trial import CellTrial
+    from pytest_torchcompile.fuzz.search import FailingSequence
+    from pytest_torchcompile.wrappers.protocol import CellTrial
 
 __all__ = ["CHECK"]
 
@@ -18,36 +19,51 @@ _MUTE = "nothing but zeros, NaN or rounding noise"
 
 
 def measure(run: CellTrial) -> dict[str, Any]:
-    """What the search came to on each rung of the backend ladder, and the shortest failing sequence.
+    """What the search came to on each rung of the backend ladder, and the shortest failing sequences, the worst first.
 
     Drops what the cell has compiled: every sequence starts from a fresh compiler state. A model without any size that
     varies is not searched: all sequences would be the same.
     """
-    from pytest_torchcompile.fuzz.cell_search import attempts_of, climb, write_test
-    from pytest_torchcompile.fuzz.drawn_call import as_code, as_plain, varying_dims
+    from pytest_torchcompile.fuzz.cell_search import all_failing, attempts_of, climb
+    from pytest_torchcompile.fuzz.drawn_call import varying_dims
     from pytest_torchcompile.fuzz.fuzz_options import FuzzOptions
 
     varied = varying_dims(run.dims)
     if not varied:
-        return {"varied": [], "rungs": [], "finding": None}
+        return {"varied": [], "rungs": [], **_NOTHING_FOUND}
     options = FuzzOptions(**run.job.fuzz)
     parameter_sizes = {size for parameter in run.pristine.parameters() for size in parameter.shape}
     rungs = climb(attempts_of(run), run.dims, options.budget(), flips=run.train, seed=options.seed,
                   others=parameter_sizes, database=options.database(), key=run.cell.id)
-    result = rungs[-1][1]
+    found = [_failing_section(run, failing) for failing in all_failing(rungs)]
+    worst = found[0] if found else _NOTHING_FOUND
     return {
         "varied": varied,
         "seed": options.seed,
         "rungs": [{"backend": backend, **{name: getattr(each, name) for name in _COUNTS}} for backend, each in rungs],
-        "finding": asdict(result.finding) if result.finding else None,
-        "sequence": as_plain(result.sequence),
-        "code": as_code(result.sequence),
-        "drawn": as_code(result.drawn),
-        "kept": result.kept,
-        "test": write_test(run, result.sequence) if result.finding else "",
+        **worst,
+        "milder": found[1:],
     }
 
 
+def _failing_section(run: CellTrial, failing: FailingSequence) -> dict[str, Any]:
+    """One problem as plain data, with a test that shows it."""
+    from pytest_torchcompile.fuzz.cell_search import write_test
+    from pytest_torchcompile.fuzz.drawn_call import as_code, as_plain
+
+    return {
+        "finding": asdict(failing.problem),
+        "sequence": as_plain(failing.sequence),
+        "code": as_code(failing.sequence),
+        "drawn": as_code(failing.drawn),
+        "kept": failing.kept,
+        "cut": failing.cut,
+        "test": write_test(run, failing.sequence),
+    }
+
+
+_NOTHING_FOUND: Final[dict[str, Any]] = {"finding": None, "sequence": [], "code": "[]", "drawn": "[]", "kept": False,
+                                         "cut": "", "test": ""}
 _COUNTS = ("examples", "tries", "calls", "refused", "mute", "compiles", "seconds", "spent")
 
 
@@ -59,15 +75,17 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
                       hint="give a dim a range, like {min: 1, max: 64}, or leave the model's cells out: "
                            "-m \"not compile_cell(model='...')\"")
         return
-    # With the cell's own backend, unless a cheap one found something.
+    # The worst first. Older reports have one problem.
+    for failing in (section, *section.get("milder", ())):
+        if failing["finding"]:
+            yield _finding_problem(section, failing)
+    # With the cell's own backend, unless a cheap one found wrong numbers.
     last = next(reversed(section["rungs"]), {"tries": 0})
     if not last["tries"]:
         how = ""
         if len(section["rungs"]) > 1:
             how = f" with the backend {last['backend']}"
         yield _untried_problem(last, how)
-    elif section["finding"]:
-        yield _finding_problem(section, section["finding"])
 
 
 def _untried_problem(last: Mapping[str, Any], how: str) -> Problem:
@@ -88,16 +106,18 @@ def _untried_problem(last: Mapping[str, Any], how: str) -> Problem:
                    hint="give more: --compile-fuzz-seconds")
 
 
-def _finding_problem(section: Mapping[str, Any], finding: Mapping[str, Any]) -> Problem:
-    evidence = str(finding["evidence"])
-    if section["drawn"] != section["code"]:
-        evidence += f"\nfound as {section['drawn']}"
-    if section["kept"]:
+def _finding_problem(section: Mapping[str, Any], failing: Mapping[str, Any]) -> Problem:
+    problem, spent = failing["finding"], section["rungs"][-1]["spent"]
+    evidence = str(problem["evidence"])
+    if failing["drawn"] != failing["code"]:
+        evidence += f"\nfound as {failing['drawn']}"
+    if failing["kept"]:
         evidence += "\nkept from an earlier run in .hypothesis"
-    if spent := section["rungs"][-1]["spent"]:
-        evidence += f"\nnot shrunk to the end: the {spent} ran out"
-    return Problem(f"{finding['kind']}: after {section['code']}: {finding['message']}",
-                   f"{evidence}\n\n{section['test']}".strip(),
+    # Older reports stopped at the first problem, so that what was spent has cut short the shrinking.
+    if cut := failing.get("cut", spent):
+        evidence += f"\nnot shrunk to the end: the {cut} ran out"
+    return Problem(f"{problem['kind']}: after {failing['code']}: {problem['message']}",
+                   f"{evidence}\n\n{failing['test']}".strip(),
                    "run the test above by itself; with its line `@settings` removed it looks for other sequences")
 
 

@@ -16,7 +16,7 @@ from pytest_torchcompile.observation import Problem
 if TYPE_CHECKING:
     from pytest_torchcompile.batch import Batch
     from pytest_torchcompile.layer.benchmark import StepRunner
-    from pytest_torchcompile.wrappers.cell_trial import CellTrial
+    from pytest_torchcompile.wrappers.protocol import CellTrial
 
 __all__ = ["CHECK"]
 
@@ -38,7 +38,7 @@ def _measure_launches(run: CellTrial) -> dict[str, Any] | None:
     """What the GPU ran in one warm step of the first size, eagerly and compiled, loss included; None without a GPU."""
     from pytest_torchcompile.gauges.kernels import count_launches
     from pytest_torchcompile.layer.benchmark import StepRunner
-    from pytest_torchcompile.oracle.losses import default_loss
+    from pytest_torchcompile.oracle.training import default_loss
 
     # The profiler sees kernels of a GPU only.
     batch = run.calls[0].batch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
-from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.leaf_limits import Leaf
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
@@ -75,14 +75,15 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     strides = section["strides"]
     if "strides" in limits:
         if len(strides) > limits["strides"]:
-            yield from map(_stride_problem, strides)
+            for each in strides:
+                yield _stride_problem(each, len(strides))
         return
     for each in strides:
         if each["name"].startswith(_PROMISED) and not each["timed"]:
-            yield _stride_problem(each)
+            yield _stride_problem(each, len(strides))
 
 
-def _stride_problem(stride: Mapping[str, Any]) -> Problem:
+def _stride_problem(stride: Mapping[str, Any], differing: int) -> Problem:
     message = f"{stride['name']}: stride is {stride['eager']} in eager, {stride['compiled']} compiled"
     if stride["timed"]:
         message += f"; {stride['timed']} may have decided by timing"
@@ -92,7 +93,7 @@ def _stride_problem(stride: Mapping[str, Any]) -> Problem:
         where += f", and in {len(others)} more call(s)"
     return Problem(message, where,
                    "whoever calls view() or as_strided() on it, or hands its memory on, sees the difference; "
-                   "where nobody does, give a rule `limits: {strides: ...}`")
+                   f"where nobody does, allow it by the rule `- limits: {{strides: {differing}}}`")
 
 
 def remark_strides(section: Mapping[str, Any]) -> str:

@@ -18,8 +18,7 @@ from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.diagnosis import stage_summary
 from pytest_torchcompile.oracle.discrepancies import NOT_HELD, find_discrepancies, undecided_notes, why_vacuous
-from pytest_torchcompile.oracle.leaf import NOTED, Leaf
-from pytest_torchcompile.oracle.limits import Limits, is_excused
+from pytest_torchcompile.oracle.leaf_limits import NOTED, Leaf, Limits, is_excused
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial

@@ -10,7 +10,7 @@ from pytest_torchcompile.checks.severity import EMPTY, RAISED
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.wrappers.cell_trial import CellTrial
+    from pytest_torchcompile.wrappers.protocol import CellTrial
 
 __all__ = ["Check", "not_run", "unjudged"]
 

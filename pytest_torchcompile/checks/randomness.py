@@ -14,7 +14,7 @@ from pytest_torchcompile.checks.protocol import Check, not_run, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.wrappers.cell_trial import CellTrial
+    from pytest_torchcompile.wrappers.protocol import CellTrial
 
 __all__ = ["CHECK"]
 
@@ -29,7 +29,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
     from pytest_torchcompile.ledger import observe
     from pytest_torchcompile.oracle.calls import Side
     from pytest_torchcompile.oracle.chances import Chances, compare_chances, own_random_draws, sample_chances
-    from pytest_torchcompile.oracle.limits import problem
+    from pytest_torchcompile.oracle.leaf_limits import problem
 
     if run.compiled.error or run.side is None:
         return not_run(run)

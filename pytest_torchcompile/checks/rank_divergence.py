@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.checks.severity import EMPTY
 from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.oracle.proof import graph_runs
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.wrappers.cell_trial import CellTrial
+    from pytest_torchcompile.wrappers.protocol import CellTrial
 
 __all__ = ["CHECK"]
 
@@ -27,10 +28,10 @@ def measure(run: CellTrial) -> dict[str, Any]:
     seen, error = run.compiled.seen, run.compiled.error
     return {
         "raised": error.type if error else None,
-        "alike": run.wrapper.alike,
+        "alike": run.wrapper.spread.alike,
         "compiles": [{key: each[key] for key in _SHOWN} for each in seen["compiles"]],
         "graphs": len(seen["graphs"]),
-        "runs": sum(graph["runs"] for graph in seen["graphs"]),
+        "runs": graph_runs(seen),
         "graph_breaks": len(seen["graph_breaks"]),
         "collectives": count_collectives() if run.job.world > 1 else {},
     }
@@ -42,7 +43,7 @@ _SHOWN = ("during", "function", "file", "line", "compile_id", "kind", "cause", "
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
     """Problems of the sections of all ranks.
 
-    :func:`~pytest_torchcompile.ranks.blame.cell_observation` has put the sections together.
+    :func:`~pytest_torchcompile.ranks.rank_group.cell_observation` has put the sections together.
     """
     ranks = section.get("ranks", [])
     missing = [str(number) for number, rank in enumerate(ranks) if rank is None]

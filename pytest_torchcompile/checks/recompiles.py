@@ -13,7 +13,7 @@ from pytest_torchcompile.ledger.records import Compile, compiled_unit
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.wrappers.cell_trial import CellTrial
+    from pytest_torchcompile.wrappers.protocol import CellTrial
 
 __all__ = ["CHECK", "SHAPES", "explained_recompiles"]
 

@@ -1,6 +1,6 @@
 """safe_fallback: where the cell's model does not compile, maybe_compile hands out a model that runs as eager does.
 
-Tried on the cell's own model and settings, during an outage of the compiler (``gauges.outage``): with a
+Tried on the cell's own model and settings, during an outage of the compiler (``gauges.compiler``): with a
 sample batch it must return the model itself, untouched, and without one a model whose first call gives bit by bit what
 eager gives, gradients, buffers and random numbers included. Either way with a record in the log.
 """
@@ -17,7 +17,7 @@ from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.calls import Side
-    from pytest_torchcompile.wrappers.cell_trial import CellTrial
+    from pytest_torchcompile.wrappers.protocol import CellTrial
 
 __all__ = ["CHECK"]
 
@@ -29,7 +29,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
     """What maybe_compile did with the cell's model during an outage."""
     import torch
 
-    from pytest_torchcompile.gauges.outage import compiler_outage
+    from pytest_torchcompile.gauges.compiler import compiler_outage
     from pytest_torchcompile.layer.config import CompileConfig
     from pytest_torchcompile.layer.preservation import DeepSnapshot
     from pytest_torchcompile.layer.wrap import maybe_compile
@@ -42,8 +42,11 @@ def measure(run: CellTrial) -> dict[str, Any]:
     with compiler_outage() as met, torch.set_grad_enabled(run.train):
         try:
             kept, before = DeepSnapshot(side.module), _copy_state(side.module)
-            section["original"] = maybe_compile(call, config, log.logger, first.batch.value) is call
-            section["changed"] = [*_changed_names(before, _copy_state(side.module)), *kept.changed()]
+            try:
+                section["original"] = maybe_compile(call, config, log.logger, first.batch.value) is call
+            finally:
+                # Also of an attempt that raises.
+                section["changed"] = [*_changed_names(before, _copy_state(side.module)), *kept.changed()]
             met_with_sample = met.met
             fallen_back = maybe_compile(call, config, log.logger)
             section["differs"] = list(_differences(run, side, call, fallen_back))
@@ -58,8 +61,7 @@ def _differences(run: CellTrial, side: Side, call: Callable[..., Any], fallen: C
     from pytest_torchcompile.layer.preservation import DeepSnapshot
     from pytest_torchcompile.oracle import compare, record
     from pytest_torchcompile.oracle.expected import FAR, Repeated
-    from pytest_torchcompile.oracle.leaf import NOTED
-    from pytest_torchcompile.oracle.limits import Limits, problem
+    from pytest_torchcompile.oracle.leaf_limits import NOTED, Limits, problem
 
     side.restore()
     kept = DeepSnapshot(side.module)
@@ -81,23 +83,32 @@ def _differences(run: CellTrial, side: Side, call: Callable[..., Any], fallen: C
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
-    """Problems of one section; takes no limits."""
+    """Problems of one section, the worst first; takes no limits."""
+    yield from _harm_done(section)
     if section["error"]:
         yield Problem(f"maybe_compile let a failure of the compiler through: {section['error']}")
         return
-    if not all(section["met"]):
+    with_sample, without_sample = section["met"]
+    if not (with_sample and without_sample):
         yield Problem("nothing was proven: the model met no outage, because nothing of it was to be compiled",
                       evidence=f"attempts with and without a sample batch: {section['met']}")
-        return
-    if not section["original"]:
+    if with_sample and not section["original"]:
         yield Problem("with a sample batch that does not compile, maybe_compile returned something else than the model")
-    if section["changed"]:
-        yield Problem(f"the failed attempt left {len(section['changed'])} thing(s) changed",
-                      evidence="\n".join(section["changed"]))
-    for text in section["differs"]:
-        yield Problem(f"after the fallback, {text}", "beside the same call of the eager model")
-    if section["log"].count(FELL_BACK) < 2:
+    attempts = bool(with_sample) + bool(without_sample)
+    if section["log"].count(FELL_BACK) < attempts:
         yield Problem(f"the log says {', '.join(section['log']) or 'nothing'}; expected {FELL_BACK} for each attempt")
+
+
+def _harm_done(section: Mapping[str, Any]) -> Iterator[Problem]:
+    """Changed state and results that differ: wrong also where an attempt met no outage, or raised."""
+    if section["changed"]:
+        yield Problem(f"the attempt left {len(section['changed'])} thing(s) changed",
+                      evidence="\n".join(section["changed"]))
+    how = "after the fallback"
+    if section["differs"] and not section["met"][1]:
+        how = "without a fallback"
+    for text in section["differs"]:
+        yield Problem(f"{how}, {text}", "beside the same call of the eager model")
 
 
 class _Log:
@@ -133,7 +144,7 @@ def _copy_state(module: Any) -> dict[str, Any]:
     """The tensors, flags and random state that an attempt could leave changed, by the name that a report gives them."""
     import torch
 
-    from pytest_torchcompile.state.paths import attribute_tensors
+    from pytest_torchcompile.state.value_leaves import attribute_tensors
 
     named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     state: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in named.items()}
@@ -151,7 +162,7 @@ def _copy_state(module: Any) -> dict[str, Any]:
 def _changed_names(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     import torch
 
-    from pytest_torchcompile.state.tensor_values import same_bits
+    from pytest_torchcompile.state.value_leaves import same_bits
 
     changed = []
     for name, new in after.items():

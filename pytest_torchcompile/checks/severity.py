@@ -12,7 +12,8 @@ from enum import IntEnum
 from typing import Final
 
 # And the effects, one constant each.
-__all__ = ["EMPTY", "RAISED", "UNCOVERED", "Effect", "Severity", "Way", "without_ranks"]
+__all__ = ["EMPTY", "NUMBERS_OF_TESTS", "RAISED", "TEST_CHECK", "UNCOVERED", "Effect", "Severity", "Way",
+           "without_ranks"]
 
 EMPTY: Final = "nothing to judge"
 """How a check begins that has nothing to say; mostly because another one of the cell failed."""
@@ -20,7 +21,10 @@ RAISED: Final = "the compiled run raised"
 """How `compiles` tells of an exception: the same text in two models is the same fault of a backend."""
 UNCOVERED: Final = "of the model's operator calls ran inside compiled graphs"
 """How `compiles` says that too little was compiled; where a graph breaks, that comes of it."""
-
+TEST_CHECK: Final = "test"
+"""Where a cell has the verdicts of checks, a test has one, under this name."""
+NUMBERS_OF_TESTS: Final = "equivalence"
+"""The check whose name an entry of a policy gives, so that it allows wrong numbers in a test."""
 
 _RANKS: Final = re.compile(r"^(?:every rank|ranks? \d+(?:, \d+)*): ")
 """Which ranks of a cell have a problem (:mod:`pytest_torchcompile.run.verdicts`)."""
@@ -94,6 +98,7 @@ ZEROS: Final = Effect(Severity.UNSTABLE, "fills in gradients of zeros", "fill in
 UNLOGGED: Final = Effect(Severity.UNSTABLE, "falls back otherwise than promised", "fall back otherwise than promised")
 BREAKS: Final = Effect(Severity.SLOW, "has graph breaks", "have graph breaks")
 NO_REPLAY: Final = Effect(Severity.SLOW, "runs without CUDA graphs", "run without CUDA graphs")
+SLOWER: Final = Effect(Severity.SLOW, "is slower compiled", "are slower compiled")
 TOO_MUCH: Final = Effect(Severity.SLOW, "goes over a limit", "go over a limit")
 # Of a test, which may look at anything.
 FAILS: Final = Effect(Severity.CRASH, "fails", "fail")
@@ -110,3 +115,17 @@ OF_EVERY_CHECK: Final = (
     Way(f"{_STARTS}|{_ENDS}", UNPROVEN),
 )
 """What is said where green would mean nothing."""
+_ASSERTION: Final = r"^(?:in its \w+: )?AssertionError: "
+_NUMBER_KINDS: Final = "value|gradient|buffer|mutation|dtype|shape|alias|requires_grad|structure|rng"
+OF_TESTS: Final = (
+    Way(r"\bnot equivalent \(wrong numbers\)", WRONG),  # compare() and assert_equivalent()
+    Way(rf"{_ASSERTION}\S+: (?:{_NUMBER_KINDS}): ", WRONG),  # assert_calls()
+    # torch.testing.assert_close (torch/testing/_comparison.py, torch 2.8 to 2.13), and NumPy's.
+    Way(rf"{_ASSERTION}[A-Z][\w -]* are not (?:close|equal)!", WRONG),
+    Way(rf"{_ASSERTION}The values for attribute '(?:shape|dtype)' do not match", WRONG),
+    Way(rf"{_ASSERTION}(?:Not equal to tolerance|Arrays are not (?:almost )?equal)", WRONG),
+    # Bare asserts of torch.allclose(), torch.equal() and compare(), as pytest explains them.
+    Way(r" where False = <built-in method (?:allclose|equal) of type object", WRONG),
+    Way(rf"\bDiscrepancy\(kind='(?:{_NUMBER_KINDS})'", WRONG),
+)
+"""Ways in which a test's body fails by numbers; all else that fails in it may be anything."""

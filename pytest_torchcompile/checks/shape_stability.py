@@ -21,7 +21,7 @@ from pytest_torchcompile.observation import Problem
 if TYPE_CHECKING:
     from pytest_torchcompile.batch import Batch
     from pytest_torchcompile.oracle.calls import Side
-    from pytest_torchcompile.wrappers.cell_trial import CellTrial
+    from pytest_torchcompile.wrappers.protocol import CellTrial
 
 __all__ = ["CHECK", "between"]
 
@@ -79,7 +79,7 @@ def _pad_and_run(run: CellTrial, side: Side, name: str, dim: dims.Dim, section: 
         with observe(root=run.root) as seen, seen.during(f"{name}={length}, padded to {bucket}"):
             seen_call, _ = side.run(Call(0, batch, sizes), run.loss, run.train, run.seed)
         section["between"].append({
-            "dim": name, "length": length, "bucket": bucket, "graphs": sum(graph.runs for graph in seen.graphs),
+            "dim": name, "length": length, "bucket": bucket, "graphs": seen.graph_runs,
             "compiles": [each.to_dict() for each in seen.compiles],
             "error": str(seen_call.error) if seen_call.error else None,
         })
@@ -135,17 +135,18 @@ def _judge_late(section: Mapping[str, Any], most: float) -> Iterator[Problem]:
     if len(late) <= most:
         return
     allowed = f" ({len(late)} times, {most:g} allowed)" if most else ""
+    rule = f"; if it is meant, allow it by the rule `- limits: {{late_recompiles: {len(late)}}}`"
     for each in late:
         yield _compile_problem(each, f"compiled again in {each['during']}, after all {section['sizes']} size(s) were "
-                               f"met{allowed}")
+                               f"met{allowed}", rule)
 
 
-def _compile_problem(compiled: Mapping[str, Any], message: str) -> Problem:
+def _compile_problem(compiled: Mapping[str, Any], message: str, rule: str = "") -> Problem:
     why = "a first compile"
     if compiled["reason"]:
         why = f"{compiled['cause']}: {compiled['reason']}"
     return Problem(f"{compiled['function']} is {message}", f"{compiled['file']}:{compiled['line']}  {why}",
-                   recompile_advice(Compile.from_dict(dict(compiled))), compiled["file"], compiled["line"])
+                   recompile_advice(Compile.from_dict(dict(compiled))) + rule, compiled["file"], compiled["line"])
 
 
 CHECK = Check("shape_stability", measure, judge)

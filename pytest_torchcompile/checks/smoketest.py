@@ -13,7 +13,7 @@ from pytest_torchcompile.checks.protocol import Check, not_run, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.wrappers.cell_trial import CellTrial
+    from pytest_torchcompile.wrappers.protocol import CellTrial
 
 __all__ = ["CHECK"]
 
@@ -26,7 +26,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
     import torch
 
     from pytest_torchcompile.layer.smoketest import CompileSmoketest
-    from pytest_torchcompile.oracle.losses import default_loss
+    from pytest_torchcompile.oracle.training import default_loss
 
     if run.compiled.error or run.side is None:
         return not_run(run) | {"ok": False}

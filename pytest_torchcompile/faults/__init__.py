@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pytest_torchcompile.faults.case import Case, Program, untouched
+from pytest_torchcompile.faults.fault_parts import Case, Program, untouched
 from pytest_torchcompile.faults.moments import MOMENTS
 from pytest_torchcompile.faults.not_compiled import COMPILING, CONTROLS_OF_CHECKS, FAILURES
 from pytest_torchcompile.faults.rewrites import REWRITES
@@ -19,7 +19,6 @@ from pytest_torchcompile.faults.wrong_gradients import GRADIENTS
 from pytest_torchcompile.faults.wrong_values import VALUES
 
 __all__ = ["CASES", "CONTROLS", "CORRECT", "FAULTS", "Case", "Program"]
-
 
 FAULTS: Final[tuple[Case, ...]] = (*VALUES, *MOMENTS, *GRADIENTS, *STATE, *FORM, *FAILURES, *COMPILING)
 CORRECT: Final[tuple[Case, ...]] = REWRITES

@@ -12,8 +12,7 @@ from torch import Tensor, fx
 
 from pytest_torchcompile.backends.toolkit import Pass, Runner, Toolkit, results
 from pytest_torchcompile.faults import programs as p
-from pytest_torchcompile.faults.case import Case, Program
-from pytest_torchcompile.faults.spoilers import change_in_runs, change_output, first_scaled, scaled_by
+from pytest_torchcompile.faults.fault_parts import Case, Program, change_in_runs, change_output, first_scaled, scaled_by
 
 __all__ = ["MOMENTS"]
 

@@ -15,8 +15,7 @@ from torch import Tensor, fx, nn
 
 from pytest_torchcompile.backends.toolkit import Pass, Toolkit, results
 from pytest_torchcompile.faults import programs as p
-from pytest_torchcompile.faults.case import Case, Program
-from pytest_torchcompile.faults.spoilers import change_output, named_backend, swap_operator
+from pytest_torchcompile.faults.fault_parts import Case, Program, change_output, named_backend, swap_operator
 
 __all__ = ["COMPILING", "CONTROLS_OF_CHECKS", "FAILURES"]
 

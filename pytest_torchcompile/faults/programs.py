@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 -- its usual name
 from torch import Tensor, nn
 
-from pytest_torchcompile.faults.case import Program
+from pytest_torchcompile.faults.fault_parts import Program
 
 __all__ = [
     "ATTENTION", "CONVOLUTION", "DROPPING", "FUSED", "HALF_PERCEPTRON", "INTEGERS", "NAMED", "NORMS", "PERCEPTRON",

@@ -16,8 +16,7 @@ from torch import Tensor, fx, nn
 
 from pytest_torchcompile.backends.toolkit import Runner, Toolkit, both, operator_of, replace
 from pytest_torchcompile.faults import programs as p
-from pytest_torchcompile.faults.case import Case, Program
-from pytest_torchcompile.faults.spoilers import named_backend
+from pytest_torchcompile.faults.fault_parts import Case, Program, named_backend
 
 __all__ = ["REWRITES"]
 

@@ -16,8 +16,8 @@ import torch
 
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.faults import CASES
-from pytest_torchcompile.faults.case import KINDS, Case
-from pytest_torchcompile.faults.outcome import Outcome, Report, run_case
+from pytest_torchcompile.faults.fault_parts import KINDS, Case
+from pytest_torchcompile.faults.judged_case import JudgedCase, ReportedProblem, run_case
 
 __all__ = ["selected_cases", "selftest", "table"]
 
@@ -40,20 +40,20 @@ def selftest(words: str, say: Callable[[str], object], device: str = "cpu") -> i
     workers = min(4, os.cpu_count() or 1, len(cases))
     say(f"{len(cases)} cases on torch {torch.__version__}, on {device}, in {workers} process(es)")
     start = time.perf_counter()
-    outcomes: list[Outcome] = []
-    for outcome in _run_all(cases, workers, device):
-        outcomes.append(outcome)
-        if not outcome.ok:
-            say(str(outcome))
-        if len(outcomes) % _STEP == 0 and len(outcomes) < len(cases):
-            say(f"{len(outcomes)} of {len(cases)} after {time.perf_counter() - start:.0f} s")
+    judged_cases: list[JudgedCase] = []
+    for judged in _run_all(cases, workers, device):
+        judged_cases.append(judged)
+        if not judged.ok:
+            say(str(judged))
+        if len(judged_cases) % _STEP == 0 and len(judged_cases) < len(cases):
+            say(f"{len(judged_cases)} of {len(cases)} after {time.perf_counter() - start:.0f} s")
     say("")
-    say(table(outcomes))
-    bad = [outcome for outcome in outcomes if not outcome.ok]
+    say(table(judged_cases))
+    bad = [judged for judged in judged_cases if not judged.ok]
     seconds = time.perf_counter() - start
     say("")
     if bad:
-        say(f"FAILED in {seconds:.0f} s: {len(bad)} of {len(outcomes)} cases are not as they should be")
+        say(f"FAILED in {seconds:.0f} s: {len(bad)} of {len(judged_cases)} cases are not as they should be")
         return 1
     say(f"passed in {seconds:.0f} s")
     return 0
@@ -96,7 +96,7 @@ def refuse_missing(device: str) -> None:
                          f"{text[:200]}") from error
 
 
-def _run_all(cases: Sequence[Case], workers: int, device: str) -> Iterator[Outcome]:
+def _run_all(cases: Sequence[Case], workers: int, device: str) -> Iterator[JudgedCase]:
     """In order, each as soon as it is there. Cases go to the processes as their places in CASES."""
     # Else torch's profiler tells of each start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -106,7 +106,7 @@ def _run_all(cases: Sequence[Case], workers: int, device: str) -> Iterator[Outco
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_silence_torch) as pool:
         results = pool.map(_run_place, places)
         for case in cases:
-            yield Outcome(case, *next(results))
+            yield JudgedCase(case, *next(results))
 
 
 def _silence_torch() -> None:
@@ -116,12 +116,12 @@ def _silence_torch() -> None:
     logging.disable(logging.WARNING)
 
 
-def _run_place(place: tuple[int, str]) -> tuple[str, tuple[Report, ...], str, float]:
-    # A case holds functions that can't be pickled, so neither it nor its outcome crosses the processes whole.
+def _run_place(place: tuple[int, str]) -> tuple[str, tuple[ReportedProblem, ...], str, float]:
+    # A case holds functions that can't be pickled, so neither it nor its verdict crosses the processes whole.
     index, device = place
     case = CASES[index]
-    outcome = run_case(replace(case, program=replace(case.program, device=device)))
-    return outcome.verdict, outcome.reports, outcome.text, outcome.seconds
+    judged = run_case(replace(case, program=replace(case.program, device=device)))
+    return judged.verdict, judged.reported, judged.text, judged.seconds
 
 
 _APART = {"below noise": "below rounding", "mended": "not in this torch", "unavailable": "not run"}
@@ -130,7 +130,7 @@ _COLUMNS = ("kind", "planted", "caught", "missed", "below rounding", "false alar
 _Row = tuple[str | int, ...]
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
+def table(judged_cases: Sequence[JudgedCase]) -> str:
     """What was caught, missed and falsely reported, one line for each kind of problem. Markdown, which a terminal shows
     as it is.
 
@@ -138,23 +138,23 @@ def table(outcomes: Sequence[Outcome]) -> str:
     """
     # What is reported beside a fault is a false alarm of another kind.
     alarms: Counter[str] = Counter()
-    for outcome in outcomes:
-        if outcome.verdict == "false alarm":
-            alarms.update({report.kind for report in outcome.reports} - {outcome.case.kind})
-    planted = [outcome for outcome in outcomes if outcome.case.kind]
+    for judged in judged_cases:
+        if judged.verdict == "false alarm":
+            alarms.update({report.kind for report in judged.reported} - {judged.case.kind})
+    planted = [judged for judged in judged_cases if judged.case.kind]
     rows: list[_Row] = [_COLUMNS]
     for kind in KINDS:
-        row = _table_row(kind, [outcome for outcome in planted if outcome.case.kind == kind], alarms[kind])
+        row = _table_row(kind, [judged for judged in planted if judged.case.kind == kind], alarms[kind])
         if any(row[1:]):
             rows.append(row)
-    rows.append(_table_row("all", planted, sum(outcome.verdict == "false alarm" for outcome in outcomes)))
-    return "\n".join([*_markdown_lines(rows), "", *_remarks(outcomes)])
+    rows.append(_table_row("all", planted, sum(judged.verdict == "false alarm" for judged in judged_cases)))
+    return "\n".join([*_markdown_lines(rows), "", *_remarks(judged_cases)])
 
 
-def _table_row(kind: str, outcomes: Sequence[Outcome], alarms: int) -> _Row:
-    verdicts = Counter(outcome.verdict for outcome in outcomes)
-    missed = sum(not outcome.ok for outcome in outcomes)
-    return kind, len(outcomes), verdicts["caught"], missed, verdicts["below noise"], alarms
+def _table_row(kind: str, judged_cases: Sequence[JudgedCase], alarms: int) -> _Row:
+    verdicts = Counter(judged.verdict for judged in judged_cases)
+    missed = sum(not judged.ok for judged in judged_cases)
+    return kind, len(judged_cases), verdicts["caught"], missed, verdicts["below noise"], alarms
 
 
 def _markdown_lines(rows: Sequence[_Row]) -> list[str]:
@@ -169,12 +169,12 @@ def _markdown_lines(rows: Sequence[_Row]) -> list[str]:
     return lines
 
 
-def _remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    controls = sum(outcome.case.control for outcome in outcomes)
-    correct = sum(not outcome.case.kind and not outcome.case.control for outcome in outcomes)
+def _remarks(judged_cases: Sequence[JudgedCase]) -> Iterator[str]:
+    controls = sum(judged.case.control for judged in judged_cases)
+    correct = sum(not judged.case.kind and not judged.case.control for judged in judged_cases)
     yield (f"False alarms are counted over {correct} correct backends that round differently and "
            f"{controls} programs with nothing planted in them.")
     for verdict, words in _APART.items():
-        names = [f"{outcome.case.name} ({outcome.text})" for outcome in outcomes if outcome.verdict == verdict]
+        names = [f"{judged.case.name} ({judged.text})" for judged in judged_cases if judged.verdict == verdict]
         if names:
             yield f"{len(names)} {words}: {'; '.join(names)}."

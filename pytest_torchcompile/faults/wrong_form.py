@@ -12,8 +12,9 @@ from torch import Tensor, fx
 
 from pytest_torchcompile.backends.toolkit import Runner, Toolkit, edit
 from pytest_torchcompile.faults import programs as p
-from pytest_torchcompile.faults.case import Case, Program
-from pytest_torchcompile.faults.spoilers import (
+from pytest_torchcompile.faults.fault_parts import (
+    Case,
+    Program,
     change_output,
     change_results,
     change_returned,

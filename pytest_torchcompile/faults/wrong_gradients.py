@@ -11,8 +11,9 @@ from torch import Tensor, fx, nn
 
 from pytest_torchcompile.backends.toolkit import Runner, Toolkit, edit, results
 from pytest_torchcompile.faults import programs as p
-from pytest_torchcompile.faults.case import Case, Program
-from pytest_torchcompile.faults.spoilers import (
+from pytest_torchcompile.faults.fault_parts import (
+    Case,
+    Program,
     change_gradient,
     drop_in_backward,
     drop_operator,

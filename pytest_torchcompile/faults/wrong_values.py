@@ -13,8 +13,9 @@ from torch import Tensor
 
 from pytest_torchcompile.backends.toolkit import Toolkit, replace
 from pytest_torchcompile.faults import programs as p
-from pytest_torchcompile.faults.case import Case, Program
-from pytest_torchcompile.faults.spoilers import (
+from pytest_torchcompile.faults.fault_parts import (
+    Case,
+    Program,
     change_output,
     change_results,
     drop_operator,
@@ -229,8 +230,11 @@ def _sign_without_zero(n: Tensor) -> Tensor:
 
 
 def _constants_off(*errors: float) -> list[Case]:
-    return [Case(f"constant off by {error:g}", f"x * 0.7 becomes x * 0.7 * (1 + {error:g})", p.POINTWISE, "value",
-                 shift_constant("mul", error)) for error in errors]
+    cases = []
+    for error in errors:
+        cases.append(Case(f"constant off by {error:g}", f"x * 0.7 becomes x * 0.7 * (1 + {error:g})", p.POINTWISE,
+                          "value", shift_constant("mul", error)))
+    return cases
 
 
 VALUES: Final = (

@@ -11,17 +11,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.dims import Dims
-from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
-from pytest_torchcompile.fuzz.drawn_call import Sequence, as_code
-from pytest_torchcompile.fuzz.search import Budget, Examined, Result, search
+from pytest_torchcompile.fuzz.drawn_call import Sequence, as_code, shape_sequences, sweep
+from pytest_torchcompile.fuzz.search import Budget, Examined, FailingSequence, Result, Search, search
 
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
     from pytest_torchcompile.fuzz.sequence_run import Attempts
-    from pytest_torchcompile.wrappers.cell_trial import CellTrial
+    from pytest_torchcompile.wrappers.protocol import CellTrial
 
-__all__ = ["CHEAP", "attempts_of", "climb", "write_test"]
+__all__ = ["CHEAP", "all_failing", "attempts_of", "climb", "write_test"]
 
 CHEAP = "eager"
 """The backend of the first rung: capture and guards, without AOTAutograd and without generated code."""
@@ -33,7 +32,8 @@ def climb(attempts: Attempts, dims: Dims, budget: Budget, *, max_calls: int = 6,
     """Search with CHEAP for half of the budget, then with the real backend. Returns each backend and what came of it.
 
     A sequence counts only if it fails with the real backend too: what the cheap one finds is tried there, every time
-    that it is made smaller. A program whose backend is CHEAP has one rung.
+    that it is made smaller. Unless these are wrong numbers, which nothing is worse than, the real backend is searched
+    after that; :func:`all_failing` has what both found. A program whose backend is CHEAP has one rung.
     """
     real = attempts.settings["backend"]
     others = set(others)
@@ -44,14 +44,30 @@ def climb(attempts: Attempts, dims: Dims, budget: Budget, *, max_calls: int = 6,
         return [(CHEAP, only)]
     # Half of the sequences, and half of the share of time in which new ones are drawn.
     half = replace(budget, examples=max(1, budget.examples // 2), drawing=budget.drawing / 2)
-    cheap = search(strategy, dims, _Confirmed(attempts.with_backend(CHEAP), attempts), half, seed=seed, first=first)
-    if cheap.finding is not None:
-        return [(CHEAP, cheap)]
-    rest = replace(budget, seconds=max(0.0, budget.seconds - cheap.seconds),
-                   compiles=max(0, budget.compiles - cheap.compiles))
+    cheap = Search(strategy, dims, _Confirmed(attempts.with_backend(CHEAP), attempts), half, seed, first=first)
+    cheap.find()
+    if cheap.found_worst:
+        cheap.shrink()
+        return [(CHEAP, cheap.result)]
+    rest = replace(budget, seconds=max(0.0, budget.seconds - cheap.result.seconds),
+                   compiles=max(0, budget.compiles - cheap.result.compiles))
+    told = frozenset(failing.problem.kind for failing in cheap.result.failing)
     # Another seed: other sequences than those that held on the first rung.
-    last = search(strategy, dims, attempts, rest, seed=seed + 1, database=database, key=key, first=first)
-    return [(CHEAP, cheap), (_backend_name(real), last)]
+    last = Search(strategy, dims, attempts, rest, seed + 1, database, key, first, told)
+    last.find()
+    last.shrink()
+    # What is mild is made small with what is left of the whole budget.
+    cheap.budget = replace(budget, compiles=max(0, budget.compiles - last.result.compiles))
+    cheap.shrink()
+    return [(CHEAP, cheap.result), (_backend_name(real), last.result)]
+
+
+def all_failing(rungs: Iterable[tuple[str, Result]]) -> list[FailingSequence]:
+    """What was found on all rungs, the worst first."""
+    together = Result()
+    for _, result in rungs:
+        together.failing += result.failing
+    return together.worst_first
 
 
 @dataclass(frozen=True)
@@ -63,7 +79,7 @@ class _Confirmed:
 
     def __call__(self, sequence: Sequence) -> Examined:
         cheap = self.cheap(sequence)
-        if cheap.finding is None:
+        if cheap.problem is None:
             return cheap
         # What only the cheap backend shows is a fault of that backend, not of the program.
         real = self.real(sequence)

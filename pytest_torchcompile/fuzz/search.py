@@ -1,4 +1,7 @@
-"""The search: kept sequences first, then given and drawn ones, within a budget; what fails is shrunk and kept."""
+"""The search: kept sequences first, then given and drawn ones, within a budget; what fails is shrunk and kept.
+
+Only wrong numbers, and what may be some, end the search. What is milder is kept aside while worse is looked for.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.dims import Dims, complete_sizes
 from pytest_torchcompile.errors import UsageError
@@ -18,7 +21,10 @@ if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["Budget", "Examined", "Finding", "Result", "search"]
+__all__ = ["WORST", "Budget", "Examined", "FailingSequence", "Result", "Search", "SequenceProblem", "search"]
+
+WORST: Final = 9
+"""The severity of wrong numbers, and of everything of which nobody knows that it is milder."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Finding:
+class SequenceProblem:
     """What one sequence shows."""
 
     kind: str
@@ -46,13 +52,31 @@ class Finding:
     """Index of the call that shows it."""
     evidence: str = ""
     compiles: int = 0
+    severity: int = WORST
+    """The larger the worse. The search goes on after anything milder than :data:`WORST`."""
+
+
+@dataclass
+class FailingSequence:
+    """A problem with the sequence that shows it."""
+
+    problem: SequenceProblem
+    sequence: Sequence
+    """The minimal failing sequence, as far as the budget went."""
+    drawn: Sequence
+    """The failing sequence as it was found."""
+    kept: bool = False
+    """Was it found by a sequence kept from an earlier run?"""
+    shrunk: bool = False
+    cut: str = ""
+    """Which part of the budget ended its shrinking; empty if it went to the end."""
 
 
 @dataclass(frozen=True)
 class Examined:
     """What became of one sequence."""
 
-    finding: Finding | None
+    problem: SequenceProblem | None
     compiles: int
     """Graphs compiled."""
     calls: int
@@ -65,7 +89,7 @@ class Examined:
     @property
     def counts(self) -> bool:
         """Does it say anything? Where every call was refused or mute nothing was compared."""
-        return self.calls > 0 or self.finding is not None
+        return self.calls > 0 or self.problem is not None
 
 
 @dataclass
@@ -84,16 +108,35 @@ class Result:
     """Calls whose equality proves nothing."""
     compiles: int = 0
     seconds: float = 0.0
-    finding: Finding | None = None
-    sequence: Sequence = ()
-    """The minimal failing sequence, as far as the budget went."""
-    drawn: Sequence = ()
-    """The failing sequence as it was found."""
     spent: str = ""
     """Which part of the budget ended the search, or the shrinking, or ``sizes``, where no more were found that belong
     together; empty if neither was cut short."""
-    kept: bool = False
-    """Was it found by a sequence kept from an earlier run?"""
+    failing: list[FailingSequence] = field(default_factory=list)
+    """One of each kind, in the order in which they were found; only one of them is of the severity :data:`WORST`."""
+
+    @property
+    def worst_first(self) -> list[FailingSequence]:
+        """The failing sequences, the worst first; of equals the one that was found first."""
+        return sorted(self.failing, key=_mildness)
+
+    @property
+    def worst(self) -> FailingSequence | None:
+        """The sequence with the worst problem, if any failed."""
+        return next(iter(self.worst_first), None)
+
+    @property
+    def problem(self) -> SequenceProblem | None:
+        """The worst problem, if there is any."""
+        return self.worst.problem if self.worst else None
+
+    @property
+    def sequence(self) -> Sequence:
+        """The sequence that shows the worst failing."""
+        return self.worst.sequence if self.worst else ()
+
+
+def _mildness(failing: FailingSequence) -> int:
+    return -failing.problem.severity
 
 
 Try = Callable[[Sequence], Examined]
@@ -102,15 +145,16 @@ Try = Callable[[Sequence], Examined]
 
 def search(strategy: SearchStrategy[Sequence], dims: Dims, attempt: Try, budget: Budget, *, seed: int = 0,
            database: ExampleDatabase | None = None, key: str = "", first: Iterable[Sequence] = ()) -> Result:
-    """Look for a sequence that ``attempt`` finds fault with, and shrink it.
+    """Look for a sequence that ``attempt`` finds fault with, and shrink it; after a mild problem, for a worse one too.
 
-    ``first`` are sequences to begin with (:func:`~pytest_torchcompile.fuzz.drawing.sweep`). The same seed draws the
+    ``first`` are sequences to begin with (:func:`~pytest_torchcompile.fuzz.drawn_call.sweep`). The same seed draws the
     same sequences. Failing sequences are kept in Hypothesis' ``database`` under ``key``; kept ones are tried first,
     and dropped when they no longer fail.
     """
-    # The key begins with our name: Hypothesis keeps its own failing examples in the same database.
-    stored = f"torchcompile:{key}".encode()
-    return _Search(strategy, dims, attempt, budget, seed, database, stored, first).run_all()
+    searched = Search(strategy, dims, attempt, budget, seed, database, key, first)
+    searched.find()
+    searched.shrink()
+    return searched.result
 
 
 class _Ended(Exception):
@@ -118,37 +162,58 @@ class _Ended(Exception):
 
 
 @dataclass
-class _Search:
+class Search:
+    """One search in two steps, :meth:`find` and :meth:`shrink`; the arguments are those of :func:`search`."""
+
     strategy: SearchStrategy[Sequence]
     dims: Dims
     attempt: Try
     budget: Budget
-    seed: int
-    database: ExampleDatabase | None
-    key: bytes
-    first: Iterable[Sequence]
+    seed: int = 0
+    database: ExampleDatabase | None = None
+    key: str = ""
+    first: Iterable[Sequence] = ()
+    told: frozenset[str] = frozenset()
+    """Kinds of mild problems that somebody else has found already."""
     result: Result = field(default_factory=Result)
     started: float = field(default_factory=time.monotonic)
-    known: dict[Sequence, Finding | None] = field(default_factory=dict)
+    known: dict[Sequence, SequenceProblem | None] = field(default_factory=dict)
     given: int = 0
     """Sequences given or drawn, refused ones too: what the budget is about."""
 
-    def run_all(self) -> Result:
-        result = self.result
-        self._try_kept()
-        if result.finding is None:
-            self._try_given()
-        if result.finding is None and not result.spent and self.given < self.budget.examples:
-            self._try_drawn()
-        if result.finding is not None:
-            self._shrink_to_minimal(result.finding)
-            if self.database is not None:
-                self.database.save(self.key, _encode_sequence(result.sequence))
-        result.seconds = time.monotonic() - self.started
-        return result
+    @property
+    def found_worst(self) -> bool:
+        """Was something found than which nothing is worse?"""
+        return any(failing.problem.severity == WORST for failing in self.result.failing)
 
-    def _examine(self, sequence: Sequence) -> Finding | None:
-        """Run a sequence, unless it is known what it shows."""
+    def find(self) -> None:
+        """Try sequences until one shows the worst, or the budget is spent."""
+        self._try_kept()
+        if not self.found_worst:
+            self._try_given()
+        if not self.found_worst and not self.result.spent and self.given < self.budget.examples:
+            self._try_drawn()
+        self.result.seconds = time.monotonic() - self.started
+
+    def shrink(self) -> None:
+        """Make the failing sequences minimal, those of the worst problems first, and keep them for a later run."""
+        # On the way from a mild problem to its minimum a worse one may turn up, which is the next then.
+        while (failing := self._next_to_shrink()) is not None:
+            self._shrink_to_minimal(failing)
+            if self.database is not None:
+                self.database.save(self._stored_key, _encode_sequence(failing.sequence))
+        self.result.seconds = time.monotonic() - self.started
+
+    def _next_to_shrink(self) -> FailingSequence | None:
+        return next((failing for failing in self.result.worst_first if not failing.shrunk), None)
+
+    @property
+    def _stored_key(self) -> bytes:
+        # The key begins with our name: Hypothesis keeps its own failing examples in the same database.
+        return f"torchcompile:{self.key}".encode()
+
+    def _examine(self, sequence: Sequence) -> SequenceProblem | None:
+        """Run a sequence, unless it is known what it shows, and note a problem that nobody has found."""
         if sequence not in self.known:
             examined = self.attempt(sequence)
             self.result.tries += examined.counts
@@ -156,22 +221,27 @@ class _Search:
             self.result.refused += examined.refused
             self.result.mute += examined.mute
             self.result.compiles += examined.compiles
-            self.known[sequence] = examined.finding
+            self.known[sequence] = examined.problem
+            if examined.problem is not None:
+                self._note_problem(sequence, examined.problem)
         return self.known[sequence]
 
     def _try_example(self, sequence: Sequence) -> None:
         """Try a sequence that was given or drawn; one that is known already is not counted again."""
         self.given += sequence not in self.known
         before = self.result.tries
-        finding = self._examine(sequence)
+        self._examine(sequence)
         self.result.examples += self.result.tries - before
-        if finding:
-            self._take_finding(sequence, finding)
 
-    def _take_finding(self, sequence: Sequence, finding: Finding) -> None:
-        self.result.finding, self.result.drawn = finding, sequence
-        # What came after cannot matter.
-        self.result.sequence = sequence[:finding.at + 1]
+    def _note_problem(self, sequence: Sequence, problem: SequenceProblem) -> None:
+        if problem.severity == WORST:
+            known = self.found_worst
+        else:
+            noted = {failing.problem.kind for failing in self.result.failing}
+            known = problem.kind in self.told or problem.kind in noted
+        if not known:
+            # What came after cannot matter.
+            self.result.failing.append(FailingSequence(problem, sequence[:problem.at + 1], sequence))
 
     def _spent_budget(self, seconds: float) -> str:
         if time.monotonic() - self.started >= seconds:
@@ -189,13 +259,14 @@ class _Search:
         if self.database is None:
             return
         # Sorted, since a database has no order and the first that fails is reported.
-        for value in sorted(self.database.fetch(self.key)):
+        for value in sorted(self.database.fetch(self._stored_key)):
             sequence = _decode_sequence(value)
-            if sequence and self._still_possible(sequence) and (finding := self._examine(sequence)):
-                self._take_finding(sequence, finding)
-                self.result.kept = True
+            if not sequence or not self._still_possible(sequence) or self._examine(sequence) is None:
+                self.database.delete(self._stored_key, value)
+            for failing in self.result.failing:
+                failing.kept = True
+            if self.found_worst:
                 return
-            self.database.delete(self.key, value)
 
     def _still_possible(self, sequence: Sequence) -> bool:
         """Do the dims still have these sizes? They may have changed since the sequence was kept."""
@@ -222,7 +293,7 @@ class _Search:
         result = self.result
         for sequence in self.first:
             result.spent = self._spent_budget(self._drawing_seconds)
-            if result.spent or result.finding or self.given >= self.budget.examples:
+            if result.spent or self.found_worst or self.given >= self.budget.examples:
                 return
             self._try_example(sequence)
 
@@ -241,9 +312,9 @@ class _Search:
         @hypothesis.given(self.strategy)
         def try_sequence(sequence: Sequence) -> None:
             result.spent = result.spent or self._spent_budget(self._drawing_seconds)
-            if not result.spent and not result.finding:
+            if not result.spent and not self.found_worst:
                 self._try_example(sequence)
-            if result.spent or result.finding:
+            if result.spent or self.found_worst:
                 raise _Ended
 
         try:
@@ -253,19 +324,22 @@ class _Search:
             # Every sequence was rejected: see `where` of shape_sequences.
             result.spent = "sizes"
 
-    def _shrink_to_minimal(self, finding: Finding) -> None:
-        result = self.result
+    def _shrink_to_minimal(self, failing: FailingSequence) -> None:
+        kind = failing.problem.kind
 
         def still_fails(sequence: Sequence) -> bool:
-            result.spent = result.spent or self._spent_budget(self.budget.seconds)
-            if result.spent:
+            failing.cut = failing.cut or self._spent_budget(self.budget.seconds)
+            if failing.cut:
                 return False
             again = self._examine(sequence)
-            return again is not None and again.kind == finding.kind and again.at == len(sequence) - 1
+            return again is not None and again.kind == kind and again.at == len(sequence) - 1
 
-        result.sequence = minimal(result.sequence, self.dims, still_fails)
-        if shown := self.known.get(result.sequence):
-            result.finding = shown
+        failing.sequence, failing.shrunk = minimal(failing.sequence, self.dims, still_fails), True
+        self.result.spent = self.result.spent or failing.cut
+        shown = self.known.get(failing.sequence)
+        # With its last calls left out the sequence may show something worse instead.
+        if shown is not None and shown.kind == kind:
+            failing.problem = shown
 
 
 def _encode_sequence(sequence: Sequence) -> bytes:

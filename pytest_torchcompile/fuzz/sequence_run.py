@@ -13,18 +13,20 @@ from torch import nn
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.fuzz.drawn_call import Sequence
 from pytest_torchcompile.fuzz.explained import explained_graphs
-from pytest_torchcompile.fuzz.search import Examined, Finding
+from pytest_torchcompile.fuzz.search import WORST, Examined, SequenceProblem
 from pytest_torchcompile.ledger.records import SILENT, compiled_unit
 from pytest_torchcompile.oracle.calls import Call, Make, Passed, TrialOptions
 from pytest_torchcompile.oracle.discrepancies import find_discrepancies, why_vacuous
-from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.trial import Trial
 from pytest_torchcompile.state.torch_state import forget_compiled
 
 __all__ = ["Attempts"]
 
-_NO_WRONG_NUMBERS = frozenset({"error", "eager", "graph_breaks", "recompiles", "stride", "vacuous"})
-"""Kinds of findings that say nothing of what compiled code computes."""
+_MILDER = {"error": 5, "eager": 4, "vacuous": 4, "recompiles": 3, "stride": 3, "graph_breaks": 2}
+"""Kinds of problems that say nothing of what compiled code computes, with the severity that their check gives them."""
+
+_RAISED = "the compiled call raised"
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Attempts:
     """``fuzz_recompiles`` and ``graph_breaks``, for each sequence; see :meth:`_too_many_recompiles`."""
 
     def __call__(self, sequence: Sequence) -> Examined:
-        """Run the sequence; the finding is the first wrong result, or else the first thing that is wrong.
+        """Run the sequence; the problem is the first wrong result, or else the first thing that is wrong.
 
         A call that eager refuses has to be refused by compiled code too, and is no fault. Dynamo gives up for good the
         frame in which it meets what the model raises, so that later calls would prove nothing of compiled code: then
@@ -66,11 +68,12 @@ class Attempts:
         # In the drawn order refused calls would break the graph, which is no fault of the compiler's.
         if reordered == trial.calls:
             wrong += self._eager_or_slow(trial)
-        # A graph break in an earlier call must not hide wrong numbers: only this one finding is told.
-        first = min(wrong, key=lambda each: (each.kind in _NO_WRONG_NUMBERS, each.at), default=None)
+        # A graph break in an earlier call must not hide wrong numbers: only this one problem is told.
+        first = min(wrong, key=_worst_first, default=None)
         if first is not None:
             # Until then all calls matter that ran before it, wherever they were drawn.
-            first = replace(first, at=max(call.index for call in trial.calls[:first.at + 1]))
+            at = max(call.index for call in trial.calls[:first.at + 1])
+            first = replace(first, at=at, severity=_severity(first))
         refused = sum(passed.raised for passed in trial.passed)
         mute = sum(_proves_nothing(trial, passed) for passed in trial.passed if not passed.raised)
         return Examined(first, compiles, len(trial.passed) - refused - mute, refused, mute)
@@ -90,31 +93,32 @@ class Attempts:
         kept = {name: value for name, value in self.settings.items() if name not in ("mode", "options")}
         return replace(self, settings=kept | {"backend": backend})
 
-    def _eager_or_slow(self, trial: Trial) -> Iterator[Finding]:
+    def _eager_or_slow(self, trial: Trial) -> Iterator[SequenceProblem]:
         """What ran eagerly, and what was compiled too often or in too many pieces."""
         seen = _seen_in_accepted(trial)
         compiled = len(seen["graphs"])
         places = _Places(trial)
         for at, passed in enumerate(trial.passed):
             if not passed.graphs and not passed.raised:
-                yield Finding("vacuous", "no compiled code ran", at, "", compiled)
+                yield SequenceProblem("vacuous", "no compiled code ran", at, "", compiled)
         for frame in seen["eager_frames"]:
             if frame["kind"] in SILENT:
-                yield Finding("eager", f"{frame['function']} silently ran eagerly: {frame['kind']}",
+                yield SequenceProblem("eager", f"{frame['function']} silently ran eagerly: {frame['kind']}",
                               places.of_event(frame), f"{frame['file']}:{frame['line']}: {frame['reason']}", compiled)
         yield from self._too_many_breaks(seen["graph_breaks"], places, compiled)
         yield from self._too_many_recompiles(trial, seen["recompiles"], places, compiled)
 
-    def _too_many_breaks(self, breaks: list[Mapping[str, Any]], places: _Places, compiled: int) -> Iterator[Finding]:
+    def _too_many_breaks(self, breaks: list[Mapping[str, Any]], places: _Places,
+                         compiled: int) -> Iterator[SequenceProblem]:
         """A graph break beyond the limit ``graph_breaks``, which is 0 by default."""
         most = self.limits.get("graph_breaks", 0)
         if len(breaks) > most:
             over = breaks[int(most)]
-            yield Finding("graph_breaks", f"graph break {int(most) + 1}, {most:g} allowed: {over['reason']}",
+            yield SequenceProblem("graph_breaks", f"graph break {int(most) + 1}, {most:g} allowed: {over['reason']}",
                           places.of_event(over), f"{over['file']}:{over['line']}", compiled)
 
     def _too_many_recompiles(self, trial: Trial, recompiles: list[Mapping[str, Any]], places: _Places,
-                             compiled: int) -> Iterator[Finding]:
+                             compiled: int) -> Iterator[SequenceProblem]:
         """The first call after which there are more recompiles than allowed.
 
         By default no more graphs of one function than torch's own rules make of the sizes so far. A limit
@@ -129,9 +133,8 @@ class Attempts:
                 counted, why = _most_of_one_function(until), "explained by the sizes"
             if counted > most:
                 last = until[-1]
-                lines = [f"{each['during']}: {each['function']} {each['file']}:{each['line']}  {each['reason']}"
-                         for each in until]
-                yield Finding("recompiles", f"{counted} recompile(s) of {last['function']}, {most:g} {why}: "
+                lines = map(_recompile_line, until)
+                yield SequenceProblem("recompiles", f"{counted} recompile(s) of {last['function']}, {most:g} {why}: "
                               f"{last['cause']}: {last['reason']}", at, "\n".join(lines), compiled)
                 return
 
@@ -167,15 +170,26 @@ class _Places:
         return self.by_label.get(event.get("during", ""), self._last)
 
 
-def _wrong_results(trial: Trial) -> Iterator[Finding]:
-    """What compiled code makes otherwise than eager. The place of a finding is that in ``trial.calls``."""
+def _severity(problem: SequenceProblem) -> int:
+    # Compiled code that takes what eager refuses computes something else; it does not just raise.
+    if problem.kind == "error" and not problem.message.startswith(_RAISED):
+        return WORST
+    return _MILDER.get(problem.kind, WORST)
+
+
+def _worst_first(problem: SequenceProblem) -> tuple[int, int]:
+    return -_severity(problem), problem.at
+
+
+def _wrong_results(trial: Trial) -> Iterator[SequenceProblem]:
+    """What compiled code makes otherwise than eager. The place of a problem is that in ``trial.calls``."""
     compiled = len(trial.compiled.seen["graphs"])
     if error := trial.compiled.error:
-        yield Finding("error", f"the compiled call raised {error}; eager did not", len(trial.passed),
+        yield SequenceProblem("error", f"{_RAISED} {error}; eager did not", len(trial.passed),
                       f"{error.text}\n{error.traceback}".strip(), compiled)
     for at, call in enumerate(trial.calls):
         for each in find_discrepancies(_leaves_of(trial, call)):
-            yield Finding(each.kind, each.message, at, each.evidence, compiled)
+            yield SequenceProblem(each.kind, each.message, at, each.evidence, compiled)
 
 
 def _refused_last(trial: Trial) -> list[Call]:
@@ -200,6 +214,11 @@ def _seen_in_accepted(trial: Trial) -> dict[str, Any]:
     for name in ("graph_breaks", "recompiles", "eager_frames"):
         seen[name] = [each for each in seen[name] if each.get("during") not in refused]
     return seen
+
+
+def _recompile_line(recompile: Mapping[str, Any]) -> str:
+    place = f"{recompile['function']} {recompile['file']}:{recompile['line']}"
+    return f"{recompile['during']}: {place}  {recompile['reason']}"
 
 
 def _most_of_one_function(recompiles: list[Mapping[str, Any]]) -> int:

@@ -15,12 +15,13 @@ from itertools import combinations
 from typing import Any, Final
 
 from pytest_torchcompile.checks import fails_by_wrong_numbers
+from pytest_torchcompile.checks.severity import NUMBERS_OF_TESTS, TEST_CHECK
 from pytest_torchcompile.gate.judged import JudgedCell, ids_of
 from pytest_torchcompile.gate.policy import AllowedFailure, PassRate, Policy
 from pytest_torchcompile.plan.axes import value_key
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.finding import Finding
-from pytest_torchcompile.report.testrecord import TEST_LANE
+from pytest_torchcompile.report.schema import TEST_LANE
 
 __all__ = ["Allowances", "apply_allowances", "skip_findings", "unjudged_cells"]
 
@@ -94,10 +95,18 @@ def _has_wrong_numbers(name: str, check: Mapping[str, Any]) -> bool:
     return fails_by_wrong_numbers(name, check["verdict"], messages)
 
 
+def _name_in_entries(name: str, check: Mapping[str, Any]) -> str:
+    """What an entry's ``checks`` calls it. A test has no checks; wrong numbers in it go by the name of the check that
+    judges a cell's."""
+    if name == TEST_CHECK and _has_wrong_numbers(name, check):
+        return NUMBERS_OF_TESTS
+    return name
+
+
 def _matches_failure(entry: AllowedFailure, cell: JudgedCell, name: str, check: Mapping[str, Any]) -> bool:
     if not entry.cells.covers(cell) or check["verdict"] not in entry.verdicts:
         return False
-    if entry.checks and name not in entry.checks:
+    if entry.checks and _name_in_entries(name, check) not in entry.checks:
         return False
     if not entry.contains:
         return True
@@ -151,8 +160,10 @@ def _wrong_numbers_not_hidden(entry: AllowedFailure, cells: Sequence[JudgedCell]
     if entry.checks:
         return wrong
     for cell in cells:
-        checks = [name for name, check in cell.bad.items()
-                  if _has_wrong_numbers(name, check) and _matches_failure(entry, cell, name, check)]
+        checks = []
+        for name, check in cell.bad.items():
+            if _has_wrong_numbers(name, check) and _matches_failure(entry, cell, name, check):
+                checks.append(_name_in_entries(name, check))
         if checks:
             wrong.cells.append(cell.id)
             wrong.checks.update(dict.fromkeys(checks))
@@ -182,7 +193,8 @@ def _has_undecided_check(entry: AllowedFailure, cell: JudgedCell) -> bool:
     for name, check in cell.verdicts.items():
         if check["verdict"] not in _DECIDED:
             undecided.add(name)
-    if entry.checks:
+    # A test that was not judged might have failed by anything.
+    if entry.checks and cell.lane != TEST_LANE:
         undecided.intersection_update(entry.checks)
     return bool(undecided)
 

@@ -1,24 +1,37 @@
-"""The gate's verdict as text: first the one sentence that a release manager needs, then what is behind it."""
+"""The gate's verdict as text: first the one sentence that a release manager needs, then what is behind it.
+
+And what ``--compile-baseline`` prints at the end of a run: how it differs from an earlier report.
+"""
 
 from __future__ import annotations
 
+import datetime
 import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pytest_torchcompile.checks import CHECKS
-from pytest_torchcompile.gate.gate import GateOutcome
+from pytest_torchcompile.errors import ReportError
+from pytest_torchcompile.gate.baseline import Change, another_machine, find_changes, fresh_places
+from pytest_torchcompile.gate.gate import GateOutcome, judge_cells
 from pytest_torchcompile.gate.judged import JudgedCell
+from pytest_torchcompile.gate.policy import BASELINE, Policy
+from pytest_torchcompile.gate.testjudged import judge_tests
 from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.quantity import count, first_names
-from pytest_torchcompile.report.finding import Finding, foremost_findings
-from pytest_torchcompile.report.harmless import harmless_text
-from pytest_torchcompile.report.headline import headline, shorten_to_headline
+from pytest_torchcompile.report.causes import Fresh
+from pytest_torchcompile.report.finding import Finding, foremost_findings, headline, shorten_to_headline
+from pytest_torchcompile.report.merging import Merged, merge_reports
+from pytest_torchcompile.report.reading import Report
+from pytest_torchcompile.report.safe_output import harmless_text
 
-__all__ = ["WORDS", "announcement", "command_again", "refusal", "run_facts", "sentence", "shown_place",
-           "verdict_counts"]
+__all__ = [
+    "WORDS", "BaselineSummary", "announcement", "command_again", "compare_with_baseline", "outcome_record", "refusal",
+    "refusal_record", "run_facts", "sentence", "shown_place", "verdict_counts",
+]
 
 WORDS: Final = {0: "PASS", 1: "FAIL", 2: "UNUSABLE", 3: "NOTHING TO JUDGE"}
 SHOWN: Final = 20
@@ -66,6 +79,29 @@ def announcement(outcome: GateOutcome) -> Iterator[str]:
     if outcome.findings:
         yield ""
     yield harmless_text(run_facts(outcome))
+
+
+def outcome_record(outcome: GateOutcome) -> dict[str, Any]:
+    """The same for programs: plain data, with every finding and all cells of each (docs/gating.md has the form)."""
+    findings = []
+    for finding in outcome.findings:
+        findings.append({
+            "weight": finding.weight, "kind": finding.kind, "severity": finding.severity, "text": finding.text,
+            "new": finding.new, "file": finding.file, "line": finding.line, "evidence": finding.evidence,
+            "more": finding.lines, "hint": finding.hint, "cells": list(finding.cells),
+            "again": command_again(outcome, finding),
+        })
+    judged = (*outcome.cells.values(), *outcome.tests.values())
+    return {
+        "exit_code": outcome.code, "verdict": WORDS[outcome.code], "sentence": sentence(outcome),
+        "matrix": outcome.merged.matrix["path"], "git": outcome.merged.git, "environment": outcome.merged.environment,
+        "verdicts": {each.id: each.status for each in judged}, "findings": findings,
+    }
+
+
+def refusal_record(text: str, code: int) -> dict[str, Any]:
+    """The keys that every answer has, of reports that could not be judged."""
+    return {"exit_code": code, "verdict": WORDS[code], "sentence": text, "findings": []}
 
 
 def run_facts(outcome: GateOutcome) -> str:
@@ -191,3 +227,75 @@ def _named_cells(outcome: GateOutcome, finding: Finding) -> str:
     if finding.cells[0] in outcome.tests:
         noun = "tests"
     return f"{noun}  {first_names(finding.cells, CELLS)}"
+
+
+# ---------------------------------------------------------------------------------------------------- beside a baseline
+CHANGES_SHOWN: Final = 30
+_SOFTWARE: Final = ("torch", "triton", "python", "compiler", "cuda")
+
+
+@dataclass
+class BaselineSummary:
+    """A run beside an earlier one."""
+
+    lines: list[tuple[str, dict[str, bool]]]
+    """What is printed, with markup."""
+    fresh: Fresh = field(default_factory=Fresh)
+    """What is worse than it was."""
+
+
+def compare_with_baseline(block: dict[str, Any], baseline: Sequence[Report]) -> BaselineSummary:
+    """Compare. Only cells and tests that this run judged: others may be another shard's, or were not asked for."""
+    today = datetime.date.today()
+    try:
+        now, then = merge_reports([Report("this run", block)]), merge_reports(baseline)
+        # The default policy: what a release allows is not asked here.
+        cells_now, cells_then = judge_cells(now, Policy(), today), judge_cells(then, Policy(), today)
+    except ReportError as error:
+        return BaselineSummary([(f"cannot be compared: {error}", {"red": True})])
+    elsewhere = another_machine(now.environment, then.environment)
+
+    planned = frozenset(now.matrix["cells_planned"])
+    here = {name: cell for name, cell in cells_now.items() if cell.verdicts}
+    # A cell that this run planned and did not judge is not gone; one that is planned no more is.
+    before = {name: cell for name, cell in cells_then.items() if name in here or name not in planned}
+    differences = find_changes(here, before, comparable=not elsewhere)
+    tests, tests_then = judge_tests(now, ours=True), judge_tests(then, ours=True)
+    tests_before = {name: test for name, test in tests_then.items() if name in tests}
+    differences += find_changes(tests, tests_before, comparable=False, noun="test")
+
+    lines = list(_lines_of_environment(now, then, elsewhere))
+    lines += [(change.text, _markup_of_change(change)) for change in differences[:CHANGES_SHOWN]]
+    if len(differences) > CHANGES_SHOWN:
+        lines.append((f"... and {len(differences) - CHANGES_SHOWN} more", {}))
+    if not differences:
+        lines.append((f"{_number_compared(len(here), len(tests))} as in the baseline", {"green": True}))
+    return BaselineSummary(lines, fresh_places(differences))
+
+
+def _number_compared(cells: int, tests: int) -> str:
+    """``3 cells and 1 test``; tests only where there are any."""
+    if tests:
+        return f"{count(cells, 'cell')} and {count(tests, 'test')}"
+    return count(cells, "cell")
+
+
+def _lines_of_environment(now: Merged, then: Merged, elsewhere: str) -> Iterator[tuple[str, dict[str, bool]]]:
+    """What software differs, which is what many differences come from; and what can't be compared."""
+    for key in _SOFTWARE:
+        if now.environment and then.environment.get(key) != now.environment.get(key):
+            yield f"{key}: {then.environment.get(key)} -> {now.environment.get(key)}", {"yellow": True}
+    if then.partial:
+        yield f"the baseline is partial: {then.problems[0]}", {"yellow": True}
+    if elsewhere:
+        yield f"{elsewhere}; times and sizes are not compared", {"yellow": True}
+
+
+def _markup_of_change(change: Change) -> dict[str, bool]:
+    if change.kind in BASELINE and change.sure:
+        return {"red": True}
+    if change.kind in BASELINE:
+        return {"yellow": True}
+    if change.kind == "improved":
+        return {"green": True}
+    return {}

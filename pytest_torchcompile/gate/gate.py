@@ -11,13 +11,18 @@ from typing import Final
 from pytest_torchcompile import __version__
 from pytest_torchcompile.gate.allowances import Allowances, apply_allowances
 from pytest_torchcompile.gate.baseline import Change, another_machine, find_changes, fresh_places
-from pytest_torchcompile.gate.demands import ExplainedFailures, check_demands, nothing_to_judge
 from pytest_torchcompile.gate.judged import BAD, JudgedCell, judge_again
 from pytest_torchcompile.gate.origin import OriginRequest, check_origin
 from pytest_torchcompile.gate.policy import BASELINE, Policy
 from pytest_torchcompile.gate.policy_limits import apply_limits, slack_findings
 from pytest_torchcompile.gate.testjudged import check_tests, demand_tests, judge_tests
-from pytest_torchcompile.gate.wholeness import check_expectations, check_wholeness
+from pytest_torchcompile.gate.wholeness import (
+    ExplainedFailures,
+    check_demands,
+    check_expectations,
+    check_wholeness,
+    nothing_to_judge,
+)
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.causes import Cause, Fresh, check_effect, group_causes
 from pytest_torchcompile.report.facts import Facts

@@ -15,11 +15,12 @@ from pytest_torchcompile.cell import AXES, Cell
 from pytest_torchcompile.checks import CHECKS, LIMITS
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.observation import BAD, GOOD, Judgement, Observation, worst
+from pytest_torchcompile.oracle.proof import compiled_code_ran
 from pytest_torchcompile.plan.expansion import PlannedCell
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.report.evidence import cell_fingerprint
-from pytest_torchcompile.report.metrics import Sections, compiled_code_ran
-from pytest_torchcompile.report.testrecord import TEST_LANE
+from pytest_torchcompile.report.metrics import Sections
+from pytest_torchcompile.report.provenance import cell_fingerprint
+from pytest_torchcompile.report.schema import TEST_LANE
 from pytest_torchcompile.run.verdicts import apply_xfail, expired_hint, judge_observation, with_hint
 from pytest_torchcompile.wrappers.wrapping import lane_of, processes_of
 

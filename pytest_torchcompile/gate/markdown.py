@@ -1,18 +1,24 @@
-"""The gate's verdict as Markdown, for the step summary of GitHub Actions or a comment."""
+"""The gate's verdict as Markdown, for the step summary of GitHub Actions or a comment.
+
+And texts of a report within Markdown, of which the playbook is made: prose, tables, cells as evidence.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from pytest_torchcompile.gate.announcement import command_again, run_facts, sentence, shown_place, verdict_counts
 from pytest_torchcompile.gate.gate import GateOutcome
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.report.finding import Finding, foremost_findings
-from pytest_torchcompile.report.harmless import harmless_text
+from pytest_torchcompile.report.safe_output import harmless_text
 
-__all__ = ["LONGEST", "code_block", "escape_line", "inline_code", "markdown", "markdown_of_refusal"]
+__all__ = [
+    "LONGEST", "code_block", "escape_line", "evidence", "inline_code", "markdown", "markdown_of_refusal", "prose",
+    "table",
+]
 
 LONGEST: Final = 900_000
 """Bytes: GitHub refuses a step summary over 1 MiB."""
@@ -127,3 +133,53 @@ def _cut_to_size(text: str) -> str:
         data = data[:LONGEST] + b"\n\n(cut)\n"
     # The cut may go through a letter of several bytes.
     return data.decode("utf-8", errors="ignore")
+
+
+# ------------------------------------------------------------------------------------ texts of a report within Markdown
+EVIDENCE_SHOWN: Final = 2
+"""Cells named behind a sentence."""
+_INLINE_MARKUP: Final = re.compile(r"([\\`*\[\]<>|&~#]|(?<!\w)_|_(?!\w))")
+"""What is markup within a line of GitHub's Markdown (spec 0.29); ``_`` within a word is none."""
+
+
+def prose(text: str) -> str:
+    """A report's text on one line, in which nothing is markup but its own `code`.
+
+    A backtick without its partner would pair with one of ours, so that the rest of the line changed sides: then none
+    is taken for markup.
+
+    >>> prose("set `a_b` to *1* <b>")
+    'set `a_b` to \\\\*1\\\\* \\\\<b\\\\>'
+    """
+    line = " ".join(harmless_text(text).split())
+    if len(line) > TEXT:
+        line = f"{line[:TEXT]}..."
+    parts = line.split("`")
+    if "``" in line or "|" in line or len(parts) % 2 == 0:
+        return _escape_markup(line)
+    # Backticks come in pairs, so every second part is code.
+    parts[::2] = map(_escape_markup, parts[::2])
+    parts[1::2] = map(inline_code, parts[1::2])
+    return "".join(parts)
+
+
+def _escape_markup(text: str) -> str:
+    return _INLINE_MARKUP.sub(r"\\\1", text)
+
+
+def evidence(cells: Iterable[str]) -> str:
+    """``(`a`, `b` and 3 more)``."""
+    names = list(dict.fromkeys(cells))
+    shown = ", ".join(map(inline_code, names[:EVIDENCE_SHOWN]))
+    if len(names) > EVIDENCE_SHOWN:
+        return f"({shown} and {len(names) - EVIDENCE_SHOWN} more)"
+    return f"({shown})"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table whose cells are Markdown already, and the empty line after it."""
+    return [_table_row(head), "|" + "---|" * len(head), *map(_table_row, rows), ""]
+
+
+def _table_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -11,10 +11,9 @@ from typing import Any, Final
 from pytest_torchcompile.errors import MatrixError, UsageError
 from pytest_torchcompile.gate.policy import COMMIT, HEAD, Policy
 from pytest_torchcompile.quantity import count, first_names
-from pytest_torchcompile.report.evidence import head_fingerprint
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.merging import Merged
-from pytest_torchcompile.report.provenance import head_commit
+from pytest_torchcompile.report.provenance import head_commit, head_fingerprint
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.takeover import SAME
 
@@ -67,6 +66,7 @@ def check_origin(merged: Merged, policy: Policy, request: OriginRequest) -> Iter
             text = f"{report.name} is of an earlier run: a later one began, {report.later_run}, and left no report"
             yield _earlier_finding(text, (), request)
     yield from _check_kept_verdicts(merged, request)
+    yield from _check_reused(merged, policy, request)
     yield from _check_commit(merged, policy, request)
     yield from _check_age(merged, policy, request)
     yield from _check_folders(merged, request)
@@ -167,6 +167,45 @@ def _kept_verdicts(merged: Merged) -> Iterator[KeptVerdict]:
         for earlier in report.block.get("tests_kept", ()):
             for name in earlier["tests"]:
                 yield KeptVerdict(name, earlier, report)
+
+
+# results of earlier runs, of cells of which nothing has changed since
+
+
+def _check_reused(merged: Merged, policy: Policy, request: OriginRequest) -> Iterator[Finding]:
+    found = {name: _age_of_reused(cell["reused"], merged, name, request)
+             for name, cell in merged.cells.items() if "reused" in cell}
+    if not found:
+        return
+    rule, oldest = policy.reuse, max(found, key=found.__getitem__)
+    share = f"{len(found)} of {count(len(merged.cells), 'cell')}"
+    commits = dict.fromkeys((merged.cells[name]["reused"]["commit"] or "none")[:SHOWN] for name in found)
+    text = f"{share} reused from earlier runs of what has not changed since (of commit {first_names(commits, 2)}); " \
+           f"the oldest is {_shown_duration(found[oldest])} old: {oldest}"
+    max_age = rule.max_age or policy.max_age
+    reasons = []
+    if rule.forbidden:
+        reasons.append("takes none")
+    if len(found) > rule.at_most * len(merged.cells):
+        reasons.append(f"takes at most {rule.at_most:g} of them")
+    if max_age is not None and found[oldest] > max_age:
+        reasons.append(f"takes at most {_shown_duration(max_age)}")
+    if not reasons:
+        yield Finding("reuse", "note", text, tuple(found))
+        return
+    section = "reuse" if "reuse" in policy.places else "max_age"
+    yield Finding("reuse", "unusable", f"{text}; {policy.path} {' and '.join(reasons)}", tuple(found),
+                  file=policy.path, line=policy.line_of(section), hint="run the matrix again, without --compile-reuse")
+
+
+def _age_of_reused(origin: Mapping[str, Any], merged: Merged, name: str, request: OriginRequest) -> datetime.timedelta:
+    """How long ago the cell ran: its age when its report was written, and the report's own."""
+    report = next(report for report in merged.reports if report.name == merged.origin[name])
+    finished = _parse_time(_run_block(report).get("finished"))
+    since = datetime.timedelta()
+    if finished is not None:
+        since = max(since, _time_of_judging(request) - finished)
+    return since + datetime.timedelta(seconds=origin["age"])
 
 
 def _share_of(names: Collection[str], merged: Merged) -> str:

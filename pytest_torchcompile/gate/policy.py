@@ -16,10 +16,10 @@ from pytest_torchcompile.errors import nearest
 from pytest_torchcompile.plan.axes import value_key
 from pytest_torchcompile.plan.reader import Reader
 from pytest_torchcompile.report.metrics import METRICS
-from pytest_torchcompile.report.testrecord import TEST_LANE
+from pytest_torchcompile.report.schema import TEST_LANE
 
 __all__ = ["BASELINE", "COMMIT", "HEAD", "RATIOS", "AllowedFailure", "AllowedSkip", "LimitRule", "PassRate", "Policy",
-           "Selector", "axes_of_cells", "bound_kind", "judging_checks"]
+           "ReuseRule", "Selector", "axes_of_cells", "bound_kind", "judging_checks"]
 
 RATIOS: Final = {f"{name}_ratio": name for name, metric in METRICS.items() if not metric.whole}
 """Limits that are multiples of the baseline's value."""
@@ -199,6 +199,17 @@ class PassRate:
 
 
 @dataclass(frozen=True)
+class ReuseRule:
+    """Which results of earlier runs may be reused."""
+
+    forbidden: bool = False
+    max_age: datetime.timedelta | None = None
+    """How long ago the oldest may have been found."""
+    at_most: float = 1.0
+    """The largest share of the cells that have such a result."""
+
+
+@dataclass(frozen=True)
 class Policy:
     """A policy file; without one, this with its defaults."""
 
@@ -221,6 +232,7 @@ class Policy:
     """The commit that the reports must be of: a SHA, or HEAD of the policy's folder; empty: any."""
     max_age: datetime.timedelta | None = None
     """How long ago the run may have ended."""
+    reuse: ReuseRule = field(default_factory=ReuseRule)
     sealed: bool = False
     """Must each report be sealed?"""
     other_tests: bool = False

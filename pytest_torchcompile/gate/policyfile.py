@@ -11,7 +11,8 @@ from typing import Any, Final
 import yaml
 
 from pytest_torchcompile.cell import Scalar
-from pytest_torchcompile.checks import CHECKS, LIMITS
+from pytest_torchcompile.checks import CHECKS, LIMITS, RENAMED, current_name
+from pytest_torchcompile.checks.severity import NUMBERS_OF_TESTS
 from pytest_torchcompile.errors import nearest
 from pytest_torchcompile.gate.policy import (
     BASELINE,
@@ -23,6 +24,7 @@ from pytest_torchcompile.gate.policy import (
     LimitRule,
     PassRate,
     Policy,
+    ReuseRule,
     Selector,
 )
 from pytest_torchcompile.plan.nodes import compose, describe_node, read_bytes
@@ -49,6 +51,7 @@ KEYS: Final = {
     "baseline": "kind of change against --baseline to `fail` (the default) or `note`",
     "commit": "the commit that the reports must be of: a SHA, or HEAD of the policy's folder",
     "max_age": "how long ago the run may have ended, in minutes, hours or days: 90m, 24h, 7d",
+    "reuse": "forbidden, or of cells that were not run as nothing of them changed: `max_age` and `at_most`, a share",
     "sealed": "required: every report must be as its run wrote it, to the last byte",
     "other_tests": "fail: other tests of that pytest run must not fail either; note (the default): it is told",
     "ratchet": "true: a limit on a count that is higher than what was measured fails, until it is taken over",
@@ -103,6 +106,7 @@ class _PolicyReader:
             "baseline": self._baseline_section,
             "commit": self._commit,
             "max_age": self._max_age,
+            "reuse": self._reuse,
             "sealed": self._sealed,
             "other_tests": self._other_tests,
             "ratchet": self._truth,
@@ -156,6 +160,18 @@ class _PolicyReader:
             self.reader.wrong(node, f"max_age: found {text!r}, expected minutes, hours or days, for example 90m, 24h "
                                     "or 7d")
         return None
+
+    def _reuse(self, node: yaml.Node, name: str) -> ReuseRule:
+        if isinstance(node, yaml.ScalarNode):
+            self.reader.name(node, "what reuse may be, besides a mapping of max_age and at_most,", ("forbidden",))
+            return ReuseRule(forbidden=True)
+        values: dict[str, Any] = {}
+        for key, value in self.reader.fields(node, name, ("max_age", "at_most")).items():
+            if key == "max_age":
+                values[key] = self._max_age(value, key)
+            else:
+                values[key] = self.reader.number(value, key, whole=False, least=0, most=1) or 0.0
+        return ReuseRule(**values)
 
     # sections of names and texts
 
@@ -248,7 +264,12 @@ class _PolicyReader:
         if "until" in fields:
             values["until"] = self.reader.date(fields["until"], "until")
         if "checks" in fields:
-            values["checks"] = self._names(fields["checks"], "checks", (*CHECKS, *_LIMITS), "a check or a limit")
+            known, kind = (*CHECKS, *RENAMED, *_LIMITS), "a check or a limit"
+            if "tests" in fields:
+                # A test has no checks; this one's name says that its wrong numbers are known.
+                known, kind = (NUMBERS_OF_TESTS,), "a check that an entry of tests can name"
+            named = self._names(fields["checks"], "checks", known, kind)
+            values["checks"] = tuple(map(current_name, named))
         if "verdicts" in fields:
             values["verdicts"] = self._names(fields["verdicts"], "verdicts", _VERDICTS, "a verdict that can be allowed")
         if "at_most" in fields:

@@ -6,19 +6,22 @@ Whether its body held only the run could see, so a verdict that is worse than th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from pytest_torchcompile.checks import fails_by_wrong_numbers
+from pytest_torchcompile.checks.severity import NUMBERS_OF_TESTS, TEST_CHECK
 from pytest_torchcompile.gate.judged import GOOD, JudgedCell, ids_of
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.quantity import count, first_names
-from pytest_torchcompile.report.evidence import fingerprint
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.finding import Finding, contradiction_finding
 from pytest_torchcompile.report.merging import Merged
-from pytest_torchcompile.report.testrecord import TEST_CHECK, TEST_LANE, count_ledger
+from pytest_torchcompile.report.provenance import fingerprint
+from pytest_torchcompile.report.record import count_ledger
+from pytest_torchcompile.report.schema import TEST_LANE
 
 __all__ = ["check_tests", "demand_tests", "facts_of_test", "judge_test", "judge_tests"]
 
@@ -33,12 +36,26 @@ def judge_test(record: Mapping[str, Any], ours: bool) -> JudgedCell:
     check = {"verdict": record["verdict"], "problems": record["problems"], "note": record["note"]}
     judged = JudgedCell(record["id"], {}, {TEST_CHECK: check}, _sections_of_ledger(record["ledger"]),
                         record["seconds"], record["counts"]["runs"] > 0, claimed=TEST_LANE)
+    if record["verdict"] == "xfail" and _computes_wrong_numbers(record["problems"]):
+        judged.verdicts[TEST_CHECK] = {"verdict": "fail", "problems": _not_hidden(record["problems"])}
     try:
         _hold_against_ledger(judged, record, ours)
     # A ledger may hold anything that is JSON, and is judged as a sound one.
     except Exception as error:
         judged.contradictions.append(f"its ledger can't be judged: {type(error).__name__}: {error}")
     return judged
+
+
+def _computes_wrong_numbers(problems: Iterable[Mapping[str, Any]]) -> bool:
+    """Does a test with these problems fail by wrong numbers?"""
+    return fails_by_wrong_numbers(TEST_CHECK, "fail", [problem["message"] for problem in problems])
+
+
+def _not_hidden(problems: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The failures of a test with an xfail, which hides no wrong numbers, and what to write if they are known."""
+    hint = "an xfail of pytest names no check, so the gate hides no wrong numbers by it; if these are known, allow " \
+           f"them in a policy: `allowed_failures` with `tests:` and `checks: [{NUMBERS_OF_TESTS}]`"
+    return [{**problem, "hint": hint} for problem in problems]
 
 
 def _hold_against_ledger(judged: JudgedCell, record: Mapping[str, Any], ours: bool) -> None:

@@ -62,12 +62,13 @@ def _before_use(broken: Break, place: Place) -> str:
     model, (sample, *_) = _make_model(broken, place)
     before = _copy_state(model)
     returned = wrap.maybe_compile(model, _compile_config(broken), SILENT, sample)
-    if returned is not model:
-        return "maybe_compile did not return the model itself"
+    wrong = []
     changed = _differing_names(before, _copy_state(model))
     if changed:
-        return f"the attempt left {', '.join(changed)} changed"
-    return ""
+        wrong.append(f"the attempt left {', '.join(changed)} changed")
+    if returned is not model:
+        wrong.append("maybe_compile did not return the model itself")
+    return "; ".join(wrong)
 
 
 def _in_use(broken: Break, place: Place) -> str:

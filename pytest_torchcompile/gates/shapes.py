@@ -106,7 +106,7 @@ def _wrong_in_call(seen: Ledger) -> str:
     """What should not have happened in one call."""
     if seen.compiles:
         return f"compiled again after the warm-up: {seen.compiles[0].function}, {seen.compiles[0].reason}"
-    if not any(graph.runs for graph in seen.graphs):
+    if not seen.graph_runs:
         return "no compiled code ran"
     return ""
 

@@ -21,11 +21,11 @@ from pytest_torchcompile.ledger import observe
 if TYPE_CHECKING:
     from torch.autograd.profiler_util import FunctionEvent
 
-__all__ = ["Coverage", "measure_coverage"]
+__all__ = ["CALL", "IN_GRAPH", "Coverage", "marked_graphs", "measure_coverage"]
 
-_OURS: Final = "pytest_torchcompile::compiled"
-_CALL: Final = "pytest_torchcompile::call"
-_INSIDE: Final = frozenset({_OURS, "Pregraph bytecode", "TorchDynamo Cache Lookup"})
+IN_GRAPH: Final = "pytest_torchcompile::compiled"
+CALL: Final = "pytest_torchcompile::call"
+_INSIDE: Final = frozenset({IN_GRAPH, "Pregraph bytecode", "TorchDynamo Cache Lookup"})
 """Ours, and what Dynamo does itself around a graph: making tensors of floats before it
 (``record_pregraph_bytecode_enter`` in torch/_dynamo/utils.py, torch 2.8 to 2.15), and evaluating guards (which
 makes tensors too on torch 2.11)."""
@@ -75,13 +75,13 @@ def _calls_outside(call: Callable[[], object]) -> Counter[str]:
     import torch
 
     profiler = torch.autograd.profiler
-    with _marked_graphs(), profiler.profile(use_cpu=True) as profile, profiler.record_function(_CALL):
+    with marked_graphs(), profiler.profile(use_cpu=True) as profile, profiler.record_function(CALL):
         call()
     events = profile.function_events or ()
     # gloo's own threads move data by operators, none of which is the model's: an all_gather's aten::copy_ for each
     # rank, whether what began it ran in a graph or not (AsyncAllgatherWork, torch/csrc/distributed/c10d/
     # ProcessGroupGloo.cpp, torch 2.8 to 2.13).
-    transport = _threads_of(events, "gloo:") - _threads_of(events, _CALL)
+    transport = _threads_of(events, "gloo:") - _threads_of(events, CALL)
     calls: Counter[str] = Counter()
     for event in events:
         if _is_top_level(event) and not _is_in_graph(event) and event.thread not in transport:
@@ -95,13 +95,14 @@ def _threads_of(events: Iterable[FunctionEvent], prefix: str) -> set[int]:
 
 
 @contextlib.contextmanager
-def _marked_graphs() -> Iterator[None]:
+def marked_graphs() -> Iterator[None]:
+    """Give the profiler an event for each compiled graph that runs while a ledger is open, and for each compile."""
     import torch
 
     from pytest_torchcompile.ledger.process_watch import watch
 
     def marker(compile_id: str) -> contextlib.AbstractContextManager[Any]:
-        return torch.autograd.profiler.record_function(_OURS)
+        return torch.autograd.profiler.record_function(IN_GRAPH)
 
     before, watch.marker = watch.marker, marker
     try:

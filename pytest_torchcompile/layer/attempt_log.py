@@ -49,8 +49,9 @@ class Attempt:
 
     ``model, enabled, backend, mode, dynamic, fullgraph, result, phase, seconds, compile_seconds, healthcheck_seconds,
     reason, exception``, where ``exception`` is None or ``{type, message, stack}``, and ``phase`` is ``build``,
-    ``healthcheck``, ``call`` or ``backward``. ``seconds`` are all, ``compile_seconds`` those that the compiler took of
-    them, and ``healthcheck_seconds`` the rest of a healthcheck. The exception itself is the record's ``exc_info``.
+    ``healthcheck``, ``benchmark``, ``call`` or ``backward``. ``seconds`` are all, ``compile_seconds`` those that the
+    compiler took of them, and ``healthcheck_seconds`` the rest of a healthcheck. The exception itself is the record's
+    ``exc_info``.
     """
 
     def __init__(

@@ -17,21 +17,36 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.gauges.kernels import count_launches, read_kernels
 from pytest_torchcompile.gauges.memory import measure_memory
 from pytest_torchcompile.gauges.replays import step_begins
-from pytest_torchcompile.layer.benchmark_result import LEAST_ROUNDS, Benchmark, Ratio, SideFigures, quantile, ratio_of
+from pytest_torchcompile.gauges.step_profile import StepProfile, profile_step
+from pytest_torchcompile.layer.benchmark_result import (
+    LEAST_ROUNDS,
+    NOTHING,
+    Benchmark,
+    Ratio,
+    SideFigures,
+    came_from_cache,
+    quantile,
+    ratio_of,
+)
 from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modules
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.padding import is_ids
 from pytest_torchcompile.layer.preservation import preserved
 from pytest_torchcompile.layer.training_step import adapted_loss
-from pytest_torchcompile.ledger import Ledger, observe
+from pytest_torchcompile.ledger import observe
+from pytest_torchcompile.ledger.records import Text
 from pytest_torchcompile.oracle import default_loss
 
-__all__ = ["Benchmark", "Items", "StepRunner", "benchmark", "benchmark_sides", "count_items"]
+__all__ = ["Benchmark", "Items", "StepRunner", "benchmark", "benchmark_sides", "count_items", "is_trained",
+           "steady_ratio"]
 
 TURNS: Final = 3
 """Timings of each side in a round. The shortest counts for the ratio: what interrupts a step only makes it longer."""
 LEAST_SECONDS: Final = 2e-3
 """A timing lasts at least this long: faster steps are repeated in it."""
+NARROW: Final = 1.15
+"""An interval that is wider than this gets more rounds, up to :data:`MOST_ROUNDS` times as many."""
+MOST_ROUNDS: Final = 3
 _WHOLE_NUMBERS: Final = frozenset({torch.int32, torch.int64})
 
 
@@ -51,11 +66,13 @@ def benchmark(
 
     A step is a forward pass without gradients, or, with ``train``, forward, loss and backward. A round is three timings
     of each on one batch, turn by turn; which comes first alternates. The first ``warmup`` rounds are thrown away. On a
-    GPU timings are taken by CUDA events, else by the wall clock.
+    GPU timings are taken by CUDA events, else by the wall clock. On a noisy machine more rounds follow, up to three
+    times as many; and where a difference is seen it has to be seen again, in as many.
 
     The verdict rests on the ratio of the shortest timings in each round, of which it takes the median and its
     distribution-free 99 % interval (:func:`~pytest_torchcompile.layer.benchmark_result.ratio_of`): ``no difference``
-    unless the whole interval is on one side of 1 and the median is at least ``least`` away from it.
+    unless the whole interval is on one side of 1 and the median is at least ``least`` away from it, and ``could not be
+    told`` where the interval is so wide that a difference of a quarter may hide in it.
 
     Args:
         model: Eager; a module or a function. Its state and the random states are put back at the end.
@@ -83,7 +100,7 @@ def benchmark(
                          "which nothing is compiled (a compiled module keeps the original as _orig_mod)")
     module = join_modules(model, loss_fn)
     if train is None:
-        train = loss_fn is not None or _is_trained(module)
+        train = loss_fn is not None or is_trained(module)
     loss: Callable[..., Any] | None = None
     if train:
         loss = default_loss if loss_fn is None else adapted_loss(loss_fn)
@@ -94,7 +111,7 @@ def benchmark(
     )  # fmt: skip
 
 
-def _is_trained(module: torch.nn.Module) -> bool:
+def is_trained(module: torch.nn.Module) -> bool:
     """Whether its user would expect a training step of it."""
     differentiable = any(parameter.requires_grad for parameter in module.parameters())
     return module.training and torch.is_grad_enabled() and differentiable
@@ -110,8 +127,20 @@ def benchmark_sides(
     least: float = 0.02,
     items: Callable[[Any], int] | None = None,
     asked: bool = True,
+    seconds: float | None = None,
+    texts: Sequence[Text] = (),
 ) -> Benchmark:
-    """:func:`benchmark` of two sides that are there already; ``asked``: the second was to be compiled."""
+    """:func:`benchmark` of two sides that are there already.
+
+    Args:
+        eager: The first side.
+        compiled: The second side.
+        maker: Makes the batch of a round.
+        rounds: As for :func:`benchmark`, and so are ``warmup``, ``least`` and ``items``.
+        asked: The second was to be compiled.
+        seconds: About how long the timed rounds may take; at least 8 rounds are made, however long those take.
+        texts: The code of what was compiled before, so that its kernels are counted.
+    """
     sides = (eager, compiled)
     with preserved(eager.module), preserved(compiled.module), observe(keep_texts=True) as seen:
         # By the wall clock: compiling is work of the CPU.
@@ -120,17 +149,15 @@ def benchmark_sides(
         for number in range(warmup):
             for side in sides:
                 side.time_steps(Batch.of(maker(number)), 1)
-        step_seconds = eager.time_steps(Batch.of(maker(0)), 1)
-        # As many steps in a timing as fill it, whatever the resolution of the clock.
-        repeats = max(1, round(LEAST_SECONDS / max(1e-9, step_seconds)))
+        repeats, plan = _plan_timings(eager, Batch.of(maker(0)), rounds, seconds)
         # From here on nothing should compile: what does is told as late.
         first_compiles = len(seen.compiles)
-        timings = _timed_rounds(sides, maker, rounds, warmup, repeats)
+        timings, confirmed = _confirmed_rounds(sides, maker, plan, warmup, repeats, least)
         late = len(seen.compiles) - first_compiles
         batch = Batch.of(maker(0))
         peaks = [measure_memory(partial(_step_on_copy, side, batch), _device_of(batch)) for side in sides]
-        counts = _kernel_counts(sides, batch, seen)
-    ran = any(graph.runs for graph in seen.graphs)
+        counts, profile = _kernel_counts(sides, batch, [*texts, *seen.texts])
+    ran = seen.graph_runs > 0
     ratio = ratio_of(timings[1].shortest, timings[0].shortest)
     counted = Items(items(batch.value)) if items is not None else count_items(batch)
     figures: list[SideFigures] = []
@@ -140,22 +167,62 @@ def benchmark_sides(
             first[which], middle, quantile(timed.all, 0.1), quantile(timed.all, 0.9), counted.count / middle,
             peaks[which].extra, counts[which],
         ))  # fmt: skip
-    verdict = _verdict(ratio, least)
+    verdict = ratio.verdict(least, confirmed)
     if asked and not ran:
-        verdict = "nothing was compiled"
-    cached = sum(_came_from_cache(compile_record.caches) for compile_record in seen.compiles)
+        verdict = NOTHING
+    cached = sum(came_from_cache(compile_record.caches) for compile_record in seen.compiles)
     return Benchmark(figures[0], figures[1], ratio, verdict, repeats, len(seen.compiles), cached,
-                     len(seen.recompiles) - first_recompiles, late, peaks[0].source, counted.unit, asked)
+                     len(seen.recompiles) - first_recompiles, late, peaks[0].source, counted.unit, asked, profile)
 
 
-def _verdict(ratio: Ratio, least: float) -> str:
-    if not ratio.differs(least):
-        return "no difference"
-    return "faster" if ratio.value < 1 else "slower"
+def steady_ratio(
+    eager: StepRunner, compiled: StepRunner, batch: Batch, *, seconds: float, rounds: int = 24, least: float = 0.02
+) -> tuple[Ratio, str]:
+    """The ratio of steps on one batch, compiled over eager, and its verdict; nothing else is measured.
+
+    Both sides run the same module, whose state is put back. Arguments as for :func:`benchmark_sides`.
+    """
+    sides = (eager, compiled)
+
+    def make_batch(number: int) -> Any:
+        return batch.value
+
+    with preserved(eager.module):
+        for _ in range(3):
+            for side in sides:
+                side.time_steps(batch, 1)
+        repeats, plan = _plan_timings(eager, batch, rounds, seconds)
+        timings, confirmed = _confirmed_rounds(sides, make_batch, plan, 0, repeats, least)
+    ratio = ratio_of(timings[1].shortest, timings[0].shortest)
+    return ratio, ratio.verdict(least, confirmed)
 
 
-def _came_from_cache(answers: Iterable[str]) -> bool:
-    return any("hit" in answer for answer in answers)
+def _plan_timings(side: StepRunner, batch: Batch, rounds: int, seconds: float | None) -> tuple[int, _RoundPlan]:
+    """How many steps a timing has, and how many rounds there are."""
+    # The shortest of a few: one that was interrupted would leave too few rounds.
+    step_seconds = min(side.time_steps(batch, 1) for _ in range(TURNS))
+    # As many steps in a timing as fill it, whatever the resolution of the clock.
+    repeats = max(1, round(LEAST_SECONDS / max(1e-9, step_seconds)))
+    one_round = 2 * TURNS * repeats * step_seconds
+    return repeats, _RoundPlan.of(rounds, one_round, seconds)
+
+
+@dataclass(frozen=True)
+class _RoundPlan:
+    """How many rounds are timed."""
+
+    rounds: int
+    most: int
+    """Where the interval stays wide."""
+
+    @classmethod
+    def of(cls, rounds: int, one_round: float, seconds: float | None) -> _RoundPlan:
+        """The plan for rounds that take ``one_round`` seconds each."""
+        most = MOST_ROUNDS * rounds
+        if seconds is not None:
+            affordable = max(LEAST_ROUNDS, int(seconds / max(1e-9, one_round)))
+            rounds, most = min(rounds, affordable), min(most, affordable)
+        return cls(rounds, most)
 
 
 @dataclass
@@ -167,12 +234,35 @@ class _Timings:
     """Of each round."""
 
 
+def _confirmed_rounds(
+    sides: Sequence[StepRunner], maker: Callable[[int], Any], plan: _RoundPlan, start: int, repeats: int, least: float
+) -> tuple[tuple[_Timings, _Timings], bool]:
+    """The timings, and whether a difference was seen twice: a second series is timed where the first shows one.
+
+    One interval of 99 % is wrong once in a hundred runs, and on a busy machine more often. Two agree by chance hardly
+    ever, so that a model which is as fast is not told to be slower.
+    """
+    timings = _timed_rounds(sides, maker, plan, start, repeats)
+    first = ratio_of(timings[1].shortest, timings[0].shortest)
+    if not first.differs(least):
+        return timings, False
+    again = _timed_rounds(sides, maker, plan, start, repeats)
+    second = ratio_of(again[1].shortest, again[0].shortest)
+    for timed, more in zip(timings, again, strict=True):
+        timed.all += more.all
+        timed.shortest += more.shortest
+    return timings, first.agrees(second, least)
+
+
 def _timed_rounds(
-    sides: Sequence[StepRunner], maker: Callable[[int], Any], rounds: int, start: int, repeats: int
+    sides: Sequence[StepRunner], maker: Callable[[int], Any], plan: _RoundPlan, start: int, repeats: int
 ) -> tuple[_Timings, _Timings]:
     """Time both sides turn by turn; which comes first alternates, from turn to turn and from round to round."""
     timings = _Timings(), _Timings()
-    for number in range(rounds):
+    for number in range(plan.most):
+        # Asked of the width alone: who stops at the first verdict he likes gets it too often.
+        if number >= plan.rounds and ratio_of(timings[1].shortest, timings[0].shortest).width <= NARROW:
+            break
         batch = Batch.of(maker(start + number))
         taken: tuple[list[float], list[float]] = [], []
         for turn in range(TURNS):
@@ -232,18 +322,24 @@ def _device_of(batch: Batch) -> str:
     return "cpu"
 
 
-def _kernel_counts(sides: Sequence[StepRunner], batch: Batch, seen: Ledger) -> list[int | None]:
-    """Kernels of one step of each: by the profiler on a GPU, by Inductor's code on a CPU."""
+def _kernel_counts(
+    sides: Sequence[StepRunner], batch: Batch, texts: Iterable[Text]
+) -> tuple[list[int | None], StepProfile | None]:
+    """Kernels of one step of each, by the profiler; and on a CPU where the time of a compiled step goes."""
     if _device_of(batch) != "cpu":
-        return [count_launches(partial(_step_on_copy, side, batch)).kernels for side in sides]
+        return [count_launches(partial(_step_on_copy, side, batch)).kernels for side in sides], None
     launched: Counter[str] = Counter()
-    for kernel in read_kernels(seen.texts):
+    for kernel in read_kernels(texts):
         launched[kernel.compile_id] += kernel.launches
     with observe() as once:
         sides[1].step(batch.clone())
-    counts = [launched[graph.compile_id] * graph.runs for graph in once.graphs if graph.compile_id in launched]
-    # Nobody counts what eager launches on a CPU.
-    return [None, sum(counts) if counts else None]
+    generated = [launched[graph.compile_id] * graph.runs for graph in once.graphs if graph.compile_id in launched]
+    # Of eager only the kernels are asked, which one step shows as well as three.
+    eager = profile_step(partial(sides[0].step, batch.clone()), times=1)
+    compiled = profile_step(partial(sides[1].step, batch.clone()))
+    # Where there is no generated code, the graphs call eager's own operators.
+    in_graphs = sum(generated) if generated else compiled.kernels_in_graphs
+    return [eager.kernels + eager.kernels_in_graphs, compiled.kernels + in_graphs], compiled
 
 
 def _maker_by_round(make: Callable[..., Any]) -> Callable[[int], Any]:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import comb, exp, log
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-__all__ = ["LEAST_ROUNDS", "Benchmark", "Ratio", "SideFigures", "quantile", "ratio_of"]
+if TYPE_CHECKING:
+    from pytest_torchcompile.gauges.step_profile import StepProfile
 
+__all__ = ["LEAST_ROUNDS", "NOTHING", "NOT_TOLD", "Benchmark", "Ratio", "SideFigures", "came_from_cache", "pays_after",
+           "quantile", "ratio_of", "speed_text"]
+
+NOT_TOLD: Final = "could not be told"
+"""The verdict of a machine that is not quiet enough."""
+NOTHING: Final = "nothing was compiled"
+"""The verdict where no compiled code ran."""
 CONFIDENCE = 0.99
+TELLING: Final = 1.25
+"""Where this ratio is still possible, nobody can say that there is no difference."""
 LEAST_ROUNDS = 8
 """With fewer values no interval of them holds the median with that confidence: 1 - 2 * 0.5**8 = 0.992."""
 
@@ -26,9 +36,59 @@ class Ratio:
     """The median lies between them with a confidence of 99 %."""
     rounds: int
 
+    @property
+    def speedup(self) -> float:
+        """How many times as fast the one is."""
+        return 1 / self.value
+
+    @property
+    def speedup_interval(self) -> tuple[float, float]:
+        """The lowest and the highest that the speed-up may be, with the same confidence."""
+        return 1 / self.high, 1 / self.low
+
+    @property
+    def width(self) -> float:
+        """How many times the upper end is the lower one: 1 on a machine without noise."""
+        return self.high / self.low
+
     def differs(self, least: float) -> bool:
         """Whether all of the interval is on one side of 1, and the value at least ``least`` away from it."""
         return (self.low > 1 or self.high < 1) and abs(self.value - 1) >= least
+
+    def agrees(self, other: Ratio, least: float) -> bool:
+        """Whether both differ from 1, on the same side."""
+        return self.differs(least) and other.differs(least) and (self.value < 1) == (other.value < 1)
+
+    def verdict(self, least: float, confirmed: bool) -> str:
+        """``faster``, ``slower``, ``no difference`` or ``could not be told``, of the side that is divided.
+
+        It could not be told where more than :data:`TELLING` is possible on one side of 1: then there may be a
+        difference that matters, and this machine is too noisy to show it.
+
+        Args:
+            least: As for :meth:`differs`.
+            confirmed: A difference was seen in two series of rounds, each by itself.
+        """
+        if confirmed and self.differs(least):
+            return "faster" if self.value < 1 else "slower"
+        if self.low * TELLING < 1 or self.high > TELLING:
+            return NOT_TOLD
+        return "no difference"
+
+
+def speed_text(speedup: float, interval: Sequence[float], more: str = "") -> str:
+    """How fast the compiled side is, with the interval of that (lowest, highest); ``more`` stands in the brackets.
+
+    >>> speed_text(1.5, (1.4, 1.62))
+    '1.50 times as fast compiled (99 % interval 1.40 to 1.62)'
+    """
+    low, high = interval
+    return f"{speedup:.2f} times as fast compiled (99 % interval {low:.2f} to {high:.2f}{more})"
+
+
+def came_from_cache(answers: Iterable[str]) -> bool:
+    """Whether a compile was served by a cache, by what the caches answered (``fx hit``, ``aot miss``, ...)."""
+    return any("hit" in answer for answer in answers)
 
 
 def ratio_of(ones: Sequence[float], others: Sequence[float]) -> Ratio:
@@ -69,6 +129,14 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
+def pays_after(cost: float, eager: float, compiled: float) -> int | None:
+    """Steps after which ``cost`` seconds are won back, by seconds of a step; None if they never are."""
+    saved = eager - compiled
+    if saved <= 0:
+        return None
+    return int(cost / saved) + 1
+
+
 @dataclass(frozen=True)
 class SideFigures:
     """One way to run the model."""
@@ -85,7 +153,8 @@ class SideFigures:
     peak_bytes: int
     """Memory that a step needs at its peak, beyond what was there before it."""
     kernels: int | None
-    """GPU kernels of a step. On a CPU the calls of Inductor's kernels and of library ones; None where nobody counts."""
+    """Kernels of a step. On a CPU the calls of Inductor's kernels and of operators that compute
+    (:mod:`~pytest_torchcompile.gauges.step_profile`); None where it was not asked."""
 
     def rows(self, unit: str) -> Iterator[tuple[str, str]]:
         """The figures in words, each with its name."""
@@ -106,7 +175,7 @@ class Benchmark:
     ratio: Ratio
     """Seconds of a compiled step over those of an eager one."""
     verdict: str
-    """``faster``, ``slower``, ``no difference``, or ``nothing was compiled``."""
+    """``faster``, ``slower``, ``no difference``, ``could not be told`` or ``nothing was compiled``."""
     repeats: int
     """Steps in one timing."""
     compiles: int
@@ -122,33 +191,42 @@ class Benchmark:
     """What is counted in a second: ``tokens`` of a batch of token ids, else ``items``."""
     enabled: bool = True
     """Was the second side to be compiled? Else eager was timed beside eager."""
+    profile: StepProfile | None = None
+    """Where the time of a compiled step goes, on a CPU."""
 
     @property
     def speedup(self) -> float:
         """How many times as fast compiled is."""
-        return 1 / self.ratio.value
+        return self.ratio.speedup
 
     @property
     def pays_after(self) -> int | None:
         """Steps until compiling has paid for itself; None if it never does."""
-        saved = self.eager.median - self.compiled.median
-        if self.verdict != "faster" or saved <= 0:
+        if self.verdict != "faster":
             return None
         # The first step of a warm cache may be faster than eager's.
         cost = max(0.0, self.compiled.first_seconds - self.eager.first_seconds)
-        return int(cost / saved) + 1
+        return pays_after(cost, self.eager.median, self.compiled.median)
+
+    @property
+    def kernels_share(self) -> float | None:
+        """Kernels of a compiled step over those of an eager one; None where they were not counted."""
+        if not self.eager.kernels or self.compiled.kernels is None:
+            return None
+        return self.compiled.kernels / self.eager.kernels
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return asdict(self) | {"speedup": self.speedup, "pays_after": self.pays_after}
+        derived = {"speedup": self.speedup, "pays_after": self.pays_after, "kernels_share": self.kernels_share}
+        return asdict(self) | derived
 
     def __str__(self) -> str:
         ratio, what = self.ratio, self.verdict
         if not self.enabled:
             what = f"not enabled, so both sides are eager: {self.verdict}"
+        timed = f", {ratio.rounds} rounds, {self.repeats} step(s) a timing"
         lines = [
-            f"{what}: {self.speedup:.2f} times as fast compiled (99 % interval {1 / ratio.high:.2f} to "
-            f"{1 / ratio.low:.2f}, {ratio.rounds} rounds, {self.repeats} step(s) a timing)",
+            f"{what}: {speed_text(ratio.speedup, ratio.speedup_interval, timed)}",
             f"{'':20}{'eager':>14}{'compiled':>14}",
         ]
         for (name, eager), (_, compiled) in zip(self.eager.rows(self.unit), self.compiled.rows(self.unit), strict=True):

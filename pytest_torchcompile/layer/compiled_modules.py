@@ -143,7 +143,10 @@ def join_modules(model: Callable[..., Any], *others: Any, loose: tuple[torch.Ten
     It is the model itself, with the names of its own parameters, where that is everything. The model comes first.
     """
     modules: list[nn.Module] = []
-    candidates = [module for each in (model, *others) if each is not None for module in modules_of(each)]
+    candidates: list[nn.Module] = []
+    for each in (model, *others):
+        if each is not None:
+            candidates += modules_of(each)
     for module in candidates:
         # What is inside of another one is in its state.
         if not any(module in known.modules() for known in modules):

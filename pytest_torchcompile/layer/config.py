@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pkgutil
 import re
@@ -57,6 +58,9 @@ class CompileConfig:
     blocklist_recursive: bool = True
     """False: of a module in ``blocklist`` only its own ``forward`` is not compiled; the modules that it calls are."""
 
+    min_speedup: float | None = None
+    """How many times as fast as eager it must be on the sample batch, else it runs eagerly; None: nothing is timed."""
+
     def __post_init__(self) -> None:
         for name in ("enabled", "fullgraph", "healthcheck", "blocklist_recursive"):
             _refuse_other(name, getattr(self, name), (True, False))
@@ -65,6 +69,7 @@ class CompileConfig:
         _refuse_other("fail_policy", self.fail_policy, FAIL_POLICIES)
         _refuse_other("smoketest_steps", self.smoketest_steps, tuple(_STEPS))
         _check_backend(self.backend)
+        _check_min_speedup(self.min_speedup, self.healthcheck)
         # The class is frozen; what was given is put into its own form once, here.
         object.__setattr__(self, "options", _checked_options(self.options, self.mode))
         for name in ("allowlist", "blocklist"):
@@ -208,6 +213,16 @@ def _known_fields(cls: type, data: Any) -> dict[str, Any]:
     return dict(data)
 
 
+def _check_min_speedup(wanted: Any, healthcheck: bool) -> None:
+    if wanted is None:
+        return
+    is_number = isinstance(wanted, (int, float)) and not isinstance(wanted, bool)
+    if not is_number or not 0 < wanted < math.inf:
+        raise ValueError(f"min_speedup={wanted!r}: expected a number above 0, such as 1.1, or None")
+    if not healthcheck:
+        raise ValueError(f"min_speedup={wanted!r} needs healthcheck=True: wrong numbers that come fast are no gain")
+
+
 def _check_backend(backend: Any) -> None:
     if callable(backend):
         return
@@ -311,6 +326,7 @@ def _read_dynamic(text: str) -> bool | None:
 
 _A_FLAG: Final = (_read_flag, ", ".join(_FLAGS))
 _A_LIST: Final = (_read_list, "names separated by commas")
+_A_RATIO: Final = (float, "a number")
 _A_NUMBER: Final = (int, "a whole number")
 _A_WORD: Final = (str, "a word")
 _VARIABLES: Final[dict[str, dict[str, tuple[Callable[[str], Any], str]]]] = {
@@ -318,7 +334,7 @@ _VARIABLES: Final[dict[str, dict[str, tuple[Callable[[str], Any], str]]]] = {
         "enabled": _A_FLAG, "mode": _A_WORD, "dynamic": (_read_dynamic, ", ".join(_DYNAMIC)), "backend": _A_WORD,
         "fullgraph": _A_FLAG, "options": (_read_options, "a JSON object"), "allowlist": _A_LIST, "blocklist": _A_LIST,
         "healthcheck": _A_FLAG, "fail_policy": _A_WORD, "smoketest_steps": _A_NUMBER,
-        "blocklist_recursive": _A_FLAG,
+        "blocklist_recursive": _A_FLAG, "min_speedup": _A_RATIO,
     },
     "buckets": {"buckets": (_read_lengths, "lengths separated by commas"), "pad_token_id": _A_NUMBER},
 }
@@ -334,7 +350,9 @@ def _environment_fields(environ: Mapping[str, str] | None, config: str) -> dict[
         environ = os.environ
     given = {name: text for name, text in environ.items() if name.startswith(_PREFIX)}
     # All configs share the prefix, so each has to know the others' names.
-    known = {f"{_PREFIX}{field.upper()}" for variables in _VARIABLES.values() for field in variables}
+    known: set[str] = set()
+    for variables in _VARIABLES.values():
+        known.update(f"{_PREFIX}{field.upper()}" for field in variables)
     for name in given:
         if name not in known:
             raise ValueError(f"unknown environment variable {name}; {nearest(name, known)}")

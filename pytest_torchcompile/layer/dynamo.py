@@ -19,7 +19,7 @@ import torch
 
 from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.layer.guarded_model import Guard
-from pytest_torchcompile.layer.hooks import guards_on_hooks
+from pytest_torchcompile.layer.later_calls import guards_on_hooks
 
 __all__ = ["CacheEntries", "backend_of", "dynamo_context", "remember_sizes"]
 

@@ -31,7 +31,7 @@ from pytest_torchcompile.oracle.discrepancies import (
     undecided_notes,
     why_vacuous,
 )
-from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.proof import doubts, proof
 from pytest_torchcompile.oracle.trial import Trial
 from pytest_torchcompile.state.model_copy import Closure, copy_model
@@ -40,10 +40,11 @@ from pytest_torchcompile.state.torch_state import isolated
 
 __all__ = ["Comparison", "assert_equivalent", "compare"]
 
-
 Wrap: TypeAlias = "Callable[[Any, dict[str, Any] | None], Callable[..., Any]]"
 _SHOWN = 12
 """Problems that a text lists; the others are counted."""
+_MILDER = frozenset({"stride", "vacuous", "nondeterministic"})
+"""Kinds of problems beside which the numbers may be right."""
 _SHOWN_PARTS = 5
 """Notes on parts that ran eagerly."""
 
@@ -67,6 +68,11 @@ class Comparison:
         return not self.problems
 
     @property
+    def wrong_numbers(self) -> bool:
+        """Whether the compiled model computes something else, so far as it ran."""
+        return any(map(_computes_something_else, self.problems))
+
+    @property
     def noise(self) -> float:
         """Largest error of a whole leaf over its rounding noise; 0 where all is bitwise equal."""
         errors = [leaf.rms for _, leaf in self.leaves if leaf.rms is not None]
@@ -77,7 +83,12 @@ class Comparison:
 
     def __str__(self) -> str:
         exact = sum(leaf.bitwise for _, leaf in self.leaves)
-        lines = ["not equivalent" if self.problems else "equivalent"]
+        lines = ["equivalent"]
+        if self.problems:
+            lines = ["not equivalent"]
+        if self.wrong_numbers:
+            # The first line is what a report tells of a test, and by these words a policy knows how bad it is.
+            lines = ["not equivalent (wrong numbers)"]
         if self.leaves:
             lines[0] += (f": {len(self.leaves)} values and properties compared, {exact} exactly equal, the largest "
                          f"error is {self.noise:.3g} times the rounding noise")
@@ -90,6 +101,13 @@ class Comparison:
             lines.append(self.stages)
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+def _computes_something_else(found: Discrepancy) -> bool:
+    if found.kind == "error":
+        # What eager refuses compiled code must not take.
+        return found.message.endswith("compiled ran")
+    return found.kind not in _MILDER
 
 
 def compare(

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pytest_torchcompile.layer.backward import guard_backward
-from pytest_torchcompile.layer.checkpointing import in_backward
 from pytest_torchcompile.layer.double_backward import Differentiable
 from pytest_torchcompile.layer.graph_effects import SMALL, Before, Effects, Rewinding, copied_before, effects_of
 from pytest_torchcompile.layer.guarded_model import RAN, Guard, guard_of_this_call
+from pytest_torchcompile.layer.later_calls import in_backward
 
 __all__ = ["GuardedBackend"]
 

@@ -21,8 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from pytest_torchcompile.errors import CannotFallBack, CompileFailed
 from pytest_torchcompile.layer.attempt_log import Attempt, Seconds, headline
-from pytest_torchcompile.layer.checkpointing import Outstanding, need_gradient, saving
-from pytest_torchcompile.layer.hooks import Hooks
+from pytest_torchcompile.layer.later_calls import Hooks, Outstanding, need_gradient, saving
 
 __all__ = ["RAN", "Guard", "guard_of_this_call", "guarded_call"]
 

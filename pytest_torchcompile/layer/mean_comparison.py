@@ -6,12 +6,13 @@ each kind and different seeds,
 
     ratio = |mean(eager) - mean(compiled)|^2 / (2/m * (var(eager) + var(compiled)) / 2)
 
-where squares are summed over the elements. It is 1 on average where both draw from one distribution; for a leaf of one
-element it is the square of Welch's t. Nothing is assumed of the model.
+where squares are summed over the elements: the square of what :func:`~pytest_torchcompile.oracle.chances.welch` gives.
+It is 1 on average where both draw from one distribution. Nothing is assumed of the model.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,6 +20,7 @@ from typing import Final
 import torch
 
 from pytest_torchcompile.oracle import Recording
+from pytest_torchcompile.oracle.chances import Moments, welch
 
 __all__ = ["FIRST", "SECOND", "Means", "compare_means", "has_drawn"]
 
@@ -26,6 +28,8 @@ FIRST: Final = (12, 6.0)
 """Runs of each kind, and the ratio from which a leaf is suspected (a correct leaf of one element: about 2 in 100)."""
 SECOND: Final = (48, 16.0)
 """Fresh runs that a suspicion buys, and the ratio from which it is a verdict (about 1 in 10 000)."""
+
+_EPS: Final = torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
@@ -82,27 +86,16 @@ def compare_means(
 
 
 @dataclass
-class _Moments:
-    """Mean of a leaf and summed squared deviation from it, run by run (Welford, Technometrics 4, 1962)."""
-
-    mean: torch.Tensor
-    count: int = 1
-    squares: float = 0.0
-
-    def add(self, value: torch.Tensor) -> None:
-        self.count += 1
-        step = value - self.mean
-        self.mean += step / self.count
-        self.squares += float((step * (value - self.mean)).sum())
-
-
-@dataclass
 class _Leaves:
     """The moments of each leaf over many runs of one kind."""
 
     only: Collection[str] | None
     """Names of the leaves that are of interest; None: all."""
-    moments: dict[str, _Moments] = field(default_factory=dict)
+    moments: dict[str, Moments] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    """Kind of each leaf, as ``Recording.values`` gives it."""
+    largest: dict[str, float] = field(default_factory=dict)
+    """By kind, the largest root mean square that any leaf had in any run."""
 
     def random(self) -> set[str]:
         """Leaves that were not the same in each run."""
@@ -119,13 +112,17 @@ def _error_of_adding(leaves: _Leaves, recording: Recording) -> Exception | None:
 
 
 def _add_run(leaves: _Leaves, recording: Recording) -> None:
-    for name, _, value in recording.values():
-        if not isinstance(value, torch.Tensor) or (leaves.only is not None and name not in leaves.only):
+    for name, kind, value in recording.values():
+        if not isinstance(value, torch.Tensor) or not value.numel():
             continue
         numbers = _real_numbers(value)
+        leaves.kinds[name] = kind
+        leaves.largest[kind] = max(leaves.largest.get(kind, 0.0), _root_mean_square(numbers))
+        if leaves.only is not None and name not in leaves.only:
+            continue
         moments = leaves.moments.get(name)
         if moments is None:
-            leaves.moments[name] = _Moments(numbers.clone())
+            leaves.moments[name] = Moments(numbers.clone())
         elif moments.mean.shape == numbers.shape:
             moments.add(numbers)
 
@@ -145,22 +142,41 @@ def _real_numbers(value: torch.Tensor) -> torch.Tensor:
 def _differing(random: frozenset[str], eager: _Leaves, compiled: _Leaves, limit: float) -> dict[str, str]:
     differing: dict[str, str] = {}
     for name in random & eager.moments.keys():
+        if _is_rounding(name, eager) and _is_rounding(name, compiled):
+            continue
         line = _difference(name, eager.moments[name], compiled.moments.get(name), limit)
         if line:
             differing[name] = line
     return differing
 
 
-def _difference(name: str, eager: _Moments, compiled: _Moments | None, limit: float) -> str:
+def _is_rounding(name: str, leaves: _Leaves) -> bool:
+    """Whether a leaf is on average below one eps of float32 of the largest of its kind.
+
+    So is the gradient of a bias in front of a softmax, which is zero in exact arithmetic. Rounding noise has no
+    distribution that two correct programs share.
+    """
+    moments = leaves.moments.get(name)
+    if moments is None:
+        return False
+    spread = math.sqrt(moments.squares / moments.count / max(1, moments.mean.numel()))
+    return _root_mean_square(moments.mean) + spread <= _EPS * leaves.largest[leaves.kinds[name]]
+
+
+def _root_mean_square(numbers: torch.Tensor) -> float:
+    return float(numbers.square().mean().sqrt())
+
+
+def _difference(name: str, eager: Moments, compiled: Moments | None, limit: float) -> str:
     """How a leaf's means differ, in one line, or ''."""
     if compiled is None:
         return f"{name}: only eager has it"
     if compiled.mean.shape != eager.mean.shape:
         return f"{name}: its shape differs"
-    runs = min(eager.count, compiled.count)
-    distance = float((eager.mean - compiled.mean).square().sum())
-    noise = (eager.squares + compiled.squares) / max(1, runs - 1) / runs
-    if distance <= limit * noise:
+    distance = welch(eager, compiled)
+    # not (a <= b): values too large for their own squares tell nothing
+    if not distance * distance > limit:
         return ""
-    return (f"{name}: over {runs} runs each, the means of eager and compiled are {(distance / noise) ** 0.5:.1f} times "
-            "as far apart as the random draws explain")
+    runs = min(eager.count, compiled.count)
+    return (f"{name}: over {runs} runs each, the means of eager and compiled are {distance:.1f} times as far apart as "
+            "the random draws explain")

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from pytest_torchcompile.state.paths import STANDARD_PACKAGES, containers_in
 from pytest_torchcompile.state.snapshot import StateSnapshot, generator_state
+from pytest_torchcompile.state.value_leaves import STANDARD_PACKAGES, containers_in
 
 __all__ = ["DeepSnapshot", "preserved"]
 
@@ -50,7 +50,10 @@ class DeepSnapshot:
 
         Values of tensors are not compared.
         """
-        return [name for attributes in self._attributes for name in attributes.changed()]
+        names: list[str] = []
+        for attributes in self._attributes:
+            names.extend(attributes.changed())
+        return names
 
 
 @dataclass(frozen=True)

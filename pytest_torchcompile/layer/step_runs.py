@@ -15,13 +15,18 @@ from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.layer.preservation import DeepSnapshot
 from pytest_torchcompile.layer.rank_votes import RankVotes
-from pytest_torchcompile.layer.step_checks import StepFailed, has_finite_values, left_alone, refuse_user_error
-from pytest_torchcompile.layer.training_step import LeftGradients
+from pytest_torchcompile.layer.training_step import (
+    LeftGradients,
+    StepFailed,
+    has_finite_values,
+    left_alone,
+    refuse_user_error,
+)
 from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.oracle import Recording, Tape, record
 from pytest_torchcompile.oracle.calls import rolled_batch, varied_batch
-from pytest_torchcompile.oracle.shared_memory import Held
+from pytest_torchcompile.oracle.properties import Held
 
 __all__ = ["RecordedStep", "StepRuns"]
 
@@ -182,13 +187,13 @@ class StepRuns:
 
     def _call_compiled(self, *args: Any, **kwargs: Any) -> Any:
         step_begins()
-        graphs = self.ledgers[-1].graphs
-        before = sum(graph.runs for graph in graphs)
+        ledger = self.ledgers[-1]
+        before = ledger.graph_runs
         try:
             return self._call(*args, **kwargs)
         finally:
             # Graphs that this call compiles are in the list by now.
-            self.graph_runs = sum(graph.runs for graph in graphs) - before
+            self.graph_runs = ledger.graph_runs - before
 
 
 def _is_unusable(eager: Recording) -> bool:

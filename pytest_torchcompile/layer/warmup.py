@@ -102,7 +102,10 @@ def warm_up(
     shapes = []
     for (length, size), mine, latest in zip(wanted, first, last, strict=True):
         shapes.append(Warmed(length, size, mine.seconds, mine.compiled, latest.graph_runs))
-    late = dict.fromkeys(function for run in last for function in run.compiled)
+    # In order, and each once.
+    late: dict[str, None] = {}
+    for run in last:
+        late.update(dict.fromkeys(run.compiled))
     notes = dict.fromkeys(_equal_sizes(wanted, batches))
     warmup = Warmup(tuple(shapes), tuple(late), tuple(notes))
     level = logging.INFO if warmup.ok else logging.WARNING
@@ -193,4 +196,4 @@ def _run(model: Callable[..., Any], batch: Batch) -> _Run:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
     compiled = tuple(f"{each.function} ({each.file.rpartition('/')[2]}:{each.line})" for each in seen.compiles)
-    return _Run(seconds, compiled, sum(graph.runs for graph in seen.graphs))
+    return _Run(seconds, compiled, seen.graph_runs)

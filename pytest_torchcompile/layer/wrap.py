@@ -6,8 +6,7 @@ import functools
 import glob
 import logging
 import time
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -15,13 +14,14 @@ from torch import nn
 
 from pytest_torchcompile.errors import CompileFailed
 from pytest_torchcompile.layer.attempt_log import Attempt, Seconds, headline
-from pytest_torchcompile.layer.compiled_modules import compiled_module_of, is_compiled_module, modules_of
+from pytest_torchcompile.layer.compiled_modules import compiled_module_of, modules_of
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.dynamo import CacheEntries, backend_of, dynamo_context, remember_sizes
 from pytest_torchcompile.layer.graphs import GuardedBackend
 from pytest_torchcompile.layer.guarded_model import Guard, guarded_call
-from pytest_torchcompile.layer.hooks import Hooks
+from pytest_torchcompile.layer.later_calls import Hooks
 from pytest_torchcompile.layer.rank_votes import FailedElsewhere, RankVotes
+from pytest_torchcompile.layer.refused_models import refuse_mistaken, refuse_unusable
 from pytest_torchcompile.layer.selective import Selection, frame_of, inner_blocks, is_inlined
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ M = TypeVar("M", bound=Callable[..., Any])
 Logger: TypeAlias = "logging.Logger | logging.LoggerAdapter[Any] | None"
 
 
-def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_batch: Any = None) -> M:
+def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_batch: Any = None, *,
+                  min_speedup: float | None = None) -> M:
     """Return ``model`` compiled as ``cfg`` says, or ``model`` itself where it is disabled or does not work.
 
     With a sample batch and ``cfg.healthcheck`` the compiled model is tried first, by :class:`CompileSmoketest`, on
@@ -53,6 +54,7 @@ def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_ba
         logger: Gets one record for each attempt (:class:`~.attempt_log.Attempt`); None: ``pytest_torchcompile``.
         sample_batch: A tensor, a tuple of positional or a dict of keyword arguments, or ``(args, kwargs)``. It is not
             written to.
+        min_speedup: In the place of ``cfg.min_speedup``. Only a difference that is certain counts against the model.
 
     Raises:
         TypeError: ``cfg`` is no CompileConfig, or ``logger`` no logger.
@@ -60,11 +62,13 @@ def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_ba
         CompileFailed: With ``cfg.fail_policy == "raise"``, where it does not compile or fails the healthcheck.
         Exception: What the model raises for the sample batch without torch.compile too, as it is.
     """
-    _refuse_mistaken(cfg, logger)
+    refuse_mistaken(cfg, logger)
     if not cfg.enabled:
         Attempt(model, cfg, logger).log("disabled", "build", Seconds())
         return model
-    _refuse_unusable(model, cfg)
+    if min_speedup is not None:
+        cfg = replace(cfg, min_speedup=min_speedup)
+    refuse_unusable(model, cfg, sample_batch)
     # Before anything is compiled: a pattern that matches nothing is the user's mistake, whatever the policy.
     selection = Selection.of(model, cfg) if isinstance(model, nn.Module) else None
     attempt = Attempt(model, cfg, logger)
@@ -74,16 +78,6 @@ def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_ba
 
 
 _SWITCHED_OFF: Final = "torch.compile is switched off (TORCHDYNAMO_DISABLE)"
-
-
-def _refuse_mistaken(cfg: Any, logger: Any) -> None:
-    if not isinstance(cfg, CompileConfig):
-        hint = "; CompileConfig.from_dict makes one of a dict" if isinstance(cfg, Mapping) else ""
-        raise TypeError(f"maybe_compile: cfg is of type {type(cfg).__name__}; expected a CompileConfig{hint}")
-    # Asked for `warning`, because a tensor has a `log` too.
-    if logger is not None and not callable(getattr(logger, "warning", None)):
-        raise TypeError(f"maybe_compile: logger is of type {type(logger).__name__}; expected a logging.Logger or None "
-                        "(the sample batch is the argument after it)")
 
 
 def _compile_later(model: Any, attempt: Attempt, selection: Selection | None) -> Any:
@@ -150,16 +144,18 @@ def _build(model: Any, attempt: Attempt, settings: dict[str, Any], selection: Se
             return model  # type: ignore[no-any-return]
         return compile_frame(frame_of(model, model.__call__))
 
+    # A copy has no sample batch, and what was measured holds for it too.
+    of_copies = replace(attempt.config, min_speedup=None)
     guard.undo = selection.put(put_guard)
     call = guarded_call(guard, compile_whole, model)
 
     def compile_copy(copied: Any) -> Any:
         if guard.eager:
             return copied
-        return maybe_compile(copied, attempt.config, attempt.logger)
+        return maybe_compile(copied, of_copies, attempt.logger)
 
     def recipe() -> tuple[Any, ...]:
-        return _unpickled, (model, attempt.config, attempt.logger, guard.eager)
+        return _unpickled, (model, of_copies, attempt.logger, guard.eager)
 
     return _Built(compiled_module_of(model, call, compile_copy, recipe, guard.drop), guard, entries)
 
@@ -257,17 +253,51 @@ class _Healthcheck:
         if switched_off or made is None:
             _drop_all(built)
             return None
+        forget_sizes = remember_sizes()
         try:
             result = self._smoketest_result(made)
         except Exception as ours:
             # What the model itself raises is in the result.
             return _Failure("healthcheck", ours, f"the healthcheck itself failed: {headline(ours)}", final=True)
         if result.ok:
+            made.praise = result.reason
+            slow = self._too_slow(made)
+            if slow is not None:
+                made.drop()
+                forget_sizes()
+                return slow
             # What the trial compiled serves the first real call.
             made.entries.keep()
-            made.praise = result.reason
             return made
         return self._failure_of(made, result)
+
+    def _too_slow(self, made: _Built) -> _Failure | None:
+        """Why its speed does not suffice; None if it does, or if nobody asks."""
+        wanted = self.attempt.config.min_speedup
+        if wanted is None:
+            return None
+        if self.votes.spread:
+            made.praise += "; its speed was not asked, for it is spread over ranks"
+            return None
+        from pytest_torchcompile.layer.speed_check import measure_speed
+
+        guard = made.guard
+        guard.trial = True
+        try:
+            answer = measure_speed(self.model, made.compiled, guard, self.sample_batch, wanted)
+        except Exception as error:
+            if guard.failure is not None:
+                return _Failure("benchmark", guard.failure, f"in its timed steps: {headline(guard.failure)}")
+            # What the smoketest saw to work stands.
+            made.praise += f"; its speed was not measured: {headline(error)}"
+            return None
+        finally:
+            guard.trial = False
+            self.compile_seconds += guard.take_seconds()
+        if not answer.enough:
+            return _Failure("benchmark", CompileFailed(answer.text), answer.text)
+        made.praise += f"; {answer.text}"
+        return None
 
     def _failure_of(self, made: _Built, result: SmoketestResult) -> _Failure:
         """Why the smoketest said no. Raises what the user's own code raised."""
@@ -368,15 +398,3 @@ def _fall_back(model: Any, attempt: Attempt, took: Seconds, failure: _Failure) -
         raise CompileFailed(f"{attempt.model} is not used compiled: {reason or error}") from error
     attempt.log("fallback_eager", phase, took, error, reason)
     return model
-
-
-def _refuse_unusable(model: Any, cfg: CompileConfig) -> None:
-    if is_compiled_module(model) or hasattr(model, "_torchdynamo_orig_callable"):
-        raise ValueError(f"{type(model).__name__} is compiled already; give maybe_compile the original "
-                         "(a compiled module keeps it as _orig_mod)")
-    if not isinstance(model, nn.Module):
-        if not isinstance(model, (types.FunctionType, types.MethodType)):
-            raise ValueError(f"an object of type {type(model).__name__} cannot be compiled; expected a module "
-                             "or a function")
-        if cfg.allowlist or cfg.blocklist:
-            raise ValueError(f"allowlist and blocklist choose parts of a module, and {model.__name__} is a function")

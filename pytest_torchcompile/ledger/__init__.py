@@ -7,10 +7,10 @@
 ([], [])
 
 To read it: ``records`` and ``ledger`` are what comes out, without torch. ``process_watch`` names the instruments, and
-``watch`` is what they share. ``frames`` (with ``run_only``) and ``executions`` wrap private functions of Dynamo,
-``trace`` and ``cudagraph_skips`` listen to torch's loggers. ``decisions`` (with ``refusals``) makes records of what
-they saw. ``reasons``, ``guard_causes``, ``guard_values`` and ``entries`` take failed guards apart, ``break_text`` graph
-breaks; ``users`` and ``sites`` know whose code it is. ``explain`` puts all of it into words.
+``watch`` is what they share. ``frames`` and ``executions`` wrap private functions of Dynamo, ``trace`` and
+``cudagraph_skips`` listen to torch's loggers. ``decisions`` (with ``refusals``) makes records of what they saw.
+``reasons`` and ``entries`` take failed guards apart, ``break_sites`` graph breaks; it and ``users`` know whose code it
+is. ``explain`` puts all of it into words.
 """
 
 from __future__ import annotations

@@ -125,8 +125,11 @@ def outside_of_partitions(code: str) -> list[str]:
     defined = dict(DEFINED_KERNEL.findall(code))
     # Other calls (of partitions, of checks, of allocators) launch nothing.
     launches = ("extern_kernels.", "torch.ops.", "aten.")
-    return [name for name in _names_called_in_call(code)
-            if name.partition(".")[0] in defined or name.endswith(".copy_") or name.startswith(launches)]
+    outside = []
+    for name in _names_called_in_call(code):
+        if name.partition(".")[0] in defined or name.endswith(".copy_") or name.startswith(launches):
+            outside.append(name)
+    return outside
 
 
 def _names_called_in_call(code: str) -> Iterator[str]:

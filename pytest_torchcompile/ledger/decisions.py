@@ -10,16 +10,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchcompile.ledger import guard_values as values
-from pytest_torchcompile.ledger.break_text import headlines, is_limit, parse_break
-from pytest_torchcompile.ledger.entries import cache_entries, commonest_reason, guards_of, nearest_reason
-from pytest_torchcompile.ledger.guard_causes import classify_guard
-from pytest_torchcompile.ledger.in_progress import FrameAttempt, FunctionPlace, Region
-from pytest_torchcompile.ledger.reasons import Reason, read_reason, split_reasons, user_expression
+from pytest_torchcompile.ledger.break_sites import headlines, is_limit, is_torch, parse_break
+from pytest_torchcompile.ledger.entries import (
+    actual_value,
+    cache_entries,
+    changed_state,
+    commonest_reason,
+    guards_of,
+    nearest_reason,
+)
+from pytest_torchcompile.ledger.reasons import Reason, classify_guard, read_reason, split_reasons, user_expression
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, FailedCompile
 from pytest_torchcompile.ledger.refusals import IN_PLACE, is_in_place, refused_frame, why_never_seen
-from pytest_torchcompile.ledger.sites import is_torch
-from pytest_torchcompile.ledger.users import code_of, is_disabled, runs_later
+from pytest_torchcompile.ledger.users import FrameAttempt, FunctionPlace, Region, code_of, is_disabled, runs_later
 
 if TYPE_CHECKING:
     from pytest_torchcompile.ledger.watch import LedgerWatch
@@ -51,9 +54,9 @@ def _complete_reason(attempt: FrameAttempt, reason: Reason) -> Reason:
     """A failed guard in the user's words, with what torch does not tell of it."""
     what, expected, actual = reason.what, reason.expected, reason.actual
     if not what:
-        what, expected, actual = values.changed_state(reason.guard)
+        what, expected, actual = changed_state(reason.guard)
     elif not actual:
-        actual = values.actual_value(what, attempt.scope())
+        actual = actual_value(what, attempt.scope())
     # The frame is torch's own around a module, and calls that fn.
     if attempt.code[0] != attempt.file:
         what = re.sub(r"^fn\b", "self", what)
@@ -167,18 +170,16 @@ def _compile_record(attempt: FrameAttempt, compile_id: str, reason: Reason, race
     metrics = attempt.metrics
     cause = classify_guard(reason.guard, attempt.freevars, reason.actual) if reason.guard else ""
     # Torch may shorten the path of the user's own file; that is known whole.
-    at = reason.at
-    path, _, line = at.rpartition(":")
+    path, _, line = reason.at.rpartition(":")
     if path and attempt.file.endswith(path):
-        at = f"{attempt.file}:{line}"
+        reason = replace(reason, at=f"{attempt.file}:{line}")
     return Compile(
         *attempt.where, compile_id, _kind_of_compile(attempt, compile_id, reason.guard, raced),
         reason=reason.guard, cause=cause, all_reasons=tuple(other.guard for other in attempt.reasons),
-        what=reason.what, expected=reason.expected, actual=reason.actual,
-        source=reason.source, at=at, advice=reason.advice,
+        **reason.guard_facts(),
         graphs=attempt.graphs, ops=attempt.ops, guards=metrics.get("guard_count") or 0,
         seconds=(metrics.get("duration_us") or 0) / 1e6, seconds_in=seconds_in(metrics),
-        resumed_at=attempt.resumed_at, caches=tuple(attempt.caches),
+        resumed_at=attempt.resumed_at, caches=tuple(attempt.caches), cache_keys=tuple(attempt.cache_keys),
     )  # fmt: skip
 
 

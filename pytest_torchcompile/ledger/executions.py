@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.ledger.break_sites import code_owner, read_code_name
 from pytest_torchcompile.ledger.entries import cache_entries
-from pytest_torchcompile.ledger.in_progress import FrameAttempt
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import Graph, GraphBreak
-from pytest_torchcompile.ledger.sites import code_owner, read_code_name
+from pytest_torchcompile.ledger.users import FrameAttempt
 
 if TYPE_CHECKING:
     from pytest_torchcompile.ledger.watch import LedgerWatch

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
-from pytest_torchcompile.ledger.guard_causes import classify_guard
-from pytest_torchcompile.ledger.reasons import read_reason
+from pytest_torchcompile.ledger.reasons import classify_guard, read_reason
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, GraphBreak, LedgerRecord
 
 __all__ = ["eager_frames", "graph_breaks", "other_reasons", "recompile_advice", "recompiles"]

@@ -6,19 +6,27 @@ Two private places, both looked up by torch at each call (torch 2.8 to 2.15):
   calls for a frame without a fitting entry. Its result, or what it raises, is the decision.
 * ``_callback_from_stance`` and ``_maybe_set_eval_frame`` (torch/_dynamo/eval_frame.py): called at the
   beginning and at the end of each call of a compiled callable.
+
+And frames that torch runs from what is compiled already, or else eagerly, without a word. So it treats a function that
+has hit the recompile limit, every frame under the stance ``eager_on_recompile``, and what ``torch._dynamo.run`` runs:
+it looks into the cache, and where nothing fits it does not call Dynamo's callback. While a ledger is open it has one to
+call, which notes the frame and leaves it as eager as it would have been.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.errors import InstrumentError
-from pytest_torchcompile.ledger import decisions, run_only
-from pytest_torchcompile.ledger.in_progress import FrameAttempt, Region
+from pytest_torchcompile.ledger import decisions
+from pytest_torchcompile.ledger.entries import cache_entries
+from pytest_torchcompile.ledger.users import FrameAttempt, Region
 
 if TYPE_CHECKING:
     from pytest_torchcompile.ledger.watch import LedgerWatch
@@ -29,7 +37,7 @@ __all__ = ["install_hook"]
 @contextlib.contextmanager
 def install_hook(watch: LedgerWatch) -> Iterator[None]:
     """Report to ``watch`` while the block runs."""
-    with _watch_decisions(watch), _watch_calls(watch), run_only.install_hook(watch):
+    with _watch_decisions(watch), _watch_calls(watch), _watch_limited(watch):
         yield
 
 
@@ -66,7 +74,7 @@ def _watch_decisions(watch: LedgerWatch) -> Iterator[None]:
         attempt = watch.run_guarded(watch.functions.begin_attempt, frame, bool(args) and args[0] is not None)
         if attempt is None:  # the bookkeeping failed, and has said so
             attempt = FrameAttempt()
-        if watch.limited and (known := run_only.asked_again(watch, frame.f_code)) is not None:
+        if watch.limited and (known := _asked_again(watch, frame.f_code)) is not None:
             watch.run_guarded(decisions.enter_limited_call, watch, attempt)
             return known
         watch.thread.attempts.append(attempt)
@@ -79,7 +87,7 @@ def _watch_decisions(watch: LedgerWatch) -> Iterator[None]:
             raise
         watch.thread.attempts.pop()
         watch.run_guarded(decisions.enter_decision, watch, attempt, result)
-        return watch.run_guarded(run_only.answer_for, watch, frame.f_code, result) or result
+        return watch.run_guarded(_answer_for, watch, frame.f_code, result) or result
 
     # Torch walks the stack and steps over the frames of convert_frame.py by file name (`prev_frame` in
     # ConvertFrameAssert.__call__ decides on non-recursive disable; log_dynamo_start cuts the user's stack).
@@ -96,7 +104,7 @@ def _watch_calls(watch: LedgerWatch) -> Iterator[None]:
 
     begin = _own_attribute(eval_frame, "_callback_from_stance")
     switch = _own_attribute(eval_frame, "_maybe_set_eval_frame")
-    refrain = run_only.refraining_callback(watch)
+    refrain = _refraining_callback(watch)
     caller = sys._getframe
 
     # These two run in every call: as little as possible of ours in them. `compile_wrapper` calls the first once, when
@@ -130,3 +138,104 @@ def _watch_calls(watch: LedgerWatch) -> Iterator[None]:
         _replaced_attribute(eval_frame, "_maybe_set_eval_frame", maybe_set_eval_frame),
     ):
         yield
+
+
+# ----------------------------------------------------------------- frames that torch runs from what is compiled already
+# ``ConvertFrameReturn`` (torch/_dynamo/types.py), ``_FrameAction``, ``_FrameExecStrategy`` and
+# ``set_code_exec_strategy`` (torch._C._dynamo.eval_frame), ``input_codes`` (convert_frame.py): seen in torch 2.13.
+
+
+@contextlib.contextmanager
+def _watch_limited(watch: LedgerWatch) -> Iterator[None]:
+    """Have torch ask for functions over their limit too; afterwards it does so no more."""
+    watch.limited = {id(code): code for code in _still_over_their_limit()}
+    _set_action(watch.limited.values(), "DEFAULT")
+    try:
+        yield
+    finally:
+        from torch._dynamo.convert_frame import input_codes
+
+        # Where torch.compiler.reset() has forgotten a code, it has forgotten that it was over its limit.
+        limited = [code for code in watch.limited.values() if code in input_codes]
+        _set_action(limited, "RUN_ONLY")
+        watch.limited = {}
+
+
+def _refraining_callback(watch: LedgerWatch) -> Callable[..., Any]:
+    """What stands in for ``False``, torch's word for running only what is compiled."""
+    from torch._dynamo.types import ConvertFrameReturn
+
+    def refrain(frame: Any, *args: Any, **kwargs: Any) -> Any:
+        watch.run_guarded(decisions.enter_refrained_frame, watch, frame)
+        return ConvertFrameReturn(frame_exec_strategy=_strategy_of("DEFAULT"), apply_to_code=False)
+
+    # With these an entry of any backend fits, as it does for False (`get_backend` in csrc/dynamo).
+    refrain._torchdynamo_orig_backend = refrain._torchdynamo_orig_callable = False  # type: ignore[attr-defined]
+    return refrain
+
+
+def _answer_for(watch: LedgerWatch, code: types.CodeType, result: Any) -> Any:
+    """What to return for Dynamo's ``result``: over its limit, a code is asked for again, to be counted again."""
+    if result.guarded_code is not None or result.frame_exec_strategy.cur_action != _action_named("RUN_ONLY"):
+        return result
+    watch.limited[id(code)] = code
+    _remember_limited(code)
+    return dataclasses.replace(result, apply_to_code=False)
+
+
+def _asked_again(watch: LedgerWatch, code: types.CodeType) -> Any:
+    """The answer for a code that is known to be over its limit; None for any other."""
+    from torch._dynamo.convert_frame import input_codes
+    from torch._dynamo.types import ConvertFrameReturn
+
+    if watch.limited.get(id(code)) is not code:
+        return None
+    if code not in input_codes:  # torch.compiler.reset() was called
+        del watch.limited[id(code)]
+        return None
+    return ConvertFrameReturn(frame_exec_strategy=_strategy_of("RUN_ONLY"), apply_to_code=False)
+
+
+_over: dict[int, tuple[weakref.ref[types.CodeType], weakref.ref[Any]]] = {}
+"""Code that hit its limit under some observation, by its identity, and the guards of an entry that it has."""
+
+
+def _remember_limited(code: types.CodeType) -> None:
+    entries = cache_entries(code)
+    if entries:
+        # Weakly: a ledger that is closed keeps nothing of the user's alive.
+        _over[id(code)] = weakref.ref(code), weakref.ref(entries[0].guard_manager)
+
+
+def _still_over_their_limit() -> Iterator[types.CodeType]:
+    """Codes that hit their limit in an earlier observation.
+
+    Torch can't be asked. That the very same entry is still there tells that no ``torch.compiler.reset()``
+    has come between: names and numbers of compiles begin anew with it.
+    """
+    for key, (code_reference, manager_reference) in list(_over.items()):
+        code, manager = code_reference(), manager_reference()
+        if code is not None and any(entry.guard_manager is manager for entry in cache_entries(code)):
+            yield code
+        else:
+            del _over[key]
+
+
+def _set_action(codes: Iterable[types.CodeType], action: str) -> None:
+    from torch._C._dynamo import eval_frame
+
+    for code in codes:
+        eval_frame.set_code_exec_strategy(code, _strategy_of(action))
+
+
+def _strategy_of(action: str) -> Any:
+    """What torch shall do with a frame, and with those that it calls."""
+    from torch._C._dynamo.eval_frame import _FrameExecStrategy
+
+    return _FrameExecStrategy(_action_named(action), _action_named(action))
+
+
+def _action_named(name: str) -> Any:
+    from torch._C._dynamo.eval_frame import _FrameAction
+
+    return getattr(_FrameAction, name)

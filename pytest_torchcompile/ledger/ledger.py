@@ -88,6 +88,11 @@ class Ledger:
             return labels[-1][1]
         return ""
 
+    @property
+    def graph_runs(self) -> int:
+        """How often compiled graphs ran, all of them together."""
+        return sum(graph.runs for graph in self.graphs)
+
     def clear(self) -> None:
         """Forget what was entered so far; what happens from now on is entered as before."""
         with self._lock:

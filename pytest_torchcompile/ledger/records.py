@@ -5,7 +5,7 @@ No torch here, so that a stored observation can be read and judged anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -15,8 +15,10 @@ __all__ = [
     "CudagraphSkip",
     "EagerFrame",
     "FailedCompile",
+    "FrameRecord",
     "Graph",
     "GraphBreak",
+    "GuardFacts",
     "LedgerRecord",
     "Text",
     "compiled_unit",
@@ -47,10 +49,24 @@ class LedgerRecord:
         if "list_name" in vars(cls):
             LedgerRecord.kinds[cls.list_name] = cls
 
+    @property
+    def same_as(self) -> Hashable:
+        """What records have in common that are entered once; None: each of them is entered."""
+        return None
+
     def enter(self: R, entered: list[R]) -> R:
         """Append this to what a ledger holds, and return it; or else what is there already and says the same."""
+        mine = self.same_as
+        if mine is not None:
+            for known in entered:
+                if known.same_as == mine:
+                    known.take_in(self)
+                    return known
         entered.append(self)
         return self
+
+    def take_in(self: R, other: R) -> None:
+        """Called where another record that says the same is not entered."""
 
     def labelled(self: R, label: str) -> R:
         """A copy that happened during a call."""
@@ -73,16 +89,44 @@ class LedgerRecord:
 
 
 @dataclass
-class Compile(LedgerRecord):
-    """One compile of one frame, the first or a later one."""
-
-    list_name = "compiles"
+class FrameRecord(LedgerRecord):
+    """Something that happened to the frame of a function."""
 
     function: str
     """Name in user code; for a compiled module ``Model.forward``."""
     file: str
     line: int
     """First line of the function (one-based)."""
+
+
+@dataclass(kw_only=True)
+class GuardFacts:
+    """What is known of a guard that failed, beyond torch's own words; empty texts where it is not known."""
+
+    what: str = ""
+    """What the guard compared, as an expression of the function's own names."""
+    expected: str = ""
+    """Its value when the cached entry was compiled."""
+    actual: str = ""
+    """Its value now; where torch does not say it :mod:`.entries` may find it."""
+    source: str = ""
+    """The line of code that the guard comes from."""
+    at: str = ""
+    """``file:line`` of that line; torch may shorten the path."""
+    advice: str = ""
+    """What torch itself advises."""
+
+    def guard_facts(self) -> dict[str, Any]:
+        """These fields alone, as keyword arguments."""
+        return {field.name: getattr(self, field.name) for field in fields(GuardFacts)}
+
+
+@dataclass
+class Compile(GuardFacts, FrameRecord):
+    """One compile of one frame, the first or a later one. Its guard facts are of a recompile."""
+
+    list_name = "compiles"
+
     compile_id: str
     """Torch's id, ``frame/compile``. The second part says nothing about recompiles."""
     kind: str
@@ -92,21 +136,9 @@ class Compile(LedgerRecord):
     reason: str = ""
     """The guard that failed, in torch's words, for the cached entry nearest to the call; empty unless a recompile."""
     cause: str = ""
-    """Class of the reason (:mod:`pytest_torchcompile.ledger.guard_causes`); empty unless a recompile."""
+    """Class of the reason (:data:`pytest_torchcompile.ledger.reasons.CAUSES`); empty unless a recompile."""
     all_reasons: tuple[str, ...] = ()
     """One failed guard for each cached entry, that of the one last used first."""
-    what: str = ""
-    """What the guard compared, as an expression of the function's own names; empty where not known."""
-    expected: str = ""
-    """Its value when the cached entry was compiled; empty where not known."""
-    actual: str = ""
-    """Its value now; empty where not known."""
-    source: str = ""
-    """The line of code that the guard comes from."""
-    at: str = ""
-    """``file:line`` of that line; torch may shorten the path."""
-    advice: str = ""
-    """What torch itself advises."""
     during: str = ""
     """Label of the call during which it happened (:meth:`Ledger.during`)."""
     graphs: int = 0
@@ -123,6 +155,8 @@ class Compile(LedgerRecord):
     """For a resume function the line of the graph break; else 0."""
     caches: tuple[str, ...] = ()
     """What the compile caches answered, in order: ``fx hit``, ``fx miss``, ``aot bypass``, ..."""
+    cache_keys: tuple[str, ...] = ()
+    """The key of the graph that each of these answers is about; empty where torch names none."""
 
 
 @dataclass
@@ -154,27 +188,17 @@ class GraphBreak(LedgerRecord):
     """Name of the function that torch gave up because of it; it may be a caller of :attr:`function`."""
 
     @property
-    def place(self) -> tuple[str, int, str]:
+    def same_as(self) -> tuple[str, int, str]:
         """Breaks of one place are one: torch records a place again for each caller, retry and recompile."""
         return self.file, self.line, self.gb_id or self.reason
 
-    def enter(self, entered: list[GraphBreak]) -> GraphBreak:
-        """Each place once."""
-        for known in entered:
-            if known.place == self.place:
-                return known
-        return super().enter(entered)
-
 
 @dataclass
-class EagerFrame(LedgerRecord):
+class EagerFrame(FrameRecord):
     """A frame that ran eagerly though it was asked to compile."""
 
     list_name = "eager_frames"
 
-    function: str
-    file: str
-    line: int
     reason: str
     kind: str
     """``limit`` (recompile limit), ``suppressed`` (an error in compiling, hidden by suppress_errors),
@@ -186,17 +210,13 @@ class EagerFrame(LedgerRecord):
     """Calls seen to run eagerly for this reason."""
 
     @property
-    def same_frame(self) -> tuple[str, str, int, str]:
-        """What calls of one function that ran eagerly for one kind of reason have in common."""
+    def same_as(self) -> tuple[str, str, int, str]:
+        """Each function once for each kind; the first reason stays."""
         return self.function, self.file, self.line, self.kind
 
-    def enter(self, entered: list[EagerFrame]) -> EagerFrame:
-        """Each function once for each kind, with all of its calls; the first reason stays."""
-        for known in entered:
-            if known.same_frame == self.same_frame:
-                known.calls += self.calls
-                return known
-        return super().enter(entered)
+    def take_in(self, other: EagerFrame) -> None:
+        """All calls count."""
+        self.calls += other.calls
 
 
 @dataclass
@@ -213,23 +233,18 @@ class CudagraphSkip(LedgerRecord):
     part: bool = False
     """There is a CUDA graph, but it holds only a part of the compiled graph."""
 
-    def enter(self, entered: list[CudagraphSkip]) -> CudagraphSkip:
+    @property
+    def same_as(self) -> tuple[str, str, int]:
         """Each reason once for each place, however many graphs meet it."""
-        for known in entered:
-            if (known.reason, known.file, known.line) == (self.reason, self.file, self.line):
-                return known
-        return super().enter(entered)
+        return self.reason, self.file, self.line
 
 
 @dataclass
-class FailedCompile(LedgerRecord):
+class FailedCompile(FrameRecord):
     """A compile that raised to its caller."""
 
     list_name = "failures"
 
-    function: str
-    file: str
-    line: int
     compile_id: str
     type: str
     """Class name of the exception."""

@@ -15,9 +15,9 @@ import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchcompile.ledger.in_progress import FrameAttempt, Region
+from pytest_torchcompile.ledger.break_sites import code_owner, is_torch
 from pytest_torchcompile.ledger.records import EagerFrame
-from pytest_torchcompile.ledger.sites import code_owner, is_torch
+from pytest_torchcompile.ledger.users import FrameAttempt, Region
 
 if TYPE_CHECKING:
     from pytest_torchcompile.ledger.watch import LedgerWatch

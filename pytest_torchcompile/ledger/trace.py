@@ -7,15 +7,15 @@ are unchanged from torch 2.8 to 2.15. With a handler there the records are made,
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchcompile.ledger import break_text as graph_breaks
-from pytest_torchcompile.ledger import decisions
-from pytest_torchcompile.ledger.in_progress import FrameAttempt, FunctionPlace
+from pytest_torchcompile.ledger import break_sites, decisions
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, Text
+from pytest_torchcompile.ledger.users import FrameAttempt, FunctionPlace
 
 if TYPE_CHECKING:
     from pytest_torchcompile.ledger.watch import LedgerWatch
@@ -46,6 +46,8 @@ _STAGES: Final = {
 """Events and artifacts of the structured trace (names: torch 2.8 to 2.15), and our names of the stages."""
 _CACHE: Final = re.compile(r"(fx_graph|aotautograd)(?:_bundled)?_cache_(hit|miss|bypass)$")
 _CACHE_NAMES: Final = {"fx_graph": "fx", "aotautograd": "aot"}
+_KEY_LENGTH: Final = 16
+"""Characters of a cache's key that are kept: 80 bits in base 32, enough to tell the graphs of a run apart."""
 
 
 @contextlib.contextmanager
@@ -107,6 +109,16 @@ def compile_id(metadata: dict[str, Any]) -> str:
     if "frame_id" in metadata:
         return f"!{autograd}/{frame}"
     return f"!{autograd}"
+
+
+def _cache_key(payload: Any) -> str:
+    """The beginning of the key that a cache looked for, as its record has it (torch 2.8 to 2.15, both caches)."""
+    try:
+        key = json.loads(payload).get("key")
+    # No JSON, or no object: then nobody can tell which graph the answer is about.
+    except (TypeError, ValueError, AttributeError):
+        return ""
+    return str(key or "")[:_KEY_LENGTH]
 
 
 class _Mute(logging.Filter):
@@ -189,6 +201,7 @@ class _Handler(logging.Handler):
             attempt.metrics = metadata[name]
         elif cache := _CACHE.match(name):
             attempt.caches.append(f"{_CACHE_NAMES[cache[1]]} {cache[2]}")
+            attempt.cache_keys.append(_cache_key(payload))
 
     def _keep_text(self, of: str, stage: str, payload: Any) -> None:
         for ledger, _root in self.watch.ledgers:
@@ -199,16 +212,16 @@ class _Handler(logging.Handler):
         watch = self.watch
         if watch.thread.regions:
             watch.broken.add(watch.place_of(watch.thread.regions[-1]))
-        traced = attempt.traced if attempt else graph_breaks.TracedCode()
+        traced = attempt.traced if attempt else break_sites.TracedCode()
         for ledger, root in watch.ledgers:
-            found = graph_breaks.parse_break(text, root=root, during=ledger.label, compile_id=of, traced=traced)
+            found = break_sites.parse_break(text, root=root, during=ledger.label, compile_id=of, traced=traced)
             # Told as an eager frame, when the frame is decided on.
-            if graph_breaks.is_limit(found.reason):
+            if break_sites.is_limit(found.reason):
                 return
             found = ledger.add(found)
             if attempt:
                 attempt.breaks.append(found)
-        if watch.ledgers and (name := graph_breaks.disabled_function(found)):
+        if watch.ledgers and (name := break_sites.disabled_function(found)):
             eager = EagerFrame(name, found.file, found.line, "torch.compiler.disable", "disabled")
             watch.give_up(FrameAttempt(), eager)
 

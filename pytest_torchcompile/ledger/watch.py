@@ -12,10 +12,17 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
 from pytest_torchcompile.ledger.entries import cache_entries, guards_of
-from pytest_torchcompile.ledger.in_progress import FrameAttempt, FunctionPlace, Region
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import EagerFrame, LedgerRecord
-from pytest_torchcompile.ledger.users import Functions, compiled_object, compiled_parts, runs_later
+from pytest_torchcompile.ledger.users import (
+    FrameAttempt,
+    FunctionPlace,
+    Functions,
+    Region,
+    compiled_object,
+    compiled_parts,
+    runs_later,
+)
 
 __all__ = ["Awaited", "Hook", "LedgerWatch"]
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,17 @@ import torch
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.oracle.expected import References
+from pytest_torchcompile.oracle.program import WideCopies
+from pytest_torchcompile.oracle.properties import Held
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
-from pytest_torchcompile.oracle.shared_memory import Held
+from pytest_torchcompile.oracle.spread import Spread
+from pytest_torchcompile.state.model_copy import copy_model
 from pytest_torchcompile.state.snapshot import StateSnapshot
-from pytest_torchcompile.state.tensor_values import whole_value, write_whole
+from pytest_torchcompile.state.value_leaves import whole_value, write_whole
 
-__all__ = ["Call", "Loss", "Make", "Passed", "Side", "TrialOptions", "memory_behind", "passes_over", "rolled_batch",
-           "varied_batch", "vary_parameters"]
+__all__ = ["Call", "Loss", "Make", "Passed", "Side", "TrialOptions", "Variant", "Variants", "memory_behind",
+           "passes_over", "rolled_batch", "varied_batch", "vary_parameters"]
 
 Loss = Callable[[Any, Any], Any]
 """``loss(output, batch)``: a tensor of one element."""
@@ -52,8 +54,8 @@ class Call:
     suffix: str = ""
     training: bool | None = None
     """Switches the model to training, with a backward pass, or to evaluation, without; None: as the trial says."""
-    also: tuple[Batch, ...] = ()
-    """The batches of the other replicas, which one process runs along (:mod:`~pytest_torchcompile.oracle.replicas`)."""
+    other_replicas: tuple[Batch, ...] = ()
+    """The batches of the other replicas. They are kept apart, for most who run a call run their own batch alone."""
 
     @property
     def label(self) -> str:
@@ -65,6 +67,17 @@ class Call:
         if self.training is not None:
             text += " training" if self.training else " evaluating"
         return text + self.suffix
+
+    @property
+    def batch_of_all(self) -> Batch:
+        """The batch with those of the other replicas, for one process that runs them all."""
+        return replace(self.batch, other_replicas=self.other_replicas)
+
+    def batch_for(self, spread: Spread) -> Batch:
+        """What a process runs of the call."""
+        if spread.every_replica:
+            return self.batch_of_all
+        return self.batch
 
     def trains(self, otherwise: bool) -> bool:
         """Whether the call has a backward pass."""
@@ -79,8 +92,10 @@ class Call:
 
     def with_other_values(self, seed: int) -> Call:
         """The call with other values for parameters and batches."""
-        also = tuple(varied_batch(batch, seed) for batch in self.also)
-        return replace(self, batch=varied_batch(self.batch, seed), also=also, other=seed, suffix=", with other values")
+        # Each replica by itself: it varies its own batch in the same way.
+        others = tuple(varied_batch(batch, seed) for batch in self.other_replicas)
+        return replace(self, batch=varied_batch(self.batch, seed), other_replicas=others, other=seed,
+                       suffix=", with other values")
 
 
 def passes_over(calls: Sequence[Call], seed: int | None) -> Iterator[list[Call]]:
@@ -113,36 +128,24 @@ def memory_behind(calls: Sequence[Call]) -> int:
 class Side:
     """A model that runs calls, eagerly or compiled, each from the state in which it was given."""
 
-    def __init__(self, call: Callable[..., Any], module: torch.nn.Module, *, alone: bool = False,
-                 settle: Callable[[torch.nn.Module], None] | None = None,
-                 whole: Callable[[Callable[..., Any]], AbstractContextManager[Any]] | None = None,
-                 owned: Callable[[Callable[..., Any]], Iterable[torch.nn.Parameter]] | None = None) -> None:
+    def __init__(self, call: Callable[..., Any], module: torch.nn.Module, spread: type[Spread] = Spread) -> None:
         """Take what is run.
 
         Args:
             call: The module itself or whatever runs it.
             module: Has the state.
-            alone: It is one process, which runs the batches of all replicas.
-            settle: Called with the module before its state is put back.
-            whole: As for ``record``; given the call.
-            owned: Given the call, the parameters whose gradients it computes; None: all.
+            spread: How the module is spread over ranks.
         """
-        self.call, self.module, self.alone = call, module, alone
-        self._settle = settle
-        # Names of the parameters that are another rank's.
-        self.others: frozenset[str] = frozenset()
-        if owned is not None:
-            mine = {id(parameter) for parameter in owned(call)}
-            self.others = frozenset(name for name, parameter in module.named_parameters() if id(parameter) not in mine)
-        self.whole: Callable[[], AbstractContextManager[Any]] = nullcontext
-        if whole is not None:
-            self.whole = partial(whole, call)
+        self.call, self.module, self.spread = call, module, spread(call, module)
         self._start, self._held = StateSnapshot(module), Held()
+
+    def begin_here(self) -> None:
+        """Take the module's present state for the first one."""
+        self._start = StateSnapshot(self.module)
 
     def restore(self) -> None:
         """Go back to the first state."""
-        if self._settle is not None:
-            self._settle(self.module)
+        self.spread.settle()
         self._start.restore()
 
     def prepare_forward(self, call: Call) -> Callable[[], object]:
@@ -161,12 +164,12 @@ class Side:
         """Run a call, and say too what became of the outputs of the call before (:class:`Held`)."""
         self.restore()
         if call.other is not None:
-            with self.whole():
+            with self.spread.whole():
                 vary_parameters(self.module, call.other)
         call.switch_mode(self.module)
         recording = record(
-            self._held.keep_outputs(self.call), self.module, call.batch, loss=loss, train=call.trains(train),
-            seed=seed + call.index, mode=mode, also=call.also if self.alone else (), whole=self.whole,
+            self._held.keep_outputs(self.call), self.module, call.batch_for(self.spread), loss=loss,
+            train=call.trains(train), seed=seed + call.index, mode=mode, spread=self.spread,
         )
         return recording, self._held.changes_by(recording)
 
@@ -205,9 +208,11 @@ class TrialOptions:
     """How many of the three passes over the calls are made."""
     keep_texts: bool = False
     """Keep what each stage of the compiler has written."""
-    alone: Callable[[], Side] | None = None
+    one_process: Callable[[], Side] | None = None
     """Makes the model as one process runs it, where ``make`` makes parts of it that run on several ranks: the eager
     side is held against that too, and ``pristine`` is the model as one process has it."""
+    in_evaluation: bool = True
+    """Run the trial once more in evaluation where compiled calls draw other random numbers than eager."""
     compared: bool = True
     """Compare what came of the calls; not where their numbers mean nothing."""
 
@@ -226,6 +231,35 @@ class Passed:
     eager_zero: bool
     gradients: int
     """Eager gradients that are not."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model for references, never run and never changed, and its wide copies."""
+
+    model: torch.nn.Module
+    wide: WideCopies = field(default_factory=dict)
+
+
+class Variants:
+    """The model in its initial state as the calls of a trial run it, each variant made once."""
+
+    def __init__(self, pristine: torch.nn.Module) -> None:
+        self._pristine = pristine
+        self._made: dict[Hashable, Variant] = {}
+
+    def for_call(self, call: Call) -> Variant:
+        """With the call's other values, switched to training or evaluation: the same for all sizes of a batch."""
+        key = (call.other, call.training)
+        if key not in self._made:
+            model = self._pristine
+            if call.other is not None or call.training is not None:
+                model = copy_model(model)
+                call.switch_mode(model)
+            if call.other is not None:
+                vary_parameters(model, call.other)
+            self._made[key] = Variant(model)
+        return self._made[key]
 
 
 def vary_parameters(module: torch.nn.Module, seed: int) -> None:

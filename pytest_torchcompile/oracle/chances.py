@@ -7,7 +7,7 @@ with eager's. What stays the same over many seeds is the share of zeros (what dr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,12 +16,12 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle.estimate import as_real, finite_values
-from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.state.snapshot import StateSnapshot
 
-__all__ = ["Chances", "compare_chances", "own_random_draws", "same_random_draws", "sample_chances"]
+__all__ = ["Chances", "Moments", "compare_chances", "own_random_draws", "same_random_draws", "sample_chances", "welch"]
 
 # Standard errors by which two correct means may differ: once in 500 million, and there are a dozen for each leaf.
 _LIMIT = 6.0
@@ -53,6 +53,46 @@ def _fallback_random(eager: bool) -> AbstractContextManager[None]:
 
 
 @dataclass
+class Moments:
+    """Mean of a value over several runs, and the squared deviations from it, summed over runs and elements."""
+
+    mean: torch.Tensor
+    count: int = 1
+    squares: float = 0.0
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Moments:
+        """Those of numbers that are all there."""
+        mean = sum(values) / len(values)
+        squares = sum((value - mean) ** 2 for value in values)
+        return cls(torch.tensor(mean, dtype=torch.float64), len(values), squares)
+
+    def add(self, value: torch.Tensor) -> None:
+        """Take one more run in (Welford, Technometrics 4, 1962)."""
+        self.count += 1
+        step = value - self.mean
+        self.mean += step / self.count
+        self.squares += float((step * (value - self.mean)).sum())
+
+    @property
+    def squared_error(self) -> float:
+        """The squared standard error of the mean, summed over the elements."""
+        return self.squares / max(1, self.count - 1) / self.count
+
+
+def welch(one: Moments, other: Moments, slack: float = 0.0) -> float:
+    """How many standard errors two means are apart (Welch, Biometrika 34, 1947); of several elements, as vectors.
+
+    ``slack`` is added to the standard error. Equal means are 0 apart; unequal ones that nothing varies are infinitely.
+    """
+    apart = math.sqrt(float((one.mean - other.mean).square().sum()))
+    error = math.sqrt(one.squared_error + other.squared_error) + slack
+    if error > 0:
+        return apart / error
+    return math.inf if apart else 0.0
+
+
+@dataclass
 class Chances:
     """What the values of some calls with different seeds have in common."""
 
@@ -66,6 +106,11 @@ class Chances:
     """Whether other seeds gave other values."""
     error: str = ""
     """What a call raised."""
+
+    @property
+    def names_that_vary(self) -> frozenset[str]:
+        """Leaves that were not the same for every seed."""
+        return frozenset(name for name, samples in self.samples.items() if _vary(samples))
 
     def add_call(self, recording: Recording) -> None:
         """Take one call in."""
@@ -149,14 +194,9 @@ def _compare_seeds(eager: Chances, compiled: Chances) -> Leaf:
 def _compare_means(name: str, eager: list[float], compiled: list[float]) -> Leaf:
     if not compiled:
         return Leaf(name, "rng", message="only eager has it")
-    mean, variance = _mean_with_variance(eager)
-    other, other_variance = _mean_with_variance(compiled)
-    error = math.sqrt(variance + other_variance) + _SLACK * abs(mean) / _LIMIT
-    distance = 0.0
-    if error > 0:
-        distance = abs(mean - other) / error
-    elif mean != other:
-        distance = math.inf
+    mine, theirs = Moments.of(eager), Moments.of(compiled)
+    mean, other = float(mine.mean), float(theirs.mean)
+    distance = welch(mine, theirs, slack=_SLACK * abs(mean) / _LIMIT)
     text = ""
     # not (a > b), so that NaN is a problem
     if not distance <= _LIMIT:
@@ -167,12 +207,6 @@ def _compare_means(name: str, eager: list[float], compiled: list[float]) -> Leaf
 
 def _vary(samples: list[list[float]]) -> bool:
     return any(sample != samples[0] for sample in samples)
-
-
-def _mean_with_variance(values: list[float]) -> tuple[float, float]:
-    """Mean, and the squared standard error of it."""
-    mean = sum(values) / len(values)
-    return mean, sum((value - mean) ** 2 for value in values) / max(1, len(values) - 1) / len(values)
 
 
 def _measure(value: torch.Tensor) -> list[float]:

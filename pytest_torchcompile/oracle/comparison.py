@@ -11,8 +11,7 @@ import torch
 from pytest_torchcompile.oracle.estimate import small_to_cpu
 from pytest_torchcompile.oracle.expected import FAR, Reference, distance_from_runs
 from pytest_torchcompile.oracle.judging import eager_is_near, judge_discrete, judge_numbers
-from pytest_torchcompile.oracle.leaf import Leaf
-from pytest_torchcompile.oracle.limits import Limits, problem
+from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.properties import (
     ABSENT,
     compare_errors,
@@ -22,7 +21,8 @@ from pytest_torchcompile.oracle.properties import (
 )
 from pytest_torchcompile.oracle.recording import Item, Recording
 from pytest_torchcompile.oracle.reference_runs import FEW
-from pytest_torchcompile.state.tensor_values import same_bits
+from pytest_torchcompile.oracle.settling import settle_by_eager
+from pytest_torchcompile.state.value_leaves import same_bits
 
 __all__ = ["compare"]
 
@@ -103,6 +103,8 @@ class _Judge:
         self._twin: dict[str, tuple[str, Item]] | None = None
         # Of the leaves that are not equal bit for bit.
         self._measured: dict[str, _Values] = {}
+        # Of those whose first measure settles them.
+        self._settled: set[str] = set()
 
     def first_leaf(self, values: _Values) -> Leaf:
         """Judge a value by the draws that there are: none at first, then by eager's own error."""
@@ -110,6 +112,13 @@ class _Judge:
         if leaf is not None:
             return leaf
         self._measured[values.name] = values
+        if isinstance(values.eager, torch.Tensor):
+            settled = settle_by_eager(_new_leaf(values, values.eager), values.eager,
+                                      values.compiled.to(values.eager.dtype), self._reference(), self._limits,
+                                      self._without_draws)
+            if settled is not None:
+                self._settled.add(values.name)
+                return settled
         return self._measure(values)
 
     def decide(self, leaves: list[Leaf]) -> list[Leaf]:
@@ -120,7 +129,8 @@ class _Judge:
             # Another kind is about a property of a value of this name.
             if values is not None and values.kind == leaf.kind:
                 places[leaf.name] = place
-        suspicious = [name for name, place in places.items() if self._is_suspicious(leaves[place])]
+        suspicious = [name for name, place in places.items()
+                      if name not in self._settled and self._is_suspicious(leaves[place])]
         while suspicious and self._reference().more(suspicious):
             for name in suspicious:
                 leaves[places[name]] = self._measure(self._measured[name])
@@ -216,6 +226,10 @@ def _without_reference(values: _Values) -> Leaf | None:
     return Leaf(name, kind, eager=one, compiled=other, message=f"is {one} in eager, {other} compiled")
 
 
+def _new_leaf(values: _Values, eager: torch.Tensor) -> Leaf:
+    return Leaf(values.name, values.kind, numel=eager.numel(), dtype=_dtype_name(eager.dtype))
+
+
 def _against(reference: Reference, values: _Values, limits: Limits) -> Leaf:
     """Measure a value from the reference."""
     eager, compiled = values.eager, values.compiled
@@ -223,7 +237,7 @@ def _against(reference: Reference, values: _Values, limits: Limits) -> Leaf:
         dtype = torch.float64 if isinstance(eager, float) else torch.complex128
         eager, compiled = torch.tensor(eager, dtype=dtype), torch.tensor(compiled, dtype=dtype)
     eager, compiled = small_to_cpu(eager), small_to_cpu(compiled)
-    leaf = Leaf(values.name, values.kind, numel=eager.numel(), dtype=_dtype_name(eager.dtype))
+    leaf = _new_leaf(values, eager)
     if eager.is_floating_point() or eager.is_complex():
         return judge_numbers(leaf, eager, compiled.to(eager.dtype), reference, limits)
     return judge_discrete(leaf, eager, compiled.to(eager.dtype), reference)

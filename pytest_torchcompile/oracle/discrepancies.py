@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pytest_torchcompile.oracle.leaf import Leaf
-from pytest_torchcompile.oracle.limits import Limits, note, problem
+from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, note, problem
 
 __all__ = ["NOT_HELD", "Discrepancy", "find_discrepancies", "headline", "never_repeats", "undecided_notes",
            "why_vacuous"]
@@ -30,7 +29,7 @@ class Discrepancy:
     """One thing that is wrong."""
 
     kind: str
-    """A kind of :data:`~pytest_torchcompile.oracle.leaf.KINDS`, or ``vacuous``: no compiled code was judged."""
+    """A kind of :data:`~pytest_torchcompile.oracle.leaf_limits.KINDS`, or ``vacuous``: no compiled code was judged."""
     where: str
     """The output, gradient, buffer, ... as ``output['logits']`` or ``gradient of up.weight``."""
     message: str

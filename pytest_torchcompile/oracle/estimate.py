@@ -63,11 +63,10 @@ class Estimate:
         """Whether this leaf is a tensor of floating numbers."""
         return isinstance(self.value, torch.Tensor) and self.value.is_floating_point()
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of the tensors it holds."""
-        tensors = (self.value, self.spread, self.reach, self.flips, self.brink)
-        return sum(t.numel() * t.itemsize for t in tensors if isinstance(t, torch.Tensor))
+    def held_tensors(self) -> list[torch.Tensor]:
+        """What takes memory."""
+        held = (self.value, self.spread, self.reach, self.flips, self.brink)
+        return [tensor for tensor in held if isinstance(tensor, torch.Tensor)]
 
     def add(self, value: Any, plain: bool = True) -> None:
         """Take one more draw in; ``plain``: made with as much noise as the program has, not more."""
@@ -106,7 +105,11 @@ class Estimate:
             exact = finite_values(exact)
             apart += float(error.dot(error))
             size += float(exact.dot(exact))
-        share = min(_ROUNDINGS * torch.finfo(eager.dtype).eps / 2, _SIXTEENTH)
+        return self.is_so_near(apart, size, eager.dtype)
+
+    def is_so_near(self, apart: float, size: float, dtype: torch.dtype) -> bool:
+        """:meth:`is_near`, of the sums of squares of eager's errors and of the expected values."""
+        share = min(_ROUNDINGS * torch.finfo(dtype).eps / 2, _SIXTEENTH)
         return apart <= share**2 * size
 
     @property

@@ -5,7 +5,7 @@ eager itself as the reference, run several times, where it does not repeat itsel
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -79,10 +79,17 @@ class Reference:
         """Whether a second float64 run gives this leaf again, up to rounding: then only rounding wavers."""
         return False
 
+    def held_tensors(self) -> list[torch.Tensor]:
+        """What takes memory: the estimates. They do not grow with the number of draws."""
+        tensors: list[torch.Tensor] = []
+        for estimate in self.estimates.values():
+            tensors += estimate.held_tensors()
+        return tensors
+
     @property
     def nbytes(self) -> int:
-        """Memory of the estimates; it does not grow with the number of draws."""
-        return sum(estimate.nbytes for estimate in self.estimates.values())
+        """Memory of the tensors it holds."""
+        return _bytes_of([self])
 
 
 class References:
@@ -107,9 +114,18 @@ class References:
             self._kept[key] = make()
         reference = self._kept[key]
         # Counted anew each time: a reference grows when a suspicion buys it more draws.
-        while self._kept and sum(each.nbytes for each in self._kept.values()) > self.limit:
+        while self._kept and _bytes_of(self._kept.values()) > self.limit:
             self._kept.popitem(last=False)
         return reference
+
+
+def _bytes_of(references: Iterable[Reference]) -> int:
+    """Those of one model have its parameters in common."""
+    sizes: dict[int, int] = {}
+    for reference in references:
+        for tensor in reference.held_tensors():
+            sizes[id(tensor)] = tensor.numel() * tensor.itemsize
+    return sum(sizes.values())
 
 
 class Repeated(Reference):

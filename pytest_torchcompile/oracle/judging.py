@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_to_cpu, split_pieces
 from pytest_torchcompile.oracle.expected import WIDER, Reference
-from pytest_torchcompile.oracle.leaf import Leaf
-from pytest_torchcompile.oracle.limits import Limits, problem
+from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.noise_levels import Projections
 from pytest_torchcompile.oracle.scale import Scale, scale_from_draws, scale_from_dtype, scale_from_eager, split_leaf
 
-__all__ = ["eager_is_near", "judge_discrete", "judge_numbers"]
+__all__ = ["BIAS_FLOOR", "HALF", "eager_is_near", "grain_of", "judge_discrete", "judge_numbers", "with_values"]
 
-# Relative offset that is never complained about: 16 roundings of float32.
-_BIAS_FLOOR = 2.0**-20
+BIAS_FLOOR: Final = 2.0**-20
+"""Relative offset that is never complained about: 16 roundings of float32."""
 # Eager this many noise scales off the reference: not the same program (the worst of 13 models had 2.5).
 _UNFIT = 32.0
-# An element that is off by so much of its expected value, which is above the noise, is lost: zero would be as near.
-# Of the elements that approximations of Inductor's (gelu, erf, expm1) put off, at most 47 % are lost: those next to 0.
-_HALF = 0.5
+HALF: Final = 0.5
+"""An element that is off by so much of its expected value, which is above the noise, is lost: zero would be as near.
+
+Of the elements that approximations of Inductor's (gelu, erf, expm1) put off, at most 47 % are lost: those next to 0."""
 # Larger values, such as masks of -1e9, excuse no more than this one.
 _TALL = 16.0
 
@@ -112,7 +112,7 @@ def judge_discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, refe
     hard = differ & ~loose
     wrong, excused = int(hard.sum()), int((differ & loose).sum())
     shown = hard if wrong else differ
-    leaf = _with_values(leaf, int(shown.nonzero()[0]), eager, compiled, expected)
+    leaf = with_values(leaf, int(shown.nonzero()[0]), eager, compiled, expected)
     leaf = replace(leaf, undecidable=excused, blind=int(loose.sum()), wrong=wrong / leaf.numel)
     if wrong:
         text = f"{wrong} of {leaf.numel} elements differ although rounding can't flip them"
@@ -155,7 +155,7 @@ def _measure_error(
         blind += int((part.noise * limits.rms >= part.exact.abs().clamp_(min=scale.levels.typical)).sum())
         off = ratio > limits.rms
         wrong += int(off.sum())
-        lost += int((off & (signal > limits.rms) & (error.abs() >= _HALF * part.exact.abs())).sum())
+        lost += int((off & (signal > limits.rms) & (error.abs() >= HALF * part.exact.abs())).sum())
         farthest = max(farthest, float(error.abs().amax()))
         largest = max(largest, float(part.exact.abs().amax()))
         top = float(ratio.amax())
@@ -164,7 +164,7 @@ def _measure_error(
         if first is None and top > limits.peak:
             first = start + int((ratio > limits.peak).nonzero()[0])
         start += compiled.numel()
-    leaf = _with_values(leaf, worst if first is None else first, e, c, scale.centre)
+    leaf = with_values(leaf, worst if first is None else first, e, c, scale.centre)
     count = c.numel()
     blind = min(count, leaf.blind + blind)
     # A leaf of zeros would pass for this one too.
@@ -172,16 +172,16 @@ def _measure_error(
         blind = count
     floor = 0.0
     if limits.bias:
-        floor = _BIAS_FLOOR / limits.bias
+        floor = BIAS_FLOOR / limits.bias
     # Where most elements that are off are lost, being small beside the largest value is no excuse.
     grain = None
     if lost <= wrong - lost:
-        grain = _grain_of(farthest, largest, scale.dtype)
+        grain = grain_of(farthest, largest, scale.dtype)
     return replace(leaf, rms=(squares / count) ** 0.5, bias=scale.noise.excess(systematic, floor), peak=peak,
                    grain=grain, wrong=wrong / count, blind=blind)
 
 
-def _grain_of(farthest: float, largest: float, dtype: torch.dtype) -> float | None:
+def grain_of(farthest: float, largest: float, dtype: torch.dtype) -> float | None:
     """Of a leaf that is not mostly lost, see ``Leaf.grain``; None for a leaf of zeros."""
     step = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) * min(largest, _TALL)
     if not step:
@@ -217,10 +217,10 @@ def _compare_not_finite(
     if first is None:
         return leaf
     text = f"{wrong} of {c.numel()} elements are NaN or infinite in eager or compiled alone"
-    return replace(_with_values(leaf, first, e, c, exact), wrong=wrong / c.numel(), message=text)
+    return replace(with_values(leaf, first, e, c, exact), wrong=wrong / c.numel(), message=text)
 
 
-def _with_values(leaf: Leaf, flat: int, e: torch.Tensor, c: torch.Tensor, expected: torch.Tensor) -> Leaf:
+def with_values(leaf: Leaf, flat: int, e: torch.Tensor, c: torch.Tensor, expected: torch.Tensor) -> Leaf:
     """The leaf with the values at a place that is counted over all elements."""
     index: tuple[int, ...] = ()
     for size in reversed(e.shape):

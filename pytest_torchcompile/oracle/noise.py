@@ -1,7 +1,11 @@
-"""Monte-Carlo arithmetic: a program in float64 whose operators round as in a narrower dtype."""
+"""Monte-Carlo arithmetic: a program in float64 whose operators round as in a narrower dtype. And its dice: random
+relative errors, cheap enough to be thrown at every operator.
+"""
 
 from __future__ import annotations
 
+import random
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,21 +15,28 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.oracle.dice import Dice
-from pytest_torchcompile.oracle.operators import (
+from pytest_torchcompile.oracle.operator_rounding import (
     APPROXIMATED,
     PRODUCTS,
     Operator,
     count_terms,
     operator_facts,
+    unit_of,
+    wide_dtype,
     wide_version,
 )
 from pytest_torchcompile.oracle.tape import Replay, Rounding, Tape, key_of
-from pytest_torchcompile.oracle.units import unit_of, wide_dtype
 
-__all__ = ["Wide"]
+__all__ = ["Dice", "Wide"]
 
 _FLOAT16_UNIT = 2.0**-11
+# Numbers in a pool: on a CPU as many as its cache holds.
+_POOLS = {"cpu": 1 << 17}
+_POOL = 1 << 20
+# Between the seeds of two sequences.
+_APART = 7919
+# Pools of factors that are kept, the ones of the units used last.
+_KEPT = 16
 
 
 class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -203,7 +214,7 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._round_tensor(tensor, unit)
 
     def _round_tensor(self, tensor: torch.Tensor, unit: float) -> None:
-        if not unit:
+        if not unit or _is_exact_size(tensor, unit):
             return
         self._dice.disturb(tensor, self.factor * unit)
         if unit == _FLOAT16_UNIT:
@@ -211,5 +222,106 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._dice.add_drift(tensor, self.factor * 2.0**-25, below=2.0**-14)
 
 
+def _is_exact_size(tensor: torch.Tensor, unit: float) -> bool:
+    """Whether it is one whole number that rounding to ``unit`` keeps: nothing has rounded on the way to it.
+
+    Models compute sizes so, as the ceiling of (length - kernel) / stride: with noise the ceiling is one more, and the
+    model raises.
+    """
+    if tensor.numel() != 1 or tensor.is_complex():
+        return False
+    value = float(tensor)
+    return value.is_integer() and abs(value) * unit <= 1
+
+
 def _as_sequence(value: Any) -> Any:
     return value if isinstance(value, (tuple, list)) else (value,)
+
+
+class Dice:
+    """Uniform numbers in (-1, 1): slices of one pool per device, at random offsets.
+
+    Slices of two throws are shifted against each other, so that they are as good as independent; large
+    tensors are served in stretches of half a pool, each from an offset of its own.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._offsets = random.Random(seed)
+        self._seed = seed
+        self._pools: dict[tuple[torch.device, torch.dtype], torch.Tensor] = {}
+        self._factors: OrderedDict[tuple[torch.device, torch.dtype, float], torch.Tensor] = OrderedDict()
+
+    def begin_sequence(self, number: int) -> None:
+        """Begin the sequence of this number: it is the same one whenever it is begun."""
+        self._offsets.seed(self._seed + _APART * number)
+
+    def disturb(self, tensor: torch.Tensor, unit: float) -> None:
+        """Multiply every element by a factor within ``unit`` of 1, in place; zeros and infinities stay."""
+        flat = _flat_memory(tensor)
+        if flat is None:
+            disturbed = tensor.contiguous()
+            self.disturb(disturbed, unit)
+            tensor.copy_(disturbed)
+            return
+        for part in self._stretches(flat):
+            part.mul_(self._next_factors(part, unit))
+
+    def disturbed_copy(self, tensor: torch.Tensor, unit: float) -> torch.Tensor:
+        """A disturbed copy, of the same strides where the tensor fills its memory."""
+        copy = tensor.clone()
+        self.disturb(copy, unit)
+        return copy
+
+    def add_drift(self, tensor: torch.Tensor, size: float, below: float) -> None:
+        """Add up to ``size`` to the elements that are smaller than ``below`` and not zero, in place."""
+        small = (tensor.abs() < below) & (tensor != 0)
+        if bool(small.any()):
+            noise = torch.ones_like(tensor)
+            self.disturb(noise, size)
+            tensor.add_(noise.sub_(1).mul_(small))
+
+    def _stretches(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        half = _POOLS.get(flat.device.type, _POOL) // 2
+        if flat.numel() <= half:
+            yield flat
+        else:
+            yield from torch.split(flat, half)
+
+    def _next_factors(self, like: torch.Tensor, unit: float) -> torch.Tensor:
+        factors = self._factor_pool(like.device, like.dtype, unit)
+        return factors.narrow(0, self._offsets.randrange(factors.numel() - like.numel()), like.numel())
+
+    def _factor_pool(self, device: torch.device, dtype: torch.dtype, unit: float) -> torch.Tensor:
+        """The pool as factors ``1 - unit * xi``, real or complex."""
+        key = (device, dtype, unit)
+        if key in self._factors:
+            self._factors.move_to_end(key)
+            return self._factors[key]
+        if (device, dtype) not in self._pools:
+            self._pools[device, dtype] = self._new_pool(device, dtype)
+        # a factor, not a summand: infinity plus a part of infinity can be NaN
+        self._factors[key] = torch.rsub(self._pools[device, dtype], 1.0, alpha=unit)
+        if len(self._factors) > _KEPT:
+            self._factors.popitem(last=False)
+        return self._factors[key]
+
+    def _new_pool(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """Uniform numbers in (-1, 1); of complex ones both parts."""
+        generator = torch.Generator(device=device).manual_seed(self._seed)
+        real_dtype = dtype.to_real() if dtype.is_complex else dtype
+        real = torch.empty(_POOLS.get(device.type, _POOL) + 1, 2, dtype=real_dtype, device=device)
+        real.uniform_(-1, 1, generator=generator)
+        if dtype.is_complex:
+            return torch.view_as_complex(real)
+        return real[:, 0].clone()
+
+
+def _flat_memory(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The memory of a tensor that fills it without gaps, as one axis; ``None`` for others."""
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    straight = tensor.permute(order)
+    if not straight.is_contiguous():
+        return None
+    return straight.view(-1)

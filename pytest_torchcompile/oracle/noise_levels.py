@@ -14,7 +14,9 @@ __all__ = ["Levels", "Noise", "Projections", "sample_elements"]
 _BINS = 64
 # Bins of noise, each a factor of two, the largest in the first.
 _NOISES = 64
-_SAMPLE = 1 << 16
+_SAMPLE, _LINE = 1 << 16, 8
+# Exponents of float32, and what is added to one for that of float64.
+_EXPONENTS, _FLOAT64_ABOVE_FLOAT32 = 256, 1023 - 127
 # Elements that a median is made from; where a bin has fewer, its nearest neighbours lend theirs.
 _LEAST = 16
 
@@ -43,10 +45,11 @@ class Levels:
             self._table = torch.tensor(levels, dtype=torch.float64, device=value.device)
         # The lower median of the magnitudes that are not zero.
         self.typical = _lower_median(value.abs())
-        self._relative = 0.0
+        # The usual noise of a value over its size.
+        self.relative = 0.0
         if self.typical:
             typical = torch.full((1,), self.typical, dtype=torch.float64, device=value.device)
-            self._relative = float(self.of(typical)) / self.typical
+            self.relative = float(self.of(typical)) / self.typical
 
     def of(self, exact: torch.Tensor) -> torch.Tensor:
         """The level of each of some (finite) elements; zero where nothing of the leaf has noise."""
@@ -54,10 +57,23 @@ class Levels:
             return torch.zeros((), dtype=torch.float64, device=exact.device).expand(exact.shape)
         return self._table[self._bins_of(_exponents(exact))]
 
+    def by_exponent(self) -> torch.Tensor | None:
+        """The level of each exponent of a positive float32 number (``bits >> 23``), in float32.
+
+        The first is that of zero or of the largest number below float32's normal ones, whichever is smaller. None where
+        nothing of the leaf has noise.
+        """
+        if self._table is None:
+            return None
+        exponents = torch.arange(_EXPONENTS, device=self._table.device) + _FLOAT64_ABOVE_FLOAT32
+        levels = self._table[self._bins_of(exponents)]
+        levels[0] = torch.minimum(levels[0], self._table[-1])
+        return levels.float()
+
     def weights(self, exact: torch.Tensor) -> torch.Tensor:
         """What makes the noise of all elements about one. Elements of a magnitude that was not in the sample are taken
         to have the usual relative noise."""
-        noise = torch.maximum(self.of(exact), exact.double().abs() * self._relative)
+        noise = torch.maximum(self.of(exact), exact.double().abs() * self.relative)
         return noise.reciprocal_().nan_to_num_(posinf=0.0)
 
     def _bins_of(self, magnitude: torch.Tensor) -> torch.Tensor:
@@ -73,11 +89,15 @@ def _lower_median(sizes: torch.Tensor) -> float:
 
 
 def sample_elements(tensor: torch.Tensor) -> torch.Tensor:
-    """Up to 65,536 elements, evenly spread; an odd step, so that it isn't one column of a table."""
+    """Some 65,536 elements, evenly spread, eight neighbours at a time, as memory is read in lines of so many.
+
+    An odd step, so that it isn't one column of a table.
+    """
     flat = tensor.reshape(-1)
     if flat.numel() <= _SAMPLE:
         return flat
-    return flat[:: (flat.numel() // _SAMPLE) | 1]
+    lines = flat[: flat.numel() // _LINE * _LINE].view(-1, _LINE)
+    return lines[:: (flat.numel() // _SAMPLE) | 1].reshape(-1)
 
 
 def _exponents(tensor: torch.Tensor) -> torch.Tensor:
@@ -133,11 +153,17 @@ class Projections:
         """Take one piece in: the error and the exact values, both finite."""
         weights = self._levels.weights(exact)
         error, exact = error * weights, exact * weights
-        self._squares += float(error.dot(error))
-        self._along += float(error.dot(exact))
-        self._offset += float(error.sum())
-        self._size += float(exact.dot(exact))
-        self._count += error.numel()
+        self.add_sums(float(error.dot(error)), float(error.dot(exact)), float(error.sum()), float(exact.dot(exact)),
+                      error.numel())
+
+    def add_sums(self, squares: float, along: float, offset: float, size: float, count: int) -> None:
+        """Take one piece in, of which these are known: squares of the weighted errors, their products with the
+        weighted values, their sum, the squares of those values, and the number of elements."""
+        self._squares += squares
+        self._along += along
+        self._offset += offset
+        self._size += size
+        self._count += count
 
     @property
     def mean_square(self) -> float:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
+from pytest_torchcompile.oracle.operator_rounding import program_unit, wide_dtype
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.tape import Tape
-from pytest_torchcompile.oracle.units import program_unit, wide_dtype
 from pytest_torchcompile.state.model_copy import copy_model
-from pytest_torchcompile.state.paths import attribute_tensors
 from pytest_torchcompile.state.snapshot import StateSnapshot
+from pytest_torchcompile.state.value_leaves import attribute_tensors
 
-__all__ = ["Program"]
+__all__ = ["Program", "WideCopies"]
+
+WideCopies: TypeAlias = "dict[torch.dtype, torch.nn.Module]"
+"""A model by the precision that it was widened to, one at a time. Programs of one model may have them in common."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +37,7 @@ class Program:
     train: bool
     seed: int
     tape: Tape | None
-    also: tuple[Batch, ...] = ()
-    """Batches of other replicas; as for ``record``."""
-    _widest: dict[torch.dtype, torch.nn.Module] = field(default_factory=dict)
+    wide_copies: WideCopies = field(default_factory=dict)
     """The module widened once; its copies share the parameters until a run writes to one."""
 
     @classmethod
@@ -50,7 +52,7 @@ class Program:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Parameters, buffers and inputs."""
-        return _all_tensors(self.module, self.batch, *self.also)
+        return _all_tensors(self.module, self.batch)
 
     @property
     def unit(self) -> float:
@@ -61,28 +63,46 @@ class Program:
         return program_unit(self.tensors, seen)
 
     @property
-    def nbytes(self) -> int:
-        """Memory of parameters, buffers, inputs and recorded random draws."""
+    def held_tensors(self) -> list[torch.Tensor]:
+        """Parameters, buffers, inputs and recorded random draws."""
         tensors = self.tensors
         if self.tape is not None:
             tensors += [draw for _, draw in self.tape.draws]
-        for module in self._widest.values():
-            tensors += _all_tensors(module)
-        return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+        for module in self.wide_copies.values():
+            tensors += _state_tensors(module)
+        return tensors
 
-    def copied(self) -> Program:
-        """A copy whose module and batch nobody else holds; raises what ``copy.deepcopy`` raises."""
-        module = copy_model(self.module)
-        also = tuple(batch.clone() for batch in self.also)
-        return replace(self, module=module, batch=self.batch.clone(), also=also, _widest={})
+    def copied(self, kept: WideCopies | None = None) -> Program:
+        """A copy whose module and batch nobody else holds; raises what ``copy.deepcopy`` raises.
 
-    def run_eager(self) -> Recording:
-        """Run the module as it is, and put its state back."""
+        ``kept``: the wide copies of a module whose parameters nobody writes to, so that they need no copies.
+        """
+        memo = None
+        if kept is not None:
+            memo = _shared_parameters(self.module)
+        return replace(self, module=copy_model(self.module, memo), batch=self.batch.clone(),
+                       wide_copies={} if kept is None else kept)
+
+    def run_in_place(self) -> Recording:
+        """Run the module itself, and put its state back: for one that can't be copied."""
         before = StateSnapshot(self.module)
         try:
-            return self._record(self.module, self.batch, self.also, None, sparing=False)
+            return self._record(self.module, self.batch, None)
         finally:
             before.restore()
+
+    def run_eager(self) -> Recording:
+        """Run a copy of the module. It shares the parameters where the tape shows that the program leaves them."""
+        if not self._spares_parameters:
+            return self._record(copy_model(self.module), self.batch, None)
+        module = copy_model(self.module, _shared_parameters(self.module))
+        recording = self._record(module, self.batch, None, sparing=True)
+        module.zero_grad()
+        return recording
+
+    @property
+    def _spares_parameters(self) -> bool:
+        return self.tape is not None and self.tape.spares_parameters
 
     def run_wide(
         self,
@@ -91,56 +111,58 @@ class Program:
         disturb: Callable[[torch.Tensor], None] | None = None,
     ) -> Recording:
         """Run a copy widened to ``dtype``; ``disturb`` is given each of its floating tensors first."""
-        if dtype not in self._widest:
-            self._widest.clear()
-            self._widest[dtype] = _widen_module(copy_model(self.module), dtype)
-        base, batch = self._widest[dtype], self.batch.to(dtype=dtype)
-        also = [each.to(dtype=dtype) for each in self.also]
+        if dtype not in self.wide_copies:
+            self.wide_copies.clear()
+            self.wide_copies[dtype] = _widened_copy(self.module, dtype)
+        base, batch = self.wide_copies[dtype], self.batch.to(dtype=dtype)
         versions = {id(parameter): parameter._version for parameter in base.parameters()}
         # Copies share the parameters, which saves their memory, unless these are disturbed.
-        shared = None
-        if disturb is None:
-            shared = {id(parameter): parameter for parameter in base.parameters()}
-        module = copy_model(base, shared)
+        module = copy_model(base, _shared_parameters(base) if disturb is None else None)
         if disturb is not None:
-            _disturb_all(disturb, module, batch, *also)
+            _disturb_all(disturb, module, batch)
         with _written_out(dtype):
-            recording = self._record(module, batch, also, mode, sparing=True)
+            recording = self._record(module, batch, mode, sparing=True)
         module.zero_grad()
-        # The run has written to a shared parameter: the next one needs a new base.
-        if any(parameter._version != versions[id(parameter)] for parameter in base.parameters()):
-            self._widest.clear()
+        # The run has written to a shared parameter, or may have: the next one needs a new base.
+        written = any(parameter._version != versions[id(parameter)] for parameter in base.parameters())
+        if written or (self.tape is not None and not self.tape.spares_parameters):
+            self.wide_copies.clear()
         return recording
 
     def run_disturbed(self, disturb: Callable[[torch.Tensor], None]) -> Recording:
         """Run a copy in the model's own precision; ``disturb`` is given each of its floating tensors first."""
-        module, batch, also = copy_model(self.module), self.batch.clone(), [each.clone() for each in self.also]
-        _disturb_all(disturb, module, batch, *also)
-        return self._record(module, batch, also, None, sparing=True)
+        module, batch = copy_model(self.module), self.batch.clone()
+        _disturb_all(disturb, module, batch)
+        return self._record(module, batch, None, sparing=True)
 
     def _record(
-        self, module: torch.nn.Module, batch: Batch, also: Sequence[Batch], mode: AbstractContextManager[Any] | None,
-        sparing: bool
+        self, module: torch.nn.Module, batch: Batch, mode: AbstractContextManager[Any] | None, sparing: bool = False
     ) -> Recording:
+        """``sparing``: as for ``record``, of a module that nobody else has."""
+        unwritten = sparing and self._spares_parameters
         named = module
         if isinstance(module, _Called):
             named = module.module
         with warnings.catch_warnings(), eager_on_purpose():
             warnings.simplefilter("ignore")  # the eager run has said them already
             return record(module, named, batch, loss=self.loss, train=self.train, seed=self.seed, mode=mode,
-                          sparing=sparing, also=also)
+                          sparing=sparing, unwritten=unwritten)
 
 
-def _all_tensors(module: torch.nn.Module, *batches: Batch) -> list[torch.Tensor]:
-    tensors = [*module.parameters(), *module.buffers()]
-    for batch in batches:
-        tensors += batch.tensors()
+def _state_tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _all_tensors(module: torch.nn.Module, batch: Batch) -> list[torch.Tensor]:
+    tensors = _state_tensors(module)
+    for replica in batch.replicas:
+        tensors += replica.tensors()
     return tensors
 
 
-def _disturb_all(disturb: Callable[[torch.Tensor], None], module: torch.nn.Module, *batches: Batch) -> None:
+def _disturb_all(disturb: Callable[[torch.Tensor], None], module: torch.nn.Module, batch: Batch) -> None:
     """In this order: it decides which noise a tensor gets."""
-    tensors = _all_tensors(module, *batches)
+    tensors = _all_tensors(module, batch)
     with torch.no_grad():
         for tensor in tensors:
             if tensor.is_floating_point() or tensor.is_complex():
@@ -164,10 +186,29 @@ class _Called(torch.nn.Module):
         self.__dict__["forward"] = call
 
 
-def _widen_module(module: torch.nn.Module, wide: torch.dtype) -> torch.nn.Module:
-    """Widen all tensors of a module in place; complex ones stay complex, unlike with ``Module.to``."""
+def _shared_parameters(module: torch.nn.Module) -> dict[int, Any]:
+    """A memo for ``copy_model`` with which the copy has the same parameters."""
+    memo: dict[int, Any] = {}
     for parameter in module.parameters():
-        parameter.data = parameter.data.to(wide_dtype(parameter.dtype, wide))
+        # One that is lazy becomes another kind of tensor in the first run.
+        if not is_lazy(parameter):
+            memo[id(parameter)] = parameter
+    return memo
+
+
+def _widened_copy(module: torch.nn.Module, wide: torch.dtype) -> torch.nn.Module:
+    """A copy with all tensors widened; complex ones stay complex, unlike with ``Module.to``."""
+    memo: dict[int, Any] = {}
+    for parameter in module.parameters():
+        dtype = wide_dtype(parameter.dtype, wide)
+        # Others are copied first: they know best how.
+        if type(parameter) is torch.nn.Parameter and parameter.dtype != dtype:
+            memo[id(parameter)] = torch.nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+    module = copy_model(module, memo)
+    for parameter in module.parameters():
+        dtype = wide_dtype(parameter.dtype, wide)
+        if parameter.dtype != dtype:
+            parameter.data = parameter.data.to(dtype)
     # Buffers are replaced, not written to: two names of one buffer have to stay one.
     done: dict[int, torch.Tensor] = {}
     for part in module.modules():

@@ -14,7 +14,7 @@ from pytest_torchcompile.observation import Problem
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["doubts", "eager_frames", "proof"]
+__all__ = ["compiled_code_ran", "doubts", "eager_frames", "graph_runs", "proof"]
 
 
 def proof(trial: Trial) -> dict[str, Any]:
@@ -31,6 +31,20 @@ def proof(trial: Trial) -> dict[str, Any]:
     }
 
 
+def compiled_code_ran(sections: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Did any graph that was compiled run? Also for a run that was ended before its section was complete."""
+    return _any_graph_ran(sections.get("compiles", {}))
+
+
+def _any_graph_ran(section: Mapping[str, Any]) -> bool:
+    return any(graph["runs"] for graph in section.get("graphs", ()))
+
+
+def graph_runs(seen: Mapping[str, Any]) -> int:
+    """How often compiled graphs ran, all of them together; of a ledger or a section as plain data."""
+    return sum(graph["runs"] for graph in seen["graphs"])
+
+
 def doubts(section: Mapping[str, Any]) -> Iterator[Problem]:
     """What keeps a run from proving anything about compiled code; nothing if it does prove something."""
     if not section["graphs"]:
@@ -38,7 +52,7 @@ def doubts(section: Mapping[str, Any]) -> Iterator[Problem]:
                       evidence=eager_frames(section),
                       hint=_why_nothing(section))
         return
-    if not any(graph["runs"] for graph in section["graphs"]):
+    if not _any_graph_ran(section):
         yield Problem("graphs were compiled, but none was ever executed", evidence=eager_frames(section))
     else:
         yield from _silent_frames(section)

@@ -1,28 +1,42 @@
-"""record(): run a model once on private copies and keep everything that can be observed."""
+"""record(): run a model once on private copies and keep everything that can be observed: what it returned, and what it
+wrote to.
+"""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.batch import Batch, source_of
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.gauges.replays import step_begins
-from pytest_torchcompile.oracle.losses import default_loss, left_out, loss_of
 from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.ownership import raised_by_us, run_theirs
+from pytest_torchcompile.oracle.properties import alias_pairs
 from pytest_torchcompile.oracle.recording import Fault, Item, NamedLeaf, Recording, detached_copy, named_leaves
-from pytest_torchcompile.oracle.replicas import average_gradients, losses_of_others
-from pytest_torchcompile.oracle.shared_memory import alias_pairs
-from pytest_torchcompile.oracle.watched_memory import Watch
+from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
+from pytest_torchcompile.oracle.tape import Tape
+from pytest_torchcompile.oracle.training import default_loss, left_out, loss_of
+from pytest_torchcompile.state.value_leaves import (
+    attribute_tensors,
+    fingerprint,
+    is_spread,
+    same_bits,
+    tensors_of,
+    visible_strides,
+    whole_value,
+)
 
 __all__ = ["record", "seed_everything"]
+
+# Parameters of more elements are remembered by a fingerprint, to save memory.
+_COPIED_UP_TO = 1 << 26
 
 
 def record(
@@ -36,8 +50,8 @@ def record(
     mode: AbstractContextManager[Any] | None = None,
     rest: bool = True,
     sparing: bool = False,
-    also: Sequence[Batch] = (),
-    whole: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    unwritten: bool = False,
+    spread: Spread = NOT_SPREAD,
 ) -> Recording:
     """Run ``call(*args, **kwargs)``, the loss and the backward pass, and keep what they did.
 
@@ -45,20 +59,19 @@ def record(
         call: The module itself, or whatever runs it (compiled, wrapped).
         module: Whose parameters and buffers are read; it starts from its present state, without
             gradients, and is left as the call leaves it (see ``StateSnapshot``), again without gradients.
-        batch: Cloned first, so that a call that writes to its inputs leaves the caller's alone.
+        batch: Cloned first, so that a call that writes to its inputs leaves the caller's alone. Those of other replicas
+            are run before it, and the gradients of parameters are the means over all of them. Everything else is of
+            ``batch`` alone.
         loss: ``loss(output, batch.value)``, a tensor of one element; ``None`` is ``default_loss``. Where it takes
             no gradient of some outputs, the call is run once more for a backward pass through those alone,
             unless ``rest`` is False.
-        also: Batches of other replicas (:mod:`~pytest_torchcompile.oracle.replicas`): run first, and the gradients of
-            parameters are the means over all of them. Everything else is of ``batch`` alone.
-        whole: Entered where parameters and gradients are read: inside of it the ranks of a model that is spread over
-            several have all of them.
         train: Whether to run backward; ``False`` runs under ``torch.no_grad()``. ``module.training`` is
             not touched.
         seed: Given to every random generator (torch's of all devices, Python's, NumPy's if it is loaded).
         mode: Entered around forward, loss and backward, e.g. a ``Tape``.
-        sparing: Whether ``module`` is a private copy whose gradients need not be copied: saves memory. Strides and
-            ``requires_grad`` of gradients are not recorded.
+        sparing: Whether ``module`` is a private copy whose gradients need not be copied: saves memory.
+        unwritten: Whether it is known that the call writes to no parameter, so that none has to be remembered.
+        spread: How ``module`` is spread over ranks.
 
     An exception of the call, the loss or backward becomes ``Recording.error``; what was seen until
     then is kept. Not what only all ranks together could read: the others may be in the middle of the call still, where
@@ -67,7 +80,7 @@ def record(
     Raises:
         UsageError: the loss returned something that is no tensor of one element.
     """
-    run = _Run(loss, train, seed, mode, sparing, also, whole)
+    run = _Run(loss, train, seed, mode, sparing, unwritten, spread)
     recording = run.record_call(call, module, batch)
     if not rest or not recording.left_out or recording.error:
         return recording
@@ -79,6 +92,127 @@ def record(
     return replace(recording, gradients=gradients, properties=properties, error=through.error)
 
 
+class _Watch:
+    """The tensors that a call may write to. Made before the call, asked after it."""
+
+    def __init__(self, module: torch.nn.Module | None, before: Batch, private: Batch, sparing: bool = False,
+                 unwritten: bool = False) -> None:
+        """``before`` is the caller's batch, ``private`` the copy that the call is given.
+
+        ``sparing``: nobody else has the module. Its parameters are remembered by fingerprints, and gradients are taken
+        as they are, not copied. ``unwritten``: the call is known to leave the parameters alone.
+        """
+        self.private = private
+        self.module = module
+        self.sparing = sparing
+        self.parameters = [] if module is None else list(module.named_parameters())
+        self.before = dict(_input_tensors(before))
+        self.inputs = dict(_input_tensors(private))
+        # Where the gradients of inputs arrive.
+        self.sources = {name: source_of(tensor) for name, tensor in self.inputs.items()}
+        remember = fingerprint if sparing else _remember_parameter
+        # By name.
+        self.memories: dict[str, torch.Tensor | str] = {}
+        if not unwritten:
+            self.memories = {name: remember(parameter) for name, parameter in self.parameters}
+        self.devices = {tensor.device for tensor in self.inputs.values()}
+        self.devices |= {tensor.device for _, tensor in (*self.parameters, *self.buffers())}
+        # Reading them is collective.
+        self.spread = any(is_spread(tensor) for _, tensor in self.named_tensors())
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Everything that a result may share memory with."""
+        yield from self.inputs.items()
+        yield from self.parameters
+        yield from self.buffers()
+        yield from self.attributes()
+
+    def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """As they are now."""
+        if self.module is not None:
+            yield from self.module.named_buffers()
+
+    def attributes(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Tensors in attributes of modules, as they are now; without those that are parameters or buffers too."""
+        known = {id(tensor) for _, tensor in (*self.parameters, *self.buffers())}
+        for name, tensor in attribute_tensors(self.module):
+            if id(tensor) not in known:
+                yield name, tensor
+
+    def buffers_and_attributes(self) -> dict[str, Item]:
+        """As they are now."""
+        items = {f"buffer {name}": Item.of(tensor) for name, tensor in self.buffers()}
+        items |= {f"attribute {name}": Item.of(tensor) for name, tensor in self.attributes()}
+        return items
+
+    def mutated(self) -> dict[str, Item]:
+        """Inputs and parameters that were written to."""
+        after = {}
+        # A call may have put further tensors into a list or dict that it was given.
+        for name, tensor in {**dict(_input_tensors(self.private)), **self.inputs}.items():
+            old = self.before.get(name)
+            if old is None or not _is_untouched(old, tensor):
+                after[f"{name} after the call"] = Item.of(tensor)
+        for name, parameter in self.parameters:
+            if name in self.memories and _has_changed(parameter, self.memories[name]):
+                after[f"{name} after the call"] = Item.of(parameter)
+        return after
+
+    def take_gradients(self) -> dict[str, Item]:
+        """Gradients of parameters and of inputs that are leaves; each is taken off its tensor."""
+        gradients = {}
+        for name, tensor in self.differentiable():
+            # an Item copies: not both at once
+            gradient, tensor.grad = tensor.grad, None
+            if gradient is None:
+                item = Item(None)
+            elif self._needs_no_copy(gradient):
+                item = Item.shared(gradient)
+            else:
+                item = Item.of(gradient)
+            gradients[f"gradient of {name}"] = item
+        return gradients
+
+    def _needs_no_copy(self, gradient: torch.Tensor) -> bool:
+        """Nobody writes to it any more; but a distributed or sparse one is to be made dense."""
+        return self.sparing and type(gradient) is torch.Tensor and gradient.layout is torch.strided
+
+    def differentiable(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters, and inputs that want a gradient."""
+        yield from self.parameters
+        for name, source in self.sources.items():
+            if source.requires_grad and source.is_leaf:
+                yield name, source
+
+
+def _input_tensors(batch: Batch) -> Iterator[tuple[str, torch.Tensor]]:
+    for arguments in (batch.args, batch.kwargs):
+        for path, tensor in tensors_of(arguments):
+            yield f"input{path}", tensor
+
+
+def _is_untouched(old: torch.Tensor, tensor: torch.Tensor) -> bool:
+    if tensor.requires_grad != old.requires_grad or not same_bits(old.detach(), tensor.detach()):
+        return False
+    return visible_strides(tensor) == visible_strides(old)
+
+
+def _remember_parameter(parameter: torch.Tensor) -> torch.Tensor | str:
+    if is_spread(parameter):
+        # All of it on every rank: whether it has changed is asked by all or none.
+        return whole_value(parameter).clone()
+    is_plain = parameter.layout is torch.strided and type(parameter.data) is torch.Tensor
+    if is_plain and parameter.numel() <= _COPIED_UP_TO:
+        return parameter.detach().clone()
+    return fingerprint(parameter)
+
+
+def _has_changed(parameter: torch.Tensor, memory: torch.Tensor | str) -> bool:
+    if isinstance(memory, str):
+        return fingerprint(parameter) != memory
+    return not same_bits(memory, whole_value(parameter))
+
+
 @dataclass
 class _Run:
     """The three phases of one call; what each left behind."""
@@ -88,8 +222,8 @@ class _Run:
     seed: int
     mode: AbstractContextManager[Any] | None
     sparing: bool
-    also: Sequence[Batch]
-    whole: Callable[[], AbstractContextManager[Any]]
+    unwritten: bool
+    spread: Spread
     only: tuple[str, ...] = ()
     """The names of outputs whose ``default_loss`` stands in for the loss."""
     output_leaves: list[NamedLeaf] = field(default_factory=list, init=False)
@@ -101,21 +235,27 @@ class _Run:
 
     def record_call(self, call: Callable[..., Any], module: torch.nn.Module | None, batch: Batch) -> Recording:
         private = batch.clone()
-        others = [each.clone() for each in self.also] if self.train else []
+        if not self.train:
+            # Without gradients nothing of the other replicas is asked for.
+            private = replace(private, other_replicas=())
         if module is not None:
             module.zero_grad(set_to_none=True)
-        with self.whole():
-            watch = Watch(module, batch, private, self.sparing)
+        with self.spread.whole():
+            watch = _Watch(module, batch, private, self.sparing, self.unwritten)
+        if isinstance(self.mode, Tape):
+            self.mode.begin_run([parameter for _, parameter in watch.parameters])
         seed_everything(self.seed)
         with torch.set_grad_enabled(self.train), self.mode or nullcontext():
-            error = self.run_phases(call, module, private, others)
-        if error is not None and (watch.spread or self.whole is not nullcontext):
+            error = self.run_phases(call, module, private)
+        if error is not None and (watch.spread or self.spread.reads_together):
             return Recording(self.outputs, self.structure, backward=self.backward, error=error,
                              generators=_generator_states(watch.devices))
-        with torch.no_grad(), self.whole():
+        with torch.no_grad(), self.spread.whole():
             return self._read_all(module, watch, error)
 
-    def _read_all(self, module: torch.nn.Module | None, watch: Watch, error: Fault | None) -> Recording:
+    def _read_all(self, module: torch.nn.Module | None, watch: _Watch, error: Fault | None) -> Recording:
+        if isinstance(self.mode, Tape):
+            self.mode.end_run()
         # Before the gradients are read, which takes them off their tensors.
         aliases = self.shared_memory(watch)
         mutated, buffers = watch.mutated(), watch.buffers_and_attributes()
@@ -143,14 +283,13 @@ class _Run:
             kinds={leaf.name: leaf.kind for leaf in self.output_leaves},
         )
 
-    def run_phases(self, call: Callable[..., Any], module: torch.nn.Module | None, batch: Batch,
-                   others: Sequence[Batch]) -> Fault | None:
+    def run_phases(self, call: Callable[..., Any], module: torch.nn.Module | None, batch: Batch) -> Fault | None:
         """Forward, loss and backward; returns what one of them raised."""
         phase = "forward"
         try:
             losses = []
             if module is not None:
-                losses = losses_of_others(call, module, others, self.compute_loss)
+                losses = losses_of_others(call, module, batch, self.compute_loss)
             step_begins()
             output = run_theirs(call, *batch.args, **batch.kwargs)
             self.keep_output(output)
@@ -162,8 +301,8 @@ class _Run:
                     self.left_out = left_out(self.loss, self.output_tensors())
                 phase = "backward"
                 run_theirs(torch.autograd.backward, [self.loss, *losses])
-                if others and module is not None:
-                    average_gradients(module.parameters(), 1 + len(others))
+                if module is not None:
+                    average_gradients(module.parameters(), batch)
         except TorchcompileError:
             raise
         except Exception as error:
@@ -176,8 +315,11 @@ class _Run:
         if self.loss_function is not None and not self.only:
             return loss_of(self.loss_function, output, batch.value)
         if self.only:
-            output = [leaf.value for leaf in named_leaves(output)[0]
-                      if leaf.name in self.only and isinstance(leaf.value, torch.Tensor)]
+            chosen = []
+            for leaf in named_leaves(output)[0]:
+                if leaf.name in self.only and isinstance(leaf.value, torch.Tensor):
+                    chosen.append(leaf.value)
+            output = chosen
         with self.mode.finely() if isinstance(self.mode, Wide) else nullcontext():
             return default_loss(output)
 
@@ -189,10 +331,12 @@ class _Run:
     def output_tensors(self) -> list[tuple[str, torch.Tensor]]:
         return [(leaf.name, leaf.value) for leaf in self.output_leaves if isinstance(leaf.value, torch.Tensor)]
 
-    def shared_memory(self, watch: Watch) -> frozenset[tuple[str, str]]:
+    def shared_memory(self, watch: _Watch) -> frozenset[tuple[str, str]]:
         others = list(watch.named_tensors())
-        arrived = [(f"gradient of {name}", tensor.grad) for name, tensor in watch.differentiable()
-                   if tensor.grad is not None]
+        arrived = []
+        for name, tensor in watch.differentiable():
+            if tensor.grad is not None:
+                arrived.append((f"gradient of {name}", tensor.grad))
         return alias_pairs(self.output_tensors(), others) | alias_pairs(arrived, others)
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from pytest_torchcompile.state.paths import leaves_of
-from pytest_torchcompile.state.tensor_values import dense_form, layout_of, visible_strides, whole_value
+from pytest_torchcompile.state.value_leaves import dense_form, layout_of, leaves_of, visible_strides, whole_value
 
 __all__ = ["Fault", "Item", "NamedLeaf", "Recording", "Step", "TrainingOutput", "detached_copy", "has_signal",
            "named_leaves"]
@@ -124,6 +123,12 @@ class Item:
         return cls(detached_copy(value), visible_strides(value), value.requires_grad, layout_of(value.detach()))
 
 
+    @classmethod
+    def shared(cls, tensor: torch.Tensor) -> Item:
+        """A strided tensor that nobody writes to any more, as it is."""
+        return cls(tensor.detach(), visible_strides(tensor), tensor.requires_grad, layout_of(tensor.detach()))
+
+
 # The properties of a value that has none.
 _PLAIN = Item(None)
 
@@ -165,13 +170,15 @@ class NamedLeaf:
     name: str
     value: Any
     kind: str = "value"
-    """A kind of :data:`~pytest_torchcompile.oracle.leaf.KINDS`."""
+    """A kind of :data:`~pytest_torchcompile.oracle.leaf_limits.KINDS`."""
 
 
 def named_leaves(output: Any) -> tuple[list[NamedLeaf], str]:
     """The leaves of an output, and a text that is equal for outputs of one structure."""
     if isinstance(output, TrainingOutput):
-        leaves = [leaf for step in output.steps for leaf in step.leaves()]
+        leaves: list[NamedLeaf] = []
+        for step in output.steps:
+            leaves += step.leaves()
         return leaves, _structure_of_steps(output.steps)
     pairs, structure = leaves_of(output)
     return [NamedLeaf(f"output{path}", leaf) for path, leaf in pairs], structure
@@ -266,7 +273,7 @@ def has_signal(tensor: torch.Tensor) -> bool:
 def detached_copy(tensor: torch.Tensor) -> torch.Tensor:
     """A detached copy with the same strides where they can be kept; a distributed tensor is gathered whole.
 
-    A sparse or nested one is made dense (:func:`~pytest_torchcompile.state.tensor_values.dense_form`).
+    A sparse or nested one is made dense (:func:`~pytest_torchcompile.state.value_leaves.dense_form`).
 
     Gathering (``DTensor.full_tensor``) is collective: every rank must record the same call.
     """

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.oracle.dice import Dice
 from pytest_torchcompile.oracle.expected import RUNS, WIDER, Reference
-from pytest_torchcompile.oracle.noise import Wide
-from pytest_torchcompile.oracle.program import Program
+from pytest_torchcompile.oracle.noise import Dice, Wide
+from pytest_torchcompile.oracle.operator_rounding import FLOAT32_UNIT, input_units, unit_of
+from pytest_torchcompile.oracle.program import Program, WideCopies
 from pytest_torchcompile.oracle.recording import Fault, Recording
 from pytest_torchcompile.oracle.tape import Tape
-from pytest_torchcompile.oracle.units import FLOAT32_UNIT, input_units, unit_of
 
 __all__ = ["DRAWS", "FEW", "reference"]
 
@@ -37,8 +36,8 @@ def reference(
     tape: Tape | None = None,
     unit: float | None = None,
     call: Callable[..., Any] | None = None,
-    also: tuple[Batch, ...] = (),
     draw: bool = True,
+    kept: WideCopies | None = None,
 ) -> Reference:
     """Run copies of ``module`` in float64, once exactly and once with rounding noise; more when there is a suspicion.
 
@@ -52,14 +51,15 @@ def reference(
         unit: The unit roundoff to assume in every operator; ``None``: the one that the tape has seen each round
             by, else that of the narrowest floating dtype among parameters, buffers and inputs.
         call: What runs ``module``, where that is not the module itself: a function that calls it.
-        also: Batches of other replicas; as for ``record``.
+        kept: Wide copies of ``module``, empty at first, that further references of it may be given too; None where
+            somebody may write to its parameters.
         draw: Whether to draw noise at once. If not it is drawn for the leaves that the exact run leaves suspicious.
     """
-    program = Program.of(module, batch, call, loss=loss, train=train, seed=seed, tape=tape, also=also)
+    program = Program.of(module, batch, call, loss=loss, train=train, seed=seed, tape=tape)
     try:
-        program = program.copied()
+        program = program.copied(kept)
     except Exception as error:
-        eager_only = Reference(program.run_eager())
+        eager_only = Reference(program.run_in_place())
         eager_only.why = f"the model can't be copied: {type(error).__name__}: {error}"
         return eager_only
     return _Runs(program, unit, draw)
@@ -176,10 +176,9 @@ class _Runs(Reference):
             self._again = {other: value for other, _, value in again.values()}
         return estimate.is_repeated_by(self._again.get(name), self.unit)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of the estimates and of the copy of the model."""
-        return super().nbytes + self.program.nbytes
+    def held_tensors(self) -> list[torch.Tensor]:
+        """The estimates and the copies of the model."""
+        return super().held_tensors() + self.program.held_tensors
 
     def _draw(self, number: int, names: Iterable[str]) -> Fault | None:
         """Make a draw for some leaves; returns what it raised. The same number is the same noise whenever it is drawn.

@@ -9,9 +9,10 @@ import torch
 
 from pytest_torchcompile.oracle.estimate import Estimate, finite_values, split_pieces
 from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, sample_elements
-from pytest_torchcompile.oracle.units import unit_of
+from pytest_torchcompile.oracle.operator_rounding import unit_of
 
-__all__ = ["Scale", "Stretch", "scale_from_draws", "scale_from_dtype", "scale_from_eager", "split_leaf"]
+__all__ = ["Scale", "Stretch", "levels_from_eager", "scale_from_draws", "scale_from_dtype", "scale_from_eager",
+           "smallest_noise", "split_leaf"]
 
 EAGER_ONLY_UNITS = 16.0
 """Without a reference: the assumed noise in unit roundoffs of an element and of its leaf's typical size."""
@@ -47,11 +48,8 @@ class Scale:
 
     @property
     def tiny(self) -> float:
-        """Absolute floor: half a step of subnormals, some for float16, whose subnormals are in daily use."""
-        if self.dtype == torch.float16:
-            return 2.0**-25
-        info = torch.finfo(self.dtype)
-        return max(info.tiny * info.eps / 2, _LEAST)
+        """Absolute floor."""
+        return smallest_noise(self.dtype)
 
     def element_noise(
         self, exact: torch.Tensor, spread: torch.Tensor, reach: torch.Tensor, eager: torch.Tensor
@@ -69,6 +67,14 @@ class Scale:
         noise = torch.maximum(noise, exact.abs() * max(unit_of(self.dtype), self.relative) + self.tiny)
         reach = reach.double()
         return torch.maximum(noise, reach / _SEEN), reach > _JUMP * noise
+
+
+def smallest_noise(dtype: torch.dtype) -> float:
+    """Half a step of subnormals: some for float16, whose subnormals are in daily use."""
+    if dtype == torch.float16:
+        return 2.0**-25
+    info = torch.finfo(dtype)
+    return max(info.tiny * info.eps / 2, _LEAST)
 
 
 def scale_from_draws(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate, *, with_eager: bool) -> Scale:
@@ -96,14 +102,19 @@ def scale_from_draws(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate
 
 def scale_from_eager(eager: torch.Tensor, dtype: torch.dtype, estimate: Estimate) -> Scale:
     """The scale that eager's own error gives, the one draw that costs nothing."""
-    exact = sample_elements(estimate.value)
-    levels = Levels(finite_values(exact), finite_values(sample_elements(eager).double() - exact))
+    levels = levels_from_eager(eager, estimate)
     noise, own = Noise(), Projections(levels)
     for mine, value in split_pieces(eager, estimate.value):
         own.add(finite_values(mine.double() - value), finite_values(value.double()))
     noise.add(own)
     nothing = torch.zeros((), device=eager.device).expand(eager.numel())
     return Scale(estimate.value, dtype, 1, nothing, nothing, eager, levels, levels, noise)
+
+
+def levels_from_eager(eager: torch.Tensor, estimate: Estimate) -> Levels:
+    """The usual size of eager's own error by magnitude."""
+    exact = sample_elements(estimate.value)
+    return Levels(finite_values(exact), finite_values(sample_elements(eager).double() - exact))
 
 
 def scale_from_dtype(eager: torch.Tensor, dtype: torch.dtype, twin: Estimate | None, unit: float = 0.0) -> Scale:

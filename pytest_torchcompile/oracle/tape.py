@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_torchcompile.oracle.operators import Operator, operator_facts
+from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
 from pytest_torchcompile.oracle.ownership import run_theirs
-from pytest_torchcompile.oracle.units import unit_of
+from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = ["Key", "Replay", "Rounding", "Tape", "key_of"]
 
@@ -65,6 +65,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws: list[tuple[str, torch.Tensor]] = []
         self.roundings: dict[Key, Rounding] = {}
+        # Whether the run is known to have written to none of the parameters.
+        self.spares_parameters = False
+        # The parameters, with the addresses of their memory before the run; and of what operators wrote to.
+        self._memory: list[tuple[torch.Tensor, int]] = []
+        self._written: set[int] = set()
 
     @property
     def unit(self) -> float | None:
@@ -78,14 +83,36 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operator; keep what it drew and how it rounds."""
         out = run_theirs(func, *args, **(kwargs or {}))
         first = out[0] if isinstance(out, (tuple, list)) and out else out
+        about = operator_facts(func)
+        for position, name in about.writes.items():
+            self._note_written(args[position] if position < len(args) else (kwargs or {}).get(name))
         if _is_real(first):
-            self._note_rounding(operator_facts(func), args, first)
+            self._note_rounding(about, args, first)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             # Dropout returns the mask that it has drawn beside the result.
             drawn = out[1] if func._schema.name == "aten::native_dropout" else out
             if isinstance(drawn, torch.Tensor):
                 self.draws.append((func._schema.name, drawn.detach().clone()))
         return out
+
+    def _note_written(self, value: Any) -> None:
+        for tensor in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(tensor, torch.Tensor) and is_plain(tensor):
+                self._written.add(tensor.untyped_storage().data_ptr())
+
+    def begin_run(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Take the parameters that the run may write to."""
+        self._memory, self._written = [], set()
+        self.spares_parameters = all(is_plain(parameter) for parameter in parameters)
+        if self.spares_parameters:
+            self._memory = [(parameter, parameter.untyped_storage().data_ptr()) for parameter in parameters]
+
+    def end_run(self) -> None:
+        """Say whether the run has written to the memory of a parameter, or given it another."""
+        for parameter, memory in self._memory:
+            if memory in self._written or parameter.untyped_storage().data_ptr() != memory:
+                self.spares_parameters = False
+        self._memory, self._written = [], set()
 
     def _note_rounding(self, about: Operator, args: tuple[Any, ...], result: torch.Tensor) -> None:
         unit = unit_of(result.dtype)

@@ -1,5 +1,7 @@
 """Training: k steps of forward, backward and SGD as one program, so that its rounding noise is measured as a whole.
 
+First the loss: of a model that names none, and the check of what a user's loss returned.
+
 SGD, because it hands errors on as they are. Adam divides each gradient by its own size, so that a gradient of
 nothing but rounding noise becomes a full step, and correct compilers look wrong.
 """
@@ -7,24 +9,115 @@ nothing but rounding noise becomes a full step, and correct compilers look wrong
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.gauges.replays import step_begins
-from pytest_torchcompile.oracle.leaf import Leaf
-from pytest_torchcompile.oracle.losses import loss_of
+from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.ownership import run_theirs
 from pytest_torchcompile.oracle.recording import Recording, Step, TrainingOutput, detached_copy
-from pytest_torchcompile.oracle.replicas import average_gradients, losses_of_others
-from pytest_torchcompile.state.paths import leaves_of
+from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
+from pytest_torchcompile.state.value_leaves import dense_form, leaves_of
 
-__all__ = ["Training", "learning_rate", "no_loss", "rename_leaves", "steps_of"]
+__all__ = ["Training", "default_loss", "learning_rate", "left_out", "loss_of", "no_loss", "rename_leaves", "steps_of"]
 
+
+def default_loss(output: Any, value: Any = None) -> torch.Tensor | None:
+    """Weighted mean of y^2 + y over every floating output, averaged; ``None`` where there is none.
+
+    The weights are fixed numbers from 0.5 to 1.5, one per element, exact in every dtype. Without
+    them the mean square of a normalised output (layer norm, batch norm) would be a constant, and every
+    gradient before it nothing but rounding noise. Without the linear term an output that is zero, as that of a last
+    layer that begins with zeros, would have no gradient at all. Elements that are not finite (masked logits) count as
+    zero. Half precision is summed in float32.
+    """
+    terms = []
+    for _, leaf in leaves_of(output)[0]:
+        if not isinstance(leaf, torch.Tensor) or not leaf.numel():
+            continue
+        leaf = dense_form(leaf)
+        if leaf.is_floating_point() or leaf.is_complex():
+            if leaf.is_complex():
+                leaf = torch.view_as_real(leaf.resolve_conj())
+            if leaf.dtype.itemsize < 4:
+                leaf = leaf.float()
+            leaf = leaf.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+            terms.append(((leaf.square() + leaf) * _weights_like(leaf)).mean())
+    if not terms:
+        return None
+    return torch.stack(terms).mean()
+
+
+def loss_of(loss: Callable[[Any, Any], Any] | None, output: Any, value: Any) -> torch.Tensor | None:
+    """Call the model's loss, or the default one.
+
+    Raises:
+        UsageError: a loss that is no tensor of one element.
+    """
+    if loss is None:
+        return default_loss(output, value)
+    returned = run_theirs(loss, output, value)
+    if isinstance(returned, torch.Tensor) and returned.numel() == 1:
+        return returned.reshape(())
+    shown = type(returned).__name__
+    if isinstance(returned, torch.Tensor):
+        shown = f"a tensor of shape {tuple(returned.shape)}"
+    name = getattr(loss, "__qualname__", repr(loss))
+    raise UsageError(
+        f"loss {name!r} returned {shown}, expected a tensor of one element: reduce it with .mean()"
+    )
+
+
+def left_out(loss: torch.Tensor, outputs: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, ...]:
+    """Names of the outputs that want a gradient and get none from ``loss`` itself.
+
+    An output that only feeds another one inside the model gets none here either: compiled, both are results of one
+    function, and the gradient of each takes its own way through it. Walks the graph of the loss from its end to the
+    outputs (``torch.autograd.graph.get_gradient_edge``, torch 2.1 and later).
+    """
+    edges: dict[tuple[Any, int], list[str]] = {}
+    for name, tensor in outputs:
+        if tensor.requires_grad:
+            edges.setdefault(_gradient_edge(tensor), []).append(name)
+    reached: set[tuple[Any, int]] = set()
+    passed = set()
+    waiting = [_gradient_edge(loss)]
+    while waiting:
+        edge = waiting.pop()
+        if edge in edges:
+            # Not beyond it: what only feeds this output gets no gradient of the loss itself.
+            reached.add(edge)
+        elif edge[0] is not None and edge[0] not in passed:
+            passed.add(edge[0])
+            waiting += edge[0].next_functions
+    unreached: list[str] = []
+    for edge, names in edges.items():
+        if edge not in reached:
+            unreached += names
+    return tuple(unreached)
+
+
+def _gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
+    edge = get_gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def _weights_like(like: torch.Tensor) -> torch.Tensor:
+    """32/64 to 95/64, scattered over the elements by a multiplicative hash of their position."""
+    steps = torch.arange(like.numel(), device=like.device).mul_(40503)
+    steps = steps.bitwise_right_shift_(4).bitwise_and_(63)
+    # a table look-up, not arithmetic, so that the weights are the same numbers in every precision
+    table = torch.tensor([(32 + step) / 64 for step in range(64)], dtype=like.dtype, device=like.device)
+    return table[steps].view(like.shape)
+
+
+# -------------------------------------------------------------------------------------------------------------- k steps
 # How far the first step goes, relative to the size of all parameters.
 _FIRST_STEP = 0.01
 _AFTER_CALL = " after the call"
@@ -37,8 +130,7 @@ class Training(torch.nn.Module):
     """
 
     def __init__(self, model: torch.nn.Module, call: Callable[..., Any] | None, loss: Any, rate: float,
-                 copied: bool = False, whole: Callable[[], AbstractContextManager[Any]] = nullcontext,
-                 silent: frozenset[str] = frozenset(), others: frozenset[str] = frozenset()) -> None:
+                 copied: bool = False, spread: Spread = NOT_SPREAD, silent: frozenset[str] = frozenset()) -> None:
         """Take a model and how it is trained.
 
         Args:
@@ -48,15 +140,15 @@ class Training(torch.nn.Module):
             rate: Learning rate.
             copied: Gradients of inputs are copied before the next step, which may write to their memory (CUDA graphs);
                 else what it does to them is seen.
-            whole: As for ``record``.
+            spread: How the model is spread over ranks. That parameters of another rank get no gradient is not told.
             silent: Parameters whose gradients are not told.
-            others: Parameters that are another rank's: that they get no gradient here is not told either.
         """
         super().__init__()
-        self.model, self.loss, self.rate, self.copied, self.whole = model, loss, rate, copied, whole
-        self.silent, self.others = silent, others
+        self.model, self.loss, self.rate, self.copied, self.silent = model, loss, rate, copied, silent
         # Not as an attribute: a call that is a module would become a submodule, and its parameters ours.
         self.__dict__["call"] = call
+        # After the call, by which what both hold is named.
+        self.spread = spread
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Those of the model."""
@@ -69,14 +161,13 @@ class Training(torch.nn.Module):
     def forward(self, **batches: Any) -> TrainingOutput:
         """Train on one batch after another; keywords as :func:`steps_of` makes them."""
         steps: list[Step] = []
-        while replicas := _batches_of_step(batches, len(steps)):
-            own, *others = replicas
-            steps.append(self._train_step(_step_name(len(steps)), own, others))
+        while batch := _batch_of_step(batches, len(steps)):
+            steps.append(self._train_step(_step_name(len(steps)), batch))
         return TrainingOutput(steps)
 
-    def _train_step(self, name: str, batch: Batch, also: Sequence[Batch]) -> Step:
+    def _train_step(self, name: str, batch: Batch) -> Step:
         call = self.model if self.__dict__["call"] is None else self.__dict__["call"]
-        others = losses_of_others(call, self.model, also, lambda out, each: loss_of(self.loss, out, each.value))
+        others = losses_of_others(call, self.model, batch, lambda out, each: loss_of(self.loss, out, each.value))
         step_begins()
         output = run_theirs(call, *batch.args, **batch.kwargs)
         outputs = {}
@@ -87,8 +178,7 @@ class Training(torch.nn.Module):
         if loss is not None and loss.requires_grad:
             kept_loss = loss.detach().clone()
             run_theirs(torch.autograd.backward, [loss, *others])
-        if also:
-            average_gradients((parameter for _, parameter in self.named_parameters()), 1 + len(also))
+        average_gradients((parameter for _, parameter in self.named_parameters()), batch)
         with torch.no_grad():
             gradients = self._copy_gradients()
             self._move_parameters()
@@ -98,13 +188,13 @@ class Training(torch.nn.Module):
 
     def _copy_gradients(self) -> dict[str, torch.Tensor | None]:
         gradients: dict[str, torch.Tensor | None] = {}
-        with self.whole():
+        with self.spread.whole():
             for name, parameter in self.named_parameters():
                 if name in self.silent:
                     continue
                 if parameter.grad is not None:
                     gradients[name] = detached_copy(parameter.grad)
-                elif name not in self.others:
+                elif name not in self.spread.names_elsewhere:
                     gradients[name] = None
         return gradients
 
@@ -128,24 +218,27 @@ def _step_name(number: int, replica: int = 0) -> str:
     return f"step {number + 1}, replica {replica + 1}"
 
 
-def steps_of(batches: Iterable[Sequence[Batch]]) -> Batch:
+def steps_of(batches: Iterable[Batch]) -> Batch:
     """What :class:`Training` is called with: copies of the batches, the first for the first step.
 
-    Of each step the first batch is the own one; others are those of other replicas.
+    Those of other replicas are inputs like any other here: all of them together are one program.
     """
     values: dict[str, Any] = {}
-    for number, replicas in enumerate(batches):
-        for replica, batch in enumerate(replicas):
-            values[_step_name(number, replica)] = batch.clone().value
+    for number, batch in enumerate(batches):
+        for replica, own in enumerate(batch.replicas):
+            values[_step_name(number, replica)] = own.clone().value
     return Batch.of(values)
 
 
-def _batches_of_step(values: dict[str, Any], number: int) -> list[Batch]:
-    """The batches of one step again, the own one first; none after the last step."""
-    batches: list[Batch] = []
-    while (name := _step_name(number, len(batches))) in values:
-        batches.append(Batch.of(values[name]))
-    return batches
+def _batch_of_step(values: dict[str, Any], number: int) -> Batch | None:
+    """The batch of one step again, with those of other replicas; None after the last step."""
+    replicas: list[Batch] = []
+    while (name := _step_name(number, len(replicas))) in values:
+        replicas.append(Batch.of(values[name]))
+    if not replicas:
+        return None
+    own, *others = replicas
+    return replace(own, other_replicas=tuple(others))
 
 
 def learning_rate(module: torch.nn.Module, first: Recording) -> float:

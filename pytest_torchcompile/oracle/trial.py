@@ -29,18 +29,20 @@ from pytest_torchcompile.oracle.calls import (
     Passed,
     Side,
     TrialOptions,
+    Variants,
     memory_behind,
     passes_over,
-    vary_parameters,
 )
 from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.discrepancies import headline
 from pytest_torchcompile.oracle.expected import Reference
-from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.leaf_limits import Leaf
+from pytest_torchcompile.oracle.other_draws import begin_in_evaluation, judge_other_draws
+from pytest_torchcompile.oracle.properties import held_leaves
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Fault, Recording, has_signal
 from pytest_torchcompile.oracle.reference_runs import reference
-from pytest_torchcompile.oracle.shared_memory import held_leaves
+from pytest_torchcompile.oracle.spread import Spread
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.training import Training, learning_rate, no_loss, rename_leaves, steps_of
 from pytest_torchcompile.state.model_copy import copy_model
@@ -112,7 +114,8 @@ class Trial:
         self.compared = self.options.compared
         # How the model is wrapped, for what is said of it.
         self.wrapping = "none"
-        self._alone: Side | None = None
+        # Runs the model as one process does, where the sides are spread over ranks.
+        self._one_process: Side | None = None
         # Graphs and generated code, where they are kept.
         self.texts: list[Text] = []
         self.seconds: dict[str, float] = {}
@@ -124,6 +127,7 @@ class Trial:
         self.trained: list[tuple[str, Leaf]] = []
         self.options.references.make_room(memory_behind(self.calls))
         self._tapes: dict[Hashable, Tape] = {}
+        self._variants = Variants(pristine)
         # The compiled side, from the beginning of the run on: a check may go on with what was compiled.
         self.side: Side | None = None
         # Settings of torch that the model changes, eagerly too; they were put back.
@@ -140,8 +144,8 @@ class Trial:
         with self.phase("build"):
             # None serves the other: a model may count its calls or keep tensors in Python.
             eager, compiled = self.make(None), self.make(dict(self.settings))
-            if self.options.alone is not None:
-                self._alone = self.options.alone()
+            if self.options.one_process is not None:
+                self._one_process = self.options.one_process()
         self.side = compiled
         with observe(root=self.root, keep_texts=self.options.keep_texts) as ledger:
             self._run_calls(eager, compiled, ledger)
@@ -151,11 +155,21 @@ class Trial:
                 with self.phase("coverage"):
                     self.compiled.error = self._cover_calls(eager, compiled, ledger)
         self.compiled.seen, self.texts = _name_from_root(ledger.to_dict(), self.root), ledger.texts
+        judge_other_draws(self, eager, compiled)
 
     def again(self, settings: dict[str, Any]) -> Trial:
         """The same trial, not yet run, with other settings of ``torch.compile``."""
         options = replace(self.options, covered=False, keep_texts=False)
         return Trial(self.make, self.pristine, settings, self.calls, options)
+
+    def in_evaluation(self) -> Trial:
+        """The same trial, not yet run, of the model in evaluation; one pass over the calls."""
+        def make(settings: dict[str, Any] | None) -> Side:
+            return begin_in_evaluation(self.make(settings))
+
+        key = (*self.options.key, "evaluation")
+        options = replace(self.options, covered=False, keep_texts=False, passes=1, in_evaluation=False, key=key)
+        return Trial(make, copy_model(self.pristine).eval(), self.settings, self.calls, options)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -172,7 +186,7 @@ class Trial:
         for number, calls in enumerate(islice(planned_passes, self.options.passes)):
             for planned in calls:
                 done = self._run_eagerly(eager, planned, ledger)
-                graph_runs = _graph_runs(ledger)
+                graph_runs = ledger.graph_runs
                 settings = SettingsSnapshot()
                 # Only the first pass compiles.
                 with self.phase("steady" if number else "compiled"), ledger.during(done.call.label):
@@ -183,11 +197,11 @@ class Trial:
                     return
                 if not self.compared:
                     continue
-                self.passed.append(_passed_call(done, recording, _graph_runs(ledger) - graph_runs))
+                self.passed.append(_passed_call(done, recording, ledger.graph_runs - graph_runs))
                 if self.steps > 1 and not self.rate:
-                    self.rate = learning_rate((self._alone or eager).module, done.one_process or done.recording)
+                    self.rate = learning_rate((self._one_process or eager).module, done.one_process or done.recording)
                 with self.phase("compare"), ledger.during(_EAGER):
-                    self._compare_call(done, recording, eager.others)
+                    self._compare_call(done, recording, eager.spread)
                     if before is not None and not self.replayed:
                         self.leaves += _labelled(before.label, held_leaves(done.held, held, done.call.label))
                 before = done.call
@@ -195,7 +209,7 @@ class Trial:
     def _run_eagerly(self, side: Side, call: Call, ledger: Ledger) -> _EagerCall:
         """Run a call eagerly, and also by one process if there are several."""
         settings = SettingsSnapshot()
-        first = self._alone or side
+        first = self._one_process or side
         one_process = None
         with self.phase("eager"), ledger.during(_EAGER), eager_on_purpose():
             tape = self._new_tape((call.index, call.other))
@@ -219,15 +233,14 @@ class Trial:
             if not self.options.may_raise:
                 raise EagerRaised(call.label, eager.error)
 
-    def _compare_call(self, done: _EagerCall, compiled: Recording, others: frozenset[str]) -> None:
-        """``others``: names of parameters that are another rank's."""
+    def _compare_call(self, done: _EagerCall, compiled: Recording, spread: Spread) -> None:
         call = done.call
 
         def expected() -> Reference:
             return self._call_reference(call)
 
         if done.one_process is not None:
-            one_process = done.one_process.without(others)
+            one_process = done.one_process.without(spread.names_elsewhere)
             self.leaves += self._beside_one_process(call.label, one_process, done.recording, expected)
         self.leaves += _labelled(call.label, compare(done.recording, compiled, expected))
 
@@ -263,15 +276,10 @@ class Trial:
         key = (call.index, call.other)
 
         def make() -> Reference:
-            model = self.pristine
-            if call.other is not None or call.training is not None:
-                model = copy_model(model)
-                call.switch_mode(model)
-            if call.other is not None:
-                vary_parameters(model, call.other)
-            return reference(model, call.batch, loss=self.loss, train=call.trains(self.train),
-                             seed=self.seed + call.index, tape=self._tapes[key], unit=self.unit, also=call.also,
-                             draw=False)
+            variant = self._variants.for_call(call)
+            return reference(variant.model, call.batch_of_all, loss=self.loss, train=call.trains(self.train),
+                             seed=self.seed + call.index, tape=self._tapes[key], unit=self.unit, draw=False,
+                             kept=variant.wide)
 
         with self.phase("reference"):
             return self.options.references.get((*self.options.key, *key), make)
@@ -280,23 +288,22 @@ class Trial:
         # From the first pass: the second has other values.
         calls = [passed.call for passed in self.passed[:len(self.calls)] if not passed.raised]
         chosen = [calls[number % len(calls)] for number in range(self.steps)]
-        own = steps_of([call.batch] for call in chosen)
-        all_replicas = steps_of([call.batch, *call.also] for call in chosen)
+        all_replicas = steps_of(call.batch_of_all for call in chosen)
         label = f"{self.steps} training steps"
 
         def train(side: Side, mode: AbstractContextManager[Any] | None,
                   silent: frozenset[str] = frozenset()) -> Recording:
             side.restore()
-            training = Training(side.module, side.call, self.loss, self.rate, self.replayed, side.whole, silent,
-                                side.others)
-            return record(training, training, all_replicas if side.alone else own, loss=no_loss, seed=self.seed,
-                          mode=mode, whole=side.whole)
+            training = Training(side.module, side.call, self.loss, self.rate, self.replayed, side.spread, silent)
+            steps = steps_of(call.batch_for(side.spread) for call in chosen)
+            return record(training, training, steps, loss=no_loss, seed=self.seed, mode=mode, spread=side.spread)
 
         with self.phase("training"):
             with ledger.during(_EAGER), eager_on_purpose():
                 one_process = None
-                if self._alone is not None:
-                    one_process = train(self._alone, self._new_tape(label), eager.others).without(eager.others)
+                if self._one_process is not None:
+                    elsewhere = eager.spread.names_elsewhere
+                    one_process = train(self._one_process, self._new_tape(label), elsewhere).without(elsewhere)
                 recording = train(eager, self._new_tape(label))
             errors = [recording.error, None if one_process is None else one_process.error]
             for error in filter(None, errors):
@@ -324,7 +331,7 @@ class Trial:
 
         def make() -> Reference:
             return reference(training, batch, loss=no_loss, seed=self.seed, tape=self._tapes[label], unit=self.unit,
-                             draw=False)
+                             draw=False, kept={})
 
         with self.phase("reference"):
             return self.options.references.get((*self.options.key, label), make)
@@ -352,10 +359,6 @@ class Trial:
 
 def _labelled(label: str, leaves: Iterable[Leaf]) -> list[tuple[str, Leaf]]:
     return [(label, leaf) for leaf in leaves]
-
-
-def _graph_runs(ledger: Ledger) -> int:
-    return sum(graph.runs for graph in ledger.graphs)
 
 
 def _passed_call(done: _EagerCall, compiled: Recording, graphs: int) -> Passed:

@@ -2,10 +2,10 @@
 
 To read in this order:
 
-``document``: the whole page, the data for its script, and the command
-``markup``, ``theme``: elements whose text is escaped, the pieces made of them, letters and colours
-``grid``, ``heatmap``, ``controls``: which axes come first, the table of squares, the legend and the choices
-``article``, ``ledger_tables``, ``cell_numbers``, ``baseline_cells``: everything about one cell
+``document``: the whole page, the legend, the choices, the marks of a baseline, the data for its script, and the command
+``markup``: letters and colours, elements whose text is escaped, the pieces made of them
+``heatmap``: which axes come first, the table of squares
+``article``, ``ledger_tables``: everything about one cell
 ``overview``: what the gate says, tests, pass rates, the run
 ``svg``, ``models_table``: the map alone as a picture, the models as a table of Markdown
 

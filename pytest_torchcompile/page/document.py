@@ -6,38 +6,199 @@ that somebody opens are made into elements: so a page of 1,000 cells opens at on
 
 No address but the file's own is ever asked: the Content-Security-Policy allows this page's one script and one style
 sheet, by their hashes, and nothing else. So what a report smuggles into the page cannot run either.
+
+Before it the controls: the legend, and with JavaScript what the map shows and how; and the numbers that it can be
+coloured by. What the map and a cell's article say of a baseline comes first; what the gate makes of it is a finding.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import datetime
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Final
 
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.gate.announcement import run_facts, sentence
-from pytest_torchcompile.gate.gate import GateOutcome, gate
+from pytest_torchcompile.gate.baseline import Change, another_machine, find_changes
+from pytest_torchcompile.gate.gate import GateOutcome, gate, judge_cells
+from pytest_torchcompile.gate.policy import Policy
+from pytest_torchcompile.gate.policy_limits import worst_rank
 from pytest_torchcompile.gate.policyfile import read_policy
 from pytest_torchcompile.page.article import article
-from pytest_torchcompile.page.baseline_cells import compare_cells
-from pytest_torchcompile.page.controls import controls, measure_cells
-from pytest_torchcompile.page.grid import WIDTH
-from pytest_torchcompile.page.heatmap import DENSE, FAILING, HeatMap, map_table
-from pytest_torchcompile.page.markup import Html, anchor, data, tag
+from pytest_torchcompile.page.heatmap import DENSE, FAILING, WIDTH, HeatMap, map_table
+from pytest_torchcompile.page.markup import (
+    STEPS,
+    VERDICT_STYLES,
+    Html,
+    anchor,
+    badge,
+    data,
+    join,
+    style_rules,
+    tag,
+    variables,
+)
 from pytest_torchcompile.page.overview import overview, run_section, tests_section
 from pytest_torchcompile.page.svg import svg
-from pytest_torchcompile.page.theme import VERDICT_STYLES, style_rules, variables
-from pytest_torchcompile.report.facts import Facts
-from pytest_torchcompile.report.files import write_output
+from pytest_torchcompile.report.facts import Facts, as_number
 from pytest_torchcompile.report.merging import Merged, merge_reports
+from pytest_torchcompile.report.metrics import METRICS
 from pytest_torchcompile.report.reading import read_report
+from pytest_torchcompile.report.safe_output import write_output
 
-__all__ = ["page", "run_command"]
+__all__ = ["MARKS", "BaselineCells", "compare_cells", "controls", "measure_cells", "page", "run_command"]
 
+MARKS: Final = {
+    "worse": "worse than in the baseline",
+    "better": "failed in the baseline",
+    "added": "not in the baseline",
+}
+"""How a cell's square is outlined, and what it means."""
+_MARK_OF: Final = {"improved": "better", "new": "added"}
+
+
+@dataclass(frozen=True)
+class BaselineCells:
+    """A run beside an earlier one. Empty where there is none."""
+
+    changes: tuple[Change, ...] = ()
+    then: dict[str, str] = field(default_factory=dict)
+    """Cell to its status in the baseline."""
+
+    @property
+    def marks(self) -> dict[str, str]:
+        """Cell to a key of :data:`MARKS`, the worst that is true of it."""
+        marks: dict[str, str] = {}
+        # The worst change comes first, so it goes over the others' marks.
+        for change in reversed(self.changes):
+            marks |= dict.fromkeys(change.cells, _MARK_OF.get(change.kind, "worse"))
+        return marks
+
+    def note_on(self, cell: str) -> Html | None:
+        """What an article says of the baseline; None where there is none."""
+        if not self.then:
+            return None
+        changes = [tag("li", change.text) for change in self.changes if cell in change.cells and change.kind != "new"]
+        status = self.then.get(cell)
+        was = join("In the baseline: ", badge(status)) if status else "Not in the baseline."
+        return tag("div", tag("p", was), tag("ul", changes) if changes else None, class_="before")
+
+
+def compare_cells(outcome: GateOutcome, before: Merged | None) -> BaselineCells:
+    """Compare a run with a baseline."""
+    if before is None:
+        return BaselineCells()
+    then = judge_cells(before, Policy(), datetime.date.today())
+    comparable = not another_machine(outcome.merged.environment, before.environment)
+    differences = find_changes(outcome.cells, then, comparable)
+    return BaselineCells(tuple(differences), {name: cell.status for name, cell in then.items()})
+
+
+# --------------------------------------------------------------------------------------------------------- the controls
+_HAVE_METRICS: Final = frozenset({"compiles", "graph_breaks", "recompiles", "kernels"})
+"""Sections whose numbers are among the metrics, as far as they say anything."""
+
+
+def measure_cells(cells: Sequence[Facts]) -> dict[str, list[float | None]]:
+    """Each number that some cell has, and its value for every cell.
+
+    Numbers that other sections hold at their top are among them, as ``section: key``.
+    """
+    numbers: dict[str, list[float | None]] = {}
+    for name in METRICS:
+        numbers[name] = [as_number(worst_rank(cell.ranks, name)) for cell in cells]
+    numbers["coverage, %"] = list(map(_coverage_percent, cells))
+    numbers["error over noise"] = list(map(_error_over_noise, cells))
+    numbers["cell_seconds"] = [cell.total_seconds for cell in cells]
+    for section, key in dict.fromkeys(_other_numbers(cells)):
+        numbers[f"{section}: {key}"] = [as_number(cell.section(section).get(key)) for cell in cells]
+    # A number that no cell has would be a choice that colours nothing.
+    for name in [name for name, values in numbers.items() if set(values) <= {None}]:
+        del numbers[name]
+    return numbers
+
+
+def _coverage_percent(facts: Facts) -> float | None:
+    return None if facts.coverage is None else 100 * facts.coverage
+
+
+def _error_over_noise(facts: Facts) -> float | None:
+    """The largest of what was compared; 0 where everything is bitwise equal."""
+    if not any(section.get("compared") for section in facts.compared.values()):
+        return None
+    return max((leaf.rms for leaf in facts.leaves if as_number(leaf.rms) and leaf.rms), default=0.0)
+
+
+def _other_numbers(cells: Iterable[Facts]) -> Iterator[tuple[str, str]]:
+    """(section, key) of numbers that are no metrics."""
+    for cell in cells:
+        for name, section in cell.sections.items():
+            # Sections that compare have numbers of each tensor, and `error over noise` sums them up.
+            if name in _HAVE_METRICS or name in cell.compared:
+                continue
+            for key, value in section.items():
+                if as_number(value) is not None and key not in METRICS:
+                    yield name, key
+
+
+def controls(cells: Sequence[Facts], numbers: Iterable[str], marks: Mapping[str, str]) -> Html:
+    """Two lines. ``numbers``: what the map can be coloured by; ``marks``: cell to its mark against a baseline."""
+    checks: dict[str, None] = {}
+    for cell in cells:
+        checks.update((verdict.check, None) for verdict in cell.verdicts)
+    choices = [tag("option", "verdict", value=""), _option_group("one check", "check", checks),
+               _option_group("a number", "number", numbers)]
+    steps = [tag("span", " ", class_=f"s step{number}") for number in range(len(STEPS))]
+    # The script shows it where the map is coloured by a number.
+    ramp = tag("span", tag("span", id="least"), " ", tag("span", steps, class_="ramp"), " ", tag("span", id="most"),
+               id="ramp", hidden=True)
+    search = tag("input", type="search", id="search", placeholder="cell, file, text")
+    return tag(
+        "div",
+        tag("div", _legend(cells, marks), ramp, tag("span", id="count", role="status", class_="quiet js"),
+            tag("button", "all cells", type="button", id="all", hidden=True, class_="js"),
+            tag("span", "arrows, Enter, Esc · n, p: next, previous failing · /: search", class_="quiet js keys"),
+            tag("button", "light / dark", type="button", id="theme", class_="js")),
+        tag("div", _choice("rows"), _choice("columns"), _choice("by", *choices, label="colour by"),
+            tag("label", "search", search), tag("span", "only", class_="quiet"), tag("span", id="filters"),
+            class_="js"),
+        class_="controls",
+    )  # fmt: skip
+
+
+def _option_group(label: str, kind: str, names: Iterable[str]) -> Html:
+    """``kind``: how page.js tells what to colour by."""
+    return tag("optgroup", [tag("option", name, value=f"{kind} {name}") for name in names], label=label)
+
+
+def _legend(cells: Sequence[Facts], marks: Mapping[str, str]) -> Html:
+    counts = Counter(cell.status for cell in cells)
+    items = []
+    for name, style in VERDICT_STYLES.items():
+        if counts[name]:
+            box = tag("input", type="checkbox", checked=True, value=name, class_="js")
+            letter = tag("span", style.letter, class_=f"s {name}", aria_hidden="true")
+            items.append(tag("li", tag("label", box, letter, f" {name} {counts[name]}", title=style.help)))
+    marked = Counter(marks[cell.id] for cell in cells if cell.id in marks)
+    for mark, meaning in MARKS.items():
+        if marked[mark]:
+            square = tag("span", class_=f"s skip {mark}", aria_hidden="true")
+            items.append(tag("li", square, f" {meaning} {marked[mark]}"))
+    return tag("ul", items, class_="legend", aria_label="Verdicts")
+
+
+def _choice(id: str, *options: Html, label: str = "") -> Html:
+    return tag("label", label or id, tag("select", options, id=id))
+
+
+# ------------------------------------------------------------------------------------------------------- the whole page
 NAME: Final = "torch.compile matrix"
 
 
@@ -178,4 +339,7 @@ def _verdict_indices(cell: Facts, checks: Iterable[str]) -> list[int]:
     """Of each check; -1 where the cell has no verdict of it."""
     verdicts = list(VERDICT_STYLES)
     known = {verdict.check: verdict.verdict for verdict in cell.verdicts}
-    return [verdicts.index(known[check]) if known.get(check) in VERDICT_STYLES else -1 for check in checks]
+    indices = []
+    for check in checks:
+        indices.append(verdicts.index(known[check]) if known.get(check) in VERDICT_STYLES else -1)
+    return indices

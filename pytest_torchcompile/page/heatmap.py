@@ -1,20 +1,215 @@
-"""Heat map: the cells of a run arranged as a table of letters and colours."""
+"""Heat map: the cells of a run arranged as a table of letters and colours.
+
+Its grid is one table. Each row and column is a value of an axis, and within it of the others. The first axes are those
+whose values tell best which cells fail, so that failures cluster. The measure is omega squared of a one-way analysis of
+variance (Hays, Statistics for Psychologists, 1963): the share of the variance of "fails" (0 or 1) that the groups
+explain, less what as many groups would explain by chance
+
+    omega^2 = (SS_between - df_between * MS_within) / (SS_total + MS_within).
+
+``page.js`` builds the same table for other axes and for some of the cells; a test holds the two together.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from itertools import combinations
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from pytest_torchcompile.gate.judged import BAD
-from pytest_torchcompile.page.grid import AxisOrder, Band, Grid, arrange, order_axes
-from pytest_torchcompile.page.markup import Html, link, tag
-from pytest_torchcompile.page.theme import VERDICT_STYLES
+from pytest_torchcompile.page.markup import VERDICT_STYLES, Html, link, tag
 from pytest_torchcompile.report.facts import Facts
 
-__all__ = ["DENSE", "FAILING", "HeatMap", "cell_in_words", "map_table"]
+__all__ = [
+    "DENSE",
+    "FAILING",
+    "WIDTH",
+    "AxisOrder",
+    "Band",
+    "Grid",
+    "HeatMap",
+    "arrange",
+    "cell_in_words",
+    "influence",
+    "map_table",
+    "order_axes",
+    "split_axes",
+]
 
+WIDTH: Final = 32
+"""About how many squares a row may have before an axis goes to the lines instead of across."""
+JOINT: Final = " · "
+MOST_PAIRS: Final = 12
+"""Only so many axes are tried in pairs, those that explain most alone: a report may have hundreds."""
+
+C = TypeVar("C")
+Axes: TypeAlias = "Mapping[str, str]"
+
+
+# which axes come first
+
+
+@dataclass(frozen=True)
+class AxisOrder:
+    """The axes of a report that vary, the telling ones first."""
+
+    rows: str
+    columns: str
+    """Empty where only one axis varies."""
+    rest: tuple[str, ...]
+    explained: float
+    """Omega squared of rows and columns together; 0 where nothing fails or everything does."""
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(filter(None, (self.rows, self.columns))) + self.rest
+
+
+def order_axes(cells: Sequence[tuple[Axes, bool | None]]) -> AxisOrder:
+    """Order the axes of some cells.
+
+    :param cells: for each its axes and whether it fails; None where it did not run, which tells nothing.
+    """
+    values = _values_by_axis([axes for axes, _ in cells])
+    # Where no axis varies the first one is shown, so that there is a table at all.
+    varying = [axis for axis, there in values.items() if len(there) > 1] or list(values)[:1]
+    if not varying:
+        return AxisOrder("", "", (), 0.0)
+    ran = [(axes, float(fails)) for axes, fails in cells if fails is not None]
+    alone = {axis: _explained_by(ran, (axis,)) for axis in varying}
+    # Stable: equals stay in the order of the matrix.
+    ranked = sorted(varying, key=lambda axis: -alone[axis])
+    if len(ranked) == 1:
+        return AxisOrder(ranked[0], "", (), alone[ranked[0]])
+    together = {pair: _explained_by(ran, pair) for pair in combinations(ranked[:MOST_PAIRS], 2)}
+    # `max` takes the first of equals.
+    best = max(together, key=lambda pair: together[pair])
+    rows, columns = sorted(best, key=lambda axis: (-len(values[axis]), varying.index(axis)))
+    return AxisOrder(rows, columns, tuple(axis for axis in ranked if axis not in best), together[best])
+
+
+def _values_by_axis(cells: Sequence[Axes]) -> dict[str, set[str]]:
+    """A cell without an axis has the value ``""`` of it."""
+    values: dict[str, set[str]] = {}
+    for axes in cells:
+        values.update((axis, set()) for axis in axes if axis not in values)
+    for axis, found in values.items():
+        found.update(axes.get(axis, "") for axes in cells)
+    return values
+
+
+def _explained_by(cells: Sequence[tuple[Axes, float]], axes: tuple[str, ...]) -> float:
+    return influence((_values_of(cell, axes), fails) for cell, fails in cells)
+
+
+def influence(cells: Iterable[tuple[object, float]]) -> float:
+    """Omega squared of groups: for each cell its group and 1 if it fails, else 0. Between 0 and 1.
+
+    >>> influence([("a", 0), ("a", 0), ("b", 1), ("b", 1)])
+    1.0
+    """
+    groups: dict[object, tuple[int, float]] = {}
+    for group, fails in cells:
+        size, failing = groups.get(group, (0, 0.0))
+        groups[group] = size + 1, failing + fails
+    if len(groups) < 2:
+        return 0.0
+    count = sum(size for size, _ in groups.values())
+    all_failing = sum(failing for _, failing in groups.values())
+    # Of zeros and ones the squares sum up to the ones.
+    spread = all_failing - all_failing**2 / count
+    if spread <= 0:
+        return 0.0
+    between = sum(failing**2 / size for size, failing in groups.values()) - all_failing**2 / count
+    free = count - len(groups)
+    # One cell a group tells nothing of the spread within: as if the groups were by chance.
+    within = (spread - between) / free if free else spread / (count - 1)
+    return max(0.0, (between - (len(groups) - 1) * within) / (spread + within))
+
+
+# the table
+
+
+@dataclass(frozen=True)
+class Band:
+    """The rows, or the columns, of one value of an axis."""
+
+    value: str
+    parts: tuple[tuple[str, ...], ...]
+    """Values of the other axes, one tuple for each row (column); at least one, which may be empty."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Each part in words."""
+        return tuple(map(JOINT.join, self.parts))
+
+
+@dataclass(frozen=True)
+class Grid(Generic[C]):
+    """A table: bands of rows, bands of columns, and the cells where they meet."""
+
+    lines: tuple[str, ...]
+    """The axes whose values are rows within a row."""
+    across: tuple[str, ...]
+    """The axes whose values are columns within a column."""
+    rows: tuple[Band, ...]
+    columns: tuple[Band, ...]
+    places: dict[tuple[tuple[str, ...], tuple[str, ...]], list[C]]
+    """(row value and its part, column value and its part) to the cells there: one, unless a report repeats itself."""
+
+
+def split_axes(rest: Sequence[str], values: Mapping[str, Sequence[str]], columns: int) -> tuple[list[str], list[str]]:
+    """Split the other axes into lines and across, the least telling of them across as long as there is room."""
+    across: list[str] = []
+    width = max(1, columns)
+    for axis in reversed(rest):
+        width *= max(1, len(values[axis]))
+        if width > WIDTH:
+            break
+        across.insert(0, axis)
+    return [axis for axis in rest if axis not in across], across
+
+
+def arrange(cells: Sequence[tuple[Axes, C]], rows: str, columns: str, rest: Sequence[str],
+            values: Mapping[str, Sequence[str]]) -> Grid[C]:
+    """Arrange cells, each with its axes.
+
+    :param values: the values of each axis in their order; a cell without an axis has the value ``""`` of it.
+    """
+    lines, across = split_axes(rest, values, len(values.get(columns, ())))
+    places: dict[tuple[tuple[str, ...], tuple[str, ...]], list[C]] = {}
+    for axes, cell in cells:
+        row, column = _values_of(axes, [rows, *lines]), _values_of(axes, [columns, *across])
+        places.setdefault((row, column), []).append(cell)
+    row_keys, column_keys = {row for row, _ in places}, {column for _, column in places}
+    return Grid(tuple(lines), tuple(across), _bands_of(row_keys, [rows, *lines], values),
+                _bands_of(column_keys, [columns, *across], values), places)
+
+
+def _values_of(cell: Axes, axes: Sequence[str]) -> tuple[str, ...]:
+    return tuple(cell.get(axis, "") for axis in axes)
+
+
+def _bands_of(keys: Iterable[tuple[str, ...]], axes: Sequence[str],
+              values: Mapping[str, Sequence[str]]) -> tuple[Band, ...]:
+    """Keys by their first value, all in the order of the axes' values."""
+    ranks = []
+    for axis in axes:
+        ranks.append({value: rank for rank, value in enumerate(values.get(axis, ()))})
+
+    def position(key: tuple[str, ...]) -> list[int]:
+        return [rank.get(value, 0) for rank, value in zip(ranks, key, strict=True)]
+
+    parts: dict[str, list[tuple[str, ...]]] = {}
+    for first, *others in sorted(keys, key=position):
+        parts.setdefault(first, []).append(tuple(others))
+    return tuple(Band(value, tuple(own)) for value, own in parts.items())
+
+
+# -------------------------------------------------------------------------------------------------- letters and colours
 FAILING: Final = frozenset((*BAD, "not_run"))
 """What is not good in a map: verdicts that a release cannot have, and those that never came."""
 DENSE: Final = 400

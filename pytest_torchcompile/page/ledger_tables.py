@@ -27,7 +27,11 @@ def graph_breaks_section(facts: Facts, source: str) -> Html | None:
     if not breaks:
         return None
     # Texts of the checks above; a break repeats none of them.
-    said = "\n".join(f"{problem.message}\n{problem.hint}" for verdict in facts.verdicts for problem in verdict.problems)
+    texts: list[str] = []
+    for verdict in facts.verdicts:
+        for problem in verdict.problems:
+            texts += (problem.message, problem.hint)
+    said = "\n".join(texts)
     items = [_break_item(broken, said, source) for broken in breaks[:ROWS]]
     return section(f"Graph breaks ({len(breaks)})", tag("ul", items), more_note(len(breaks)))
 
@@ -73,9 +77,8 @@ def _stage_key(stage: str) -> Html:
 
 
 def _summary(facts: Facts) -> str:
-    runs = sum(graph.runs for graph in facts.graphs)
     parts = [count(len(facts.compiles), "compile"), f"{len(facts.recompiles) or 'none'} of them recompiles",
-             f"{count(len(facts.graphs), 'graph')} ran {count(runs, 'time')} in all"]
+             f"{count(len(facts.graphs), 'graph')} ran {count(facts.graph_runs, 'time')} in all"]
     if facts.coverage is not None:
         parts.append(f"{facts.coverage:.0%} of the operator calls ran inside them")
     answers: Counter[str] = Counter()

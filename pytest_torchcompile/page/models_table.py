@@ -17,7 +17,9 @@ from pytest_torchcompile.report.metrics import METRICS
 
 __all__ = ["models_table"]
 
-HEAD: Final = ("model", "backend", "verdicts", "graph breaks", "recompiles", "seconds", "speed-up")
+HEAD: Final = ("model", "backend", "verdicts", "graph breaks", "recompiles", "seconds")
+SPEEDUP_HEAD: Final = "speed-up"
+"""A column more, where the check ``worth`` has timed a cell."""
 PLACES: Final = 3
 """How many places of graph breaks a row names."""
 SITE_PACKAGES: Final = "site-packages"
@@ -26,21 +28,25 @@ SITE_PACKAGES: Final = "site-packages"
 def models_table(merged: Merged) -> str:
     """The table, with a line above it that says what was run."""
     judged: list[Facts] = []
-    not_judged: dict[str, None] = {}
+    not_judged: list[Facts] = []
     for facts in map(Facts, merged.cells.values()):
         if facts.status == "not_run":
-            not_judged[facts.axes.get("model", facts.id)] = None
+            not_judged.append(facts)
         else:
             judged.append(facts)
     rows: dict[tuple[str, str], list[Facts]] = {}
     for facts in judged:
         rows.setdefault((facts.axes.get("model", ""), facts.axes.get("backend", "")), []).append(facts)
-    lines = [_what_was_run(merged, len(judged)), "", _table_row(HEAD), _table_row(["---"] * len(HEAD))]
+    head = [*HEAD]
+    if _largest_metric("speedup", judged, "{:.2f}"):
+        head.append(SPEEDUP_HEAD)
+    lines = [_what_was_run(merged, len(judged)), "", _table_row(head), _table_row(["---"] * len(head))]
     for (model, backend), cells in rows.items():
-        lines.append(_table_row(_columns_of_model(model, backend, cells)))
-    if not_judged:
-        lines += ["", f"Not judged in this run: {', '.join(map(escape_line, not_judged))}."]
-    return "\n".join([*lines, *_reasons_of_skips(judged)]) + "\n"
+        columns = [*_columns_of_model(model, backend, cells)]
+        if SPEEDUP_HEAD in head:
+            columns.append(_largest_metric("speedup", cells, "{:.2f}"))
+        lines.append(_table_row(columns))
+    return "\n".join([*lines, *_what_was_not_judged(judged, not_judged), *_reasons_of_skips(judged)]) + "\n"
 
 
 def _what_was_run(merged: Merged, judged: int) -> str:
@@ -58,7 +64,6 @@ def _columns_of_model(model: str, backend: str, cells: list[Facts]) -> Iterator[
     yield _places_of_breaks(cells)
     yield _largest_metric("recompiles", cells, "{:.0f}")
     yield f"{sum(float(facts.cell.get('seconds') or 0) for facts in cells):.0f}"
-    yield _largest_metric("speedup", cells, "{:.2f}")
 
 
 def _verdict_of_phase(facts: Facts) -> str:
@@ -109,6 +114,26 @@ def _largest_metric(metric: str, cells: Iterable[Facts], form: str) -> str:
         if number is not None:
             numbers.append(number)
     return form.format(max(numbers)) if numbers else ""
+
+
+def _what_was_not_judged(judged: Iterable[Facts], not_judged: Iterable[Facts]) -> Iterator[str]:
+    """The models that have no row, and then, by backend and phase, those that lack a part of theirs."""
+    with_row = {facts.axes.get("model", facts.id) for facts in judged}
+    without_row: dict[str, None] = {}
+    parts: dict[str, dict[str, None]] = {}
+    for facts in not_judged:
+        model = facts.axes.get("model", facts.id)
+        if model in with_row:
+            part = f"{facts.axes.get('backend', '')} {facts.axes.get('phase', '')}"
+            parts.setdefault(part, {})[model] = None
+        else:
+            without_row[model] = None
+    if without_row or parts:
+        yield ""
+    if without_row:
+        yield f"Not judged in this run: {', '.join(map(escape_line, without_row))}."
+    for part, models in parts.items():
+        yield f"- Not judged in this run, {escape_line(part)}: {', '.join(map(escape_line, models))}."
 
 
 def _reasons_of_skips(judged: Iterable[Facts]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote
 
+from pytest_torchcompile.checks.severity import TEST_CHECK
 from pytest_torchcompile.gate.announcement import command_again
 from pytest_torchcompile.gate.gate import GateOutcome
 from pytest_torchcompile.gate.judged import JudgedCell
@@ -19,7 +20,6 @@ from pytest_torchcompile.quantity import count, readable_seconds
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.finding import Finding, foremost_findings
 from pytest_torchcompile.report.merging import Merged
-from pytest_torchcompile.report.testrecord import TEST_CHECK
 
 __all__ = ["overview", "run_section", "tests_section"]
 

@@ -11,7 +11,7 @@
   const state = { rows: data.rows, columns: data.columns, by: ["", ""], filters: Object.create(null), search: "", only: null };
   document.documentElement.classList.remove("no-js");
 
-  // the table: the same as grid.py and heatmap.py make
+  // the table: the same as heatmap.py makes
 
   const make = (name, attributes = {}, ...children) => {
     const element = document.createElement(name);

@@ -14,10 +14,8 @@ from typing import Final
 
 from pytest_torchcompile.gate.announcement import run_facts, sentence
 from pytest_torchcompile.gate.gate import GateOutcome
-from pytest_torchcompile.page.grid import Band
-from pytest_torchcompile.page.heatmap import HeatMap, cell_in_words
-from pytest_torchcompile.page.markup import Html, join, tag
-from pytest_torchcompile.page.theme import VERDICT_STYLES, variables
+from pytest_torchcompile.page.heatmap import Band, HeatMap, cell_in_words
+from pytest_torchcompile.page.markup import VERDICT_STYLES, Html, join, tag, variables
 
 __all__ = ["svg"]
 
@@ -46,7 +44,7 @@ class Lane:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """As :attr:`~pytest_torchcompile.page.grid.Grid.places` has it."""
+        """As :attr:`~pytest_torchcompile.page.heatmap.Grid.places` has it."""
         return (self.value, *self.part)
 
 

@@ -23,10 +23,11 @@ from pytest_torchcompile.plan.models import ModelEntry, read_models
 from pytest_torchcompile.plan.nodes import compose, describe_node, read_bytes
 from pytest_torchcompile.plan.reader import Reader
 from pytest_torchcompile.plan.rules import OUTCOMES, Rule, read_checks, read_rules
-from pytest_torchcompile.plan.strategy import Strategy, choose_cells, read_strategy
+from pytest_torchcompile.plan.selection import Strategy, choose_cells, read_strategy
 from pytest_torchcompile.plan.targets import Targets
 
-__all__ = ["KEYS", "VERSION", "Excluded", "Matrix", "ModelEntry", "PlannedCell", "find_root", "load_matrix"]
+__all__ = ["KEYS", "VERSION", "Excluded", "Matrix", "ModelEntry", "PlannedCell", "find_root", "load_matrix",
+           "parse_matrix"]
 
 VERSION: Final = 1
 KEYS: Final = {
@@ -96,8 +97,15 @@ def load_matrix(path: str | Path, root: str | Path | None = None, *, shown: str 
     # Without `..`, as pytest has paths.
     path = Path(os.path.abspath(path))
     data = read_bytes(path, shown)
+    return parse_matrix(data, path, _root_folder(path, shown, root), shown=shown, today=today)
+
+
+def parse_matrix(data: bytes, path: Path, folder: Path, *, shown: str, today: datetime.date | None = None) -> Matrix:
+    """Expand the bytes of a matrix file. ``path``: where it is, or would be; ``folder``: where factories are looked up.
+
+    Raises as :func:`load_matrix`.
+    """
     node = compose(data, shown)
-    folder = _root_folder(path, shown, root)
     reader = Reader(shown)
     sections = _read_sections(reader, node, Targets(folder))
     # Mistakes in the sections are told before the cells are made: half a matrix would give misleading ones.
@@ -211,7 +219,7 @@ def _expand_sections(reader: Reader, node: yaml.Node, sections: _Sections,
     for cell, times in times_of.items():
         if times > 1:
             reader.wrong(node, f"{times} cells have the id {cell!r}; rename a model, or a value of an axis")
-    notes = []
+    notes = list(reader.notes)
     for index in sorted(expired - elsewhere):
         rule = rules[index]
         notes.append(f"{rule.where}: this xfail expired on {rule.until}, its cells are expected to pass: {rule.reason}")

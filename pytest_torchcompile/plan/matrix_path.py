@@ -14,10 +14,12 @@ from typing import Any, Final, NamedTuple
 
 from pytest_torchcompile.errors import UsageError, nearest
 
-__all__ = ["DEFAULT", "PREFIX", "ChosenMatrix", "default_matrix", "find_matrix", "ini_setting", "is_shipped",
-           "names_matrix", "shipped_names", "shipped_path"]
+__all__ = ["DEFAULT", "MODEL_PREFIX", "PREFIX", "ChosenMatrix", "default_matrix", "find_matrix", "has_name_only",
+           "ini_setting", "is_of_model", "is_shipped", "names_matrix", "shipped_names", "shipped_path"]
 
 PREFIX: Final = "shipped:"
+MODEL_PREFIX: Final = "model:"
+"""How the name of a matrix begins that is no file, but made for one model (``--compile-model``)."""
 DEFAULT: Final = "matrix/default.yaml"
 """The matrix of a repository that names none."""
 
@@ -27,9 +29,19 @@ def is_shipped(given: str) -> bool:
     return given.startswith(PREFIX)
 
 
+def is_of_model(given: str) -> bool:
+    """Whether the text names the matrix of one model, which is in no file."""
+    return given.startswith(MODEL_PREFIX)
+
+
+def has_name_only(given: str) -> bool:
+    """Whether the text names a matrix that is no file of the user's: a shipped one, or that of one model."""
+    return is_shipped(given) or is_of_model(given)
+
+
 def names_matrix(given: str) -> bool:
     """Whether the text is the name of a matrix, not of a folder or a test file."""
-    return is_shipped(given) or given.endswith((".yaml", ".yml"))
+    return has_name_only(given) or given.endswith((".yaml", ".yml"))
 
 
 def shipped_names() -> tuple[str, ...]:
@@ -61,9 +73,10 @@ def find_matrix(given: str, bases: Iterable[Path]) -> Path:
         if path.exists():
             return path
     if given == DEFAULT:
-        raise UsageError(f"there is no {DEFAULT} in {paths[0].parent.parent}: write one, as README shows at its "
-                         f"beginning, or name a shipped one, as in --compile-matrix={PREFIX}smoke "
-                         f"(shipped are {', '.join(shipped_names())})")
+        raise UsageError(f"there is no {DEFAULT} in {paths[0].parent.parent}: `pytest-torchcompile init module:Class` "
+                         "writes one for your model, --compile-model=module:Class does without, and "
+                         f"--compile-matrix={PREFIX}smoke names a shipped one (shipped are "
+                         f"{', '.join(shipped_names())})")
     return paths[0]
 
 

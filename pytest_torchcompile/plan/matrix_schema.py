@@ -13,7 +13,7 @@ from typing import Any, Final
 from pytest_torchcompile.backends import BACKENDS, installed
 from pytest_torchcompile.cell import AXES
 from pytest_torchcompile.checks import CHECKS, LIMITS, Limit
-from pytest_torchcompile.plan import matrix, models, rules, strategy
+from pytest_torchcompile.plan import matrix, models, rules, selection
 from pytest_torchcompile.plan.axes import DEVICE
 from pytest_torchcompile.plan.reader import DAY
 from pytest_torchcompile.wrappers import WRAPPERS
@@ -146,15 +146,15 @@ def _limit_schema(limit: Limit) -> Schema:
 
 
 def _strategy_schema() -> Schema:
-    least, most = strategy.STRENGTHS
+    least, most = selection.STRENGTHS
     pairwise = {"strength": {"type": "integer", "minimum": least, "maximum": most}}
     sample = {"n": {"type": "integer", "minimum": 1}, "seed": _SIZE}
     given = {
-        "pairwise": _object_of(strategy.KEYS["pairwise"], pairwise, ("strength",)),
-        "sample": _object_of(strategy.KEYS["sample"], sample, ("n",)),
+        "pairwise": _object_of(selection.KEYS["pairwise"], pairwise, ("strength",)),
+        "sample": _object_of(selection.KEYS["sample"], sample, ("n",)),
     }
     # A sample needs its size, so its name alone is no strategy.
-    forms: list[Schema] = [{"enum": [kind for kind in strategy.KINDS if kind != "sample"]}]
+    forms: list[Schema] = [{"enum": [kind for kind in selection.KINDS if kind != "sample"]}]
     for key, form in given.items():
         forms.append(_object_of({key: ""}, {key: form}, (key,)))
     return {"anyOf": forms}

@@ -11,7 +11,7 @@ import yaml
 
 from pytest_torchcompile.errors import MatrixError, nearest
 
-__all__ = ["compose", "describe_node", "read_bytes"]
+__all__ = ["compose", "describe_node", "offsets_of_entry", "read_bytes"]
 
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 32
@@ -169,3 +169,20 @@ def _line_and_column(text: str, position: int) -> tuple[int, int]:
     before = text[:position]
     line_start = before.rfind("\n") + 1
     return before.count("\n") + 1, len(before) - line_start + 1
+
+
+def offsets_of_entry(node: yaml.Node, text: str) -> tuple[int, int]:
+    """Offsets of the whole lines that an entry of a list takes, from its dash; comments behind it stay."""
+    last = node
+    # A block's own end is where the next begins, with the comments between; the end of its last scalar is exact.
+    while isinstance(last, (yaml.MappingNode, yaml.SequenceNode)) and last.value and not last.flow_style:
+        if isinstance(last, yaml.MappingNode):
+            _, last = last.value[-1]
+        else:
+            last = last.value[-1]
+    start = text.rfind("\n", 0, text.rindex("-", 0, node.start_mark.index)) + 1
+    end = last.end_mark.index
+    # A block scalar ends behind its line; all else ends within it.
+    if text[end - 1:end] != "\n":
+        end = text.find("\n", end) + 1 or len(text)
+    return start, end

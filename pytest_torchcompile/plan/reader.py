@@ -54,6 +54,11 @@ class Reader:
     def __init__(self, path: str) -> None:
         self.path = path
         self.mistakes: list[Mistake] = []
+        self.notes: list[str] = []
+
+    def note(self, node: yaml.Node, text: str) -> None:
+        """Note something that is worth knowing, at the node's place, and no mistake."""
+        self.notes.append(f"{self.path}:{node.start_mark.line + 1}: {text}")
 
     def wrong(self, node: yaml.Node, text: str) -> None:
         """Note a mistake at the node."""
@@ -140,7 +145,7 @@ class Reader:
         self.wrong(node, f"{describe_node(node)} is not {what}; {nearest(text, known)}")
         return None
 
-    def number(self, node: yaml.Node, what: str, *, whole: bool = True, least: float | None = 0,
+    def number(self, node: yaml.Node, what: str, *, whole: bool = True, least: float = 0,
                most: float | None = None) -> int | float | None:
         """Return a number, as JSON writes them, from ``least`` to ``most``."""
         pattern, expected = _NUMBER, "a number"
@@ -155,9 +160,8 @@ class Reader:
             value = int(node.value)
         else:
             value = float(node.value)
-        too_small = least is not None and value < least
         too_large = most is not None and value > most
-        if too_small or too_large:
+        if value < least or too_large:
             limits = f"at least {least:g}"
             if most is not None:
                 limits = f"from {least:g} to {most:g}"

@@ -11,7 +11,7 @@ import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from pytest_torchcompile.cell import Scalar
-from pytest_torchcompile.checks import CHECKS, LIMITS
+from pytest_torchcompile.checks import CHECKS, LIMITS, RENAMED, renamed_text
 from pytest_torchcompile.errors import nearest
 from pytest_torchcompile.plan.axes import Axes, value_key
 from pytest_torchcompile.plan.nodes import describe_node
@@ -90,12 +90,21 @@ def read_checks(reader: Reader, node: yaml.Node | None, what: str = "a check",
         return tuple(name for name in known if not CHECKS[name].on_request)
     found: list[str] = []
     for item in reader.items(node, "checks", alone=True):
-        name = reader.name(item, what, known)
+        name = _check_named(reader, item, what, known)
         if name in found:
             reader.wrong(item, f"checks: {name!r} is listed twice")
         elif name is not None:
             found.append(name)
     return tuple(sorted(found, key=known.index))
+
+
+def _check_named(reader: Reader, node: yaml.Node, what: str, known: Sequence[str]) -> str | None:
+    """The check that the node names, be it by an old name."""
+    given = str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+    if RENAMED.get(given) in known:
+        reader.note(node, renamed_text(given))
+        return RENAMED[given]
+    return reader.name(node, what, known)
 
 
 def read_rules(reader: Reader, node: yaml.Node | None, axes: Axes | None,
@@ -127,7 +136,7 @@ def _checks_added_by(node: yaml.Node) -> tuple[str, ...]:
             if key.value == "also":
                 added = _entries_of(value) or [value]
                 names |= {name.value: None for name in added if isinstance(name, yaml.ScalarNode)}
-    return tuple(name for name in names if name in CHECKS)
+    return tuple(current for name in names if (current := RENAMED.get(name, name)) in CHECKS)
 
 
 def _entries_of(node: yaml.Node) -> list[yaml.Node]:

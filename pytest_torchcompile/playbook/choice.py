@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytest_torchcompile.backends import BACKENDS
-from pytest_torchcompile.gate.markdown import inline_code
+from pytest_torchcompile.gate.markdown import evidence, inline_code, table
 from pytest_torchcompile.gate.policy_limits import worst_rank
-from pytest_torchcompile.playbook.prose import evidence, table
+from pytest_torchcompile.ledger.records import Compile
 from pytest_torchcompile.quantity import count, readable_seconds
-from pytest_torchcompile.report.facts import Facts
+from pytest_torchcompile.report.facts import Facts, as_number
 
-__all__ = ["Setting", "best_setting", "choices", "has_verdict", "settings_by_model"]
+__all__ = ["Setting", "best_setting", "choices", "from_cache", "has_verdict", "settings_by_model", "speed_interval"]
 
 AXES: Final = ("backend", "mode", "dynamic", "wrapper")
 """What one chooses when one compiles. The other axes (dtype, phase, your own) are what it has to hold for."""
@@ -23,11 +23,13 @@ NAMED: Final = 4
 """Settings that are named where more do not hold."""
 
 
-RULE: Final = ("Of the settings in which every check holds in every cell: the one with most cells, then the fastest "
-               "where speed was measured, then the one that recompiles least, then the one nearest to torch's "
-               "defaults.")
+RULE: Final = ("Of the settings in which every check holds in every cell, and that are not slower than eager: the one "
+               "with most cells, then the fastest where speed was measured, then the one that recompiles least, then "
+               "the one nearest to torch's defaults.")
 NO_SPEED: Final = ("Speed was not measured in this report, so it does not say whether compiling is worth it: the "
-                   "choice above is between what is right. `pytest_torchcompile.benchmark` measures it.")
+                   "choice above is between what is right. The check `worth` measures it.")
+DO_NOT: Final = "do not compile this"
+"""The advice where all that is right is slower than eager."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,22 @@ class Setting:
     def holds(self) -> bool:
         """Whether every check holds in every cell."""
         return all(cell.status == "pass" for cell in self.cells)
+
+    @property
+    def is_right(self) -> bool:
+        """Whether every check holds in every cell, but for the one that asks for speed."""
+        return all(cell.status == "pass" or _fails_by_speed_alone(cell) for cell in self.cells)
+
+    @property
+    def slower(self) -> list[Facts]:
+        """The cells that are slower compiled, which the whole 99 % interval says."""
+        return [cell for cell in self.cells if _is_slower(cell)]
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether every cell that was timed is slower compiled."""
+        timed = [cell for cell in self.cells if speed_interval(cell)]
+        return bool(timed) and len(self.slower) == len(timed)
 
     @property
     def is_stage(self) -> bool:
@@ -87,6 +105,32 @@ class Setting:
         return inline_code(", ".join(arguments))
 
 
+def _fails_by_speed_alone(cell: Facts) -> bool:
+    failed = [verdict.check for verdict in cell.failed]
+    return cell.status == "fail" and failed == ["worth"] and speed_interval(cell) is not None
+
+
+def speed_interval(cell: Facts) -> tuple[float, float] | None:
+    """The 99 % interval of how many times as fast the cell is compiled; None where that was not measured."""
+    ends = (cell.section("worth") or cell.section("benchmark")).get("interval")
+    if not isinstance(ends, list) or len(ends) != 2:
+        return None
+    low, high = map(as_number, ends)
+    if low is None or high is None:
+        return None
+    return low, high
+
+
+def _is_slower(cell: Facts) -> bool:
+    verdict = (cell.section("worth") or cell.section("benchmark")).get("verdict")
+    return verdict == "slower" and _upper_end(cell) < 1
+
+
+def from_cache(compiles: Iterable[Compile]) -> bool:
+    """Did a compile cache serve one of them? Its seconds then say nothing beside those of empty caches."""
+    return any(answer.endswith("hit") for each in compiles for answer in each.caches)
+
+
 def has_verdict(cell: Facts) -> bool:
     """Did the cell come to a verdict?"""
     return cell.status not in ("skip", "not_run")
@@ -106,16 +150,26 @@ def settings_by_model(cells: Iterable[Facts]) -> dict[str, list[Setting]]:
 
 def best_setting(settings: Sequence[Setting]) -> Setting | None:
     """The setting that the report speaks for, by :data:`RULE`; None where none holds."""
-    good = [setting for setting in settings if setting.holds and setting.is_real]
+    good = [setting for setting in settings if setting.holds and setting.is_real and not setting.is_slower]
     return min(good, key=_rank_by_rule, default=None)
 
 
-def _rank_by_rule(setting: Setting) -> tuple[int, float, float, int, float]:
+def least_slow(settings: Sequence[Setting]) -> Setting | None:
+    """Of the settings that are right and slower than eager the fastest; None where there is none."""
+    slow = [setting for setting in settings if setting.is_real and setting.is_right and setting.is_slower]
+    return max(slow, key=_speedup_of, default=None)
+
+
+def _speedup_of(setting: Setting) -> float:
+    return setting.median_of("speedup") or 0.0
+
+
+def _rank_by_rule(setting: Setting) -> tuple[int, float, float, int]:
     """Smaller is better."""
     # A backend has no default, so none is a change.
     changed = sum(DEFAULTS.get(axis, value) != value for axis, value in zip(AXES, setting.values, strict=True))
     return (-len(setting.cells), -(setting.median_of("speedup") or 1.0), setting.worst_of("recompiles") or 0.0,
-            changed, setting.median_of("compile_seconds") or 0.0)
+            changed)
 
 
 def choices(by_model: dict[str, list[Setting]]) -> list[str]:
@@ -128,7 +182,9 @@ def choices(by_model: dict[str, list[Setting]]) -> list[str]:
     if not any(map(best_setting, by_model.values())):
         return lines
     lines += [RULE, ""]
-    every = [setting for settings in by_model.values() for setting in settings]
+    every: list[Setting] = []
+    for settings in by_model.values():
+        every += settings
     if all(setting.median_of("speedup") is None for setting in every):
         lines += [NO_SPEED, ""]
     return lines
@@ -148,6 +204,8 @@ def _table_row(model: str, settings: Sequence[Setting]) -> tuple[str, str, str, 
         others = len(real) - len(bad) - 1
         if others:
             because += f"; {count(others, 'other setting holds', 'other settings hold')} too"
+    elif (slow := least_slow(real)) is not None:
+        use, because = DO_NOT, _why_not_to_compile(slow)
     elif real:
         use, because = "no compiling yet", f"none of {count(len(real), 'setting')} holds: see the gotchas"
     else:
@@ -155,10 +213,24 @@ def _table_row(model: str, settings: Sequence[Setting]) -> tuple[str, str, str, 
     return inline_code(model), use, because, does_not_hold
 
 
+def _why_not_to_compile(setting: Setting) -> str:
+    """The figures of a setting that is right and slower; there is none that is faster."""
+    cell = min(setting.slower, key=_upper_end)
+    low, high = speed_interval(cell) or (0.0, 0.0)
+    speedup = as_number((cell.section("worth") or cell.section("benchmark")).get("speedup")) or 0.0
+    return (f"eager is faster: {setting} is {speedup:.2f} times as fast (99 % interval {low:.2f} to {high:.2f}) "
+            f"{evidence([cell.id])}")
+
+
+def _upper_end(cell: Facts) -> float:
+    interval = speed_interval(cell)
+    return interval[1] if interval else 1.0
+
+
 def _why_no_choice(settings: Sequence[Setting]) -> str:
     """Of settings of which nobody could deploy one."""
     # No setting was chosen, so every cell is evidence for that.
-    every_cell = [cell for setting in settings for cell in setting.ids]
+    every_cell = _cells_of(settings)
     if all(setting.is_fake for setting in settings):
         return f"only the fake lane was tried, in which no number is judged {evidence(every_cell)}"
     why = "only stages of the compiler were tried"
@@ -167,7 +239,14 @@ def _why_no_choice(settings: Sequence[Setting]) -> str:
         return f"{why}, and none holds {evidence(every_cell)}"
     names = sorted({inline_code(setting.values[0]) for setting in holding})
     verb = "holds" if len(names) == 1 else "hold"
-    return f"{why}; {', '.join(names)} {verb} {evidence(cell for setting in holding for cell in setting.ids)}"
+    return f"{why}; {', '.join(names)} {verb} {evidence(_cells_of(holding))}"
+
+
+def _cells_of(settings: Iterable[Setting]) -> list[str]:
+    cells: list[str] = []
+    for setting in settings:
+        cells += setting.ids
+    return cells
 
 
 def _reasons_for(setting: Setting) -> Iterator[str]:
@@ -176,9 +255,13 @@ def _reasons_for(setting: Setting) -> Iterator[str]:
     breaks, recompiles = setting.worst_of("graph_breaks"), setting.worst_of("recompiles")
     if speedup is not None:
         yield f"{speedup:.2f} times as fast as eager"
+    if setting.slower:
+        yield f"but slower in {count(len(setting.slower), 'cell')} {evidence(cell.id for cell in setting.slower)}"
     if breaks is not None:
         yield count(int(breaks), "graph break") if breaks else "no graph break"
     if recompiles is not None:
         yield f"{count(int(recompiles), 'recompile')} at most" if recompiles else "no recompile"
-    if seconds is not None:
+    if any(from_cache(cell.compiles) for cell in setting.cells):
+        yield "compiled with the help of a cache"
+    elif seconds is not None:
         yield f"compiles in {readable_seconds(seconds)}"

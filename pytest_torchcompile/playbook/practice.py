@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_torchcompile.checks.recompiles import SHAPES
-from pytest_torchcompile.gate.markdown import inline_code
+from pytest_torchcompile.gate.markdown import evidence, inline_code, prose, table
 from pytest_torchcompile.ledger.records import Compile
-from pytest_torchcompile.playbook.choice import Setting, best_setting
-from pytest_torchcompile.playbook.prose import evidence, prose, table
+from pytest_torchcompile.playbook.choice import Setting, best_setting, from_cache
 from pytest_torchcompile.quantity import count, readable_seconds
 from pytest_torchcompile.report.facts import Facts, as_number
 
@@ -20,6 +19,8 @@ ONLY_STAGES: Final = ("Only stages of the compiler were tried, which nobody runs
                       "warm up.")
 HOW_TO_WARM_UP: Final = ("Warm up with calls of these sizes, in this order, before the first request or step: each of "
                          "them waits for a compiler.")
+SERVED: Final = "not told: a cache served some of it"
+"""What stands where seconds were measured with a cache that was not empty."""
 KEEP_CACHES: Final = ("- Keep the folder of `TORCHINDUCTOR_CACHE_DIR` between processes and CI jobs: the look-ups that "
                       "missed are then hits.")
 STATIC_RECOMPILES: Final = ("`static` compiles again for each size. Pad to a few lengths (`ShapeStabilizer`), or mark "
@@ -79,7 +80,8 @@ def _is_repeated_call(label: str) -> bool:
 
 
 def _compile_time(cell: Facts) -> str:
-    return readable_seconds(_total_seconds(cell.compiles))
+    # Seconds of a kept cache beside seconds of an empty one would be compared.
+    return SERVED if from_cache(cell.compiles) else readable_seconds(_total_seconds(cell.compiles))
 
 
 def _total_seconds(compiles: Iterable[Compile]) -> float:
@@ -140,7 +142,9 @@ def shape_notes(by_model: Mapping[str, Sequence[Setting]]) -> list[str]:
                 rows.append((inline_code(model), inline_code(value), *_recompiles_columns(cells),
                              evidence(cell.id for cell in cells)))
             notes += _notes_on_dynamic(model, by_value)
-        every_cell = [cell for setting in settings for cell in setting.cells]
+        every_cell: list[Facts] = []
+        for setting in settings:
+            every_cell += setting.cells
         notes += [*_covered_ranges(model, every_cell), *_padded_lengths(model, every_cell)]
     if not rows:
         return ["The report has no model with more than one value of `dynamic` and more than one size.", "", *notes, ""]
@@ -174,7 +178,10 @@ def _padded_lengths(model: str, cells: Sequence[Facts]) -> Iterator[str]:
             lengths.setdefault(name, []).append(cell.id)
     for lengths, what in ((served, "run what is compiled already"), (other, "do not: see the gotchas")):
         if lengths:
-            ids = [cell for cells_of_length in lengths.values() for cell in cells_of_length]
+            # A cell that met several lengths is told of once for each.
+            ids: list[str] = []
+            for cells_of_length in lengths.values():
+                ids += cells_of_length
             yield f"- {inline_code(model)}: lengths padded to their bucket ({prose(', '.join(lengths))}) {what} " \
                   f"{evidence(ids)}."
 
@@ -205,9 +212,11 @@ def _number_of_sizes(cell: Facts) -> float:
 def _recompiles_columns(cells: Sequence[Facts]) -> tuple[str, str, str]:
     """The columns ``sizes``, ``recompiles`` and ``compiles in``."""
     counts = [len(cell.recompiles) for cell in cells]
-    times = [_total_seconds(cell.compiles) for cell in cells]
-    return (f"{max(map(_number_of_sizes, cells)):g}", _range_text(str(min(counts)), str(max(counts))),
-            _range_text(readable_seconds(min(times)), readable_seconds(max(times))))
+    times = [_total_seconds(cell.compiles) for cell in cells if not from_cache(cell.compiles)]
+    seconds = SERVED
+    if times:
+        seconds = _range_text(readable_seconds(min(times)), readable_seconds(max(times)))
+    return (f"{max(map(_number_of_sizes, cells)):g}", _range_text(str(min(counts)), str(max(counts))), seconds)
 
 
 def _range_text(low: str, high: str) -> str:
@@ -220,7 +229,9 @@ def _notes_on_dynamic(model: str, by_value: Mapping[str, Sequence[Facts]]) -> It
     static = most.pop("static", None)
     if static is not None and most and static > max(most.values()):
         yield f"- {inline_code(model)}: {STATIC_RECOMPILES}"
-    every_cell = [cell for cells in by_value.values() for cell in cells]
+    every_cell: list[Facts] = []
+    for cells in by_value.values():
+        every_cell += cells
     for (what, place), cells in _cells_by_other_cause(every_cell).items():
         values = {cell.axes["dynamic"] for cell in cells}
         if len(values) == len(by_value):

@@ -50,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     config.pluginmanager.register(fixtures, "torchcompile-fixtures")
     _fix_seed(config)
+    _name_matrix_of_model(config)
     if config.getoption("compile_matrix") is None:
         _configure_without_matrix(config)
         return
@@ -67,6 +68,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _configure_without_matrix(config: pytest.Config) -> None:
     """Refuse options that only a matrix has use for, and report the tests that use our fixtures."""
+    if config.getoption("compile_inputs"):
+        raise pytest.UsageError("--compile-inputs is for --compile-model, which is not given; a matrix file names the "
+                                "inputs of each model itself")
     for name in _OF_CELLS:
         option = _BY_NAME[name]
         if config.getoption(option.ini):
@@ -91,7 +95,7 @@ def _mark_earlier_report(config: pytest.Config | None) -> None:
         return
     typed = [*shlex.split(os.environ.get("PYTEST_ADDOPTS", "")), *config.invocation_params.args]
     arguments = [*config.getini("addopts"), *typed]
-    if not any(text.startswith(("--compile-matrix", "--json-report")) for text in arguments):
+    if not any(text.startswith(("--compile-matrix", "--compile-model", "--json-report")) for text in arguments):
         return
     from pytest_torchcompile.report.earlier import later_run_mark, left_by_earlier_runs, mark_earlier
 
@@ -113,6 +117,24 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
                         _option_value(config, _BY_NAME["selftest-device"]))
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+def _name_matrix_of_model(config: pytest.Config) -> None:
+    """``--compile-model`` is ``--compile-matrix`` with the name of a matrix that is made for the model."""
+    if config.getoption("compile_model") is None:
+        return
+    if config.getoption("compile_matrix") is not None:
+        raise pytest.UsageError("--compile-model runs a model without a matrix file, and --compile-matrix one from a "
+                                "file; take one of them off")
+    from pytest_torchcompile.adoption.matrix_text import name_of_model
+
+    model, inputs = (str(_option_value(config, _BY_NAME[name])) for name in ("model", "inputs"))
+    if not model:
+        raise pytest.UsageError("--compile-model names no model, nor does the ini key compile_model; expected "
+                                "--compile-model=module:Class")
+    # Workers of xdist get it as it is from here on.
+    config.option.compile_matrix, config.option.compile_model = name_of_model(model, inputs), None
+    config.option.compile_inputs = None
 
 
 def _give_back_what_is_no_matrix(config: pytest.Config) -> None:

@@ -11,21 +11,20 @@ from typing import Any
 
 import pytest
 
-from pytest_torchcompile.gate.baseline_summary import compare_with_baseline
+from pytest_torchcompile.gate.announcement import compare_with_baseline
 from pytest_torchcompile.observation import NO_RANK, Judgement
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
-from pytest_torchcompile.plan.shards import cells_of_shard
+from pytest_torchcompile.plan.selection import cells_of_shard
 from pytest_torchcompile.plugin.outside import Named
 from pytest_torchcompile.plugin.rank_supply import CellNotRun, RankSupply
 from pytest_torchcompile.quantity import first_names
 from pytest_torchcompile.ranks.execution import CellResult, Execution
 from pytest_torchcompile.ranks.torchrun import Torchrun, own_file
-from pytest_torchcompile.report.files import JOURNAL_FILE, REPRODUCTIONS, replace_file
-from pytest_torchcompile.report.harmless import harmless_text
 from pytest_torchcompile.report.journal import Journal
 from pytest_torchcompile.report.keeping import ReportKeeper
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.reproduction import file_name, is_reproducible, reproduction_text
+from pytest_torchcompile.report.safe_output import JOURNAL_FILE, REPRODUCTIONS, harmless_text, replace_file
 from pytest_torchcompile.report.terminal import failure_text, header_lines, summary_lines
 from pytest_torchcompile.run.settings import Settings
 from pytest_torchcompile.wrappers.wrapping import Wrapping
@@ -38,6 +37,9 @@ SECONDS_KEY = "compile-matrix/seconds"
 """Where pytest's cache keeps how long each cell took, so that the next run starts the longest first."""
 PROPERTY = "compile_matrix"
 """The attribute of a test report that carries a verdict, as JSON text, from an xdist worker to the controller."""
+
+MATRIX_TEXT = "compile_matrix_text"
+"""The key under which xdist's workers get the text of a matrix that is in no file."""
 
 
 class CheckFailure(Exception):
@@ -54,7 +56,8 @@ class CheckItem(pytest.Item):
         result = self.parent.cell_result()
         judgement = result.judgements[self.name]
         self.config.stash[SESSION].judged[self.nodeid] = (result, judgement)
-        if self.first_of_cell:
+        # A run of some checks keeps the file for the others, whose verdicts stay in the report.
+        if self.first_of_cell and len(self.parent.selected) == len(self.parent.applicable_checks()):
             self.parent.forget_reproduction()
         match judgement.verdict:
             case "skip":
@@ -196,6 +199,8 @@ class MatrixSession:
         self.is_worker = hasattr(config, "workerinput")
         self.execution = Execution(matrix, settings, torchrun=self.torchrun)
         self.journal = Journal(matrix, self.planned, settings, own_file(config.rootpath, self.torchrun, JOURNAL_FILE))
+        # xdist has one specification for each of its workers.
+        self.journal.workers = max(1, len(config.getoption("tx", None) or ()))
         config.pluginmanager.register(RankSupply(config, settings, self.execution), "compile-matrix-ranks")
 
         self.keeper = ReportKeeper(config.rootpath, report, self.journal.path, matrix.root)
@@ -241,6 +246,12 @@ class MatrixSession:
 
     # Optional: xdist may be switched off.
     @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Workers of xdist need not look at the model again: they run the controller's matrix."""
+        node.workerinput[MATRIX_TEXT] = self.config.stash.get(TEXT_OF_MATRIX, "")
+
+    # Optional: xdist may be switched off.
+    @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
         """Keep a cell's items on one worker, longest cells first, unless another --dist was asked for."""
         if config.getoption("dist") != "load":
@@ -260,8 +271,7 @@ class MatrixSession:
             result, judgement = judged
             carried: dict[str, Any] = {"cell": item.parent.name, "check": item.name, **judgement.to_dict()}
             if item.first_of_cell:
-                carried["observation"] = result.observation.to_dict()
-                carried["seconds"] = result.seconds
+                carried |= result.carried()
             setattr(report, PROPERTY, json.dumps(carried))
         return report
 
@@ -300,6 +310,7 @@ class MatrixSession:
         result = yield
         if not self.is_worker and not self.config.option.collectonly and self._why_unsaved():
             session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+            self.journal.take_back_end()
         if self.torchrun and self.torchrun.rank and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
             # Rank 0 says so. Of a process that fails torchrun ends all others at once, and rank 0 may not be done.
             session.exitstatus = pytest.ExitCode.OK
@@ -383,3 +394,5 @@ class MatrixSession:
 
 
 SESSION = pytest.StashKey[MatrixSession]()
+TEXT_OF_MATRIX = pytest.StashKey[str]()
+"""The text of a matrix that is in no file; not there where it is in one."""

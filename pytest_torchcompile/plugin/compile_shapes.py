@@ -160,7 +160,7 @@ class FuzzedTest:
     def run_sequences(self, args: tuple[Any, ...], fixtures: dict[str, Any]) -> None:
         """Search, and raise what the shortest failing sequence raises."""
         __tracebackhide__ = True
-        from pytest_torchcompile.fuzz.drawing import shape_sequences, sweep
+        from pytest_torchcompile.fuzz.drawn_call import shape_sequences, sweep
         from pytest_torchcompile.fuzz.search import search
 
         ledger, (options, limits, heaviest) = fixtures.pop(WATCH), fixtures.pop(FUZZ)
@@ -173,7 +173,7 @@ class FuzzedTest:
                        database=options.database(), key=f"{self.test.__module__}:{self.test.__qualname__}",
                        first=sweep(self.dims, self.max_calls, where=self.where, others=others))
         self._refuse_nothing_run(result)
-        if result.finding is None:
+        if result.worst is None:
             self._warn_if_cut_short(result, options)
             runs.refuse_unread_batches()
             return
@@ -227,6 +227,8 @@ class _SequenceRuns:
         self.ran, self.looked = 0, False
         """Sequences that were run, and whether the test looked at the batches of any."""
         self.failed = False
+        self.over_limits = False
+        """Did the last sequence go over the limits of the test's marker, its body having passed?"""
 
     def parameter_sizes(self) -> set[int]:
         """Sizes that a dim may collide with: torch gives equal sizes one symbol."""
@@ -260,6 +262,7 @@ class _SequenceRuns:
         """Run the test over a sequence, and judge its limits; raises what the test raises."""
         __tracebackhide__ = True
         self.start_fresh()
+        self.over_limits = False
         given: dict[str, Any] = {}
         batches = None
         if "batches" in self.takes and self.fuzzed.inputs is not None:
@@ -273,14 +276,15 @@ class _SequenceRuns:
             from pytest_torchcompile.run.counters import judge_limits
 
             if problems := judge_limits(self.limits, self.ledger, True):
+                self.over_limits = True
                 raise AssertionError("compile_limits: " + "\n\n".join(problems))
         self.heaviest.note(self.ledger)
 
     def examine(self, sequence: Sequence) -> Examined:
         """Run the test over a sequence, for the search."""
-        from pytest_torchcompile.fuzz.search import Examined, Finding
+        from pytest_torchcompile.fuzz.search import WORST, Examined, SequenceProblem
 
-        finding: Finding | None = None
+        problem: SequenceProblem | None = None
         try:
             self.run_once(sequence)
         except BaseException as error:
@@ -292,9 +296,13 @@ class _SequenceRuns:
             if not isinstance(error, Exception) and kind != "Failed":
                 raise
             self.failed = True
+            # What the body asserts may be numbers; a limit is milder, and the search goes on after it.
+            severity = WORST
+            if self.over_limits:
+                kind, severity = "compile_limits", WORST - 1
             # Which call it was is not known: the test may run all of them before it asserts.
-            finding = Finding(type(error).__name__, str(error), len(sequence) - 1)
-        return Examined(finding, len(self.ledger.graphs), len(sequence))
+            problem = SequenceProblem(kind, str(error), len(sequence) - 1, severity=severity)
+        return Examined(problem, len(self.ledger.graphs), len(sequence))
 
 
 def _dims_text(dims: Dims) -> str:
@@ -326,15 +334,18 @@ def _condition_text(where: Callable[..., bool] | None) -> str:
 
 
 def _failure_note(result: Result, options: FuzzOptions) -> str:
-    lines = [f"The shortest failing sequence of shapes: {as_code(result.sequence)}",
-             f"  to run it first from now on: compile_shapes(..., examples=[{as_code(result.sequence)}])"]
-    if result.drawn != result.sequence:
-        drawn = as_code(result.drawn)
-        lines.append(f"  found as {drawn} in sequence {result.examples}, with {result.tries} tries in all")
-    if result.kept:
+    worst, *milder = result.worst_first
+    lines = [f"The shortest failing sequence of shapes: {as_code(worst.sequence)}",
+             f"  to run it first from now on: compile_shapes(..., examples=[{as_code(worst.sequence)}])"]
+    if worst.drawn != worst.sequence:
+        drawn = as_code(worst.drawn)
+        lines.append(f"  found as {drawn}, with {result.examples} sequences and {result.tries} tries in all")
+    if worst.kept:
         lines.append("  kept from an earlier run in .hypothesis")
-    if result.spent:
-        lines.append(f"  not shrunk to the end: the {result.spent} ran out")
+    if worst.cut:
+        lines.append(f"  not shrunk to the end: the {worst.cut} ran out")
+    for failing in milder:
+        lines.append(f"  and, which is milder, after {as_code(failing.sequence)}: {failing.problem.message}")
     if options.seed:
         lines.append(f"  seed: --compile-fuzz-seed={options.seed}")
     return "\n".join(lines)

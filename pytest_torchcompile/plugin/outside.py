@@ -1,4 +1,4 @@
-"""Outside: a matrix that pytest does not look up itself, because it is shipped or lies outside the rootdir.
+"""Outside: a matrix that pytest does not look up itself, because it is shipped, in no file, or outside the rootdir.
 
 pytest would load every ``conftest.py`` and package on the way to such a file, and has no node id for it. So the file
 hangs on the session itself, and what the command line names of it is read here. Its node is called as a shipped matrix
@@ -15,7 +15,7 @@ from pathlib import Path
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.plan.matrix import Matrix
-from pytest_torchcompile.plan.matrix_path import is_shipped
+from pytest_torchcompile.plan.matrix_path import has_name_only
 
 __all__ = ["Named", "named_parts"]
 
@@ -43,7 +43,7 @@ def named_parts(typed: Sequence[str], matrix: Matrix, given: str, base: Path,
     Raises :class:`UsageError` for a cell or check that is not there, as pytest does for a test.
     """
     name = given
-    if not is_shipped(given):
+    if not has_name_only(given):
         if matrix.path.is_relative_to(rootdir):
             return _with_matrix(typed, base, matrix.path), Named()
         name = matrix.path.name

@@ -6,7 +6,7 @@ told it.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,12 +44,15 @@ class RankSupply:
             if given[FOLDER]:
                 execution.folder = Path(given[FOLDER])
             execution.unable = given[UNABLE]
+        self.is_any_needed: Callable[[], bool] = lambda: True
+        """Is there a cell that must be run? Where results are reused, :class:`.Reusing` can tell."""
 
     # Optional: xdist may be switched off.
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Give each worker the zygote that all share."""
-        self._start_zygote()
+        """Give each worker the zygote that all share, unless it is seen that none will be needed."""
+        if not self._may_need_none or self.is_any_needed():
+            self._start_zygote()
         node.workerinput[FOLDER] = str(self.execution.folder or "")
         node.workerinput[UNABLE] = self.execution.unable
 
@@ -57,7 +60,7 @@ class RankSupply:
     def pytest_collection(self) -> None:
         """Without xdist this process runs the cells: start importing torch while the matrix is collected."""
         distributed = bool(self.config.getoption("tx", None))
-        if not self.is_worker and not distributed and not self.config.option.collectonly:
+        if not self.is_worker and not distributed and not self.config.option.collectonly and not self._may_need_none:
             self._start_zygote()
 
     @pytest.hookimpl(wrapper=True)
@@ -88,6 +91,16 @@ class RankSupply:
         self.execution.close()
         if self.zygote is not None:
             self.zygote.close()
+
+    @property
+    def _may_need_none(self) -> bool:
+        """Where results are reused, the first cell that is run asks for rank processes."""
+        return self.execution.reuse is not None
+
+    def start_for_cell(self) -> None:
+        """See to it that there are rank processes, for a cell that was not expected to be run."""
+        if self.execution.folder is None:
+            self._start_zygote()
 
     def _start_zygote(self) -> None:
         if self.settings.inprocess or self.zygote is not None or self.execution.unable:

@@ -9,16 +9,18 @@ from typing import Any, Final
 
 import pytest
 
+from pytest_torchcompile.adoption.matrix_text import matrix_in_memory, text_of_model
 from pytest_torchcompile.errors import ReportError, UsageError
 from pytest_torchcompile.plan.matrix import Matrix, load_matrix
-from pytest_torchcompile.plan.matrix_path import find_matrix
+from pytest_torchcompile.plan.matrix_path import find_matrix, is_of_model
 from pytest_torchcompile.plan.selection import refuse_idle, refuse_unknown
-from pytest_torchcompile.plugin.collection import SESSION, MatrixSession
+from pytest_torchcompile.plugin.collection import MATRIX_TEXT, SESSION, TEXT_OF_MATRIX, MatrixSession
 from pytest_torchcompile.plugin.outside import named_parts
+from pytest_torchcompile.plugin.reusing import Reusing
 from pytest_torchcompile.plugin.test_lane import report_tests
 from pytest_torchcompile.ranks.torchrun import Torchrun, own_file
-from pytest_torchcompile.report.files import REPORT_FILE
 from pytest_torchcompile.report.reading import Report, read_report
+from pytest_torchcompile.report.safe_output import REPORT_FILE
 from pytest_torchcompile.run.settings import Settings
 
 __all__ = ["refuse_options", "start_matrix"]
@@ -49,7 +51,10 @@ def refuse_options(option: Callable[[str, Any], Any]) -> None:
 def start_matrix(config: pytest.Config, settings: Settings) -> None:
     """Load the matrix and register the session's hooks. Raises UsageError for a mistake in the matrix."""
     bases = config.invocation_params.dir, config.rootpath
-    matrix = load_matrix(find_matrix(settings.matrix, bases), shown=settings.matrix)
+    if is_of_model(settings.matrix):
+        matrix = _matrix_of_model(config, settings.matrix)
+    else:
+        matrix = load_matrix(find_matrix(settings.matrix, bases), shown=settings.matrix)
     refuse_unknown(config.getoption("markexpr"), (planned.cell.axes for planned in matrix.cells))
     _refuse_idle_checks(config, settings, matrix)
     typed: list[str] = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
@@ -63,10 +68,21 @@ def start_matrix(config: pytest.Config, settings: Settings) -> None:
     session = MatrixSession(config, settings, matrix, parts, torchrun, baseline, _report_path(config, torchrun))
     config.stash[SESSION] = session
     config.pluginmanager.register(session, "compile-matrix")
+    if settings.reuse and not config.option.collectonly:
+        config.pluginmanager.register(Reusing(session), "compile-matrix-reuse")
     if not config.option.collectonly:
         report_tests(config, session.journal)
     elif getattr(config.option, "json_report", False):
         report_tests(config, None)
+
+
+def _matrix_of_model(config: pytest.Config, name: str) -> Matrix:
+    """The matrix that is made for one model, by the controller; workers of xdist are handed its text."""
+    base = config.invocation_params.dir
+    handed = getattr(config, "workerinput", {}).get(MATRIX_TEXT)
+    text = str(handed or text_of_model(name, base))
+    config.stash[TEXT_OF_MATRIX] = text
+    return matrix_in_memory(name, text, base)
 
 
 def _refuse_idle_checks(config: pytest.Config, settings: Settings, matrix: Matrix) -> None:

@@ -7,7 +7,9 @@ process, takes it off and keeps it. Registered only where a report is asked for,
 from __future__ import annotations
 
 import json
+import re
 import sys
+import textwrap
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,8 +24,7 @@ from pytest_torchcompile.run.imported import imported_sources
 if TYPE_CHECKING:
     from pytest_torchcompile.observation import Problem
     from pytest_torchcompile.report.provenance import Sources
-    from pytest_torchcompile.report.record import Record
-    from pytest_torchcompile.report.testrecord import RecordedTest
+    from pytest_torchcompile.report.record import Record, RecordedTest
     from pytest_torchcompile.run.counters import Evidence
 
 __all__ = ["Lane", "OwnReport", "report_tests"]
@@ -37,6 +38,11 @@ DESELECTED: Final = "compile_tests_deselected"
 PACKAGE: Final = Path(__file__).parent.parent
 EVIDENCE: Final = 6000
 """Characters of a failure's text that are kept."""
+_TELLING: Final = 160
+"""Characters of a message that is made of two lines."""
+_ADDRESS: Final = re.compile(" at 0x[0-9a-fA-F]+")
+_NOT_RUN: Final = "[NOTRUN] "
+"""How pytest begins the reason of a test with `xfail(run=False)`."""
 
 
 class Keeper(Protocol):
@@ -166,7 +172,7 @@ class Lane:
 
     def _add_crash(self, nodeid: str, text: str) -> None:
         from pytest_torchcompile.observation import Problem
-        from pytest_torchcompile.report.testrecord import RecordedTest
+        from pytest_torchcompile.report.record import RecordedTest
 
         problem = Problem("the process that ran this test died", text[-EVIDENCE:])
         self.keeper.expect_tests([nodeid])
@@ -256,7 +262,7 @@ def _next_attempt(item: pytest.Item) -> _Attempt:
 
 def _record_test(item: pytest.Item, attempt: _Attempt) -> RecordedTest:
     """What came of one attempt, when its last phase has been reported."""
-    from pytest_torchcompile.report.testrecord import RecordedTest
+    from pytest_torchcompile.report.record import RecordedTest
 
     verdict, note, problems = _test_verdict(item, attempt.reports)
     seconds = round(sum(report.duration for report in attempt.reports), 6)
@@ -298,12 +304,18 @@ def _test_verdict(item: pytest.Item, reports: list[pytest.TestReport]) -> tuple[
         return "fail", "", problems
     for report in reports:
         if report.skipped and hasattr(report, "wasxfail"):
-            return "xfail", report.wasxfail, ()
+            # Nothing was run: pytest calls that an expected failure, but it is a skip.
+            if _NOT_RUN in report.wasxfail:
+                return "skip", report.wasxfail.removeprefix("reason: ").removeprefix(_NOT_RUN), ()
+            return "xfail", report.wasxfail, (_phase_problem(item, report),)
         if report.skipped:
             return "skip", _skip_reason(report), ()
     for report in reports:
         if hasattr(report, "wasxfail"):
             return "pass", f"expected to fail, and passed: {report.wasxfail}", ()
+    # `--setup-only` and `--setup-plan` run no body.
+    if all(report.when != "call" for report in reports):
+        return "not_run", "", ()
     return "pass", "", ()
 
 
@@ -331,10 +343,20 @@ def _phase_problem(item: pytest.Item, report: pytest.TestReport) -> Problem:
         file, line = str(path), crash.lineno
         if path.is_relative_to(root):
             file = path.relative_to(root).as_posix()
-    message = _first_line(crash.message).removeprefix("Failed: ")
+    message = _telling_line(crash.message).removeprefix("Failed: ")
     # A text of ours begins with its first line, which need not be said twice.
     evidence = text.removeprefix(message).lstrip("\n")
     return Problem(where + message, evidence[-EVIDENCE:], file=file, line=line)
+
+
+def _telling_line(text: str) -> str:
+    """The first line, and the next where that one says only that something is false."""
+    first = _first_line(text)
+    if first not in ("assert False", "AssertionError: assert False", "AssertionError:"):
+        return first
+    rest = _first_line(text.strip().removeprefix(first)).removeprefix("+").strip()
+    # Where in memory it was is another place in each run.
+    return textwrap.shorten(f"{first} {_ADDRESS.sub('', rest)}", _TELLING, placeholder=" ...")
 
 
 def _first_line(text: str) -> str:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.errors import Unavailable, UsageError
+from pytest_torchcompile.plan.matrix import load_matrix
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.ranks import leases
 from pytest_torchcompile.ranks.execution import Execution, gpus_of
 from pytest_torchcompile.ranks.rank import Zygote
+from pytest_torchcompile.ranks.serving import set_environment
 from pytest_torchcompile.ranks.zygote import gpu_device_files
 from pytest_torchcompile.run.settings import Settings
 from pytest_torchcompile.wrappers.wrapping import Wrapping
@@ -19,7 +23,7 @@ from pytest_torchcompile.wrappers.wrapping import Wrapping
 if TYPE_CHECKING:
     from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 
-__all__ = ["Survey", "TriedCell", "machine_lines", "survey_cells", "try_training"]
+__all__ = ["Survey", "TriedCell", "examine_machine", "machine_lines", "survey_cells", "try_training"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,44 @@ class TriedCell:
     seconds: float
     problems: tuple[str, ...] = ()
     """Why it could not be judged: what it says, and what to do. Empty: it ran."""
+
+
+def examine_machine(path: Path, *, as_json: bool = False) -> int:
+    """Print what this machine can run of a matrix; returns the exit code, 1 if nothing, or if the cell tried has none.
+
+    Raises :class:`UsageError` for a mistake in the matrix.
+    """
+    matrix = load_matrix(path)
+    set_environment()
+    from pytest_torchcompile.run.environment import environment
+
+    about = environment()
+    if not as_json:
+        # At once: what follows makes every model.
+        for line in machine_lines(about):
+            print(line)
+    survey = survey_cells(matrix)
+    tried = try_training(matrix, survey.runnable)
+    problems = () if tried is None else tried.problems
+    code = 0 if survey.runnable and not problems else 1
+    if as_json:
+        print(json.dumps({
+            "exit_code": code, "environment": about, "matrix": str(path), "cells": len(matrix.cells),
+            "runnable": [planned.cell.id for planned in survey.runnable], "cannot": survey.why_not,
+            "tried": None if tried is None else asdict(tried),
+        }, indent=1))
+        return code
+    if tried is not None and problems:
+        print(f"{path}: a training cell was tried and could not be judged here: {tried.cell}")
+        for problem in problems:
+            print(f"  {problem}")
+    else:
+        if tried is not None:
+            print(f"one training cell was tried and ran ({tried.seconds:.1f} s): {tried.cell}")
+        print(f"{path}: {len(survey.runnable)} of {count(len(matrix.cells), 'cell')} can run here")
+    for why, number in survey.why_not.most_common():
+        print(f"  {number} cannot: {why}")
+    return code
 
 
 def machine_lines(about: dict[str, Any]) -> Iterator[str]:

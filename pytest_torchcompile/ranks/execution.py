@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import TorchcompileError, UsageError
@@ -15,19 +16,19 @@ from pytest_torchcompile.observation import NO_RANK, Failure, Job, Judgement, Ob
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.ranks import leases
-from pytest_torchcompile.ranks.blame import cell_observation
 from pytest_torchcompile.ranks.leases import Leases
 from pytest_torchcompile.ranks.rank import NoRank
-from pytest_torchcompile.ranks.rank_group import Group
+from pytest_torchcompile.ranks.rank_group import Group, cell_observation
 from pytest_torchcompile.ranks.torchrun import Nodes, Torchrun
 from pytest_torchcompile.ranks.zygote import gpu_device_files
+from pytest_torchcompile.reuse.cell_reuse import CellReuse
 from pytest_torchcompile.run.settings import Settings
 from pytest_torchcompile.run.verdicts import apply_xfail, judge_observation
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["CellResult", "Execution", "gpus_of"]
 
-TIMED = "benchmark"
+TIMED = "worth"
 """The check whose cell has its GPU alone."""
 
 
@@ -39,6 +40,19 @@ class CellResult:
     observation: Observation
     seconds: float
     """Wall seconds of the whole cell."""
+    reused: dict[str, Any] | None = None
+    """The earlier run that this is of (:class:`~pytest_torchcompile.reuse.cell_reuse.EarlierResult`), if it is one."""
+    why_run: str = ""
+    """Why no earlier result could be taken, or why this one can't be kept; empty where nobody wants to."""
+
+    def carried(self) -> dict[str, Any]:
+        """What the first verdict of a cell brings for all of them, as plain data."""
+        carried: dict[str, Any] = {"observation": self.observation.to_dict(), "seconds": self.seconds}
+        if self.reused is not None:
+            carried["reused"] = self.reused
+        if self.why_run:
+            carried["why_run"] = self.why_run
+        return carried
 
 
 @dataclass
@@ -55,6 +69,10 @@ class Execution:
     """pytest processes that run cells at the same time."""
     torchrun: Torchrun | None = None
     """Where torchrun has started this pytest for one rank of each cell."""
+    reuse: CellReuse | None = None
+    """What earlier runs have kept; None runs every cell."""
+    start_ranks: Callable[[], None] | None = None
+    """Sees to it that rank processes can be had; called before each cell that is run."""
     _group: Group | None = None
     """The ranks on this machine."""
     _nodes: Nodes | None = None
@@ -79,17 +97,41 @@ class Execution:
         if self._nodes is not None:
             self._nodes.close()
 
+    def earlier_result(self, planned: PlannedCell, selected: Sequence[str]) -> CellResult | str:
+        """The result that an earlier run has kept and that still holds and passes; or why the cell is to be run."""
+        if self.reuse is None:
+            return ""
+        found = self.reuse.look_up(planned, self._make_job(planned, selected))
+        if isinstance(found, str):
+            return found
+        judgements = judge_observation(found.observation, selected, planned.limits)
+        if not _all_pass(judgements):
+            return "its kept result does not pass"
+        return CellResult(judgements, found.observation, found.seconds, found.origin)
+
     def _run_cell(self, planned: PlannedCell, selected: Sequence[str], applicable: Sequence[str]) -> CellResult:
         if planned.outcome == "skip":
             observation = Observation(planned.cell.id, failure=Failure("skip", planned.reason))
-            seconds = 0.0
-        else:
-            outcomes = self._cell_outcomes(planned.cell, self._make_job(planned, selected))
-            observation = cell_observation(planned.cell.id, outcomes)
-            seconds = max(outcome.seconds for outcome in outcomes)
+            return CellResult(self._judge(planned, observation, selected, applicable), observation, 0.0)
+        earlier = self.earlier_result(planned, selected)
+        if isinstance(earlier, CellResult):
+            return earlier
+        job = self._make_job(planned, selected)
+        outcomes = self._cell_outcomes(planned.cell, job)
+        # No part of what was observed.
+        read = [outcome.value.pop("read") for outcome in outcomes if outcome.value and "read" in outcome.value]
+        observation = cell_observation(planned.cell.id, outcomes)
+        seconds = max(outcome.seconds for outcome in outcomes)
+        judgements = self._judge(planned, observation, selected, applicable)
+        why_run = earlier
+        if self.reuse is not None and _all_pass(judgements) and len(read) == len(outcomes):
+            why_run = self.reuse.keep(planned, job, observation, seconds, read) or earlier
+        return CellResult(judgements, observation, seconds, why_run=why_run)
+
+    def _judge(self, planned: PlannedCell, observation: Observation, selected: Sequence[str],
+               applicable: Sequence[str]) -> dict[str, Judgement]:
         judgements = judge_observation(observation, selected, planned.limits)
-        judgements = apply_xfail(judgements, planned, complete=set(selected) >= set(applicable))
-        return CellResult(judgements, observation, seconds)
+        return apply_xfail(judgements, planned, complete=set(selected) >= set(applicable))
 
     def _make_job(self, planned: PlannedCell, selected: Sequence[str]) -> Job:
         ranks = Wrapping.read(planned.cell.wrapper).processes
@@ -112,6 +154,7 @@ class Execution:
             threads=_omp_threads() or max(1, min(cores, 4) // ranks),
             compile_threads=max(1, cores // self.workers // ranks),
             autotune_choices=self.matrix.autotune_choices,
+            watched=self.reuse is not None,
         )
 
     @property
@@ -125,6 +168,8 @@ class Execution:
 
     def _cell_outcomes(self, cell: Cell, job: Job) -> list[RankOutcome]:
         """Run the cell; a fault of our own processes, files or locks is its error and nobody else's."""
+        if self.start_ranks is not None:
+            self.start_ranks()
         if self.unable:
             return [RankOutcome(NO_RANK, message=self.unable)]
         try:
@@ -188,6 +233,10 @@ class Execution:
             warnings.simplefilter("ignore")
             answer = execute_job({"do": "cell", "job": job, "path": []})
         return [RankOutcome("done", answer["value"])]
+
+
+def _all_pass(judgements: Mapping[str, Judgement]) -> bool:
+    return all(judgement.verdict == "pass" for judgement in judgements.values())
 
 
 def gpus_of(cell: Cell) -> int:

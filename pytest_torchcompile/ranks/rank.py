@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchcompile.observation import RankOutcome
-from pytest_torchcompile.ranks import flight
+from pytest_torchcompile.ranks import listeners
 from pytest_torchcompile.ranks.capped_log import read_ends, start_anew
 from pytest_torchcompile.ranks.zygotes import START_SECONDS, NoRank, Zygote, connect_rank, is_alive
 from pytest_torchcompile.run.offspring import kill_group
@@ -118,13 +118,13 @@ class Rank:
         """Have the process write where its threads are and, if it is one of several, its last collectives."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
-        self._asked = flight.ask_recorder(self._process_file("flight"))
+        self._asked = listeners.ask_recorder(self._process_file("flight"))
 
     def kill_with_stacks(self, message: str) -> RankOutcome:
         """Kill the process once its stacks are there; a ``timeout`` with them."""
         stacks = self._process_file("stacks")
         _wait_for_stacks(stacks)
-        recorded = flight.read_answer(self._process_file("flight")) if self._asked else ""
+        recorded = listeners.read_answer(self._process_file("flight")) if self._asked else ""
         evidence = "\n".join(filter(None, (_read_stacks(stacks), recorded, self.log)))
         self.close()
         return RankOutcome("timeout", message=message, evidence=evidence, seconds=self._job_seconds)
@@ -206,7 +206,7 @@ def _read_stacks(path: Path) -> str:
 
 
 _PACKAGE = Path(__file__).parent.parent
-_WAITING = ("flight.py", "hangup.py")
+_LISTENERS = Path(listeners.__file__).name
 """Where our own threads in a rank process wait."""
 
 
@@ -222,7 +222,7 @@ def _waits_for_other_side(thread: str) -> bool:
     By the end of the path: a rank may have imported a checkout where pytest has the installed package.
     """
     room = Path(__file__).parent.name
-    return any(os.path.join(room, file) in thread for file in _WAITING)
+    return os.path.join(room, _LISTENERS) in thread
 
 
 def _is_ending(thread: str) -> bool:

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from pytest_torchcompile.ranks import flight, hangup
+from pytest_torchcompile.ranks import listeners
 from pytest_torchcompile.run.offspring import adopt_orphans
 
 __all__ = ["execute_job", "serve", "set_environment"]
@@ -42,7 +42,7 @@ def serve(fd: int, folder: Path) -> None:
         # Both write to the file from a signal handler, also where C code runs that never comes back to Python.
         faulthandler.enable(stacks)
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        hangup.end_with_other_side(fd)
+        listeners.end_with_other_side(fd)
         connection.send(pid)
         while True:
             try:
@@ -67,7 +67,7 @@ def _redirect_streams(log: Path) -> None:
 def execute_job(job: dict[str, Any], in_rank: bool = False) -> dict[str, Any]:
     """Do one job in this process: ``{"do": "cell", "job": Job, "path": [...], "gpus": [...]}``,
     ``{"do": "environment"}``, or ``{"do": "tell", ...}`` and ``{"do": "watch", ...}`` with the arguments of
-    ``exchange_outcomes`` and ``failed_elsewhere`` (:mod:`~pytest_torchcompile.wrappers.rank_store`).
+    ``exchange_outcomes`` and ``failed_elsewhere`` (:mod:`~pytest_torchcompile.wrappers.process_group`).
 
     ``path`` is pytest's ``sys.path``: a model must be importable here whenever it is there. ``gpus`` are those that
     this process may use from now on; CUDA looks when it is first used. ``flight`` is where a rank of several tells what
@@ -78,6 +78,11 @@ def execute_job(job: dict[str, Any], in_rank: bool = False) -> dict[str, Any]:
     sys.path += [entry for entry in job.get("path", ()) if entry not in sys.path]
     # Before the first import that brings torch.
     set_environment()
+    watched = job["do"] == "cell" and job["job"].watched
+    if watched:
+        from pytest_torchcompile.reuse.watched_files import start_watching
+
+        start_watching()
     from pytest_torchcompile.run import runner
 
     value: Any
@@ -85,12 +90,16 @@ def execute_job(job: dict[str, Any], in_rank: bool = False) -> dict[str, Any]:
     if job["do"] == "cell":
         with _answering_for_its_flight(job):
             value, poisoned = runner.run_cell(job["job"], in_rank)
+        if watched:
+            from pytest_torchcompile.reuse.run_inputs import collect_inputs
+
+            value["read"] = collect_inputs(Path(job["job"].root))
     elif job["do"] == "tell":
-        from pytest_torchcompile.wrappers.rank_store import exchange_outcomes
+        from pytest_torchcompile.wrappers.process_group import exchange_outcomes
 
         value = exchange_outcomes(job["meeting"], job["rank"], job["world"], job["mine"], job["patience"])
     elif job["do"] == "watch":
-        from pytest_torchcompile.wrappers.rank_store import failed_elsewhere
+        from pytest_torchcompile.wrappers.process_group import failed_elsewhere
 
         value = failed_elsewhere(job["meeting"], job["rank"], job["patience"])
     else:
@@ -100,7 +109,7 @@ def execute_job(job: dict[str, Any], in_rank: bool = False) -> dict[str, Any]:
 
 def _answering_for_its_flight(job: dict[str, Any]) -> AbstractContextManager[None]:
     """A rank of several tells meanwhile what its flight recorder holds; one alone has no collectives."""
-    return flight.answer_questions(job["flight"]) if job["job"].world > 1 else contextlib.nullcontext()
+    return listeners.answer_questions(job["flight"]) if job["job"].world > 1 else contextlib.nullcontext()
 
 
 def _resident_bytes() -> int:

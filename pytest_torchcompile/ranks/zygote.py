@@ -10,7 +10,7 @@ bounds.
 Forking a process that has run multi-threaded code is unsafe (libgomp's pool and Inductor's compile threads
 do not survive it), so everything before the fork runs with one thread and one compile thread, and on a machine
 with a GPU nothing but imports happens here: a CUDA driver that was initialised can't be used after a fork. A build
-for GPUs runs no backward pass here either (:func:`~pytest_torchcompile.gauges.first_compile.pay_first_compile`).
+for GPUs runs no backward pass here either (:func:`~pytest_torchcompile.gauges.compiler.pay_first_compile`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def preload_torch() -> None:
 
     torch.set_num_threads(1)
     if not gpu_device_files() and os.environ.get(WARM, "1") != "0":
-        from pytest_torchcompile.gauges.first_compile import pay_first_compile
+        from pytest_torchcompile.gauges.compiler import pay_first_compile
 
         pay_first_compile()
     gc.collect()

@@ -29,9 +29,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_torchcompile.report.evidence import add_seal, fingerprint, remove_seal
-from pytest_torchcompile.report.files import JOURNAL_FILE, REPORT_FILE, behind_link, replace_file
+from pytest_torchcompile.report.provenance import add_seal, fingerprint, remove_seal
 from pytest_torchcompile.report.record import utc_time
+from pytest_torchcompile.report.safe_output import JOURNAL_FILE, REPORT_FILE, behind_link, replace_file
 from pytest_torchcompile.report.strictjson import dumps
 
 __all__ = ["INTERRUPTED", "LATER_RUN", "RENAMED", "later_run_mark", "left_by_earlier_runs", "mark_earlier",
@@ -49,6 +49,8 @@ _ONLY_SHOWS: Final = frozenset({
 })
 """Options of pytest with which nothing is judged, so that a report stays that of the last run."""
 _OURS: Final = "--compile-"
+_RUNS_CELLS: Final = ("--compile-matrix", "--compile-model")
+"""Options that run cells, and so write a report."""
 RENAMED: Final = "earlier."
 """How the name of a file begins that there was no room to mark."""
 _TAKE_A_VALUE: Final = frozenset({
@@ -73,7 +75,7 @@ def left_by_earlier_runs(root: Path, base: Path, arguments: Sequence[str]) -> li
     # That is where pytest-json-report writes, unless an option says otherwise.
     if "--json-report" in arguments:
         paths.append(base / ".report.json")
-    if any(text == "--compile-matrix" or text.startswith("--compile-matrix=") for text in arguments):
+    if any(text.partition("=")[0] in _RUNS_CELLS for text in arguments):
         paths += _files_of_matrix_run(root)
     return list(filter(Path.is_file, paths))
 

@@ -12,8 +12,9 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
+from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, Graph, GraphBreak
-from pytest_torchcompile.oracle.leaf import Leaf
+from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.wrappers.wrapping import lane_of
 
 __all__ = ["Compared", "Facts", "Generated", "Kernel", "Problem", "Verdict", "as_number", "as_text",
@@ -140,6 +141,11 @@ class Facts:
     def graphs(self) -> list[Graph]:
         """Every graph that a backend compiled."""
         return read_objects(Graph, self.section("compiles").get("graphs"))
+
+    @property
+    def graph_runs(self) -> int:
+        """How often they ran, all of them together."""
+        return Ledger(graphs=self.graphs).graph_runs
 
     @cached_property
     def eager_frames(self) -> list[EagerFrame]:

@@ -16,12 +16,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any
 
+from pytest_torchcompile.oracle.proof import compiled_code_ran
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
-from pytest_torchcompile.report.evidence import fingerprint
-from pytest_torchcompile.report.files import behind_link, make_folder
-from pytest_torchcompile.report.metrics import Sections, compiled_code_ran
-from pytest_torchcompile.report.provenance import Sources, run_provenance
+from pytest_torchcompile.report.metrics import Sections
+from pytest_torchcompile.report.provenance import Sources, fingerprint, run_provenance
 from pytest_torchcompile.report.record import Record, utc_time
+from pytest_torchcompile.report.safe_output import behind_link, make_folder
 from pytest_torchcompile.report.schema import SCHEMA_VERSION
 from pytest_torchcompile.report.strictjson import plain_json
 from pytest_torchcompile.run.settings import Settings
@@ -36,12 +36,17 @@ class Journal:
     def __init__(self, matrix: Matrix, planned: Sequence[PlannedCell], settings: Settings, path: Path) -> None:
         self.matrix, self.planned, self.settings, self.path = matrix, planned, settings, behind_link(path)
         self.exit_status: int | None = None
+        self.workers = 1
+        """Processes that run cells."""
         self.report = ""
         """The report file, from the folder of the journal."""
         self.overtaken_by = ""
         """When a run began that writes the same report, and began before this one ended; empty if none did."""
-        self._started = utc_time()
+        self.started = utc_time()
+        """When the run began, as reports write it."""
         self._known = {p.cell.id for p in planned}
+        self.why_run: dict[str, str] = {}
+        """Cell to why it was run or is not kept, in a run that reuses results."""
         self._expected: dict[str, list[str]] = {}
         self._expected_tests: list[str] = []
         self.trouble = Trouble()
@@ -56,7 +61,7 @@ class Journal:
         self._sources = Sources.take(self.matrix.root)
         return Record({
             "schema_version": SCHEMA_VERSION,
-            "run": {**run_provenance(self.matrix.root), "started": self._started},
+            "run": {**run_provenance(self.matrix.root), "started": self.started, "workers": self.workers},
             "matrix": {
                 "path": self.settings.matrix,
                 "sha256": self.matrix.sha256,
@@ -120,6 +125,8 @@ class Journal:
     def add_verdict(self, carried: dict[str, Any]) -> None:
         """Keep one verdict: ``cell``, ``check``, ``verdict``, ``problems``, and with the first its observation."""
         carried = plain_json(carried)
+        if why_run := carried.pop("why_run", ""):
+            self.why_run[carried["cell"]] = why_run
         if "observation" in carried:
             self._leave_out_known(carried["observation"])
         self._write_line({"kind": "verdict", **carried})
@@ -175,6 +182,18 @@ class Journal:
             self._file.close()
             self._file = None
 
+    def take_back_end(self) -> None:
+        """The report could not be written, so the run ends as a failure: its journal alone is not to pass the gate.
+
+        The last line is cut off, which can be done on a full disk too.
+        """
+        if self.overtaken_by:
+            return
+        with suppress(OSError), self.path.open("r+b") as file:
+            *lines, last = file.read().splitlines(keepends=True)
+            if b'"kind": "end"' in last:
+                file.truncate(sum(map(len, lines)))
+
     # what came of it
 
     def not_run(self) -> list[str]:
@@ -198,6 +217,10 @@ class Journal:
         """The cell's status: the worst of its verdicts; ``not_run`` counts too."""
         return self._current().status(cell)
 
+    def reused(self) -> dict[str, dict[str, Any]]:
+        """Cells whose result is of an earlier run, and what is told of that run."""
+        return self._current().reused
+
     def leaks(self, cell: str) -> list[str]:
         """Torch state that the cell changed and left changed."""
         return list(self._current().observations.get(cell, {}).get("leaks", ()))
@@ -210,7 +233,7 @@ class Journal:
             if not section.get("rungs"):
                 continue
             last_rung = section["rungs"][-1]
-            # A search that has found something ended for that reason, whatever its budget was.
+            # Of a search that has found something its finding is told.
             if last_rung["spent"] and not section["finding"]:
                 cut_short[cell] = last_rung["examples"], last_rung["spent"]
         return cut_short

@@ -34,9 +34,9 @@ from pytest_torchcompile.report.earlier import (
     mark_interrupted,
     planned_in,
 )
-from pytest_torchcompile.report.evidence import SEAL, add_seal
-from pytest_torchcompile.report.files import PART_FILE, PREVIOUS, behind_link, make_folder, replace_file
+from pytest_torchcompile.report.provenance import SEAL, add_seal
 from pytest_torchcompile.report.reading import read_content
+from pytest_torchcompile.report.safe_output import PART_FILE, PREVIOUS, behind_link, make_folder, replace_file
 from pytest_torchcompile.report.strictjson import dumps
 from pytest_torchcompile.report.takeover import is_whole, judged_cells, judges_all_cells, not_mergeable, take_over
 from pytest_torchcompile.run.imported import edited_since

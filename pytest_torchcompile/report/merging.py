@@ -11,7 +11,7 @@ from pytest_torchcompile.errors import ReportError
 from pytest_torchcompile.observation import worst
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.reading import Report
-from pytest_torchcompile.report.testrecord import merge_tests
+from pytest_torchcompile.report.record import merge_tests
 
 __all__ = ["VARYING", "Merged", "merge_reports"]
 

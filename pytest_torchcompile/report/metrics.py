@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 from pytest_torchcompile.checks import CHECKS, Column
 from pytest_torchcompile.ledger.records import SILENT
 
-__all__ = ["METRICS", "Metric", "Sections", "compiled_code_ran", "metric_spread"]
+__all__ = ["METRICS", "Metric", "Sections", "metric_spread"]
 
 Sections: TypeAlias = Mapping[str, Mapping[str, Any]]
 
@@ -74,12 +74,6 @@ def _number_reader(key: str) -> Callable[[Sections], float | None]:
         return None
 
     return read_number
-
-
-def compiled_code_ran(sections: Sections) -> bool:
-    """Did any graph that was compiled run? Also for a run that was ended before its section was complete."""
-    graphs = sections.get("compiles", {}).get("graphs", ())
-    return any(graph["runs"] for graph in graphs)
 
 
 def metric_spread(sections: Sections, name: str) -> float | None:

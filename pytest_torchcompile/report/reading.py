@@ -20,11 +20,10 @@ from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError, nearest
 from pytest_torchcompile.report.earlier import LATER_RUN, RENAMED
-from pytest_torchcompile.report.evidence import SEAL, fingerprint, head_fingerprint, is_sealed
+from pytest_torchcompile.report.provenance import SEAL, fingerprint, head_fingerprint, is_sealed
 from pytest_torchcompile.report.record import Record
 from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, line_schemas, upgrade_block
-from pytest_torchcompile.report.strictjson import StrictError, loads
-from pytest_torchcompile.report.validation import Validator, compile_schema
+from pytest_torchcompile.report.strictjson import StrictError, Validator, compile_schema, loads
 
 __all__ = ["Report", "read_content", "read_report"]
 

@@ -1,24 +1,109 @@
 """Record: a run's plan and verdicts, as plain data, made into the report's block.
 
-Fed line by line: by the journal while the run goes on, and by the reader from the journal of a run that was killed.
+And what a report holds of one test of a model repository that uses our fixtures, the lane ``test``. A cell is judged by
+checks; a test is judged by its own body, and beside that by what its ledger says of its limits. Both stand in the
+report: the verdict, and the ledger that it has to follow from.
 """
 
 from __future__ import annotations
 
 import datetime
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_torchcompile.observation import worst
-from pytest_torchcompile.report.evidence import cell_fingerprint, head_fingerprint
-from pytest_torchcompile.report.provenance import run_provenance
-from pytest_torchcompile.report.schema import SCHEMA_VERSION
-from pytest_torchcompile.report.testrecord import list_tests
+from pytest_torchcompile.observation import Problem, worst
+from pytest_torchcompile.oracle.proof import graph_runs
+from pytest_torchcompile.report.provenance import cell_fingerprint, fingerprint, head_fingerprint, run_provenance
+from pytest_torchcompile.report.schema import COUNTED, SCHEMA_VERSION, TEST_LANE
+from pytest_torchcompile.report.strictjson import plain_json
 
-__all__ = ["GATES", "Record", "gate_verdicts", "head_without_matrix", "utc_time"]
+__all__ = [
+    "GATES", "Record", "RecordedTest", "count_ledger", "gate_verdicts", "head_without_matrix", "list_tests",
+    "merge_tests", "seal_test", "utc_time",
+]
 
+
+@dataclass(frozen=True)
+class RecordedTest:
+    """One test, as plain data."""
+
+    id: str
+    """Pytest's node id."""
+    verdict: str
+    """A word of :data:`~pytest_torchcompile.observation.VERDICTS`."""
+    problems: tuple[Problem, ...] = ()
+    note: str = ""
+    """Why it was skipped, or expected to fail."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """Those of its markers ``compile_limits``."""
+    must_run: bool = False
+    """Does a test in which no compiled graph ran go over its limits?"""
+    asks_model: bool = False
+    """Does it take ``compiled_model``, so that it has to run it?"""
+    model: dict[str, bool] | None = None
+    """Whether that model was ``called``, and whether a graph ``ran`` in its calls; None: any graph will do."""
+    ledger: dict[str, Any] | None = None
+    """What torch.compile did in it; None where its set-up never came so far. Of a fuzzed test that passed, in the
+    sequence that compiled most."""
+    sequences: int | None = None
+    """Of a fuzzed test: the sequences that passed."""
+    attempts: int = 1
+    """How often it was run, with those of a plugin that runs failures again."""
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The test as the report has it, with its counts and a fingerprint over all of it."""
+        test = {"lane": TEST_LANE, **asdict(self), "counts": count_ledger(self.ledger)}
+        # A list, as it is after a way through JSON.
+        test["problems"] = [asdict(problem) for problem in self.problems]
+        return seal_test(test)
+
+
+def count_ledger(ledger: Mapping[str, Any] | None) -> dict[str, int]:
+    """How much of each there is in a ledger's plain data."""
+    if ledger is None:
+        return dict.fromkeys((*COUNTED, "runs"), 0)
+    counts = {name: len(ledger[name]) for name in COUNTED}
+    counts["runs"] = graph_runs(ledger)
+    return counts
+
+
+def seal_test(test: Mapping[str, Any]) -> dict[str, Any]:
+    """The test with the fingerprint of all else that is recorded of it.
+
+    The verdict of a cell can be told again from its observation. That of a test is partly its body's, which a report
+    doesn't hold, so the fingerprint covers the verdict too.
+    """
+    unsealed = plain_json({name: value for name, value in test.items() if name != "evidence_sha256"})
+    return {**unsealed, "evidence_sha256": fingerprint(unsealed)}
+
+
+def list_tests(planned: Sequence[str], recorded: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every planned test in the order of the plan, and behind them any that nobody had planned."""
+    tests = []
+    for name in dict.fromkeys((*planned, *recorded)):
+        if name in recorded:
+            tests.append(recorded[name])
+        else:
+            tests.append(RecordedTest(name, "not_run", attempts=0).to_dict())
+    return tests
+
+
+def merge_tests(blocks: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The tests of all shards by node id. Shards may have run the same tests; of those the worst verdict holds."""
+    merged: dict[str, dict[str, Any]] = {}
+    for block in blocks:
+        for test in block["tests"]:
+            known = merged.get(test["id"])
+            if known is None or worst([known["verdict"], test["verdict"]]) != known["verdict"]:
+                merged[test["id"]] = test
+    return merged
+
+
+# -------------------------------------------------------------------------------------------------------- the whole run
 GATES: Final = ("safe_fallback", "smoketest", "shape_stability")
 """The checks whose worst verdict the block states by itself, under ``gates``."""
 PROBLEMS_OF_A_GATE: Final = 5
@@ -52,6 +137,8 @@ class Record:
         self.verdicts: dict[str, dict[str, dict[str, Any]]] = {}
         self.observations: dict[str, dict[str, Any]] = {}
         self.seconds: dict[str, float] = {}
+        self.reused: dict[str, dict[str, Any]] = {}
+        """Cell to the earlier run that its result is of."""
         self.expected_tests: list[str] = []
         """Node ids of the tests of this run that use our fixtures."""
         self.tests: dict[str, dict[str, Any]] = {}
@@ -74,6 +161,9 @@ class Record:
         if "observation" in carried:
             self._add_observation(cell, carried["observation"])
             self.seconds[cell] = carried["seconds"]
+            self.reused.pop(cell, None)
+            if carried.get("reused"):
+                self.reused[cell] = dict(carried["reused"])
 
     def add_test(self, test: Mapping[str, Any], environment: Mapping[str, Any],
                  sources: Mapping[str, str] | None = None) -> None:
@@ -152,6 +242,8 @@ class Record:
             "seconds": self.seconds.get(cell),
             "observation": self.observations.get(cell),
         }
+        if cell in self.reused:
+            content["reused"] = self.reused[cell]
         return {**content, "evidence_sha256": cell_fingerprint(content)}
 
     def _add_observation(self, cell: str, observation: dict[str, Any]) -> None:

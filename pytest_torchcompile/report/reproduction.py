@@ -13,9 +13,9 @@ from pytest_torchcompile.cell import AXES, Cell
 from pytest_torchcompile.checks import COMPARING
 from pytest_torchcompile.dims import batch_sizes
 from pytest_torchcompile.observation import Judgement, Observation
+from pytest_torchcompile.oracle.proof import compiled_code_ran
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.plan.targets import Targets
-from pytest_torchcompile.report.metrics import compiled_code_ran
 
 __all__ = ["file_name", "is_reproducible", "reproduction_text"]
 

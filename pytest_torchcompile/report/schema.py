@@ -6,15 +6,17 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pytest_torchcompile.observation import VERDICTS
-from pytest_torchcompile.report.testrecord import COUNTED, TEST_LANE
 from pytest_torchcompile.wrappers.wrapping import LANES
 
-__all__ = ["ENVIRONMENT_KEYS", "SCHEMA_VERSION", "STEPS", "block_schema", "line_schemas", "report_schema",
-           "upgrade_block"]
+__all__ = ["COUNTED", "ENVIRONMENT_KEYS", "SCHEMA_VERSION", "STEPS", "TEST_LANE", "block_schema", "line_schemas",
+           "report_schema", "upgrade_block"]
 
 SCHEMA_VERSION: Final = "1.3"
 """MAJOR.MINOR: a reader takes any minor of its major and ignores keys it does not know. Earlier minors are brought up
 to this one by :func:`upgrade_block`."""
+TEST_LANE: Final = "test"
+COUNTED: Final = ("compiles", "recompiles", "graph_breaks", "eager_frames", "graphs")
+"""The lists of a ledger that are counted; ``runs`` counts the executions of its graphs."""
 
 _TEXT: Final = {"type": "string"}
 _COUNT: Final = {"type": "integer", "minimum": 0}
@@ -88,6 +90,10 @@ _KEPT: Final = _object({"checks": _list(_TEXT, uniqueItems=True), **_OF_RUN}, op
 """Verdicts of an earlier run, which a run of a part of the matrix left as they were. ``sources``: what became since of
 the files that the run had imported."""
 _KEPT_TESTS: Final = _object({"tests": _list(_TEXT, uniqueItems=True), **_OF_RUN}, optional=("environment", "sources"))
+_REUSED: Final = _object({"run": _TEXT, "commit": {"type": ["string", "null"]}, "changed": {"type": "boolean"},
+                          "age": _COUNT})
+"""The result is of an earlier run, and nothing that it rests on has changed: when that run began, its commit, whether
+files differed from it, and the seconds since the cell ran."""
 _CELL: Final = _object({
     "id": _TEXT,
     # A user's own axis may have numbers for values.
@@ -101,7 +107,8 @@ _CELL: Final = _object({
     "observation": _maybe(_OBSERVATION),
     "evidence_sha256": {"type": ["string", "null"]},
     "kept": _list(_KEPT),
-}, optional=("lane", "kept"))
+    "reused": _REUSED,
+}, optional=("lane", "kept", "reused"))
 _TRUTH: Final = {"type": "boolean"}
 _TEST: Final = _object({
     "id": _TEXT,
@@ -137,7 +144,8 @@ _RUN: Final = _object({
     "sources": _map(_TEXT),
     "sources_edited": _list(_TEXT),
     "tests_deselected": _list(_TEXT),
-}, optional=("sources", "sources_edited", "tests_deselected"))
+    "workers": {"type": "integer", "minimum": 1},
+}, optional=("sources", "sources_edited", "tests_deselected", "workers"))
 """``sources``: the project's files that were imported, from the matrix' root, each with its SHA-256."""
 
 
@@ -163,11 +171,12 @@ def line_schemas() -> dict[str, dict[str, Any]]:
     """JSON Schemas of a journal's lines, by ``kind``. Loose: the block that is made of them is held against its own."""
     head = _object({"run": {"type": "object"}, "matrix": _object({"checks": _list(_TEXT)}),
                     "cells": _list(_object({"id": _TEXT}))})
-    verdict = {**_CHECK["properties"], "cell": _TEXT, "check": _TEXT, "seconds": _NUMBER, "observation": _OBSERVATION}
+    verdict = {**_CHECK["properties"], "cell": _TEXT, "check": _TEXT, "seconds": _NUMBER, "observation": _OBSERVATION,
+               "reused": _REUSED}
     return {
         "plan": _object({"head": head, "expected": _map(_list(_TEXT)), "expected_tests": _list(_TEXT),
                          "report": _TEXT, "sha256": _TEXT}, optional=("expected_tests", "report")),
-        "verdict": _object({**verdict, "sha256": _TEXT}, optional=("note", "seconds", "observation")),
+        "verdict": _object({**verdict, "sha256": _TEXT}, optional=("note", "seconds", "observation", "reused")),
         "tests_planned": _object({"tests": _list(_TEXT), "sha256": _TEXT}),
         "test": _object({"test": _object({"id": _TEXT}), "environment": {"type": "object"}, "sources": _map(_TEXT),
                          "sha256": _TEXT}, optional=("sources",)),

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_torchcompile.observation import BAD, worst
-from pytest_torchcompile.report.evidence import cell_fingerprint, head_fingerprint
+from pytest_torchcompile.report.provenance import cell_fingerprint, head_fingerprint
 from pytest_torchcompile.report.record import gate_verdicts
 
 __all__ = ["SAME", "is_whole", "judged_cells", "judges_all_cells", "not_mergeable", "take_over"]
@@ -157,7 +157,10 @@ def _without(names: Iterable[str], others: Collection[str]) -> list[str]:
 
 def _names_in(runs: Iterable[Block], key: str) -> set[str]:
     """The cells, checks or tests of which earlier runs are kept, under ``key``."""
-    return {name for run in runs for name in run[key]}
+    names: set[str] = set()
+    for run in runs:
+        names.update(run[key])
+    return names
 
 
 def _leave_out_names(runs: Iterable[Block], key: str, others: Collection[str]) -> list[Block]:
@@ -236,6 +239,9 @@ def _overlay(old: Cell, new: Cell) -> Cell:
     for name in judged:
         checks[name] = new["checks"][name]
     cell = {**new, "checks": checks, "observation": observation}
+    # What is older than the run says so, whichever of the two it is.
+    if "reused" in old:
+        cell["reused"] = old["reused"]
     cell["kept"] = _leave_out_names(old["kept"], "checks", judged)
     cell["status"] = worst(list(_verdicts([cell])))
     return {**cell, "evidence_sha256": cell_fingerprint(cell)}

@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pytest_torchcompile.checks import CHECKS, Column
 from pytest_torchcompile.fuzz.fuzz_options import ran_out
@@ -18,10 +18,12 @@ from pytest_torchcompile.plan.selection import idle_cells
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.ranks.zygote import gpu_device_files
 from pytest_torchcompile.report.causes import Fresh, first_with_problem, group_causes, root_check
+from pytest_torchcompile.report.costs import costs_of_block, seconds_between, time_line
 from pytest_torchcompile.report.facts import Facts, Problem, Verdict
-from pytest_torchcompile.report.harmless import harmless_text
-from pytest_torchcompile.report.headline import headline
+from pytest_torchcompile.report.finding import headline
 from pytest_torchcompile.report.metrics import METRICS
+from pytest_torchcompile.report.record import utc_time
+from pytest_torchcompile.report.safe_output import harmless_text
 from pytest_torchcompile.wrappers.wrapping import lane_of
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ _NOT_BAD: Final = frozenset({"pass", "skip", "xfail"})
 """Statuses with which the totals are green."""
 _SHOWN: Final = 8
 """Causes that the summary lists (and all of wrong numbers), and cells that it names for each."""
+_LONG_RUN: Final = 60
+"""Seconds from which a run says where its time went."""
 _LONGEST_CAUSE: Final = 200
 """Characters of what a cause says."""
 _LONGEST_CONSEQUENCE: Final = 100
@@ -143,6 +147,8 @@ def summary_lines(journal: Journal, fresh: Fresh | None = None) -> Iterator[_Lin
     for text in _table_lines(by_place):
         yield text, {}
     yield from _total_lines(journal, selected, total, any_bad)
+    if text := reused_text(journal.reused(), len(selected)):
+        yield text, {}
     for planned in selected:
         if leaks := journal.leaks(planned.cell.id):
             yield (f"{planned.cell.id} changed torch's settings, which were put back: {'; '.join(leaks)}",
@@ -150,6 +156,7 @@ def summary_lines(journal: Journal, fresh: Fresh | None = None) -> Iterator[_Lin
     for text in _column_lines(journal):
         yield text, {}
     yield from _cut_short_lines(journal)
+    yield from _time_lines(journal)
 
     mistakes = journal.usage_errors()
     causes: list[_Line] = []
@@ -191,6 +198,19 @@ def _total_lines(journal: Journal, selected: Sequence[PlannedCell], total: Count
         yield "no cell ran compiled code: this run proves nothing, and no gate will pass it", {"red": True}
 
 
+def _time_lines(journal: Journal) -> Iterator[_Line]:
+    """Where the time went, of a run that took long enough to be worth the question."""
+    now = utc_time()
+    wall = seconds_between(journal.started, now)
+    # First: the block has every cell, and a short run should not wait for it.
+    if wall is None or wall < _LONG_RUN:
+        return
+    block = journal.block()
+    run = {**block["run"], "finished": block["run"]["finished"] or now}
+    cost, _ = costs_of_block({**block, "run": run})
+    yield f"{time_line(cost)}; pytest-torchcompile costs tells more", {}
+
+
 def _column_lines(journal: Journal) -> Iterator[str]:
     """The numbers of checks that run on request only: how they are spread, and in which cell the worst one is."""
     for check in CHECKS.values():
@@ -219,6 +239,23 @@ def _cut_short_lines(journal: Journal) -> Iterator[_Line]:
     compared, spent = cut_short[cell]
     yield (f"fuzz: {count(len(cut_short), 'cell was', 'cells were')} not fuzzed to the end: of {cell} "
            f"{count(compared, 'sequence was', 'sequences were')} compared, {ran_out(spent)}", {"yellow": True})
+
+
+def reused_text(reused: Mapping[str, Mapping[str, Any]], total: int) -> str:
+    """How many cells were not run because nothing of them had changed, and how old the oldest result is."""
+    if not reused:
+        return ""
+    oldest = max(origin["age"] for origin in reused.values())
+    commits = dict.fromkeys(str(origin["commit"])[:12] for origin in reused.values() if origin["commit"])
+    of_commits = f", of commit {first_names(commits)}" if commits else ""
+    return f"{len(reused)} of {count(total, 'cell')} reused{of_commits}; the oldest result is {_shown_age(oldest)} old"
+
+
+def _shown_age(seconds: float) -> str:
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= 2 * size:
+            return count(int(seconds // size), unit)
+    return count(int(seconds), "second")
 
 
 def _cause_lines(journal: Journal, mistakes: Collection[str], fresh: Fresh | None) -> Iterator[_Line]:

@@ -220,7 +220,7 @@ def judge_limits(limits: MarkerLimits, ledger: Ledger, must_run: bool) -> list[s
         problems.append("\n".join([f"{title}, {limits.eager_frames or 'none'} allowed", *lines]))
     # Whoever allows eager frames may mean all of the test.
     may_be_eager = limits.eager_frames and ledger.eager_frames
-    if not problems and must_run and not may_be_eager and not _graph_runs(ledger):
+    if not problems and must_run and not may_be_eager and not ledger.graph_runs:
         problems.append("nothing to judge: no compiled graph ran in this test" + _eager_frames_text(ledger))
     return problems + _lost_records(ledger)
 
@@ -233,7 +233,7 @@ def never_ran(ledger: Ledger, model: ModelCalls | None) -> str:
     """
     if ledger.raised or ledger.failures:
         return ""
-    any_ran = _graph_runs(ledger) > 0
+    any_ran = ledger.graph_runs > 0
     if any_ran and (model is None or model.ran):
         return ""
     nothing_ran = "compiled_model was called, but nothing of it ran compiled: no graph ran in"
@@ -252,7 +252,7 @@ def ran_eagerly(ledger: Ledger, counter: RecompileCounter | None, breaks: GraphB
         text = explain.eager_frames(silent)
         return _retitled(f"{text.splitlines()[0]} though meant to be compiled, and torch did not raise "
                          f"(compile_limits(eager_frames={len(ledger.eager_frames)}) allows it)", text)
-    if _graph_runs(ledger) or ledger.raised or ledger.failures or ledger.graph_breaks:
+    if ledger.graph_runs or ledger.raised or ledger.failures or ledger.graph_breaks:
         return ""
     if counter and counter.trusted:
         return "recompile_counter was asked, but no compiled graph ran in this test: its 0 proves nothing"
@@ -273,7 +273,7 @@ class _Expectation:
         if self._new:
             self._entered()
         self._new = False
-        self._recompiles, self._runs = len(self._ledger.recompiles), _graph_runs(self._ledger)
+        self._recompiles, self._runs = len(self._ledger.recompiles), self._ledger.graph_runs
         self._calls = {id(frame): frame.calls for frame in self._ledger.eager_frames}
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
@@ -295,7 +295,7 @@ class _Expectation:
             problems.append(text)
         frames = [frame for frame in self._ledger.eager_frames if frame.calls > self._calls.get(id(frame), 0)]
         problems += _silent_problems(frames)
-        if not problems and _graph_runs(self._ledger) == self._runs:
+        if not problems and self._ledger.graph_runs == self._runs:
             problems.append("no compiled graph ran in the block, so that its recompiles prove nothing"
                             + _eager_frames_text(self._ledger))
         return problems + _lost_records(self._ledger)
@@ -311,10 +311,6 @@ def _with_title(text: str, allowed: int | None) -> str:
 
 def _retitled(title: str, text: str) -> str:
     return "\n".join([title, *text.splitlines()[1:]])
-
-
-def _graph_runs(ledger: Ledger) -> int:
-    return sum(graph.runs for graph in ledger.graphs)
 
 
 def _silent_frames(frames: Sequence[EagerFrame]) -> list[EagerFrame]:

@@ -24,7 +24,7 @@ def cell_sequences(matrix: str | os.PathLike[str], cell: str, max_calls: int = 6
 
     Raises :class:`~pytest_torchcompile.errors.UsageError` for a cell that the matrix does not have.
     """
-    from pytest_torchcompile.fuzz.drawing import shape_sequences
+    from pytest_torchcompile.fuzz.drawn_call import shape_sequences
 
     read, planned = _find_cell(matrix, cell)
     return shape_sequences(read.models[planned.cell.model].dims, max_calls, flips=planned.cell.phase == "training")
@@ -47,9 +47,9 @@ def assert_calls(matrix: str | os.PathLike[str], cell: str, calls: Iterable[Draw
     entry = read.models[planned.cell.model]
     with isolated([]), same_random_draws():
         run = Run(job, planned.cell, load(planned.cell.wrapper, read.root, entry.where))
-        finding = attempts_of(run)(tuple(calls)).finding
-    if finding is not None:
-        raise AssertionError(f"{cell}: {finding.kind}: {finding.message}\n{finding.evidence}".rstrip())
+        problem = attempts_of(run)(tuple(calls)).problem
+    if problem is not None:
+        raise AssertionError(f"{cell}: {problem.kind}: {problem.message}\n{problem.evidence}".rstrip())
 
 
 def _find_cell(matrix: str | os.PathLike[str], cell: str) -> tuple[Matrix, PlannedCell]:

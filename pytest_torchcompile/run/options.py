@@ -34,13 +34,18 @@ class Option(NamedTuple):
 OPTIONS = (
     Option("matrix", "Run the cells of a matrix file, or of a shipped one (shipped:smoke); without FILE, the ini "
            "key's or matrix/default.yaml", DEFAULT, "FILE", optional=True),
+    Option("model", "Run a model without a matrix file: MODULE:NAME is a class, or a function that makes it, called "
+           "without arguments; by eager, aot_eager and inductor, with up to three sizes", "", "MODULE:NAME",
+           optional=True),
+    Option("inputs", "The function MODULE:NAME that makes a batch for --compile-model, called with sizes by its own "
+           "parameters' names; default: guessed from forward and the first layers", "", "MODULE:NAME"),
     Option("checks", "Judge only these checks, separated by commas (default: those of the matrix)", "", "NAMES"),
     Option("shard", "Run one of N parts of the matrix, for example 2/8", "", "I/N"),
     Option("baseline", "Print at the end what differs from an earlier report", "", "REPORT"),
     Option("timeout", "Seconds that one cell may take before its process is stopped", "300", "SECONDS"),
     Option("isolation", "'rank': processes are reused between cells; 'cell': a fresh one for each", "rank", "WHAT"),
     Option("workers-per-gpu", "Cells that may run on one GPU at a time, if its memory is enough for so many; a cell "
-           "that is timed (check benchmark) has it alone", "1", "N"),
+           "that is timed (check worth) has it alone", "1", "N"),
     Option("ranks", "'here': the ranks of a cell are processes of this machine; 'torchrun': torchrun has started one "
            "pytest for each, on any number of machines", "here", "WHERE"),
     Option("selftest", "Run no tests, but planted faults, and say which our checks catch on this torch; WORDS: only "
@@ -50,5 +55,6 @@ OPTIONS = (
     Option("fuzz-seconds", "Seconds that fuzzing one cell or test may take, shrinking included (default: those of the "
            "matrix, else 60)", "", "SECONDS"),
     Option("fuzz-seed", "Seed of the drawn sequences; 'random': another one each run, printed", "0", "SEED"),
+    Option("reuse", "Take the result of an earlier run for a cell that passed and of which nothing has changed"),
     Option("inprocess", "Run cells in pytest's own process, for debuggers: a crash then ends pytest"),
 )

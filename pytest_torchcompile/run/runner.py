@@ -22,27 +22,26 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks.numerics import STEPS
 from pytest_torchcompile.errors import Unavailable, UsageError
-from pytest_torchcompile.gauges import gpu
+from pytest_torchcompile.gauges import memory
 from pytest_torchcompile.gauges.autotune import limit_autotuning
-from pytest_torchcompile.gauges.first_compile import kept_processes, set_compile_threads
+from pytest_torchcompile.gauges.compiler import kept_processes, set_compile_threads
 from pytest_torchcompile.loading import import_all
 from pytest_torchcompile.observation import Failure, Job, Observation
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
 from pytest_torchcompile.oracle.chances import same_random_draws
 from pytest_torchcompile.oracle.diagnosis import locate_stage, try_hints
 from pytest_torchcompile.oracle.expected import References
-from pytest_torchcompile.oracle.replicas import same_batches
+from pytest_torchcompile.oracle.operator_rounding import unit_of
+from pytest_torchcompile.oracle.spread import OneProcess, same_batches
 from pytest_torchcompile.oracle.trial import EagerRaised
-from pytest_torchcompile.oracle.units import unit_of
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run import subject
 from pytest_torchcompile.run.environment import environment
 from pytest_torchcompile.run.imported import imported_sources
 from pytest_torchcompile.run.offspring import end_offspring, offspring_of
 from pytest_torchcompile.state.torch_state import isolated
-from pytest_torchcompile.wrappers.cell_trial import CellTrial
 from pytest_torchcompile.wrappers.process_group import forget_shardings, join_group, left_behind
-from pytest_torchcompile.wrappers.protocol import Wrapper
+from pytest_torchcompile.wrappers.protocol import CellTrial, Wrapper
 from pytest_torchcompile.wrappers.protocol import load as load_wrapper
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
@@ -56,6 +55,8 @@ _APART = 104_729
 _OWN_MISTAKE = "pytest-torchcompile itself failed, not the model: "
 # One for the process: cells of one model share its float64 run, whatever backend and mode they compile with.
 _REFERENCES = References()
+_READS_CODE = frozenset({"kernels", "worth"})
+"""Checks that read what the compiler has written."""
 _LOCATED = {"compiles", *checks.COMPARING}
 """Sections that say which stage of the compiler brings a difference in."""
 
@@ -78,7 +79,7 @@ class Run(CellTrial):
             unit = unit_of(getattr(torch, wrapper.unit))
         one_process = None
         if mesh is not None and not self._fake:
-            one_process = self._one_process
+            one_process = self._build_one_process
         # Built several times, not copied: a forward that was patched onto a module stays bound to the original.
         # This first one is never run.
         self._first = subject.build_model(self.entry, cell, root, job.seed)
@@ -89,8 +90,8 @@ class Run(CellTrial):
             # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
             references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
                                          cell.wrapper, job.seed, self.replica),
-            covered=True, steps=steps, keep_texts="kernels" in job.checks,
-            alone=one_process,
+            covered=True, steps=steps, keep_texts=not _READS_CODE.isdisjoint(job.checks),
+            one_process=one_process,
             compared=not self._fake, varied=not self._fake,
         )
         super().__init__(self._side, self._first, settings, calls, options)
@@ -113,7 +114,7 @@ class Run(CellTrial):
         calls = []
         for index, (sizes, batch) in enumerate(own):
             others = tuple(other[index] for other in batches)
-            calls.append(Call(index, batch, sizes, also=others))
+            calls.append(Call(index, batch, sizes, other_replicas=others))
         return calls
 
     @property
@@ -151,12 +152,11 @@ class Run(CellTrial):
         if not callable(call):
             raise UsageError(f"{self.entry.where}: wrapper {self.cell.wrapper!r} returned {call!r}; expected what is "
                              "called in place of the model")
-        return Side(call, model, settle=self.wrapper.settle, whole=self.wrapper.whole,
-                    owned=self.wrapper.owned)
+        return Side(call, model, self.wrapper.spread)
 
-    def _one_process(self) -> Side:
+    def _build_one_process(self) -> Side:
         model = self._build_another()
-        return Side(model, model, alone=True)
+        return Side(model, model, OneProcess)
 
     def _build_another(self) -> torch.nn.Module:
         """The model once more, with the parameters and buffers of the first."""
@@ -213,14 +213,14 @@ def run_cell(job: Job, in_rank: bool = False) -> tuple[dict[str, Any], bool]:
         poisoned = True
     seen.sources |= imported_sources(Path(job.root), job.modules)
     left = left_behind()
-    why = gpu.sticky_error(wait=not left)
+    why = memory.sticky_error(wait=not left)
     if why:
         # Whatever else it looks like is what came of this: eager, the reference and every check after it fail too.
         seen.failure = Failure("crash", f"the GPU can't be used any more by the process that ran the cell: {why}",
                                "on the GPU", _said_before(seen))
         poisoned = True
     elif not left:
-        gpu.release_memory()
+        memory.release_memory()
     if Wrapping.read(cell.wrapper).ranks > 1:
         poisoned = poisoned or seen.failure is not None or left or not forget_shardings()
     if in_rank:
@@ -251,7 +251,7 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     except EagerRaised as why:
         return _failure_of_eager(why, Path(job.root))
     except Exception as why:
-        if gpu.out_of_memory(why):
+        if memory.out_of_memory(why):
             return Failure("crash", f"the GPU has no memory left: {why}", "on the GPU", traceback.format_exc())
         return Failure("internal", f"{_OWN_MISTAKE}{type(why).__name__}: {why}", "", traceback.format_exc())
     return None

@@ -32,6 +32,8 @@ class Settings:
     """An earlier report to compare with."""
     workers_per_gpu: int = 1
     """Cells that may run on one GPU at a time."""
+    reuse: bool = False
+    """Are results of earlier runs taken for cells of which nothing has changed?"""
     fuzz: FuzzOptions = field(default_factory=FuzzOptions)
 
     @classmethod
@@ -41,8 +43,10 @@ class Settings:
         Raises :class:`~pytest_torchcompile.errors.UsageError`, naming the option.
         """
         given = {option.name: get(option) for option in OPTIONS}
-        # A flag is a bool; its key in the ini file is a text.
-        inprocess = given["inprocess"] in (True, "true", "1", "yes", "on")
+        inprocess, reuse = _read_flag(given["inprocess"]), _read_flag(given["reuse"])
+        if reuse and (inprocess or given["ranks"] == "torchrun"):
+            raise UsageError("--compile-reuse needs rank processes of this machine, which tell what a cell read; leave "
+                             "it out, or --compile-inprocess and --compile-ranks torchrun")
         return cls(
             matrix=given["matrix"],
             checks=_read_checks(given["checks"]),
@@ -54,13 +58,19 @@ class Settings:
             fuzz=FuzzOptions.read(given["fuzz-examples"], given["fuzz-seconds"], given["fuzz-seed"]),
             baseline=given["baseline"],
             workers_per_gpu=_read_workers(given["workers-per-gpu"]),
+            reuse=reuse,
         )
 
 
-def _read_checks(text: str) -> tuple[str, ...]:
-    from pytest_torchcompile.checks import CHECKS
+def _read_flag(given: Any) -> bool:
+    # A flag is a bool; its key in the ini file is a text.
+    return given in (True, "true", "1", "yes", "on")
 
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+
+def _read_checks(text: str) -> tuple[str, ...]:
+    from pytest_torchcompile.checks import CHECKS, current_name
+
+    names = tuple(current_name(name.strip()) for name in text.split(",") if name.strip())
     for name in names:
         if name not in CHECKS:
             raise UsageError(f"--compile-checks: {name!r} is not a check; {nearest(name, CHECKS)}")
@@ -69,7 +79,7 @@ def _read_checks(text: str) -> tuple[str, ...]:
 
 
 def _read_shard(text: str) -> tuple[int, int]:
-    from pytest_torchcompile.plan.shards import parse_shard
+    from pytest_torchcompile.plan.selection import parse_shard
 
     return parse_shard(text or "1/1")
 

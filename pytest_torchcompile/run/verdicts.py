@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile import checks
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.observation import NO_RANK, Failure, Judgement, Observation, Problem
+from pytest_torchcompile.oracle.proof import compiled_code_ran
 from pytest_torchcompile.quantity import numbered
 
 if TYPE_CHECKING:
@@ -88,10 +89,9 @@ def _merge_problems(problems_of_ranks: Mapping[int, tuple[Problem, ...]], ranks:
 
 def _vacuous_problems(name: str, sections: Mapping[str, Any]) -> tuple[Problem, ...]:
     """No check passes a rank in which no compiled code ran, whichever checks were asked for; nor equality of zeros."""
-    compiles = sections.get("compiles", {})
-    if not any(graph["runs"] for graph in compiles.get("graphs", ())):
+    if not compiled_code_ran(sections):
         return (Problem("nothing to judge: no compiled code ran", hint="see the check `compiles` of this cell"),)
-    all_zero = compiles.get("all_zero")
+    all_zero = sections.get("compiles", {}).get("all_zero")
     if name == "equivalence" and all_zero and all(all_zero):
         return (Problem("nothing to judge: every output is zero, NaN or infinite, whose equality proves nothing",
                         hint="give the model inputs and weights that reach its outputs"),)

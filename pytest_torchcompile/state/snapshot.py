@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_torchcompile.state.paths import containers_in, holds_tensors, own_attributes, tensors_of
-from pytest_torchcompile.state.tensor_values import same_bits
+from pytest_torchcompile.state.value_leaves import containers_in, holds_tensors, own_attributes, same_bits, tensors_of
 
 __all__ = ["GeneratorState", "StateSnapshot", "generator_state"]
 

@@ -3,8 +3,8 @@
 To add one: a file in this folder, and its line here, which says on how many ranks it runs and in what mesh. A wrapper
 of your own needs no line: name it ``module:attribute`` in the matrix, with ``*2`` behind it if it runs on two ranks.
 
-Read ``wrapping`` (a value of the axis), ``protocol`` (what a wrapper is), ``single_process`` (the simplest ones),
-``order``, then ``process_group`` with ``ddp``, ``fsdp``, ``tp`` and ``pp``.
+Read ``wrapping`` (a value of the axis), ``protocol`` (what a wrapper is, and the compile orders), ``single_process``
+(the simplest ones), then ``process_group`` with ``data_parallel``, ``tp`` and ``pp``.
 """
 
 from __future__ import annotations
@@ -45,20 +45,19 @@ class WrapperEntry:
 
 
 _HERE: Final = "pytest_torchcompile.wrappers"
+_REPLICA_ORDERS: Final = ("compile_then_wrap", "wrap_then_compile", "inner_blocks")
 
 WRAPPERS: Final[dict[str, WrapperEntry]] = {
     "none": WrapperEntry(f"{_HERE}.single_process:NONE"),
     "autocast": WrapperEntry(f"{_HERE}.single_process:AUTOCAST"),
     "checkpoint": WrapperEntry(f"{_HERE}.single_process:CHECKPOINT"),
     "regional": WrapperEntry(f"{_HERE}.single_process:REGIONAL", coverage=0),
-    "ddp": WrapperEntry(f"{_HERE}.ddp:DDP", 2, orders=("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
-    "fsdp2": WrapperEntry(f"{_HERE}.fsdp:FSDP2", 2,
+    "ddp": WrapperEntry(f"{_HERE}.data_parallel:DDP", 2, orders=_REPLICA_ORDERS),
+    "fsdp2": WrapperEntry(f"{_HERE}.data_parallel:FSDP2", 2,
                           orders=("inner_blocks", "compile_then_wrap", "wrap_then_compile"), fake=True, coverage=0),
-    "ddp+checkpoint": WrapperEntry(f"{_HERE}.ddp:DDP_CHECKPOINT", 2,
-                                   orders=("compile_then_wrap", "wrap_then_compile", "inner_blocks")),
-    "fsdp1": WrapperEntry(f"{_HERE}.fsdp:FSDP1", 2, orders=("compile_then_wrap", "wrap_then_compile", "inner_blocks"),
-                          coverage=0),
-    "fsdp2+tp": WrapperEntry(f"{_HERE}.fsdp:FSDP2_TP", 4, orders=("inner_blocks", "wrap_then_compile"),
+    "ddp+checkpoint": WrapperEntry(f"{_HERE}.data_parallel:DDP_CHECKPOINT", 2, orders=_REPLICA_ORDERS),
+    "fsdp1": WrapperEntry(f"{_HERE}.data_parallel:FSDP1", 2, orders=_REPLICA_ORDERS, coverage=0),
+    "fsdp2+tp": WrapperEntry(f"{_HERE}.data_parallel:FSDP2_TP", 4, orders=("inner_blocks", "wrap_then_compile"),
                              axes=("data", "tensor"), fake=True, coverage=0),
     "pp": WrapperEntry(f"{_HERE}.pp:PP", 2, orders=("wrap_then_compile", "inner_blocks"), axes=("stage",)),
     "tp": WrapperEntry(f"{_HERE}.tp:TP", 2, orders=("wrap_then_compile", "inner_blocks"), axes=("tensor",), fake=True),

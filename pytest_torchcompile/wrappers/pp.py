@@ -9,8 +9,7 @@ the pipeline, and its backward is a step of the schedule with the loss ``sum(out
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import nn
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
+from pytest_torchcompile.oracle.spread import Spread
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper, shipped_wrapper
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
@@ -53,11 +53,6 @@ class _Pipeline:
         self.last = mesh.size() - 1
         self._schedules: dict[Any, tuple[Any, Any]] = {}
         """Two for each shape of the inputs: one for forwards, and one for steps."""
-
-    @property
-    def own_parameters(self) -> list[nn.Parameter]:
-        """The parameters of this rank's stage."""
-        return list(self.stage.parameters())
 
     def __call__(self, *args: Any) -> Any:
         forward, step = self.schedules_for(args)
@@ -174,5 +169,15 @@ def _check_numpy() -> None:
         raise Unavailable("wrapper pp needs NumPy, with which torch.distributed sends objects; pip install numpy")
 
 
-PP: Wrapper = shipped_wrapper("pp", _wrap_in_pipeline, alike=False, check=_check_numpy,
-                              owned=operator.attrgetter("own_parameters"))
+class _Stages(Spread):
+    """A rank has the parameters of its stage alone, and no two ranks run the same program."""
+
+    alike = False
+    call: _Pipeline
+
+    def own_parameters(self) -> Iterable[nn.Parameter]:
+        """Those of this rank's stage."""
+        return self.call.stage.parameters()
+
+
+PP: Wrapper = shipped_wrapper("pp", _wrap_in_pipeline, spread=_Stages, check=_check_numpy)

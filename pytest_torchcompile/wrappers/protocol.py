@@ -1,23 +1,36 @@
-"""What a wrapper is: a way to run a model, eagerly or compiled, as if it were the model."""
+"""What a wrapper is: a way to run a model, eagerly or compiled, as if it were the model.
+
+And what wrappers share: the compile orders (a model is compiled whole before it is wrapped, after it, or block by block
+inside of it), and the trial of a cell, which has one.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.layer.selective import inner_blocks
 from pytest_torchcompile.loading import resolve
+from pytest_torchcompile.observation import Job
+from pytest_torchcompile.oracle.spread import Spread
+from pytest_torchcompile.oracle.trial import Trial
 from pytest_torchcompile.wrappers import WRAPPERS, multiple_of
 from pytest_torchcompile.wrappers.wrapping import Wrapping, numbers_of_ranks
 
-__all__ = ["Settings", "Wrap", "Wrapper", "load", "shipped_wrapper"]
+__all__ = ["CellTrial", "Settings", "Wrap", "Wrapper", "compile_blocks", "in_order", "load", "repeated_blocks",
+           "shipped_wrapper"]
 
 Settings = dict[str, Any]
 """The keyword arguments of ``torch.compile``."""
@@ -49,18 +62,11 @@ class Wrapper:
     """Dimensions of the mesh. Along ``data`` each rank is a replica with a batch of its own, and gradients of
     parameters are averages over all of them; along others the ranks work on one batch together. Of two dimensions the
     last is 2 ranks wide."""
-    settle: Callable[[nn.Module], None] | None = None
-    """Called before the model's state is put back: undoes what a forward without a backward leaves."""
-    whole: Callable[[Callable[..., Any]], AbstractContextManager[Any]] | None = None
-    """Given what ``wrap`` returned: inside of it the model's parameters and their gradients are those of one process.
-    Needed only where they are neither whole nor of the class ``DTensor``."""
-    alike: bool = True
-    """Does every rank run the same program?"""
+    spread: type[Spread] = Spread
+    """How the model is spread over the ranks: a class of the wrapper's own where each rank has less than all of it."""
     check: Callable[[], None] | None = None
     """Raises :class:`~pytest_torchcompile.errors.Unavailable` where this machine lacks what the wrapper needs beyond
     processes, devices and their transport. Asked before any of its cells is run."""
-    owned: Callable[[Callable[..., Any]], Iterable[nn.Parameter]] | None = None
-    """Given what ``wrap`` returned: the parameters whose gradients this rank computes. None: all of them."""
 
     @property
     def multiple(self) -> int:
@@ -160,3 +166,66 @@ def _written_at(function: Callable[..., Any]) -> str:
     """`` (parallel.py:12)``, or nothing for what was not written as a function."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+class CellTrial(Trial):
+    """The trial of one cell, as the fuzzer and a check's ``measure`` see it; the runner makes it."""
+
+    cell: Cell
+    job: Job
+    wrapper: Wrapper
+    dims: Mapping[str, Dim]
+    """The dims of the cell's model."""
+    matrix: str
+    """Path of the matrix file."""
+
+    @abstractmethod
+    def batch(self, sizes: Mapping[str, int], seed: int) -> Batch:
+        """Another batch for the cell's model, drawn with ``seed``."""
+
+
+def in_order(model: nn.Module, settings: Settings | None, cell: Cell, wrap: Callable[[Any], Any],
+             in_place: bool = True) -> Callable[..., Any]:
+    """What ``wrap(model)`` makes of the model, compiled in the order that the cell asks for; no ``settings``: eager.
+
+    ``in_place``: a whole that is compiled before it is wrapped stays the module that it is, for wraps that work on its
+    own parameters. Torch compiles no module of its own classes so, an ``nn.Sequential`` say; without it ``wrap`` is
+    given what ``torch.compile`` returns. Raises :class:`~pytest_torchcompile.errors.UsageError` for ``inner_blocks`` of
+    a model without any.
+    """
+    if settings is None:
+        return wrap(model)  # type: ignore[no-any-return]
+    order = Wrapping.read(cell.wrapper).order
+    inner: Any = model
+    if order == "inner_blocks":
+        compile_blocks(model, settings, cell)
+    elif order == "compile_then_wrap" and in_place:
+        model.compile(**settings)
+    elif order == "compile_then_wrap":
+        inner = torch.compile(model, **settings)
+    wrapped = wrap(inner)
+    if order == "wrap_then_compile":
+        wrapped = torch.compile(wrapped, **settings)
+    return wrapped  # type: ignore[no-any-return]
+
+
+def repeated_blocks(model: nn.Module, cell: Cell) -> list[nn.Module]:
+    """Return the direct children of the model's outermost ``nn.ModuleList``\\ s, each once.
+
+    Raises :class:`UsageError` with the rule to paste if the model has none.
+    """
+    blocks = list(inner_blocks(model))
+    if not blocks:
+        raise UsageError(
+            f"wrapper {cell.wrapper!r} works on the children of an nn.ModuleList, and model {cell.model!r} "
+            "has none; leave it out with a rule:\n"
+            f"  - exclude: {{model: {cell.model}, wrapper: {cell.wrapper}}}\n"
+            "    reason: the model has no repeated blocks"
+        )
+    return blocks
+
+
+def compile_blocks(model: nn.Module, settings: dict[str, Any], cell: Cell) -> None:
+    """Compile each repeated block in place; blocks of one class share their compiled code."""
+    for block in repeated_blocks(model, cell):
+        block.compile(**settings)

@@ -21,8 +21,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.wrappers.order import compile_blocks, repeated_blocks
-from pytest_torchcompile.wrappers.protocol import Settings, Wrapper, shipped_wrapper
+from pytest_torchcompile.wrappers.protocol import Settings, Wrapper, compile_blocks, repeated_blocks, shipped_wrapper
 
 __all__ = ["AUTOCAST", "CHECKPOINT", "NONE", "REGIONAL", "checkpoint_blocks"]
 

@@ -38,8 +38,7 @@ from torch import nn
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import UsageError, nearest
-from pytest_torchcompile.wrappers.order import in_order
-from pytest_torchcompile.wrappers.protocol import Settings, Wrapper, shipped_wrapper
+from pytest_torchcompile.wrappers.protocol import Settings, Wrapper, in_order, shipped_wrapper
 
 __all__ = ["TP", "split_layers"]
 

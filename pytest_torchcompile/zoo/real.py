@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from pytest_torchcompile.errors import Unavailable, UsageError, nearest
 
 __all__ = [
-    "build", "condition_latents", "decoder_tokens", "flux_latents", "images", "images_and_tokens", "joint_latents",
-    "labels", "latents", "melody", "pixel_values", "series", "spectrogram", "speech", "timestep_latents", "tokens",
-    "waveform",
+    "LIBRARIES", "build", "condition_latents", "decoder_tokens", "find_attribute", "flux_latents", "images",
+    "images_and_tokens", "joint_latents", "labels", "latents", "melody", "pixel_values", "series", "spectrogram",
+    "speech", "timestep_latents", "tokens", "waveform",
 ]
 
 VOCABULARY: Final = 101
@@ -195,32 +195,32 @@ TORCHVISION: Final[dict[str, tuple[str, Mapping[str, Any]]]] = {
 
 def build(name: str) -> nn.Module:
     """Make the model that one of the tables has under this name."""
-    for table, make in _MAKERS:
+    for table, make in LIBRARIES.values():
         if name in table:
             wanted, settings = table[name]
             return make(wanted, settings)
-    known = itertools.chain.from_iterable(table for table, _ in _MAKERS)
+    known = itertools.chain.from_iterable(table for table, _ in LIBRARIES.values())
     raise UsageError(f"there is no model {name!r} in pytest_torchcompile.zoo.real; {nearest(name, known)}")
 
 
 def _make_transformers(wanted: str, settings: Mapping[str, Any]) -> nn.Module:
-    kind = _find_attribute("transformers", wanted)
+    kind = find_attribute("transformers", wanted)
     model: nn.Module = kind(kind.config_class(**settings))
     return model
 
 
 def _make_diffusers(wanted: str, settings: Mapping[str, Any]) -> nn.Module:
-    model: nn.Module = _find_attribute("diffusers", wanted)(**settings)
+    model: nn.Module = find_attribute("diffusers", wanted)(**settings)
     return model
 
 
 def _make_timm(wanted: str, settings: Mapping[str, Any]) -> nn.Module:
-    model: nn.Module = _find_attribute("timm", "create_model")(wanted, pretrained=False, **settings)
+    model: nn.Module = find_attribute("timm", "create_model")(wanted, pretrained=False, **settings)
     return model
 
 
 def _make_torchvision(wanted: str, settings: Mapping[str, Any]) -> nn.Module:
-    model: nn.Module = _find_attribute("torchvision", "models", wanted)(**settings)
+    model: nn.Module = find_attribute("torchvision", "models", wanted)(**settings)
     if isinstance(head := getattr(model, "heads", None), nn.Module):
         # A vision transformer's head is zeros at first, and so would be every output.
         for weight in head.parameters():
@@ -229,12 +229,13 @@ def _make_torchvision(wanted: str, settings: Mapping[str, Any]) -> nn.Module:
 
 
 _Maker = Callable[[str, Mapping[str, Any]], nn.Module]
-_MAKERS: Final[tuple[tuple[Mapping[str, tuple[str, Mapping[str, Any]]], _Maker], ...]] = (
-    (TRANSFORMERS, _make_transformers), (DIFFUSERS, _make_diffusers), (TIMM, _make_timm),
-    (TORCHVISION, _make_torchvision))
+LIBRARIES: Final[dict[str, tuple[Mapping[str, tuple[str, Mapping[str, Any]]], _Maker]]] = {
+    "transformers": (TRANSFORMERS, _make_transformers), "diffusers": (DIFFUSERS, _make_diffusers),
+    "timm": (TIMM, _make_timm), "torchvision": (TORCHVISION, _make_torchvision)}
+"""Library to its table, and what makes a model of a row of it."""
 
 
-def _find_attribute(library: str, *path: str) -> Any:
+def find_attribute(library: str, *path: str) -> Any:
     """Something of a library; Unavailable where the library is missing, broken or too old for it."""
     try:
         found = importlib.import_module(library)

@@ -8,10 +8,11 @@ from collections import Counter
 import pytest
 
 from pytest_torchcompile.faults import CASES, CONTROLS, CORRECT, FAULTS
-from pytest_torchcompile.faults.case import KINDS, untouched
-from pytest_torchcompile.faults.outcome import run_case
+from pytest_torchcompile.faults.fault_parts import KINDS, untouched
+from pytest_torchcompile.faults.judged_case import run_case
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch warns about some of what is planted
+pytestmark = [pytest.mark.needs_torch,
+              pytest.mark.filterwarnings("ignore")]  # torch warns about some of what is planted
 
 
 @pytest.fixture(autouse=True)
@@ -26,10 +27,10 @@ def _quiet():
 def test_case(case):
     """A fault is caught as what it is and where it is, or proven to be less than rounding; what is correct is not
     reported, and differs from eager."""
-    outcome = run_case(case)
-    if outcome.verdict == "unavailable":
-        pytest.skip(outcome.text)
-    assert outcome.ok, str(outcome)
+    judged = run_case(case)
+    if judged.verdict == "unavailable":
+        pytest.skip(judged.text)
+    assert judged.ok, str(judged)
 
 
 def test_there_are_enough():

@@ -8,7 +8,9 @@ import pytest
 
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.faults import CASES, selftest
-from pytest_torchcompile.faults.outcome import run_case
+from pytest_torchcompile.faults.judged_case import run_case
+
+pytestmark = pytest.mark.needs_torch
 
 
 def on(case, device):

@@ -9,13 +9,13 @@ import torch
 
 from pytest_torchcompile.backends.toolkit import toolkit
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.faults import CASES, outcome, selftest
-from pytest_torchcompile.faults.case import Case, Program
-from pytest_torchcompile.faults.outcome import Checked, Outcome, Report, run_case
+from pytest_torchcompile.faults import CASES, judged_case, selftest
+from pytest_torchcompile.faults.fault_parts import Case, Program, change_output
+from pytest_torchcompile.faults.judged_case import Checked, JudgedCase, ReportedProblem, run_case
 from pytest_torchcompile.faults.programs import Perceptron, rows
 from pytest_torchcompile.faults.selftest import table
-from pytest_torchcompile.faults.spoilers import change_output
 
+pytestmark = pytest.mark.needs_torch
 PROGRAM = Program(Perceptron, rows)
 FAULT = Case("off", "1 % off", PROGRAM, "value", change_output(lambda y: y * 1.01))
 
@@ -24,21 +24,23 @@ FAULT = Case("off", "1 % off", PROGRAM, "value", change_output(lambda y: y * 1.0
 def says(monkeypatch):
     """Replaces the check by one that reports what the test wants, and an error of 1 in units of noise."""
 
-    def install(*reports, noise=1.0):
-        monkeypatch.setitem(outcome._CHECKS, "compare", lambda case: Checked(list(reports), noise))
+    def install(*reported, noise=1.0):
+        monkeypatch.setitem(judged_case._CHECKS, "compare", lambda case: Checked(list(reported), noise))
 
     return install
 
 
-WRONG, ELSEWHERE, OTHER = Report("value", "output", ""), Report("value", "loss", ""), Report("dtype", "output", "")
+WRONG = ReportedProblem("value", "output", "")
+ELSEWHERE = ReportedProblem("value", "loss", "")
+OTHER = ReportedProblem("dtype", "output", "")
 
 
 def test_a_fault_is_caught_only_as_what_it_is_and_where_it_is(says):
     """Another kind, another place or silence is a miss."""
     case = replace(FAULT, where="output")
     verdicts = []
-    for reports in ([WRONG], [ELSEWHERE], [OTHER], []):
-        says(*reports)
+    for reported in ([WRONG], [ELSEWHERE], [OTHER], []):
+        says(*reported)
         verdicts.append(run_case(case).verdict)
     assert verdicts == ["caught", "missed", "missed", "missed"]
 
@@ -47,7 +49,7 @@ def test_a_fault_that_is_not_there_is_no_miss(says):
     """A record that plants nothing is told as such, by plain comparison and by the pass that found no place."""
     says()
     assert run_case(replace(FAULT, backend=lambda: toolkit)).verdict == "not planted"
-    says(Report("value", "output", "UsageError: the graph has no call of 'mm'"))
+    says(ReportedProblem("value", "output", "UsageError: the graph has no call of 'mm'"))
     assert run_case(FAULT).verdict == "not planted"
 
 
@@ -70,8 +72,8 @@ def test_a_correct_backend_must_be_silent_and_must_differ(says):
     """A report is a false alarm; bitwise equality proves nothing, except of a control."""
     correct = replace(FAULT, kind="")
     verdicts = []
-    for reports, noise in (([], 1.0), ([WRONG], 9.0), ([], 0.0)):
-        says(*reports, noise=noise)
+    for reported, noise in (([], 1.0), ([WRONG], 9.0), ([], 0.0)):
+        says(*reported, noise=noise)
         verdicts.append(run_case(correct).verdict)
     assert verdicts == ["silent", "false alarm", "not planted"]
     assert run_case(replace(correct, control=True)).verdict == "silent"
@@ -79,7 +81,7 @@ def test_a_correct_backend_must_be_silent_and_must_differ(says):
 
 def test_a_check_that_raises_is_no_catch(monkeypatch):
     """Nor does it end the run."""
-    monkeypatch.setitem(outcome._CHECKS, "compare", lambda case: {}["not there"])
+    monkeypatch.setitem(judged_case._CHECKS, "compare", lambda case: {}["not there"])
     found = run_case(FAULT)
     assert (found.verdict, found.ok) == ("failed", False)
     assert found.text == "the check itself raised KeyError: 'not there'"
@@ -88,7 +90,7 @@ def test_a_check_that_raises_is_no_catch(monkeypatch):
 def made(*verdicts):
     """Outcomes with these verdicts: faults of kind value, then correct ones."""
     wrong = {"false alarm", "silent"}
-    return [Outcome(replace(FAULT, kind="" if verdict in wrong else "value"), verdict,
+    return [JudgedCase(replace(FAULT, kind="" if verdict in wrong else "value"), verdict,
                     (WRONG,) if verdict == "false alarm" else (), "why") for verdict in verdicts]
 
 

@@ -11,6 +11,8 @@ from torch import nn
 from pytest_torchcompile import CompileConfig, assert_equivalent, compare
 from pytest_torchcompile.errors import UsageError
 
+pytestmark = pytest.mark.needs_torch
+
 
 class Net(nn.Module):
     """Two layers, batch norm and dropout."""

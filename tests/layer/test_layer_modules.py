@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.needs_torch
 LIMITS = {"maybe_compile": 45, "ShapeStabilizer": 12}
 """Modules of ours that importing a name may load; torch itself loads none of them."""
 COUNTED = """

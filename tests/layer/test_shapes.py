@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pytest_torchcompile import BucketConfig, ShapeStabilizer, observe
 
+pytestmark = pytest.mark.needs_torch
 EIGHT = ShapeStabilizer(buckets=BucketConfig((4, 8), pad_token_id=9))
 
 

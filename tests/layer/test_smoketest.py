@@ -131,7 +131,8 @@ def frozen(all_of_it=False):
     return net
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo asks for it, torch 2.13
+pytestmark = [pytest.mark.needs_torch,
+              pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")]  # Dynamo asks for it, torch 2.13
 
 
 def batch(dtype=torch.float32):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 two_ranks = pytest.importorskip("two_ranks") if torch.distributed.is_available() else None
-pytestmark = pytest.mark.skipif(two_ranks is None, reason="this torch is built without torch.distributed")
+pytestmark = [pytest.mark.needs_torch,
+              pytest.mark.skipif(two_ranks is None, reason="this torch is built without torch.distributed")]
 KINDS = ["ddp", "fsdp2", "fsdp1", "tp"]
 
 

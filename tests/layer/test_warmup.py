@@ -10,6 +10,7 @@ from torch import nn
 
 from pytest_torchcompile import ShapeStabilizer, observe
 
+pytestmark = pytest.mark.needs_torch
 THREE = ShapeStabilizer((4, 8, 16))
 
 

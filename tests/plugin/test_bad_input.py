@@ -6,6 +6,7 @@ import pytest
 
 from pytest_torchcompile.checks import CHECKS
 
+pytestmark = pytest.mark.needs_torch
 HEAD = """version: 1
 models:
   net: {factory: "models:net", inputs: "models:batch", dims: {B: 4}}

@@ -14,6 +14,7 @@ import pytest
 
 from pytest_torchcompile.cli import main
 
+pytestmark = pytest.mark.needs_torch
 PLUGINS = {
     "randomly": "pytest_randomly", "pytest_cov": "pytest_cov", "timeout": "pytest_timeout",
     "rerunfailures": "pytest_rerunfailures", "benchmark": "pytest_benchmark", "flakefinder": "pytest_flakefinder",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.needs_torch
 CONFTEST = """
 import pytest
 import torch
@@ -57,7 +58,8 @@ def test_sizes(sizes):
 """, "--compile-fuzz-examples=50")
     result.assert_outcomes(failed=1)
     lines(result, "AssertionError: too long", "The shortest failing sequence of shapes: [[]call(S=21)]",
-          "compile_shapes(..., examples=[[][[]call(S=21)]])", "found as [[]call(S=*in sequence *, with * tries in all")
+          "compile_shapes(..., examples=[[][[]call(S=21)]])",
+          "found as [[]call(S=*, with * sequences and * tries in all")
     result.stdout.no_fnmatch_line("*drawn.run*")
 
 
@@ -121,6 +123,22 @@ def test_limits(compiled_model, batches):
 """, "--compile-fuzz-examples=60")
     result.assert_outcomes(failed=1)
     lines(result, "compile_limits: 2 recompiles, 1 allowed", "[[]call(B=2), call(B=3), call(B=1)]")
+
+
+def test_a_limit_does_not_hide_what_the_body_asserts(tests):
+    """More recompiles than allowed come early; the search goes on, and what is worse is told with both."""
+    result = tests("""
+@pytest.mark.compile_limits(recompiles=0)
+@pytest.mark.compile_modes(backend="eager")
+@compile_shapes(B=dim(2, 64), inputs=batch)
+def test_limits(compiled_model, batches):
+    for x in batches:
+        compiled_model(x)
+        assert len(x) % 8 != 5 or len(x) < 16, "wrong for some"
+""", "--compile-fuzz-examples=60")
+    result.assert_outcomes(failed=1)
+    lines(result, "AssertionError: wrong for some", "The shortest failing sequence of shapes: [[]call(B=*)]",
+          "and, which is milder, after [[]call(B=2), call(B=3)]: compile_limits: 1 recompile")
 
 
 def test_pytest_fail_is_a_failure_and_a_skip_is_a_skip(tests):

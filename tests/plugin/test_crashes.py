@@ -12,6 +12,7 @@ import time
 import pytest
 from ctrl_c import heed_ctrl_c
 
+pytestmark = pytest.mark.needs_torch
 CHAOS = """
 class Chaos(Net):
     def __init__(self, what):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.needs_torch
 FAKE = '''
 """Makes every Python process under this folder see a torch that is built for CUDA.
 

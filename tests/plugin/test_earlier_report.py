@@ -14,6 +14,7 @@ import pytest
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.report.reading import read_report
 
+pytestmark = pytest.mark.needs_torch
 MATRIX = """
 version: 1
 models:
@@ -176,11 +177,14 @@ def test_the_command_that_a_failure_prints(repo, capsys):
     assert cells[OTHER]["kept"][0]["git"]["commit"] == first
     assert cells[OTHER]["kept"][0]["finished"]
     assert block["run"]["git"]["commit"] == second
-    assert set((repo.path / ".compile-matrix/repro").iterdir()) < files
     own = repo.block(".compile-matrix/part/report.json")
     assert [cell["selected"] for cell in own["cells"]] == [True, False]
     before = repo.block(".compile-matrix/previous/report.json")
     assert [cell["status"] for cell in before["cells"]] == ["fail", "fail"]
+    # That of `compiles`, whose verdict is kept.
+    assert set((repo.path / ".compile-matrix/repro").iterdir()) == files
+    assert repo.run(*PLAIN, node.rpartition("::")[0]).ret == 0
+    assert set((repo.path / ".compile-matrix/repro").iterdir()) < files
 
 
 def test_the_gate_judges_what_is_of_one_commit(green, capsys):

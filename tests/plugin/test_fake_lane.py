@@ -8,7 +8,10 @@ import torch
 
 from pytest_torchcompile.report.schema import report_schema
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without torch.distributed")
+pytestmark = [
+    pytest.mark.needs_torch,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch is built without torch.distributed"),
+]
 
 MODELS = """
 class Block(torch.nn.Module):

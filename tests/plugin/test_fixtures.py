@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.needs_torch
 CONFTEST = """
 import pytest
 from models import Net

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.needs_torch
 USED = "def test_it(compiled_model): pass"
 CASES = {
     "unknown argument": (f"@pytest.mark.compile_modes(dynamc='auto')\n{USED}",

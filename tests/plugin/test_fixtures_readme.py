@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.needs_torch
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytestmark = pytest.mark.needs_torch
 CONFTEST = """
 import pytest
 from models import Net

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 
 import jsonschema
+import pytest
 
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.report.schema import report_schema
 
+pytestmark = pytest.mark.needs_torch
 MODELS = """
 class Eight(Net):
     def forward(self, x):
@@ -31,7 +33,7 @@ def test_the_shortest_sequence_is_reported_with_a_test_that_fails(repo):
     """The verdict names sequence, kind and culprit; the test in it, pasted into a file, fails for the same reason."""
     repo.models(MODELS)
     repo.matrix(MATRIX)
-    result = repo.run("--compile-fuzz-examples=60", "--compile-fuzz-seconds=250")
+    result = repo.run("--compile-fuzz-examples=20", "--compile-fuzz-seconds=250")
     result.assert_outcomes(failed=1)
     (cell,) = repo.verdicts()
     (problem,) = repo.problems(cell.partition("::")[0], "fuzz")

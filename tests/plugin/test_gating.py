@@ -7,9 +7,10 @@ import json
 import pytest
 
 from pytest_torchcompile.cli import main
-from pytest_torchcompile.report.evidence import is_sealed
+from pytest_torchcompile.report.provenance import is_sealed
 from pytest_torchcompile.report.reading import read_report
 
+pytestmark = pytest.mark.needs_torch
 SMOKE = """
 version: 1
 models:

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_torchcompile.ranks.zygote import gpu_device_files
 
+pytestmark = pytest.mark.needs_torch
 MODELS = """
 try:
     import triton
@@ -81,11 +82,11 @@ def _first_gpu():
 
 
 POISONED = """
-from pytest_torchcompile.gauges import gpu
+from pytest_torchcompile.gauges import memory
 
 def _poison(graph, inputs):
     def run(*args):
-        gpu.sticky_error = lambda *, wait=True: "CUDA error: an illegal memory access was encountered"
+        memory.sticky_error = lambda *, wait=True: "CUDA error: an illegal memory access was encountered"
         return graph(*args)
     return run
 """

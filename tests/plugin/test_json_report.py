@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from unit.runs import Run
+from runs import Run
 
+pytestmark = pytest.mark.needs_torch
 pytest.importorskip("pytest_jsonreport")
 
 

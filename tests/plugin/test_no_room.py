@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.needs_torch
 MATRIX = """
 version: 1
 models:
@@ -72,6 +73,17 @@ def test_a_full_disk(green, most, plugin):
     told_once(done)
     assert "2 pass" in done.stdout
     assert gate(green) == [2, 2]
+
+
+@pytest.mark.parametrize("plugin", [(), ("-p", "no:pytest_jsonreport")], ids=["json-report", "alone"])
+def test_room_for_the_journal_alone(repo, plugin):
+    """Every verdict is in it, and the run is a failure: the gate does not pass the journal instead."""
+    repo.models(MODELS)
+    repo.matrix(MATRIX)
+    (repo.path / ".compile-matrix" / "report.json").mkdir(parents=True)
+    told_once(run(repo, *plugin))
+    (repo.path / ".compile-matrix" / "report.json").rmdir()
+    assert gate(repo) == [2, 2]
 
 
 def test_a_full_disk_where_a_cell_fails(green):

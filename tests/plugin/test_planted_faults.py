@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytestmark = pytest.mark.needs_torch
 BACKENDS = """
 import functorch.compile
 from torch._dynamo.backends.common import aot_autograd

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+pytestmark = pytest.mark.needs_torch
 FAULTS = """
 import subprocess, sys
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytestmark = pytest.mark.needs_torch
 MODELS = """
 class Drops(Net):
     def forward(self, x):

@@ -17,7 +17,8 @@ from ctrl_c import heed_ctrl_c
 
 from pytest_torchcompile.report.schema import report_schema
 
-FAULTS = Path(__file__).parents[1] / "layer" / "rank_faults.py"
+pytestmark = pytest.mark.needs_torch
+FAULTS = Path(__file__).parents[1] / "ranks" / "rank_faults.py"
 MATRIX = """
 version: 1
 models:

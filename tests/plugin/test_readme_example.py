@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from torch_versions import TORCH
 
+pytestmark = pytest.mark.needs_torch
 README = Path(__file__).parents[2] / "README.md"
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+pytestmark = pytest.mark.needs_torch
 MODELS = """
 class Blocks(Net):
     def __init__(self):

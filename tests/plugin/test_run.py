@@ -8,6 +8,7 @@ import pytest
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.report.schema import report_schema
 
+pytestmark = pytest.mark.needs_torch
 ALL = sum(check.applies({"phase": "training", "wrapper": "none"}) and not check.on_request for check in CHECKS.values())
 INFERENCE = sum(check.applies({"phase": "inference", "wrapper": "none"}) and not check.on_request
                 for check in CHECKS.values())

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.cli import main
 
+pytestmark = pytest.mark.needs_torch
 ALL = sum(check.applies({"phase": "training", "wrapper": "none"}) and not check.on_request for check in CHECKS.values())
 ONE = """
 version: 1

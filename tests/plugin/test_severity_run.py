@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pytest_torchcompile.cli import main
 
+pytestmark = pytest.mark.needs_torch
 BROKEN = """
 class Broken{number}(Net):
     def forward(self, x):

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_torchcompile.plan.matrix_path import shipped_names, shipped_path
 
+pytestmark = pytest.mark.needs_torch
 CELL = "tiny_head-eager-default-auto-none-inference"
 
 
@@ -25,9 +26,10 @@ def test_without_a_matrix_the_shipped_ones_are_named(pytester):
     result = pytester.runpytest_inprocess("--compile-matrix")
     assert result.ret == 4
     (line,) = (line for line in result.stderr.lines if line.startswith("ERROR"))
-    assert line == (f"ERROR: there is no matrix/default.yaml in {pytester.path}: write one, as README shows at its "
-                    "beginning, or name a shipped one, as in --compile-matrix=shipped:smoke "
-                    "(shipped are default, fake, fuzz, gpu, multi_gpu, real, smoke)")
+    assert line == (f"ERROR: there is no matrix/default.yaml in {pytester.path}: `pytest-torchcompile init "
+                    "module:Class` writes one for your model, --compile-model=module:Class does without, and "
+                    "--compile-matrix=shipped:smoke names a shipped one "
+                    "(shipped are default, fake, fuzz, gpu, multi_gpu, nightly, real, smoke)")
 
 
 def test_a_name_that_is_not_shipped(pytester):
@@ -39,7 +41,7 @@ def test_a_name_that_is_not_shipped(pytester):
 
 def test_every_shipped_matrix_has_its_name():
     """They are the files of the folder `matrix`, or in a wheel their copies."""
-    assert shipped_names() == ("default", "fake", "fuzz", "gpu", "multi_gpu", "real", "smoke")
+    assert shipped_names() == ("default", "fake", "fuzz", "gpu", "multi_gpu", "nightly", "real", "smoke")
     assert all(shipped_path(f"shipped:{name}").is_file() for name in shipped_names())
 
 

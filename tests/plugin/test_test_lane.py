@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile.cli import main
+from pytest_torchcompile.gate.gate import gate
+from pytest_torchcompile.gate.policyfile import parse_policy
 from pytest_torchcompile.report.reading import read_report
 
+pytestmark = pytest.mark.needs_torch
 CONFTEST = """
 import pytest
 from models import Net
@@ -252,3 +255,128 @@ def test_what_only_lists_tests_marks_nothing(repo):
     repo.file("test_plain.py", "def test_plain():\n    pass\n")
     repo.run("--json-report", "--json-report-file=report.json", "--markers", option="")
     assert (repo.path / "report.json").read_text() == '{"compile_matrix": {}}'
+
+
+WRONG_NUMBERS = """
+import pytest, torch
+from models import Net, batch
+from pytest_torchcompile import CompileConfig, assert_equivalent, compare
+
+def one_percent_off(graph, inputs):
+    return lambda *args: [1.01 * out if isinstance(out, torch.Tensor) else out for out in graph(*args)]
+
+def other_strides(graph, inputs):
+    return lambda *args: [out.t().contiguous().t() for out in graph(*args)]
+
+def test_holds(recompile_counter):
+    torch.compile(Net(), backend="eager")(batch(4))
+
+def compared(backend):
+    return compare(Net(), [batch(4)], CompileConfig(backend=backend), train=False)
+
+def test_assert_equivalent(recompile_counter):
+    assert_equivalent(Net(), [batch(4)], CompileConfig(backend=one_percent_off), train=False)
+
+def test_said(recompile_counter):
+    found = compared(one_percent_off)
+    assert found.ok, str(found)
+
+def test_unsaid(recompile_counter):
+    assert compared(one_percent_off).ok
+
+def test_close(recompile_counter):
+    torch.testing.assert_close(torch.compile(torch.sin, backend=one_percent_off)(batch(4)), torch.sin(batch(4)))
+
+def test_allclose(recompile_counter):
+    assert torch.allclose(batch(4), 1.01 * batch(4) + 1)
+
+@pytest.fixture
+def checked(recompile_counter):
+    assert_equivalent(Net(), [batch(4)], CompileConfig(backend=one_percent_off), train=False)
+
+def test_set_up(checked):
+    pass
+
+def test_strides(recompile_counter):
+    found = compared(other_strides)
+    assert found.ok, str(found)
+
+def test_no_graph(recompile_counter):
+    assert compared("eager").ok is False, "a count"
+"""
+POLICY = """
+version: 1
+allowed_failures:
+  - {tests: "test_wrong.py::*", verdicts: [fail, error], reason: known, issue: "1", until: 9999-01-01}
+"""
+
+
+def test_an_allowance_excuses_no_wrong_numbers_in_a_test(repo):
+    """However the test compares; what is wrong in strides, or in a count, it does excuse."""
+    repo.file("test_wrong.py", WRONG_NUMBERS)
+    repo.run("--json-report", "--json-report-file=report.json", option="")
+    told = {}
+    for name, test in by_name(repo).items():
+        told[name.removeprefix("test_wrong.py::")] = "".join(problem["message"] for problem in test["problems"])
+    assert told["test_assert_equivalent"].startswith("AssertionError: not equivalent (wrong numbers): ")
+    assert told["test_set_up"].startswith("in its setup: AssertionError: not equivalent (wrong numbers): ")
+    assert "0x" not in told["test_allclose"]
+    reports = [read_report(repo.path / "report.json")]
+    findings = gate(reports, parse_policy(POLICY.encode(), "release.yaml")).findings
+    failing = {cell for finding in findings if finding.weight == "fail" for cell in finding.cells}
+    excused = {name for name in told if f"test_wrong.py::{name}" not in failing}
+    assert excused == {"test_holds", "test_strides", "test_no_graph"}, told
+    (known,) = POLICY.strip().splitlines()[-1:]
+    both = POLICY + known.replace("reason:", "checks: equivalence, reason:")
+    assert gate(reports, parse_policy(both.encode(), "release.yaml")).code == 0
+
+
+def test_an_xfail_excuses_no_wrong_numbers_in_a_test(repo, capsys):
+    """Pytest's own marker names no check. Where nothing ran it is a skip; where a policy names the check it holds."""
+    marked = (
+        WRONG_NUMBERS
+        + """
+@pytest.mark.xfail(reason="kills the machine", run=False)
+def test_never(recompile_counter):
+    pass
+
+pytestmark = pytest.mark.xfail(reason="flaky")
+"""
+    )
+    repo.file("test_wrong.py", marked)
+    repo.run("--json-report", "--json-report-file=report.json", option="").assert_outcomes(xpassed=1, xfailed=9)
+    verdicts = {
+        test["id"].removeprefix("test_wrong.py::"): test["verdict"] for test in repo.block("report.json")["tests"]
+    }
+    assert (verdicts["test_close"], verdicts["test_strides"], verdicts["test_never"]) == ("xfail", "xfail", "skip")
+    report = str(repo.path / "report.json")
+    text = told(report, capsys)
+    assert "an xfail of pytest names no check, so the gate hides no wrong numbers by it" in text
+    assert "1 of 10 tests was skipped, and no policy allows it: kills the machine" in text
+    outcome = gate([read_report(repo.path / "report.json")])
+    failing = {name.removeprefix("test_wrong.py::") for name, test in outcome.tests.items() if test.status == "fail"}
+    assert failing == set(verdicts) - {"test_holds", "test_strides", "test_no_graph", "test_never"}
+    (known,) = POLICY.strip().splitlines()[-1:]
+    skips = '\nallowed_skips: [{tests: "*test_never", reason: r}]\n'
+    both = POLICY.replace(known, known.replace("reason:", "checks: equivalence, reason:")) + skips
+    repo.file("release.yaml", both)
+    assert main(["gate", report, "--policy", str(repo.path / "release.yaml")]) == 0
+
+
+@pytest.mark.parametrize("option", ["--setup-only", "--setup-plan"])
+def test_a_test_whose_body_is_not_run_has_not_passed(repo, option, capsys):
+    """Although its set-up has run compiled code, and pytest ends with 0."""
+    repo.file("test_one.py", """
+        import pytest, torch
+
+        @pytest.fixture
+        def output(recompile_counter):
+            return torch.compile(torch.relu, backend="eager")(torch.ones(3))
+
+        def test_it(output):
+            assert False
+        """)
+    repo.run(option, "--json-report", "--json-report-file=report.json", option="")
+    assert [test["verdict"] for test in repo.block("report.json")["tests"]] == ["not_run"]
+    assert "1 planned test was not run: test_one.py::test_it" in told(str(repo.path / "report.json"), capsys)
+    assert main(["gate", str(repo.path / "report.json")]) == 2

@@ -15,9 +15,12 @@ import torch
 from pytest_torchcompile.observation import Job, RankOutcome
 from pytest_torchcompile.ranks.torchrun import Nodes, Torchrun
 
-pytestmark = pytest.mark.skipif(
-    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()) or sys.platform != "linux",
-    reason="needs torch.distributed with gloo, and the name of Linux' loopback device")
+pytestmark = [
+    pytest.mark.needs_torch,
+    pytest.mark.skipif(
+        not (torch.distributed.is_available() and torch.distributed.is_gloo_available()) or sys.platform != "linux",
+        reason="needs torch.distributed with gloo, and the name of Linux' loopback device"),
+]
 
 MODELS = """
 from torch._dynamo.backends.registry import lookup_backend

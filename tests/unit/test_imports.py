@@ -11,22 +11,24 @@ import pytest
 from unit.rooms import MODULES, ROOMS, edges, imports, room_of
 
 USES_PYTEST = {
-    "plugin", "plugin/collection", "plugin/fixture_model", "plugin/fixtures", "plugin/rank_supply", "plugin/scheduling",
+    "plugin", "plugin/collection", "plugin/fixture_model", "plugin/fixtures", "plugin/rank_supply", "plugin/reusing",
+    "plugin/scheduling",
     "plugin/startup", "plugin/test_lane",
 }
 NEEDS_TORCH = {
-    "batch", "zoo", "ledger", "gauges", "state", "oracle", "layer", "wrappers", "gates", "faults", "backends/toolkit",
-    "fuzz/sequence_run", "run/environment", "run/runner", "run/subject",
+    "adoption/examination", "adoption/guesses", "adoption/library_models", "batch", "zoo", "ledger", "gauges", "state",
+    "oracle", "layer", "wrappers", "gates", "faults", "backends/toolkit", "fuzz/sequence_run", "run/environment",
+    "run/runner", "run/subject",
 }
 """Modules and rooms that may import torch at their top."""
 TORCH_FREE_IN_THEM = {
     "wrappers", "wrappers/wrapping", "gates", "layer", "layer/benchmark_result", "layer/config",
-    "oracle", "oracle/diagnosis", "oracle/discrepancies", "oracle/leaf", "oracle/limits", "oracle/proof",
-    "ledger", "ledger/break_text", "ledger/explain", "ledger/guard_causes", "ledger/ledger",
-    "ledger/reasons", "ledger/records", "ledger/sites",
+    "oracle", "oracle/diagnosis", "oracle/discrepancies", "oracle/leaf_limits", "oracle/proof",
+    "ledger", "ledger/break_sites", "ledger/explain", "ledger/ledger",
+    "ledger/reasons", "ledger/records",
 }
 HEAVY = {"torch", "triton", "hypothesis", "pydantic", "numpy", "xdist"}
-AT_START = {"__init__", "errors", "exports", "plugin", "plugin/fixtures", "run", "run/options"}
+AT_START = {"__init__", "errors", "plugin", "plugin/fixtures", "run", "run/options"}
 """What a run that does not use us loads; of these nothing may be heavy, nor yaml."""
 
 

@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from pytest_torchcompile.layer.attempt_log import RESULTS
 
+pytestmark = pytest.mark.needs_torch
 PAGE = Path(__file__).parents[3] / "docs" / "adopting.md"
 
 

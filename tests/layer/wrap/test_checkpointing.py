@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_torchcompile import CannotFallBack, CompileConfig, maybe_compile, observe
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+pytestmark = [pytest.mark.needs_torch, pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]
 REENTRANT = pytest.mark.parametrize("reentrant", [False, True])
 
 

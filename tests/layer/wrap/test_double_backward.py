@@ -10,7 +10,7 @@ from torch import nn
 
 from pytest_torchcompile import CannotFallBack, CompileConfig, CompileFailed, maybe_compile
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+pytestmark = [pytest.mark.needs_torch, pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]
 
 
 class Net(nn.Module):

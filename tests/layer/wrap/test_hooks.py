@@ -14,7 +14,7 @@ from torch.nn.modules import module as every_module
 from pytest_torchcompile import CompileConfig, maybe_compile, observe
 
 # torch 2.13 itself asks for it where a graph break's resume function is traced
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+pytestmark = [pytest.mark.needs_torch, pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]
 X = torch.linspace(-1, 1, 12).view(3, 4)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from pytest_torchcompile import CompileConfig, maybe_compile
 
 pytestmark = [
+    pytest.mark.needs_torch,
     pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor's CPU backend needs a C++ compiler"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
     pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled:UserWarning"),

@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 from pytest_torchcompile import CannotFallBack, CompileConfig, CompileFailed, maybe_compile, observe
 from pytest_torchcompile.layer.graph_effects import effects_of
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+pytestmark = [pytest.mark.needs_torch, pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]
 
 
 class Net(nn.Module):

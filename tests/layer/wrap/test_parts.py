@@ -10,7 +10,7 @@ from torch import nn
 
 from pytest_torchcompile import CompileConfig, maybe_compile
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+pytestmark = [pytest.mark.needs_torch, pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]
 X = torch.linspace(-1, 1, 12).view(3, 4)
 
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from pytest_torchcompile import CompileConfig, CompileFailed, maybe_compile
 
 # torch 2.13 itself asks for it where a graph break's resume function is traced
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+pytestmark = [pytest.mark.needs_torch, pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]
 X = torch.linspace(-1, 1, 24).view(6, 4)
 
 

@@ -15,7 +15,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from pytest_torchcompile import CompileConfig, maybe_compile, zoo
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+pytestmark = [pytest.mark.needs_torch, pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]
 WIDTH = 8
 
 

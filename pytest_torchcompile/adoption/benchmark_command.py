@@ -1,0 +1,184 @@
+"""The command ``pytest-torchcompile benchmark``: one model, each mode of torch.compile, timed beside eager.
+
+Each mode is a cell of its own, run as a matrix run would, with the checks `compiles`, `equivalence` and `worth`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_torchcompile.adoption.matrix_text import matrix_in_memory, name_of_model, text_of_model
+from pytest_torchcompile.backends import BACKENDS
+from pytest_torchcompile.errors import UsageError, nearest
+from pytest_torchcompile.gate.markdown import inline_code, prose, table
+from pytest_torchcompile.observation import Judgement
+from pytest_torchcompile.plan.expansion import PlannedCell
+from pytest_torchcompile.plan.matrix import Matrix, load_matrix
+from pytest_torchcompile.plan.matrix_path import default_matrix
+from pytest_torchcompile.quantity import readable_seconds
+from pytest_torchcompile.ranks.execution import CellResult, Execution
+from pytest_torchcompile.ranks.rank import Zygote
+from pytest_torchcompile.ranks.serving import set_environment
+from pytest_torchcompile.run.settings import Settings
+
+__all__ = ["ModeReport", "report_lines", "report_markdown", "run_command"]
+
+MODES: Final = ("default", "reduce-overhead", "max-autotune")
+CHECKS: Final = ("compiles", "equivalence", "worth")
+_HEAD: Final = ("mode", "verdict", "times as fast", "eager", "compiled", "kernels", "memory", "compiling", "pays after")
+
+
+@dataclass(frozen=True)
+class ModeReport:
+    """What came of one mode."""
+
+    cell: str
+    mode: str
+    verdict: str
+    """``faster``, ``no difference``, ``slower``, ``could not be told``; else why there is no timing."""
+    problems: tuple[str, ...]
+    """What the checks found, wrong numbers before slowness."""
+    worth: Mapping[str, Any]
+    """The section of the check `worth`; empty if it was not measured."""
+
+    @classmethod
+    def of(cls, mode: str, cell: str, result: CellResult) -> ModeReport:
+        """The report of a cell that was run."""
+        section = result.observation.sections.get("worth", {})
+        problems = tuple(_problems(result.judgements))
+        if "interval" in section:
+            return cls(cell, mode, section["verdict"], problems, section)
+        why = problems[0] if problems else result.judgements["worth"].note
+        return cls(cell, mode, f"no timing: {why}", problems, {})
+
+    def row(self) -> tuple[str, ...]:
+        """The figures, in the order of the table's head."""
+        if not self.worth:
+            return (self.mode, self.verdict, *("-" for _ in _HEAD[2:]))
+        worth, sides = self.worth, self.worth["sides"]
+        low, high = worth["interval"]
+        compiling = readable_seconds(worth["compiling_seconds"])
+        if worth["cached"]:
+            compiling += f" ({worth['cached']} of {worth['compiles']} from a cache)"
+        kernels = f"{_number(sides['eager']['kernels'])} to {_number(sides['compiled']['kernels'])}"
+        pays = f"{worth['pays_after']} steps" if worth["pays_after"] else "never"
+        return (self.mode, self.verdict, f"{worth['speedup']:.2f} ({low:.2f} to {high:.2f})",
+                f"{sides['eager']['low'] * 1e3:.3f} ms", f"{sides['compiled']['low'] * 1e3:.3f} ms", kernels,
+                f"{worth['memory_delta_mib']:+.1f} MiB", compiling, pays)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"cell": self.cell, "mode": self.mode, "verdict": self.verdict, "problems": list(self.problems),
+                "worth": dict(self.worth)}
+
+
+def _number(count: int | None) -> str:
+    return "-" if count is None else str(count)
+
+
+def _problems(judgements: Mapping[str, Judgement]) -> Iterator[str]:
+    for name, judgement in judgements.items():
+        for problem in judgement.problems:
+            yield f"{name}: {problem.message}"
+
+
+def run_command(given: argparse.Namespace) -> int:
+    """Run the modes and print the report; returns 0, or 1 where a mode has no timing, as with wrong numbers.
+
+    Raises :class:`UsageError` for a model or a cell that is not there.
+    """
+    matrix, planned = _chosen_cell(given)
+    reports = _run_modes(matrix, planned)
+    if given.json:
+        print(json.dumps({"model": planned.cell.model, "modes": [report.to_dict() for report in reports]}, indent=1))
+    else:
+        lines = report_markdown if given.markdown else report_lines
+        for line in lines(planned.cell.model, reports):
+            print(line)
+    return 0 if all(report.worth for report in reports) else 1
+
+
+def _chosen_cell(given: argparse.Namespace) -> tuple[Matrix, PlannedCell]:
+    """The cell whose modes are compared, and the matrix that knows its model."""
+    if ":" in given.model:
+        name = name_of_model(given.model, given.inputs or "")
+        matrix = matrix_in_memory(name, text_of_model(name, Path.cwd()), Path.cwd())
+        return matrix, next(planned for planned in matrix.cells if planned.cell.backend == "inductor")
+    if given.inputs:
+        raise UsageError("--inputs: the inputs of a cell are those of its matrix; name a model as module:factory")
+    matrix = load_matrix(given.matrix or default_matrix().path)
+    for planned in matrix.cells:
+        if planned.cell.id == given.model:
+            return matrix, planned
+    ids = [planned.cell.id for planned in matrix.cells]
+    raise UsageError(f"{given.model!r} is neither a cell of {matrix.path} nor module:factory; "
+                     f"{nearest(given.model, ids)}")
+
+
+def _run_modes(matrix: Matrix, planned: PlannedCell) -> list[ModeReport]:
+    set_environment()
+    zygote = Zygote()
+    execution = Execution(matrix, Settings.read(lambda option: option.default), zygote.folder)
+    reports = []
+    try:
+        for mode in _modes_of(planned.cell.backend):
+            # What the matrix allows of the cell is not asked here: the figures are what is wanted.
+            each = PlannedCell(replace(planned.cell, mode=mode))
+            reports.append(ModeReport.of(mode, each.cell.id, execution.cell_result(each, CHECKS, CHECKS)))
+    finally:
+        execution.close()
+        zygote.close()
+    return reports
+
+
+def _modes_of(backend: str) -> tuple[str, ...]:
+    """The modes that change something."""
+    record = BACKENDS.get(backend)
+    if record is not None and record.modes:
+        return MODES
+    return MODES[:1]
+
+
+def report_lines(model: str, reports: Sequence[ModeReport]) -> Iterator[str]:
+    """The report for a terminal."""
+    yield f"{model}: eager beside compiled, one step in a quiet moment (the tenth percentile); intervals of 99 %"
+    rows = [_HEAD, *(report.row() for report in reports)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+    yield _advice(reports)
+
+
+def report_markdown(model: str, reports: Sequence[ModeReport]) -> Iterator[str]:
+    """The report as Markdown."""
+    yield f"## {inline_code(model)}, eager beside compiled"
+    yield ""
+    yield from table(_HEAD, [tuple(map(prose, report.row())) for report in reports])
+    yield prose(_advice(reports))
+
+
+def _advice(reports: Sequence[ModeReport]) -> str:
+    """What to do, in one sentence."""
+    faster = [report for report in reports if report.verdict == "faster"]
+    if faster:
+        fastest = max(faster, key=_speedup_of)
+        # The first mode that may be as fast: the modes come with the simplest first.
+        best = next(report for report in faster if report.worth["interval"][1] >= fastest.worth["interval"][0])
+        return f"Use mode {best.mode}: {_speedup_of(best):.2f} times as fast as eager."
+    if not any(report.worth for report in reports):
+        return "No mode could be timed."
+    verdicts = {report.verdict for report in reports}
+    if verdicts == {"slower"}:
+        return "Do not compile this: eager is faster in every mode."
+    if "could not be told" in verdicts:
+        return "Nothing can be told: this machine is too busy to time anything; run it again when it is quiet."
+    return "No mode is faster than eager."
+
+
+def _speedup_of(report: ModeReport) -> float:
+    return float(report.worth["speedup"])

@@ -1,0 +1,298 @@
+"""Examination: a model is made and tried eagerly, to learn which inputs and sizes it takes and whether it trains.
+
+Runs in a process of its own (``python -m pytest_torchcompile.adoption.examination``): it reads a request as JSON from
+stdin and answers by one line of JSON. What the model prints goes to stderr. :mod:`.examiner` is its other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import json
+import os
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from pytest_torchcompile.adoption.example_inputs import ExampleTensor
+from pytest_torchcompile.adoption.guesses import Guess, guesses, needed_parameters, sizes_of_parameters
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.errors import TorchcompileError, UsageError
+from pytest_torchcompile.loading import kind_of, one_line, resolve
+
+__all__ = ["examine"]
+
+DEADLINE: Final = 40.0
+"""Seconds after which no more guesses are tried."""
+_BATCHES: Final = (4, 6, 10, 5, 7, 9, 11, 13, 14, 15)
+_LENGTHS: Final = (12, 20, 28, 18, 22, 26, 13, 17, 19, 23)
+_OF_BATCH: Final = ("B", "N", "b", "n", "batch", "batch_size", "rows", "bs")
+"""Names of dims that say how many samples a batch has."""
+_OF_IMAGE: Final = ("H", "W", "h", "w", "height", "width", "image_size", "resolution")
+
+Dims = dict[str, list[int]]
+"""A dim to its sizes; one alone is fixed."""
+
+
+@dataclass
+class _Model:
+    """The model under examination, and what became of the calls so far."""
+
+    module: nn.Module
+    began: float = field(default_factory=time.monotonic)
+    first_error: str = ""
+
+    def takes(self, make: Callable[[Mapping[str, int]], Any], dims: Dims) -> bool:
+        """Does it return tensors for a batch of each of the sizes?"""
+        for sizes in _rows(dims):
+            try:
+                torch.manual_seed(0)
+                with torch.no_grad():
+                    output = self.call(make(sizes))
+            except Exception as error:
+                shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
+                self.first_error = self.first_error or f"{one_line(error)}{f' with {shown}' if shown else ''}"
+                return False
+            if not _tensors_in(output):
+                self.first_error = self.first_error or f"forward returned {kind_of(output)}, without a tensor in it"
+                return False
+        return True
+
+    def call(self, value: Any) -> Any:
+        batch = Batch.of(value)
+        return self.module(*batch.args, **batch.kwargs)
+
+    @property
+    def out_of_time(self) -> bool:
+        return time.monotonic() - self.began > DEADLINE
+
+
+def examine(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Answer a request (:class:`~pytest_torchcompile.adoption.example_inputs.Request`, as plain data).
+
+    Returns ``tensors`` (name to text, empty where inputs were named), ``dims``, ``phase``, and
+    ``code`` of a model of a library.
+    Raises :class:`UsageError` for a model that can't be made or called, or whose inputs can't be guessed.
+    """
+    root = Path(request["root"])
+    model = _Model(_make_module(request, root))
+    if request["inputs"]:
+        tensors: Guess = ()
+        make, dims = _with_named_inputs(model, request, root)
+    else:
+        tensors, dims = _with_guessed_inputs(model, request)
+        make = _maker_of(tensors)
+    return {
+        "tensors": {tensor.name: str(tensor) for tensor in tensors},
+        "dims": dims,
+        "phase": _phase_of(model, make, dims),
+        "code": _code_of(request["arguments"]),
+    }
+
+
+def _make_module(request: Mapping[str, Any], root: Path) -> nn.Module:
+    """Call the factory. Raises :class:`UsageError` where it has arguments without a default, or makes no module."""
+    target, where = request["factory"], request["where"]
+    factory = resolve(target, root, where)
+    if isinstance(factory, nn.Module):
+        raise UsageError(f"{where}: {target} is a module that is made already; name its class, or a function that "
+                         "makes one")
+    given = request["arguments"]
+    if missing := _arguments_without_default(factory, given):
+        library = target.partition(":")[0].partition(".")[0]
+        # Their models take a configuration, of which init makes a tiny one.
+        if library in request["libraries"]:
+            raise UsageError(f"{where}: {target} takes {', '.join(missing)}; `pytest-torchcompile init --from "
+                             f"{library}:{target.rpartition(':')[2]}` makes a tiny one with random weights")
+        raise UsageError(f"{where}: {target} takes {', '.join(missing)}, without a default; write a function without "
+                         f"arguments that makes one, and name it {request['factory_option']}")
+    _seed()
+    try:
+        module = factory(**given)
+    except TorchcompileError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{where}: {target} raised {one_line(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"{where}: {target} made {kind_of(module)}; expected a torch.nn.Module (wrap a function in "
+                         "one)")
+    # As cells have it, wherever and in whatever precision the factory has made it.
+    return module.to(device="cpu", dtype=torch.float32).eval()
+
+
+def _code_of(arguments: Mapping[str, str]) -> str:
+    if "source" not in arguments:
+        return ""
+    from pytest_torchcompile.adoption.library_models import find_model
+
+    return find_model(arguments["source"]).code
+
+
+def _arguments_without_default(function: Callable[..., Any], given: Mapping[str, Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return [p.name for p in named if p.default is p.empty and p.name not in given]
+
+
+# inputs that the user has named
+
+def _with_named_inputs(model: _Model, request: Mapping[str, Any],
+                       root: Path) -> tuple[Callable[[Mapping[str, int]], Any], Dims]:
+    """The sizes that the user's function and the model take."""
+    target, where = request["inputs"], request["where_inputs"]
+    function = resolve(target, root, where)
+    names = _arguments_without_default(function, {})
+
+    def make(sizes: Mapping[str, int]) -> Any:
+        return function(**sizes)
+
+    options = _possible_sizes(names, model.module)
+    if known := request["dims"]:
+        options = iter([known])
+    for dims in options:
+        if model.takes(make, dims):
+            return make, dims
+    raise UsageError(f"{where}: {request['factory']} does not take what {target} returns: {model.first_error}")
+
+
+# inputs that are guessed
+
+def _with_guessed_inputs(model: _Model, request: Mapping[str, Any]) -> tuple[Guess, Dims]:
+    """The first guess that the model takes, with as many sizes as it takes."""
+    where, option = request["where"], request["inputs_option"]
+    advice = f"write a function that returns a batch, and name it by {option}"
+    if needed_parameters(model.module) is None:
+        raise UsageError(f"{where}: forward of {request['factory']} has arguments without names, so its inputs can't "
+                         f"be guessed; {advice}")
+    tried: list[str] = []
+    for guess in guesses(model.module):
+        if model.out_of_time:
+            break
+        tried.append(", ".join(f"{tensor.name}: {tensor}" for tensor in guess))
+        names = list(dict.fromkeys(itertools.chain.from_iterable(tensor.dims for tensor in guess)))
+        for dims in _possible_sizes(names, model.module):
+            if model.takes(_maker_of(guess), dims):
+                return guess, dims
+    if not tried:
+        raise UsageError(f"{where}: forward of {request['factory']} takes no argument, so there is nothing to guess; "
+                         f"{advice}")
+    raise UsageError(f"{where}: no inputs could be guessed for {request['factory']}, whose forward is "
+                     f"{inspect.signature(model.module.forward)}; {advice} ({len(tried)} tried; the first, {tried[0]}: "
+                     f"{model.first_error})")
+
+
+def _maker_of(guess: Sequence[ExampleTensor]) -> Callable[[Mapping[str, int]], Any]:
+    def make(sizes: Mapping[str, int]) -> Any:
+        return {tensor.name: tensor.tensor(sizes) for tensor in guess}
+
+    return make
+
+
+def _possible_sizes(names: Sequence[str], module: nn.Module) -> Iterator[Dims]:
+    """Sizes for dims: three of each, then fewer dims that vary, then lengths that some parameter has.
+
+    None equals a size of a parameter where that can be avoided: torch gives equal sizes one symbol.
+    """
+    lengths_of_parameters = sizes_of_parameters(module)
+    taken = set(lengths_of_parameters)
+    batches = _three_of(_BATCHES, taken)
+    lengths = _three_of(_LENGTHS, taken | set(batches))
+    options: list[tuple[list[int], list[int]]] = [(batches, lengths), (batches, [16, 32, 48]), (batches, lengths[:1])]
+    # Positions of a fixed number want exactly so many.
+    fixed = [size for size in lengths_of_parameters if 2 <= size <= 1024]
+    options += [(batches, [size]) for size in dict.fromkeys([*fixed[:8], 32, 64, 128])]
+    options.append((batches[:1], lengths[:1]))
+    seen: list[Dims] = []
+    for batch_sizes, others in options:
+        dims = {}
+        for name in names:
+            if name in _OF_BATCH:
+                dims[name] = batch_sizes
+            elif name in _OF_IMAGE and others == lengths:
+                dims[name] = [32]
+            else:
+                dims[name] = others
+        if dims not in seen:
+            seen.append(dims)
+            yield _apart(dims)
+
+
+def _apart(dims: Dims) -> Dims:
+    """Two dims of the same sizes would be one symbol: the second has larger ones."""
+    used: list[list[int]] = []
+    result: Dims = {}
+    for name, sizes in dims.items():
+        own = sizes
+        while len(own) > 1 and own in used:
+            own = [size + 1 for size in own]
+        used.append(own)
+        result[name] = own
+    return result
+
+
+def _three_of(sizes: Sequence[int], taken: set[int]) -> list[int]:
+    free = [size for size in sizes if size not in taken]
+    return sorted((free + list(sizes))[:3])
+
+
+def _rows(dims: Dims) -> Iterator[dict[str, int]]:
+    """The sizes of each batch, as a matrix steps through them (:func:`pytest_torchcompile.dims.batch_sizes`)."""
+    count = max(map(len, dims.values()), default=1)
+    for number in range(count):
+        yield {name: sizes[number % len(sizes)] for name, sizes in dims.items()}
+
+
+def _phase_of(model: _Model, make: Callable[[Mapping[str, int]], Any], dims: Dims) -> str:
+    """``training`` where a backward pass works, else ``inference``."""
+    module = model.module.train()
+    try:
+        output = model.call(make(next(_rows(dims))))
+        losses = [tensor.sum() for tensor in _tensors_in(output) if tensor.requires_grad and not tensor.is_complex()]
+        if not losses or not any(parameter.requires_grad for parameter in module.parameters()):
+            return "inference"
+        torch.autograd.backward(losses)
+    except Exception:
+        return "inference"
+    return "training"
+
+
+def _tensors_in(output: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+
+
+def _seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+
+
+def _main() -> None:
+    request = json.load(sys.stdin)
+    # The answer's own line: whatever a model prints goes elsewhere.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    sys.path[:] = request["path"]
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(min(4, torch.get_num_threads()))
+    try:
+        answer = examine(request)
+    except TorchcompileError as error:
+        answer = {"error": str(error), "exit_code": error.exit_code}
+    with contextlib.closing(answers):
+        json.dump(answer, answers)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,251 @@
+"""Leaf: what was observed about one output, gradient, buffer or property; and how far from the reference is too far.
+
+Plain data, no torch: a stored leaf can be judged again under other limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, TypeAlias
+
+from pytest_torchcompile.errors import UsageError
+
+__all__ = ["KINDS", "NOTED", "Leaf", "Limits", "Scalar", "is_excused", "note", "problem"]
+
+Scalar: TypeAlias = "bool | int | float | str | None"
+
+KINDS: Final = (
+    "value", "gradient", "buffer", "mutation", "dtype", "shape", "stride", "alias", "requires_grad",
+    "structure", "rng", "error", "nondeterministic", "zero_gradient",
+)  # fmt: skip
+"""What a leaf can be about; a leaf whose values agree has the kind of its role."""
+
+NOTED: Final = frozenset({"nondeterministic", "zero_gradient"})
+"""Kinds that are told and fail nothing by themselves."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One thing that eager and compiled were compared in.
+
+    ``rms``, ``bias`` and ``peak`` are multiples of this program's own rounding noise (``None``: bitwise
+    equal, or no numbers); :func:`~pytest_torchcompile.oracle.leaf_limits.problem` judges them. ``message`` says
+    what differs where no number of noise units could excuse it.
+    """
+
+    name: str
+    kind: str
+    numel: int = 1
+    bitwise: bool = False
+    dtype: str = ""
+    rms: float | None = None
+    """Error of the whole leaf over its noise, both as root mean square."""
+    bias: float | None = None
+    """Systematic part of the error (its projections on the result and on a constant) over the noise's."""
+    peak: float | None = None
+    """Largest error of one element over the noise of that element."""
+    grain: float | None = None
+    """Largest error of one element over one eps of the leaf's largest value, where that is 16 or less: of float32's
+    eps for narrower dtypes too. Kernels that approximate (erf, expm1) are right to that, and no better near zero.
+    ``None`` where most elements that are off are lost: above the noise, and off by half of what is expected or more.
+    Approximations keep most values; a flush to zero, or to any constant, keeps none."""
+    undecidable: int = 0
+    """Discrete elements that differ and that rounding alone flips too: ties of argmax, top-k, comparisons."""
+    blind: int = 0
+    """Elements about which nothing can be said: their rounding noise is as large as their values, or flips them."""
+    wrong: float = 0.0
+    """Share of the elements that are further from the expected value than noise explains."""
+    index: tuple[int, ...] | None = None
+    """Where the values below were read: the first wrong element, or the worst one if none is wrong alone."""
+    eager: Scalar = None
+    compiled: Scalar = None
+    expected: Scalar = None
+    against: str = "eager"
+    """What the error was measured from: ``Reference.kind``, or ``eager`` where the reference is no use."""
+    why: str = ""
+    """Why it was not measured from a float64 run with noise at every operator."""
+    draws: int = 0
+    """How many noise draws the scale was made from, eager's own rounding among them."""
+    message: str = ""
+    ranks: bool = False
+    """Is it eager on both sides: ``eager`` of one process, and ``compiled`` of the ranks beside it?"""
+
+    @property
+    def decided(self) -> bool:
+        """Whether the comparison could have failed: not if eager wavers, or noise is as large as all of the values."""
+        if self.kind == "nondeterministic":
+            return False
+        return self.bitwise or bool(self.message) or self.blind < self.numel
+
+    @property
+    def numerical(self) -> bool:
+        """Whether limits decide about this leaf."""
+        return self.rms is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready; NaN and infinity become strings (``nan``, ``inf``, ``-inf``); defaults are omitted."""
+        plain: dict[str, Any] = {"name": self.name, "kind": self.kind}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in plain and value != field.default:
+                plain[field.name] = list(value) if isinstance(value, tuple) else _finite(value)
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> Leaf:
+        """Read :meth:`to_dict` back; keys of a newer version are ignored."""
+        known = {field.name: plain[field.name] for field in fields(cls) if field.name in plain}
+        for name in ("rms", "bias", "peak", "grain", "wrong"):
+            if isinstance(known.get(name), str):
+                known[name] = float(known[name])
+        for name in ("eager", "compiled", "expected"):
+            if known.get(name) in ("nan", "inf", "-inf"):
+                known[name] = float(known[name])
+        if known.get("index") is not None:
+            known["index"] = tuple(known["index"])
+        return cls(**known)
+
+
+def _finite(value: Any) -> Any:
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# ----------------------------------------------------------------------------------------------------------- its limits
+_SIDES = " (uncompiled on both sides: what is called eager is one process, and compiled the ranks)"
+# So many times the limits for a leaf that is nothing but noise: how far total cancellation carries it is least known.
+# The gradient of a bias before a batch norm reaches rms 4.4 in float32, leaves that mean something 1.3.
+_OF_NOISE = 4.0
+# Elements among which the worst one is within ``Limits.peak``.
+_USUAL = 1 << 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest ratios of error to rounding noise that pass.
+
+    Correct programs reached rms 3.4, bias 6.4 and peak 12 in 7 400 runs of 13 models (fp32, bf16, fp16). The
+    unit is the noise of the very program under test, so these are no tolerances and need no tuning per model.
+
+    A leaf of one element is a single draw of the noise: its ``rms`` and ``bias`` are no averages and may be as
+    large as a peak. :meth:`of` passes from one to the other.
+    """
+
+    rms: float = 4.0
+    bias: float = 8.0
+    peak: float = 16.0
+    grain: float = 1.0
+    """An error up to so many eps of the leaf's largest value is no problem, whatever its noise, where most of the
+    values that are off are still there: see ``Leaf.grain``. It is noted: see :func:`is_excused`."""
+    looks: int = 0
+    """Elements that were looked at together, in all leaves, calls and steps; 0: those of the leaf alone."""
+
+    def of(self, numel: int) -> tuple[float, float, float]:
+        """Limits of rms, bias and peak for a leaf of ``numel`` elements."""
+        peak = self.peak * _tail_factor(max(numel, self.looks))
+        return self.rms * (1 + 3 / max(1, numel)), self.bias * (1 + 1 / max(1, numel)), peak
+
+    def over(self, leaves: Iterable[Leaf]) -> Limits:
+        """The same limits for leaves that are looked at together."""
+        return replace(self, looks=sum(leaf.numel for leaf in leaves if leaf.numerical))
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not value >= 0:
+                raise UsageError(f"limit {field.name!r} is {value!r}, expected a number that is zero or more")
+
+
+def _tail_factor(looks: int) -> float:
+    """By how much the limit of the worst element grows with the number of elements looked at.
+
+    The noise of one element is known from a few draws, so errors in units of it have an exponential tail, not a normal
+    one. Among twice as many elements the worst is one more unit away: 16 units among 65,536, 21 among 2.4 million.
+    """
+    return 1 + max(0.0, math.log2(max(1, looks) / _USUAL)) / 16
+
+
+def problem(leaf: Leaf, limits: Limits | None = None) -> str | None:
+    """Say in one line what is wrong with this leaf, or ``None``."""
+    if leaf.kind in NOTED:
+        return None
+    limits = limits or Limits()
+    if leaf.message:
+        sides = _SIDES if leaf.ranks else ""
+        return f"{leaf.name}: {leaf.message}{_values_text(leaf)}{sides}"
+    text = _excess_text(leaf, limits)
+    # Small beside the largest value of the leaf: see ``Limits.grain``.
+    if text is None or (leaf.grain is not None and leaf.grain <= limits.grain):
+        return None
+    return f"{leaf.name}: {text}{_values_text(leaf)}"
+
+
+def is_excused(leaf: Leaf, limits: Limits | None = None) -> bool:
+    """Whether a leaf exceeds a limit, and passes all the same because the error is small beside its largest value."""
+    limits = limits or Limits()
+    if leaf.kind in NOTED or leaf.message:
+        return False
+    return _excess_text(leaf, limits) is not None and problem(leaf, limits) is None
+
+
+def _excess_text(leaf: Leaf, limits: Limits) -> str | None:
+    """Which limit of rounding noise a leaf exceeds, and by how much."""
+    if leaf.bitwise:
+        return None
+    if leaf.rms is None or leaf.bias is None or leaf.peak is None:
+        return None
+    slack = 1.0 if leaf.decided else _OF_NOISE
+    rms, bias, peak = (slack * limit for limit in limits.of(leaf.numel))
+    # not (a <= b), so that NaN is a problem
+    if not leaf.rms <= rms:
+        return f"error is {leaf.rms:.3g} times the rounding noise (limit {rms:.3g})"
+    if not leaf.bias <= bias:
+        return f"a systematic offset, {leaf.bias:.3g} times what rounding explains (limit {bias:.3g})"
+    if not leaf.peak <= peak:
+        return f"one element is {leaf.peak:.3g} times its rounding noise away (limit {peak:.3g})"
+    return None
+
+
+def note(leaf: Leaf) -> str | None:
+    """Say in one line what is worth knowing about a leaf that is no problem, or ``None``.
+
+    Most often that it could not be decided.
+    """
+    if leaf.kind in NOTED:
+        return f"{leaf.name}: {leaf.message}{_values_text(leaf)}"
+    if leaf.message or leaf.bitwise:
+        return None
+    if not leaf.decided:
+        why = "rounding alone flips all of it"
+        if leaf.numerical:
+            why = "its values are no larger than their rounding noise"
+        return f"{leaf.name}: undecidable, {why}{_values_text(leaf)}"
+    if is_excused(leaf):
+        text = _excess_text(leaf, Limits())
+        return f"{leaf.name}: {text}, but less than one eps of its largest value{_values_text(leaf)}"
+    if leaf.undecidable:
+        why = "rounding alone flips them"
+        if leaf.numerical:
+            why = "eager itself overflows or rounding decides about it"
+        count = f"{leaf.undecidable} of {leaf.numel} elements differ and are undecidable"
+        return f"{leaf.name}: {count}: {why}{_values_text(leaf)}"
+    return None
+
+
+def _values_text(leaf: Leaf) -> str:
+    if leaf.index is None:
+        return ""
+    where, share = "", ""
+    if leaf.index:
+        where = f" at {list(leaf.index)}"
+    if leaf.wrong and leaf.numel > 1:
+        share = f"; {leaf.wrong:.2%} of {leaf.numel} elements wrong"
+    one, other = ("one process", "ranks") if leaf.ranks else ("eager", "compiled")
+    values = (f"{one} {_number_text(leaf.eager)}, {other} {_number_text(leaf.compiled)}, "
+              f"expected {_number_text(leaf.expected)}")
+    return f"{where}: {values}{share} (measured from {leaf.against}, {leaf.dtype or 'no dtype'})"
+
+
+def _number_text(value: Scalar) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)

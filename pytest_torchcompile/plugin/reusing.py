@@ -1,0 +1,79 @@
+"""Reusing: the hooks of a run with ``--compile-reuse``. Each pytest process looks a cell up when its first item runs.
+
+Rank processes are started when the first cell has to be run, so that a run in which nothing has changed imports no
+torch. Under xdist the controller looks every cell up beforehand, for its workers share the rank processes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_torchcompile.plugin.rank_supply import RankSupply
+from pytest_torchcompile.quantity import count, first_names
+from pytest_torchcompile.ranks.execution import CellResult
+from pytest_torchcompile.report.provenance import git_state
+from pytest_torchcompile.report.record import utc_time
+from pytest_torchcompile.report.safe_output import REUSED, make_folder
+from pytest_torchcompile.reuse.cell_reuse import CellReuse
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.plugin.collection import MatrixSession
+
+__all__ = ["Reusing"]
+
+
+class Reusing:
+    """Gives the execution of cells what earlier runs have kept, and says at the end what came of it."""
+
+    def __init__(self, session: MatrixSession) -> None:
+        self.session = session
+        self._began = utc_time()
+        supply = session.config.pluginmanager.getplugin("compile-matrix-ranks")
+        execution = session.execution
+        execution.reuse = CellReuse(session.config.rootpath / REUSED, self._describe_run)
+        if isinstance(supply, RankSupply):
+            execution.start_ranks = supply.start_for_cell
+            supply.is_any_needed = self._must_any_run
+
+    def _describe_run(self) -> dict[str, Any]:
+        """What a kept result tells of this run."""
+        git = git_state(self.session.matrix.root) or {"commit": None, "changed": False}
+        return {"run": self._began, "commit": git["commit"], "changed": git["changed"]}
+
+    def _must_any_run(self) -> bool:
+        """Is there a cell without a result that still holds? Of those that are deselected nobody knows yet."""
+        session = self.session
+        for planned in session.planned:
+            if planned.outcome == "skip":
+                continue
+            checks = session.matrix.checks_of(planned, session.settings.checks)
+            if not isinstance(session.execution.earlier_result(planned, checks), CellResult):
+                return True
+        return False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """Hide the folder from git."""
+        folder = self.session.config.rootpath / REUSED
+        self.session.journal.trouble.try_writing(folder, lambda: make_folder(folder))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """With ``-v``: why the other cells were run, or are not kept."""
+        if self.session.config.get_verbosity() < 1:
+            return
+        by_reason: dict[str, list[str]] = {}
+        for cell, why in self.session.journal.why_run.items():
+            by_reason.setdefault(why, []).append(cell)
+        for why, number in Counter({why: len(cells) for why, cells in by_reason.items()}).most_common():
+            terminalreporter.write_line(f"{count(number, 'cell')} not reused: {why}: {first_names(by_reason[why])}")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """Keep the folder within its bounds; workers leave that to the controller."""
+        reuse = self.session.execution.reuse
+        if not self.session.is_worker and reuse is not None:
+            reuse.store.tidy()

@@ -1,0 +1,197 @@
+"""Costs: where the time of a run went, and how much of it no run could do without. No torch.
+
+The floor is unique compiling: each graph once. What lies above it is compiling the same graph again in another process,
+judging, and workers that wait. All figures are wall seconds of workers: a run of 60 s on two of them has 120.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pytest_torchcompile.ledger.records import Compile
+from pytest_torchcompile.quantity import count
+from pytest_torchcompile.report.facts import Facts, as_mapping, as_number
+from pytest_torchcompile.report.safe_output import harmless_text
+
+__all__ = ["CellCost", "RunCost", "cost_lines", "costs_of_block", "measure_costs", "seconds_between", "time_line"]
+
+_DEAREST: Final = 10
+"""Cells that are listed."""
+_MISS: Final = "fx miss"
+"""What Inductor's cache answers about a graph that it has to compile."""
+_COMPILED: Final = "compiled"
+"""The phase of a cell in which compiled code runs; compiling is part of it."""
+_WITHIN: Final = "autotuning, in these"
+"""No phase of its own: seconds that other phases have counted."""
+
+
+@dataclass(frozen=True)
+class CellCost:
+    """Where the wall seconds of one cell went. ``total`` is the sum of the others."""
+
+    id: str
+    total: float
+    unique: float
+    """Compiling graphs that no other cell of the run compiled, or that are dearest here."""
+    repeated: float
+    """Compiling graphs that another cell of the run compiled as well, though one cache could have kept them."""
+    judging: float
+    """Eager, float64 and noise runs, comparisons, and the calls of compiled code."""
+    other: float
+    """Checks with runs of their own (smoketest, fallback, fuzz), and waiting for a rank."""
+    advice: str = ""
+    """What would make it cheaper; empty if nothing is known."""
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """Where the time of a run went."""
+
+    cells: tuple[CellCost, ...]
+    """Cells that were run, the dearest first."""
+    wall: float | None
+    """Seconds from the beginning of the run to its end; None where the report does not tell."""
+    workers: int
+
+    @property
+    def idle(self) -> float | None:
+        """Seconds in which workers started, or had no cell."""
+        if self.wall is None:
+            return None
+        return max(0.0, self.wall * self.workers - self.sum_of("total"))
+
+    def sum_of(self, part: str) -> float:
+        """The sum of one field over all cells."""
+        return sum(float(getattr(cell, part)) for cell in self.cells)
+
+
+def measure_costs(cells: Iterable[Facts], run: Mapping[str, Any]) -> RunCost:
+    """The costs of the cells of one run. ``run``: the key ``run`` of its report, with its beginning and its end."""
+    timed = [facts for facts in cells if facts.total_seconds and not _is_of_another_run(facts)]
+    dearest = _dearest_compiles(timed)
+    costs = [_cost_of_cell(facts, dearest) for facts in timed]
+    costs.sort(key=lambda cost: cost.total, reverse=True)
+    workers = as_number(run.get("workers")) or 1
+    return RunCost(tuple(costs), seconds_between(run.get("started"), run.get("finished")), int(workers))
+
+
+def _is_of_another_run(facts: Facts) -> bool:
+    """Was the cell taken over from an earlier report? Its time was not spent in this run."""
+    return bool(facts.cell.get("kept") or facts.cell.get("reused"))
+
+
+def _dearest_compiles(cells: Iterable[Facts]) -> dict[str, Compile]:
+    """For each graph that Inductor's cache did not have: the compile that took longest for it."""
+    dearest: dict[str, Compile] = {}
+    for facts in cells:
+        for compiled in facts.compiles:
+            for key in _missed_graphs(facts, compiled):
+                if key not in dearest or compiled.seconds > dearest[key].seconds:
+                    dearest[key] = compiled
+    return dearest
+
+
+def _missed_graphs(facts: Facts, compiled: Compile) -> list[str]:
+    """The keys of the graphs that Inductor compiled, because a cache that other cells share had them not."""
+    # Each rank of several has a cache of its own, which must not be shared.
+    if facts.lane != "single":
+        return []
+    answers = zip(compiled.caches, compiled.cache_keys, strict=False)
+    return [key for answer, key in answers if answer == _MISS and key]
+
+
+def _cost_of_cell(facts: Facts, dearest: Mapping[str, Compile]) -> CellCost:
+    total = facts.total_seconds or 0.0
+    unique = repeated = 0.0
+    for compiled in facts.compiles:
+        keys = _missed_graphs(facts, compiled)
+        is_repeated = bool(keys) and all(dearest[key] is not compiled for key in keys)
+        if is_repeated:
+            repeated += compiled.seconds
+        else:
+            unique += compiled.seconds
+    phases = {name: seconds for name, seconds in facts.seconds.items() if name != _WITHIN}
+    # A cell's compiles are part of this phase; where a check of its own compiled more, nothing is left of it.
+    running = max(0.0, phases.pop(_COMPILED, 0.0) - unique - repeated)
+    judging = running + sum(phases.values())
+    other = max(0.0, total - unique - repeated - judging)
+    return CellCost(facts.id, total, unique, repeated, judging, other, _advice(facts, total, unique, repeated, judging))
+
+
+def _advice(facts: Facts, total: float, unique: float, repeated: float, judging: float) -> str:
+    """One way to make a cell cheaper: the one for what is largest in it."""
+    if repeated > total / 4:
+        return "its graphs were compiled by another cell too: keep TORCHINDUCTOR_CACHE_DIR, or use fewer workers"
+    if unique > total / 2:
+        if facts.axes.get("backend") != "inductor":
+            return "fewer sizes, or a smaller model: each size that is compiled anew is traced anew"
+        if len(facts.recompiles) > 1:
+            return f"{count(len(facts.recompiles), 'recompile')}: fewer sizes, or dynamic shapes"
+        return "a kept TORCHINDUCTOR_CACHE_DIR; else a smaller model, or aot_eager, which makes no code"
+    if judging > total / 2:
+        return "fewer or smaller sizes: each is run in eager and in float64"
+    return ""
+
+
+def seconds_between(started: Any, finished: Any) -> float | None:
+    """Seconds between two times of a report; None where one is missing or is none."""
+    try:
+        begin, end = (datetime.datetime.fromisoformat(str(time)) for time in (started, finished))
+        return max(0.0, (end - begin).total_seconds())
+    # Not a time, or one of them without a zone.
+    except (ValueError, TypeError):
+        return None
+
+
+def cost_lines(cost: RunCost, cores: Any = None) -> list[str]:
+    """The costs as lines for a terminal. ``cores``: of the machine, where the report has them."""
+    lines = [*_total_lines(cost, as_number(cores)), ""]
+    title = "the dearest cells"
+    width = max(map(len, [title, *(cell.id for cell in cost.cells[:_DEAREST])]))
+    lines.append(f"{title:{width}}   total  unique  repeated  judging  other")
+    for cell in cost.cells[:_DEAREST]:
+        numbers = f"{cell.total:6.1f}  {cell.unique:6.1f}  {cell.repeated:8.1f}  {cell.judging:7.1f}  {cell.other:5.1f}"
+        lines.append(f"{cell.id:{width}}  {numbers}")
+        if cell.advice:
+            lines.append(f"    {cell.advice}")
+    return [harmless_text(line) for line in lines]
+
+
+def time_line(cost: RunCost) -> str:
+    """The same in one line, without the cells."""
+    parts = [f"{seconds:.0f} s {name}" for name, seconds in _parts(cost)]
+    return f"time of {count(cost.workers, 'worker')}: {', '.join(parts)}"
+
+
+def _total_lines(cost: RunCost, cores: float | None) -> Iterator[str]:
+    on = f" on {count(int(cores), 'core')}" if cores else ""
+    wall = "" if cost.wall is None else f", {cost.wall:.0f} s wall"
+    yield f"{count(len(cost.cells), 'cell')}, {count(cost.workers, 'worker')}{on}{wall}"
+    parts = _parts(cost)
+    everything = sum(seconds for _, seconds in parts)
+    for name, seconds in parts:
+        share = seconds / everything if everything else 0.0
+        yield f"  {seconds:8.1f} s  {share:4.0%}  {name}"
+
+
+def _parts(cost: RunCost) -> list[tuple[str, float]]:
+    """What the time is made of, and the seconds of each."""
+    parts = [
+        ("unique compiling", cost.sum_of("unique")),
+        ("compiling the same again", cost.sum_of("repeated")),
+        ("judging", cost.sum_of("judging")),
+        ("checks with runs of their own", cost.sum_of("other")),
+    ]
+    if cost.idle is not None:
+        parts.append(("start-up and idle workers", cost.idle))
+    return parts
+
+
+def costs_of_block(block: Mapping[str, Any]) -> tuple[RunCost, Any]:
+    """The costs of a report's block ``compile_matrix``, and the machine's number of cores."""
+    environment = as_mapping(block.get("environment"))
+    cells = [Facts(cell) for cell in block.get("cells", ())]
+    return measure_costs(cells, as_mapping(block.get("run"))), environment.get("cores")

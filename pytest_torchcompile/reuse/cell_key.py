@@ -1,0 +1,175 @@
+"""CellKey: what must be the same for a result to be reused, as a few words each with a hash.
+
+What is asked of the cell names the folder of its results. All else are parts, compared one by one, so that it can be
+said which of them changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from pytest_torchcompile.observation import Job
+from pytest_torchcompile.plan.models import ModelEntry
+from pytest_torchcompile.reuse.definitions import SourceUse, use_of_sources
+from pytest_torchcompile.reuse.machine_facts import digest_of, environment_digest, facts_of_gpus, machine_digests
+from pytest_torchcompile.reuse.run_inputs import RunInputs
+from pytest_torchcompile.reuse.watched_files import is_installed
+
+__all__ = ["cell_folder", "is_settled", "key_parts", "names_lines", "source_use", "start_names", "why_untraceable"]
+
+_NOT_ASKED: Final = (
+    "root",
+    "locate",
+    "compile_threads",
+    "rank",
+    "world",
+    "rendezvous",
+    "local_rank",
+    "timeout",
+    "watched",
+)
+"""What of a job says where and how long it runs, and nothing of what comes of it."""
+_WORD: Final = re.compile(r"[^\W\d]\w*")
+_ASKS_FOR_FILES: Final = frozenset(
+    {
+        "exists",
+        "lexists",
+        "is_file",
+        "isfile",
+        "is_dir",
+        "isdir",
+        "getsize",
+        "getmtime",
+        "stat",
+        "lstat",
+        "st_mtime",
+        "st_size",
+    }
+)
+_UNSEEN_READERS: Final = frozenset(
+    {
+        "safetensors",
+        "safe_open",
+        "from_pretrained",
+        "h5py",
+        "pyarrow",
+        "pandas",
+        "lmdb",
+        "cv2",
+        "netCDF4",
+        "tables",
+        "zarr",
+        "load_dataset",
+        "from_file",
+        "memmap",
+        "mmap",
+        "ctypes",
+        "cffi",
+        "load_library",
+        "tokenizers",
+        "torchaudio",
+        "read_image",
+        "read_file",
+        "onnx",
+        "load_from_disk",
+    }
+)
+"""Names of code that opens files where Python does not see it."""
+
+
+def cell_folder(job: Job) -> str:
+    """The name of the folder in which the results of a cell are: a hash of all that is asked of it."""
+    asked = asdict(job)
+    for name in _NOT_ASKED:
+        del asked[name]
+    asked["fuzz"] = {name: value for name, value in job.fuzz.items() if name != "root"}
+    # Where the model stands in its file changes nothing.
+    asked["entry"] = {name: value for name, value in job.entry.items() if name != "where"}
+    asked["matrix"] = _matrix_file(job)
+    return digest_of(asked)
+
+
+def _matrix_file(job: Job) -> str:
+    """The matrix' file, from the root."""
+    file = str(job.entry["where"]).rsplit(":", 2)[0]
+    return Path(os.path.relpath(file, job.root)).as_posix() if os.path.isabs(file) else file
+
+
+def start_names(job: Job) -> set[str]:
+    """Names by which a cell comes to the project's code: factory, inputs, loss, and every text handed to them."""
+    entry = ModelEntry.from_dict(job.entry)
+    texts: list[Any] = [entry.factory, entry.inputs, entry.loss or ""]
+    for arguments in entry.arguments.values():
+        texts += [*arguments.keys(), *arguments.values()]
+    for name, value in job.cell.items():
+        if name == "user":
+            texts += [*value.keys(), *value.values()]
+        else:
+            texts.append(value)
+    names: set[str] = set()
+    for text in texts:
+        names.update(_WORD.findall(str(text)))
+    return names
+
+
+def source_use(inputs: RunInputs, job: Job, whole_text: bool) -> SourceUse:
+    """The definitions of the project that the cell rests on. Raises OSError, SyntaxError or ValueError."""
+    root = Path(job.root)
+    files = {name: root / file for name, file in inputs.modules.items()}
+    # A file of data may name what is to be built of it; one of an installed package knows nothing of the project.
+    data = any(digest and not is_installed(file) for file, digest in inputs.files.items())
+    return use_of_sources(files, start_names(job), whole_text, everything=data)
+
+
+def key_parts(job: Job, use: SourceUse, variables: Mapping[str, str]) -> dict[str, str]:
+    """Each part of the key that is not compared file by file, in words, and its hash."""
+    return {
+        **machine_digests(),
+        "the working folder": os.path.relpath(os.getcwd(), job.root),
+        "the environment variables": environment_digest(variables, use.texts | use.identifiers),
+        "the code of its model": use.digest,
+    }
+
+
+def names_lines(observation: Mapping[str, Any]) -> bool:
+    """Does a report of it name lines of the project's that matter, of graph breaks or recompiles?"""
+    ranks = [observation, *observation.get("ranks", ())]
+    for rank in ranks:
+        sections = rank.get("sections", {})
+        for section, found in (
+            ("graph_breaks", "graph_breaks"),
+            ("recompiles", "recompiles"),
+            ("compiles", "eager_frames"),
+        ):
+            if sections.get(section, {}).get(found):
+                return True
+    return False
+
+
+def why_untraceable(inputs: RunInputs, use: SourceUse, job: Job) -> str:
+    """Why nobody can tell whether the cell has changed; empty where one can."""
+    reasons = list(inputs.untraceable)
+    reasons += _reasons_of_names(use.identifiers & _ASKS_FOR_FILES, "asks whether files are there")
+    reasons += _reasons_of_names(use.identifiers & _UNSEEN_READERS, "may read files where Python does not see it")
+    device = str(job.cell["device"]).partition(":")[0]
+    if device == "cuda" and not facts_of_gpus():
+        reasons.append("the driver does not tell the model of the GPU")
+    elif device not in ("cpu", "cuda"):
+        reasons.append(f"nothing is known of the device {device}")
+    return "; ".join(reasons)
+
+
+def _reasons_of_names(names: Iterable[str], what: str) -> list[str]:
+    listed = ", ".join(sorted(names))
+    return [f"its code {what} ({listed})"] if listed else []
+
+
+def is_settled(observation: Mapping[str, Any]) -> bool:
+    """Did every comparison of the cell come out the same each time? A model that wavers is always run."""
+    return '"nondeterministic"' not in json.dumps(observation.get("sections", {}))

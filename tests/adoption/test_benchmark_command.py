@@ -1,0 +1,90 @@
+"""The command `benchmark`: a model or a cell, each mode beside eager, as text, JSON and Markdown."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_torchcompile.adoption.benchmark_command import ModeReport, report_lines, report_markdown
+from pytest_torchcompile.cli import main
+from pytest_torchcompile.observation import Judgement, Observation, Problem
+from pytest_torchcompile.ranks.execution import CellResult
+
+SIDES = {"eager": {"low": 0.002, "kernels": 30}, "compiled": {"low": 0.001, "kernels": 12}}
+WORTH = {"raised": None, "wrong": "", "verdict": "faster", "speedup": 2.0, "interval": [1.9, 2.1], "sides": SIDES,
+         "memory_delta_mib": -1.5, "compiling_seconds": 3.0, "compiles": 2, "cached": 0, "pays_after": 3000}
+SLOW = {**WORTH, "verdict": "slower", "speedup": 0.5, "interval": [0.4, 0.6], "pays_after": None, "cached": 1}
+NOISY = {**SLOW, "verdict": "could not be told", "interval": [0.4, 1.6]}
+
+
+def mode(name, section, *problems):
+    judged = Judgement("fail" if problems else "pass", tuple(map(Problem, problems)))
+    result = CellResult({"worth": judged}, Observation("c", sections={"worth": section}), 1.0)
+    return ModeReport.of(name, "c", result)
+
+
+@pytest.mark.parametrize(("sections", "advice"), [
+    ((WORTH, SLOW), "Use mode a: 2.00 times as fast as eager."),
+    ((WORTH, {**WORTH, "speedup": 2.1, "interval": [2.0, 2.2]}), "Use mode a: 2.00 times as fast as eager."),
+    ((WORTH, {**WORTH, "speedup": 3, "interval": [2.8, 3.2]}), "Use mode b: 3.00 times as fast as eager."),
+    ((SLOW, SLOW), "Do not compile this: eager is faster in every mode."),
+    ((SLOW, NOISY), "Nothing can be told: this machine is too busy to time anything; run it again when it is quiet."),
+    ((SLOW, {**SLOW, "verdict": "no difference"}), "No mode is faster than eager."),
+])
+def test_the_advice(sections, advice):
+    reports = [mode(name, section) for name, section in zip("ab", sections, strict=True)]
+    assert list(report_lines("net", reports))[-1] == advice
+
+
+def test_the_report_in_text_and_in_markdown():
+    reports = [mode("default", WORTH), mode("max-autotune", SLOW)]
+    _, head, first, second, _ = report_lines("net", reports)
+    assert head.split("  ")[0] == "mode"
+    assert "faster   2.00 (1.90 to 2.10)  2.000 ms  1.000 ms  30 to 12  -1.5 MiB  3.0 s" in first
+    assert first.endswith("3000 steps")
+    assert "3.0 s (1 of 2 from a cache)" in second
+    assert second.endswith("never")
+    assert "| default | faster | 2.00 (1.90 to 2.10) |" in "\n".join(report_markdown("net", reports))
+
+
+def test_a_mode_with_wrong_numbers_has_no_timing():
+    report = mode("default", {"raised": None, "wrong": "output"}, "it computes wrong numbers")
+    assert report.verdict == "no timing: worth: it computes wrong numbers"
+    *_, row, advice = report_lines("net", [report])
+    assert "wrong numbers" in row
+    assert advice == "No mode could be timed."
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["net-eagr", "--matrix", "m.yaml"], "'net-eagr' is neither a cell of"),
+    (["net-eager", "--matrix", "m.yaml", "--inputs", "models:batch"], "--inputs: the inputs of a cell are those of"),
+])
+def test_what_is_no_cell(arguments, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "models.py").write_text("def net(): ...\ndef batch(): ...\n")
+    (tmp_path / "m.yaml").write_text("version: 1\nmodels: {net: {factory: 'models:net', inputs: 'models:batch'}}\n"
+                                     "axes: {backend: [eager]}\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["benchmark", *arguments]) == 4
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.needs_torch
+def test_a_cell_is_timed(tmp_path, monkeypatch, capsys):
+    """A model that sleeps where Dynamo traces nothing of it; the backend `eager` has one mode."""
+    (tmp_path / "models.py").write_text(
+        "import time, torch\n"
+        "class Net(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if not torch.compiler.is_compiling():\n"
+        "            time.sleep(0.01)\n"
+        "        return super().forward(x)\n"
+        "def net():\n    return Net(4, 4)\n"
+        "def batch(B=3):\n    return torch.randn(B, 4)\n")
+    (tmp_path / "m.yaml").write_text("version: 1\nmodels: {net: {factory: 'models:net', inputs: 'models:batch'}}\n"
+                                     "axes: {backend: [eager], phase: [inference]}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTEST_TORCHCOMPILE_WARM", "0")
+    assert main(["benchmark", "net-eager-default-auto-none-inference", "--matrix", "m.yaml", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [(each["mode"], each["verdict"]) for each in report["modes"]] == [("default", "faster")]

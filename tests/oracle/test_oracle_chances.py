@@ -1,0 +1,180 @@
+"""Random numbers that are not eager's: keep rate, mean, scale and seeds are compared over many calls."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle import problem
+from pytest_torchcompile.oracle.chances import Moments, compare_chances, sample_chances, welch
+
+pytestmark = pytest.mark.needs_torch
+
+
+class Drops(nn.Module):
+    """A layer and dropout, whose working the tests spoil."""
+
+    def __init__(self, dropout=lambda y: F.dropout(y, 0.25, True)):
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(16, 32), dropout
+
+    def forward(self, x):
+        """Drop a quarter."""
+        return self.dropout(self.linear(x))
+
+
+def pair(dropout):
+    """The right model and one with the same weights and another dropout, each over 48 seeds."""
+    torch.manual_seed(0)
+    right, other = Drops(), Drops(dropout)
+    other.load_state_dict(right.state_dict())
+    batch = Batch.of(torch.randn(16, 16))
+    return sample_chances(right, right, batch, seeds=48), sample_chances(other, other, batch, seeds=48, first=1000)
+
+
+def wrong(dropout):
+    """Names of what differs."""
+    return [leaf.name for leaf in compare_chances(*pair(dropout)) if problem(leaf)]
+
+
+def own(y, p=0.25, scale=1 / 0.75):
+    """Dropout that draws its numbers in another way."""
+    return y * (torch.rand_like(y) >= p) * scale
+
+
+FAULTS = {
+    "off": (lambda y: y, "seeds"),
+    "another rate": (lambda y: own(y, p=0.3, scale=1 / 0.7), "share of zeros of output"),
+    "not scaled": (lambda y: own(y, scale=1.0), "scale of output"),
+    "scaled by the rate": (lambda y: own(y, scale=1 / 0.25), "scale of output"),
+    "always the same": (lambda y: y * (torch.arange(y.numel()).view(y.shape) % 4 > 0) / 0.75, "seeds"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_dropout_is_found(fault):
+    """By what it does to every seed."""
+    dropout, name = FAULTS[fault]
+    assert name in wrong(dropout)
+
+
+def test_other_numbers_of_the_same_kind_are_right():
+    """No value agrees, every measure does."""
+    assert wrong(own) == []
+
+
+def test_a_seed_that_does_not_repeat_is_found():
+    """A generator that goes on from call to call."""
+    generator = torch.Generator().manual_seed(0)
+    found = wrong(lambda y: y * (torch.rand(y.shape, generator=generator) >= 0.25) / 0.75)
+    assert "seeds" in found
+
+
+def test_inductors_own_random_numbers_are_right():
+    """Without fallback_random: forward and backward."""
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    model, batch = Drops(), Batch.of(torch.randn(16, 16))
+    compiled = torch.compile(model, backend="inductor")
+    leaves = compare_chances(sample_chances(model, model, batch), sample_chances(compiled, model, batch))
+    torch.compiler.reset()
+    assert [problem(leaf) for leaf in leaves if problem(leaf)] == []
+    assert "scale of gradient of linear.weight" in {leaf.name for leaf in leaves}
+
+
+def test_an_error_on_one_side_is_told():
+    """And nothing else."""
+
+    def refuses(y):
+        raise ValueError("planted")
+
+    (leaf,) = compare_chances(*pair(refuses))
+    assert "eager ran, compiled ValueError in forward: planted" in problem(leaf)
+
+
+class Picks(nn.Module):
+    """Draws whole numbers, as a sampler of tokens does; the tests spoil how."""
+
+    def __init__(self, pick):
+        super().__init__()
+        self.pick = pick
+
+    def forward(self, x):
+        """A number for each row."""
+        return self.pick(x)
+
+
+def picked(pick):
+    """Names of what differs from a right sampler; whether there was anything random."""
+    batch = Batch.of(torch.zeros(64, 4))
+    right, other = Picks(lambda x: torch.multinomial(x.softmax(-1), 1)), Picks(pick)
+    eager = sample_chances(right, right, batch, train=False, seeds=48)
+    compiled = sample_chances(other, other, batch, train=False, seeds=48, first=1000)
+    return eager.varies, [leaf.name for leaf in compare_chances(eager, compiled) if problem(leaf)]
+
+
+@pytest.mark.parametrize(("pick", "name"), [
+    (lambda x: x.argmax(-1, keepdim=True), "seeds"),
+    (lambda x: torch.multinomial((x + torch.arange(4.0)).softmax(-1), 1), "mean of output"),
+])
+def test_whole_numbers_that_are_drawn_are_compared(pick, name):
+    """A model may return nothing but tokens."""
+    varies, names = picked(pick)
+    assert varies
+    assert name in names
+
+
+def test_whole_numbers_of_the_same_kind_are_right():
+    """Drawn in another way."""
+    assert picked(lambda x: (-torch.rand_like(x).log()).argmin(-1, keepdim=True)) == (True, [])
+
+
+def test_whole_numbers_that_nobody_draws():
+    """Which side of a tie they are on is another check's: here they must only not depend on the seed."""
+    batch = Batch.of(torch.zeros(64, 4))
+    one, two = Picks(lambda x: x.argmax(-1)), Picks(lambda x: x.argmax(-1) + 1)
+    eager, compiled = (sample_chances(m, m, batch, train=False, seeds=4) for m in (one, two))
+    leaves = compare_chances(eager, compiled)
+    assert len(leaves) > 1
+    assert not [leaf.name for leaf in leaves if problem(leaf)]
+
+
+def running(values):
+    """Moments of tensors that come one by one."""
+    moments = Moments(values[0].clone())
+    for value in values[1:]:
+        moments.add(value)
+    return moments
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_engine_for_numbers_and_tensors(seed):
+    """Welch's t of numbers, as the standard library has it; of tensors the root of the summed ratio."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = 10.0 ** (4 * seed - 16)
+    one = scale * torch.randn(12 + seed, 7, generator=generator, dtype=torch.float64)
+    other = scale * (0.3 + torch.randn(12 + seed, 7, generator=generator, dtype=torch.float64))
+    for column in range(7):
+        mine, theirs = one[:, column].tolist(), other[:, column].tolist()
+        error = math.sqrt(statistics.variance(mine) / len(mine) + statistics.variance(theirs) / len(theirs))
+        expected = abs(statistics.fmean(mine) - statistics.fmean(theirs)) / error
+        assert welch(Moments.of(mine), Moments.of(theirs)) == pytest.approx(expected, rel=1e-12)
+        assert welch(running(one[:, column]), running(other[:, column])) == pytest.approx(expected, rel=1e-9)
+    runs = len(one)
+    distance = (one.mean(0) - other.mean(0)).square().sum()
+    squares = (one - one.mean(0)).square().sum() + (other - other.mean(0)).square().sum()
+    ratio = float(distance / (squares / (runs - 1) / runs))
+    assert welch(running(one), running(other)) ** 2 == pytest.approx(ratio, rel=1e-9)
+
+
+def test_means_that_nothing_varies():
+    """Equal ones are 0 apart, others infinitely, unless some slack is given."""
+    assert welch(Moments.of([2.0, 2.0]), Moments.of([2.0, 2.0])) == 0
+    assert welch(Moments.of([2.0, 2.0]), Moments.of([3.0])) == math.inf
+    assert welch(Moments.of([2.0, 2.0]), Moments.of([3.0]), slack=0.5) == 2

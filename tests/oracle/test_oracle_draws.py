@@ -1,0 +1,126 @@
+"""How much noise is drawn: none where eager's own error decides, and then for the suspicious leaves alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.oracle import compare, problem, record, reference
+from pytest_torchcompile.oracle.expected import References
+
+pytestmark = pytest.mark.needs_torch
+
+
+def two_outputs(x):
+    """Two leaves that round."""
+    return x.exp().sum(-1) / 3, (x @ x.t()).sin() * 1.1
+
+
+def rounding(*shape):
+    """Factors that move every eighth value up or down at random, by one float32 rounding."""
+    return 1 + 2.0**-23 * (torch.randint(0, 16, shape).eq(0).double() - torch.randint(0, 16, shape).eq(0).double())
+
+
+def changed(recording, **factors):
+    """The recording with some outputs multiplied; ``first`` and ``second`` are theirs."""
+    names = {"first": "output[0]", "second": "output[1]"}
+    outputs = dict(recording.outputs)
+    for which, factor in factors.items():
+        item = outputs[names[which]]
+        outputs[names[which]] = replace(item, value=(item.value * factor).to(item.value.dtype))
+    return replace(recording, outputs=outputs)
+
+
+def case(function=two_outputs):
+    """A batch, eager's recording of it and a reference that has drawn nothing yet."""
+    torch.manual_seed(0)
+    batch = Batch.of(torch.randn(64, 32))
+    eager = record(function, None, batch, train=False)
+    return eager, reference(function, batch, train=False, draw=False)
+
+
+def test_what_is_as_near_as_eager_draws_nothing():
+    """Eager's own error from the float64 run is the measure; no run with noise is made."""
+    eager, expected = case()
+    leaves = compare(eager, changed(eager, first=rounding(64), second=rounding(64, 64)), expected)
+    assert not any(map(problem, leaves))
+    assert expected.draws == 0
+    assert {leaf.draws for leaf in leaves if leaf.numerical} == {1}
+
+
+def test_a_wrong_leaf_draws_all_there_is_and_for_itself_alone():
+    """Nothing is reported before 36 draws; the other leaf is decided and gets none."""
+    eager, expected = case()
+    leaves = compare(eager, changed(eager, first=rounding(64), second=1 + 1e-4), expected)
+    assert [leaf.name for leaf in leaves if problem(leaf)] == ["output[1]"]
+    assert expected.estimates["output[1]"].offered == 36
+    assert expected.estimates["output[0]"].offered == 0
+
+
+def test_eager_far_from_the_reference_is_no_measure_by_itself():
+    """An error of eager's that is more than rounding would excuse as much in the compiled run: noise is drawn."""
+
+    def off(x):
+        return x.exp() * (1 + 1e-3 * (x.dtype is torch.float32)), x * 1.1
+
+    eager, expected = case(off)
+    leaves = compare(eager, changed(eager, first=1 + 1e-3), expected)
+    assert expected.estimates["output[0]"].offered == 36
+    assert [leaf.name for leaf in leaves if problem(leaf)] == ["output[0]"]
+
+
+def test_the_same_number_is_the_same_noise_whoever_asks_first():
+    """A verdict doesn't depend on which cell or leaf has drawn before."""
+    _, one = case()
+    _, other = case()
+    one.more(["output[0]"])
+    one.more(["output[1]"])
+    other.more(["output[0]", "output[1]"])
+    for name in ("output[0]", "output[1]"):
+        assert one.estimates[name].offered == other.estimates[name].offered == 1
+        assert torch.equal(one.estimates[name].spread, other.estimates[name].spread)
+
+
+def test_a_leaf_of_nothing_but_noise_is_undecided_after_one_draw():
+    """The gradient of a bias before a batch norm is zero but for rounding; three more draws said the same."""
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), Batch.of(torch.randn(32, 8))
+    eager = record(model, model, batch)
+    name = "gradient of 0.bias"
+    compiled = replace(eager, gradients={**eager.gradients, name: eager.gradients[name] * -1.0})
+    model[1].reset_running_stats()
+    expected = reference(model, batch, draw=False)
+    leaf = next(leaf for leaf in compare(eager, compiled, expected) if leaf.name == name)
+    assert not leaf.decided
+    assert problem(leaf) is None
+    assert expected.estimates[name].offered == 1
+
+
+def test_a_program_that_raises_under_noise_is_measured_in_another_way_when_noise_is_asked_for():
+    """The exact run works, the first draw does not: the next kind of reference takes over, and says why."""
+
+    def shy(x):
+        y = x.double() if x.dtype is torch.float64 else x
+        if bool((y[0, 0].double() != y[0, 0].float().double()) & (y.dtype is torch.float64)):
+            raise ValueError("not a float32 number")
+        return y.exp(), y * 1.1
+
+    eager, expected = case(shy)
+    assert expected.kind == "float64"
+    leaves = compare(eager, changed(eager, first=1 + 1e-2), expected)
+    assert [leaf.name for leaf in leaves if problem(leaf)] == ["output[0]"]
+
+
+def test_room_for_references_grows_with_the_memory_of_the_device():
+    """A fiftieth of it, 256 MiB at least and 4 GiB at most."""
+    references = References()
+    references.make_room(1 << 30)
+    assert references.limit == 1 << 28
+    references.make_room(100 << 30)
+    assert references.limit == 2 << 30
+    references.make_room(1 << 50)
+    assert references.limit == 4 << 30

@@ -1,0 +1,147 @@
+"""Models that draw other random numbers when they are compiled: told apart from compilers that compute wrongly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchcompile import CompileConfig, compare
+
+pytestmark = pytest.mark.needs_torch
+
+CONFIG = CompileConfig(enabled=True, backend="aot_eager")
+
+
+class OtherDraws(nn.Module):
+    """Asks the generator for one number more when it is compiled, as libraries do that take another operator then."""
+
+    def __init__(self, share=0.25, wrong_share=None, factor=1.0, count=1.0):
+        super().__init__()
+        self.register_buffer("calls", torch.ones(3))
+        self.count = count
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 4)
+        self.share = share
+        # What goes wrong in the compiled program alone.
+        self.compiled_share = share if wrong_share is None else wrong_share
+        self.factor = factor
+
+    def forward(self, x):
+        hidden = self.first(x).relu()
+        share = self.share
+        if torch.compiler.is_compiling():
+            share = self.compiled_share
+            hidden = hidden * self.factor
+            if self.training:
+                hidden = hidden + 0 * torch.rand((), device=x.device)
+                self.calls.mul_(self.count)
+        return self.second(nn.functional.dropout(hidden, share, self.training))
+
+
+def batches():
+    torch.manual_seed(1)
+    return [torch.randn(8, 16), torch.randn(12, 16)]
+
+
+def test_other_draws_are_undecided_and_not_wrong():
+    """Values of such calls are noted; what decides are the distributions and the calls in evaluation."""
+    found = compare(OtherDraws(), batches(), CONFIG, steps=2)
+    assert found.ok, found
+    [told] = [note for note in found.notes if note.startswith("random generator: the compiled run draws other random")]
+    assert "over 64 seeds its distribution is eager's, and in evaluation all values agree" in told
+    decided = [leaf for label, leaf in found.leaves if label.endswith(", in evaluation") and leaf.decided]
+    assert {"gradient of first.weight", "loss"} <= {leaf.name for leaf in decided}
+
+
+class KeyBias(OtherDraws):
+    """A bias in front of a softmax: its gradient is zero in exact arithmetic, so it is noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(16, 8), nn.Linear(16, 8)
+
+    def forward(self, x):
+        shares = (self.query(x) @ self.key(x).T).softmax(-1)
+        return super().forward(shares @ x)
+
+
+def test_rounding_noise_has_no_distribution_to_compare():
+    """Of a gradient that is only noise nothing is asked, neither here nor over many seeds."""
+    found = compare(KeyBias(), batches(), CONFIG)
+    assert found.ok, found
+    sampled = [leaf.name for label, leaf in found.leaves if label.endswith("over 64 seeds")]
+    assert "mean of gradient of key.weight" in sampled
+    assert "mean of gradient of key.bias" not in sampled
+
+
+@pytest.mark.parametrize(("fault", "told"), [
+    pytest.param({"wrong_share": 0.5}, "standard errors apart", id="drops too much"),
+    pytest.param({"wrong_share": 0.0}, "standard errors apart", id="drops nothing"),
+    pytest.param({"factor": 1 + 1e-4}, "times the rounding noise", id="off by a ten-thousandth"),
+])
+def test_a_wrong_program_that_draws_other_numbers_is_found(fault, told):
+    """Distributions find a wrong share of zeros, the calls in evaluation an error that no distribution shows."""
+    found = compare(OtherDraws(**fault), batches(), CONFIG, locate=False)
+    assert not found.ok
+    # What was found at first is not taken back.
+    assert any(problem.kind == "rng" and problem.where == "random generator" for problem in found.problems)
+    assert any(told in problem.message for problem in found.problems), found
+
+
+def test_what_nothing_random_reaches_is_still_compared_number_by_number():
+    """A buffer that counts calls is no draw: its error of a hundred-thousandth is found."""
+    found = compare(OtherDraws(count=1 + 1e-5), batches(), CONFIG, locate=False)
+    assert {problem.where for problem in found.problems} == {"buffer calls"}
+
+
+def test_a_model_that_only_draws_when_compiled_is_wrong():
+    """Eager draws nothing, so there is no distribution to go by."""
+    found = compare(OtherDraws(share=0.0), batches(), CONFIG, locate=False)
+    assert [problem.where for problem in found.problems] == ["random generator"]
+
+
+class AlwaysDraws(OtherDraws):
+    """Draws in evaluation too."""
+
+    def forward(self, x):
+        if torch.compiler.is_compiling():
+            x = x + 0 * torch.rand((), device=x.device)
+        return self.second(nn.functional.dropout(self.first(x), self.share, training=True))
+
+
+def test_other_draws_in_evaluation_too_stay_a_problem():
+    """Nothing is compared number by number then, so nothing excuses what was found."""
+    found = compare(AlwaysDraws(), batches(), CONFIG, locate=False)
+    [told] = [problem.message for problem in found.problems if problem.where == "random generator"]
+    assert "in evaluation instead, nothing is proved: it draws other random numbers there too" in told
+
+
+class PadsByArithmetic(nn.Module):
+    """Computes paddings in floating point, as encodec does: one frame more would be one sample of padding more."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv1d(1, 1, 7, stride=4) for _ in range(12))
+        self.register_buffer("kernel", torch.tensor(7))
+        self.register_buffer("stride", torch.tensor(4))
+
+    def forward(self, x):
+        total = 0.0
+        for conv in self.convs:
+            frames = (x.shape[-1] - self.kernel) / self.stride + 1
+            padding = (torch.ceil(frames).to(torch.int64) - 1) * self.stride + self.kernel - x.shape[-1]
+            # Adding raises where the frames are not of one number.
+            total = total + conv(nn.functional.pad(x, (0, int(padding))))
+        return total
+
+
+def test_sizes_computed_in_floating_point_take_no_noise():
+    """A ceiling of a whole number would be one more under noise: every draw raised, and no float64 run was left."""
+    from pytest_torchcompile.batch import Batch
+    from pytest_torchcompile.oracle.reference_runs import reference
+
+    torch.manual_seed(2)
+    # 7 frames of 31 samples, without padding
+    found = reference(PadsByArithmetic(), Batch.of(torch.randn(2, 1, 31)))
+    assert found.kind == "float64", found.why
+    assert found.draws

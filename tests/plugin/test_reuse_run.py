@@ -1,0 +1,172 @@
+"""Runs with --compile-reuse: what is unchanged is not run, whatever else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import jsonschema
+import pytest
+
+from pytest_torchcompile.report.schema import report_schema
+
+pytestmark = pytest.mark.needs_torch
+
+MODELS = """
+class Other(Net):
+    def forward(self, x):
+        return torch.tanh(super().forward(x))
+
+def other():
+    return Other()
+
+class Reads(Net):
+    def forward(self, x):
+        return super().forward(x) * SIZE["scale"]
+
+def reads():
+    import json
+    with open("scale.json") as file:
+        SIZE.update(json.load(file))
+    return Reads()
+
+SIZE = {}
+
+def starts():
+    import subprocess
+    subprocess.run(["true"])
+    return Net()
+"""
+MATRIX = """
+version: 1
+models:
+  net: {factory: "models:net", inputs: "models:batch", dims: {B: 4}}
+  other: {factory: "models:other", inputs: "models:batch", dims: {B: 4}}
+axes:
+  backend: [eager]
+checks: [compiles, equivalence]
+"""
+NET, OTHER = "net-eager-default-auto-none", "other-eager-default-auto-none"
+
+
+@pytest.fixture
+def reuse(repo):
+    """A repository of two models; files are older than the processes of a run."""
+    repo.models(MODELS)
+    repo.matrix(MATRIX)
+    return repo
+
+
+def run(repo, *args):
+    result = repo.run("--compile-reuse", "-v", *args)
+    return result, {cell["id"]: cell["reused"] for cell in repo.block()["cells"] if "reused" in cell}
+
+
+def edit(repo, before, after, name="models.py"):
+    path = repo.path / name
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    # Nobody edits and starts a run within the grain of a file system's clock.
+    long_ago = time.time() - 2
+    os.utime(path, (long_ago, long_ago))
+
+
+def test_what_is_unchanged_is_not_run(reuse):
+    """The second run has every verdict and observation of the first, and says of which run; it imports no torch.
+
+    After an edit of one model only its cell runs, after an edit of a comment and a docstring none.
+    """
+    result, reused = run(reuse)
+    assert result.ret == 0
+    assert not reused
+    first = reuse.block()
+    result, reused = run(reuse)
+    assert result.ret == 0
+    result.assert_outcomes(passed=4)
+    assert reused.keys() == {NET, OTHER}
+    assert {origin["run"] for origin in reused.values()} == {first["run"]["started"]}
+    result.stdout.fnmatch_lines(["2 of 2 cells reused; the oldest result is * old"])
+    block = reuse.block()
+    jsonschema.validate({"compile_matrix": block}, report_schema())
+    for before, after in zip(first["cells"], block["cells"], strict=True):
+        assert after["observation"] == before["observation"]
+        assert after["checks"] == before["checks"]
+    assert block["environment"] == first["environment"]
+
+    edit(reuse, "torch.tanh(super", "torch.sin(super")
+    result, reused = run(reuse)
+    assert reused.keys() == {NET}
+    result.stdout.fnmatch_lines([f"1 cell not reused: the code of its model changed: {OTHER}"])
+    edit(reuse, "class Other(Net):", "class Other(Net):\n    '''A text.'''  # and a comment")
+    _, reused = run(reuse)
+    assert reused.keys() == {NET, OTHER}
+
+
+def test_reuse_is_off_unless_asked_for(reuse):
+    """Without the option everything runs, whatever is kept; the key of the ini file is as good as the option."""
+    reuse.matrix(MATRIX.replace("  other:", "  # other:"))
+    run(reuse)
+    result = reuse.run()
+    assert "reused" not in result.stdout.str()
+    assert not any("reused" in cell for cell in reuse.block()["cells"])
+    reuse.file("pyproject.toml", "[tool.pytest.ini_options]\ncompile_reuse = true\n")
+    reuse.run().stdout.fnmatch_lines(["1 of 1 cell reused*"])
+
+
+def test_a_failing_cell_always_runs(reuse):
+    """A failure is not kept."""
+    reuse.matrix(MATRIX.replace("models:net", "models:fails").replace("  other:", "  # other:"))
+    reuse.models("\ndef fails():\n    raise ValueError('no')\n")
+    for _ in range(2):
+        result, reused = run(reuse)
+        assert result.ret
+        assert not reused
+
+
+def test_data_that_a_model_reads_is_of_the_key(reuse):
+    """After an edit of the file the cell runs; where it starts a process it is never kept, and the run says why."""
+    path = reuse.file("scale.json", json.dumps({"scale": 2.0}))
+    os.utime(path, (time.time() - 5, time.time() - 5))
+    reuse.matrix(MATRIX.replace("models:net", "models:reads").replace("models:other", "models:starts"))
+    result, _ = run(reuse)
+    result.stdout.fnmatch_lines([f"1 cell not reused: models.py starts a process: {OTHER}"])
+    _, reused = run(reuse)
+    assert reused.keys() == {NET}
+    edit(reuse, "2.0", "3.0", "scale.json")
+    result, reused = run(reuse)
+    assert not reused
+    result.stdout.fnmatch_lines([f"1 cell not reused: scale.json changed: {NET}"])
+
+
+def test_an_environment_variable_is_of_the_key(reuse, monkeypatch):
+    """One that no terminal and no CI sets; one of these counts if the project's code names it."""
+    reuse.matrix(MATRIX.replace("  other:", "  # other:"))
+    reuse.models("import os\nos.environ.get('GITHUB_NAMED')\n")
+    run(reuse)
+    monkeypatch.setenv("GITHUB_RUN_ID", "2")
+    _, reused = run(reuse)
+    assert reused
+    for name in ("MY_SIZE", "GITHUB_NAMED"):
+        monkeypatch.setenv(name, "2")
+        result, reused = run(reuse)
+        assert not reused
+        result.stdout.fnmatch_lines(["1 cell not reused: the environment variables changed: *"])
+
+
+def test_workers_reuse_too(reuse):
+    """With xdist, also after only one of the cells has changed."""
+    run(reuse)
+    _, reused = run(reuse, "-n", "1")
+    assert reused.keys() == {NET, OTHER}
+    edit(reuse, "torch.tanh(super", "torch.sin(super")
+    _, reused = run(reuse, "-n", "1")
+    assert reused.keys() == {NET}
+
+
+def test_reuse_needs_rank_processes(reuse):
+    """In pytest's own process nobody knows what the cell has read."""
+    result = reuse.run("--compile-reuse", "--compile-inprocess")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*--compile-reuse needs rank processes of this machine*leave it out*"])

@@ -1,0 +1,110 @@
+"""Rank processes without pytest around them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+
+import pytest
+
+from pytest_torchcompile.ranks import listeners, serving, zygote
+from pytest_torchcompile.ranks import rank as rank_module
+from pytest_torchcompile.ranks.rank import Rank, Zygote, _how_it_ended, _read_stacks
+
+pytestmark = pytest.mark.needs_torch
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """A zygote that imports only, and its end."""
+    monkeypatch.setenv(zygote.WARM, "0")
+    made = Zygote()
+    yield made
+    made.close()
+
+
+def test_a_rank_is_reused_and_replaced(started):
+    """Jobs share a process until it is closed; the next job gets another."""
+    rank = Rank(started.folder)
+    first = rank.run({"do": "environment"}, 60)
+    assert first.status == "done"
+    assert first.value["torch"]
+    pid = rank.pid
+    rank.run({"do": "environment"}, 60)
+    assert rank.pid == pid
+    rank.close()
+    rank.run({"do": "environment"}, 60)
+    assert rank.pid != pid
+    rank.close()
+
+
+def test_a_spoilt_rank_is_replaced(started):
+    """A process that could not clean up, or that grew too large, does not get another job."""
+    rank = Rank(started.folder)
+    rank.run({"do": "environment"}, 60)
+    pid = rank.pid
+    rank._end_if_spoilt({"poisoned": True, "rss": 1})
+    rank.run({"do": "environment"}, 60)
+    assert rank.pid != pid
+    pid = rank.pid
+    rank._end_if_spoilt({"poisoned": False, "rss": 1 << 40})
+    rank.run({"do": "environment"}, 60)
+    assert rank.pid != pid
+    rank.close()
+
+
+@pytest.mark.parametrize(("limit", "memory"), [("max\n", 64 << 30), (f"{16 << 30}\n", 16 << 30), (None, 64 << 30)])
+def test_how_much_a_rank_may_grow(monkeypatch, tmp_path, limit, memory):
+    """A quarter of a core's share of what the machine, or the container, has."""
+    file = tmp_path / "memory.max"
+    if limit is not None:
+        file.write_text(limit)
+    monkeypatch.setattr(rank_module, "_CGROUP", file)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 16 << 20, "SC_PAGE_SIZE": 4096}.__getitem__)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert rank_module.growth_bytes() == memory // 8 // 4
+
+
+def test_a_fresh_interpreter_serves_as_a_fork_does(tmp_path):
+    """Where a fork could not use CUDA, the child becomes a new interpreter that serves the same connection."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", zygote._FRESH, json.dumps(sys.path), str(theirs.fileno()), str(tmp_path)]
+    with subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
+        theirs.close()
+        with Connection(ours.detach()) as connection:
+            assert connection.recv() == process.pid
+            connection.send({"do": "environment"})
+            assert json.loads(connection.recv())["value"]["torch"]
+
+
+@pytest.mark.parametrize(("status", "text"), [
+    (7 << 8, "the process ended itself with exit code 7"), (9, "killed, perhaps for want of memory (SIGKILL)"),
+    (11, "segmentation fault (SIGSEGV)"), (6, "aborted (SIGABRT)"), (15, "ended by a signal (SIGTERM)"),
+])  # fmt: skip
+def test_how_a_process_ended(status, text):
+    """The wait status in words."""
+    assert _how_it_ended(status) == text
+
+
+def test_a_process_is_told_its_gpus_before_it_uses_cuda(monkeypatch):
+    """By the variable that CUDA reads when it is first used."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
+    monkeypatch.setattr("pytest_torchcompile.run.runner.environment", lambda: dict(os.environ))
+    done = serving.execute_job({"do": "environment", "gpus": ("3", "5")})
+    assert done["value"]["CUDA_VISIBLE_DEVICES"] == "3,5"
+
+
+def test_a_thread_that_is_ending_is_left_out(tmp_path):
+    """It has no frame but those of Python's own threading.py."""
+    path = tmp_path / "stacks"
+    ending = 'Thread 0x1 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 1080 in _delete\n'
+    waiting = ('Thread 0x2 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 327 in wait\n'
+               '  File "/home/me/model.py", line 3 in forward\n')
+    ours = f'Thread 0x4 (most recent call first):\n  File "{listeners.__file__}", line 29 in _wait_and_end\n'
+    main = 'Current thread 0x3 (most recent call first):\n  File "/home/me/train.py", line 9 in <module>\n'
+    path.write_text(ending + ours + waiting + main)
+    assert _read_stacks(path) == (waiting + main).strip()

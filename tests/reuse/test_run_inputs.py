@@ -1,0 +1,112 @@
+"""What a run read, held against what is there now."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from pytest_torchcompile.reuse import run_inputs
+from pytest_torchcompile.reuse.cell_key import why_untraceable
+from pytest_torchcompile.reuse.definitions import SourceUse
+from pytest_torchcompile.reuse.machine_facts import environment_digest
+from pytest_torchcompile.reuse.run_inputs import RunInputs, files_differ, modules_differ, places_of_names
+from pytest_torchcompile.reuse.watched_files import hash_of_listing
+from pytest_torchcompile.run.imported import hash_of
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A package and a module, imported as a run would, and data."""
+    monkeypatch.setattr("sys.path", [])
+    for name in ("models.py", "parts/__init__.py", "parts/layers.py", "data/scale.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"'{name}'\n")
+    inputs = RunInputs(
+        modules={"models": "models.py", "parts": "parts/__init__.py", "parts.layers": "parts/layers.py"},
+        absent=["parts.fast"], names=["models", "parts", "json", "missing"],
+        files={"data/scale.json": hash_of(tmp_path / "data/scale.json"), "data/gone.json": ""},
+        folders={"data": hash_of_listing(tmp_path / "data")},
+    )
+    inputs.places = places_of_names(inputs, tmp_path)
+    return inputs, tmp_path
+
+
+@pytest.mark.parametrize(("file", "text"), [
+    ("models/__init__.py", "the module models is not found in models.py any more"),
+    ("parts/layers/__init__.py", "the module parts.layers is not found in parts/layers.py any more"),
+    ("parts/fast.py", "there is a module parts.fast now"),
+    ("json.py", "json may be imported from another place now"),
+    ("missing/__init__.py", "missing may be imported from another place now"),
+    ("unrelated.py", ""),
+    ("parts/other.py", ""),
+])
+def test_a_new_file_that_takes_a_modules_place(project, file, text):
+    """Also of a module that was looked for in vain, and of one of Python's own."""
+    inputs, root = project
+    assert modules_differ(inputs, root) == ""
+    (root / file).parent.mkdir(exist_ok=True)
+    (root / file).write_text("")
+    run_inputs._importable_names.cache_clear()
+    importlib.invalidate_caches()
+    assert modules_differ(inputs, root) == text
+
+
+def test_a_module_that_is_gone(project):
+    """It is not found."""
+    inputs, root = project
+    (root / "parts/layers.py").unlink()
+    importlib.invalidate_caches()
+    assert modules_differ(inputs, root).startswith("the module parts.layers is not found")
+
+
+@pytest.mark.parametrize(("file", "expected"), [
+    ("data/scale.json", "data/scale.json"), ("data/gone.json", "data/gone.json"), ("data/new.json", "data"),
+    ("other.json", ""),
+])
+def test_data_that_changed(project, file, expected):
+    """Another content, a file that was not there, and another name in a folder that was listed."""
+    inputs, root = project
+    assert files_differ(inputs, root) == ""
+    (root / file).write_text("another text")
+    assert files_differ(inputs, root) == expected
+
+
+def test_ranks_that_read_different_contents():
+    """Nobody knows then of which of them the result is."""
+    one, other = RunInputs(files={"a": "1"}).to_dict(), RunInputs(files={"a": "2", "b": "3"}).to_dict()
+    assert RunInputs.of_ranks([one, one]).untraceable == []
+    joined = RunInputs.of_ranks([one, other])
+    assert joined.untraceable == ["the ranks have read different contents of one file"]
+    assert joined.files.keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize(("identifiers", "device", "text"), [
+    ({"forward"}, "cpu", ""),
+    ({"exists", "stat"}, "cpu", "its code asks whether files are there (exists, stat)"),
+    ({"safetensors"}, "cpu", "its code may read files where Python does not see it (safetensors)"),
+    ({"forward"}, "mps", "nothing is known of the device mps"),
+])
+def test_what_can_not_be_followed(identifiers, device, text, make_job):
+    """Each with the reason."""
+    use = SourceUse("", frozenset(identifiers))
+    assert why_untraceable(RunInputs(), use, make_job(device)) == text
+    told = RunInputs(untraceable=["models.py starts a process"])
+    assert why_untraceable(told, use, make_job(device)).startswith("models.py starts a process")
+
+
+@pytest.fixture
+def make_job():
+    """A job on a device."""
+    from pytest_torchcompile.observation import Job
+
+    return lambda device: Job({"device": device}, {}, "", ())
+
+
+def test_which_variables_count():
+    """Those of terminals and CI only where the project's code names them."""
+    first = environment_digest({"A": "1"}, ())
+    assert environment_digest({"A": "1", "GITHUB_RUN_ID": "5", "TERM": "xterm", "CI": "true"}, ()) == first
+    assert environment_digest({"A": "1", "GITHUB_RUN_ID": "5"}, {"GITHUB_RUN_ID"}) != first
+    assert environment_digest({"A": "2"}, ()) != first
+    assert environment_digest({"A": "1", "B": ""}, ()) != first

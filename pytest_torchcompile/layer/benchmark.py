@@ -149,10 +149,10 @@ def benchmark_sides(
         for number in range(warmup):
             for side in sides:
                 side.time_steps(Batch.of(maker(number)), 1)
-        repeats, plan = _plan_timings(eager, Batch.of(maker(0)), rounds, seconds)
+        plan = _plan_timings(sides, Batch.of(maker(0)), rounds, seconds)
         # From here on nothing should compile: what does is told as late.
         first_compiles = len(seen.compiles)
-        timings, confirmed = _confirmed_rounds(sides, maker, plan, warmup, repeats, least)
+        timings, confirmed = _confirmed_rounds(sides, maker, plan, warmup, least)
         late = len(seen.compiles) - first_compiles
         batch = Batch.of(maker(0))
         peaks = [measure_memory(partial(_step_on_copy, side, batch), _device_of(batch)) for side in sides]
@@ -171,7 +171,7 @@ def benchmark_sides(
     if asked and not ran:
         verdict = NOTHING
     cached = sum(came_from_cache(compile_record.caches) for compile_record in seen.compiles)
-    return Benchmark(figures[0], figures[1], ratio, verdict, repeats, len(seen.compiles), cached,
+    return Benchmark(figures[0], figures[1], ratio, verdict, plan.repeats[0], len(seen.compiles), cached,
                      len(seen.recompiles) - first_recompiles, late, peaks[0].source, counted.unit, asked, profile)
 
 
@@ -191,38 +191,42 @@ def steady_ratio(
         for _ in range(3):
             for side in sides:
                 side.time_steps(batch, 1)
-        repeats, plan = _plan_timings(eager, batch, rounds, seconds)
-        timings, confirmed = _confirmed_rounds(sides, make_batch, plan, 0, repeats, least)
+        plan = _plan_timings(sides, batch, rounds, seconds)
+        timings, confirmed = _confirmed_rounds(sides, make_batch, plan, 0, least)
     ratio = ratio_of(timings[1].shortest, timings[0].shortest)
     return ratio, ratio.verdict(least, confirmed)
 
 
-def _plan_timings(side: StepRunner, batch: Batch, rounds: int, seconds: float | None) -> tuple[int, _RoundPlan]:
-    """How many steps a timing has, and how many rounds there are."""
-    # The shortest of a few: one that was interrupted would leave too few rounds.
-    step_seconds = min(side.time_steps(batch, 1) for _ in range(TURNS))
-    # As many steps in a timing as fill it, whatever the resolution of the clock.
-    repeats = max(1, round(LEAST_SECONDS / max(1e-9, step_seconds)))
-    one_round = 2 * TURNS * repeats * step_seconds
-    return repeats, _RoundPlan.of(rounds, one_round, seconds)
-
-
 @dataclass(frozen=True)
-class _RoundPlan:
-    """How many rounds are timed."""
+class _TimingPlan:
+    """How long each side is timed."""
 
+    repeats: tuple[int, int]
+    """Steps in one timing, eager and compiled."""
     rounds: int
     most: int
-    """Where the interval stays wide."""
+    """Rounds where the interval stays wide."""
 
-    @classmethod
-    def of(cls, rounds: int, one_round: float, seconds: float | None) -> _RoundPlan:
-        """The plan for rounds that take ``one_round`` seconds each."""
-        most = MOST_ROUNDS * rounds
-        if seconds is not None:
-            affordable = max(LEAST_ROUNDS, int(seconds / max(1e-9, one_round)))
-            rounds, most = min(rounds, affordable), min(most, affordable)
-        return cls(rounds, most)
+
+def _plan_timings(
+    sides: tuple[StepRunner, StepRunner], batch: Batch, rounds: int, seconds: float | None
+) -> _TimingPlan:
+    """As many steps in a timing of each side as fill it, and as many rounds as ``seconds`` can pay."""
+    # The shortest of a few: one that was interrupted would leave too few rounds.
+    eager_seconds, compiled_seconds = (min(side.time_steps(batch, 1) for _ in range(TURNS)) for side in sides)
+    # Each by its own speed: a slow side that is repeated as often as a fast one is timed for minutes.
+    repeats = _steps_of_timing(eager_seconds), _steps_of_timing(compiled_seconds)
+    most = MOST_ROUNDS * rounds
+    if seconds is not None:
+        one_round = TURNS * (repeats[0] * eager_seconds + repeats[1] * compiled_seconds)
+        affordable = max(LEAST_ROUNDS, int(seconds / max(1e-9, one_round)))
+        rounds, most = min(rounds, affordable), min(most, affordable)
+    return _TimingPlan(repeats, rounds, most)
+
+
+def _steps_of_timing(step_seconds: float) -> int:
+    """At least one; the clock, whatever its resolution, may show no time at all."""
+    return max(1, round(LEAST_SECONDS / max(1e-9, step_seconds)))
 
 
 @dataclass
@@ -235,18 +239,18 @@ class _Timings:
 
 
 def _confirmed_rounds(
-    sides: Sequence[StepRunner], maker: Callable[[int], Any], plan: _RoundPlan, start: int, repeats: int, least: float
+    sides: Sequence[StepRunner], maker: Callable[[int], Any], plan: _TimingPlan, start: int, least: float
 ) -> tuple[tuple[_Timings, _Timings], bool]:
     """The timings, and whether a difference was seen twice: a second series is timed where the first shows one.
 
     One interval of 99 % is wrong once in a hundred runs, and on a busy machine more often. Two agree by chance hardly
     ever, so that a model which is as fast is not told to be slower.
     """
-    timings = _timed_rounds(sides, maker, plan, start, repeats)
+    timings = _timed_rounds(sides, maker, plan, start)
     first = ratio_of(timings[1].shortest, timings[0].shortest)
     if not first.differs(least):
         return timings, False
-    again = _timed_rounds(sides, maker, plan, start, repeats)
+    again = _timed_rounds(sides, maker, plan, start)
     second = ratio_of(again[1].shortest, again[0].shortest)
     for timed, more in zip(timings, again, strict=True):
         timed.all += more.all
@@ -255,7 +259,7 @@ def _confirmed_rounds(
 
 
 def _timed_rounds(
-    sides: Sequence[StepRunner], maker: Callable[[int], Any], plan: _RoundPlan, start: int, repeats: int
+    sides: Sequence[StepRunner], maker: Callable[[int], Any], plan: _TimingPlan, start: int
 ) -> tuple[_Timings, _Timings]:
     """Time both sides turn by turn; which comes first alternates, from turn to turn and from round to round."""
     timings = _Timings(), _Timings()
@@ -267,7 +271,7 @@ def _timed_rounds(
         taken: tuple[list[float], list[float]] = [], []
         for turn in range(TURNS):
             for which in (0, 1) if (number + turn) % 2 else (1, 0):
-                taken[which].append(sides[which].time_steps(batch, repeats))
+                taken[which].append(sides[which].time_steps(batch, plan.repeats[which]))
         for timed, seconds in zip(timings, taken, strict=True):
             timed.all += seconds
             timed.shortest.append(min(seconds))

@@ -177,7 +177,7 @@ class Benchmark:
     verdict: str
     """``faster``, ``slower``, ``no difference``, ``could not be told`` or ``nothing was compiled``."""
     repeats: int
-    """Steps in one timing."""
+    """Steps in one timing of eager; a timing of the other side is about as long."""
     compiles: int
     cached: int
     """Compiles that a compile cache served, at least in part: the first step says little about an empty cache then."""

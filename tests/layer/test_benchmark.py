@@ -163,6 +163,16 @@ def test_steps_too_short_to_time_are_repeated(clock):
     assert found.eager.median == pytest.approx(1e-4, rel=0.05)
 
 
+def test_a_slow_side_is_timed_no_longer_than_a_fast_one(clock):
+    """Eager takes 0.1 ms and is repeated 20 times; compiled takes 10 ms, and one step of it fills a timing."""
+    net = Net(clock).eval()
+    net.clock[0] = type("Fast", (), {"pass_": lambda self, seconds: clock.pass_(seconds * 1e-4)})()
+    found = benchmark(net, on(backend(clock, 1e-2, compiling=0.0)), batch, rounds=8, warmup=1)
+    assert found.verdict == "slower"
+    # Two series of 8 rounds with three timings of each side take 0.6 s; repeated like eager it would be 10 s.
+    assert clock.now < 1.5
+
+
 def test_recompiles_are_counted(clock):
     """Those of the warm-up, and those that make the steady state none."""
     sizes = iter([5, 5, 5, 6, 7, *range(8, 99)])

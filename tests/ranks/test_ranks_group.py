@@ -194,7 +194,8 @@ def test_a_rank_that_raises_between_the_models_collectives(group, fault, verdict
 
 def test_a_rank_that_hangs_is_told_by_its_stack(group):
     """The time-out ends both; rank 1, which is in no collective, is to blame, and the stacks of both are shown."""
-    # Long enough for a busy machine to get as far as the third call, in which rank 1 hangs.
+    # What a first cell imports takes a busy machine long, so another cell goes first; then the third call comes soon.
+    run(group, "ddp", backend="eager")
     seen, judged = run(group, "rank_faults:hangs*2", timeout=25.0, backend="eager")
     assert (seen.failure.kind, seen.failure.message) == ("timeout", "rank 1: no result after 25 s")
     first, _, second = seen.failure.evidence.partition("rank 0: ")

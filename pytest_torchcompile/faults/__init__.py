@@ -13,6 +13,7 @@ from typing import Final
 from pytest_torchcompile.faults.fault_parts import Case, Program, untouched
 from pytest_torchcompile.faults.moments import MOMENTS
 from pytest_torchcompile.faults.not_compiled import COMPILING, CONTROLS_OF_CHECKS, FAILURES
+from pytest_torchcompile.faults.reused_memory import REUSED_MEMORY
 from pytest_torchcompile.faults.rewrites import REWRITES
 from pytest_torchcompile.faults.wrong_form import FORM, STATE
 from pytest_torchcompile.faults.wrong_gradients import GRADIENTS
@@ -20,7 +21,8 @@ from pytest_torchcompile.faults.wrong_values import VALUES
 
 __all__ = ["CASES", "CONTROLS", "CORRECT", "FAULTS", "Case", "Program"]
 
-FAULTS: Final[tuple[Case, ...]] = (*VALUES, *MOMENTS, *GRADIENTS, *STATE, *FORM, *FAILURES, *COMPILING)
+FAULTS: Final[tuple[Case, ...]] = (
+    *VALUES, *MOMENTS, *REUSED_MEMORY, *GRADIENTS, *STATE, *FORM, *FAILURES, *COMPILING)
 CORRECT: Final[tuple[Case, ...]] = REWRITES
 
 

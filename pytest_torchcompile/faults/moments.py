@@ -90,18 +90,6 @@ def _baked(shape: tuple[int, ...]) -> Toolkit:
     return Toolkit(forward=bake)
 
 
-def _overwritten() -> Toolkit:
-    """All calls return their output in the same memory, as a CUDA graph does."""
-    memory: dict[Any, Tensor] = {}
-
-    def reuse_memory(returned: list[Any], _: object) -> list[Any]:
-        output = returned[0]
-        buffer = memory.setdefault(output.shape, torch.empty_like(output))
-        return [buffer.copy_(output), *returned[1:]]
-
-    return Toolkit(forward=results(reuse_memory))
-
-
 # how the batch is read
 
 
@@ -193,8 +181,6 @@ MOMENTS: Final = (
          partial(Toolkit, forward=_read_as(_as_if_contiguous))),
     Case("shared memory of inputs ignored", "a write to one argument is not seen in its view",
          Program(p.Shares, p.rows_and_one_of_them), "value", partial(Toolkit, dynamo=_view_copied), "output"),
-    Case("output overwritten", "a later call writes into the memory of an earlier output", p.TWO_BATCHES, "alias",
-         _overwritten),
     Case("non-deterministic", "1 % off, or not, as it happens", p.PERCEPTRON, "value",
          change_in_runs(_at_random, _scaled_at_random)),
     Case("wrong for large numbers", "clamped at 100", Program(p.Perceptron, p.large_rows), "value",

@@ -36,6 +36,7 @@ from pytest_torchcompile.layer.training_step import (
 )
 from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.oracle import Fault, Recording
+from pytest_torchcompile.oracle.held import HeldName
 
 __all__ = ["CompileSmoketest", "SmoketestResult", "Steps"]
 
@@ -78,7 +79,7 @@ class Steps:
         before = agreed(DeepSnapshot, self.module)
         eager, tape = runs.eager_step(number, before)
         # Asked before the compiled run, which would change what is held as well.
-        held_eagerly = agreed(runs.eager_outputs.changes_by, eager)
+        held_eagerly = agreed(runs.eager_outputs.changes_by, eager, f"step {number}")
         agreed(self._refuse_useless_loss, eager, number)
         # Back to the state that eager began with.
         agreed(before.restore)
@@ -141,8 +142,8 @@ class Steps:
         if seen.graph_breaks:
             self.notes[f"{len(seen.graph_breaks)} graph break(s)"] = None
 
-    def _refuse_overwritten(self, held_eagerly: dict[str, str], step: RecordedStep) -> None:
-        held_compiled = self.runs.compiled_outputs.changes_by(step.compiled)
+    def _refuse_overwritten(self, held_eagerly: dict[HeldName, str], step: RecordedStep) -> None:
+        held_compiled = self.runs.compiled_outputs.changes_by(step.compiled, f"step {step.number}")
         refuse_overwritten(held_eagerly, held_compiled, step.number)
 
     def _note_answers(self, compiled: Recording) -> None:

@@ -26,7 +26,7 @@ from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.oracle import Recording, Tape, record
 from pytest_torchcompile.oracle.calls import rolled_batch, varied_batch
-from pytest_torchcompile.oracle.properties import Held
+from pytest_torchcompile.oracle.held import Held
 
 __all__ = ["RecordedStep", "StepRuns"]
 
@@ -70,7 +70,7 @@ class StepRuns:
         self.graph_runs = 0
         """Compiled graphs that the last compiled call has run."""
         self.eager_outputs, self.compiled_outputs = Held(), Held()
-        """What became of the outputs of the step before."""
+        """What became of the outputs of earlier steps."""
         # CUDA graphs do overwrite the outputs of the step before.
         self._outputs_are_held = not any(tensor.is_cuda for tensor in tensors)
         self._takes_other_values = True

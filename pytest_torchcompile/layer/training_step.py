@@ -15,7 +15,7 @@ from torch import nn
 from pytest_torchcompile.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.oracle import Fault, Recording, problem
-from pytest_torchcompile.oracle.properties import held_leaves
+from pytest_torchcompile.oracle.held import HeldName, held_leaves
 from pytest_torchcompile.oracle.recording import has_signal
 from pytest_torchcompile.quantity import numbered
 
@@ -126,14 +126,14 @@ def refuse_differences(texts: list[str], step: int) -> None:
         raise StepFailed(texts[0], "comparison", step, "\n".join(texts))
 
 
-def refuse_overwritten(eager: Mapping[str, str], compiled: Mapping[str, str], step: int) -> None:
-    """Refuse outputs of the step before that this one overwrote, compiled only.
+def refuse_overwritten(eager: Mapping[HeldName, str], compiled: Mapping[HeldName, str], step: int) -> None:
+    """Refuse outputs of earlier steps that this one overwrote, compiled only.
 
     Memory that is only shared is no fault yet: a constant may be handed out again and again.
     """
     changed = {name: what for name, what in compiled.items() if what == "changed"}
     eager_too = {name: what for name, what in changed.items() if eager.get(name) == what}
-    problems = map(problem, held_leaves(eager_too, changed, f"step {step}"))
+    problems = [problem(leaf) for _, leaf in held_leaves(eager_too, changed, f"step {step}")]
     refuse_differences([text for text in problems if text], step)
 
 

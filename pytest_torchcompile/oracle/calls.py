@@ -19,8 +19,8 @@ import torch
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.oracle.expected import References
+from pytest_torchcompile.oracle.held import Held, HeldName
 from pytest_torchcompile.oracle.program import WideCopies
-from pytest_torchcompile.oracle.properties import Held
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.spread import Spread
@@ -160,8 +160,8 @@ class Side:
         return forward
 
     def run(self, call: Call, loss: Loss | None, train: bool, seed: int,
-            mode: AbstractContextManager[Any] | None = None) -> tuple[Recording, dict[str, str]]:
-        """Run a call, and say too what became of the outputs of the call before (:class:`Held`)."""
+            mode: AbstractContextManager[Any] | None = None) -> tuple[Recording, dict[HeldName, str]]:
+        """Run a call, and say too what became of the outputs of earlier calls (:class:`Held`)."""
         self.restore()
         if call.other is not None:
             with self.spread.whole():
@@ -171,7 +171,7 @@ class Side:
             self._held.keep_outputs(self.call), self.module, call.batch_for(self.spread), loss=loss,
             train=call.trains(train), seed=seed + call.index, mode=mode, spread=self.spread,
         )
-        return recording, self._held.changes_by(recording)
+        return recording, self._held.changes_by(recording, call.label)
 
 
 Make = Callable[["dict[str, Any] | None"], Side]

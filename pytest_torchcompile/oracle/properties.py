@@ -1,24 +1,20 @@
 """What no rounding excuses: errors, structure, dtypes, shapes, strides, shared memory, random generators.
 
-Shared memory: which outputs share it with inputs, parameters, buffers or each other; and whether outputs that
-somebody keeps stay what they were while the model is called again.
+Shared memory: which outputs share it with inputs, parameters, buffers or each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Scalar
-from pytest_torchcompile.oracle.ownership import run_theirs
 from pytest_torchcompile.oracle.recording import Item, Recording
-from pytest_torchcompile.state.value_leaves import leaves_of, same_bits
 
 __all__ = [
-    "ABSENT", "GENERATOR", "Held", "alias_pairs", "compare_errors", "compare_items", "compare_properties",
-    "held_leaves", "plain_value",
+    "ABSENT", "GENERATOR", "alias_pairs", "compare_errors", "compare_items", "compare_properties", "plain_value",
 ]
 
 
@@ -184,7 +180,6 @@ def plain_value(value: Any) -> Scalar:
 # -------------------------------------------------------------------------------------------------------- shared memory
 # Bytes of memory up to which it is looked at element by element; beyond that two interleaved tensors share it.
 _LARGEST = 1 << 24
-_BEFORE = " before"
 
 
 def alias_pairs(
@@ -262,64 +257,3 @@ def _storage_address(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):  # subclasses without a storage of their own
         return 0
-
-
-class Held:
-    """Keeps the outputs of the last call, and asks after each further call what became of them."""
-
-    def __init__(self) -> None:
-        self._kept: list[tuple[str, torch.Tensor]] = []
-        self._values: dict[str, Any] = {}
-        self._new: list[tuple[str, torch.Tensor]] = []
-
-    def keep_outputs(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """``call`` itself, with its output kept."""
-
-        def holding(*args: Any, **kwargs: Any) -> Any:
-            self._new = []
-            output = run_theirs(call, *args, **kwargs)
-            for path, leaf in leaves_of(output)[0]:
-                if isinstance(leaf, torch.Tensor):
-                    self._new.append((f"output{path}", leaf.detach()))
-            return output
-
-        return holding
-
-    def changes_by(self, recording: Recording) -> dict[str, str]:
-        """What the recorded call did to the outputs of the one before: name to a key of ``_TEXTS``."""
-        changes = {}
-        before = [(name + _BEFORE, tensor) for name, tensor in self._kept]
-        for _, other in alias_pairs(self._new, before):
-            # An output is paired with other new outputs too.
-            if other.endswith(_BEFORE):
-                changes[other.removesuffix(_BEFORE)] = "shared"
-        for name, tensor in self._kept:
-            if not _is_unchanged(tensor, self._values[name]):
-                changes[name] = "changed"
-        self._kept, self._new = self._new, []
-        self._values = {name: item.value for name, item in recording.outputs.items()}
-        return changes
-
-
-def _is_unchanged(tensor: torch.Tensor, value: Any) -> bool:
-    try:
-        return not isinstance(value, torch.Tensor) or same_bits(tensor, value)
-    except RuntimeError:  # an output of a CUDA graph that has run again: torch refuses to read it, nobody is misled
-        return True
-
-
-_TEXTS = {
-    "changed": "is overwritten by the call after it ({}), {} only: who has kept it reads other values then",
-    "shared": "shares its memory with an output of the call after it ({}), {} only",
-}
-
-
-def held_leaves(eager: dict[str, str], compiled: dict[str, str], after: str) -> Iterator[Leaf]:
-    """Leaves about the held outputs of a call, once the call ``after`` has run."""
-    if eager == compiled:
-        yield Leaf("held outputs", "alias", bitwise=True)
-        return
-    for name in sorted({*eager, *compiled}):
-        for where, mine, other in (("compiled", compiled, eager), ("in eager", eager, compiled)):
-            if name in mine and other.get(name) != mine[name]:
-                yield Leaf(name, "alias", message=_TEXTS[mine[name]].format(after, where))

@@ -145,6 +145,8 @@ class Step:
     """None where there is none, or nothing that depends on a parameter."""
     gradients: dict[str, torch.Tensor | None]
     """By parameter; None where none arrived."""
+    added_to: str = ""
+    """The step whose gradients were still there when its own arrived; '': there were none."""
 
     def leaves(self) -> Iterator[NamedLeaf]:
         """All of it, in the words of a report: ``step 2: gradient of up.weight``."""
@@ -153,7 +155,10 @@ class Step:
         if self.loss is not None:
             yield NamedLeaf(f"{self.name}: loss", self.loss)
         for parameter, gradient in self.gradients.items():
-            yield NamedLeaf(f"{self.name}: gradient of {parameter}", gradient, "gradient")
+            name = f"{self.name}: gradient of {parameter}"
+            if self.added_to:
+                name = f"{name}, added to that of {self.added_to}"
+            yield NamedLeaf(name, gradient, "gradient")
 
 
 @dataclass(frozen=True, eq=False)

@@ -130,7 +130,8 @@ class Training(torch.nn.Module):
     """
 
     def __init__(self, model: torch.nn.Module, call: Callable[..., Any] | None, loss: Any, rate: float,
-                 copied: bool = False, spread: Spread = NOT_SPREAD, silent: frozenset[str] = frozenset()) -> None:
+                 copied: bool = False, spread: Spread = NOT_SPREAD, silent: frozenset[str] = frozenset(),
+                 accumulated: bool = False) -> None:
         """Take a model and how it is trained.
 
         Args:
@@ -138,13 +139,15 @@ class Training(torch.nn.Module):
             call: Runs the model; None: the model itself (of a copy: its own).
             loss: As for ``record``.
             rate: Learning rate.
-            copied: Gradients of inputs are copied before the next step, which may write to their memory (CUDA graphs);
-                else what it does to them is seen.
+            copied: Gradients that are still there are copied before the next step, which may write to their memory
+                (CUDA graphs); else what it does to them is seen.
             spread: How the model is spread over ranks. That parameters of another rank get no gradient is not told.
             silent: Parameters whose gradients are not told.
+            accumulated: The last step adds its gradients to those of the step before.
         """
         super().__init__()
         self.model, self.loss, self.rate, self.copied, self.silent = model, loss, rate, copied, silent
+        self.accumulated = accumulated
         # Not as an attribute: a call that is a module would become a submodule, and its parameters ours.
         self.__dict__["call"] = call
         # After the call, by which what both hold is named.
@@ -160,12 +163,20 @@ class Training(torch.nn.Module):
 
     def forward(self, **batches: Any) -> TrainingOutput:
         """Train on one batch after another; keywords as :func:`steps_of` makes them."""
+        ordered: list[Batch] = []
+        while batch := _batch_of_step(batches, len(ordered)):
+            ordered.append(batch)
         steps: list[Step] = []
-        while batch := _batch_of_step(batches, len(steps)):
-            steps.append(self._train_step(_step_name(len(steps)), batch))
+        last = len(ordered) - 1
+        for number, batch in enumerate(ordered):
+            added_to = ""
+            if self.accumulated and number and number == last:
+                added_to = _step_name(number - 1)
+            keeps_gradients = self.accumulated and number + 1 == last
+            steps.append(self._train_step(_step_name(number), batch, added_to, keeps_gradients))
         return TrainingOutput(steps)
 
-    def _train_step(self, name: str, batch: Batch) -> Step:
+    def _train_step(self, name: str, batch: Batch, added_to: str, keeps_gradients: bool) -> Step:
         call = self.model if self.__dict__["call"] is None else self.__dict__["call"]
         others = losses_of_others(call, self.model, batch, lambda out, each: loss_of(self.loss, out, each.value))
         step_begins()
@@ -182,9 +193,11 @@ class Training(torch.nn.Module):
         with torch.no_grad():
             gradients = self._copy_gradients()
             self._move_parameters()
+        if not keeps_gradients:
+            self._drop_gradients()
         if self.copied:
-            _copy_input_gradients(batch)
-        return Step(name, outputs, kept_loss, gradients)
+            _copy_kept_gradients([*self.model.parameters(), *batch.tensors()])
+        return Step(name, outputs, kept_loss, gradients, added_to)
 
     def _copy_gradients(self) -> dict[str, torch.Tensor | None]:
         gradients: dict[str, torch.Tensor | None] = {}
@@ -202,11 +215,14 @@ class Training(torch.nn.Module):
         for _, parameter in self.named_parameters():
             if parameter.grad is not None:
                 parameter.add_(parameter.grad, alpha=-self.rate)
-                parameter.grad = None
+
+    def _drop_gradients(self) -> None:
+        for _, parameter in self.named_parameters():
+            parameter.grad = None
 
 
-def _copy_input_gradients(batch: Batch) -> None:
-    for tensor in batch.tensors():
+def _copy_kept_gradients(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
         if tensor.is_leaf and tensor.grad is not None:
             tensor.grad = tensor.grad.clone()
 

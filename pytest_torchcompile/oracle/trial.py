@@ -36,9 +36,9 @@ from pytest_torchcompile.oracle.calls import (
 from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.discrepancies import headline
 from pytest_torchcompile.oracle.expected import Reference
+from pytest_torchcompile.oracle.held import HeldName, held_leaves
 from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.other_draws import begin_in_evaluation, judge_other_draws
-from pytest_torchcompile.oracle.properties import held_leaves
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Fault, Recording, has_signal
 from pytest_torchcompile.oracle.reference_runs import reference
@@ -73,8 +73,8 @@ class _EagerCall:
 
     call: Call
     recording: Recording
-    held: dict[str, str]
-    """What it did to the outputs that were kept of the call before."""
+    held: dict[HeldName, str]
+    """What it did to the outputs that were kept of earlier calls."""
     one_process: Recording | None
     """The same by one process, if there are several."""
     settings: list[str]
@@ -181,7 +181,6 @@ class Trial:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
     def _run_calls(self, eager: Side, compiled: Side, ledger: Ledger) -> None:
-        before: Call | None = None
         planned_passes = passes_over(self.calls, self.seed if self.options.varied else None)
         for number, calls in enumerate(islice(planned_passes, self.options.passes)):
             for planned in calls:
@@ -202,9 +201,8 @@ class Trial:
                     self.rate = learning_rate((self._one_process or eager).module, done.one_process or done.recording)
                 with self.phase("compare"), ledger.during(_EAGER):
                     self._compare_call(done, recording, eager.spread)
-                    if before is not None and not self.replayed:
-                        self.leaves += _labelled(before.label, held_leaves(done.held, held, done.call.label))
-                before = done.call
+                    if not self.replayed:
+                        self.leaves += held_leaves(done.held, held, done.call.label)
 
     def _run_eagerly(self, side: Side, call: Call, ledger: Ledger) -> _EagerCall:
         """Run a call eagerly, and also by one process if there are several."""
@@ -290,11 +288,13 @@ class Trial:
         chosen = [calls[number % len(calls)] for number in range(self.steps)]
         all_replicas = steps_of(call.batch_of_all for call in chosen)
         label = f"{self.steps} training steps"
+        accumulated = self._accumulates(eager)
 
         def train(side: Side, mode: AbstractContextManager[Any] | None,
                   silent: frozenset[str] = frozenset()) -> Recording:
             side.restore()
-            training = Training(side.module, side.call, self.loss, self.rate, self.replayed, side.spread, silent)
+            training = Training(side.module, side.call, self.loss, self.rate, self.replayed, side.spread, silent,
+                                accumulated)
             steps = steps_of(call.batch_for(side.spread) for call in chosen)
             return record(training, training, steps, loss=no_loss, seed=self.seed, mode=mode, spread=side.spread)
 
@@ -318,7 +318,7 @@ class Trial:
                 return
         with self.phase("compare"), ledger.during(_EAGER):
             def expected() -> Reference:
-                return self._training_reference(all_replicas, label)
+                return self._training_reference(all_replicas, label, accumulated)
 
             if one_process is not None:
                 for about, leaf in self._beside_one_process(label, one_process, recording, expected):
@@ -326,8 +326,15 @@ class Trial:
             leaves = rename_leaves(compare(recording, compiled_recording, expected), self.steps)
             self.trained += _labelled(label, leaves)
 
-    def _training_reference(self, batch: Batch, label: str) -> Reference:
-        training = Training(self.pristine, None, self.loss, self.rate)
+    def _accumulates(self, side: Side) -> bool:
+        """Whether the last step of a training adds to the gradients of the step before.
+
+        Not over several ranks: they average, and a pipeline scales, what is there before the backward pass too.
+        """
+        return self._one_process is None and type(side.spread) is Spread
+
+    def _training_reference(self, batch: Batch, label: str, accumulated: bool) -> Reference:
+        training = Training(self.pristine, None, self.loss, self.rate, accumulated=accumulated)
 
         def make() -> Reference:
             return reference(training, batch, loss=no_loss, seed=self.seed, tape=self._tapes[label], unit=self.unit,

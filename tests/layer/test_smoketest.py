@@ -358,7 +358,7 @@ def test_results_of_another_step(model, sample):
         assert "output: " in result.reason
         result = outcome(compiled(model, static), sample)
         assert (result.ok, result.phase, result.step) == (False, "comparison", 2)
-        assert result.reason == ("output: is overwritten by the call after it (step 2), compiled only: who has kept it "
+        assert result.reason == ("output: is overwritten by a later call (step 2), compiled only: who has kept it "
                                  "reads other values then")
         assert outcome(compiled(model), sample, steps=3).ok
 

@@ -86,10 +86,10 @@ def test_what_the_users_code_raises_is_the_users(module, given):
 
 
 @pytest.mark.parametrize("part", ["recorder.default_loss", "recorder._Run.keep_output", "tape.Tape._note_rounding",
-                                  "tape.operator_facts", "properties.leaves_of"])
+                                  "tape.operator_facts", "held.leaves_of"])
 def test_what_our_code_raises_is_ours(monkeypatch, part):
     """Before, after and in the middle of the user's call."""
-    from pytest_torchcompile.oracle.properties import Held
+    from pytest_torchcompile.oracle.held import Held
 
     monkeypatch.setattr(f"pytest_torchcompile.oracle.{part}", our_mistake)
     module = torch.nn.Linear(4, 4)

@@ -30,7 +30,7 @@ import torch
 from pytest_torchcompile.plan.matrix import load_matrix
 from pytest_torchcompile.ranks.execution import CellResult, Execution
 from pytest_torchcompile.report.safe_output import REUSED
-from pytest_torchcompile.reuse import machine_facts, run_inputs
+from pytest_torchcompile.reuse import cell_key, run_inputs
 from pytest_torchcompile.reuse.cell_reuse import CellReuse
 from pytest_torchcompile.run.settings import Settings
 
@@ -222,7 +222,7 @@ class Project:
 
     def ask(self, *options: str) -> dict[str, bool]:
         """Model to whether the result of its cell would be reused; a matrix that can't be read reuses nothing."""
-        machine_facts.machine_digests.cache_clear()
+        cell_key.machine_digests.cache_clear()
         run_inputs._importable_names.cache_clear()
         run_inputs._first_hash.cache_clear()
         importlib.invalidate_caches()

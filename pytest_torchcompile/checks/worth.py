@@ -3,17 +3,20 @@
 Both run on one machine at one time, so that the ratio means something where seconds do not. A timing is judged apart
 from all else: wrong numbers come first, and on a machine that is not quiet enough it is only said that nothing can be
 told. Without limits one thing fails: the model is slower compiled, and the whole 99 % interval says so.
+
+Why a model is not faster is told in one sentence with place and remedy (:func:`slow_cause`). Each cause has evidence:
+where the time of a profiled step on a CPU went, kernels counted on both sides, and what ran outside of compiled graphs.
+Of several the one that takes most of the step is told; without evidence nothing is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.checks.numerics import EQUIVALENCE
 from pytest_torchcompile.checks.protocol import Check, not_run, unjudged
-from pytest_torchcompile.checks.slow_causes import slow_cause
 from pytest_torchcompile.layer.benchmark_result import NOT_TOLD, NOTHING, came_from_cache, pays_after, speed_text
 from pytest_torchcompile.observation import Problem
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.layer.benchmark_result import Benchmark
     from pytest_torchcompile.wrappers.protocol import CellTrial
 
-__all__ = ["CHECK", "WRONG"]
+__all__ = ["CHECK", "WRONG", "slow_cause"]
 
 WRONG: Final = "it computes wrong numbers, so its speed says nothing"
 """How the problem begins where `equivalence` fails."""
@@ -30,8 +33,15 @@ SECONDS: Final = 1.5
 SIGMAS: Final = 2 * 2.576
 """The width of an interval of 99 % in standard deviations, for normal noise."""
 MIB: Final = 2**20
-NAMED: Final = 3
-"""Graph breaks that are kept."""
+KEPT_BREAKS: Final = 3
+COVERED: Final = 0.9
+"""With a smaller share of operator calls in graphs, little was compiled."""
+MUCH_GUARDING: Final = 0.15
+MUCH_LIBRARY: Final = 0.5
+MUCH_PYTHON: Final = 0.5
+SAME_KERNELS: Final = 0.95
+"""From this share of eager's kernels on, nothing to speak of was fused."""
+NAMED_CALLS: Final = 3
 
 
 def measure(run: CellTrial) -> dict[str, Any]:
@@ -97,9 +107,10 @@ def _compile_facts(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
     if timed.verdict == "faster":
         # By the ratio, and a step of a quiet moment: medians of a busy one say little.
         pays = pays_after(seconds, timed.eager.low, timed.eager.low * timed.ratio.value)
+    breaks = run.compiled.seen["graph_breaks"][:KEPT_BREAKS]
     return {
         "coverage": min((each["share"] for each in run.compiled.coverage), default=None),
-        "breaks": [{"file": each["file"], "line": each["line"]} for each in run.compiled.seen["graph_breaks"][:NAMED]],
+        "breaks": [{"file": each["file"], "line": each["line"]} for each in breaks],
         "compiling_seconds": seconds,
         "first_call_seconds": sum(each["seconds"] for each in compiles if each["during"] == first),
         "compiles": len(compiles),
@@ -189,3 +200,81 @@ def _cache_words(section: Mapping[str, Any]) -> str:
 
 
 CHECK = Check("worth", measure, judge, remark)
+
+
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """One possible cause."""
+
+    share: float
+    """Of the step, that it explains."""
+    text: str
+
+
+def slow_cause(section: Mapping[str, Any]) -> str:
+    """The first cause of a section of `worth` that is slower or no different; empty where none is known."""
+    if section["verdict"] not in ("slower", "no difference") or not section.get("profile"):
+        return ""
+    causes = [*_little_compiled(section), *_guards(section), *_python(section), *_same_kernels(section)]
+    if not causes:
+        return ""
+    return max(causes, key=_share_of).text
+
+
+def _share_of(cause: _Cause) -> float:
+    return cause.share
+
+
+def _part(section: Mapping[str, Any], name: str) -> float:
+    """The share of a part of the profiled step."""
+    profile = section["profile"]
+    seconds = profile["seconds"]
+    return float(profile[name] / seconds) if seconds else 0.0
+
+
+def _little_compiled(section: Mapping[str, Any]) -> Iterator[_Cause]:
+    coverage = section.get("coverage")
+    if coverage is None or coverage >= COVERED:
+        return
+    place, remedy = "", "see the check `compiles` for what stayed outside"
+    if breaks := section.get("breaks"):
+        first = breaks[0]
+        place = f"; the first graph break is at {first['file']}:{first['line']}"
+        remedy = "move what breaks the graph out of forward, as the check `graph_breaks` says"
+    outside = _part(section, "operators") + _part(section, "python")
+    yield _Cause(outside, f"{1 - coverage:.0%} of the operator calls run outside of compiled graphs{place}: {remedy}")
+
+
+def _guards(section: Mapping[str, Any]) -> Iterator[_Cause]:
+    share = _part(section, "guards")
+    if share >= MUCH_GUARDING:
+        seconds = section["profile"]["guards"]
+        yield _Cause(share, f"Dynamo's guards take {share:.0%} of a compiled step ({seconds * 1e6:.0f} µs): the step "
+                            "is too short for them, so compile a larger part at once, or give it larger batches")
+
+
+def _python(section: Mapping[str, Any]) -> Iterator[_Cause]:
+    share = _part(section, "python")
+    if share < MUCH_PYTHON:
+        return
+    place = ""
+    if breaks := section.get("breaks"):
+        place = f", the first graph break being at {breaks[0]['file']}:{breaks[0]['line']}"
+    yield _Cause(share, f"{share:.0%} of a compiled step passes in Python, outside of graphs and operators{place}: "
+                        "take prints, `.item()` and loading out of the step")
+
+
+def _same_kernels(section: Mapping[str, Any]) -> Iterator[_Cause]:
+    profile = section["profile"]
+    library, kernels_share = _part(section, "library"), section.get("kernels_share")
+    if kernels_share is not None and kernels_share >= SAME_KERNELS:
+        eager, compiled = section["sides"]["eager"]["kernels"], section["sides"]["compiled"]["kernels"]
+        inside = library + _part(section, "generated")
+        yield _Cause(inside, f"a compiled step runs {compiled} kernels and an eager one {eager}, so nothing was fused: "
+                             "try the backend inductor, or leave the model to eager")
+    elif library >= MUCH_LIBRARY:
+        names = ", ".join(f"{calls} x {name}" for name, calls in list(profile["library_calls"].items())[:NAMED_CALLS])
+        yield _Cause(library, f"{library:.0%} of a compiled step is library calls that eager makes too ({names}): only "
+                              "the rest can be fused")

@@ -14,14 +14,13 @@ from torch import nn
 
 from pytest_torchcompile.errors import CompileFailed
 from pytest_torchcompile.layer.attempt_log import Attempt, Seconds, headline
-from pytest_torchcompile.layer.compiled_modules import compiled_module_of, modules_of
+from pytest_torchcompile.layer.compiled_modules import compiled_module_of, modules_of, refuse_mistaken, refuse_unusable
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.dynamo import CacheEntries, backend_of, dynamo_context, remember_sizes
 from pytest_torchcompile.layer.graphs import GuardedBackend
 from pytest_torchcompile.layer.guarded_model import Guard, guarded_call
 from pytest_torchcompile.layer.later_calls import Hooks
 from pytest_torchcompile.layer.rank_votes import FailedElsewhere, RankVotes
-from pytest_torchcompile.layer.refused_models import refuse_mistaken, refuse_unusable
 from pytest_torchcompile.layer.selective import Selection, frame_of, inner_blocks, is_inlined
 
 if TYPE_CHECKING:

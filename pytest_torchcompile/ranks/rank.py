@@ -19,8 +19,15 @@ from typing import Any
 
 from pytest_torchcompile.observation import RankOutcome
 from pytest_torchcompile.ranks import listeners
-from pytest_torchcompile.ranks.capped_log import read_ends, start_anew
-from pytest_torchcompile.ranks.zygotes import START_SECONDS, NoRank, Zygote, connect_rank, is_alive
+from pytest_torchcompile.ranks.zygotes import (
+    START_SECONDS,
+    NoRank,
+    Zygote,
+    connect_rank,
+    is_alive,
+    read_ends,
+    start_anew,
+)
 from pytest_torchcompile.run.offspring import kill_group
 
 __all__ = ["START_SECONDS", "NoRank", "Rank", "Zygote", "growth_bytes"]

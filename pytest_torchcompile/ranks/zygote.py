@@ -28,9 +28,8 @@ import traceback
 from pathlib import Path
 from typing import Final
 
-from pytest_torchcompile.ranks.capped_log import drop_middle
 from pytest_torchcompile.ranks.serving import set_environment
-from pytest_torchcompile.ranks.zygotes import is_alive
+from pytest_torchcompile.ranks.zygotes import drop_middle, is_alive
 from pytest_torchcompile.run.offspring import adopt_orphans, children_of, end_offspring, kill_group
 
 __all__ = ["WARM", "gpu_device_files", "main", "preload_torch"]

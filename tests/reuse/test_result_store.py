@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from pytest_torchcompile.reuse.result_store import ResultStore
+from pytest_torchcompile.reuse.cell_reuse import ResultStore
 
 
 def names_in(store, folder="cell"):

@@ -7,9 +7,8 @@ import importlib
 import pytest
 
 from pytest_torchcompile.reuse import run_inputs
-from pytest_torchcompile.reuse.cell_key import why_untraceable
+from pytest_torchcompile.reuse.cell_key import environment_digest, why_untraceable
 from pytest_torchcompile.reuse.definitions import SourceUse
-from pytest_torchcompile.reuse.machine_facts import environment_digest
 from pytest_torchcompile.reuse.run_inputs import RunInputs, files_differ, modules_differ, places_of_names
 from pytest_torchcompile.reuse.watched_files import hash_of_listing
 from pytest_torchcompile.run.imported import hash_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcompile.checks.slow_causes import slow_cause
+from pytest_torchcompile.checks.worth import slow_cause
 
 PARTS = {"library": 0.2, "generated": 0.6, "operators": 0.1, "guards": 0.02, "python": 0.08}
 SIDES = {"eager": {"kernels": 30}, "compiled": {"kernels": 12}}

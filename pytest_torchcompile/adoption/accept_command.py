@@ -25,7 +25,7 @@ from pytest_torchcompile.errors import ReportError, UsageError, nearest
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell, load_matrix, parse_matrix
 from pytest_torchcompile.plan.matrix_path import DEFAULT, find_matrix, is_of_model, is_shipped
 from pytest_torchcompile.plan.nodes import compose, offsets_of_entry
-from pytest_torchcompile.quantity import count
+from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.merging import Merged, merge_reports
 from pytest_torchcompile.report.reading import read_report
 from pytest_torchcompile.report.safe_output import OUR_COMMENT, REPORT_FILE, harmless_text, replace_file
@@ -218,9 +218,20 @@ def run_command(given: argparse.Namespace) -> int:
     else:
         print(f"{shown}: nothing to accept" + ("" if left else f": {count(len(needs), 'cell')} as expected"))
     _print_left(left)
-    if run.missing:
-        print(f"\n{count(len(run.missing), 'cell was', 'cells were')} not run: run the whole matrix, then accept again")
+    if missing := _cells_not_run(run, matrix):
+        were = count(len(missing), "cell of the matrix was", "cells of the matrix were")
+        print(harmless_text(f"\n{were} not run: {first_names(missing)}: run the whole matrix, then accept again"))
     return 1 if left else 0
+
+
+def _cells_not_run(run: Merged, matrix: Matrix) -> list[str]:
+    """Cells of the matrix as it is now that no report has; those that an edit has removed are not asked for."""
+    missing = []
+    for planned in matrix.cells:
+        cell = run.cells.get(planned.cell.id)
+        if cell is None or not cell["selected"]:
+            missing.append(planned.cell.id)
+    return missing
 
 
 def _read_run(paths: Sequence[str]) -> Merged:

@@ -98,7 +98,7 @@ def run_command(given: argparse.Namespace) -> int:
         print(json.dumps({"model": planned.cell.model, "modes": [report.to_dict() for report in reports]}, indent=1))
     else:
         lines = report_markdown if given.markdown else report_lines
-        for line in lines(planned.cell.model, reports):
+        for line in lines(planned.cell.model, reports, planned.cell.backend):
             print(line)
     return 0 if all(report.worth for report in reports) else 1
 
@@ -144,26 +144,31 @@ def _modes_of(backend: str) -> tuple[str, ...]:
     return MODES[:1]
 
 
-def report_lines(model: str, reports: Sequence[ModeReport]) -> Iterator[str]:
+def report_lines(model: str, reports: Sequence[ModeReport], backend: str = "inductor") -> Iterator[str]:
     """The report for a terminal."""
     yield f"{model}: eager beside compiled, one step in a quiet moment (the tenth percentile); intervals of 99 %"
     rows = [_HEAD, *(report.row() for report in reports)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
-    yield _advice(reports)
+    yield _advice(reports, backend)
 
 
-def report_markdown(model: str, reports: Sequence[ModeReport]) -> Iterator[str]:
+def report_markdown(model: str, reports: Sequence[ModeReport], backend: str = "inductor") -> Iterator[str]:
     """The report as Markdown."""
     yield f"## {inline_code(model)}, eager beside compiled"
     yield ""
     yield from table(_HEAD, [tuple(map(prose, report.row())) for report in reports])
-    yield prose(_advice(reports))
+    yield prose(_advice(reports, backend))
 
 
-def _advice(reports: Sequence[ModeReport]) -> str:
-    """What to do, in one sentence."""
+def _advice(reports: Sequence[ModeReport], backend: str) -> str:
+    """What to do, in one sentence or two."""
+    record = BACKENDS.get(backend)
+    # Of a backend that nobody has described to us, nothing is known.
+    if record is not None and record.is_stage:
+        return f"Backend {backend} is no optimiser: its time says nothing of what compiling brings. Time a cell of " \
+               "inductor instead."
     faster = [report for report in reports if report.verdict == "faster"]
     if faster:
         fastest = max(faster, key=_speedup_of)

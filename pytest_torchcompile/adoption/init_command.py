@@ -22,6 +22,7 @@ from pytest_torchcompile.adoption.matrix_text import (
     examine_target,
     matrix_text,
     matrix_to_fill_in,
+    refuse_wrong_names,
 )
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.plan.matrix import find_root, load_matrix
@@ -205,9 +206,12 @@ def run_command(given: argparse.Namespace) -> int:
         write_files(files_to_fill_in(), force=given.force)
         _print_fill_in(folder)
         return 0
+    request = _request_of(given, folder)
+    # A typo first: who mends it would else be told of the files, and of the typo afterwards.
+    refuse_wrong_names(request)
     if not given.force:
         refuse_files_of_user(given.without)
-    examined = _examine(given, folder)
+    examined = _examine(given, request)
     if not given.force:
         refuse_other_models(MatrixModel.of(examined).name)
     library = (given.source or "").partition(":")[0]
@@ -259,13 +263,19 @@ def _refuse_other_folder(folder: Path) -> None:
         raise UsageError(f"init: {folder} lies in the project of {root}; run it there")
 
 
-def _examine(given: argparse.Namespace, folder: Path) -> Examined:
+def _request_of(given: argparse.Namespace, folder: Path) -> Request:
+    """What is to be examined, by the option that names it."""
     request = Request(str(folder), given.factory or given.model or _BUILD, given.inputs or "")
+    if given.source:
+        return replace(request, arguments={"source": given.source}, where=f"--from {given.source}")
+    if given.factory:
+        return replace(request, where="--factory")
+    return request
+
+
+def _examine(given: argparse.Namespace, request: Request) -> Examined:
     if not given.source:
-        if given.factory:
-            request = replace(request, where="--factory")
         return examine_target(request)
-    request = replace(request, arguments={"source": given.source}, where=f"--from {given.source}")
     if not given.inputs:
         request = _with_known_inputs(request, given.source)
     return replace(examine_target(request), factory=f"model:{given.source.partition(':')[2]}")

@@ -151,12 +151,17 @@ def text_of_model(name: str, base: Path) -> str:
 
 def examine_target(request: Request) -> Examined:
     """Examine a model, after what is wrong with the names was told from the source alone."""
+    refuse_wrong_names(request)
+    return examine_apart(request)
+
+
+def refuse_wrong_names(request: Request) -> None:
+    """Raise UsageError for a model or inputs that the source does not have; nothing is imported."""
     targets = Targets(Path(request.root))
     for target, where in ((request.factory, request.where), (request.inputs, request.where_inputs)):
         mistake = targets.mistake(target) if target else None
         if mistake:
             raise UsageError(f"{where}: {mistake}{_hint_of_src(mistake, request.root)}")
-    return examine_apart(request)
 
 
 def _hint_of_src(mistake: str, root: str) -> str:

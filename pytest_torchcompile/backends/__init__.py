@@ -30,6 +30,11 @@ class Backend:
     graphs: tuple[str, ...] = ()
     """The modes in which it promises to run CUDA graphs on a GPU."""
 
+    @property
+    def is_stage(self) -> bool:
+        """Does it only show how far the compiler comes? It optimises nothing, and nobody deploys it."""
+        return not self.kernels and self.name != "cudagraphs"
+
 
 # From torch/_dynamo/backends/*.py, torch 2.13; tests/backends/test_backends_table.py compares with the torch
 # that is installed.

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile import dims
 from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.ledger.explain import recompile_advice
 from pytest_torchcompile.ledger.records import Compile
 from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.quantity import count
 
 if TYPE_CHECKING:
     from pytest_torchcompile.batch import Batch
@@ -137,8 +138,21 @@ def _judge_late(section: Mapping[str, Any], most: float) -> Iterator[Problem]:
     allowed = f" ({len(late)} times, {most:g} allowed)" if most else ""
     rule = f"; if it is meant, allow it by the rule `- limits: {{late_recompiles: {len(late)}}}`"
     for each in late:
-        yield _compile_problem(each, f"compiled again in {each['during']}, after all {section['sizes']} size(s) were "
-                               f"met{allowed}", rule)
+        where = _call_and_pass(each["during"])
+        met = count(section["sizes"], "size was", "sizes were")
+        yield _compile_problem(each, f"compiled again in {where}, after all {met} met{allowed}", rule)
+
+
+_PASSES: Final = {", with other values": "second", ", once more": "second", ", again": "third"}
+"""How the label of a call ends (:func:`pytest_torchcompile.oracle.calls.passes_over`) to the pass that it is of."""
+
+
+def _call_and_pass(label: str) -> str:
+    """``call 1 (B=4), in the second pass``."""
+    for suffix, number in _PASSES.items():
+        if label.endswith(suffix):
+            return f"{label.removesuffix(suffix)}, in the {number} pass"
+    return label
 
 
 def _compile_problem(compiled: Mapping[str, Any], message: str, rule: str = "") -> Problem:

@@ -66,7 +66,7 @@ class Setting:
     def is_stage(self) -> bool:
         """Whether the backend only shows how far the compiler comes; nobody deploys it."""
         record = BACKENDS.get(self.values[0])
-        return record is not None and not record.kernels and record.name != "cudagraphs"
+        return record is not None and record.is_stage
 
     @property
     def is_fake(self) -> bool:

@@ -11,21 +11,18 @@ from typing import Any
 
 import pytest
 
-from pytest_torchcompile.gate.announcement import compare_with_baseline
 from pytest_torchcompile.observation import NO_RANK, Judgement
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.plan.selection import cells_of_shard
 from pytest_torchcompile.plugin.outside import Named
 from pytest_torchcompile.plugin.rank_supply import CellNotRun, RankSupply
-from pytest_torchcompile.quantity import first_names
 from pytest_torchcompile.ranks.execution import CellResult, Execution
 from pytest_torchcompile.ranks.torchrun import Torchrun, own_file
 from pytest_torchcompile.report.journal import Journal
 from pytest_torchcompile.report.keeping import ReportKeeper
-from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.reproduction import file_name, is_reproducible, reproduction_text
 from pytest_torchcompile.report.safe_output import JOURNAL_FILE, REPRODUCTIONS, harmless_text, replace_file
-from pytest_torchcompile.report.terminal import failure_text, header_lines, summary_lines
+from pytest_torchcompile.report.terminal import failure_text, header_lines
 from pytest_torchcompile.run.settings import Settings
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
@@ -189,10 +186,10 @@ class MatrixSession:
     """The hooks of a run with ``--compile-matrix``."""
 
     def __init__(self, config: pytest.Config, settings: Settings, matrix: Matrix, named: Named,
-                 torchrun: Torchrun | None, baseline: Report | None, report: Path) -> None:
+                 torchrun: Torchrun | None, report: Path) -> None:
         """``report`` is where the report will be."""
         self.config, self.settings, self.matrix, self.named = config, settings, matrix, named
-        self.torchrun, self.baseline = torchrun, baseline
+        self.torchrun = torchrun
         self.planned = cells_of_shard(matrix.cells, *settings.shard)
         self.judged: dict[str, tuple[CellResult, Judgement]] = {}
         # Of xdist; the controller has all verdicts.
@@ -258,7 +255,7 @@ class MatrixSession:
             return None
         from pytest_torchcompile.plugin.scheduling import CellScheduling, cell_families
 
-        return CellScheduling(config, log, self._known_seconds(), cell_families(self.planned))
+        return CellScheduling(config, log, self.known_seconds(), cell_families(self.planned))
 
     # running
 
@@ -288,109 +285,18 @@ class MatrixSession:
             # xdist's name for the stage in which a worker died.
             self.journal.add_lost_item(report.nodeid, str(report.longrepr))
 
-    # First of all: pytest-json-report writes its file in this hook.
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
-        """A planned verdict that never came fails the run; so does a mistake in the matrix found late."""
-        if not self.is_worker and not self.config.option.collectonly:
-            if self.journal.usage_errors():
-                session.exitstatus = pytest.ExitCode.USAGE_ERROR
-            elif session.exitstatus == pytest.ExitCode.OK and self.journal.not_run():
-                session.exitstatus = pytest.ExitCode.TESTS_FAILED
-            elif not self.planned and self.settings.shard[1] > 1 and session.exitstatus == 5:
-                # No tests (5), but as planned: there are more shards than cells.
-                session.exitstatus = pytest.ExitCode.OK
-            self.journal.finish(int(session.exitstatus))
-            self._keep_seconds()
-            if hasattr(self.config, "_json_report"):
-                self._take_over_saving()
-            else:
-                # -p no:pytest_jsonreport: our block alone.
-                self._save_report({"compile_matrix": self.journal.block()})
-        result = yield
-        if not self.is_worker and not self.config.option.collectonly and self._why_unsaved():
-            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
-            self.journal.take_back_end()
-        if self.torchrun and self.torchrun.rank and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
-            # Rank 0 says so. Of a process that fails torchrun ends all others at once, and rank 0 may not be done.
-            session.exitstatus = pytest.ExitCode.OK
-        return result
-
-    def _why_unsaved(self) -> str:
-        """Why there is no readable report file; pytest-json-report only prints that it could not save one."""
-        if self.journal.trouble.text:
-            return self.journal.trouble.text
-        path = self.keeper.report
-        try:
-            json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            return f"the report {path} could not be written: {error}"
-        return ""
-
-    def _take_over_saving(self) -> None:
-        """Have pytest-json-report's file written by us: it writes bit by bit, and over whatever is there."""
-        plugin, indent = self.config._json_report, self.config.option.json_report_indent  # type: ignore[attr-defined]
-
-        def save_report(_path: str) -> None:
-            if not self._save_report(plugin.report, indent):
-                # Else pytest-json-report says that it is saved.
-                raise OSError("see below")
-
-        plugin.save_report = save_report
-
-    def _save_report(self, content: dict[str, Any], indent: int | None = None) -> bool:
-        """Whether the report could be written."""
-        save = partial(self.keeper.save, content, indent, self.journal.overtaken_by)
-        return self.journal.trouble.try_writing(self.keeper.report, save)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
-        """Add our block to pytest-json-report's file."""
-        if not self.config.option.collectonly:
-            json_report["compile_matrix"] = self.journal.block()
-
     # the terminal
 
     def pytest_report_header(self) -> list[str]:
         """Versions, device, compiler, and what is planned."""
         return header_lines(self.matrix, self.planned, self.settings)
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The table of cells by backend and mode."""
-        if self.config.option.collectonly:
-            return
-        beside, fresh = None, None
-        if self.baseline is not None:
-            beside = compare_with_baseline(self.journal.block(), [self.baseline])
-            fresh = beside.fresh
-        terminalreporter.section("torch.compile matrix", sep="-")
-        for line, markup in summary_lines(self.journal, fresh):
-            terminalreporter.write_line(harmless_text(line), **markup)
-        if beside is not None:
-            terminalreporter.section(f"beside {self.settings.baseline}", sep="-")
-            for line, markup in beside.lines:
-                terminalreporter.write_line(line, **markup)
-        if edited := self.journal.sources_edited:
-            named = first_names(edited)
-            text = f"sources were edited while this run went on, so the gate takes no verdict of it: {named}"
-            terminalreporter.write_line(text, yellow=True)
-        if self.keeper.message:
-            terminalreporter.write_line(self.keeper.message)
-        if lost := self._why_unsaved():
-            terminalreporter.write_line(lost, red=True)
-
-    def _known_seconds(self) -> dict[str, float]:
+    def known_seconds(self) -> dict[str, float]:
         """How long each cell took when it was last run here."""
         cache = getattr(self.config, "cache", None)
         if cache is None:
             return {}
         return dict(cache.get(SECONDS_KEY, {}))
-
-    def _keep_seconds(self) -> None:
-        # -p no:cacheprovider: there is none.
-        cache = getattr(self.config, "cache", None)
-        if cache is not None:
-            cache.set(SECONDS_KEY, self._known_seconds() | self.journal.seconds())
 
 
 SESSION = pytest.StashKey[MatrixSession]()

@@ -43,13 +43,14 @@ def named_parts(typed: Sequence[str], matrix: Matrix, given: str, base: Path,
     Raises :class:`UsageError` for a cell or check that is not there, as pytest does for a test.
     """
     name = given
+    cells = [planned.cell.id for planned in matrix.cells]
     if not has_name_only(given):
         if matrix.path.is_relative_to(rootdir):
+            _refuse_unknown_in(typed, base, matrix.path, cells)
             return _with_matrix(typed, base, matrix.path), Named()
         name = matrix.path.name
     others: list[str] = []
     parts: list[tuple[str, ...]] = []
-    cells = [planned.cell.id for planned in matrix.cells]
     for argument in typed:
         file, *names = argument.split("::")
         if file != name and not _is_path(argument, base, matrix.path):
@@ -67,6 +68,14 @@ def _with_matrix(typed: Sequence[str], base: Path, matrix: Path) -> list[str]:
         if _is_path(argument, base, matrix):
             return [*typed]
     return [*typed, str(matrix)]
+
+
+def _refuse_unknown_in(typed: Sequence[str], base: Path, matrix: Path, cells: Collection[str]) -> None:
+    """Tell what is not there in a file that pytest looks up: pytest would name no nearest cell."""
+    for argument in typed:
+        _, *names = argument.split("::")
+        if _is_path(argument, base, matrix):
+            _refuse_unknown(argument, names, cells)
 
 
 def _is_path(argument: str, base: Path, path: Path) -> bool:

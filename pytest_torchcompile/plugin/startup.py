@@ -15,6 +15,7 @@ from pytest_torchcompile.plan.matrix import Matrix, load_matrix
 from pytest_torchcompile.plan.matrix_path import find_matrix, is_of_model
 from pytest_torchcompile.plan.selection import refuse_idle, refuse_unknown
 from pytest_torchcompile.plugin.collection import MATRIX_TEXT, SESSION, TEXT_OF_MATRIX, MatrixSession
+from pytest_torchcompile.plugin.ending import Ending, SavedFile
 from pytest_torchcompile.plugin.outside import named_parts
 from pytest_torchcompile.plugin.reusing import Reusing
 from pytest_torchcompile.plugin.test_lane import report_tests
@@ -65,9 +66,11 @@ def start_matrix(config: pytest.Config, settings: Settings) -> None:
     if settings.baseline and not hasattr(config, "workerinput"):
         baseline = _read_baseline(config, settings)
     _switch_report_on(config)
-    session = MatrixSession(config, settings, matrix, parts, torchrun, baseline, _report_path(config, torchrun))
+    session = MatrixSession(config, settings, matrix, parts, torchrun, _report_path(config, torchrun))
     config.stash[SESSION] = session
     config.pluginmanager.register(session, "compile-matrix")
+    config.pluginmanager.register(Ending(session, baseline), "compile-matrix-ending")
+    config.pluginmanager.register(SavedFile(session), "compile-matrix-saved")
     if settings.reuse and not config.option.collectonly:
         config.pluginmanager.register(Reusing(session), "compile-matrix-reuse")
     if not config.option.collectonly:

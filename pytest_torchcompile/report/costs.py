@@ -55,6 +55,8 @@ class RunCost:
     wall: float | None
     """Seconds from the beginning of the run to its end; None where the report does not tell."""
     workers: int
+    earlier: int = 0
+    """Cells whose results are of earlier runs: reused, or kept in the report."""
 
     @property
     def idle(self) -> float | None:
@@ -70,12 +72,19 @@ class RunCost:
 
 def measure_costs(cells: Iterable[Facts], run: Mapping[str, Any]) -> RunCost:
     """The costs of the cells of one run. ``run``: the key ``run`` of its report, with its beginning and its end."""
-    timed = [facts for facts in cells if facts.total_seconds and not _is_of_another_run(facts)]
+    timed: list[Facts] = []
+    earlier = 0
+    for facts in cells:
+        if _is_of_another_run(facts):
+            earlier += 1
+        elif facts.total_seconds:
+            timed.append(facts)
     dearest = _dearest_compiles(timed)
     costs = [_cost_of_cell(facts, dearest) for facts in timed]
     costs.sort(key=lambda cost: cost.total, reverse=True)
     workers = as_number(run.get("workers")) or 1
-    return RunCost(tuple(costs), seconds_between(run.get("started"), run.get("finished")), int(workers))
+    wall = seconds_between(run.get("started"), run.get("finished"))
+    return RunCost(tuple(costs), wall, int(workers), earlier)
 
 
 def _is_of_another_run(facts: Facts) -> bool:
@@ -148,6 +157,8 @@ def seconds_between(started: Any, finished: Any) -> float | None:
 
 def cost_lines(cost: RunCost, cores: Any = None) -> list[str]:
     """The costs as lines for a terminal. ``cores``: of the machine, where the report has them."""
+    if not cost.cells:
+        return [harmless_text(_why_no_cost(cost))]
     lines = [*_total_lines(cost, as_number(cores)), ""]
     title = "the dearest cells"
     width = max(map(len, [title, *(cell.id for cell in cost.cells[:_DEAREST])]))
@@ -158,6 +169,14 @@ def cost_lines(cost: RunCost, cores: Any = None) -> list[str]:
         if cell.advice:
             lines.append(f"    {cell.advice}")
     return [harmless_text(line) for line in lines]
+
+
+def _why_no_cost(cost: RunCost) -> str:
+    """Why there is no table: of a run whose cells all are of earlier runs, or were not run."""
+    wall = "" if cost.wall is None else f" The run took {cost.wall:.0f} s."
+    if cost.earlier:
+        return f"No cell was run: {count(cost.earlier, 'result is', 'results are')} of earlier runs.{wall}"
+    return f"No cell was run, so there are no costs.{wall}"
 
 
 def time_line(cost: RunCost) -> str:

@@ -55,6 +55,8 @@ class ReportKeeper:
         self.report, self.journal = behind_link(report), behind_link(journal)
         self.message = ""
         """What became of an earlier report, in one sentence; empty if there is nothing to say."""
+        self.saved: Path | None = None
+        """The file that has the record of this run; None until it is written."""
 
     def begin(self, arguments: tuple[str, ...]) -> None:
         """Mark what an earlier run left, unless that was done already, and keep the journal of one that was killed."""
@@ -88,7 +90,7 @@ class ReportKeeper:
         kept = self._read_kept()
         # A report without the mark is one that the later run has written, for it had marked the one before.
         if kept is not None and LATER_RUN not in kept:
-            _write_sealed(self.root / PART_FILE, content, indent)
+            self._write_part(content, indent)
             self.message = f"{self._report_name()} is left as a run wrote it that began after this one ({later}); " \
                            f"the record of this run is {PART_FILE}"
             return False
@@ -107,7 +109,7 @@ class ReportKeeper:
             self._replace(content, kept, indent)
             return
         # A part has a record of its own whatever becomes of the report.
-        _write_sealed(self.root / PART_FILE, content, indent)
+        self._write_part(content, indent)
         obstacle = not_mergeable(kept[BLOCK], block)
         if not nothing_judged and not obstacle:
             self._take_over(content, kept, len(judged), indent)
@@ -124,7 +126,7 @@ class ReportKeeper:
         edited = bool(edited_since(self.project, imported))
         merged = _with_mark(take_over(kept, content, edited), kept)
         self._keep_previous(kept)
-        _write_sealed(self.report, merged, indent)
+        self._write_report(merged, indent)
         cells, tests = _kept_names(merged[BLOCK])
         left = [count(len(cells), "cell")] * bool(cells) + [count(len(tests), "test")] * bool(tests)
         if left:
@@ -133,7 +135,15 @@ class ReportKeeper:
 
     def _replace(self, content: dict[str, Any], kept: dict[str, Any] | None, indent: int | None) -> None:
         self._keep_previous(kept)
+        self._write_report(content, indent)
+
+    def _write_report(self, content: dict[str, Any], indent: int | None) -> None:
         _write_sealed(self.report, content, indent)
+        self.saved = self.report
+
+    def _write_part(self, content: dict[str, Any], indent: int | None) -> None:
+        self.saved = self.root / PART_FILE
+        _write_sealed(self.saved, content, indent)
 
     def _keep_previous(self, kept: dict[str, Any] | None) -> None:
         """Copy the report that is about to be replaced, unless it would displace one that says more."""

@@ -200,7 +200,8 @@ def test_cells_that_were_not_run(here, capsys):
     report.write_text(json.dumps({"compile_matrix": block}))
     before = file.read_text()
     assert main(["accept"]) == 0
-    assert capsys.readouterr().out.endswith("\n1 cell was not run: run the whole matrix, then accept again\n")
+    assert capsys.readouterr().out.endswith("\n1 cell of the matrix was not run: net-inductor-default-auto-none: run "
+                                            "the whole matrix, then accept again\n")
     assert file.read_text() == before
 
 
@@ -380,3 +381,7 @@ def test_a_matrix_that_was_edited_since(here, capsys):
     out = capsys.readouterr().out
     assert "matrix/smoke.yaml was edited since that run: its cells are judged again by its rules as " in out
     assert "gone-eager-default-auto-none: is no cell of the matrix any more; left out\n" in out
+    assert ("\n1 cell of the matrix was not run: new-eager-default-auto-none: run the whole matrix, then accept "
+            "again\n") in out
+    # The cell that is gone had not been run either: that is nobody's business any more.
+    assert "not run: gone" not in out

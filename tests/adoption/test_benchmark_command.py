@@ -48,6 +48,15 @@ def test_the_report_in_text_and_in_markdown():
     assert "| default | faster | 2.00 (1.90 to 2.10) |" in "\n".join(report_markdown("net", reports))
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_backend_that_optimises_nothing(backend):
+    """Its time says nothing of what compiling brings, so nobody is told not to compile."""
+    lines = list(report_lines("net", [mode("default", SLOW)], backend))
+    assert lines[-1] == (f"Backend {backend} is no optimiser: its time says nothing of what compiling brings. Time a "
+                         "cell of inductor instead.")
+    assert "Do not compile" not in "\n".join(report_markdown("net", [mode("default", SLOW)], backend))
+
+
 def test_a_mode_with_wrong_numbers_has_no_timing():
     report = mode("default", {"raised": None, "wrong": "output"}, "it computes wrong numbers")
     assert report.verdict == "no timing: worth: it computes wrong numbers"

@@ -160,6 +160,14 @@ def test_mistakes(here, capsys, arguments, expected):
     assert not (here / "matrix").exists()
 
 
+def test_a_typo_is_told_before_files_that_are_there(here, capsys):
+    """The matrix has been edited since init wrote it; that is another matter."""
+    (here / "matrix").mkdir()
+    (here / "matrix" / "default.yaml").write_text("version: 1\n")
+    assert main(["init", "models:bild"]) == 4
+    assert "models has no attribute 'bild'; did you mean 'build'?" in capsys.readouterr().err
+
+
 def test_files_of_the_user_are_told_before_the_model_is_looked_at(here, capsys):
     """It may take long; and what is left out is no reason."""
     (here / "models.py").write_text("raise OSError('imported')\ndef build(): ...\n")

@@ -288,6 +288,8 @@ def test_a_run_that_selects_nothing(green, capsys, selection):
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     result.stdout.fnmatch_lines(["*.compile-matrix/report.json is left as an earlier run wrote it, because nothing was "
                                  "judged; the record of this run is .compile-matrix/part/report.json"])
+    saved = [line for line in result.outlines if line.startswith("report saved to")]
+    assert saved == [f"report saved to: {green.path / '.compile-matrix/part/report.json'}"]
     assert green.block() == before
     assert gate(green, report(green), capsys=capsys)[0] == 2
     assert gate(green, *globbed(green), capsys=capsys)[0] == 2

@@ -103,6 +103,18 @@ def test_cells_of_an_earlier_run_cost_this_one_nothing():
     assert cost.sum_of("total") == 3.0
 
 
+@pytest.mark.parametrize(("cells", "text"), [
+    ([cell("a", 5.0, [], reused={"age": 60}), cell("b", 2.0, [], reused={"age": 60})],
+     "No cell was run: 2 results are of earlier runs. The run took 3 s."),
+    ([cell("a", None, [])], "No cell was run, so there are no costs. The run took 3 s."),
+])
+def test_a_run_without_costs_says_why(cells, text):
+    """All cells reused, or skipped: no table of zeros."""
+    times = {"started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T00:00:03+00:00"}
+    _, cost = measured(*cells, **times)
+    assert cost_lines(cost) == [text]
+
+
 @pytest.mark.parametrize("run", [{}, {"started": "2026-01-01T00:00:00+00:00", "finished": None},
                                  {"started": "soon", "finished": "2026-01-01T00:00:00+00:00"},
                                  {"started": "2026-01-01T00:00:00", "finished": "2026-01-01T00:00:00+00:00"}])
@@ -122,6 +134,6 @@ def test_the_command_reads_a_report(tmp_path, capsys):
     assert main(["costs", str(path)]) == 0
     assert "unique compiling" in capsys.readouterr().out
     assert main(["costs", "--json", str(path)]) == 0
-    assert {"cells", "wall", "workers", "idle", "cores"} == set(json.loads(capsys.readouterr().out))
+    assert {"cells", "wall", "workers", "earlier", "idle", "cores"} == set(json.loads(capsys.readouterr().out))
     assert main(["costs", str(tmp_path / "none.json")]) == 2
     assert "no such file" in capsys.readouterr().err

@@ -420,7 +420,7 @@ FIRST = LATE | {"kind": "first", "cause": "", "reason": ""}
 @pytest.mark.parametrize(("changes", "message", "evidence"), [
     ({"raised": "InductorError", "calls": 0}, "nothing to judge: the compiled run raised InductorError", ""),
     ({"calls": 0}, "nothing to judge: no size was run a second time", ""),
-    ({"late": [LATE]}, "forward is compiled again in call 1, again, after all 2 size(s) were met",
+    ({"late": [LATE]}, "forward is compiled again in call 1, in the third pass, after all 2 sizes were met",
      "m.py:3  shape: size mismatch"),
     ({"covered": [COVERED | {"largest": 40}]}, "S=33 to 40 fit no bucket: the largest is 32", ""),
     ({"between": [PADDED, PADDED | {"error": "RuntimeError in forward: no", "graphs": 0}]},
@@ -447,7 +447,7 @@ def test_late_recompiles_can_be_allowed():
     assert not list(judge_it(STABLE | {"late": [LATE]}, {"late_recompiles": 1}))
     problems = list(judge_it(STABLE | {"late": [LATE, LATE]}, {"late_recompiles": 1}))
     assert [problem.message for problem in problems] == [
-        "forward is compiled again in call 1, again, after all 2 size(s) were met (2 times, 1 allowed)"] * 2
+        "forward is compiled again in call 1, in the third pass, after all 2 sizes were met (2 times, 1 allowed)"] * 2
 
 
 def _rank(*compiles, **more):

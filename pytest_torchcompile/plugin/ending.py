@@ -1,0 +1,137 @@
+"""Ending: the hooks that end a run with ``--compile-matrix``: its exit status, its report, and the summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from pytest_torchcompile.gate.announcement import compare_with_baseline
+from pytest_torchcompile.plugin.collection import SECONDS_KEY, MatrixSession
+from pytest_torchcompile.quantity import first_names
+from pytest_torchcompile.report.reading import Report
+from pytest_torchcompile.report.safe_output import harmless_text
+from pytest_torchcompile.report.terminal import summary_lines
+
+__all__ = ["Ending", "SavedFile"]
+
+
+class Ending:
+    """Ends the run of a matrix session. ``baseline``: the report to compare with, if there is one."""
+
+    def __init__(self, session: MatrixSession, baseline: Report | None) -> None:
+        self.session, self.config, self.baseline = session, session.config, baseline
+        self.journal, self.keeper = session.journal, session.keeper
+
+    # First of all: pytest-json-report writes its file in this hook.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        """A planned verdict that never came fails the run; so does a mistake in the matrix found late."""
+        if not self.session.is_worker and not self.config.option.collectonly:
+            if self.journal.usage_errors():
+                session.exitstatus = pytest.ExitCode.USAGE_ERROR
+            elif session.exitstatus == pytest.ExitCode.OK and self.journal.not_run():
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            elif not self.session.planned and self.session.settings.shard[1] > 1 and session.exitstatus == 5:
+                # No tests (5), but as planned: there are more shards than cells.
+                session.exitstatus = pytest.ExitCode.OK
+            self.journal.finish(int(session.exitstatus))
+            self._keep_seconds()
+            if hasattr(self.config, "_json_report"):
+                self._take_over_saving()
+            else:
+                # -p no:pytest_jsonreport: our block alone.
+                self._save_report({"compile_matrix": self.journal.block()})
+        result = yield
+        if not self.session.is_worker and not self.config.option.collectonly and self._why_unsaved():
+            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+            self.journal.take_back_end()
+        if self.session.torchrun and self.session.torchrun.rank and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
+            # Rank 0 says so. Of a process that fails torchrun ends all others at once, and rank 0 may not be done.
+            session.exitstatus = pytest.ExitCode.OK
+        return result
+
+    def _why_unsaved(self) -> str:
+        """Why there is no readable report file; pytest-json-report only prints that it could not save one."""
+        if self.journal.trouble.text:
+            return self.journal.trouble.text
+        path = self.keeper.report
+        try:
+            json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            return f"the report {path} could not be written: {error}"
+        return ""
+
+    def _take_over_saving(self) -> None:
+        """Have pytest-json-report's file written by us: it writes bit by bit, and over whatever is there."""
+        plugin, indent = self.config._json_report, self.config.option.json_report_indent  # type: ignore[attr-defined]
+
+        def save_report(_path: str) -> None:
+            if not self._save_report(plugin.report, indent):
+                # Else pytest-json-report says that it is saved.
+                raise OSError("see below")
+
+        plugin.save_report = save_report
+
+    def _save_report(self, content: dict[str, Any], indent: int | None = None) -> bool:
+        """Whether the report could be written."""
+        save = partial(self.keeper.save, content, indent, self.journal.overtaken_by)
+        return self.journal.trouble.try_writing(self.keeper.report, save)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_json_modifyreport(self, json_report: dict[str, Any]) -> None:
+        """Add our block to pytest-json-report's file."""
+        if not self.config.option.collectonly:
+            json_report["compile_matrix"] = self.journal.block()
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The table of cells by backend and mode."""
+        if self.config.option.collectonly:
+            return
+        beside, fresh = None, None
+        if self.baseline is not None:
+            beside = compare_with_baseline(self.journal.block(), [self.baseline])
+            fresh = beside.fresh
+        terminalreporter.section("torch.compile matrix", sep="-")
+        for line, markup in summary_lines(self.journal, fresh):
+            terminalreporter.write_line(harmless_text(line), **markup)
+        if beside is not None:
+            terminalreporter.section(f"beside {self.session.settings.baseline}", sep="-")
+            for line, markup in beside.lines:
+                terminalreporter.write_line(line, **markup)
+        if edited := self.journal.sources_edited:
+            named = first_names(edited)
+            text = f"sources were edited while this run went on, so the gate takes no verdict of it: {named}"
+            terminalreporter.write_line(text, yellow=True)
+        if self.keeper.message:
+            terminalreporter.write_line(self.keeper.message)
+        if lost := self._why_unsaved():
+            terminalreporter.write_line(lost, red=True)
+
+    def _keep_seconds(self) -> None:
+        # -p no:cacheprovider: there is none.
+        cache = getattr(self.config, "cache", None)
+        if cache is not None:
+            cache.set(SECONDS_KEY, self.session.known_seconds() | self.journal.seconds())
+
+
+class SavedFile:
+    """Has pytest-json-report name the file that has this run's record, where the report stayed as it was."""
+
+    def __init__(self, session: MatrixSession) -> None:
+        self.config, self.keeper = session.config, session.keeper
+
+    # Before pytest-json-report's own hook, which prints what it has in store.
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self) -> None:
+        """Correct the line that is about to be printed."""
+        plugin, saved = getattr(self.config, "_json_report", None), self.keeper.saved
+        if plugin is None or saved is None or saved == self.keeper.report:
+            return
+        # A private name of pytest-json-report 1.5: where it has another text there, that is left alone.
+        told = f"report saved to: {self.config.option.json_report_file}"
+        if getattr(plugin, "_terminal_summary", "") == told:
+            plugin._terminal_summary = f"report saved to: {saved}"

@@ -296,7 +296,9 @@ def _gate_arguments(parser: argparse.ArgumentParser) -> None:
 
 # html: the page that people look at
 def _html_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_reports(parser)
+    parser.add_argument("reports", nargs="+", metavar="REPORT",
+                        help="the JSON report of a run, or of each of its shards; or a journal; or one folder of the "
+                             "reports of several runs: then the newest is shown, and the others are its trend")
     parser.add_argument("-o", "--output", metavar="FILE", default="compile-matrix.html", help="default: %(default)s")
     parser.add_argument("--baseline", metavar="REPORT", nargs="+", help="reports of an earlier run to compare with")
     parser.add_argument("--policy", metavar="FILE", help="judge as `gate --policy` does")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["count", "first_names", "numbered", "readable_seconds"]
+__all__ = ["count", "first_names", "numbered", "readable_age", "readable_seconds"]
 
 
 def count(number: int, one: str, many: str = "") -> str:
@@ -46,3 +46,15 @@ def readable_seconds(value: float) -> str:
     if value < 1:
         return f"{1000 * value:.0f} ms"
     return f"{value:.1f} s" if value < 120 else f"{value / 60:.1f} min"
+
+
+def readable_age(seconds: float) -> str:
+    """How old something is.
+
+    >>> readable_age(30), readable_age(7200), readable_age(200_000)
+    ('30 seconds', '2 hours', '2 days')
+    """
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= 2 * size:
+            return count(int(seconds // size), unit)
+    return count(int(seconds), "second")

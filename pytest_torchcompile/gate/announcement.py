@@ -29,8 +29,8 @@ from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.safe_output import harmless_text
 
 __all__ = [
-    "WORDS", "BaselineSummary", "announcement", "command_again", "compare_with_baseline", "outcome_record", "refusal",
-    "refusal_record", "run_facts", "sentence", "shown_place", "verdict_counts",
+    "WORDS", "BaselineSummary", "announcement", "command_again", "compare_with_baseline", "judged_facts",
+    "outcome_record", "refusal", "refusal_record", "run_facts", "sentence", "shown_place", "verdict_counts",
 ]
 
 WORDS: Final = {0: "PASS", 1: "FAIL", 2: "UNUSABLE", 3: "NOTHING TO JUDGE"}
@@ -109,6 +109,17 @@ def run_facts(outcome: GateOutcome) -> str:
     environment = outcome.merged.environment
     devices = ", ".join(dict.fromkeys(map(str, environment.get("devices") or ()))) or "no device told"
     where = f"{outcome.merged.matrix['path']} on torch {environment.get('torch', '(not told)')}".lstrip()
+    text = f"{where}, {devices}: {judged_facts(outcome)}"
+    git = outcome.merged.git
+    if git:
+        text += f"; commit {git['commit'][:12]}"
+        if git["changed"]:
+            text += " with changes"
+    return text
+
+
+def judged_facts(outcome: GateOutcome) -> str:
+    """What was judged, with counts."""
     judged = []
     # A run of tests alone has no matrix, so that "0 cells" would say nothing.
     if outcome.cells or not outcome.tests:
@@ -117,15 +128,9 @@ def run_facts(outcome: GateOutcome) -> str:
         tests = outcome.tests.values()
         judged.append(f"{count(len(tests), 'test')}: {verdict_counts(tests)}; {_number_compiled(tests)} ran compiled "
                       "code")
-    text = f"{where}, {devices}: {'; '.join(judged)}"
     if len(outcome.merged.reports) > 1:
-        text += f"; {len(outcome.merged.reports)} shards"
-    git = outcome.merged.git
-    if git:
-        text += f"; commit {git['commit'][:12]}"
-        if git["changed"]:
-            text += " with changes"
-    return text
+        judged.append(f"{len(outcome.merged.reports)} shards")
+    return "; ".join(judged)
 
 
 def _facts_of_cells(cells: Sequence[JudgedCell]) -> str:

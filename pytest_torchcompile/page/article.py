@@ -10,11 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from pytest_torchcompile.page.expectations import plan_section
 from pytest_torchcompile.page.ledger_tables import compiles_section, eager_frames_section, graph_breaks_section
 from pytest_torchcompile.page.markup import (
     ROWS,
     Child,
     Html,
+    again,
     anchor,
     badge,
     columns,
@@ -26,7 +28,8 @@ from pytest_torchcompile.page.markup import (
     section,
     tag,
 )
-from pytest_torchcompile.quantity import readable_seconds
+from pytest_torchcompile.page.past_runs import label_of_run
+from pytest_torchcompile.quantity import readable_age, readable_seconds
 from pytest_torchcompile.report.causes import effect_of, first_with_problem, root_check
 from pytest_torchcompile.report.facts import Compared, Facts, Generated, Problem, Verdict
 
@@ -40,19 +43,19 @@ _LANES: Final = {
 }
 
 
-def article(facts: Facts, again: str, source: str = "", before: Child = None) -> Html:
+def article(facts: Facts, command: str, source: str = "", before: Child = None) -> Html:
     """One cell.
 
-    :param again: the command that runs it again.
+    :param command: the command that runs it again.
     :param source: address of a source file, with ``{file}`` and ``{line}``; empty: places are no links.
     :param before: what the baseline says of the cell.
     """
-    parts = [_checks_section(facts, source), tag("p", "again ", tag("code", again), class_="again"),
+    parts = [_checks_section(facts, source), again(command), plan_section(facts),
              *_ledger_tables(facts, source), *_other_ranks(facts, source), numbers_section(facts),
              kernels_section(facts, source), times_section(facts), benchmark_section(facts), _other_sections(facts)]
     return tag(
         "article", _article_head(facts, before), parts,
-        tag("p", tag("a", "close", href="#overview"), class_="close"),
+        tag("p", tag("a", "back to the findings", href="#overview"), class_="close"),
         id=anchor(facts.id), class_="cell", tabindex=-1, aria_label=f"{facts.id}: {facts.status}",
     )  # fmt: skip
 
@@ -64,7 +67,20 @@ def _article_head(facts: Facts, before: Child) -> Html:
     if facts.leaks:
         leaks = tag("p", cut(f"Changed torch's settings, which were put back: {'; '.join(facts.leaks)}"))
     return tag("header", tag("h2", badge(facts.status), " ", tag("bdi", facts.id)), tag("p", axes, class_="axes"),
-               lane, before, leaks)
+               lane, _reused_note(facts), before, leaks)
+
+
+def _reused_note(facts: Facts) -> Html | None:
+    """Of a result of an earlier run: of which one, and how old it is."""
+    origin = facts.reused
+    if origin is None:
+        return None
+    run = label_of_run(origin if origin["commit"] else None, origin["run"])
+    changed = ", with uncommitted changes" if origin["changed"] else ""
+    age = readable_age(origin["age"])
+    text = f"it was not run again. Its result is {age} old, of the run of {run}{changed}; " \
+           "nothing that it rests on has changed since."
+    return tag("p", tag("b", "Reused: "), text, class_="reused-note")
 
 
 def _ledger_tables(facts: Facts, source: str) -> list[Html]:

@@ -7,201 +7,43 @@ that somebody opens are made into elements: so a page of 1,000 cells opens at on
 No address but the file's own is ever asked: the Content-Security-Policy allows this page's one script and one style
 sheet, by their hashes, and nothing else. So what a report smuggles into the page cannot run either.
 
-Before it the controls: the legend, and with JavaScript what the map shows and how; and the numbers that it can be
-coloured by. What the map and a cell's article say of a baseline comes first; what the gate makes of it is a finding.
+In its order: what a release manager reads first, findings or the open cell, the trend, the map with its controls,
+tests, the run. So findings come before the map where one column is all that there is.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
-import datetime
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, Final
+from pathlib import Path
+from typing import Any
 
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.gate.announcement import run_facts, sentence
-from pytest_torchcompile.gate.baseline import Change, another_machine, find_changes
-from pytest_torchcompile.gate.gate import GateOutcome, gate, judge_cells
-from pytest_torchcompile.gate.policy import Policy
-from pytest_torchcompile.gate.policy_limits import worst_rank
+from pytest_torchcompile.gate.announcement import sentence
+from pytest_torchcompile.gate.gate import GateOutcome, gate
 from pytest_torchcompile.gate.policyfile import read_policy
 from pytest_torchcompile.page.article import article
-from pytest_torchcompile.page.heatmap import DENSE, FAILING, WIDTH, HeatMap, map_table
-from pytest_torchcompile.page.markup import (
-    STEPS,
-    VERDICT_STYLES,
-    Html,
-    anchor,
-    badge,
-    data,
-    join,
-    style_rules,
-    tag,
-    variables,
-)
-from pytest_torchcompile.page.overview import overview, run_section, tests_section
+from pytest_torchcompile.page.comparison import compare_cells, tell_news
+from pytest_torchcompile.page.controls import controls, measure_cells
+from pytest_torchcompile.page.heatmap import DENSE, FAILING, WIDTH, HeatMap, map_table, square_class
+from pytest_torchcompile.page.markup import VERDICT_STYLES, Html, anchor, data, style_rules, tag, variables
+from pytest_torchcompile.page.masthead import NAME, masthead
+from pytest_torchcompile.page.overview import group_findings, overview, run_section, tests_section
+from pytest_torchcompile.page.past_runs import History, read_folder
 from pytest_torchcompile.page.svg import svg
-from pytest_torchcompile.report.facts import Facts, as_number
+from pytest_torchcompile.page.trend import trend_section
+from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.merging import Merged, merge_reports
-from pytest_torchcompile.report.metrics import METRICS
-from pytest_torchcompile.report.reading import read_report
+from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.report.safe_output import write_output
 
-__all__ = ["MARKS", "BaselineCells", "compare_cells", "controls", "measure_cells", "page", "run_command"]
-
-MARKS: Final = {
-    "worse": "worse than in the baseline",
-    "better": "failed in the baseline",
-    "added": "not in the baseline",
-}
-"""How a cell's square is outlined, and what it means."""
-_MARK_OF: Final = {"improved": "better", "new": "added"}
-
-
-@dataclass(frozen=True)
-class BaselineCells:
-    """A run beside an earlier one. Empty where there is none."""
-
-    changes: tuple[Change, ...] = ()
-    then: dict[str, str] = field(default_factory=dict)
-    """Cell to its status in the baseline."""
-
-    @property
-    def marks(self) -> dict[str, str]:
-        """Cell to a key of :data:`MARKS`, the worst that is true of it."""
-        marks: dict[str, str] = {}
-        # The worst change comes first, so it goes over the others' marks.
-        for change in reversed(self.changes):
-            marks |= dict.fromkeys(change.cells, _MARK_OF.get(change.kind, "worse"))
-        return marks
-
-    def note_on(self, cell: str) -> Html | None:
-        """What an article says of the baseline; None where there is none."""
-        if not self.then:
-            return None
-        changes = [tag("li", change.text) for change in self.changes if cell in change.cells and change.kind != "new"]
-        status = self.then.get(cell)
-        was = join("In the baseline: ", badge(status)) if status else "Not in the baseline."
-        return tag("div", tag("p", was), tag("ul", changes) if changes else None, class_="before")
-
-
-def compare_cells(outcome: GateOutcome, before: Merged | None) -> BaselineCells:
-    """Compare a run with a baseline."""
-    if before is None:
-        return BaselineCells()
-    then = judge_cells(before, Policy(), datetime.date.today())
-    comparable = not another_machine(outcome.merged.environment, before.environment)
-    differences = find_changes(outcome.cells, then, comparable)
-    return BaselineCells(tuple(differences), {name: cell.status for name, cell in then.items()})
-
-
-# --------------------------------------------------------------------------------------------------------- the controls
-_HAVE_METRICS: Final = frozenset({"compiles", "graph_breaks", "recompiles", "kernels"})
-"""Sections whose numbers are among the metrics, as far as they say anything."""
-
-
-def measure_cells(cells: Sequence[Facts]) -> dict[str, list[float | None]]:
-    """Each number that some cell has, and its value for every cell.
-
-    Numbers that other sections hold at their top are among them, as ``section: key``.
-    """
-    numbers: dict[str, list[float | None]] = {}
-    for name in METRICS:
-        numbers[name] = [as_number(worst_rank(cell.ranks, name)) for cell in cells]
-    numbers["coverage, %"] = list(map(_coverage_percent, cells))
-    numbers["error over noise"] = list(map(_error_over_noise, cells))
-    numbers["cell_seconds"] = [cell.total_seconds for cell in cells]
-    for section, key in dict.fromkeys(_other_numbers(cells)):
-        numbers[f"{section}: {key}"] = [as_number(cell.section(section).get(key)) for cell in cells]
-    # A number that no cell has would be a choice that colours nothing.
-    for name in [name for name, values in numbers.items() if set(values) <= {None}]:
-        del numbers[name]
-    return numbers
-
-
-def _coverage_percent(facts: Facts) -> float | None:
-    return None if facts.coverage is None else 100 * facts.coverage
-
-
-def _error_over_noise(facts: Facts) -> float | None:
-    """The largest of what was compared; 0 where everything is bitwise equal."""
-    if not any(section.get("compared") for section in facts.compared.values()):
-        return None
-    return max((leaf.rms for leaf in facts.leaves if as_number(leaf.rms) and leaf.rms), default=0.0)
-
-
-def _other_numbers(cells: Iterable[Facts]) -> Iterator[tuple[str, str]]:
-    """(section, key) of numbers that are no metrics."""
-    for cell in cells:
-        for name, section in cell.sections.items():
-            # Sections that compare have numbers of each tensor, and `error over noise` sums them up.
-            if name in _HAVE_METRICS or name in cell.compared:
-                continue
-            for key, value in section.items():
-                if as_number(value) is not None and key not in METRICS:
-                    yield name, key
-
-
-def controls(cells: Sequence[Facts], numbers: Iterable[str], marks: Mapping[str, str]) -> Html:
-    """Two lines. ``numbers``: what the map can be coloured by; ``marks``: cell to its mark against a baseline."""
-    checks: dict[str, None] = {}
-    for cell in cells:
-        checks.update((verdict.check, None) for verdict in cell.verdicts)
-    choices = [tag("option", "verdict", value=""), _option_group("one check", "check", checks),
-               _option_group("a number", "number", numbers)]
-    steps = [tag("span", " ", class_=f"s step{number}") for number in range(len(STEPS))]
-    # The script shows it where the map is coloured by a number.
-    ramp = tag("span", tag("span", id="least"), " ", tag("span", steps, class_="ramp"), " ", tag("span", id="most"),
-               id="ramp", hidden=True)
-    search = tag("input", type="search", id="search", placeholder="cell, file, text")
-    return tag(
-        "div",
-        tag("div", _legend(cells, marks), ramp, tag("span", id="count", role="status", class_="quiet js"),
-            tag("button", "all cells", type="button", id="all", hidden=True, class_="js"),
-            tag("span", "arrows, Enter, Esc · n, p: next, previous failing · /: search", class_="quiet js keys"),
-            tag("button", "light / dark", type="button", id="theme", class_="js")),
-        tag("div", _choice("rows"), _choice("columns"), _choice("by", *choices, label="colour by"),
-            tag("label", "search", search), tag("span", "only", class_="quiet"), tag("span", id="filters"),
-            class_="js"),
-        class_="controls",
-    )  # fmt: skip
-
-
-def _option_group(label: str, kind: str, names: Iterable[str]) -> Html:
-    """``kind``: how page.js tells what to colour by."""
-    return tag("optgroup", [tag("option", name, value=f"{kind} {name}") for name in names], label=label)
-
-
-def _legend(cells: Sequence[Facts], marks: Mapping[str, str]) -> Html:
-    counts = Counter(cell.status for cell in cells)
-    items = []
-    for name, style in VERDICT_STYLES.items():
-        if counts[name]:
-            box = tag("input", type="checkbox", checked=True, value=name, class_="js")
-            letter = tag("span", style.letter, class_=f"s {name}", aria_hidden="true")
-            items.append(tag("li", tag("label", box, letter, f" {name} {counts[name]}", title=style.help)))
-    marked = Counter(marks[cell.id] for cell in cells if cell.id in marks)
-    for mark, meaning in MARKS.items():
-        if marked[mark]:
-            square = tag("span", class_=f"s skip {mark}", aria_hidden="true")
-            items.append(tag("li", square, f" {meaning} {marked[mark]}"))
-    return tag("ul", items, class_="legend", aria_label="Verdicts")
-
-
-def _choice(id: str, *options: Html, label: str = "") -> Html:
-    return tag("label", label or id, tag("select", options, id=id))
-
+__all__ = ["page", "run_command"]
 
 # ------------------------------------------------------------------------------------------------------- the whole page
-NAME: Final = "torch.compile matrix"
-
-
 def run_command(given: argparse.Namespace) -> int:
     """The command ``pytest-torchcompile html``: read reports, write the page and the picture.
 
@@ -211,16 +53,27 @@ def run_command(given: argparse.Namespace) -> int:
     :raises UsageError: a file cannot be written, or `--source` is no address.
     """
     source = _source_address(given.source)
-    reports, baseline = list(map(read_report, given.reports)), list(map(read_report, given.baseline or ()))
+    (reports, history), baseline = _read_given(given.reports), list(map(read_report, given.baseline or ()))
     policy = None if given.policy is None else read_policy(given.policy)
     outcome = gate(reports, policy, baseline)
     before = merge_reports(baseline) if baseline else None
-    write_output(given.output, page(outcome, before, source=source), force=given.force)
+    write_output(given.output, page(outcome, before, source=source, history=history), force=given.force)
     if given.svg is not None:
         write_output(given.svg, svg(outcome), force=given.force)
     print(sentence(outcome))
     print(" and ".join(filter(None, (given.output, given.svg))), "written")
     return 0
+
+
+def _read_given(paths: Sequence[str]) -> tuple[list[Report], History]:
+    """Reports of one run; or a folder, which has the runs of a trend, of which the newest is shown."""
+    folders = [path for path in paths if Path(path).is_dir()]
+    if not folders:
+        return list(map(read_report, paths)), History()
+    if len(paths) > 1:
+        raise UsageError(f"html: {folders[0]} is a folder; expected it alone, or the reports of one run. "
+                         "A folder's newest run is shown, and the others are its trend.")
+    return read_folder(Path(folders[0]))
 
 
 def _source_address(given: str | None) -> str:
@@ -233,15 +86,19 @@ def _source_address(given: str | None) -> str:
     return given
 
 
-def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = "") -> str:
+def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = "",
+         history: History | None = None) -> str:
     """The page of a run.
 
     :param outcome: the run, and what the gate says of it.
     :param before: an earlier run that it is compared with.
     :param source: address of a source file, with ``{file}`` and ``{line}``, for links to the user's lines.
+    :param history: earlier runs, with this one as the last.
     """
-    heat, comparison, verdict = HeatMap(outcome.facts), compare_cells(outcome, before), sentence(outcome)
+    history = history or History()
+    heat, comparison = HeatMap(outcome.facts), compare_cells(outcome, before)
     numbers, marks = measure_cells(heat.cells), comparison.marks
+    sorted_findings, news = group_findings(outcome.findings), tell_news(outcome, before, history)
     # By the index of a finding: its button shows only its cells.
     groups = [finding.cells for finding in outcome.findings]
     # Their hashes go into the page, so nothing may be added to them below.
@@ -251,7 +108,7 @@ def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = ""
         tag("meta", http_equiv="Content-Security-Policy", content=_content_policy(style, script)),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="referrer", content="no-referrer"),
-        tag("title", f"{verdict} · {NAME}"), tag("style", style),
+        tag("title", f"{sentence(outcome)} · {NAME}"), tag("style", style),
     )  # fmt: skip
     articles = []
     for cell in heat.cells:
@@ -259,14 +116,16 @@ def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = ""
         articles.append(tag("noscript", article(cell, command, source, comparison.note_on(cell.id))))
     body = tag(
         "body",
-        tag("header", tag("h1", NAME),
-            tag("p", verdict, class_="sentence good" if outcome.code == 0 else "sentence bad"),
-            tag("p", run_facts(outcome), class_="env"), class_="top"),
-        controls(heat.cells, numbers, marks),
-        tag("main", map_table(heat, marks), tests_section(outcome, source), run_section(outcome, heat), class_="pane",
-            aria_label="Map of the cells"),
-        tag("aside", tag("div", id="open"), articles, overview(outcome, source), class_="pane side", id="side",
-            aria_label="Details"),
+        masthead(outcome, sorted_findings, news),
+        tag(
+            "main",
+            tag("section", tag("div", id="open"), articles, overview(outcome, sorted_findings, news, source),
+                class_="pane side", id="side", aria_label="Findings, or the open cell"),
+            tag("section", trend_section(history), tag("h2", f"{len(heat.cells)} cells, failing ones first"),
+                controls(heat.cells, numbers, marks), tag("div", map_table(heat, marks), class_="scroll"),
+                tests_section(outcome, source), run_section(outcome, heat),
+                class_="pane", aria_label="Map of the cells"),
+        ),
         tag("script", data(_script_data(heat, numbers, marks, groups)), type="application/json", id="data"),
         tag("script", script),
     )  # fmt: skip
@@ -319,7 +178,7 @@ def _script_data(heat: HeatMap, numbers: Mapping[str, Sequence[float | None]], m
         ranks[axis] = {value: rank for rank, value in enumerate(values)}
     cells = []
     for cell in heat.cells:
-        cells.append({"id": anchor(cell.id), "s": cell.status, "d": marks.get(cell.id, ""),
+        cells.append({"id": anchor(cell.id), "s": cell.status, "d": square_class(cell, marks.get(cell.id, "")),
                       "c": _verdict_indices(cell, checks),
                       "v": [ranks[axis][cell.axes.get(axis, "")] for axis in ranks]})
     return {

@@ -36,6 +36,7 @@ __all__ = [
     "map_table",
     "order_axes",
     "split_axes",
+    "square_class",
 ]
 
 WIDTH: Final = 32
@@ -224,11 +225,19 @@ class HeatMap:
 
     @cached_property
     def values(self) -> dict[str, list[str]]:
-        """The values of each axis, as they first come in the report."""
+        """The values of each axis: those in which most cells fail come first, equals as in the report."""
         axes: dict[str, None] = {}
         for cell in self.cells:
             axes.update(dict.fromkeys(cell.axes))
-        return {axis: list(dict.fromkeys(cell.axes.get(axis, "") for cell in self.cells)) for axis in axes}
+        return {axis: self._values_of_axis(axis) for axis in axes}
+
+    def _values_of_axis(self, axis: str) -> list[str]:
+        failing: dict[str, int] = {}
+        for cell in self.cells:
+            value = cell.axes.get(axis, "")
+            failing[value] = failing.get(value, 0) + (cell.status in FAILING)
+        # Sorting is stable.
+        return sorted(failing, key=lambda value: -failing[value])
 
     @cached_property
     def order(self) -> AxisOrder:
@@ -311,12 +320,20 @@ def cell_in_words(facts: Facts, mark: str = "") -> str:
     words = f"{facts.id}: {facts.status}"
     if facts.failed:
         words += f" ({', '.join(verdict.check for verdict in facts.failed)})"
+    if facts.reused:
+        words += ", reused"
     return f"{words}, {mark}" if mark else words
+
+
+def square_class(facts: Facts, mark: str = "") -> str:
+    """Of a square, besides what its colour is by: its mark against a baseline, and whether its result is reused."""
+    return f"{mark} {'reused' if facts.reused else ''}".strip()
 
 
 def _square(facts: Facts, index: int, marks: Mapping[str, str]) -> Html:
     """One cell of the map: a letter, a colour, and in words what it stands for."""
     mark, style = marks.get(facts.id, ""), VERDICT_STYLES.get(facts.status)
     words = cell_in_words(facts, mark)
-    return tag("a", style.letter if style else "?", href=link(facts.id), class_=f"s {facts.status} {mark}".rstrip(),
+    classes = f"s {facts.status} {square_class(facts, mark)}".rstrip()
+    return tag("a", style.letter if style else "?", href=link(facts.id), class_=classes,
                aria_label=words, title=words, data_i=index)

@@ -21,7 +21,7 @@ from urllib.parse import quote
 from pytest_torchcompile.report.safe_output import harmless_text
 
 __all__ = [
-    "ROWS", "STEPS", "VERDICT_STYLES", "Child", "Html", "Pair", "VerdictStyle", "anchor", "badge", "columns",
+    "ROWS", "STEPS", "VERDICT_STYLES", "Child", "Html", "Pair", "VerdictStyle", "again", "anchor", "badge", "columns",
     "contrast", "cut", "data", "fit", "hint", "join", "link", "more_note", "place", "section", "style_rules", "tag",
     "text", "variables",
 ]
@@ -134,7 +134,7 @@ ROWS: Final = 40
 """How many rows a table or list of the page has; what is more is counted."""
 LETTERS: Final = 6000
 """How much of a text is shown; the report has it whole."""
-_VOID: Final = frozenset({"br", "hr", "input", "link", "meta", "rect"})
+_VOID: Final = frozenset({"br", "hr", "input", "line", "link", "meta", "rect"})
 _UNFIT: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 (section 2.2) and UTF-8 do not take: control characters, lone surrogates."""
 _PLAIN: Final = re.compile("[\x20-\x21\x23-\x25\x28-\x3b=\x3f-\x7e]*")
@@ -264,10 +264,28 @@ def cut(text: str) -> str:
 
 
 def hint(text: str) -> Html | None:
-    """What to try."""
+    """What to try; lines after the first are something to paste."""
     if not text:
         return None
-    return tag("p", tag("b", "try "), cut(text), class_="try")
+    first, _, rest = cut(text).partition("\n")
+    pasted = tag("pre", rest) if rest.strip() else None
+    return tag("div", tag("p", tag("b", "try "), _with_code(first)), pasted, class_="try")
+
+
+def _with_code(text: str) -> list[Html | str]:
+    """What stands between backticks as code; all of it as it is where one is left over."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return [text]
+    return [tag("code", part) if index % 2 else part for index, part in enumerate(parts)]
+
+
+def again(command: str) -> Html | None:
+    """The command that runs it again, to be copied."""
+    if not command:
+        return None
+    button = tag("button", "copy", type="button", class_="js copy")
+    return tag("p", "again ", tag("code", command), " ", button, class_="again")
 
 
 def more_note(count: int, shown: int = ROWS) -> Html | None:

@@ -1,27 +1,46 @@
-"""Overview: what stands beside the map while no cell is open, and below it: findings, tests, pass rates, the run."""
+"""Overview: what stands beside the map while no cell is open, and below it: findings, tests, pass rates, the run.
+
+Findings are in groups, one for each severity; the cards of the page's top lead to them.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
 
-from pytest_torchcompile.checks.severity import TEST_CHECK
+from pytest_torchcompile.checks.severity import TEST_CHECK, Severity
 from pytest_torchcompile.gate.announcement import command_again
 from pytest_torchcompile.gate.gate import GateOutcome
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.testjudged import facts_of_test
 from pytest_torchcompile.observation import VERDICTS
+from pytest_torchcompile.page.comparison import News
+from pytest_torchcompile.page.expectations import expectations_section
 from pytest_torchcompile.page.heatmap import FAILING, HeatMap
 from pytest_torchcompile.page.ledger_tables import compiles_section, eager_frames_section, graph_breaks_section
-from pytest_torchcompile.page.markup import Html, badge, columns, cut, fit, hint, join, link, more_note, place, tag
-from pytest_torchcompile.quantity import count, readable_seconds
+from pytest_torchcompile.page.markup import (
+    Html,
+    again,
+    badge,
+    columns,
+    cut,
+    fit,
+    hint,
+    join,
+    link,
+    more_note,
+    place,
+    tag,
+)
+from pytest_torchcompile.quantity import count, first_names, readable_seconds
 from pytest_torchcompile.report.facts import Facts
-from pytest_torchcompile.report.finding import Finding, foremost_findings
+from pytest_torchcompile.report.finding import Finding, Weight, foremost_findings
 from pytest_torchcompile.report.merging import Merged
 
-__all__ = ["overview", "run_section", "tests_section"]
+__all__ = ["FindingGroup", "group_findings", "overview", "run_section", "tests_section"]
 
 LINKS: Final = 40
 FINDINGS: Final = 60
@@ -32,47 +51,113 @@ COLUMNS: Final = {"compiles": "compiles", "recompiles": "recompiles", "graph_bre
 
 
 # findings
+_TITLES: Final = {
+    Severity.WRONG_NUMBERS: "Wrong numbers",
+    Severity.CRASH: "Crashes and errors",
+    Severity.SILENTLY_EAGER: "Not compiled",
+    Severity.UNSTABLE: "Unstable",
+    Severity.SLOW: "Slow",
+    Severity.COSMETIC: "Out of date",
+}
+_TITLES_OF_RUN: Final = {"fail": "The run", "unusable": "Unusable", "nothing": "Nothing to judge", "note": "Notes"}
+"""Of findings that tell nothing of a model, by their weight."""
 
 
-def overview(outcome: GateOutcome, source: str) -> Html:
+@dataclass
+class FindingGroup:
+    """The findings of one severity."""
+
+    title: str
+    weight: Weight
+    findings: list[int]
+    """Their places among all findings."""
+
+
+def group_findings(findings: Sequence[Finding]) -> list[FindingGroup]:
+    """The groups, in the order of their first findings: the worst come first."""
+    groups: dict[str, FindingGroup] = {}
+    for index, finding in enumerate(findings):
+        title = _TITLES_OF_RUN[finding.weight]
+        if finding.weight == "fail" and finding.severity:
+            title = _TITLES[Severity(finding.severity)]
+        groups.setdefault(title, FindingGroup(title, finding.weight, [])).findings.append(index)
+    return list(groups.values())
+
+
+def overview(outcome: GateOutcome, groups: Sequence[FindingGroup], news: News, source: str) -> Html:
     """What the gate says, as in its text; each finding leads to its cells."""
     findings = outcome.findings
-    shown = foremost_findings(findings, FINDINGS)
-    # The index within all findings, of which only some are shown.
-    items = [_finding_item(outcome, finding, findings.index(finding), source) for finding in shown]
-    content = tag("p", "Nothing to tell. A cell of the map opens here.")
-    if items:
-        content = tag("ul", items, class_="findings")
+    shown = set(map(id, foremost_findings(findings, FINDINGS)))
+    content = []
+    for number, group in enumerate(groups):
+        items = []
+        for index in group.findings:
+            if id(findings[index]) in shown:
+                items.append(_finding_item(outcome, index, news, source))
+        heading = tag("h3", group.title, " ", tag("span", len(group.findings), class_="quiet"))
+        content.append(tag("section", heading, tag("ul", items, class_="findings"), id=f"group-{number}",
+                           class_=f"group {group.weight}", aria_label=group.title))
+    if not content:
+        content = [tag("p", "Nothing to tell. A cell of the map opens here.")]
     policy = f", under {outcome.policy.path}" if outcome.policy.path else ""
     return tag(
         "section", tag("h2", f"What the gate says{policy}: exit code {outcome.code}"),
         content, more_note(len(findings), len(shown)),
+        expectations_section(outcome.facts),
         class_="overview", id="overview", tabindex=-1, aria_label="Overview",
     )  # fmt: skip
 
 
-def _finding_item(outcome: GateOutcome, finding: Finding, index: int, source: str) -> Html:
+def _finding_item(outcome: GateOutcome, index: int, news: News, source: str) -> Html:
+    finding = outcome.findings[index]
     cells = [cell for cell in finding.cells if cell in outcome.cells]
     tests = [test for test in finding.cells if test in outcome.tests]
-    command = command_again(outcome, finding)
     return tag(
-        "li", _finding_head(finding, cells, tests, source), tag("p", cut(finding.text), class_="message"),
-        [tag("p", cut(line), class_="quiet") for line in finding.lines], _evidence(finding.evidence),
-        hint(finding.hint), tag("p", "again ", tag("code", command), class_="again") if command else None,
-        _cell_links(cells, index), _test_links(tests),
+        "li", _lead(finding), _news_line(index, news), tag("p", cut(finding.text)),
+        _about_finding(finding, index, cells, tests, source),
+        [tag("p", cut(line), class_="quiet") for line in _further_lines(finding)], hint(finding.hint),
+        again(command_again(outcome, finding)), _evidence(finding.evidence),
+        _cell_links(cells), _test_links(tests),
     )  # fmt: skip
 
 
-def _finding_head(finding: Finding, cells: Sequence[str], tests: Sequence[str], source: str) -> Html:
-    """Its weight, how many cells or tests it is of, and its place."""
-    of_what: Html | str = finding.kind.replace("_", " ")
+def _lead(finding: Finding) -> Html | None:
+    """``router, encoder compute wrong numbers``: the models, and what becomes of them."""
+    cause = finding.cause
+    if cause is None or not cause.models:
+        return None
+    return tag("p", f"{first_names(cause.models)} {cause.effect.of(len(cause.models))}", class_="message")
+
+
+def _further_lines(finding: Finding) -> list[str]:
+    """Without the line that it is new, which stands at its top."""
+    return list(finding.cause.further_lines()) if finding.cause is not None else []
+
+
+def _news_line(index: int, news: News) -> Html | None:
+    """Since when it is there, where an earlier run is known."""
+    if not news.since or not news.since[index]:
+        return None
+    words = news.since[index]
+    if not news.new[index]:
+        return tag("p", words, class_="since")
+    return tag("p", tag("b", "new", class_="new"), " ", words.removeprefix("new "), class_="since")
+
+
+def _about_finding(finding: Finding, index: int, cells: Sequence[str], tests: Sequence[str], source: str) -> Html:
+    """How many cells or tests it is of, its kind, and its place. ``index``: by which page.js knows its cells."""
+    parts: list[Html | str] = []
     if tests:
-        of_what = tag("span", count(len(tests), "test"), class_="count")
-    # A finding may be of the run as a whole; then its kind stands there.
+        parts.append(count(len(tests), "test"))
+    # A finding may be of the run as a whole; then its kind stands there alone.
     elif cells:
-        of_what = tag("span", count(len(cells), "cell"), class_="count")
-    where = place(finding.file, finding.line, source) if finding.file else ""
-    return tag("p", tag("span", finding.weight, class_=f"weight {finding.weight}"), " ", of_what, " ", where)
+        parts += [count(len(cells), "cell"),
+                  tag("button", "only these", type="button", class_="js", data_group=index)]
+    else:
+        parts.append(finding.kind.replace("_", " "))
+    if finding.file:
+        parts.append(place(finding.file, finding.line, source))
+    return tag("p", [join(part, " ") for part in parts], class_="about")
 
 
 def _evidence(text: str) -> Html | None:
@@ -81,14 +166,11 @@ def _evidence(text: str) -> Html | None:
     return tag("details", tag("summary", "evidence"), tag("pre", cut(text)))
 
 
-def _cell_links(cells: Sequence[str], index: int) -> Html | None:
-    """``index``: of the finding, by which page.js knows its cells."""
+def _cell_links(cells: Sequence[str]) -> Html | None:
     if not cells:
         return None
-    button = tag("button", "only these", type="button", class_="js", data_group=index)
     links = [tag("a", cell, href=link(cell)) for cell in cells[:LINKS]]
-    return tag("details", tag("summary", "cells ", button),
-               tag("div", links, more_note(len(cells), LINKS), class_="cells"))
+    return tag("details", tag("summary", "cells"), tag("div", links, more_note(len(cells), LINKS), class_="cells"))
 
 
 def _test_links(tests: Sequence[str]) -> Html | None:
@@ -110,7 +192,7 @@ def tests_section(outcome: GateOutcome, source: str) -> Html | None:
     head = columns("verdict", "test", *COLUMNS.values(), "time")
     return tag(
         "section", tag("h2", f"{count(len(outcome.tests), 'test')} of yours with our fixtures"),
-        tag("table", head, tag("tbody", rows)), more_note(len(ordered), TESTS),
+        tag("div", tag("table", head, tag("tbody", rows)), class_="scroll"), more_note(len(ordered), TESTS),
         class_="whole tests", id="tests", aria_label="Tests",
     )  # fmt: skip
 
@@ -209,7 +291,7 @@ def _about_run(run: Merged, cells: Sequence[Facts]) -> Html:
             rows.append(tag("tr", tag("th", key, scope="row"), tag("td", _value_in_words(value))))
     excluded: dict[str, int] = run.matrix["excluded"]
     skipped = Counter(cell.note for cell in cells if cell.status == "skip")
-    return join(tag("h2", "The run"), tag("table", tag("tbody", rows)),
+    return join(tag("h2", "The run"), tag("table", tag("tbody", rows), class_="about-run"),
                 _reasons("excluded", excluded.items()), _reasons("skipped", skipped.most_common()))
 
 

@@ -146,7 +146,8 @@
     for (const i of shown) squares[i].classList.toggle("dim", !bright.has(i));
     mark();
     const here = current();
-    stop(bright.has(here) ? here : visible[0] ?? shown[0]);
+    const first = document.querySelector("#map .s:not(.dim)") ?? document.querySelector("#map .s");
+    stop(bright.has(here) ? here : first?.dataset.i);
     $("count").textContent = visible.length === data.cells.length ? `${data.cells.length} cells`
       : `${visible.length} of ${data.cells.length} cells`;
     $("all").hidden = state.only === null;
@@ -176,8 +177,10 @@
     mark();
     const here = current();
     $("open").innerHTML = here < 0 ? "" : articles[here].textContent;
-    $("side").scrollTop = 0;
-    if (here >= 0) $("open").firstElementChild.focus({ preventScroll: innerWidth > 960 });
+    if (here >= 0) {
+      $("side").scrollTop = 0;
+      $("open").firstElementChild.focus({ preventScroll: innerWidth > 960 });
+    } else document.getElementById(location.hash.slice(1))?.scrollIntoView(); // it was hidden while a cell was open
   }
   function open(i) {
     location.hash = squares[i].getAttribute("href");
@@ -225,7 +228,7 @@
       if (here >= 0 && !typing) { location.hash = "#overview"; squares[here].focus(); } else event.target.blur();
     } else if (typing) return;
     else if (event.key === "n" || event.key === "p") step(event.key === "n" ? 1 : -1);
-    else if (event.key === "/") $("search").focus();
+    else if (event.key === "/") { $("tools").open = true; $("search").focus(); }
     else return;
     event.preventDefault();
   });
@@ -261,7 +264,19 @@
   document.addEventListener("click", (event) => {
     const button = event.target.closest("[data-group]");
     if (button) { state.only = new Set(data.groups[Number(button.dataset.group)]); dim(); }
+    const copy = event.target.closest(".copy");
+    if (copy) copied(copy);
   });
+  async function copied(button) {
+    const code = button.parentElement.querySelector("code");
+    try { await navigator.clipboard.writeText(code.textContent); button.textContent = "copied"; }
+    catch { // no clipboard for this page: the text is selected, so that it takes one key
+      getSelection().selectAllChildren(code);
+      button.textContent = "press Ctrl-C";
+    }
+    setTimeout(() => { button.textContent = "copy"; }, 3000);
+  }
+  $("tools").open = innerWidth > 960;
   $("theme").addEventListener("click", () => {
     const root = document.documentElement;
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;

@@ -203,6 +203,16 @@ class Facts:
         return as_number(self.cell.get("seconds"))
 
     @property
+    def planned(self) -> Mapping[str, Any]:
+        """What the matrix asked of it: rule, limits, checks; empty in reports of schema 1.0."""
+        return as_mapping(self.cell.get("planned"))
+
+    @property
+    def reused(self) -> Mapping[str, Any] | None:
+        """The earlier run that its result is of (``run``, ``commit``, ``changed``, ``age``); None: it was run."""
+        return as_mapping(self.cell.get("reused")) or None
+
+    @property
     def leaks(self) -> list[str]:
         """Torch settings that the cell changed, and that were put back."""
         return list(map(as_text, as_list(self.observation.get("leaks"))))

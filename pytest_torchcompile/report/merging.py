@@ -13,7 +13,7 @@ from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.record import merge_tests
 
-__all__ = ["VARYING", "Merged", "merge_reports"]
+__all__ = ["ONE_RUN", "VARYING", "Merged", "merge_reports"]
 
 VARYING: Final = frozenset({"cores", "cpu", "platform"})
 """What may differ between shards, because hosted runners are not all alike: it changes no verdict, only speed."""

@@ -15,7 +15,7 @@ from pytest_torchcompile.checks import CHECKS, Column
 from pytest_torchcompile.fuzz.fuzz_options import ran_out
 from pytest_torchcompile.observation import VERDICTS, Judgement
 from pytest_torchcompile.plan.selection import idle_cells
-from pytest_torchcompile.quantity import count, first_names
+from pytest_torchcompile.quantity import count, first_names, readable_age
 from pytest_torchcompile.ranks.zygote import gpu_device_files
 from pytest_torchcompile.report.causes import Fresh, first_with_problem, group_causes, root_check
 from pytest_torchcompile.report.costs import costs_of_block, seconds_between, time_line
@@ -248,14 +248,8 @@ def reused_text(reused: Mapping[str, Mapping[str, Any]], total: int) -> str:
     oldest = max(origin["age"] for origin in reused.values())
     commits = dict.fromkeys(str(origin["commit"])[:12] for origin in reused.values() if origin["commit"])
     of_commits = f", of commit {first_names(commits)}" if commits else ""
-    return f"{len(reused)} of {count(total, 'cell')} reused{of_commits}; the oldest result is {_shown_age(oldest)} old"
-
-
-def _shown_age(seconds: float) -> str:
-    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= 2 * size:
-            return count(int(seconds // size), unit)
-    return count(int(seconds), "second")
+    cells = count(total, "cell")
+    return f"{len(reused)} of {cells} reused{of_commits}; the oldest result is {readable_age(oldest)} old"
 
 
 def _cause_lines(journal: Journal, mistakes: Collection[str], fresh: Fresh | None) -> Iterator[_Line]:

@@ -120,7 +120,10 @@ def test_the_page(outcome):
     text = page(outcome, merge_reports(planted(faulty=False).reports()))
     assert f'class="sentence bad">FAIL: {HEADLINE}<' in text
     listed = text[text.index('class="findings"'):]
-    assert listed.count('class="weight fail"') == 10
+    assert text.count('class="findings"') == 2
+    for group, number in (("Wrong numbers", 1), ("Slow", 9)):
+        assert f'<h3>{group} <span class="quiet">{number}</span></h3>' in text
+    assert listed.index("liar computes wrong numbers") < listed.index("broken0 has graph breaks")
     assert listed.index("equivalence: output: error") < listed.index("graph_breaks: graph break")
     article = text[text.index('<article id="cell:broken0-inductor-default-auto-none"'):]
     article = article[:article.index("</article>")]

@@ -61,7 +61,7 @@ def test_any_two_axes(small):
     small.choose("#rows", "dynamic")
     small.choose("#columns", "model")
     heads = "[...document.querySelectorAll('#map thead tr:first-child th')].map(h => h.textContent)"
-    assert small.evaluate(heads) == ["scorer", "moe_lite"]
+    assert small.evaluate(heads) == ["moe_lite", "scorer"]  # what fails comes first
     assert small.evaluate("document.querySelector('#map caption').textContent") == \
         "Rows: dynamic. Columns: model, within it backend"
     assert len(small.evaluate(SHOWN)) == 12
@@ -124,18 +124,18 @@ def test_keyboard_alone(small):
         small.key("Tab")
         if small.evaluate("document.activeElement.matches('#map .s')"):
             break
-    assert small.evaluate(FOCUS).startswith("scorer-inductor-auto")
+    assert small.evaluate(FOCUS).startswith("moe_lite-inductor-auto")
     assert small.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     small.key("ArrowRight")
-    assert small.evaluate(FOCUS).startswith("scorer-inductor-static")
-    small.key("ArrowDown")
     assert small.evaluate(FOCUS).startswith("moe_lite-inductor-static")
+    small.key("ArrowDown")
+    assert small.evaluate(FOCUS).startswith("scorer-inductor-static")
     small.key("End")
-    assert small.evaluate(FOCUS).startswith("moe_lite-aot_eager-dynamic")
+    assert small.evaluate(FOCUS).startswith("scorer-aot_eager-dynamic")
     small.key("Enter")
     small.wait("document.activeElement.matches('.cell')")
     small.key("Escape")
-    assert small.evaluate(FOCUS).startswith("moe_lite-aot_eager-dynamic")
+    assert small.evaluate(FOCUS).startswith("scorer-aot_eager-dynamic")
     assert small.evaluate(OPEN) == ""
     small.key("n")
     small.wait(f"({OPEN}).startsWith('fail moe_lite-inductor-auto')")
@@ -215,7 +215,9 @@ def test_baseline(opened):
     assert [name.partition(":")[0] for name in told if name.endswith("better")] == ["scorer-inductor-auto"]
     assert [name.partition(":")[0] for name in told if name.endswith("added")] == ["moe_lite-aot_eager-dynamic"]
     overview = page.evaluate("document.getElementById('overview').innerText")
-    assert overview.index("graph_breaks: graph break") < overview.index("new since the baseline")
+    assert overview.index("moe_lite has graph breaks") < overview.index("new since 4f2c9d, 2026-11-20") \
+        < overview.index("graph_breaks: graph break")
+    assert overview.count("new since") == 1
     assert "new graph break" not in overview  # one cause is one finding
     page.click("a[aria-label^='moe_lite-inductor-static']")
     page.wait(f"({OPEN}).includes('In the baseline: pass')")

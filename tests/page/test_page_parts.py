@@ -12,7 +12,7 @@ from pytest_torchcompile.checks import compiles
 from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.page import markup
 from pytest_torchcompile.page.article import article
-from pytest_torchcompile.page.document import measure_cells
+from pytest_torchcompile.page.controls import measure_cells
 from pytest_torchcompile.page.heatmap import WIDTH, arrange, influence, order_axes, split_axes
 from pytest_torchcompile.page.markup import Html, data, join, link, place, tag, text
 from pytest_torchcompile.quantity import readable_seconds

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pytest_torchcompile import __version__
-from pytest_torchcompile.adoption import add_accept_arguments, add_init_arguments
+from pytest_torchcompile.adoption import add_accept_arguments, add_benchmark_arguments, add_init_arguments
 from pytest_torchcompile.errors import TorchcompileError, UsageError, nearest
+from pytest_torchcompile.explain import add_explain_arguments
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.safe_output import harmless_text
 
@@ -70,8 +71,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    about = ("Matrices and reports of pytest-torchcompile; only `init`, `benchmark` and `gates` run models, and only "
-             "`gates` and `doctor` import torch.")
+    about = ("Matrices and reports of pytest-torchcompile; only `init`, `benchmark`, `explain` and `gates` run models, "
+             "and only `explain`, `gates` and `doctor` import torch.")
     parser = _Parser(prog="pytest-torchcompile", description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"pytest-torchcompile {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -342,17 +343,6 @@ def _print_costs(given: argparse.Namespace) -> int:
     return 0
 
 
-# benchmark: is one model worth compiling, and in which mode?
-def _benchmark_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="CELL|MODULE:NAME",
-                        help="a cell of a matrix, or the model's class, or a function that makes it")
-    parser.add_argument("--inputs", metavar="MODULE:NAME",
-                        help="a function that returns a batch for MODULE:NAME; default: guessed, and tried")
-    parser.add_argument("--matrix", metavar="MATRIX", help="the matrix of CELL; default: the one of pytest")
-    parser.add_argument("--markdown", action="store_true", help="Markdown instead of text")
-    _add_json(parser)
-
-
 # playbook: what a report says about compiling this repository's models
 def _playbook_arguments(parser: argparse.ArgumentParser) -> None:
     _add_reports(parser)
@@ -385,8 +375,11 @@ COMMANDS: Final[dict[str, Command]] = {
     "html": Command("Write a page of reports: heat map, findings, each cell's ledger.", _html_arguments,
                     _call_later("pytest_torchcompile.page.document:run_command")),
     "benchmark": Command("Time one model eagerly and in each mode of torch.compile, and say which pays; exit code 1 if "
-                         "a mode could not be timed.", _benchmark_arguments,
+                         "a mode could not be timed.", add_benchmark_arguments,
                          _call_later("pytest_torchcompile.adoption.benchmark_command:run_command")),
+    "explain": Command("Compile one model and tell what became of it: graphs, kernels and what they touch; exit code "
+                       "1 if it does not compile.", add_explain_arguments,
+                       _call_later("pytest_torchcompile.explain.command:run_command")),
     "playbook": Command("Write down what reports say about compiling these models.", _playbook_arguments,
                     _call_later("pytest_torchcompile.playbook.chapters:run_command")),
     "table": Command("Print a table of the models of reports, as Markdown.", _table_arguments, _print_models_table),

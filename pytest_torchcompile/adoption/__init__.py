@@ -6,9 +6,10 @@ so that neither pytest nor a command loads it.
 To read in this order: ``guesses`` (which inputs a model may take), ``examination`` (they are tried) and
 ``example_inputs`` (its other end, and inputs as plain data), ``matrix_text`` (the matrix of such a model, also for
 ``pytest --compile-model``) and ``init_command`` (``pytest-torchcompile init``) with ``library_models``. Then
-``acceptance`` (what a cell needs) and ``accept_command`` (``pytest-torchcompile accept``).
+``acceptance`` (what a cell needs) and ``accept_command`` (``pytest-torchcompile accept``). ``chosen_cell`` is the cell
+that a command line names, for ``benchmark_command`` and others.
 
-What both commands take is here, apart from what they do: every command line is read with it.
+What commands take is here, apart from what they do: every command line is read with it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-__all__ = ["LEAVE_OUT", "LIBRARIES", "add_accept_arguments", "add_init_arguments"]
+__all__ = [
+    "LEAVE_OUT", "LIBRARIES", "add_accept_arguments", "add_benchmark_arguments", "add_init_arguments",
+    "add_model_arguments",
+]
 
 LIBRARIES: Final = ("transformers", "timm", "torchvision", "diffusers")
 """Libraries whose models `init --from` makes."""
@@ -54,3 +58,19 @@ def add_accept_arguments(parser: argparse.ArgumentParser) -> None:
                              "wrong numbers are accepted")
     parser.add_argument("--dry-run", action="store_true",
                         help="print the edit without writing it; default: it is written and printed")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """What commands take that run one cell, or one model without a matrix."""
+    parser.add_argument("model", metavar="CELL|MODULE:NAME",
+                        help="a cell of a matrix, or the model's class, or a function that makes it")
+    parser.add_argument("--inputs", metavar="MODULE:NAME",
+                        help="a function that returns a batch for MODULE:NAME; default: guessed, and tried")
+    parser.add_argument("--matrix", metavar="MATRIX", help="the matrix of CELL; default: the one of pytest")
+
+
+def add_benchmark_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `benchmark` takes."""
+    add_model_arguments(parser)
+    parser.add_argument("--markdown", action="store_true", help="Markdown instead of text")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs instead of text")

@@ -9,17 +9,14 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Final
 
-from pytest_torchcompile.adoption.matrix_text import matrix_in_memory, name_of_model, text_of_model
+from pytest_torchcompile.adoption.chosen_cell import chosen_cell
 from pytest_torchcompile.backends import BACKENDS
-from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.gate.markdown import inline_code, prose, table
 from pytest_torchcompile.observation import Judgement
 from pytest_torchcompile.plan.expansion import PlannedCell
-from pytest_torchcompile.plan.matrix import Matrix, load_matrix
-from pytest_torchcompile.plan.matrix_path import default_matrix
+from pytest_torchcompile.plan.matrix import Matrix
 from pytest_torchcompile.quantity import readable_seconds
 from pytest_torchcompile.ranks.execution import CellResult, Execution
 from pytest_torchcompile.ranks.rank import Zygote
@@ -92,7 +89,7 @@ def run_command(given: argparse.Namespace) -> int:
 
     Raises :class:`UsageError` for a model or a cell that is not there.
     """
-    matrix, planned = _chosen_cell(given)
+    matrix, planned = chosen_cell(given)
     reports = _run_modes(matrix, planned)
     if given.json:
         print(json.dumps({"model": planned.cell.model, "modes": [report.to_dict() for report in reports]}, indent=1))
@@ -101,23 +98,6 @@ def run_command(given: argparse.Namespace) -> int:
         for line in lines(planned.cell.model, reports, planned.cell.backend):
             print(line)
     return 0 if all(report.worth for report in reports) else 1
-
-
-def _chosen_cell(given: argparse.Namespace) -> tuple[Matrix, PlannedCell]:
-    """The cell whose modes are compared, and the matrix that knows its model."""
-    if ":" in given.model:
-        name = name_of_model(given.model, given.inputs or "")
-        matrix = matrix_in_memory(name, text_of_model(name, Path.cwd()), Path.cwd())
-        return matrix, next(planned for planned in matrix.cells if planned.cell.backend == "inductor")
-    if given.inputs:
-        raise UsageError("--inputs: the inputs of a cell are those of its matrix; name a model as module:factory")
-    matrix = load_matrix(given.matrix or default_matrix().path)
-    for planned in matrix.cells:
-        if planned.cell.id == given.model:
-            return matrix, planned
-    ids = [planned.cell.id for planned in matrix.cells]
-    raise UsageError(f"{given.model!r} is neither a cell of {matrix.path} nor module:factory; "
-                     f"{nearest(given.model, ids)}")
 
 
 def _run_modes(matrix: Matrix, planned: PlannedCell) -> list[ModeReport]:

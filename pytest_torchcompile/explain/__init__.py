@@ -1,0 +1,31 @@
+"""What the compiler made of a model: every stage of it, every kernel, and the lines of the user that they come from.
+
+To read in this order: ``records`` (kernels, and what they read and write) and ``graph_texts`` (stages out of the
+ledger's texts) are plain data. ``inductor`` hooks into Inductor's scheduler, and ``kernels`` corrects what was planned
+by the code that came of it. ``explanation`` is all of it, and ``capture`` runs the model. ``terminal`` writes it as
+text. ``command`` is ``pytest-torchcompile explain``.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from pytest_torchcompile import on_first_use
+from pytest_torchcompile.adoption import add_model_arguments
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.explain.capture import explain
+    from pytest_torchcompile.explain.explanation import Explanation
+
+__all__ = ["Explanation", "add_explain_arguments", "explain"]
+
+
+def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `explain` takes."""
+    add_model_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON for programs instead of text")
+
+
+_EXPORTS = {"explain": "capture", "Explanation": "explanation"}
+__getattr__, __dir__ = on_first_use(__name__, globals(), _EXPORTS)

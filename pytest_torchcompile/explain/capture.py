@@ -1,0 +1,105 @@
+"""Capture: a model is compiled and run once, while the ledger and hooks on Inductor note what is made of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.explain.explanation import Explanation
+from pytest_torchcompile.explain.graph_texts import read_stages
+from pytest_torchcompile.explain.inductor import KernelNotes, compile_anew, current_compile_id
+from pytest_torchcompile.explain.kernels import complete_calls
+from pytest_torchcompile.layer.benchmark import StepRunner, is_trained
+from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modules
+from pytest_torchcompile.layer.config import CompileConfig
+from pytest_torchcompile.layer.preservation import preserved
+from pytest_torchcompile.layer.training_step import adapted_loss
+from pytest_torchcompile.ledger import observe
+from pytest_torchcompile.loading import one_line
+from pytest_torchcompile.oracle import default_loss
+from pytest_torchcompile.state.torch_state import isolated
+
+__all__ = ["explain", "explain_step"]
+
+
+def explain(
+    model: Callable[..., Any],
+    batch: Any,
+    config: CompileConfig | None = None,
+    *,
+    loss_fn: Callable[..., Any] | None = None,
+    train: bool | None = None,
+    name: str = "",
+) -> Explanation:
+    """Compile a model, run one step, and tell what the compiler made of it.
+
+    Caches are not asked, so everything is compiled anew, and what this process has compiled before is dropped. The
+    state of the model is put back at the end.
+
+    Args:
+        model: Eager; a module or a function.
+        batch: What it is called with: a tensor, a tuple, a dict, or ``(args, kwargs)``.
+        config: How to compile; None: as ``torch.compile`` does by default. ``enabled`` is not asked.
+        loss_fn: As for :class:`CompileSmoketest`.
+        train: Whether there is a backward pass; None: as for :func:`pytest_torchcompile.benchmark`.
+        name: What it is called in texts; by default its class.
+
+    Raises:
+        ValueError: For a model that is compiled already, or a part of which is.
+        InstrumentError: This torch lacks an internal that is read; the text names it.
+    """
+    part = compiled_part(model)
+    if part:
+        raise ValueError(f"it runs compiled already ({part}); give explain the eager model (a compiled module keeps it "
+                         "as _orig_mod)")
+    config = config or CompileConfig()
+    module = join_modules(model, loss_fn)
+    if train is None:
+        train = loss_fn is not None or is_trained(module)
+    loss: Callable[..., Any] | None = None
+    if train:
+        loss = default_loss if loss_fn is None else adapted_loss(loss_fn)
+    settings = config.settings()
+
+    def compile_model() -> StepRunner:
+        return StepRunner(torch.compile(model, **settings), module, loss)
+
+    shown = ", ".join(f"{key}={value}" for key, value in settings.items())
+    return explain_step(compile_model, module, Batch.of(batch), name or _name_of(model), shown)
+
+
+def _name_of(model: Any) -> str:
+    return getattr(model, "__name__", type(model).__name__)
+
+
+def explain_step(
+    compile_model: Callable[[], StepRunner], module: torch.nn.Module, batch: Batch, name: str, settings: str
+) -> Explanation:
+    """Run one step of what ``compile_model()`` returns, and tell what was compiled for it."""
+    explained = Explanation(name, torch.__version__, settings)
+    leaks: list[str] = []
+    with isolated(leaks), preserved(module), compile_anew(), observe(keep_texts=True) as seen:
+
+        def place_in_run() -> tuple[str, int]:
+            # The texts of a graph come before its code, which is written after the last of its kernels.
+            return current_compile_id(), sum(text.stage == "code" for text in seen.texts)
+
+        notes = KernelNotes([], explained.lost, place_in_run)
+        begun = time.perf_counter()
+        with notes.taken():
+            try:
+                compile_model().step(batch.clone())
+            except Exception as error:
+                explained.error = one_line(error)
+        explained.stages = read_stages(seen.texts)
+        codes = [stage.text for stage in explained.stages if stage.stage == "code"]
+        explained.kernels = complete_calls(notes.notes, codes)
+        explained.compiles, explained.failures = list(seen.compiles), list(seen.failures)
+        explained.graph_breaks, explained.eager_frames = list(seen.graph_breaks), list(seen.eager_frames)
+        explained.lost += seen.lost
+        explained.seconds = time.perf_counter() - begun
+    return explained

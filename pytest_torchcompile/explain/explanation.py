@@ -1,0 +1,74 @@
+"""An explanation: all that the compiler made of one model, as plain data that text, page and files are written from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from pytest_torchcompile.explain.graph_texts import SavedTensor, Stage, saved_tensors
+from pytest_torchcompile.explain.records import KernelCall
+from pytest_torchcompile.ledger.records import Compile, EagerFrame, FailedCompile, GraphBreak
+
+__all__ = ["FORMAT", "Explanation", "total_bytes"]
+
+FORMAT: Final = 1
+"""Of the JSON; a number more where a key changes its meaning."""
+
+
+@dataclass
+class Explanation:
+    """What the compiler made of a model in one call."""
+
+    name: str
+    torch_version: str
+    settings: str
+    """How it was compiled, in words."""
+    seconds: float = 0.0
+    """The step that compiled, and all that was noted of it."""
+    compiles: list[Compile] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    kernels: list[KernelCall] = field(default_factory=list)
+    graph_breaks: list[GraphBreak] = field(default_factory=list)
+    eager_frames: list[EagerFrame] = field(default_factory=list)
+    failures: list[FailedCompile] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    """What could not be read."""
+    error: str = ""
+    """What the compiled step raised; what was made until then is explained all the same."""
+
+    def stages_of(self, compile_id: str, stage: str) -> list[Stage]:
+        """The graphs of one stage that a compile made."""
+        return [found for found in self.stages if found.compile_id == compile_id and found.stage == stage]
+
+    @property
+    def compile_ids(self) -> list[str]:
+        """Compiles that made a graph, in order of time."""
+        return list(dict.fromkeys(stage.compile_id for stage in self.stages))
+
+    def saved_of(self, compile_id: str) -> list[SavedTensor]:
+        """What the forward pass of a compile keeps for its backward pass."""
+        saved: list[SavedTensor] = []
+        pairs = zip(self.stages_of(compile_id, "forward"), self.stages_of(compile_id, "backward"), strict=False)
+        for forward, backward in pairs:
+            saved += saved_tensors(forward.nodes, backward.nodes)
+        return saved
+
+    def kernels_of(self, compile_id: str, stage: str) -> list[KernelCall]:
+        """The kernels of ``forward``, ``backward`` or ``inference`` of a compile."""
+        return [kernel for kernel in self.kernels if (kernel.compile_id, kernel.stage) == (compile_id, stage)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        plain = asdict(self)
+        for kernel, call in zip(plain["kernels"], self.kernels, strict=True):
+            kernel |= {"bytes_read": call.bytes_read, "bytes_written": call.bytes_written,
+                       "bytes_kept_inside": call.bytes_kept_inside}
+        saved = {compile_id: [asdict(tensor) for tensor in self.saved_of(compile_id)]
+                 for compile_id in self.compile_ids}
+        return {"format": FORMAT, **plain, "saved": saved}
+
+
+def total_bytes(tensors: Iterable[SavedTensor]) -> int:
+    """Bytes of those whose sizes are known."""
+    return sum(tensor.bytes or 0 for tensor in tensors)

@@ -1,0 +1,385 @@
+"""Inductor while it writes code: which nodes of its scheduler become which kernel, noted as it happens.
+
+A cache hands out code without scheduling anything, so what is explained is compiled with Inductor's caches off
+(:func:`compile_anew`). Kernels that g++ has built already are found by their source all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+
+from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.explain.places import place_of_stack
+from pytest_torchcompile.explain.records import KernelCall, Operator, TensorAccess
+
+__all__ = ["KernelNote", "KernelNotes", "compile_anew", "current_compile_id"]
+
+_PLACEHOLDERS: Final = re.compile(r"\b(?:KERNEL_NAME|DESCRIPTIVE_NAME|triton_)(?=\()|\bDESCRIPTIVE_NAME\b")
+_SUFFIX: Final = re.compile(r"^torch\.ops\.|^extern_kernels\.")
+_LIBRARIES: Final = (
+    ("SDPA", re.compile(r"scaled_dot_product|flash_attn|efficient_attention")),
+    ("mkldnn", re.compile(r"mkldnn|onednn|mkl\.")),
+    ("convolution", re.compile(r"convolution|\bconv\d?d?\b|cudnn")),
+    ("BLAS", re.compile(r"(?:^|\.)(?:addmm|mm|bmm|baddbmm|_int_mm|_scaled_mm|addmv|mv|dot|bias_addmm)(?:$|\.)")),
+)
+"""Whose kernel an extern call is, by its name; what fits none is an operator of ATen's own."""
+
+
+@contextlib.contextmanager
+def compile_anew() -> Iterator[None]:
+    """Have everything scheduled here and now, whatever caches hold.
+
+    ``torch._inductor.config.fx_graph_cache`` and ``torch._functorch.config.enable_autograd_cache``: torch 2.8 to 2.15.
+    """
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+
+    with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
+        yield
+
+
+@dataclass(frozen=True)
+class KernelNote:
+    """A kernel as the scheduler planned it; :mod:`.kernels` has what came of it."""
+
+    call: KernelCall
+    origins: dict[str, tuple[str, ...]]
+    """Tensor that is written to the nodes of the graph that it was made of, the last first."""
+
+
+@dataclass
+class KernelNotes:
+    """Kernels in the order in which Inductor wrote them."""
+
+    notes: list[KernelNote]
+    lost: list[str]
+    """What could not be read, each text once; never silently dropped."""
+    current: Callable[[], tuple[str, int]]
+    """Tells the compile id and the number of the graph whose code is being written."""
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Note kernels while the block runs."""
+        with contextlib.ExitStack() as hooks:
+            for maker in _kernel_makers():
+                hooks.enter_context(_wrapped(maker, "define_kernel", self._after_definition))
+            hooks.enter_context(_wrapped(_scheduler(), "codegen_extern_call", self._after_extern_call))
+            yield
+
+    def _after_definition(self, name: Any, source: str, nodes: Any, *rest: Any, **more: Any) -> None:
+        scheduled = [node for node in nodes if hasattr(node, "read_writes")]
+        self._note(str(name), scheduled, source)
+
+    def _after_extern_call(self, result: Any, node: Any, *rest: Any, **more: Any) -> None:
+        # An output of a call that was noted before it: nothing is computed.
+        if type(node.node).__name__ != "MultiOutput":
+            self._note(_extern_name(node.node), [node], "")
+
+    def _note(self, name: str, nodes: list[Any], source: str) -> None:
+        try:
+            compile_id, graph = self.current()
+            self.notes.append(_described(KernelCall(name, "", compile_id, graph), nodes, source))
+        except Exception as error:  # must not fail the compile that is watched, nor be hidden
+            text = f"kernel {name}: {type(error).__name__}: {error}"
+            if text not in self.lost:
+                self.lost.append(text)
+
+
+# ------------------------------------------------------------------------------------------------ torch's private names
+def _kernel_makers() -> list[type]:
+    """Classes whose ``define_kernel(source, scheduler_nodes, ...)`` names a kernel.
+
+    ``CppScheduling`` and ``TritonScheduling`` in torch/_inductor/codegen: torch 2.8 to 2.15.
+    """
+    try:
+        from torch._inductor.codegen.cpp import CppScheduling
+        from torch._inductor.codegen.triton import TritonScheduling
+    except ImportError as error:
+        raise _missing("CppScheduling and TritonScheduling", "name the kernels that it generates") from error
+    makers: list[type] = [CppScheduling, TritonScheduling]
+    for maker in makers:
+        if not hasattr(maker, "define_kernel"):
+            raise _missing(f"{maker.__name__}.define_kernel", "names the kernels that it generates")
+    return makers
+
+
+def _scheduler() -> type:
+    """The class whose ``codegen_extern_call(scheduler_node)`` writes a call of a library (torch 2.8 to 2.15)."""
+    from torch._inductor.scheduler import Scheduler
+
+    if not hasattr(Scheduler, "codegen_extern_call"):
+        raise _missing("Scheduler.codegen_extern_call", "writes calls of libraries")
+    return Scheduler
+
+
+def _missing(name: str, purpose: str) -> InstrumentError:
+    return InstrumentError(f"torch {torch.__version__} has no {name} in torch._inductor, which {purpose}; kernels "
+                           "can't be explained with it; please report it with this version")
+
+
+def current_compile_id() -> str:
+    """What is compiled now (``torch._guards.CompileContext.current_compile_id``, torch 2.8 to 2.15)."""
+    from torch._guards import CompileContext
+
+    return str(CompileContext.current_compile_id() or "")
+
+
+def _lowering() -> Any:
+    """The graph that is being lowered (``torch._inductor.virtualized.V.graph``, torch 2.8 to 2.15)."""
+    from torch._inductor.virtualized import V
+
+    return V.graph
+
+
+def _number(size: Any) -> int:
+    """A size as a number: that of this call where the compiler keeps it open.
+
+    ``SizeVarAllocator.size_hint`` in torch 2.8 to 2.12, ``optimization_hint`` in 2.13 to 2.15.
+    """
+    if isinstance(size, int):
+        return size
+    sizes = _lowering().sizevars
+    hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint
+    return int(hint(size, fallback=1))
+
+
+def _extern_name(operation: Any) -> str:
+    """What the generated code calls (``ExternKernel.python_kernel_name``, torch 2.8 to 2.15)."""
+    name = getattr(operation, "python_kernel_name", None)
+    if name:
+        return _SUFFIX.sub("", str(name))
+    kernel = getattr(operation, "op_overload", None) or getattr(operation, "kernel", None)
+    return str(kernel or type(operation).__name__)
+
+
+@contextlib.contextmanager
+def _wrapped(owner: type, name: str, after: Callable[..., None]) -> Iterator[None]:
+    """Call ``after(result, *arguments)`` whenever the method has returned."""
+    original = getattr(owner, name)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        after(result, *args, **kwargs)
+        return result
+
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+# ------------------------------------------------------------------------------------------------ one kernel, described
+def _described(call: KernelCall, nodes: list[Any], source: str) -> KernelNote:
+    origins = _Origins.of(nodes)
+    computing = origins.sorted(nodes)
+    if not source:
+        # Its inputs brought theirs along; of a call with several results no node is told, and it is the last.
+        own = [node.node.origin_node for node in nodes if node.node.origin_node is not None]
+        computing = [origin for origin in own if origin.op == "call_function"] or computing[-1:]
+    operators = tuple(map(_operator_of, computing))
+    reads, writes = _accesses_of(nodes)
+    places = dict.fromkeys(operator.place for operator in operators if operator.place)
+    described = replace(
+        call, kind=_kind_of(call.name, nodes, source), library="" if source else _library_of(call.name, nodes),
+        operators=operators, reads=reads, writes=writes, loops=_loops_of(nodes) if source else (), places=tuple(places),
+        source=_PLACEHOLDERS.sub(call.name, source),
+    )  # fmt: skip
+    made_of: dict[str, tuple[str, ...]] = {}
+    for node in nodes:
+        names = tuple(origin.name for origin in reversed(origins.sorted([node])))
+        made_of.update(dict.fromkeys((write.name for write in node.read_writes.writes), names))
+    return KernelNote(described, made_of)
+
+
+def _kind_of(name: str, nodes: list[Any], source: str) -> str:
+    if not source:
+        library = _library_of(name, nodes)
+        return "extern" if library == "ATen" else "library"
+    if any(node.is_template() for node in nodes):
+        return "template"
+    if any(node.is_reduction() for node in nodes):
+        return "reduction"
+    return "pointwise"
+
+
+def _library_of(name: str, nodes: list[Any]) -> str:
+    if type(nodes[0].node).__name__ == "UserDefinedTritonKernel":
+        return "Triton by hand"
+    for library, pattern in _LIBRARIES:
+        if pattern.search(name):
+            return library
+    return "ATen"
+
+
+@dataclass(frozen=True)
+class _Origins:
+    """Nodes of a graph, and their order in it."""
+
+    order: dict[Any, int]
+
+    @classmethod
+    def of(cls, nodes: list[Any]) -> _Origins:
+        for node in nodes:
+            for origin in node.node.origins:
+                return cls({known: number for number, known in enumerate(origin.graph.nodes)})
+        return cls({})
+
+    def sorted(self, nodes: list[Any]) -> list[Any]:
+        """What scheduler nodes were made of (``IRNode.origins``, torch 2.8 to 2.15); placeholders compute nothing."""
+        found: dict[Any, None] = {}
+        for node in nodes:
+            found.update(dict.fromkeys(origin for origin in node.node.origins if origin.op == "call_function"))
+        return sorted(found, key=lambda origin: self.order.get(origin, -1))
+
+
+def _operator_of(node: Any) -> Operator:
+    shape, dtype, size = _value_of(node)
+    target = _short_name(node.target)
+    original = node.meta.get("original_aten")
+    modules = list((node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}).values())
+    return Operator(
+        node.name, target, _short_name(original) if original is not None else target, shape, dtype, size,
+        _is_view(node.target), place_of_stack(node.meta.get("stack_trace") or ""),
+        _module_name(modules[-1][0]) if modules else "", tuple(given.name for given in node.all_input_nodes),
+    )  # fmt: skip
+
+
+def _short_name(target: Any) -> str:
+    name = getattr(target, "__name__", None)
+    # An overload's own name lacks its namespace.
+    return str(target) if isinstance(target, torch._ops.OpOverload) or name is None else str(name)
+
+
+def _module_name(path: str) -> str:
+    """``blocks.0.norm`` of ``L['self'].blocks._modules['0'].norm``, as Dynamo writes it.
+
+    >>> _module_name("L['self']._modules['blocks']._modules['0'].norm")
+    'blocks.0.norm'
+    """
+    path = re.sub(r"\._modules\['(.+?)'\]", r".\1", path)
+    path = re.sub(r"\[(\d+)\]", r".\1", path)
+    return re.sub(r"^L\['\w+'\]\.?", "", path)
+
+
+def _is_view(target: Any) -> bool:
+    """Whether the schema says that the result shares the memory of an argument, unwritten."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        # operator.getitem takes one of several results.
+        return getattr(target, "__name__", "") == "getitem"
+    returned = [result.alias_info for result in schema.returns]
+    return bool(returned) and all(alias is not None and not alias.is_write for alias in returned)
+
+
+def _value_of(node: Any) -> tuple[tuple[int | str, ...], str, int]:
+    """Shape, dtype and bytes of a node's result; of several results the first, and the bytes of all."""
+    value = node.meta.get("val")
+    tensors = [value] if isinstance(value, torch.Tensor) else []
+    if isinstance(value, (tuple, list)):
+        tensors = [part for part in value if isinstance(part, torch.Tensor)]
+    if not tensors:
+        return (), type(value).__name__, 0
+    size = 0
+    for tensor in tensors:
+        size += _product(tensor.shape) * tensor.element_size()
+    return tuple(map(_shown_size, tensors[0].shape)), _dtype_name(tensors[0].dtype), size
+
+
+def _product(sizes: Any) -> int:
+    count = 1
+    for size in sizes:
+        count *= _number(getattr(getattr(size, "node", None), "expr", size))
+    return count
+
+
+def _shown_size(size: Any) -> int | str:
+    try:
+        return int(size) if isinstance(size, int) or not getattr(size, "free_symbols", True) else str(size)
+    except TypeError:
+        return str(size)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# ------------------------------------------------------------------------------------------------- memory
+def _accesses_of(nodes: list[Any]) -> tuple[tuple[TensorAccess, ...], tuple[TensorAccess, ...]]:
+    """What a kernel reads that it has not made itself, and what it writes, in the order of its nodes."""
+    written: dict[str, list[Any]] = {}
+    read: dict[str, list[Any]] = {}
+    for node in nodes:
+        for dependency in node.read_writes.reads:
+            if dependency.name not in written and not _only_ordered(dependency):
+                read.setdefault(dependency.name, []).append(dependency)
+        for dependency in node.read_writes.writes:
+            written.setdefault(dependency.name, []).append(dependency)
+    reads = [_access(name, found) for name, found in read.items()]
+    writes = []
+    for name, found in written.items():
+        for actual in _memory_of(name):
+            writes.append(_access(actual, found))
+    return tuple(filter(None, reads)), tuple(filter(None, writes))
+
+
+def _only_ordered(dependency: Any) -> bool:
+    """Whether it says what comes first, and nothing is read (``WeakDep``, torch 2.8 to 2.15)."""
+    return type(dependency).__name__ == "WeakDep"
+
+
+def _memory_of(name: str) -> list[str]:
+    """The tensors that a buffer of this name is: itself, what it mutates in place, or its several results."""
+    buffer = _lowering().try_get_buffer(name)
+    mutated = list(getattr(buffer, "get_mutation_names", list)())
+    if mutated:
+        return mutated
+    layout = type(getattr(buffer, "layout", None)).__name__
+    if layout == "MultiOutputLayout":
+        results = []
+        for other in _lowering().buffers:
+            inputs = getattr(other, "inputs", ())
+            if type(other).__name__ == "MultiOutput" and any(given is buffer for given in inputs):
+                results.append(other.get_name())
+        return results
+    return [name] if layout != "NoneLayout" else []
+
+
+def _access(name: str, dependencies: list[Any]) -> TensorAccess | None:
+    tensor = _lowering().try_get_buffer(name)
+    if tensor is None or not hasattr(tensor, "get_size"):
+        return None
+    try:
+        sizes, dtype = list(tensor.get_size()), tensor.get_dtype()
+    except NotImplementedError:
+        # No tensor: a token, a random state, a number.
+        return None
+    whole = _product(sizes)
+    touched = sum(_touched(dependency, whole) for dependency in dependencies)
+    origin = getattr(tensor, "origin_node", None)
+    return TensorAccess(name, tuple(map(_shown_size, sizes)), _dtype_name(dtype),
+                        min(whole, touched) * dtype.itemsize, "" if origin is None else origin.name)
+
+
+def _touched(dependency: Any, whole: int) -> int:
+    """Elements behind an access; the whole tensor where it is a library's (``MemoryDep.get_numel``, 2.8 to 2.15)."""
+    if type(dependency).__name__ != "MemoryDep":
+        return whole
+    return _number(dependency.get_numel())
+
+
+def _loops_of(nodes: list[Any]) -> tuple[tuple[tuple[int | str, ...], tuple[int | str, ...]], ...]:
+    """Each loop nest once: what it runs over, and what it reduces (``SchedulerNode.group``, torch 2.8 to 2.15)."""
+    nests: dict[tuple[tuple[int | str, ...], tuple[int | str, ...]], None] = {}
+    for node in nodes:
+        _device, (outer, reduced) = node.group
+        sizes = outer if isinstance(outer, (tuple, list)) else (outer,)
+        inner = reduced if isinstance(reduced, (tuple, list)) else (reduced,)
+        nests[tuple(map(_shown_size, sizes)), tuple(map(_shown_size, inner))] = None
+    return tuple(nests)

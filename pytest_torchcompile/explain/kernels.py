@@ -1,0 +1,135 @@
+"""Kernels as they were noted, beside the code that came of them: what is in memory, and what never is. No torch.
+
+The scheduler plans a buffer for every node. Which of them exist is decided while code is written: a result that only
+its own kernel reads is kept in registers, or in a buffer on the stack. So the generated code is asked for its names.
+
+A planned node also names everything that its inputs were made of, whichever kernel made those. So a kernel's operators
+are those between what it writes and what it reads.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from pytest_torchcompile.explain.records import KernelCall, Operator, TensorAccess
+from pytest_torchcompile.gauges.kernels import read_module
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.explain.inductor import KernelNote
+
+__all__ = ["complete_calls", "names_in_memory"]
+
+_RUNS_GRAPH: Final = re.compile(r"call$|partition_")
+"""Functions of the generated code that run the graph, or a part of it."""
+
+
+def complete_calls(notes: Sequence[KernelNote], codes: Sequence[str]) -> list[KernelCall]:
+    """The call of each note with its stage, what of it is really in memory, and what its code tells.
+
+    :param notes: as the hooks made them, each with the number of its generated graph.
+    :param codes: the generated code of each graph.
+    """
+    complete: list[KernelCall] = []
+    for number, code in enumerate(codes):
+        graph = _GeneratedGraph(read_module(code).stage, names_in_memory(code))
+        of_graph = [note for note in notes if note.call.graph == number]
+        for note in of_graph:
+            if note.call.kind in ("library", "extern"):
+                graph.by_libraries.update(operator.node for operator in note.call.operators)
+        complete += [graph.complete(note) for note in of_graph]
+    return complete
+
+
+def names_in_memory(code: str) -> frozenset[str]:
+    """Names of tensors in the function that runs a graph: its inputs, and the buffers that it makes.
+
+    >>> sorted(names_in_memory("def call(args):\\n    a, = args\\n    buf0 = empty()\\n    kernel(a, buf0)"))
+    ['a', 'args', 'buf0', 'empty', 'kernel']
+    """
+    names = set()
+    for function in ast.walk(ast.parse(code)):
+        runs_graph = isinstance(function, ast.FunctionDef) and _RUNS_GRAPH.match(function.name)
+        if runs_graph:
+            names |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    return frozenset(names)
+
+
+@dataclass
+class _GeneratedGraph:
+    """One generated graph, kernel after kernel."""
+
+    stage: str
+    in_memory: frozenset[str]
+    by_libraries: set[str] = field(default_factory=set)
+    """Nodes that a library computes, whoever prepares their inputs."""
+    made: dict[str, TensorAccess] = field(default_factory=dict)
+    """What kernels have written so far, by name."""
+
+    def complete(self, note: KernelNote) -> KernelCall:
+        """The call of a note; notes come in the order of the code."""
+        call = note.call
+        reads = []
+        for tensor in call.reads:
+            if tensor.name in self.in_memory:
+                made = self.made.get(tensor.name, tensor)
+                reads.append(replace(tensor, of=made.of, partly=made.partly))
+        writes = [self._origin_found(tensor, note) for tensor in call.writes if tensor.name in self.in_memory]
+        self.made.update((tensor.name, tensor) for tensor in writes)
+        completed = replace(call, stage=self.stage, reads=tuple(reads), writes=tuple(writes))
+        if not call.source:
+            return completed
+        operators = self._operators_between(call.operators, reads, writes)
+        places = dict.fromkeys(operator.place for operator in operators if operator.place)
+        in_cpp = 'extern "C"' in call.source
+        return replace(
+            completed, operators=operators, places=tuple(places), kept_inside=_kept_inside(operators, writes),
+            vectorised="at::vec::" in call.source if in_cpp else None,
+            parallel="#pragma omp parallel" in call.source if in_cpp else None,
+        )  # fmt: skip
+
+    def _origin_found(self, tensor: TensorAccess, note: KernelNote) -> TensorAccess:
+        """The tensor with the node whose result it is."""
+        # An input that is written in place: the graph says so by a copy into it at its end.
+        for operator in note.call.operators:
+            if operator.target.startswith("aten.copy_") and operator.inputs[:1] == (tensor.name,):
+                return replace(tensor, of=operator.node)
+        if tensor.of or not note.call.source:
+            return tensor
+        for origin in note.origins.get(tensor.name, ()):
+            if origin not in self.by_libraries:
+                return replace(tensor, of=origin, partly=True)
+        return tensor
+
+    def _operators_between(
+        self, operators: Iterable[Operator], reads: Iterable[TensorAccess], writes: Iterable[TensorAccess]
+    ) -> tuple[Operator, ...]:
+        """Of the operators those that the writes need, and that are not read as they are."""
+        known = {operator.node: operator for operator in operators}
+        finished = {tensor.of for tensor in reads if not tensor.partly}
+        half_made = {tensor.of for tensor in reads if tensor.partly}
+        waiting = [tensor.of for tensor in writes if tensor.of]
+        needed: set[str] = set()
+        while waiting:
+            node = waiting.pop()
+            if node in needed or node not in known:
+                continue
+            needed.add(node)
+            # What is half made by another kernel is finished here, out of nothing else.
+            if node not in half_made:
+                waiting += [given for given in known[node].inputs if given not in finished | self.by_libraries]
+        return tuple(operator for name, operator in known.items() if name in needed)
+
+
+def _kept_inside(operators: Iterable[Operator], writes: Iterable[TensorAccess]) -> tuple[Operator, ...]:
+    """Operators whose result is none of what is written."""
+    stored = {tensor.of for tensor in writes}
+    kept = []
+    for operator in operators:
+        copies = operator.target.startswith("aten.copy_")
+        if operator.node not in stored and not operator.view and not copies and operator.bytes:
+            kept.append(operator)
+    return tuple(kept)

@@ -1,0 +1,117 @@
+"""What the generated code itself says of memory: shapes of inputs and buffers, and which of them each call is given.
+
+Read from the syntax tree, and from nothing that the explanation is made of.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from dataclasses import dataclass, field
+
+SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "bool": 1, "int8": 1,
+         "uint8": 1}
+
+
+@dataclass
+class Memory:
+    """The tensors of one generated graph."""
+
+    shapes: dict[str, tuple[tuple, str]] = field(default_factory=dict)
+    """Name to shape and dtype, where the code says them."""
+    storage: dict[str, str] = field(default_factory=dict)
+    """Name to the name of the memory that it lies in."""
+    calls: list[tuple[str, set[str]]] = field(default_factory=list)
+    """Each call of a kernel, with the memory that it is given and that holds its result."""
+
+    def root(self, name):
+        """The memory behind a name."""
+        while self.storage.get(name, name) != name:
+            name = self.storage[name]
+        return name
+
+
+def read_memory(code):
+    """The memory of a module that Inductor wrote."""
+    tree, memory = ast.parse(code), Memory()
+    defined = set(re.findall(r"^(\w+)\s*=\s*async_compile\.\w+\(", code, re.M))
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and function.name in {"call", "get_args", "benchmark_compiled_module"}:
+            for node in ast.walk(function):
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                    _read_assignment(memory, node.targets[0].id, node.value)
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and function.name == "call":
+            for node in function.body:
+                _read_call(memory, node, defined)
+            for block in function.body:
+                for node in getattr(block, "body", ()):
+                    _read_call(memory, node, defined)
+    return memory
+
+
+def _read_assignment(memory, name, value):
+    if isinstance(value, ast.Name):
+        memory.storage[name] = value.id
+    elif isinstance(value, ast.Subscript) and isinstance(value.value, ast.Name):
+        memory.storage[name] = value.value.id
+    elif isinstance(value, ast.Call):
+        called = ast.unparse(value.func)
+        if called == "reinterpret_tensor":
+            memory.storage[name] = ast.unparse(value.args[0])
+        elif called.startswith("empty_strided") or called == "rand_strided":
+            dtypes = [ast.unparse(part) for part in (*value.args, *(given.value for given in value.keywords))]
+            dtype = next(text for text in dtypes if text.startswith("torch."))
+            memory.shapes[name] = ast.literal_eval(value.args[0]), dtype.removeprefix("torch.")
+
+
+def _read_call(memory, statement, defined):
+    value = getattr(statement, "value", None)
+    if not isinstance(value, ast.Call):
+        return
+    called = ast.unparse(value.func)
+    if called in defined or called.startswith(("extern_kernels.", "torch.ops.", "aten.")):
+        given = {node.id for part in (*value.args, *(keyword.value for keyword in value.keywords))
+                 for node in ast.walk(part) if isinstance(node, ast.Name)}
+        if isinstance(statement, ast.Assign):
+            given.add(statement.targets[0].id)
+        names = {name for name in given if re.match(r"buf\d|arg\d|primals_|tangents_|[a-z_]+\d*$", name)}
+        short = re.sub(r"^extern_kernels\.|^torch\.ops\.", "", called)
+        memory.calls.append((short, names - {"reinterpret_tensor", "torch", "c_void_p"}))
+
+
+def differences(explained):
+    """Where kernels of an explanation and the generated code disagree, in words."""
+    found = []
+    codes = [stage.text for stage in explained.stages if stage.stage == "code"]
+    post_grad = [stage for stage in explained.stages if stage.stage == "post_grad"]
+    for graph, code in enumerate(codes):
+        memory = read_memory(code)
+        kernels = [kernel for kernel in explained.kernels if kernel.graph == graph]
+        if [kernel.name for kernel in kernels] != [name for name, _given in memory.calls]:
+            found.append(f"graph {graph}: {[k.name for k in kernels]} but the code calls {memory.calls}")
+            continue
+        types = {node.name: node.type for node in post_grad[graph].nodes}
+        for kernel, (_name, given) in zip(kernels, memory.calls):
+            ours = {memory.root(tensor.name) for tensor in (*kernel.reads, *kernel.writes)}
+            theirs = {memory.root(name) for name in given}
+            if ours != theirs:
+                found.append(f"{kernel.name}: touches {sorted(ours)}, the code gives it {sorted(theirs)}")
+            for tensor in (*kernel.reads, *kernel.writes):
+                found += _wrong_shape(kernel, tensor, memory, types)
+    return found
+
+
+def _wrong_shape(kernel, tensor, memory, types):
+    if tensor.name in memory.shapes:
+        shape, dtype = memory.shapes[tensor.name]
+        if (tensor.shape, tensor.dtype) != (shape, dtype):
+            yield f"{kernel.name}: {tensor} is {dtype}{shape} in the code"
+        whole = math.prod(shape) * SIZES[dtype]
+        if tensor.bytes > whole or (tensor in kernel.writes and tensor.bytes != whole):
+            yield f"{kernel.name}: {tensor} has {whole} bytes in the code"
+    if tensor.of in types and not tensor.partly and (match := re.match(r"(\w+)\[(.*?)\]", types[tensor.of])):
+        sizes = [int(size) for size in match[2].split(",") if size.strip()]
+        if math.prod(sizes) != math.prod(tensor.shape):
+            yield f"{kernel.name}: {tensor}, but {tensor.of} is {types[tensor.of]} in the graph"

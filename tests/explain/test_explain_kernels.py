@@ -1,0 +1,143 @@
+"""Kernels explained: what they read and write is what the generated code says, and what fusion keeps from memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from explain.generated_code import differences
+
+from pytest_torchcompile import CompileConfig, zoo
+from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.explain import explain, inductor
+from pytest_torchcompile.explain.records import readable_bytes
+from pytest_torchcompile.explain.terminal import explanation_lines
+
+pytestmark = pytest.mark.needs_torch
+
+
+@pytest.fixture(scope="module")
+def head():
+    """A product and a softmax, with their backward pass."""
+    torch.manual_seed(0)
+    return explain(zoo.tiny_head(), torch.randn(4, 64), name="head")
+
+
+@pytest.fixture(scope="module")
+def images():
+    """Convolutions with batch norm, dropout and a mean: buffers written in place, half results, several outputs."""
+    torch.manual_seed(0)
+    return explain(zoo.conv_net(), zoo.image_batch(2))
+
+
+@pytest.fixture(params=["head", "images"])
+def explained(request):
+    """Each of them."""
+    return request.getfixturevalue(request.param)
+
+
+def test_reads_and_writes_are_those_of_the_code(explained):
+    """Every kernel, in the order of the code: the memory that it is given, shapes, dtypes and bytes."""
+    assert not explained.error and not explained.lost
+    assert len(explained.kernels) >= 5
+    assert differences(explained) == []
+
+
+def test_a_wrong_tensor_would_be_seen(head):
+    """The check above can fail: a wrong shape, too many bytes, a read that is not there, a kernel too few."""
+    softmax = next(kernel for kernel in head.kernels if "softmax" in kernel.name)
+    scores = softmax.reads[0]
+    for wrong in (replace(softmax, reads=(replace(scores, shape=(4, 601)),)),
+                  replace(softmax, reads=(replace(scores, bytes=scores.bytes + 4),)),
+                  replace(softmax, reads=(replace(scores, name="primals_1"),))):
+        kernels = [wrong if kernel is softmax else kernel for kernel in head.kernels]
+        assert differences(replace(head, kernels=kernels))
+    assert differences(replace(head, kernels=head.kernels[1:]))
+
+
+def test_a_fused_softmax(head):
+    """Its operators in order, its loops, the user's line, and the two intermediates that stay inside."""
+    softmax = next(kernel for kernel in head.kernels if kernel.stage == "forward" and not kernel.library)
+    assert (softmax.kind, softmax.parallel) == ("reduction", False)
+    assert [operator.node for operator in softmax.operators] == ["amax", "sub", "exp", "sum_1", "div"]
+    assert {operator.original for operator in softmax.operators} == {"aten._softmax.default"}
+    assert ((4,), (600,)) in softmax.loops
+    assert [tensor.of for tensor in softmax.reads] == ["addmm"]
+    assert [tensor.of for tensor in softmax.writes] == ["amax", "sum_1", "div"]
+    assert [(operator.node, operator.bytes) for operator in softmax.kept_inside] == [("sub", 9600), ("exp", 9600)]
+    lines = Path(zoo.__file__).read_text().splitlines()
+    file, _, line = softmax.places[0].rpartition(":")
+    assert file == zoo.__file__ and "softmax(dim=-1)" in lines[int(line) - 1]
+    assert softmax.name in softmax.source or 'extern "C"' in softmax.source
+
+
+def test_library_calls(head, images):
+    """Whose they are, and only their own operator."""
+    assert {kernel.library for kernel in head.kernels if kernel.kind == "library"} == {"BLAS"}
+    convolutions = [kernel for kernel in images.kernels if kernel.library == "convolution"]
+    assert [len(kernel.operators) for kernel in convolutions] == [1] * len(convolutions)
+    backward = next(kernel for kernel in convolutions if kernel.stage == "backward")
+    assert len(backward.writes) > 1 and not backward.kept_inside
+
+
+def test_a_mean_in_two_kernels(images):
+    """The sum is written as a part of the mean, and the kernel that divides it is told nothing that was before."""
+    written = next(tensor for kernel in images.kernels for tensor in kernel.writes if tensor.of == "mean")
+    assert written.partly
+    reader = next(kernel for kernel in images.kernels if written.name in {tensor.name for tensor in kernel.reads})
+    assert reader.operators[0].node == "mean"
+    assert not any("batch_norm" in operator.original for operator in reader.operators)
+
+
+def test_buffers_in_place(images):
+    """Running statistics are read and written under the input's own name."""
+    kernels = [kernel for kernel in images.kernels if any(tensor.of.startswith("copy_") for tensor in kernel.writes)]
+    updated = [tensor for kernel in kernels for tensor in kernel.writes if tensor.of.startswith("copy_")]
+    assert len(updated) == 6 and all(tensor.name.startswith("primals_") for tensor in updated)
+
+
+def test_saved_for_the_backward(head):
+    """The softmax's result is kept, the inputs are in memory anyway."""
+    saved = {tensor.name: (tensor.bytes, tensor.given) for tensor in head.saved_of("0/0")}
+    assert saved == {"primals_3": (4 * 64 * 4, True), "div": (9600, False)}
+
+
+def test_as_text(head):
+    """The first line, a kernel, and what never reaches memory."""
+    text = "\n".join(explanation_lines(head))
+    assert text.startswith("head: 1 frame, 2 generated graphs, ")
+    assert "operators _softmax (amax, sub, exp, sum, div)" in text
+    assert "inside    18.8 KiB never reach memory: sub 9.38 KiB, exp 9.38 KiB" in text
+    assert "saved      1 tensor of 9.38 KiB for the backward pass" in text
+
+
+def test_what_raises_is_told():
+    """A model that does not compile gets its error into the explanation; what came before is there."""
+    explained = explain(torch.nn.Linear(3, 2), torch.randn(4, 5), CompileConfig(backend="aot_eager"))
+    assert "RuntimeError" in explained.error
+    assert "the compiled step raised" in "\n".join(explanation_lines(explained))
+
+
+def test_a_compiled_model_is_refused():
+    """There is nothing to compile anew in it."""
+    with pytest.raises(ValueError, match="it runs compiled already .* give explain the eager model"):
+        explain(torch.compile(torch.nn.Linear(3, 2)), torch.randn(4, 3))
+
+
+def test_a_torch_without_the_hook(monkeypatch):
+    """One sentence that names what is missing."""
+    from torch._inductor.scheduler import Scheduler
+
+    monkeypatch.delattr(Scheduler, "codegen_extern_call")
+    with pytest.raises(InstrumentError, match=r"has no Scheduler.codegen_extern_call in torch._inductor, which writes "
+                                              r"calls of libraries; kernels can't be explained"):
+        inductor._scheduler()
+
+
+@pytest.mark.parametrize(("count", "text"), [(999, "999 B"), (1000, "0.977 KiB"), (9600, "9.38 KiB"),
+                                             (153600, "150 KiB"), (3 << 20, "3.00 MiB"), (5 << 30, "5.00 GiB")])
+def test_readable_bytes(count, text):
+    """Three digits and a unit."""
+    assert readable_bytes(count) == text

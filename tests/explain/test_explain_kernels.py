@@ -40,7 +40,8 @@ def explained(request):
 
 def test_reads_and_writes_are_those_of_the_code(explained):
     """Every kernel, in the order of the code: the memory that it is given, shapes, dtypes and bytes."""
-    assert not explained.error and not explained.lost
+    assert not explained.error
+    assert not explained.lost
     assert len(explained.kernels) >= 5
     assert differences(explained) == []
 
@@ -69,7 +70,8 @@ def test_a_fused_softmax(head):
     assert [(operator.node, operator.bytes) for operator in softmax.kept_inside] == [("sub", 9600), ("exp", 9600)]
     lines = Path(zoo.__file__).read_text().splitlines()
     file, _, line = softmax.places[0].rpartition(":")
-    assert file == zoo.__file__ and "softmax(dim=-1)" in lines[int(line) - 1]
+    assert file == zoo.__file__
+    assert "softmax(dim=-1)" in lines[int(line) - 1]
     assert softmax.name in softmax.source or 'extern "C"' in softmax.source
 
 
@@ -79,7 +81,8 @@ def test_library_calls(head, images):
     convolutions = [kernel for kernel in images.kernels if kernel.library == "convolution"]
     assert [len(kernel.operators) for kernel in convolutions] == [1] * len(convolutions)
     backward = next(kernel for kernel in convolutions if kernel.stage == "backward")
-    assert len(backward.writes) > 1 and not backward.kept_inside
+    assert len(backward.writes) > 1
+    assert not backward.kept_inside
 
 
 def test_a_mean_in_two_kernels(images):
@@ -95,7 +98,8 @@ def test_buffers_in_place(images):
     """Running statistics are read and written under the input's own name."""
     kernels = [kernel for kernel in images.kernels if any(tensor.of.startswith("copy_") for tensor in kernel.writes)]
     updated = [tensor for kernel in kernels for tensor in kernel.writes if tensor.of.startswith("copy_")]
-    assert len(updated) == 6 and all(tensor.name.startswith("primals_") for tensor in updated)
+    assert len(updated) == 6
+    assert all(tensor.name.startswith("primals_") for tensor in updated)
 
 
 def test_saved_for_the_backward(head):
@@ -122,7 +126,7 @@ def test_what_raises_is_told():
 
 def test_a_compiled_model_is_refused():
     """There is nothing to compile anew in it."""
-    with pytest.raises(ValueError, match="it runs compiled already .* give explain the eager model"):
+    with pytest.raises(ValueError, match=r"it runs compiled already .* give explain the eager model"):
         explain(torch.compile(torch.nn.Linear(3, 2)), torch.randn(4, 3))
 
 

@@ -1,4 +1,4 @@
-"""Kernels as they were noted, beside the code that came of them: what is in memory, and what never is. No torch.
+"""Kernels as they were noted, beside the code that came of them: what is in memory, and what never is.
 
 The scheduler plans a buffer for every node. Which of them exist is decided while code is written: a result that only
 its own kernel reads is kept in registers, or in a buffer on the stack. So the generated code is asked for its names.

@@ -17,7 +17,7 @@ USES_PYTEST = {
 NEEDS_TORCH = {
     "adoption/examination", "adoption/guesses", "adoption/library_models", "batch", "zoo", "ledger", "gauges", "state",
     "oracle", "layer", "wrappers", "gates", "faults", "backends/toolkit", "explain/capture", "explain/inductor",
-    "fuzz/sequence_run", "run/environment", "run/runner", "run/subject",
+    "explain/kernels", "fuzz/sequence_run", "run/environment", "run/runner", "run/subject",
 }
 """Modules and rooms that may import torch at their top."""
 TORCH_FREE_IN_THEM = {

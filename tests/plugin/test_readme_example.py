@@ -1,29 +1,22 @@
-"""README's first example does what README shows."""
+"""The first example of README, and that of the tutorial for compiler engineers, do what is shown."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from docs.pages import DOCS, README, blocks, files_of, text_of
 from torch_versions import TORCH
 
 pytestmark = pytest.mark.needs_torch
-README = Path(__file__).parents[2] / "README.md"
-
-
-def block(text: str, language: str) -> str:
-    """The first fenced block of that language."""
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    return next(body for name, body in fenced if name == language)
 
 
 def test_the_first_example(repo):
     """The files of README, run without a C++ compiler's cells, give the failure that README shows."""
-    text = README.read_text(encoding="utf-8")
-    repo.file("models.py", block(text, "python"))
-    repo.matrix(block(text, "yaml"))
-    shown = block(text, "").splitlines()
+    text = text_of(README)
+    repo.file("models.py", files_of(README)["models.py"])
+    repo.matrix(blocks(text, "yaml")[0])
+    shown = next(body for body in blocks(text, "") if body.startswith("___")).splitlines()
     result = repo.run("-k", "aot_eager")
     if TORCH == (2, 8):
         # Torch 2.8 gives graph breaks no ids.
@@ -33,3 +26,22 @@ def test_the_first_example(repo):
     again = shown[-1].replace("inductor-", "aot_eager-")
     assert again in result.stdout.str()
     assert len(repo.block()["matrix"]["cells_planned"]) == 8
+
+
+def test_a_pass_that_approximates(repo):
+    """The tutorial's pass computes wrong numbers, by as much as is shown, and the toolkit alone does not."""
+    page = DOCS / "tutorials/compiler-engineer.md"
+    files = files_of(page)
+    for name in ("models.py", "passes.py"):
+        repo.file(name, files[name])
+    repo.matrix(files["matrix/default.yaml"])
+    result = repo.run("--compile-checks=compiles,equivalence")
+    shown = blocks(text_of(page), "")
+    summary = next(body for body in shown if "1 pass" in body)
+    for line in summary.splitlines():
+        assert line in result.stdout.str()
+    failure = next(body for body in shown if "times the" in body)
+    # The figures after these words are of the machine's own arithmetic.
+    for line in failure.splitlines():
+        words = re.split(r" \d+ times| at \[0", line)[0]
+        assert words in result.stdout.str()

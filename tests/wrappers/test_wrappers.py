@@ -445,11 +445,11 @@ def test_features_that_the_ranks_do_not_divide(layer, style, feature):
         "out of the plan")
 
 
-def test_the_readme_names_every_style():
+def test_the_docs_name_every_style():
     """A style that nobody knows of is none."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/several-ranks.md").read_text()
     for style in tp._layer_styles():
-        assert f"`{style}`" in readme or f'"{style}"' in readme, style
+        assert f"`{style}`" in page or f'"{style}"' in page, style
 
 
 @pytest.mark.parametrize("received", [True, False])

@@ -157,6 +157,11 @@ class Problem:
     file: str = ""
     line: int = 0
 
+    @property
+    def place(self) -> str:
+        """``file:line``, or nothing."""
+        return f"{self.file}:{self.line}" if self.file else ""
+
 
 @dataclass(frozen=True)
 class Judgement:

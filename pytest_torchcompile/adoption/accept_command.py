@@ -9,12 +9,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import yaml
 
@@ -24,17 +23,13 @@ from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.errors import ReportError, UsageError, nearest
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell, load_matrix, parse_matrix
 from pytest_torchcompile.plan.matrix_path import DEFAULT, find_matrix, is_of_model, is_shipped
-from pytest_torchcompile.plan.nodes import compose, offsets_of_entry
+from pytest_torchcompile.plan.nodes import compose, offsets_of_entry, scalar_text
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.merging import Merged, merge_reports
 from pytest_torchcompile.report.reading import read_report
 from pytest_torchcompile.report.safe_output import OUR_COMMENT, REPORT_FILE, harmless_text, replace_file
 
 __all__ = ["AcceptedRule", "add_rules", "rules_of", "rules_text", "run_command"]
-
-_PLAIN: Final = re.compile(r"[A-Za-z_][\w.+-]*")
-_WORDS: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
-"""What YAML 1.1 takes for another thing than a text, or somebody might."""
 
 
 @dataclass(frozen=True)
@@ -125,18 +120,12 @@ def _matches(planned: PlannedCell, select: dict[str, tuple[Scalar, ...]]) -> boo
 def _mapping(select: dict[str, tuple[Scalar, ...]]) -> str:
     words = []
     for axis, values in select.items():
-        texts = [_scalar(value) for value in values]
+        texts = [scalar_text(value) for value in values]
         text = texts[0]
         if len(texts) > 1:
             text = f"[{', '.join(texts)}]"
         words.append(f"{axis}: {text}")
     return f"{{{', '.join(words)}}}"
-
-
-def _scalar(value: Scalar) -> str:
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
-        return value
-    return json.dumps(value, ensure_ascii=False)
 
 
 # ------------------------------------------------------------------------------------------------------------- the edit

@@ -151,7 +151,7 @@ class _Acceptance:
                 value = int(rule[2]) if LIMITS[rule[1]].whole else float(rule[2])
                 category = _CATEGORIES.get(rule[1], "limits")
                 reason = _reason_of(problem, len(judgement.problems))
-                return Need(category, reason, limits=((rule[1], value),), place=_place_of(problem))
+                return Need(category, reason, limits=((rule[1], value),), place=problem.place)
         return None
 
     def _expected_failure(self, found: Mapping[str, Judgement]) -> Need | None:
@@ -173,7 +173,7 @@ class _Acceptance:
                 break
         problem = first.problems[0]
         need = Need(_effect_of(first_name, problem), f"{first_name}: {_reason_of(problem)}", checks=checks,
-                    place=_place_of(problem))
+                    place=problem.place)
         if first.verdict == "crash" or _has_raised(first):
             need = replace(need, category=_TORCH, issue=self._known_issue(first))
         return need
@@ -256,15 +256,11 @@ def _reason_of(problem: Problem, number: int = 1) -> str:
     """What was found and where, in one line."""
     message = re.sub(r"^graph break \(.*?\): ", "", without_ranks(problem.message))
     reason = _one_line(message)
-    if place := _place_of(problem):
-        reason = f"{reason} at {place}"
+    if problem.place:
+        reason = f"{reason} at {problem.place}"
     if number > 1:
         reason += f", and {number - 1} more"
     return reason
-
-
-def _place_of(problem: Problem) -> str:
-    return f"{problem.file}:{problem.line}" if problem.file else ""
 
 
 def _one_line(text: str) -> str:

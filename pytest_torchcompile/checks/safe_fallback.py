@@ -33,6 +33,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
     from pytest_torchcompile.layer.config import CompileConfig
     from pytest_torchcompile.layer.preservation import DeepSnapshot
     from pytest_torchcompile.layer.wrap import maybe_compile
+    from pytest_torchcompile.state.snapshot import changed_names, copy_state
 
     side, first = run.make(None), run.calls[0]
     call = _as_compilable(side.call)
@@ -41,12 +42,12 @@ def measure(run: CellTrial) -> dict[str, Any]:
     section: dict[str, Any] = {"error": None, "original": False, "changed": [], "differs": [], "met": []}
     with compiler_outage() as met, torch.set_grad_enabled(run.train):
         try:
-            kept, before = DeepSnapshot(side.module), _copy_state(side.module)
+            kept, before = DeepSnapshot(side.module), copy_state(side.module)
             try:
                 section["original"] = maybe_compile(call, config, log.logger, first.batch.value) is call
             finally:
                 # Also of an attempt that raises.
-                section["changed"] = [*_changed_names(before, _copy_state(side.module)), *kept.changed()]
+                section["changed"] = [*changed_names(before, copy_state(side.module)), *kept.changed()]
             met_with_sample = met.met
             fallen_back = maybe_compile(call, config, log.logger)
             section["differs"] = list(_differences(run, side, call, fallen_back))
@@ -138,42 +139,6 @@ def _as_compilable(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(*args, **kwargs)
 
     return forward_call
-
-
-def _copy_state(module: Any) -> dict[str, Any]:
-    """The tensors, flags and random state that an attempt could leave changed, by the name that a report gives them."""
-    import torch
-
-    from pytest_torchcompile.state.value_leaves import attribute_tensors
-
-    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    state: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in named.items()}
-    for name, tensor in attribute_tensors(module):
-        state[f"attribute {name}"] = tensor.detach().clone()
-    for name, tensor in named.items():
-        if tensor.is_leaf:
-            state[f"gradient of {name}"] = tensor.grad
-    for name, part in module.named_modules():
-        state[f"{name or 'model'}.training"] = part.training
-    state["random state"] = torch.get_rng_state()
-    return state
-
-
-def _changed_names(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    import torch
-
-    from pytest_torchcompile.state.value_leaves import same_bits
-
-    changed = []
-    for name, new in after.items():
-        old = before.get(name)
-        if isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor):
-            same = same_bits(new, old)
-        else:
-            same = type(new) is type(old) and bool(new == old)
-        if not same:
-            changed.append(name)
-    return changed
 
 
 CHECK = Check("safe_fallback", measure, judge)

@@ -6,8 +6,6 @@ A skipped cell proves nothing, so a policy must allow it, and the gate says in w
 from __future__ import annotations
 
 import datetime
-import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from pytest_torchcompile.checks.severity import NUMBERS_OF_TESTS, TEST_CHECK
 from pytest_torchcompile.gate.judged import JudgedCell, ids_of
 from pytest_torchcompile.gate.policy import AllowedFailure, PassRate, Policy
 from pytest_torchcompile.plan.axes import value_key
+from pytest_torchcompile.plan.nodes import scalar_text
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.schema import TEST_LANE
@@ -27,9 +26,6 @@ __all__ = ["Allowances", "apply_allowances", "skip_findings", "unjudged_cells"]
 
 _DECIDED: Final = frozenset({"pass", "xfail", "xpass", "fail"})
 """Verdicts that tell whether a cell fails as an entry allows; one that was skipped or crashed tells nothing."""
-_PLAIN_YAML: Final = re.compile(r"[A-Za-z_][\w.+/-]*")
-_YAML_WORDS: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf"})
-"""Words that YAML takes for something else than text."""
 
 
 @dataclass
@@ -292,7 +288,7 @@ def _entry_to_write(reason: str, group: Sequence[JudgedCell], cells: Sequence[Ju
         chosen = _shortest_selector(group, cells)
         axes = ", ".join(f"{axis}: {_yaml_list(values)}" for axis, values in chosen.items())
         selector = f"cells: {{{axes}}}"
-    why = _yaml_scalar(reason or "why it may be skipped")
+    why = scalar_text(reason or "why it may be skipped")
     entry = f"allowed_skips:\n  - {selector}\n    reason: {why}"
     if policy.path:
         return f"if that is meant, write to {policy.path}:\n\n{entry}"
@@ -321,13 +317,7 @@ def _has_values(cell: JudgedCell, axes: Iterable[str], keys: Mapping[str, set[An
 
 
 def _yaml_list(values: Sequence[Any]) -> str:
-    quoted = list(map(_yaml_scalar, values))
+    quoted = list(map(scalar_text, values))
     if len(quoted) == 1:
         return quoted[0]
     return f"[{', '.join(quoted)}]"
-
-
-def _yaml_scalar(value: Any) -> str:
-    if isinstance(value, str) and _PLAIN_YAML.fullmatch(value) and value.lower() not in _YAML_WORDS:
-        return value
-    return json.dumps(value, ensure_ascii=False)

@@ -22,6 +22,7 @@ from pytest_torchcompile.observation import Job
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.ranks.rank import Rank, Zygote
 from pytest_torchcompile.ranks.zygote import WARM
+from pytest_torchcompile.state.snapshot import changed_names, copy_state
 from pytest_torchcompile.state.torch_state import isolated
 
 __all__ = ["tried"]
@@ -60,10 +61,10 @@ def _make_model(broken: Break, place: Place) -> tuple[nn.Module, list[Tensor]]:
 def _before_use(broken: Break, place: Place) -> str:
     """With a sample batch: the model itself comes back, as it was."""
     model, (sample, *_) = _make_model(broken, place)
-    before = _copy_state(model)
+    before = copy_state(model)
     returned = wrap.maybe_compile(model, _compile_config(broken), SILENT, sample)
     wrong = []
-    changed = _differing_names(before, _copy_state(model))
+    changed = changed_names(before, copy_state(model))
     if changed:
         wrong.append(f"the attempt left {', '.join(changed)} changed")
     if returned is not model:
@@ -86,8 +87,8 @@ def _in_use(broken: Break, place: Place) -> str:
             ends.append(_train_steps(each, batches))
     eager, again, fallen_back = ends
     # What eager itself does not repeat says nothing of the fallback.
-    unstable = _differing_names(eager, again)
-    changed = [name for name in _differing_names(eager, fallen_back) if name not in unstable]
+    unstable = changed_names(eager, again)
+    changed = [name for name in changed_names(eager, fallen_back) if name not in unstable]
     if changed:
         return f"after the fallback, {', '.join(changed)} differ from eager's"
     return ""
@@ -102,26 +103,7 @@ def _train_steps(model: nn.Module, batches: list[Tensor]) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
-    return {"losses": torch.stack(losses), **_copy_state(model)}
-
-
-def _copy_state(model: nn.Module) -> dict[str, Any]:
-    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    gradients = {f"gradient of {name}": p.grad for name, p in model.named_parameters()}
-    return {**tensors, **gradients, "the training flag": model.training, "the random state": torch.get_rng_state()}
-
-
-def _differing_names(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    names = []
-    for name, value in one.items():
-        found = other.get(name)
-        if isinstance(value, Tensor) and isinstance(found, Tensor):
-            same = torch.equal(value, found)
-        else:
-            same = value is found
-        if not same:
-            names.append(name)
-    return names
+    return {"losses": torch.stack(losses), **copy_state(model)}
 
 
 def _own_process() -> str:

@@ -4,8 +4,6 @@ wrote to.
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,6 +21,7 @@ from pytest_torchcompile.oracle.recording import Fault, Item, NamedLeaf, Recordi
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
 from pytest_torchcompile.oracle.tape import Tape
 from pytest_torchcompile.oracle.training import default_loss, left_out, loss_of
+from pytest_torchcompile.state.torch_state import seed_everything
 from pytest_torchcompile.state.value_leaves import (
     attribute_tensors,
     fingerprint,
@@ -353,11 +352,3 @@ def _generator_states(devices: set[torch.device]) -> dict[str, torch.Tensor]:
         elif device.type not in ("cpu", "meta"):
             states[str(device)] = torch.get_device_module(device).get_rng_state(device)
     return states
-
-
-def seed_everything(seed: int) -> None:
-    """Seed torch's generators of every device, Python's, and NumPy's if somebody has loaded it."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)

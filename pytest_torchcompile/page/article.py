@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.page.expectations import plan_section
 from pytest_torchcompile.page.ledger_tables import compiles_section, eager_frames_section, graph_breaks_section
 from pytest_torchcompile.page.markup import (
@@ -31,7 +32,7 @@ from pytest_torchcompile.page.markup import (
 from pytest_torchcompile.page.past_runs import label_of_run
 from pytest_torchcompile.quantity import readable_age, readable_seconds
 from pytest_torchcompile.report.causes import effect_of, first_with_problem, root_check
-from pytest_torchcompile.report.facts import Compared, Facts, Generated, Problem, Verdict
+from pytest_torchcompile.report.facts import Compared, Facts, Generated, Verdict
 
 __all__ = ["article", "benchmark_section", "kernels_section", "numbers_section", "times_section"]
 

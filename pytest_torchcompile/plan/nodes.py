@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import yaml
 
 from pytest_torchcompile.errors import MatrixError, nearest
 
-__all__ = ["compose", "describe_node", "offsets_of_entry", "read_bytes"]
+__all__ = ["compose", "describe_node", "offsets_of_entry", "read_bytes", "scalar_text"]
 
 MAX_BYTES: Final = 1 << 20
 MAX_DEPTH: Final = 32
@@ -25,6 +26,9 @@ _PLAIN: Final = frozenset(
     f"{_TAG}{name}"
     for name in ("str", "int", "float", "bool", "null", "timestamp", "seq", "map", "merge", "value")
 )
+_NEEDS_NO_QUOTES: Final = re.compile(r"[A-Za-z_][\w.+/-]*")
+_WORDS: Final = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf"})
+"""What YAML 1.1 takes for something else than text, or somebody might."""
 
 
 def read_bytes(path: Path, shown: str, what: str = "matrix") -> bytes:
@@ -186,3 +190,10 @@ def offsets_of_entry(node: yaml.Node, text: str) -> tuple[int, int]:
     if text[end - 1:end] != "\n":
         end = text.find("\n", end) + 1 or len(text)
     return start, end
+
+
+def scalar_text(value: Any) -> str:
+    """A value as YAML writes it, in quotes only where a text needs them."""
+    if isinstance(value, str) and _NEEDS_NO_QUOTES.fullmatch(value) and value.lower() not in _WORDS:
+        return value
+    return json.dumps(value, ensure_ascii=False)

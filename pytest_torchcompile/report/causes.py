@@ -14,7 +14,8 @@ from typing import Final, TypeAlias
 
 from pytest_torchcompile.checks import CHECKS, COMPARING, LIMITS, severity, way_of
 from pytest_torchcompile.checks.severity import RAISED, TEST_CHECK, Effect, Severity, without_ranks
-from pytest_torchcompile.report.facts import Facts, Problem, Verdict
+from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.report.facts import Facts, Verdict
 from pytest_torchcompile.report.metrics import METRICS
 
 __all__ = ["Cause", "Fresh", "check_effect", "effect_of", "first_with_problem", "group_causes",

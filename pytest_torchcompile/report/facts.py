@@ -14,29 +14,14 @@ from typing import Any, TypeVar
 
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, Graph, GraphBreak
+from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.wrappers.wrapping import lane_of
 
-__all__ = ["Compared", "Facts", "Generated", "Kernel", "Problem", "Verdict", "as_number", "as_text",
+__all__ = ["Compared", "Facts", "Generated", "Kernel", "Verdict", "as_number", "as_text",
            "read_objects", "read_record"]
 
 T = TypeVar("T")
-
-
-@dataclass
-class Problem:
-    """One thing that a check found wrong (:class:`pytest_torchcompile.observation.Problem`)."""
-
-    message: str
-    evidence: str = ""
-    hint: str = ""
-    file: str = ""
-    line: int = 0
-
-    @property
-    def place(self) -> str:
-        """``file:line``, or nothing."""
-        return f"{self.file}:{self.line}" if self.file else ""
 
 
 @dataclass

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import random
 import re
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.loading import kind_of, one_line, resolve
 from pytest_torchcompile.oracle.ownership import says_fork
+from pytest_torchcompile.state.torch_state import seed_everything
 
 if TYPE_CHECKING:
     from pytest_torchcompile.plan.matrix import ModelEntry
@@ -50,7 +50,7 @@ def build_model(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.n
         axes.setdefault("device", cell.device)
     _check_keywords(factory, axes, f"{entry.where}: factory {entry.factory!r}", "axis", "axes")
     # Seeded last: to look the factory up may have imported a module that draws numbers.
-    _seed_all(seed)
+    seed_everything(seed)
     model = _call_factory(factory, axes, f"{entry.where}: factory {entry.factory!r}")
     if not isinstance(model, torch.nn.Module):
         raise UsageError(f"{entry.where}: factory {entry.factory!r} returned {kind_of(model)}; "
@@ -81,7 +81,7 @@ def make_batch(entry: ModelEntry, cell: Cell, root: Path, seed: int, sizes: Mapp
     keywords = {name: value for name, value in cell.user if name in named}
     keywords |= entry.arguments_of("inputs") | dict(sizes)
     _check_keywords(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}", "dim", "dims")
-    _seed_all(seed)
+    seed_everything(seed)
     value = _call_factory(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}")
     return Batch.of(value).to(device=device, dtype=dtype)
 
@@ -158,14 +158,6 @@ def _call_factory(function: Callable[..., Any], keywords: dict[str, Any], what: 
         if says_fork(error):
             raise
         raise UsageError(f"{what} raised {one_line(error)}") from error
-
-
-def _seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    # Only a factory that has imported it can draw from it.
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed % 2**32)
 
 
 def _placement(cell: Cell, where: str) -> tuple[torch.device, torch.dtype]:

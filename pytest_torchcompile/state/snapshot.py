@@ -1,4 +1,7 @@
-"""StateSnapshot: a module's parameters, buffers, training flags and what it holds in attributes, to be put back."""
+"""StateSnapshot: a module's parameters, buffers, training flags and what it holds in attributes, to be put back.
+
+And copies of it (:func:`copy_state`), to be compared.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_torchcompile.state.value_leaves import containers_in, holds_tensors, own_attributes, same_bits, tensors_of
+from pytest_torchcompile.state.value_leaves import (
+    attribute_tensors,
+    containers_in,
+    holds_tensors,
+    own_attributes,
+    same_bits,
+    tensors_of,
+)
 
-__all__ = ["GeneratorState", "StateSnapshot", "generator_state"]
+__all__ = ["GeneratorState", "StateSnapshot", "changed_names", "copy_state", "generator_state"]
 
 
 class StateSnapshot:
@@ -200,3 +210,32 @@ def _generator_access(value: Any) -> tuple[Callable[[], Any], Callable[[Any], ob
 
         return lambda: bits.state, set_bits
     return None
+
+
+def copy_state(module: torch.nn.Module) -> dict[str, Any]:
+    """The tensors, flags and random state that an attempt could leave changed, by the name that a report gives them."""
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    state: dict[str, Any] = {name: tensor.detach().clone() for name, tensor in named.items()}
+    for name, tensor in attribute_tensors(module):
+        state[f"attribute {name}"] = tensor.detach().clone()
+    for name, tensor in named.items():
+        if tensor.is_leaf:
+            state[f"gradient of {name}"] = tensor.grad
+    for name, part in module.named_modules():
+        state[f"{name or 'model'}.training"] = part.training
+    state["the random state"] = torch.get_rng_state()
+    return state
+
+
+def changed_names(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """What of :func:`copy_state` is another now, bit by bit."""
+    changed = []
+    for name, new in after.items():
+        old = before.get(name)
+        if isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor):
+            same = same_bits(new, old)
+        else:
+            same = type(new) is type(old) and bool(new == old)
+        if not same:
+            changed.append(name)
+    return changed

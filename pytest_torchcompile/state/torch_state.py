@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch
 
 from pytest_torchcompile.errors import InstrumentError
 
-__all__ = ["SettingsSnapshot", "forget_compiled", "isolated", "stance"]
+__all__ = ["SettingsSnapshot", "forget_compiled", "isolated", "seed_everything", "stance"]
 
 _CONFIGS = (
     "torch._dynamo.config",
@@ -217,3 +218,12 @@ def isolated(leaks: list[str]) -> Iterator[None]:
             leaks += state.restore()
             random.setstate(python_rng)
             forget_compiled()
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch's generators of every device, Python's, and NumPy's if somebody has loaded it."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    # Only a model that has imported it can draw from it.
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)

@@ -17,10 +17,11 @@ from pytest_torchcompile.gate.announcement import SHOWN, announcement, sentence
 from pytest_torchcompile.gate.ci_formats import junit
 from pytest_torchcompile.gate.gate import gate
 from pytest_torchcompile.gate.markdown import markdown
+from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.page.document import page
 from pytest_torchcompile.playbook.chapters import playbook
 from pytest_torchcompile.report.causes import check_effect, effect_of, first_with_problem, group_causes, root_check
-from pytest_torchcompile.report.facts import Facts, Problem, Verdict
+from pytest_torchcompile.report.facts import Facts, Verdict
 from pytest_torchcompile.report.finding import HEADLINE_WORDS, headline, shorten_to_headline
 from pytest_torchcompile.report.merging import merge_reports
 

@@ -10,8 +10,8 @@ from pytest_torchcompile.checks.severity import Effect, Severity
 from pytest_torchcompile.gate.baseline import Change
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.wholeness import ExplainedFailures, nothing_to_judge
+from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.report.causes import Cause
-from pytest_torchcompile.report.facts import Problem
 
 EFFECT = Effect(Severity.SLOW, "is slow", "are slow")
 

@@ -36,6 +36,7 @@ from pytest_torchcompile.page.overview import group_findings, overview, run_sect
 from pytest_torchcompile.page.past_runs import History, read_folder
 from pytest_torchcompile.page.svg import svg
 from pytest_torchcompile.page.trend import trend_section
+from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.merging import Merged, merge_reports
 from pytest_torchcompile.report.reading import Report, read_report
@@ -121,7 +122,7 @@ def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = ""
             "main",
             tag("section", tag("div", id="open"), articles, overview(outcome, sorted_findings, news, source),
                 class_="pane side", id="side", aria_label="Findings, or the open cell"),
-            tag("section", trend_section(history), tag("h2", f"{len(heat.cells)} cells, failing ones first"),
+            tag("section", trend_section(history), tag("h2", _map_title(heat)),
                 controls(heat.cells, numbers, marks), tag("div", map_table(heat, marks), class_="scroll"),
                 tests_section(outcome, source), run_section(outcome, heat),
                 class_="pane", aria_label="Map of the cells"),
@@ -130,6 +131,13 @@ def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = ""
         tag("script", script),
     )  # fmt: skip
     return f"<!doctype html>\n{tag('html', head, body, lang='en', class_='no-js')}\n"
+
+
+def _map_title(heat: HeatMap) -> str:
+    title = count(len(heat.cells), "cell")
+    if any(cell.status in FAILING for cell in heat.cells):
+        title += ", what fails first"
+    return title
 
 
 def _file_text(name: str) -> str:

@@ -75,8 +75,8 @@ def _rules_table(rules: Mapping[tuple[str, str, str], Sequence[Facts]]) -> Html 
         links = [tag("a", cell.id, href=link(cell.id)) for cell in cells[:ROWS]]
         folded = tag("details", tag("summary", f"{failing} of {count(len(cells), 'cell')} failed"),
                      tag("div", links, more_note(len(cells)), class_="cells"))
-        rows.append(tag("tr", tag("td", reason, tag("p", rule, class_="quiet")), tag("td", until or "no day"),
-                        tag("td", folded)))
+        rows.append(tag("tr", tag("td", reason, tag("p", rule, class_="quiet")),
+                        tag("td", until or "no day", class_="number"), tag("td", folded)))
     return join(tag("h2", "Expected failures"),
                 tag("table", columns("reason and rule", "until", "cells"), tag("tbody", rows)), more_note(len(rules)))
 

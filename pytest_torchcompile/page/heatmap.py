@@ -290,6 +290,9 @@ def _side_in_words(name: str, axis: str, within: Sequence[str]) -> str:
 
 
 def _head_cell(label: str, **attributes: Any) -> Html:
+    # A head without a word would be read as one by those who listen.
+    if not label:
+        return tag("td", **{**attributes, "scope": None})
     return tag("th", tag("span", label), title=label, **attributes)
 
 

@@ -96,7 +96,7 @@ def overview(outcome: GateOutcome, groups: Sequence[FindingGroup], news: News, s
                 items.append(_finding_item(outcome, index, news, source))
         heading = tag("h3", group.title, " ", tag("span", len(group.findings), class_="quiet"))
         content.append(tag("section", heading, tag("ul", items, class_="findings"), id=f"group-{number}",
-                           class_=f"group {group.weight}", aria_label=group.title))
+                           class_=f"group {group.weight}"))
     if not content:
         content = [tag("p", "Nothing to tell. A cell of the map opens here.")]
     policy = f", under {outcome.policy.path}" if outcome.policy.path else ""
@@ -255,7 +255,7 @@ def _pass_rates(heat: HeatMap) -> Html | None:
         tables.append(tag("table", tag("caption", axis), tag("tbody", rows)))
     if not tables:
         return None
-    return join(tag("h2", "Cells that hold, by axis; the axes that tell most come first"),
+    return join(tag("h2", "Cells that do not fail, by axis; the axes that tell most come first"),
                 tag("div", tables, class_="rates"))
 
 

@@ -68,13 +68,15 @@
     const corner = () => make("td", { colspan: 2 });
     const span = (text) => { const s = make("span"); s.textContent = text; return s; };
     const first = (i) => (i === 0 ? "g" : null);
+    const named = (label, attributes) => (label === "" ? make("td", { ...attributes, scope: null })
+      : make("th", { ...attributes, title: label }, span(label)));
     const head = make("thead", {}, make("tr", {}, corner(), ...columns.map((band) =>
-      make("th", { colspan: band.parts.length, scope: "colgroup", title: band.value }, span(band.value)))));
+      named(band.value, { colspan: band.parts.length, scope: "colgroup" }))));
     if (across.length) head.append(make("tr", { class: "sub" }, corner(), ...columns.flatMap((band) =>
-      band.labels.map((label, i) => make("th", { scope: "col", class: first(i), title: label }, span(label))))));
+      band.labels.map((label, i) => named(label, { scope: "col", class: first(i) })))));
     const bodies = rows.map((band) => make("tbody", {}, ...band.parts.map((part, n) => make("tr", {},
-      ...(n === 0 ? [make("th", { scope: "rowgroup", rowspan: band.parts.length, title: band.value }, span(band.value))] : []),
-      make("th", { scope: "row", class: "line", title: band.labels[n] }, span(band.labels[n])),
+      ...(n === 0 ? [named(band.value, { scope: "rowgroup", rowspan: band.parts.length })] : []),
+      named(band.labels[n], { scope: "row", class: "line" }),
       ...columns.flatMap((column) => column.parts.map((other, i) => make("td", { class: first(i) },
         ...(places.get(`${[band.head, ...part]}|${[column.head, ...other]}`) ?? []).map((c) => squares[c]))))))));
     const caption = make("caption");
@@ -276,7 +278,6 @@
     }
     setTimeout(() => { button.textContent = "copy"; }, 3000);
   }
-  $("tools").open = innerWidth > 960;
   $("theme").addEventListener("click", () => {
     const root = document.documentElement;
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;

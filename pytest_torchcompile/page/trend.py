@@ -194,8 +194,8 @@ def _chart(title: str, of_what: str, runs: Sequence[PastRun], values: Sequence[f
     picture = tag("svg", parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", class_="chart", role="img",
                   aria_label=f"{title}: {'; '.join(told) or 'no number'}")
     now = in_words(values[-1]) if values[-1] is not None else "–"
-    return tag("figure", tag("figcaption", tag("b", title), " ", tag("span", now, class_="now"), " ",
-                             tag("span", of_what, class_="quiet")), picture)
+    return tag("figure", tag("figcaption", tag("b", title), " ", tag("span", now, class_="figure"), " ",
+                             tag("span", of_what, class_="quiet of")), picture)
 
 
 def _runs_table(runs: Sequence[PastRun]) -> Html:

@@ -11,7 +11,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -330,17 +330,12 @@ def _costs_arguments(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
-def _print_costs(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.report.costs import cost_lines, costs_of_block
-    from pytest_torchcompile.report.reading import read_report
-
-    cost, cores = costs_of_block(read_report(given.report).block)
-    if given.json:
-        print(json.dumps({**asdict(cost), "idle": cost.idle, "cores": cores}, indent=1))
-        return 0
-    for line in cost_lines(cost, cores):
-        print(line)
-    return 0
+# code: which graphs and kernels are others than in an earlier run
+def _code_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("old", metavar="OLD", help="the JSON report of the earlier run")
+    parser.add_argument("new", nargs="?", metavar="NEW", default=".compile-matrix/report.json",
+                        help="the JSON report of the later run; default: %(default)s")
+    _add_json(parser)
 
 
 # playbook: what a report says about compiling this repository's models
@@ -384,7 +379,10 @@ COMMANDS: Final[dict[str, Command]] = {
                     _call_later("pytest_torchcompile.playbook.chapters:run_command")),
     "table": Command("Print a table of the models of reports, as Markdown.", _table_arguments, _print_models_table),
     "costs": Command("Say where the time of a run went: unique and repeated compiling, judging, waiting; and the "
-                     "dearest cells.", _costs_arguments, _print_costs),
+                     "dearest cells.", _costs_arguments,
+                     _call_later("pytest_torchcompile.report.costs:run_command")),
+    "code": Command("Say which graphs and kernels changed between two runs, and how; exit code 1 if any did.",
+                    _code_arguments, _call_later("pytest_torchcompile.report.code_changes:run_command")),
     "schema": Command("Print the JSON Schema of reports, or of matrix files.", _schema_arguments, _print_schema),
     "gates": Command("Run the three gates of the production layer on small models; exit code 0 or 1.",
                      _gates_arguments, _call_later("pytest_torchcompile.gates:run_command")),

@@ -128,6 +128,8 @@ class Observation:
 
     sources: dict[str, str] | None = None
     """The project's files that its process has imported (:mod:`~pytest_torchcompile.run.imported`); None: not known."""
+    code_texts: dict[str, str] | None = None
+    """The code of its graphs and kernels by key (:mod:`~pytest_torchcompile.gauges.generated_code`). In no report."""
     failed_at: float | None = None
     """``time.monotonic()`` of the first failure, by which the ranks of a cell are put in order. In no report."""
 
@@ -135,7 +137,7 @@ class Observation:
         """Plain data that :meth:`from_dict` takes."""
         data = asdict(self)
         # What is not known is not told: a report has no empty fields for it.
-        for name in ("failed_at", "sources"):
+        for name in ("code_texts", "failed_at", "sources"):
             if data[name] is None:
                 del data[name]
         return data

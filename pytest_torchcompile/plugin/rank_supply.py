@@ -14,11 +14,13 @@ import pytest
 
 from pytest_torchcompile.ranks.execution import Execution
 from pytest_torchcompile.ranks.rank import Zygote
+from pytest_torchcompile.report.code_changes import CodeStore
+from pytest_torchcompile.report.safe_output import CODE, FOLDER
 from pytest_torchcompile.run.settings import Settings
 
 __all__ = ["CellNotRun", "RankSupply"]
 
-FOLDER: Final = "compile_zygote"
+ZYGOTE: Final = "compile_zygote"
 UNABLE: Final = "compile_unable"
 NOT_RUN: Final = "compile_not_run"
 """The attribute of a test report whose cell was not run. Of thousands each would be told at length as a failure."""
@@ -34,6 +36,8 @@ class RankSupply:
     def __init__(self, config: pytest.Config, settings: Settings, execution: Execution) -> None:
         self.config, self.settings, self.execution = config, settings, execution
         self.zygote: Zygote | None = None
+        self.code = CodeStore(config.rootpath / FOLDER / CODE)
+        execution.keep_code = self.code.keep
         # What xdist gives to a worker.
         given: dict[str, Any] | None = getattr(config, "workerinput", None)
         self.is_worker = given is not None
@@ -41,8 +45,8 @@ class RankSupply:
             execution.workers = int(given["workercount"])
             # Empty where cells run in the workers themselves, or where no folder could be made.
             execution.folder = None
-            if given[FOLDER]:
-                execution.folder = Path(given[FOLDER])
+            if given[ZYGOTE]:
+                execution.folder = Path(given[ZYGOTE])
             execution.unable = given[UNABLE]
         self.is_any_needed: Callable[[], bool] = lambda: True
         """Is there a cell that must be run? Where results are reused, :class:`.Reusing` can tell."""
@@ -53,7 +57,7 @@ class RankSupply:
         """Give each worker the zygote that all share, unless it is seen that none will be needed."""
         if not self._may_need_none or self.is_any_needed():
             self._start_zygote()
-        node.workerinput[FOLDER] = str(self.execution.folder or "")
+        node.workerinput[ZYGOTE] = str(self.execution.folder or "")
         node.workerinput[UNABLE] = self.execution.unable
 
     @pytest.hookimpl(tryfirst=True)
@@ -91,6 +95,8 @@ class RankSupply:
         self.execution.close()
         if self.zygote is not None:
             self.zygote.close()
+        if not self.is_worker:
+            self.code.tidy()
 
     @property
     def _may_need_none(self) -> bool:

@@ -73,6 +73,8 @@ class Execution:
     """What earlier runs have kept; None runs every cell."""
     start_ranks: Callable[[], None] | None = None
     """Sees to it that rank processes can be had; called before each cell that is run."""
+    keep_code: Callable[[Mapping[str, str]], None] | None = None
+    """Takes the code that the compiler has made of a cell, by key; None drops it."""
     _group: Group | None = None
     """The ranks on this machine."""
     _nodes: Nodes | None = None
@@ -118,7 +120,11 @@ class Execution:
             return earlier
         job = self._make_job(planned, selected)
         outcomes = self._cell_outcomes(planned.cell, job)
-        # No part of what was observed.
+        # No part of what is reported.
+        for outcome in outcomes:
+            texts = outcome.value.pop("code_texts", None) if outcome.value else None
+            if texts and self.keep_code is not None:
+                self.keep_code(texts)
         read = [outcome.value.pop("read") for outcome in outcomes if outcome.value and "read" in outcome.value]
         observation = cell_observation(planned.cell.id, outcomes)
         seconds = max(outcome.seconds for outcome in outcomes)

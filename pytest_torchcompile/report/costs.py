@@ -6,17 +6,21 @@ judging, and workers that wait. All figures are wall seconds of workers: a run o
 
 from __future__ import annotations
 
+import argparse
 import datetime
+import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from pytest_torchcompile.ledger.records import Compile
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.facts import Facts, as_mapping, as_number
+from pytest_torchcompile.report.reading import read_report
 from pytest_torchcompile.report.safe_output import harmless_text
 
-__all__ = ["CellCost", "RunCost", "cost_lines", "costs_of_block", "measure_costs", "seconds_between", "time_line"]
+__all__ = ["CellCost", "RunCost", "cost_lines", "costs_of_block", "measure_costs",
+           "run_command", "seconds_between", "time_line"]
 
 _DEAREST: Final = 10
 """Cells that are listed."""
@@ -214,3 +218,14 @@ def costs_of_block(block: Mapping[str, Any]) -> tuple[RunCost, Any]:
     environment = as_mapping(block.get("environment"))
     cells = [Facts(cell) for cell in block.get("cells", ())]
     return measure_costs(cells, as_mapping(block.get("run"))), environment.get("cores")
+
+
+def run_command(given: argparse.Namespace) -> int:
+    """``pytest-torchcompile costs``."""
+    cost, cores = costs_of_block(read_report(given.report).block)
+    if given.json:
+        print(json.dumps({**asdict(cost), "idle": cost.idle, "cores": cores}, indent=1))
+        return 0
+    for line in cost_lines(cost, cores):
+        print(line)
+    return 0

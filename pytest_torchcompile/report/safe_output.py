@@ -21,7 +21,7 @@ from typing import Final
 from pytest_torchcompile.errors import UsageError
 
 __all__ = [
-    "FOLDER", "JOURNAL_FILE", "OUR_COMMENT", "PART_FILE", "PREVIOUS", "REPORT_FILE", "REPRODUCTIONS", "REUSED",
+    "CODE", "FOLDER", "JOURNAL_FILE", "OUR_COMMENT", "PART_FILE", "PREVIOUS", "REPORT_FILE", "REPRODUCTIONS", "REUSED",
     "WRITTEN_BY", "behind_link", "harmless_text", "make_folder", "refuse_others", "replace_file", "write_output",
 ]
 
@@ -32,6 +32,8 @@ REPRODUCTIONS: Final = f"{FOLDER}/repro"
 """Where a failed cell's file is written."""
 PREVIOUS: Final = f"{FOLDER}/previous"
 """Where the report before is kept."""
+CODE: Final = "code"
+"""Where, beside a report, the code of its graphs and kernels is kept."""
 REUSED: Final = f"{FOLDER}/reuse"
 """Where results are kept for --compile-reuse."""
 PART_FILE: Final = f"{FOLDER}/part/report.json"

@@ -25,6 +25,7 @@ from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.gauges import memory
 from pytest_torchcompile.gauges.autotune import limit_autotuning
 from pytest_torchcompile.gauges.compiler import kept_processes, set_compile_threads
+from pytest_torchcompile.gauges.generated_code import read_generated_code
 from pytest_torchcompile.loading import import_all
 from pytest_torchcompile.observation import Failure, Job, Observation
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
@@ -55,8 +56,6 @@ _APART = 104_729
 _OWN_MISTAKE = "pytest-torchcompile itself failed, not the model: "
 # One for the process: cells of one model share its float64 run, whatever backend and mode they compile with.
 _REFERENCES = References()
-_READS_CODE = frozenset({"kernels", "worth"})
-"""Checks that read what the compiler has written."""
 _LOCATED = {"compiles", *checks.COMPARING}
 """Sections that say which stage of the compiler brings a difference in."""
 
@@ -90,7 +89,7 @@ class Run(CellTrial):
             # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
             references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
                                          cell.wrapper, job.seed, self.replica),
-            covered=True, steps=steps, keep_texts=not _READS_CODE.isdisjoint(job.checks),
+            covered=True, steps=steps, keep_texts=True,
             one_process=one_process,
             compared=not self._fake, varied=not self._fake,
         )
@@ -267,6 +266,9 @@ def _observe_run(run: Run, seen: Observation) -> None:
     for name in checks.CHECKS:
         if name == "compiles" or name in run.job.checks:
             seen.sections[name] = checks.load(name).measure(run)
+    generated = read_generated_code(run.texts)
+    seen.sections["compiles"]["code"] = [graph.to_dict() for graph in generated.graphs]
+    seen.code_texts = generated.texts
     # What takes more runs of the cell is tried only with cells that take little time: asked anew before each.
     if run.compared and sum(run.seconds.values()) <= run.job.locate:
         stage = locate_stage(run)

@@ -55,6 +55,12 @@ def test_what_inductor_generated_is_recorded_and_limited(repo):
     found = sections(repo, cell)
     (graph,) = found["kernels"]["graphs"]
     assert [kernel["ops"] for kernel in graph["generated"]] == [["relu"]]
+    (kept,) = found["compiles"]["code"]
+    ((name, key),) = kept["kernels"]
+    assert name == graph["generated"][0]["name"]
+    store = repo.path / ".compile-matrix" / "code"
+    assert "void  kernel(" in (store / f"{key}.txt").read_text()
+    assert "extern_kernels.addmm(" in (store / f"{kept['key']}.txt").read_text()
     assert found["worth"]["sides"]["compiled"]["median"] > 0
     (problem,) = repo.problems(cell, "kernels")
     assert problem["message"] == "kernels that Inductor generated: 1, at most 0 allowed"

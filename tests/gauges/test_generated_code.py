@@ -1,0 +1,128 @@
+"""Keys of generated code: what says nothing about the code leaves them, and every change of the code changes them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from pytest_torchcompile.gauges.generated_code import read_generated_code
+from pytest_torchcompile.ledger.records import Text
+
+KERNEL = """
+#include "/tmp/torchinductor_somebody/xy/cxy.h"
+extern "C"  void  kernel(const float* in_ptr0, float* out_ptr0)
+{
+    out_ptr0[0] = in_ptr0[0] + 1;
+}
+"""
+MODULE = f"""
+# AOT ID: ['0_forward']
+import torch
+async_compile = AsyncCompile()
+
+cpp_fused_add_0 = async_compile.cpp_pybinding(['const float*', 'float*'], r'''{KERNEL}''')
+
+async_compile.wait(globals())
+del async_compile
+
+def call(args):
+    primals_1, primals_2 = args
+    args.clear()
+    buf0 = empty_strided_cpu((s77, 8), (8, 1), torch.float32)
+    # Topologically Sorted Source Nodes: [add], Original ATen: [aten.add]
+    extern_kernels.addmm(primals_1, primals_2, out=buf0)
+    cpp_fused_add_0(buf0, primals_1)
+    return (buf0, )
+
+def get_args():
+    return [rand_strided((8, 8), (8, 1))]
+"""
+GRAPH = '''class <lambda>(torch.nn.Module):
+    def forward(self, L_x_: "f32[s77, 8][8, 1]cpu"):
+        # File: /home/somebody/models.py:7 in forward, code: return torch.relu(x)
+        relu: "f32[s77, 8][8, 1]cpu" = torch.relu(L_x_);  L_x_ = None
+        return (relu,)
+'''
+
+
+def keys(text, stage="code"):
+    """Keys of the graph and of its kernels."""
+    (graph,) = read_generated_code([Text("0/0", stage, text)]).graphs
+    return graph.key, [kernel.key for kernel in graph.kernels]
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ("0_forward", "3_forward"), ("cpp_fused_add_0", "cpp_fused_add_7"), ("primals_1", "arg0_1"), ("buf0", "buf9"),
+    ("# Topologically", "# Otherwise"), ("/tmp/torchinductor_somebody/xy", "/home/other/ab"), ("(8, 8)", "(9, 9)"),
+    ("import torch", "import torch\nfrom ctypes import c_int"),
+])  # fmt: skip
+def test_what_says_nothing_leaves_the_keys(old, new):
+    """Names, numbers, comments, paths, imports and what Inductor writes for its own benchmarks."""
+    assert old in MODULE
+    assert keys(MODULE.replace(old, new)) == keys(MODULE)
+
+
+@pytest.mark.parametrize(("old", "new", "graph", "kernel"), [
+    ("in_ptr0[0] + 1", "in_ptr0[0] + 2", False, True), ("'const float*', 'float*'", "'float*', 'float*'", False, True),
+    ("addmm(primals_1, primals_2", "addmm(primals_2, primals_1", True, False),
+    ("torch.float32", "torch.half", True, False), ("(s77, 8)", "(16, 8)", True, False),
+    ("return (buf0, )", "return (buf0, primals_2)", True, False),
+])  # fmt: skip
+def test_what_changes_the_code_changes_its_key(old, new, graph, kernel):
+    """Of the kernel, or of what calls it; never of both."""
+    assert old in MODULE
+    now, before = keys(MODULE.replace(old, new)), keys(MODULE)
+    assert (now[0] != before[0], now[1] != before[1]) == (graph, kernel)
+
+
+@pytest.mark.parametrize(("old", "new", "same"), [
+    ("L_x_", "L_batch_", True), ("s77", "s0", True), ("models.py:7", "models.py:9", True), ("<lambda>", "Other", True),
+    ("torch.relu", "torch.tanh", False), ("f32[", "bf16[", False), ("8, 1]", "1, 8]", False),
+])  # fmt: skip
+def test_graphs(old, new, same):
+    """A graph that was traced: its variables, symbols and lines say nothing, its operators and layouts do."""
+    assert old in GRAPH
+    assert (keys(GRAPH.replace(old, new), "forward") == keys(GRAPH, "forward")) == same
+
+
+def test_the_last_stage_stands_for_a_graph():
+    """Inductor's code before AOTAutograd's graphs, these before Dynamo's; each compile by itself, in order."""
+    texts = [Text("0/0", "dynamo", GRAPH), Text("0/0", "forward", GRAPH), Text("0/0", "code", MODULE),
+             Text("0/1", "dynamo", GRAPH), Text("0/1", "forward", GRAPH), Text("0/1", "backward", GRAPH),
+             Text("1/0", "dynamo", "no Python"), Text("2/0", "post_grad", GRAPH)]
+    generated = read_generated_code(texts)
+    assert [graph.graph for graph in generated.graphs] == ["0/0 forward", "0/1 forward", "0/1 backward", "1/0 dynamo"]
+    assert generated.texts[generated.graphs[-1].key] == "no Python"
+    assert "kernel_0(" in generated.texts[generated.graphs[0].key]
+    assert read_generated_code([]).graphs == []
+
+
+COMPILED = """
+import sys, torch
+from pytest_torchcompile.gauges.generated_code import read_generated_code
+from pytest_torchcompile.ledger import observe
+linear, NAME = torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)
+model = torch.compile(lambda x: NAME(torch.relu(linear(x)) + x), backend="inductor")
+with observe(keep_texts=True) as seen:
+    for size in (4, 6):
+        model(torch.randn(size, 8)).sum().backward()
+for graph in read_generated_code(seen.texts).graphs:
+    print(graph.to_dict())
+"""
+
+
+@pytest.mark.needs_torch
+def test_two_cold_compiles_have_the_same_keys(tmp_path, monkeypatch):
+    """In two processes, with other caches and another name of a variable; static and dynamic, forward and backward."""
+    printed = []
+    for name in ("norm", "other"):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
+        script = tmp_path / f"{name}.py"
+        script.write_text(COMPILED.replace("NAME", name))
+        ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+        printed.append(ran.stdout.splitlines())
+    assert printed[0] == printed[1]
+    assert len(printed[0]) == 4
+    assert all("'kernels': [['" in line for line in printed[0])

@@ -93,6 +93,10 @@ class _Piece:
     key: str
 
 
+_NOTHING: Final = _Piece("", "", "", "")
+"""Beside what is new or gone."""
+
+
 @dataclass(frozen=True)
 class CodeChange:
     """One piece of code that is another now, new, or gone, and the cells in which it is."""
@@ -150,9 +154,8 @@ def compare_code(old_cells: Iterable[Mapping[str, Any]], new_cells: Iterable[Map
         found.graphs += sum(piece.kind == "graph" for piece in new)
         found.kernels += sum(piece.kind == "kernel" for piece in new)
         for before, now in _changed_pairs(old, new):
-            piece = now or before
-            assert piece is not None
-            key = (piece.kind, before.key if before else "", now.key if now else "")
+            piece = now or before or _NOTHING
+            key = (piece.kind, (before or _NOTHING).key, (now or _NOTHING).key)
             cells_of.setdefault(key, []).append((cell, piece.name))
             if now is not None:
                 found.changed_graphs += piece.kind == "graph"

@@ -57,6 +57,10 @@ def make_project(folder: Path) -> None:
     }.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
+    # The page tells of which commit it is.
+    who = ("-c", "user.name=we", "-c", "user.email=we@example.org")
+    for command in (("init", "--quiet"), ("add", "."), (*who, "commit", "--quiet", "--message", "Two models")):
+        subprocess.run(["git", *command], cwd=folder, check=True)
 
 
 def run(folder: Path, *command: str) -> str:

@@ -92,7 +92,7 @@ def words_of_sentences(text):
     """The length of each sentence of a page's prose, in words; tables and code count as none."""
     prose = re.sub(r"^(```.*?^```|\|.*?|#.*?|<!--.*?-->)$", "", text, flags=re.MULTILINE | re.DOTALL)
     paragraphs = re.split(r"\n\s*\n|\n(?=[-\d] ?\.? )", prose)
-    sentences = [each for paragraph in paragraphs for each in re.split(r"(?<=[.:;?!])\s+", paragraph.strip())]
+    sentences = [each for paragraph in paragraphs for each in re.split(r"(?<=[.?!])\s+", paragraph.strip())]
     return [len(each.split()) for each in sentences if each]
 
 

@@ -1,4 +1,4 @@
-"""OPTIONS: every setting of a matrix run, declared once; parser, ini keys, help and the docs' reference are made from it."""
+"""OPTIONS: every setting of a matrix run, declared once; parser, ini keys, help and reference are made from it."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def _check_memory(case: Case) -> Checked:
 
 _LEAK: Final = 2**19
 """Bytes; the leaks that are planted lose several times as much with each step."""
-_KINDS: Final = {"graph_breaks": "graph_break", "recompiles": "recompile", "compiles": "vacuous"}
+_KINDS: Final = {"graph_breaks": "graph_break", "recompiles": "recompile", "compiles": "vacuous", "randomness": "rng"}
 
 
 def _check_cell(case: Case) -> Checked:

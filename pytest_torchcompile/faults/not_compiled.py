@@ -17,7 +17,7 @@ from pytest_torchcompile.backends.toolkit import Pass, Toolkit, results
 from pytest_torchcompile.faults import programs as p
 from pytest_torchcompile.faults.fault_parts import Case, Program, change_output, named_backend, swap_operator
 
-__all__ = ["COMPILING", "CONTROLS_OF_CHECKS", "FAILURES"]
+__all__ = ["COMPILING", "CONTROLS_OF_CHECKS", "FAILURES", "OTHER_DRAWS"]
 
 # Not torch's generator, which a seed would make repeat itself.
 _ENTROPY = random.SystemRandom()
@@ -279,9 +279,18 @@ def _healthy(check: str) -> Case:
     return Case(f"untouched, check {check}", "nothing", program, "", EAGER, check=check, control=True)
 
 
+def _dropout_by_hand(x: Tensor, p: float, *_: Any) -> Tensor:
+    return x * (torch.rand_like(x) >= p) / (1 - p)
+
+
+OTHER_DRAWS: Final = swap_operator("dropout", _dropout_by_hand)()
+"""A backend, as cells name one: dropout draws its mask by another operator, and is right."""
+
 CONTROLS_OF_CHECKS: Final = (
     _healthy("graph_breaks"),
     _healthy("compiles"),
     _healthy("recompiles"),
     Case("untouched, check memory", "nothing", LARGE, check="memory", control=True),
+    Case("dropout drawn in another way", "other random numbers", p.DROPPING, "",
+         named_backend(f"{__name__}:OTHER_DRAWS"), check="randomness", control=True),
 )

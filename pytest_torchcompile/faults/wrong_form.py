@@ -19,10 +19,11 @@ from pytest_torchcompile.faults.fault_parts import (
     change_results,
     change_returned,
     drop_operator,
+    named_backend,
     swap_operator,
 )
 
-__all__ = ["FORM", "STATE"]
+__all__ = ["DRAWS_SHARED", "FORM", "STATE"]
 
 WRITES = Program(p.Writes, p.rows_and_cache)
 PLAIN = Program(p.Perceptron, p.rows_without_gradient)
@@ -272,6 +273,16 @@ def _mask_without_draws(x: Tensor, p: float, *_: Any) -> Tensor:
     return x * every_other * 2
 
 
+def _one_draw_for_four(x: Tensor, p: float, *_: Any) -> Tensor:
+    """Dropout in which four neighbours share a random number: every element is kept as often as it should be."""
+    draws = torch.rand(x.numel() // 4, device=x.device).repeat_interleave(4)
+    return x * (draws.view(x.shape) >= p) / (1 - p)
+
+
+DRAWS_SHARED: Final = swap_operator("dropout", _one_draw_for_four)()
+"""A backend, as cells name one."""
+
+
 # shared memory
 
 
@@ -311,6 +322,8 @@ STATE: Final = (
          "generator", alone=True),
     Case("fewer random numbers", "a mask without draws", p.DROPPING, "rng",
          swap_operator("dropout", _mask_without_draws), "generator"),
+    Case("four neighbours share a random number", "a dropout mask of blocks, with the right keep rate",
+         p.DROPPING, "rng", named_backend(f"{__name__}:DRAWS_SHARED"), check="randomness"),
     Case("view is a copy", "an output no longer shares the input's memory", p.VIEWS, "alias",
          swap_operator("getitem", _copied_item, nth=0), "part", alone=True),
     Case("copy is a view", "an output shares the input's memory", p.VIEWS, "alias", drop_operator("clone"), "own",

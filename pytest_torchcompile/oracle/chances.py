@@ -1,15 +1,18 @@
 """Chances: random operators that draw other numbers compiled than eagerly. Their distributions are compared.
 
 Without ``torch._inductor.config.fallback_random`` Inductor draws its own random numbers, so no value can be compared
-with eager's. What stays the same over many seeds is the share of zeros (what dropout keeps), the mean and the scale.
+with eager's. What stays the same over many seeds is the share of zeros (what dropout keeps), the mean and the scale;
+how neighbours go together; and how far all of these vary from seed to seed. Elements that share one random number have
+the right mean, and vary too much.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,7 +24,8 @@ from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.state.snapshot import StateSnapshot
 
-__all__ = ["Chances", "Moments", "compare_chances", "own_random_draws", "same_random_draws", "sample_chances", "welch"]
+__all__ = ["Chances", "Moments", "compare_chances", "own_random_draws", "same_random_draws", "sample_chances",
+           "variance_distance", "welch"]
 
 # Standard errors by which two correct means may differ: once in 500 million, and there are a dozen for each leaf.
 _LIMIT = 6.0
@@ -29,7 +33,9 @@ _LIMIT = 6.0
 _ORDER = 2.0**-12
 # Relative; one rounding in half precision moves a mean by less.
 _SLACK = 1e-3
-_MEASURES = ("share of zeros", "mean", "scale", "projection")
+_MEASURES = ("share of zeros", "mean", "scale", "projection", "zeros side by side", "zeros one above the other")
+# With fewer seeds nothing is said of how far a measure varies.
+_SEEDS_FOR_SPREAD = 32
 
 
 @contextmanager
@@ -97,7 +103,7 @@ class Chances:
     """What the values of some calls with different seeds have in common."""
 
     samples: dict[str, list[list[float]]] = field(default_factory=dict)
-    """By leaf and call: its share of zeros, mean, root mean square and a projection on fixed signs."""
+    """By leaf and call: what :func:`_measure` makes of it."""
     discrete: set[str] = field(default_factory=set)
     """Leaves of whole numbers or booleans."""
     repeats: bool = True
@@ -157,7 +163,8 @@ def sample_chances(
 def compare_chances(eager: Chances, compiled: Chances) -> list[Leaf]:
     """One leaf of kind ``rng`` for every measure of every leaf, and one for the seeds.
 
-    ``peak`` is the difference of the two means in standard errors (Welch); where eager does not vary at all, compiled
+    ``peak`` is the difference of the two means in standard errors (Welch), or of the logarithms of the two variances
+    (Layard), where these are further apart; where eager does not vary at all, compiled
     may be off by a thousandth. Of whole numbers that eager does not draw it is only asked whether they vary: a tie that
     rounding decides may fall to the other side.
     """
@@ -176,7 +183,10 @@ def compare_chances(eager: Chances, compiled: Chances) -> list[Leaf]:
         for place, measure in enumerate(_MEASURES):
             mine = [sample[place] for sample in samples]
             theirs = [sample[place] for sample in others]
-            leaves.append(_compare_means(f"{measure} of {name}", mine, theirs))
+            leaf = _compare_means(f"{measure} of {name}", mine, theirs)
+            if not leaf.message:
+                leaf = _compare_spreads(leaf, mine, theirs)
+            leaves.append(leaf)
     return leaves
 
 
@@ -205,6 +215,48 @@ def _compare_means(name: str, eager: list[float], compiled: list[float]) -> Leaf
     return Leaf(name, "rng", len(compiled), bitwise=not text, peak=distance, eager=mean, compiled=other, message=text)
 
 
+def _compare_spreads(leaf: Leaf, eager: list[float], compiled: list[float]) -> Leaf:
+    """The leaf of a measure whose means agree, with how far it varies over the seeds compared too."""
+    if min(len(eager), len(compiled)) < _SEEDS_FOR_SPREAD:
+        return leaf
+    distance = variance_distance(eager, compiled)
+    # Like _compare_means: NaN is a problem.
+    if distance <= _LIMIT:
+        return leaf
+    one, other = (statistics.stdev(values) for values in (eager, compiled))
+    text = (f"varies over {len(compiled)} seeds by {one:.3g} eagerly, by {other:.3g} compiled, {distance:.3g} standard "
+            "errors apart: do elements share random numbers?")
+    return replace(leaf, bitwise=False, peak=distance, message=text)
+
+
+def variance_distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """How many standard errors the logarithms of two variances are apart (Layard, JASA 68, 1973).
+
+    How far the variance of a sample is off depends on the kurtosis, which both samples estimate. What varies by less
+    than a rounding of its size counts as that. The middle thirds of the samples must be at least half as far apart:
+    events that are seen a few times in a hundred seeds make large variances by chance, and leave these as they are.
+    """
+    size = _ORDER * max(map(abs, [*one, *other]))
+    if not size:
+        return 0.0
+    variances, kurtoses, middles = [], [], []
+    for values in (one, other):
+        mean = statistics.fmean(values)
+        squares = [(value - mean) ** 2 for value in values]
+        variance = statistics.fmean(squares) + size**2
+        variances.append(variance)
+        kurtoses.append(statistics.fmean(square**2 for square in squares) / variance**2)
+        low, high = statistics.quantiles(values, n=3)
+        middles.append((high - low) ** 2 + size**2)
+    # A small sample shows too little of a heavy tail: never less than of a normal distribution.
+    kurtosis = max(3.0, *kurtoses)
+    error = math.sqrt((kurtosis - 1) * (1 / (len(one) - 1) + 1 / (len(other) - 1)))
+    apart, middles_apart = (abs(math.log(first / second)) for first, second in (variances, middles))
+    if 2 * middles_apart < apart:
+        return 0.0
+    return apart / error
+
+
 def _vary(samples: list[list[float]]) -> bool:
     return any(sample != samples[0] for sample in samples)
 
@@ -212,13 +264,24 @@ def _vary(samples: list[list[float]]) -> bool:
 def _measure(value: torch.Tensor) -> list[float]:
     """In the order of ``_MEASURES``."""
     flat = finite_values(as_real(value).double()).reshape(-1)
+    zero = flat == 0
+    row = max(1, value.shape[-1]) if value.ndim else 1
     signs = torch.arange(flat.numel(), device=flat.device).mul_(40503).bitwise_right_shift_(4).bitwise_and_(1)
     return [
-        float((flat == 0).double().mean()),
+        float(zero.double().mean()),
         float(flat.mean()),
         float(flat.square().mean().sqrt()),
         float((flat * (1 - 2 * signs)).mean()),
+        _share_of_equals(zero, 1),
+        _share_of_equals(zero, row),
     ]
+
+
+def _share_of_equals(flags: torch.Tensor, apart: int) -> float:
+    """The share of elements that are what the one ``apart`` places before is; 1 where there is none."""
+    if flags.numel() <= apart:
+        return 1.0
+    return float((flags[apart:] == flags[:-apart]).double().mean())
 
 
 def _tensors_in(recording: Recording) -> Iterator[tuple[str, torch.Tensor]]:

@@ -10,7 +10,7 @@ import torch
 
 from pytest_torchcompile.oracle.estimate import small_to_cpu
 from pytest_torchcompile.oracle.expected import FAR, Reference, distance_from_runs
-from pytest_torchcompile.oracle.judging import eager_is_near, judge_discrete, judge_numbers
+from pytest_torchcompile.oracle.judging import eager_is_near, excused_difference, judge_discrete, judge_numbers
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.properties import (
     ABSENT,
@@ -135,10 +135,27 @@ class _Judge:
             for name in suspicious:
                 leaves[places[name]] = self._measure(self._measured[name])
             suspicious = [name for name in suspicious if self._is_suspicious(leaves[places[name]])]
+        eps = self._coarsest_eps()
         for name, place in places.items():
             if self._wavers(self._measured[name]):
                 leaves[place] = self._wavering_leaf(leaves[place], self._measured[name])
+            else:
+                leaves[place] = self._with_excuse(leaves[place], self._measured[name], eps)
         return leaves
+
+    def _coarsest_eps(self) -> float:
+        """Of the dtypes of all values that are not equal bit for bit; 0 where none is a number."""
+        dtypes = [values.eager.dtype for values in self._measured.values() if isinstance(values.eager, torch.Tensor)]
+        return max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point or dtype.is_complex),
+                   default=0.0)
+
+    def _with_excuse(self, leaf: Leaf, values: _Values, eps: float) -> Leaf:
+        """The leaf with the difference that it is excused, if there is one worth telling."""
+        if not leaf.numerical or not leaf.decided or problem(leaf, self._limits) is not None:
+            return leaf
+        if not isinstance(values.eager, torch.Tensor):
+            return leaf
+        return replace(leaf, excused=excused_difference(values.eager, values.compiled.to(values.eager.dtype), eps))
 
     def _wavering_leaf(self, leaf: Leaf, values: _Values) -> Leaf:
         """Undecidable, unless compiled is far outside of what eager's own runs differ by."""

@@ -13,7 +13,8 @@ from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.noise_levels import Projections
 from pytest_torchcompile.oracle.scale import Scale, scale_from_draws, scale_from_dtype, scale_from_eager, split_leaf
 
-__all__ = ["BIAS_FLOOR", "HALF", "eager_is_near", "grain_of", "judge_discrete", "judge_numbers", "with_values"]
+__all__ = ["BIAS_FLOOR", "HALF", "eager_is_near", "excused_difference", "grain_of", "judge_discrete",
+           "judge_numbers", "with_values"]
 
 BIAS_FLOOR: Final = 2.0**-20
 """Relative offset that is never complained about: 16 roundings of float32."""
@@ -89,6 +90,37 @@ def _without_wide(
     if problem(by_dtype, limits) is None:
         return by_dtype
     return by_draws
+
+
+def excused_difference(eager: torch.Tensor, compiled: torch.Tensor, eps: float) -> str:
+    """Tell the largest difference of a leaf that passes, if it is far more than a rounding of the value; else ''.
+
+    Noise excuses it rightly where rounding decides about a jump, as of floor or of a comparison. Whoever reads 9 for 10
+    has to be told so. ``eps`` is that of the narrowest dtype around: a loss in float32 of a half precision model is no
+    more exact than the model. Values below the leaf's mean size count as that: near zero any relative error is large.
+    """
+    e, c = as_real(small_to_cpu(eager.detach())), as_real(small_to_cpu(compiled.detach()))
+    if e.dtype.itemsize == 1:
+        e, c = e.float(), c.float()
+    share = eps**0.5
+    apart = (e - c).abs()
+    # NaN here and infinity there are judged elsewhere.
+    farthest = float(apart.nan_to_num_(0.0, 0.0, 0.0).amax())
+    typical = float(e.abs().nan_to_num_(0.0, 0.0, 0.0).mean(dtype=torch.float32))
+    # Nearly all leaves end here.
+    if farthest <= share * typical:
+        return ""
+    size = torch.maximum(e.abs(), c.abs()).clamp_(min=typical)
+    far = apart > share * size
+    if not bool(far.any()):
+        return ""
+    flat = int(apart.where(far, 0.0).argmax())
+    one, other = (float(side.reshape(-1)[flat]) for side in (e, c))
+    place = ""
+    if e.ndim:
+        place = f" at {[int(index) for index in torch.unravel_index(torch.tensor(flat), e.shape)]}"
+    return (f"eager {one:.9g}, compiled {other:.9g}{place}: excused, since rounding alone can move it so far; "
+            f"{int(far.sum())} of {e.numel()} elements are as far apart")
 
 
 def judge_discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, reference: Reference) -> Leaf:

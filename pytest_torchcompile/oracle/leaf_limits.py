@@ -68,6 +68,8 @@ class Leaf:
     """Why it was not measured from a float64 run with noise at every operator."""
     draws: int = 0
     """How many noise draws the scale was made from, eager's own rounding among them."""
+    excused: str = ""
+    """The largest difference that noise excuses, if it is far more than a rounding of the value: 10 for 9."""
     message: str = ""
     ranks: bool = False
     """Is it eager on both sides: ``eager`` of one process, and ``compiled`` of the ranks beside it?"""
@@ -224,6 +226,8 @@ def note(leaf: Leaf) -> str | None:
     if is_excused(leaf):
         text = _excess_text(leaf, Limits())
         return f"{leaf.name}: {text}, but less than one eps of its largest value{_values_text(leaf)}"
+    if leaf.excused:
+        return f"{leaf.name}: {leaf.excused}"
     if leaf.undecidable:
         why = "rounding alone flips them"
         if leaf.numerical:

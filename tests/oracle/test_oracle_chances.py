@@ -12,7 +12,7 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import problem
-from pytest_torchcompile.oracle.chances import Moments, compare_chances, sample_chances, welch
+from pytest_torchcompile.oracle.chances import Moments, compare_chances, sample_chances, variance_distance, welch
 
 pytestmark = pytest.mark.needs_torch
 
@@ -48,11 +48,25 @@ def own(y, p=0.25, scale=1 / 0.75):
     return y * (torch.rand_like(y) >= p) * scale
 
 
+SCATTERED = torch.randperm(512, generator=torch.Generator().manual_seed(0))
+
+
+def masked(y, draws):
+    """Dropout of what was drawn less than a quarter for, in memory order."""
+    return y * (draws.view(y.shape) >= 0.25) / 0.75
+
+
 FAULTS = {
     "off": (lambda y: y, "seeds"),
     "another rate": (lambda y: own(y, p=0.3, scale=1 / 0.7), "share of zeros of output"),
     "not scaled": (lambda y: own(y, scale=1.0), "scale of output"),
     "scaled by the rate": (lambda y: own(y, scale=1 / 0.25), "scale of output"),
+    "one draw for four neighbours": (lambda y: masked(y, torch.rand(y.numel() // 4).repeat_interleave(4)),
+                                     "zeros side by side of output"),
+    "one draw for a column": (lambda y: masked(y, torch.rand(y.shape[-1]).repeat(len(y))),
+                              "zeros one above the other of output"),
+    "one draw for sixteen that are scattered": (lambda y: masked(y, torch.rand(32).repeat(16)[SCATTERED]),
+                                                "share of zeros of output"),
     "always the same": (lambda y: y * (torch.arange(y.numel()).view(y.shape) % 4 > 0) / 0.75, "seeds"),
 }
 
@@ -178,3 +192,17 @@ def test_means_that_nothing_varies():
     assert welch(Moments.of([2.0, 2.0]), Moments.of([2.0, 2.0])) == 0
     assert welch(Moments.of([2.0, 2.0]), Moments.of([3.0])) == math.inf
     assert welch(Moments.of([2.0, 2.0]), Moments.of([3.0]), slack=0.5) == 2
+
+
+def test_variances_are_compared_in_standard_errors():
+    """Normal samples of one variance are near each other, those of another are not; a heavy tail gets more room."""
+    torch.manual_seed(0)
+    far = []
+    for power in (1, 3):
+        one, other = (torch.randn(64).double().pow(power).tolist() for _ in range(2))
+        assert variance_distance(one, other) < 4
+        far.append(variance_distance(one, [4 * value for value in other]))
+    assert far[0] > 6 > far[1]
+    rare = [0.01 * place for place in range(56)]
+    assert variance_distance([*rare, *[0.5] * 8], [*rare, *[100.0] * 8]) < 1
+    assert variance_distance([1.0] * 64, [1.0 + 1e-7 * (number % 2) for number in range(64)]) < 1

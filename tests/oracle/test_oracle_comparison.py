@@ -12,7 +12,7 @@ from torch import nn
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError
-from pytest_torchcompile.oracle import Leaf, Limits, compare, note, problem, record, reference
+from pytest_torchcompile.oracle import Leaf, Limits, Tape, compare, note, problem, record, reference
 from pytest_torchcompile.state.snapshot import StateSnapshot
 
 pytestmark = pytest.mark.needs_torch
@@ -529,3 +529,30 @@ def test_empty_tensors_are_equal():
     batch = Batch.of(torch.zeros(0, 3, requires_grad=True))
     eager, found = (record(lambda x: x * 2, None, batch) for _ in range(2))
     assert not any(map(problem, compare(eager, found, never)))
+
+
+class Buckets(nn.Module):
+    """Which bucket a number is in: a quotient next to a whole number falls to either side."""
+
+    def forward(self, x):
+        """Divide."""
+        return torch.floor(x / 0.7)
+
+
+def test_an_excused_difference_is_told():
+    """Rounding decides about a floor, so 31 for 30 is no problem; but it is told. What is equal is not."""
+    model, batch = Buckets(), Batch.of(torch.arange(1, 401) * 0.7)
+    tape = Tape()
+    eager = record(model, model, batch, mode=tape)
+
+    def output_of(call):
+        compiled = record(call, model, batch)
+        leaves = compare(eager, compiled, lambda: reference(model, batch, tape=tape))
+        (leaf,) = [leaf for leaf in leaves if leaf.name == "output"]
+        assert problem(leaf) is None
+        return leaf
+
+    assert note(output_of(model)) is None
+    told = output_of(lambda x: torch.floor(x * (1 / 0.7)))
+    assert note(told).startswith("output: eager 30, compiled 31 at [30]: excused, since rounding alone can move it")
+    assert Leaf.from_dict(told.to_dict()) == told

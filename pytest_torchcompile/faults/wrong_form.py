@@ -274,7 +274,7 @@ def _mask_without_draws(x: Tensor, p: float, *_: Any) -> Tensor:
 
 
 def _one_draw_for_four(x: Tensor, p: float, *_: Any) -> Tensor:
-    """Dropout in which four neighbours share a random number: every element is kept as often as it should be."""
+    """Dropout in which four neighbours share a draw: every element is kept as often as it should be."""
     draws = torch.rand(x.numel() // 4, device=x.device).repeat_interleave(4)
     return x * (draws.view(x.shape) >= p) / (1 - p)
 
@@ -322,7 +322,7 @@ STATE: Final = (
          "generator", alone=True),
     Case("fewer random numbers", "a mask without draws", p.DROPPING, "rng",
          swap_operator("dropout", _mask_without_draws), "generator"),
-    Case("four neighbours share a random number", "a dropout mask of blocks, with the right keep rate",
+    Case("four neighbours share a draw", "a dropout mask of blocks, with the right keep rate",
          p.DROPPING, "rng", named_backend(f"{__name__}:DRAWS_SHARED"), check="randomness"),
     Case("view is a copy", "an output no longer shares the input's memory", p.VIEWS, "alias",
          swap_operator("getitem", _copied_item, nth=0), "part", alone=True),

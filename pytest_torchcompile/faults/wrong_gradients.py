@@ -38,6 +38,26 @@ class Clipped(nn.Module):
         return x.clamp(-1, 1) * 3
 
 
+class Hooked(p.Perceptron):
+    """A perceptron, one of whose gradients is clipped by a hook of the parameter. (B, 12) -> (B, 6)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b.weight.register_hook(_clip_closely)  # type: ignore[no-untyped-call]
+
+
+def _clip_closely(gradient: Tensor) -> Tensor:
+    return gradient.clamp(-1e-3, 1e-3)
+
+
+def _drop_hooks(returned: list[Any], inputs: tuple[Any, ...]) -> list[Any]:
+    for each in inputs:
+        # Private: ``Tensor._backward_hooks`` (torch 2.8 to 2.15).
+        if isinstance(each, nn.Parameter) and each._backward_hooks:
+            each._backward_hooks.clear()
+    return returned
+
+
 class Distances(nn.Module):
     """Lengths of rows, some of which are zero: there the gradient is zero by convention. (B, 12) -> (B,)."""
 
@@ -239,6 +259,8 @@ GRADIENTS: Final = (
          swap_in_backward("gelu_backward", _tanh_gelu_backward), "b.weight"),
     Case("gradient of what was clipped", "passes outside of the range too", Program(Clipped, p.rows), "gradient",
          swap_operator("clamp", _clamp_as_identity), "input", alone=True),
+    Case("hook of a parameter dropped", "a gradient is not clipped", Program(Hooked, p.rows), "gradient",
+         partial(Toolkit, forward=results(_drop_hooks)), "b.weight", alone=True),
     Case("gradient of a length at zero", "NaN instead of zero", Program(Distances, p.rows), "gradient",
          swap_operator("linalg_vector_norm", _length_by_formula), "input", alone=True),
     Case("gradient among ties", "goes to the first of equal numbers", Program(Largest, p.whole_rows), "gradient",

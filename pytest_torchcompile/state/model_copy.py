@@ -45,14 +45,34 @@ def copy_model(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Modu
     """Copy a module; ``memo`` as for ``copy.deepcopy``.
 
     A function in one of its attributes, such as a patched ``forward``, is copied with what it closes over: else it
-    would stay bound to the original.
+    would stay bound to the original. So are hooks on parameters, such as one that clips a gradient: ``copy.deepcopy``
+    leaves them out.
 
     Raises whatever ``copy.deepcopy`` raises.
     """
     if memo is None:
         memo = {}
-    copied: nn.Module = _Copies(memo).copy(module)
+    copies = _Copies(memo)
+    copied: nn.Module = copies.copy(module)
+    _carry_hooks(module, copied, copies)
     return copied
+
+
+def _carry_hooks(module: nn.Module, copied: nn.Module, copies: _Copies) -> None:
+    """Register the hooks of parameters with those of the copy.
+
+    Private: ``Tensor._backward_hooks`` and ``Tensor._post_accumulate_grad_hooks`` (torch 2.8 to 2.15).
+    """
+    parameters = dict(copied.named_parameters())
+    for name, old in module.named_parameters():
+        new = parameters.get(name)
+        # One that is shared has them already; one without gradients can have none.
+        if new is None or new is old or not new.requires_grad:
+            continue
+        for hook in (getattr(old, "_backward_hooks", None) or {}).values():
+            new.register_hook(copies.copy_contents(hook))  # type: ignore[no-untyped-call]
+        for hook in (getattr(old, "_post_accumulate_grad_hooks", None) or {}).values():
+            new.register_post_accumulate_grad_hook(copies.copy_contents(hook))  # type: ignore[no-untyped-call]
 
 
 def _reached_values(function: Any) -> Iterator[tuple[str, Any]]:

@@ -119,3 +119,30 @@ def test_one_variant_for_all_sizes() -> None:
     other = {id(variants.for_call(call.with_other_values(7)).model) for call in calls}
     assert len(own) == len(other) == 1
     assert own != other
+
+
+def test_hooks_of_parameters_are_carried_over() -> None:
+    """To the copy's own parameters, with what they close over; a shared parameter keeps its one hook."""
+    model = Plain()
+    clipped = []
+
+    def clip(gradient: torch.Tensor) -> torch.Tensor:
+        clipped.append(model)
+        return gradient.clamp(-1e-3, 1e-3)
+
+    def halve(parameter: torch.Tensor) -> None:
+        parameter.grad.mul_(0.5)
+
+    first, *_, last = model.parameters()
+    first.register_hook(clip)
+    last.register_post_accumulate_grad_hook(halve)
+    batch = Batch.of(torch.randn(3, 4))
+    expected = record(model, model, batch)
+    copied = copy_model(model)
+    found = record(copied, copied, batch)
+    for name, gradient in expected.gradients.items():
+        assert torch.equal(gradient, found.gradients[name])
+    assert len(clipped) == 1
+    shared = copy_model(model, {id(parameter): parameter for parameter in model.parameters()})
+    record(shared, shared, batch)
+    assert len(clipped) == 2

@@ -202,8 +202,6 @@ def _cache_words(section: Mapping[str, Any]) -> str:
 CHECK = Check("worth", measure, judge, remark)
 
 
-
-
 @dataclass(frozen=True)
 class _Cause:
     """One possible cause."""

@@ -281,8 +281,6 @@ def _somebody_listens(path: Path) -> bool:
     return True
 
 
-
-
 def drop_middle(log: Path) -> int:
     """Give back the room of all but the head and the tail; return how long the file is."""
     try:

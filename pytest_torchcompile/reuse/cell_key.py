@@ -196,8 +196,6 @@ def is_settled(observation: Mapping[str, Any]) -> bool:
     return '"nondeterministic"' not in json.dumps(observation.get("sections", {}))
 
 
-
-
 def is_passing(name: str) -> bool:
     """Is the variable one of those that are others in each run?"""
     return PASSING.fullmatch(name) is not None

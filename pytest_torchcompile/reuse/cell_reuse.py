@@ -155,8 +155,6 @@ def _read_file(file: Path) -> Any:
         return None
 
 
-
-
 @dataclass(frozen=True)
 class EarlierResult:
     """What an earlier run observed."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pytest_torchcompile.report.facts import Facts, Problem, as_number, as_text, read_objects, read_record
+from pytest_torchcompile.observation import Problem
+from pytest_torchcompile.report.facts import Facts, as_number, as_text, read_objects, read_record
 
 INF, NAN = float("inf"), float("nan")
 

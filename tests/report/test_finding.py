@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from pytest_torchcompile.checks.severity import Effect, Severity
+from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.report.causes import Cause
-from pytest_torchcompile.report.facts import Problem
 from pytest_torchcompile.report.finding import (
     EXIT_CODES,
     Finding,

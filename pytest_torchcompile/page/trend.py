@@ -138,7 +138,8 @@ def _turn_in_words(turn: Turn, runs: Sequence[PastRun]) -> Html:
     if turn.at == 0:
         return join(word, f" in all of the {len(runs)} runs")
     run = runs[turn.at]
-    return join(word, " since ", ", ".join([run.label, *run.software_changes(runs[turn.at - 1])]))
+    changes = [tag("p", text, class_="quiet") for text in run.software_changes(runs[turn.at - 1])]
+    return join(word, " since ", tag("span", run.label, class_="number"), changes)
 
 
 # numbers over time

@@ -6,8 +6,9 @@ import copy
 from typing import Any
 
 import pytest
-from sample_report import SMALL, cell, check, graph_break, problem, report, sample_report
+from sample_report import SMALL, cell, check, graph_break, problem, report, sample_report, written
 
+from pytest_torchcompile.cli import main
 from pytest_torchcompile.report.safe_output import harmless_text
 
 NAMES = {
@@ -101,6 +102,38 @@ def test_shown_and_not_run_without_javascript(opened):
     page = opened(hostile(NAMES["end of noscript"]), scripts=False)
     assert page.evaluate("document.querySelectorAll('noscript > article').length") == 2
     assert page.evaluate("document.querySelectorAll('[onload], [onerror], body > svg').length") == 0
+
+
+@pytest.mark.parametrize("name", ["script", "end of noscript", "quotes", "surrogate"])
+def test_a_folder_of_hostile_reports(browser, tmp_path, name):
+    """Nor does a trend run anything: commits, versions, cells, limits, the names of files and of other matrices."""
+    text = NAMES[name]
+    folder, page = tmp_path / "runs", tmp_path / "page.html"
+    folder.mkdir()
+    (folder / "<img src=x onerror=window.hit=1>.json").write_text("{")
+    for day, path in ((1, text), (2, f"{text} of another matrix"), (3, text)):
+        content = hostile(text)
+        block = content["compile_matrix"]
+        block["run"]["started"] = f"2026-11-0{day}T10:00:00+00:00"
+        block["matrix"]["path"] = path
+        block["environment"] = {**block["environment"], "torch": f"{text}{day}"}
+        for each in block["cells"]:
+            each["planned"] = {
+                "outcome": "xfail", "reason": text, "issue": text, "until": text, "expected": [text], "rule": text,
+                "limits": {text: 1}, "checks": [text], "also": [text]}
+            each["observation"]["environment"] = block["environment"]
+            each["reused"] = {"run": text, "commit": text, "changed": True, "age": 3}
+        block["cells"][0]["status"] = "pass" if day == 1 else "crash"
+        written(content, folder / f"{day}.json")
+    assert main(["html", str(folder), "-o", str(page)]) == 0
+    browser.open(page.as_uri())
+    assert browser.evaluate("document.querySelectorAll('.turns tbody tr').length") == 2
+    assert "1 run is of another matrix" in browser.evaluate("document.querySelector('.trend').innerText")
+    browser.evaluate("document.querySelectorAll('.copy, .card, .turns a').forEach(each => each.click())")
+    assert browser.evaluate("window.hit ?? null") is None
+    assert browser.evaluate("document.querySelectorAll('script').length") == 2
+    assert browser.evaluate("document.querySelectorAll('img, [onerror], [onload], [onmouseover]').length") == 0
+    assert browser.complaints() == []
 
 
 def test_a_smuggled_script_would_not_run(opened, tmp_path):

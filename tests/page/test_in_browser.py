@@ -96,6 +96,31 @@ def test_only_the_cells_of_a_finding(small):
     assert len(small.evaluate(SHOWN)) == 12
 
 
+@pytest.mark.parametrize("allowed", [True, False], ids=["allowed", "refused"])
+def test_a_command_is_copied(small, allowed):
+    """By its button; where a browser does not let a page do that, the command is selected."""
+    answer = "async text => { window.taken = text }" if allowed else "async () => { throw new Error('no') }"
+    small.evaluate(f"Object.defineProperty(navigator, 'clipboard', {{value: {{writeText: {answer}}}}})")
+    small.click("#overview .copy")
+    small.wait("(window.taken ?? getSelection().toString()) !== ''")
+    assert small.evaluate("window.taken ?? getSelection().toString()") == \
+        "pytest --compile-matrix=matrix/default.yaml 'matrix/default.yaml::moe_lite-inductor-auto::graph_breaks'"
+    assert small.evaluate("'taken' in window") is allowed
+    assert small.complaints() == []
+
+
+def test_cards_lead_to_their_findings(small):
+    """Also while a cell is open; what is good leads to the map."""
+    small.click("a[aria-label^='moe_lite-inductor-static']")
+    small.wait(f"({OPEN}).length > 0")
+    small.click(".card.bad")
+    small.wait("document.getElementById('group-0').checkVisibility()")
+    assert small.evaluate(OPEN) == ""
+    assert small.evaluate("document.getElementById('group-0').getBoundingClientRect().top < innerHeight")
+    assert small.evaluate("[...document.querySelectorAll('.card')].every(card => "
+                          "document.querySelector(card.getAttribute('href')) !== null)")
+
+
 def test_click_to_the_verdict(small):
     """A click opens what is known of the cell: verdicts, the user's line, compiles, kernels, times, the command."""
     small.click("a[aria-label^='moe_lite-inductor-static']")

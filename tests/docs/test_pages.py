@@ -83,9 +83,13 @@ def test_readme_is_short():
     assert len(text.split()) <= MOST_WORDS
 
 
-def test_readme_names_what_ci_runs():
-    """A fresh clone needs one command."""
+def test_what_ci_runs_is_told():
+    """A fresh clone needs one command, and it is CI's: README's `tox` runs the environments of `.ci/run`."""
+    run = re.search(r"tox\" run -e (\S+)", (ROOT / ".ci/run").read_text(encoding="utf-8"))[1]
+    assert tox_file()["tox"]["env_list"].replace(" ", "") == run
+    assert f"tox run -e {run} " in text_of(ROOT / "CONTRIBUTING.md")
     assert "pip install tox && tox run -e tests" in text_of(README)
+    assert "`tox` alone runs what CI runs" in text_of(README)
 
 
 def words_of_sentences(text):
@@ -127,11 +131,15 @@ def test_every_page_is_in_the_navigation():
     assert named == {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
 
 
-def environments():
-    """The environments that tox.ini has."""
+def tox_file():
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini", encoding="utf-8")
-    names = [name.removeprefix("testenv:") for name in tox.sections() if name.startswith("testenv:")]
+    return tox
+
+
+def environments():
+    """The environments that tox.ini has."""
+    names = [name.removeprefix("testenv:") for name in tox_file().sections() if name.startswith("testenv:")]
     versions = re.search(r"torch\{([^}]*)\}", " ".join(names))[1].split(",")
     return {*names, *(f"torch{version}" for version in versions)}
 

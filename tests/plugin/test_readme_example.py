@@ -1,11 +1,11 @@
-"""The first example of README, and that of the tutorial for compiler engineers, do what is shown."""
+"""The first examples of README, and that of the tutorial for compiler engineers, do what is shown."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from docs.pages import DOCS, README, blocks, files_of, text_of
+from docs.pages import DOCS, README, blocks, command_lines, files_of, text_of
 from torch_versions import TORCH
 
 pytestmark = pytest.mark.needs_torch
@@ -45,3 +45,21 @@ def test_a_pass_that_approximates(repo):
     for line in failure.splitlines():
         words = re.split(r" \d+ times| at \[0", line)[0]
         assert words in result.stdout.str()
+
+
+def test_first_verdicts_without_a_file(repo):
+    """README's first command, without the cell that needs a C++ compiler: the tutorial shows its summary."""
+    page = DOCS / "tutorials/model-repo.md"
+    repo.file("models.py", files_of(README)["models.py"])
+    command = "--compile-model=models:Scorer"
+    assert f"pytest {command}" in command_lines(README)
+    result = repo.run("--compile-checks=graph_breaks", "-m", "compile_cell(backend='aot_eager')", option=command)
+    shown = next(body for body in blocks(text_of(page), "") if "1 model has" in body)
+    told = result.stdout.str()
+    for line in shown.splitlines():
+        # The other two cells were left out.
+        if line.startswith(("aot_eager", "1 model has")):
+            assert line in told
+    assert shown.splitlines()[-1].removeprefix("3 cells") in told
+    (guess,) = re.findall(r"inputs were guessed: `(.*?)`", text_of(page))
+    assert guess in told

@@ -97,16 +97,21 @@ def _read_graph(compile_id: str, text: Text, generated: GeneratedCode) -> GraphC
         stage = aot_id[1] if aot_id else "inference"
     graph = f"{compile_id} {stage}"
     try:
-        module = ast.parse(_GRAPH_CLASS.sub("class Graph(", text.text))
-    except SyntaxError:
+        kernels, calling = _neutral_texts(text.text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # No Python, or nested more deeply than its parser goes, which calls that a lack of memory (Python 3.10 to 3.13).
         return GraphCode(graph, generated.keep(text.text))
-    kernels: list[KernelCode] = []
-    for name, source in _kernel_sources(module):
-        kernels.append(KernelCode(name, generated.keep(_neutral_source(source, name))))
+    kept = tuple(KernelCode(name, generated.keep(source)) for name, source in kernels.items())
+    return GraphCode(graph, generated.keep(calling), kept)
+
+
+def _neutral_texts(code: str) -> tuple[dict[str, str], str]:
+    """The neutral source of each kernel by its name, and the neutral text of what calls them."""
+    module = ast.parse(_GRAPH_CLASS.sub("class Graph(", code))
+    kernels = {name: _neutral_source(source, name) for name, source in _kernel_sources(module)}
     # Numbered, not by key: what calls a kernel is the same when only the kernel is another.
-    names = {kernel.name: f"kernel_{number}" for number, kernel in enumerate(kernels)}
-    calling = _NeutralNames(names).text_of(_functions_that_run(module))
-    return GraphCode(graph, generated.keep(calling), tuple(kernels))
+    names = {name: f"kernel_{number}" for number, name in enumerate(kernels)}
+    return kernels, _NeutralNames(names).text_of(_functions_that_run(module))
 
 
 def _kernel_sources(module: ast.Module) -> Iterator[tuple[str, str]]:

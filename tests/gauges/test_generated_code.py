@@ -97,6 +97,8 @@ def test_the_last_stage_stands_for_a_graph():
     assert generated.texts[generated.graphs[-1].key] == "no Python"
     assert "kernel_0(" in generated.texts[generated.graphs[0].key]
     assert read_generated_code([]).graphs == []
+    # Deeper than Python's parser goes.
+    assert len(keys(f"def forward(self, x):\n    return {'-' * 20_000}x", "forward")[0]) == 16
 
 
 COMPILED = """

@@ -99,7 +99,7 @@ def _read_graph(compile_id: str, text: Text, generated: GeneratedCode) -> GraphC
     try:
         kernels, calling = _neutral_texts(text.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        # No Python, or nested more deeply than its parser goes, which calls that a lack of memory (Python 3.10 to 3.13).
+        # No Python, or nested too deeply for its parser, which calls that a lack of memory (Python 3.10 to 3.13).
         return GraphCode(graph, generated.keep(text.text))
     kept = tuple(KernelCode(name, generated.keep(source)) for name, source in kernels.items())
     return GraphCode(graph, generated.keep(calling), kept)

@@ -86,8 +86,8 @@ def tell_news(outcome: GateOutcome, before: Merged | None, history: History) -> 
     """Look findings up in the runs of a folder; where there are none, in the baseline alone."""
     if before is not None:
         beside = label_of_run(before.git, _began(before))
-    elif len(history.runs) > 1:
-        beside = history.runs[-2].label
+    elif history.reference >= 0:
+        beside = history.runs[history.reference].label
     else:
         return News()
     new, since = [], []
@@ -110,7 +110,7 @@ def _news_of_finding(finding: Finding, before: Merged | None, history: History, 
     if first is None or len(history.runs) < 2:
         is_new = before is not None and (finding.new or finding.kind == "baseline")
         return is_new, f"new since {beside}" if is_new else ""
-    is_new = first == len(history.runs) - 1
+    is_new = first > history.reference
     # A baseline was named, so it decides what is new.
     if before is not None:
         is_new = finding.new

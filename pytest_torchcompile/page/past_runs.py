@@ -42,6 +42,7 @@ class PastRun:
     matrix: str
     statuses: dict[str, str] = field(default_factory=dict)
     """Cell to its status."""
+    axes: dict[str, dict[str, str]] = field(default_factory=dict)
     red: dict[str, frozenset[str]] = field(default_factory=dict)
     """Cell to the checks that do not hold in it."""
     speedups: dict[str, float] = field(default_factory=dict)
@@ -74,6 +75,19 @@ class History:
     notes: tuple[str, ...] = ()
     """What of the folder is not shown, and why; a sentence each."""
 
+    @property
+    def reference(self) -> int:
+        """Which run says what is new: the last one of another commit; where none is told, the one before the last.
+
+        -1: there is none.
+        """
+        last = len(self.runs) - 1
+        commit = _commit_of(self.runs[-1]) if self.runs else ""
+        for index in range(last - 1, -1, -1):
+            if _commit_of(self.runs[index]) != commit:
+                return index
+        return last - 1 if last > 0 else -1
+
     def red_since(self, cell: str, checks: Iterable[str]) -> int | None:
         """From which run on the cell fails by one of the checks, without a break up to the last run; None: it does not.
 
@@ -89,6 +103,10 @@ class History:
                 break
             first = index
         return first
+
+
+def _commit_of(run: PastRun) -> str:
+    return str(run.git["commit"]) if run.git else ""
 
 
 # ------------------------------------------------------------------------------------------------------ names of a run
@@ -178,7 +196,7 @@ def shorten_run(merged: Merged) -> PastRun:
                   PurePath(merged.matrix["path"].replace("\\", "/")).name)
     for name, cell in merged.cells.items():
         facts = Facts(cell)
-        run.statuses[name] = facts.status
+        run.statuses[name], run.axes[name] = facts.status, facts.axes
         run.red[name] = frozenset(verdict.check for verdict in facts.verdicts if verdict.verdict in BAD)
         speedup = as_number(worst_rank(facts.ranks, "speedup"))
         if speedup is not None:

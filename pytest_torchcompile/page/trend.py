@@ -13,7 +13,7 @@ from pytest_torchcompile.gate.judged import BAD
 from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.page.markup import ROWS, VERDICT_STYLES, Html, columns, join, link, more_note, tag
 from pytest_torchcompile.page.past_runs import History, PastRun, commit_in_words, day_in_words
-from pytest_torchcompile.quantity import count, readable_seconds
+from pytest_torchcompile.quantity import count, first_names, readable_seconds
 
 __all__ = ["trend_section"]
 
@@ -125,8 +125,21 @@ def _cells_of_turn(turn: Turn, newest: PastRun) -> Html:
         links.append(tag("a", cell, href=link(cell)) if cell in newest.statuses else tag("span", cell))
     if len(links) == 1:
         return links[0]
-    return tag("details", tag("summary", f"{turn.cells[0]} and {len(turn.cells) - 1} more"),
-               tag("div", links, more_note(len(turn.cells)), class_="cells"))
+    shared = _shared_values(turn.cells, newest)
+    name = f"{', '.join(shared)}: {len(turn.cells)} cells" if shared else first_names(turn.cells, 1)
+    return tag("details", tag("summary", name), tag("div", links, more_note(len(turn.cells)), class_="cells"))
+
+
+def _shared_values(cells: Sequence[str], newest: PastRun) -> list[str]:
+    """What the cells have in common and others have not; nothing where one of them is gone."""
+    if any(cell not in newest.axes for cell in cells):
+        return []
+    shared = []
+    for axis, value in newest.axes[cells[0]].items():
+        varies = any(axes.get(axis) != value for axes in newest.axes.values())
+        if varies and all(newest.axes[cell].get(axis) == value for cell in cells):
+            shared.append(value or f"no {axis}")
+    return shared
 
 
 def _turn_in_words(turn: Turn, runs: Sequence[PastRun]) -> Html:

@@ -109,6 +109,39 @@ def test_what_is_new_in_the_newest_run(folder):
     assert '<span class="detail">none new since 03030303, 2026-11-03</span>' in text
 
 
+def test_new_is_what_the_last_other_commit_did_not_have(folder):
+    """A second run of the same commit does not make an old failure of that commit."""
+    put(run_of_day(7), folder / "7.json")
+    for name in ("8", "9"):
+        again = run_of_day(8, broken=("gpt",))
+        again["compile_matrix"]["run"]["started"] = f"2026-11-0{name}T10:00:00+00:00"
+        block = again["compile_matrix"]
+        block["head_sha256"] = head_fingerprint({key: value for key, value in block.items() if key != "head_sha256"})
+        put(again, folder / f"{name}.json")
+    _, history = read_folder(folder)
+    assert history.runs[history.reference].label == "07070707, 2026-11-07"
+    page = folder / "page.html"
+    assert main(["html", str(folder), "-o", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert '<b class="new">new</b> with 08080808, 2026-11-08' in text
+    assert '<span class="detail">1 new since 07070707, 2026-11-07</span>' in text
+
+
+def test_cells_that_went_alike_are_told_by_what_they_share():
+    """By values that others do not have; by the first name where they share none, or where one is gone."""
+    def past(**statuses: str) -> PastRun:
+        axes = {name: {"model": name[0], "backend": name[1], "dtype": "float32"} for name in statuses}
+        return PastRun(("r.json",), "", None, {}, "m.yaml", statuses, axes)
+
+    old = past(xa="pass", xb="pass", ya="fail", yb="fail", za="pass", zb="pass")
+    new = past(xa="fail", xb="fail", ya="pass", za="pass", zb="pass")
+    text = str(trend_section(History((old, new))))
+    assert re.findall("<summary>([^<]*)</summary>", text) == ["x: 2 cells", "every run"]
+    before = past(xa="pass", xb="pass", ya="pass", yb="pass")
+    now = past(xa="fail", xb="pass", ya="pass", yb="fail")
+    assert "<summary>xa and 1 more</summary>" in str(trend_section(History((before, now))))
+
+
 def test_numbers_over_time(folder):
     """A point for each run, of the cells that all have measured; times that a cache answered are left out."""
     slow = run_of_day(5, seconds=9.0)
@@ -129,7 +162,7 @@ def test_a_line_ends_where_the_machine_is_another_one():
     """Times of two machines are not compared."""
     def past(day: int, cores: int) -> PastRun:
         return PastRun((f"{day}",), f"2026-11-0{day}T00:00:00+00:00", None, ENVIRONMENT | {"cores": cores}, "m.yaml",
-                       {"a": "pass"}, {}, {"a": 2.0})
+                       {"a": "pass"}, speedups={"a": 2.0})
 
     charts = str(trend_section(History((past(1, 2), past(2, 2), past(3, 64)))))
     # Of each of the two charts: the line of zero, and one from the first to the second run.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -263,6 +264,11 @@ def _one_draw_more(returned: list[Any], _: object) -> list[Any]:
     return returned
 
 
+def _draw_of_python(returned: list[Any], _: object) -> list[Any]:
+    random.random()
+    return returned
+
+
 def _seeded(returned: list[Any], _: object) -> list[Any]:
     torch.manual_seed(1)
     return returned
@@ -318,6 +324,8 @@ STATE: Final = (
          swap_operator("add_", _counted_twice), "seen", alone=True),
     Case("one random number more", "the generator is one draw ahead", p.DROPPING, "rng",
          change_results(_one_draw_more), "generator", alone=True),
+    Case("a draw of Python", "the backend draws from the module random", p.PERCEPTRON, "rng",
+         change_results(_draw_of_python), "Python", alone=True),
     Case("generator seeded", "every call leaves it in the same state", p.DROPPING, "rng", change_results(_seeded),
          "generator", alone=True),
     Case("fewer random numbers", "a mask without draws", p.DROPPING, "rng",

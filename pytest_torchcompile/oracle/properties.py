@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Scalar
+from pytest_torchcompile.oracle.python_state import compare_python
 from pytest_torchcompile.oracle.recording import Item, Recording
 
 __all__ = [
@@ -64,6 +65,9 @@ def compare_properties(eager: Recording, compiled: Recording) -> Iterator[Leaf]:
     yield from _compare_aliases(eager, compiled)
     yield from _compare_modes(eager, compiled)
     yield _compare_generators(eager, compiled)
+    if eager.python is not None and compiled.python is not None:
+        (before, after), (compiled_before, compiled_after) = eager.python, compiled.python
+        yield from compare_python((before, compiled_before), (after, compiled_after))
 
 
 def _first_difference(eager: str, compiled: str) -> str:

@@ -17,6 +17,7 @@ from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.ownership import raised_by_us, run_theirs
 from pytest_torchcompile.oracle.properties import alias_pairs
+from pytest_torchcompile.oracle.python_state import PythonState, python_state
 from pytest_torchcompile.oracle.recording import Fault, Item, NamedLeaf, Recording, detached_copy, named_leaves
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
 from pytest_torchcompile.oracle.tape import Tape
@@ -231,6 +232,7 @@ class _Run:
     loss: torch.Tensor | None = field(default=None, init=False)
     left_out: tuple[str, ...] = field(default=(), init=False)
     backward: bool = field(default=False, init=False)
+    python_before: PythonState | None = field(default=None, init=False)
 
     def record_call(self, call: Callable[..., Any], module: torch.nn.Module | None, batch: Batch) -> Recording:
         private = batch.clone()
@@ -244,6 +246,8 @@ class _Run:
         if isinstance(self.mode, Tape):
             self.mode.begin_run([parameter for _, parameter in watch.parameters])
         seed_everything(self.seed)
+        if type(self.spread) is Spread:
+            self.python_before = python_state(module)
         with torch.set_grad_enabled(self.train), self.mode or nullcontext():
             error = self.run_phases(call, module, private)
         if error is not None and (watch.spread or self.spread.reads_together):
@@ -255,6 +259,9 @@ class _Run:
     def _read_all(self, module: torch.nn.Module | None, watch: _Watch, error: Fault | None) -> Recording:
         if isinstance(self.mode, Tape):
             self.mode.end_run()
+        python = None
+        if self.python_before is not None:
+            python = self.python_before, python_state(module)
         # Before the gradients are read, which takes them off their tensors.
         aliases = self.shared_memory(watch)
         mutated, buffers = watch.mutated(), watch.buffers_and_attributes()
@@ -278,6 +285,7 @@ class _Run:
             training=training,
             left_out=self.left_out,
             generators=_generator_states(watch.devices),
+            python=python,
             error=error,
             kinds={leaf.name: leaf.kind for leaf in self.output_leaves},
         )

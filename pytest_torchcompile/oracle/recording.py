@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from pytest_torchcompile.oracle.python_state import PythonState
 from pytest_torchcompile.state.value_leaves import dense_form, layout_of, leaves_of, visible_strides, whole_value
 
 __all__ = ["Fault", "Item", "NamedLeaf", "Recording", "Step", "TrainingOutput", "detached_copy", "has_signal",
@@ -222,6 +223,8 @@ class Recording:
     """Outputs that the loss takes no gradient of; they have a backward pass of their own."""
     generators: dict[str, torch.Tensor] = field(default_factory=dict)
     """State of the random generators after the call, by device."""
+    python: tuple[PythonState, PythonState] | None = None
+    """What modules hold outside of tensors, before the call and after it; None where several ranks share a model."""
     error: Fault | None = None
     kinds: dict[str, str] = field(default_factory=dict)
     """Of the outputs: ``value``, but for the gradients that a training returns."""

@@ -331,5 +331,12 @@ def _print_left(left: Sequence[Left]) -> None:
     if not left:
         return
     print(f"\n{count(len(left), 'verdict is left as it is', 'verdicts are left as they are')}:")
+    by_reason: dict[str, list[Left]] = {}
     for each in left:
-        print(harmless_text(f"  {each.cell}::{each.check}: {each.why}"))
+        by_reason.setdefault(each.why, []).append(each)
+    for why, alike in by_reason.items():
+        who = f"{alike[0].cell}::{alike[0].check}"
+        if len(alike) > 1:
+            cells = dict.fromkeys(each.cell for each in alike)
+            who = f"{count(len(alike), 'verdict')} of {first_names(cells)}"
+        print(harmless_text(f"  {who}: {why}"))

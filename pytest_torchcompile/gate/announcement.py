@@ -220,10 +220,18 @@ def _lines_of_finding(outcome: GateOutcome, finding: Finding) -> Iterator[str]:
 
 
 def _lines_of_evidence(finding: Finding) -> Iterator[str]:
-    evidence = finding.evidence.splitlines()
+    evidence = _telling_lines(finding.evidence.splitlines())
     if len(evidence) > EVIDENCE:
         evidence[EVIDENCE:] = [f"... ({len(evidence) - EVIDENCE} more lines)"]
     yield from textwrap.indent("\n".join(evidence), " " * 12).splitlines()
+
+
+def _telling_lines(evidence: list[str]) -> list[str]:
+    """Of a failure as pytest shows it, the line that failed and what it says; not what is above: arguments, source."""
+    failed = [line for line in evidence if line.startswith(("E  ", ">  "))]
+    if not any(line.startswith("E  ") for line in failed):
+        return evidence
+    return failed
 
 
 def _named_cells(outcome: GateOutcome, finding: Finding) -> str:

@@ -13,6 +13,7 @@ from pytest_torchcompile.gate.allowances import Allowances, apply_allowances
 from pytest_torchcompile.gate.baseline import Change, another_machine, find_changes, fresh_places
 from pytest_torchcompile.gate.judged import BAD, JudgedCell, judge_again
 from pytest_torchcompile.gate.origin import OriginRequest, check_origin
+from pytest_torchcompile.gate.permitted import permitted_findings
 from pytest_torchcompile.gate.policy import BASELINE, Policy
 from pytest_torchcompile.gate.policy_limits import apply_limits, slack_findings
 from pytest_torchcompile.gate.testjudged import check_tests, demand_tests, judge_tests
@@ -119,6 +120,7 @@ def gate(reports: Sequence[Report], policy: Policy | None = None, baseline: Sequ
     findings = [
         *failing, *of_demands, *of_run, *before.findings, *of_limits, *of_baseline, *allowed.findings,
         *slack_findings(policy, cells, allowed.used), *_notes(merged, cells, allowed, policy),
+        *permitted_findings(merged.cells.values(), cells),
     ]
     if not failing and not any(each.holds for each in both.values()):
         findings = [each for each in findings if each.kind not in _OF_WHAT_RAN]

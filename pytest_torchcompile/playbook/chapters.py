@@ -17,6 +17,7 @@ from pytest_torchcompile.errors import NothingToJudge
 from pytest_torchcompile.gate.announcement import run_facts, sentence
 from pytest_torchcompile.gate.gate import GateOutcome, gate
 from pytest_torchcompile.gate.markdown import code_block, evidence, inline_code, prose
+from pytest_torchcompile.gate.permitted import permitted_causes
 from pytest_torchcompile.gate.policyfile import read_policy
 from pytest_torchcompile.oracle.diagnosis import STAGES, stages_before
 from pytest_torchcompile.playbook.choice import choices, has_verdict, settings_by_model
@@ -55,6 +56,7 @@ def playbook(outcome: GateOutcome) -> str:
     run, cells = outcome.merged, outcome.facts
     matrix = run.matrix["path"]
     by_model = settings_by_model(cells)
+    permitted = permitted_causes(run.cells.values(), outcome.cells)
     command = f"pytest --compile-matrix={matrix} && pytest-torchcompile playbook .compile-matrix/report.json"
     lines = [
         "# Compiling these models with torch.compile", "",
@@ -65,7 +67,7 @@ def playbook(outcome: GateOutcome) -> str:
     for problem in run.problems:
         lines.append(f"> This is not the whole run: {prose(problem)}.")
     lines += ["", "## What to use", "", *(choices(by_model) or ["No cell ran."])]
-    lines += ["", "## Gotchas", "", *gotchas(list(filter(has_verdict, cells)), matrix)]
+    lines += ["", "## Gotchas", "", *gotchas(list(filter(has_verdict, cells)), matrix, permitted)]
     lines += ["", "## Warm-up", "", *warm_up_notes(by_model)]
     lines += ["", "## Caches", "", *cache_notes(cells)]
     lines += ["", "## Sizes and buckets", "", *shape_notes(by_model)]
@@ -106,28 +108,31 @@ KNOBS: Final[dict[str, str]] = {name: check.logs for name, check in CHECKS.items
 """Check (or verdict, where the cell had no end) to the channels of ``TORCH_LOGS`` that show it."""
 
 
-def gotchas(cells: Sequence[Facts], matrix: str) -> list[str]:
-    """A paragraph for each cause, the worst first."""
+def gotchas(cells: Sequence[Facts], matrix: str, permitted: Sequence[Cause] = ()) -> list[str]:
+    """A paragraph for each cause, the worst first; those behind that limits of the matrix let pass (``permitted``)."""
     causes = group_causes(cells, VERDICTS)
-    if not causes:
+    if not causes and not permitted:
         return ["None: every check holds in every cell that ran.", ""]
     by_id = {cell.id: cell for cell in cells}
     lines: list[str] = []
-    for number, cause in enumerate(causes, 1):
-        lines += _paragraph(number, cause, by_id)
+    for number, cause in enumerate((*causes, *permitted), 1):
+        known = ""
+        if cause.verdict == "xfail":
+            known = " (known: a rule of the matrix expects it)"
+        elif number > len(causes):
+            known = " (allowed: limits of the matrix let it pass)"
+        lines += _paragraph(number, cause, by_id, known)
         lines += _how_to_see(cause, by_id, matrix)
     return lines
 
 
-def _paragraph(number: int, cause: Cause, by_id: Mapping[str, Facts]) -> Iterator[str]:
+def _paragraph(number: int, cause: Cause, by_id: Mapping[str, Facts], known: str) -> Iterator[str]:
     problem = cause.problem
-    title = inline_code(problem.place) if problem.place else ", ".join(cause.checks)
+    title = inline_code(problem.place) if problem.place else cause.name
     short = textwrap.shorten(problem.message, TITLE, placeholder=" ...")
     yield f"### {number}. {title}: {prose(short)}"
     yield ""
-    where = f"In {count(len(cause.cells), 'cell')} {evidence(cause.cells)}"
-    if cause.verdict == "xfail":
-        where += " (known: a rule of the matrix expects it)"
+    where = f"In {count(len(cause.cells), 'cell')} {evidence(cause.cells)}{known}"
     # A title that had to be cut is followed by the whole message.
     yield f"{where}." if short == problem.message else f"{where}. {prose(problem.message)}"
     yield ""

@@ -16,6 +16,7 @@ from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.plan.selection import cells_of_shard
 from pytest_torchcompile.plugin.outside import Named
 from pytest_torchcompile.plugin.rank_supply import CellNotRun, RankSupply
+from pytest_torchcompile.plugin.repeated import mark_repeated
 from pytest_torchcompile.ranks.execution import CellResult, Execution
 from pytest_torchcompile.ranks.torchrun import Torchrun, own_file
 from pytest_torchcompile.report.journal import Journal
@@ -270,6 +271,7 @@ class MatrixSession:
             if item.first_of_cell:
                 carried |= result.carried()
             setattr(report, PROPERTY, json.dumps(carried))
+            mark_repeated(report, item.name, result)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -19,7 +19,7 @@ from pytest_torchcompile.report.facts import Facts, Verdict
 from pytest_torchcompile.report.metrics import METRICS
 
 __all__ = ["Cause", "Fresh", "check_effect", "effect_of", "first_with_problem", "group_causes",
-            "portable_path", "root_check"]
+            "portable_path", "root_check", "told_by"]
 
 _REST = re.compile(r"\d.*", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w:.])\d[\d.,]*(?:e[+-]?\d+)?\b")
@@ -80,6 +80,13 @@ class Cause:
     def wrong_numbers(self) -> bool:
         """Is it what no list may cut off?"""
         return self.effect.severity == Severity.WRONG_NUMBERS
+
+    @property
+    def name(self) -> str:
+        """The checks that show it; of cells without a result, what ended them."""
+        if self.verdict in ("error", "crash", "timeout") and len(self.checks) > 1:
+            return f"{self.verdict}, so no check has a result"
+        return ", ".join(self.checks)
 
     @property
     def order(self) -> tuple[int, bool, int]:
@@ -284,6 +291,22 @@ def root_check(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdict]) 
     # The other check may have been expected to fail (xfail), and then this problem is told by itself.
     fails = any(other.check == way.follows and other.verdict == "fail" for other in verdicts)
     return way.follows if fails else ""
+
+
+def told_by(verdicts: Sequence[Verdict]) -> dict[str, str]:
+    """Check to the one before it whose text tells all of its problems; a check with a cause of its own is not there.
+
+    ``verdicts``: all of one cell, in the order of its checks, so that causes come before what follows from them.
+    """
+    told: dict[str, str] = {}
+    for verdict in verdicts:
+        roots: list[str] = []
+        for problem in verdict.problems:
+            roots.append(root_check(verdict, problem, verdicts) or first_with_problem(verdict, problem, verdicts))
+        if roots and all(roots):
+            # The root may follow from another one itself.
+            told[verdict.check] = told.get(roots[0], roots[0])
+    return told
 
 
 def first_with_problem(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdict]) -> str:

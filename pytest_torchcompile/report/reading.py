@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError, nearest
+from pytest_torchcompile.observation import BAD
 from pytest_torchcompile.report.earlier import LATER_RUN, RENAMED
 from pytest_torchcompile.report.provenance import SEAL, fingerprint, head_fingerprint, is_sealed
 from pytest_torchcompile.report.record import Record
@@ -72,10 +73,24 @@ class Report:
         status = run["exit_status"]
         if self.torn or status is None or run["finished"] is None:
             return "the run did not end by itself: it was killed, or is still going on"
+        # With 4 our run ends where a cell tells of a mistake in the matrix or its models; nothing is missing then.
+        if status == 4 and self._tells_mistake():
+            return ""
         # With 5 pytest says that it ran nothing, which is right for a shard that has no cells.
         if status not in (0, 1) and not (status == 5 and not self.cells):
             return f"pytest ended with {status}: interrupted, an error of its own, or nothing selected"
         return "" if self.block["finished"] else "planned verdicts never came"
+
+
+    def _tells_mistake(self) -> bool:
+        """Has every cell its verdicts, and fails one of them for a mistake that only a rank could find?"""
+        told = False
+        for cell in self.cells:
+            if any(check["verdict"] == "not_run" for check in cell["checks"].values()) or cell["status"] == "not_run":
+                return False
+            failure = (cell["observation"] or {}).get("failure") or {}
+            told = told or (failure.get("kind") == "usage" and cell["status"] in BAD)
+        return told
 
 
 def read_report(path: str | Path) -> Report:

@@ -17,7 +17,7 @@ from pytest_torchcompile.observation import VERDICTS, Judgement, Problem
 from pytest_torchcompile.plan.selection import idle_cells
 from pytest_torchcompile.quantity import count, first_names, readable_age
 from pytest_torchcompile.ranks.zygote import gpu_device_files
-from pytest_torchcompile.report.causes import Fresh, first_with_problem, group_causes, root_check
+from pytest_torchcompile.report.causes import Fresh, first_with_problem, group_causes, root_check, told_by
 from pytest_torchcompile.report.costs import costs_of_block, seconds_between, time_line
 from pytest_torchcompile.report.facts import Facts, Verdict
 from pytest_torchcompile.report.finding import headline
@@ -107,6 +107,7 @@ def failure_text(check: str, judgements: Mapping[str, Judgement], again: str, al
     lines: list[str] = []
     for problem in own.problems:
         lines += _problem_lines(own, problem, verdicts)
+    lines += _lines_of_followers(own, verdicts)
     lines.append(f"  again  {again}")
     if alone:
         lines.append(f"  alone  {alone}")
@@ -128,6 +129,22 @@ def _problem_lines(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdic
         yield textwrap.indent(problem.evidence, "    ")
     if problem.hint:
         yield f"  try    {problem.hint}"
+
+
+def _lines_of_followers(verdict: Verdict, verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """The checks of the cell that are told here, because they fail for the same cause."""
+    told = told_by(verdicts)
+    followers = [other for other in verdicts if told.get(other.check) == verdict.check]
+    same = [other.check for other in followers if other.problems == verdict.problems]
+    if same:
+        yield f"  same as above: {count(len(same), 'check')}: {first_names(same)}"
+    by_message: dict[str, list[str]] = {}
+    for other in followers:
+        if other.check not in same:
+            by_message.setdefault(other.problems[0].message, []).append(other.check)
+    for message, checks in by_message.items():
+        short = textwrap.shorten(message, _LONGEST_CONSEQUENCE, placeholder=" ...")
+        yield f"  so    {first_names(checks)}: {short}"
 
 
 def summary_lines(journal: Journal, fresh: Fresh | None = None) -> Iterator[_Line]:
@@ -270,7 +287,7 @@ def _cause_lines(journal: Journal, mistakes: Collection[str], fresh: Fresh | Non
             text += f" ({cause.problem.place})"
         if cause.new:
             text += ", new since the baseline"
-        yield f"{count(len(cause.cells), 'cell')}  {', '.join(cause.checks)}: {text}", {"red": True}
+        yield f"{count(len(cause.cells), 'cell')}  {cause.name}: {text}", {"red": True}
         yield f"    in {first_names(cause.cells, _SHOWN)}", {}
         for check in cause.consequences:
             yield f"    {check} follows from {cause.checks[0]}", {}

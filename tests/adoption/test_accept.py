@@ -237,10 +237,24 @@ def test_a_crash_is_accepted_and_what_says_nothing_is_not(here, capsys):
     out = capsys.readouterr().out
     assert "  - xfail: {model: gpt}\n    reason: \"graph_breaks: the process" in file.read_text().replace(
         "compiles: the process", "graph_breaks: the process")
-    assert f"  {slow}::compiles: it ran out of time, which says little of the model: raise --compile-timeout (" in out
-    assert f"  {broken}::compiles: it could not be judged: eager raises too\n" in out
+    assert (f"  3 verdicts of {slow}: it ran out of time, which says little of the model: raise --compile-timeout "
+            "(") in out
+    assert f"  3 verdicts of {broken}: it could not be judged: eager raises too\n" in out
     assert f"  {net}::recompiles: it has no verdict: run the matrix to its end\n" in out
     assert file.read_text().count("xfail") == 1
+
+
+def test_a_mistake_is_told_once(here, capsys):
+    """Not once for each check of each cell."""
+    run = Run(model=["net"], backend=["eager", "inductor"])
+    mistake = "matrix/smoke.yaml:4:3: cannot import 'zoo': ModuleNotFoundError: No module named 'lib' (zoo.py:2)"
+    for name in run.ids:
+        run.fails(name, "usage", mistake)
+    here(run)
+    assert main(["accept"]) == 1
+    out = capsys.readouterr().out
+    assert f"  6 verdicts of {', '.join(run.ids)}: it could not be judged: {mistake}\n" in out
+    assert out.count("cannot import") == 1
 
 
 def test_a_stale_rule_is_named(here, capsys):

@@ -104,7 +104,8 @@ def test_a_cell_that_is_expected_to_fail_does_not_count_as_one_that_holds(run):
     run.observations[run.ids[0]] = Run().observations[run.ids[0]]
     assert outcome(run).code == 0
     wanted = gate(run.reports(), parse_policy(b"version: 1\nran_at_least: 2\n", "release.yaml"), today=TODAY)
-    assert [finding.text for finding in wanted.findings] == ["1 cell ran compiled code, at least 2 wanted"]
+    assert [finding.text for finding in wanted.findings] == ["1 cell ran compiled code, at least 2 wanted",
+                                                             "3 cells fail as the matrix expects: known"]
 
 
 def test_an_expected_failure_whose_day_is_over_fails(run):
@@ -348,6 +349,35 @@ def test_a_run_that_did_not_end_well_is_partial(run, status):
     report.block["run"]["exit_status"] = status
     assert gate([report], today=TODAY).code == 2
     assert "report.json is partial" in sentence(gate([report], today=TODAY))
+
+
+def test_a_mistake_that_only_a_rank_found_is_one_finding(run):
+    """pytest ends with 4 for it, and every cell has its verdicts: nothing is missing."""
+    mistake = "m.yaml:3:3: cannot import 'models': ModuleNotFoundError: No module named 'lib' (models.py:2)"
+    for name in run.ids:
+        run.fails(name, "usage", mistake)
+    run.exit_status = 4
+    found = outcome(run)
+    assert found.code == 1
+    assert [finding.text for finding in found.findings] == [f"error: {mistake}"]
+    (report,) = run.reports()
+    report.cells[0].update(checks={}, status="not_run")
+    assert report.partial.startswith("pytest ended with 4")
+
+
+def test_what_limits_allow_is_noted(run):
+    """Green as `accept` leaves it, and the graph breaks are still there."""
+    one, other, *_ = run.ids
+    for name in (one, other):
+        run.plan(name, "run", limits={"coverage": 1.0, "graph_breaks": 1})
+        run.breaks(name)
+    run.plan(run.ids[2], "run", limits={"coverage": 0.5, "graph_breaks": 0})
+    found = outcome(run)
+    assert found.code == 0
+    (note,) = found.findings
+    assert (note.kind, note.weight, note.cells) == ("limits", "note", (one, other))
+    assert note.text == ("2 cells hold only by limits of the matrix, which allow: graph_breaks at models.py:12 "
+                         "(2 cells)")
 
 
 def test_deselected_cells_are_missing(run):

@@ -118,6 +118,18 @@ def test_a_test_that_fails_is_told_with_its_id_and_reason(verdict, word):
     assert "tests/test_scorer.py:7" in told(outcome)
 
 
+def test_what_matters_of_a_failing_test_is_shown():
+    """The line that failed and what it says, not the model's repr and the test's source above it."""
+    evidence = "\n".join(["model = Net(", *["  (layer): Linear(...)"] * 20, ")", "", "    def test_it(model):",
+                          ">       assert model(2) == 3", "E       AssertionError: assert 4 == 3",
+                          "E        +  where 4 = Net(2)", "", "tests/test_scorer.py:7: AssertionError"])
+    problem = Problem("assert 4 == 3", evidence, file="tests/test_scorer.py", line=7)
+    text = told(judged(recorded(NAME, "fail", problems=(problem,))))
+    assert ("\n            >       assert model(2) == 3\n            E       AssertionError: assert 4 == 3\n"
+            "            E        +  where 4 = Net(2)\n") in text
+    assert "Linear" not in text
+
+
 def test_a_skipped_test_must_be_allowed():
     """As a cell must; the lines to write are lines that the policy takes."""
     refused = judged(recorded("tests/test_b.py::test_b"), skipped())

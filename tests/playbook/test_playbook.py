@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+from runs import Run
 from sample_report import SMALL, cell, check, compiled, problem, recompiled, report, sample_report, written
 
 from pytest_torchcompile.cli import main
@@ -54,6 +55,18 @@ def measures(**numbers: Any):
         each["observation"]["sections"]["worth"] = numbers
 
     return change
+
+
+def test_what_limits_allow_is_a_gotcha(told):
+    """After `accept` every check holds, and its graph breaks are still what a reader has to know."""
+    run = Run(model=["net"], backend=["inductor"])
+    (name,) = run.ids
+    run.plan(name, "run", limits={"coverage": 1.0, "graph_breaks": 1})
+    run.breaks(name)
+    text = told({"compile_matrix": run.blocks()[0]})["Gotchas"]
+    assert "### 1. `models.py:12`: graph break (1 place(s), 0 allowed): Tensor.item()" in text
+    assert f"In 1 cell (`{name}`) (allowed: limits of the matrix let it pass)." in text
+    assert "None: every check holds" not in text
 
 
 # what to use

@@ -87,9 +87,20 @@ def test_a_crash_is_shown_once():
     judged = Judgement("crash", (Problem("aborted (SIGABRT)", "a long stack"),))
     told = {"compiles": judged, "gradients": judged}
     assert failure_text("compiles", told, "pytest x") == (
-        "compiles: aborted (SIGABRT)\n    a long stack\n  again  pytest x")
+        "compiles: aborted (SIGABRT)\n    a long stack\n  same as above: 1 check: gradients\n  again  pytest x")
     assert failure_text("gradients", told, "pytest x") == (
         "gradients: the cell has no result, as compiles tells: aborted (SIGABRT)\n  again  pytest x")
+
+
+def test_what_follows_is_told_with_its_cause():
+    """Each message once, with the checks that have it, also where it follows from what follows itself."""
+    problems = {"graph_breaks": "graph break (1 place(s), 0 allowed): item()",
+                "compiles": "only 80% of the model's operator calls ran inside compiled graphs at call 1",
+                "equivalence": "output: error is 9 times the rounding noise"}
+    told = {name: Judgement("fail", (Problem(text),)) for name, text in problems.items()}
+    text = failure_text("graph_breaks", told, "pytest x")
+    assert "\n  so    compiles: only 80% of the model's operator calls ran inside compiled graphs at call 1\n" in text
+    assert "equivalence" not in text
 
 
 def test_a_mistake_of_the_cell_is_told_in_full_once():

@@ -12,7 +12,8 @@ from unit.rooms import MODULES, ROOMS, edges, imports, room_of
 
 USES_PYTEST = {
     "plugin", "plugin/collection", "plugin/ending", "plugin/fixture_model", "plugin/fixtures",
-    "plugin/rank_supply", "plugin/reusing", "plugin/scheduling", "plugin/startup", "plugin/test_lane",
+    "plugin/rank_supply", "plugin/repeated", "plugin/reusing", "plugin/scheduling", "plugin/startup",
+    "plugin/test_lane",
 }
 NEEDS_TORCH = {
     "adoption/examination", "adoption/guesses", "adoption/library_models", "batch", "zoo", "ledger", "gauges", "state",

@@ -1,0 +1,77 @@
+"""Repeated failures: what fails for a cause that an item before it has told is counted, and not told again.
+
+A model that cannot be imported fails each check of each of its cells. All of them are failed items, in every report and
+for ``--lf``; at the end of the run the first one is shown, and the others are ``same cause``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Final
+
+import pytest
+
+from pytest_torchcompile.observation import NO_RANK
+from pytest_torchcompile.ranks.execution import CellResult
+from pytest_torchcompile.report.causes import told_by
+from pytest_torchcompile.report.facts import Facts
+
+__all__ = ["RepeatedFailures", "mark_repeated"]
+
+MARK: Final = "compile_told_by"
+"""The attribute of a test report that says which item has told its cause, and what stopped the cell if it had no
+result; it travels from an xdist worker to the controller."""
+SAME_CAUSE: Final = "same cause"
+"""What pytest's last line calls them."""
+
+
+def mark_repeated(report: pytest.TestReport, check: str, result: CellResult) -> None:
+    """Note on a failed report which check of the cell tells the same, and the mistake for which nothing was run."""
+    failure = result.observation.failure
+    # What could not be run at all has a word of its own: NOT RUN.
+    if not report.failed or (failure is not None and failure.kind == NO_RANK):
+        return
+    verdicts = Facts({"checks": {name: each.to_dict() for name, each in result.judgements.items()}}).verdicts
+    first = told_by(verdicts).get(check, "")
+    mistake = ""
+    # A matrix, a model or inputs that are wrong are wrong in every cell of that model, and are mended once.
+    if failure is not None and failure.kind in ("usage", "user"):
+        mistake = failure.message
+    if first or mistake:
+        setattr(report, MARK, {"first": first, "mistake": mistake})
+
+
+class RepeatedFailures:
+    """Decides where all reports arrive: items may run in any order, and on any worker."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+        """Node ids of items whose text is shown."""
+        self._mistakes: set[str] = set()
+        self._repeated: set[str] = set()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember what is told for the first time, and what is not."""
+        if not report.failed:
+            return
+        mark: dict[str, Any] = getattr(report, MARK, {"first": "", "mistake": ""})
+        cell, _, _ = report.nodeid.rpartition("::")
+        if mark["mistake"] in self._mistakes or f"{cell}::{mark['first']}" in self._told:
+            self._repeated.add(report.nodeid)
+            return
+        self._told.add(report.nodeid)
+        if mark["mistake"]:
+            self._mistakes.add(mark["mistake"])
+
+    # Outermost: pytest's own hook shows the failures before it goes on to others.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, Any, Any]:
+        """Leave to pytest's list of failures those that tell something."""
+        stats = terminalreporter.stats
+        failed = stats.get("failed", [])
+        repeated = [report for report in failed if report.nodeid in self._repeated]
+        if repeated:
+            stats["failed"] = [report for report in failed if report.nodeid not in self._repeated]
+            stats[SAME_CAUSE] = repeated
+        return (yield)

@@ -1,0 +1,81 @@
+"""Failures with one cause are shown once, in whatever order items come; all of them stay failed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_torchcompile.observation import NO_RANK, Failure, Judgement, Observation, Problem
+from pytest_torchcompile.plugin.repeated import SAME_CAUSE, RepeatedFailures, mark_repeated
+from pytest_torchcompile.ranks.execution import CellResult
+
+CHECKS = ("graph_breaks", "compiles", "equivalence")
+IMPORT = "m.yaml:3:3: cannot import 'models': ModuleNotFoundError: No module named 'lib' (models.py:2)"
+
+
+def reported(cell, check, result):
+    """The report of a failed item, as the process that ran it marks it."""
+    report = SimpleNamespace(nodeid=f"m.yaml::{cell}::{check}", failed=True)
+    mark_repeated(report, check, result)
+    return report
+
+
+def without_result(kind, message=IMPORT):
+    """A cell that came to nothing: each of its checks has the same problem."""
+    judged = Judgement("crash" if kind == "crash" else "error", (Problem(message),))
+    return CellResult(dict.fromkeys(CHECKS, judged), Observation("c", failure=Failure(kind, message)), 1.0)
+
+
+def with_problems(**messages):
+    judged = {check: Judgement("fail", (Problem(text),)) for check, text in messages.items()}
+    return CellResult(judged, Observation("c"), 1.0)
+
+
+def shown(*reports):
+    """Node ids that are shown, and those that are only counted."""
+    plugin = RepeatedFailures()
+    for report in reports:
+        plugin.pytest_runtest_logreport(report)
+    terminal = SimpleNamespace(stats={"failed": list(reports)})
+    summary = plugin.pytest_terminal_summary(terminal)
+    next(summary)
+    return ([report.nodeid.partition("::")[2] for report in terminal.stats["failed"]],
+            len(terminal.stats.get(SAME_CAUSE, ())))
+
+
+@pytest.mark.parametrize("kind", ["usage", "user"])
+def test_a_mistake_is_one_failure_in_all_cells(kind):
+    reports = [reported(cell, check, without_result(kind)) for cell in ("a", "b") for check in CHECKS]
+    assert shown(*reports) == (["a::graph_breaks"], 5)
+    assert shown(*reversed(reports)) == (["b::equivalence"], 5)
+
+
+def test_another_mistake_is_another_failure():
+    one, other = without_result("usage"), without_result("usage", "m.yaml:9:3: no such thing")
+    assert shown(reported("a", "compiles", one), reported("b", "compiles", other)) == (["a::compiles", "b::compiles"],
+                                                                                       0)
+
+
+def test_each_crash_is_shown():
+    """Once for its cell: it may have another reason in the next one."""
+    crash = without_result("crash", "killed by SIGSEGV")
+    reports = [reported(cell, check, crash) for cell in ("a", "b") for check in CHECKS]
+    assert shown(*reports) == (["a::graph_breaks", "b::graph_breaks"], 4)
+
+
+def test_what_follows_is_shown_where_its_cause_was_not():
+    """A cause that was never reported, because the run was ended before, has told nothing."""
+    result = with_problems(graph_breaks="graph break: item()",
+                           compiles="only 80% of the model's operator calls ran inside compiled graphs at call 1",
+                           equivalence="output: error is 9 times the rounding noise")
+    breaks, compiles, wrong = (reported("a", check, result) for check in CHECKS)
+    assert shown(breaks, compiles, wrong) == (["a::graph_breaks", "a::equivalence"], 1)
+    assert shown(compiles) == (["a::compiles"], 0)
+
+
+def test_what_could_not_be_run_has_a_word_of_its_own():
+    """And so has no mark, nor has another test that fails."""
+    report = reported("a", "compiles", without_result(NO_RANK))
+    assert vars(report) == {"nodeid": "m.yaml::a::compiles", "failed": True}
+    assert shown(report, SimpleNamespace(nodeid="test_a.py::test", failed=True)) == (["a::compiles", "test"], 0)

@@ -15,7 +15,7 @@ from pytest_torchcompile.observation import NO_RANK, Judgement
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.plan.selection import cells_of_shard
 from pytest_torchcompile.plugin.outside import Named
-from pytest_torchcompile.plugin.rank_supply import CellNotRun, RankSupply
+from pytest_torchcompile.plugin.rank_supply import CellNotRun
 from pytest_torchcompile.plugin.repeated import mark_repeated
 from pytest_torchcompile.ranks.execution import CellResult, Execution
 from pytest_torchcompile.ranks.torchrun import Torchrun, own_file
@@ -199,8 +199,6 @@ class MatrixSession:
         self.journal = Journal(matrix, self.planned, settings, own_file(config.rootpath, self.torchrun, JOURNAL_FILE))
         # xdist has one specification for each of its workers.
         self.journal.workers = max(1, len(config.getoption("tx", None) or ()))
-        config.pluginmanager.register(RankSupply(config, settings, self.execution), "compile-matrix-ranks")
-
         self.keeper = ReportKeeper(config.rootpath, report, self.journal.path, matrix.root)
         self.journal.report = Path(os.path.relpath(self.keeper.report, self.journal.path.parent)).as_posix()
 

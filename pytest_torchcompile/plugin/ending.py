@@ -87,10 +87,16 @@ class Ending:
         if not self.config.option.collectonly:
             json_report["compile_matrix"] = self.journal.block()
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The table of cells by backend and mode."""
-        if self.config.option.collectonly:
-            return
+    # Outermost: what is wrong, by cause, comes last, behind pytest's list of what failed.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, Any, Any]:
+        """The table of cells by backend and mode, and the causes."""
+        result = yield
+        if not self.config.option.collectonly:
+            self._write_summary(terminalreporter)
+        return result
+
+    def _write_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         beside, fresh = None, None
         if self.baseline is not None:
             beside = compare_with_baseline(self.journal.block(), [self.baseline])

@@ -82,13 +82,16 @@ class RankSupply:
             return "not run", "E", ("NOT RUN", {"red": True})
         return None
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    # Behind the summary of the matrix, which is outermost too and registered before.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, Any, Any]:
         """Say that the zygote was killed, though it may have cost nothing."""
+        result = yield
         if self.zygote is not None and self.zygote.was_replaced:
             terminalreporter.write_line(
                 "the process that starts rank processes was killed, perhaps for want of memory, and started again",
                 yellow=True)
+        return result
 
     def pytest_unconfigure(self) -> None:
         """End every process that was started."""

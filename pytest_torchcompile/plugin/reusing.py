@@ -7,6 +7,7 @@ torch. Under xdist the controller looks every cell up beforehand, for its worker
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,11 +61,16 @@ class Reusing:
         folder = self.session.config.rootpath / REUSED
         self.session.journal.trouble.try_writing(folder, lambda: make_folder(folder))
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    # Behind the summary of the matrix, which is outermost too and registered before.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, Any, Any]:
         """With ``-v``: why the other cells were run, or are not kept."""
-        if self.session.config.get_verbosity() < 1:
-            return
+        result = yield
+        if self.session.config.get_verbosity() >= 1:
+            self._write_reasons(terminalreporter)
+        return result
+
+    def _write_reasons(self, terminalreporter: pytest.TerminalReporter) -> None:
         by_reason: dict[str, list[str]] = {}
         for cell, why in self.session.journal.why_run.items():
             by_reason.setdefault(why, []).append(cell)

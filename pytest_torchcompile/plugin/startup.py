@@ -17,7 +17,10 @@ from pytest_torchcompile.plan.selection import refuse_idle, refuse_unknown
 from pytest_torchcompile.plugin.collection import MATRIX_TEXT, SESSION, TEXT_OF_MATRIX, MatrixSession
 from pytest_torchcompile.plugin.ending import Ending, SavedFile
 from pytest_torchcompile.plugin.outside import named_parts
+from pytest_torchcompile.plugin.progress import ProgressHooks
+from pytest_torchcompile.plugin.rank_supply import RankSupply
 from pytest_torchcompile.plugin.repeated import RepeatedFailures
+from pytest_torchcompile.plugin.resuming import Resuming
 from pytest_torchcompile.plugin.reusing import Reusing
 from pytest_torchcompile.plugin.test_lane import report_tests
 from pytest_torchcompile.ranks.torchrun import Torchrun, own_file
@@ -72,8 +75,12 @@ def start_matrix(config: pytest.Config, settings: Settings) -> None:
     config.pluginmanager.register(session, "compile-matrix")
     config.pluginmanager.register(Ending(session, baseline), "compile-matrix-ending")
     config.pluginmanager.register(SavedFile(session), "compile-matrix-saved")
-    if not session.is_worker:
+    config.pluginmanager.register(RankSupply(config, settings, session.execution), "compile-matrix-ranks")
+    if not session.is_worker and not config.option.collectonly:
         config.pluginmanager.register(RepeatedFailures(), "compile-matrix-repeated")
+        config.pluginmanager.register(ProgressHooks(session), "compile-matrix-progress")
+    if settings.resume and not config.option.collectonly:
+        config.pluginmanager.register(Resuming(session), "compile-matrix-resume")
     if settings.reuse and not config.option.collectonly:
         config.pluginmanager.register(Reusing(session), "compile-matrix-reuse")
     if not config.option.collectonly:

@@ -56,5 +56,6 @@ OPTIONS = (
            "matrix, else 60)", "", "SECONDS"),
     Option("fuzz-seed", "Seed of the drawn sequences; 'random': another one each run, printed", "0", "SEED"),
     Option("reuse", "Take the result of an earlier run for a cell that passed and of which nothing has changed"),
+    Option("resume", "Go on with a run that was interrupted: cells that its report has verdicts of are not run again"),
     Option("inprocess", "Run cells in pytest's own process, for debuggers: a crash then ends pytest"),
 )

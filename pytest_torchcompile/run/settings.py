@@ -34,6 +34,8 @@ class Settings:
     """Cells that may run on one GPU at a time."""
     reuse: bool = False
     """Are results of earlier runs taken for cells of which nothing has changed?"""
+    resume: bool = False
+    """Are cells left out that the report has verdicts of?"""
     fuzz: FuzzOptions = field(default_factory=FuzzOptions)
 
     @classmethod
@@ -59,6 +61,7 @@ class Settings:
             baseline=given["baseline"],
             workers_per_gpu=_read_workers(given["workers-per-gpu"]),
             reuse=reuse,
+            resume=_read_flag(given["resume"]),
         )
 
 

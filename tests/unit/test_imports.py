@@ -11,9 +11,9 @@ import pytest
 from unit.rooms import MODULES, ROOMS, edges, imports, room_of
 
 USES_PYTEST = {
-    "plugin", "plugin/collection", "plugin/ending", "plugin/fixture_model", "plugin/fixtures",
-    "plugin/rank_supply", "plugin/repeated", "plugin/reusing", "plugin/scheduling", "plugin/startup",
-    "plugin/test_lane",
+    "plugin", "plugin/collection", "plugin/ending", "plugin/fixture_model", "plugin/fixtures", "plugin/progress",
+    "plugin/rank_supply", "plugin/repeated", "plugin/resuming", "plugin/reusing", "plugin/scheduling",
+    "plugin/startup", "plugin/test_lane",
 }
 NEEDS_TORCH = {
     "adoption/examination", "adoption/guesses", "adoption/library_models", "batch", "zoo", "ledger", "gauges", "state",

@@ -1,0 +1,83 @@
+"""How far a run has come: what is done, what fails, what runs since when, and the time left."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_torchcompile.report.progress import RunProgress
+
+
+def progress(seconds=None, workers=1, cells=("a", "b", "c"), checks=("compiles", "equivalence")):
+    made = RunProgress(seconds or {}, workers)
+    made.expect((cell, check) for cell in cells for check in checks)
+    return made
+
+
+def judge(made, cell, now, verdict="pass"):
+    for check in list(made.left[cell]):
+        made.judge(cell, check, verdict, now)
+
+
+def test_a_run_from_its_beginning_to_its_end():
+    """A cell is done with its last check; nothing is known of the time left before one is."""
+    made = progress()
+    assert made.line(0) == "compile matrix: 0/3 cells"
+    made.begin("a", 0)
+    made.begin("a", 5)
+    made.judge("a", "compiles", "pass", 9)
+    assert made.line(10) == "compile matrix: 0/3 cells, runs a (10 s)"
+    made.judge("a", "equivalence", "fail", 10)
+    assert made.line(11) == "compile matrix: 1/3 cells, 1 fails: a, about 20 s left"
+    made.begin("b", 11)
+    assert made.line(15) == "compile matrix: 1/3 cells, 1 fails: a, about 16 s left, runs b (4 s)"
+    judge(made, "b", 20, "crash")
+    judge(made, "c", 20)
+    assert made.line(30) == "compile matrix: 3/3 cells, 2 fail: a and 1 more"
+
+
+def test_the_time_left_is_told_from_earlier_runs():
+    """One that nobody knows counts as the mean of those that are known; workers share; none is negative."""
+    made = progress({"a": 100.0, "b": 300.0}, workers=2)
+    assert made.seconds_left(0) == (100 + 300 + 200) / 2
+    made.begin("a", 0)
+    assert made.seconds_left(40) == (60 + 300 + 200) / 2
+    assert made.seconds_left(4000) == (0 + 300 + 200) / 2
+    assert "about 5 min left" in progress({"a": 100.0, "b": 100.0, "c": 100.0}).line(0)
+    assert "about 2 h 5 min left" in progress(dict.fromkeys("abc", 2500.0)).line(0)
+
+
+def test_workers_tell_the_same_items():
+    """What is expected a second time is no more than what was expected."""
+    made = progress()
+    judge(made, "a", 1)
+    made.expect([("a", "compiles")])
+    assert (made.total, len(made.left)) == (3, 2)
+
+
+def test_what_is_no_cell_of_the_run_is_left_alone():
+    made = progress()
+    made.begin("other", 1)
+    made.judge("other", "compiles", "fail", 1)
+    assert made.line(1) == "compile matrix: 0/3 cells"
+
+
+def test_a_line_fits_the_terminal():
+    made = progress(cells=["a-long-name-of-a-cell-on-aot_eager", "b"])
+    made.begin("a-long-name-of-a-cell-on-aot_eager", 0)
+    assert made.line(1, 40) == "compile matrix: 0/2 cells, runs ..."
+    assert all(len(made.line(1, width)) <= width for width in range(20, 100))
+
+
+@pytest.mark.parametrize(("begun", "text"), [
+    ([], "interrupted: 1 of 3 cells judged, 2 left"),
+    (["b"], "interrupted: 1 of 3 cells judged, in the middle of b, 2 left"),
+])
+def test_an_interrupted_run_says_how_to_go_on(begun, text):
+    made = progress()
+    judge(made, "a", 1)
+    for cell in begun:
+        made.begin(cell, 1)
+    assert made.interrupted_lines("pytest --compile-resume") == [text, "  go on  pytest --compile-resume"]
+    for cell in ("b", "c"):
+        judge(made, cell, 2)
+    assert made.interrupted_lines("pytest --compile-resume") == []

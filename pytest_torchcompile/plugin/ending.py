@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Generator
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from pytest_torchcompile.gate.announcement import compare_with_baseline
 from pytest_torchcompile.plugin.collection import SECONDS_KEY, MatrixSession
 from pytest_torchcompile.quantity import first_names
+from pytest_torchcompile.report.kept_runs import RUNS, keep_run
 from pytest_torchcompile.report.reading import Report
 from pytest_torchcompile.report.safe_output import harmless_text
 from pytest_torchcompile.report.terminal import summary_lines
 
-__all__ = ["Ending", "SavedFile"]
+__all__ = ["LAST", "Ending", "SavedFile"]
+
+LAST: Final = "last"
+"""As a baseline: the newest kept run of another commit."""
 
 
 class Ending:
@@ -46,13 +52,28 @@ class Ending:
                 # -p no:pytest_jsonreport: our block alone.
                 self._save_report({"compile_matrix": self.journal.block()})
         result = yield
-        if not self.session.is_worker and not self.config.option.collectonly and self._why_unsaved():
-            session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
-            self.journal.take_back_end()
+        if not self.session.is_worker and not self.config.option.collectonly:
+            if self._why_unsaved():
+                session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
+                self.journal.take_back_end()
+            else:
+                self._keep_run()
         if self.session.torchrun and self.session.torchrun.rank and session.exitstatus == pytest.ExitCode.TESTS_FAILED:
             # Rank 0 says so. Of a process that fails torchrun ends all others at once, and rank 0 may not be done.
             session.exitstatus = pytest.ExitCode.OK
         return result
+
+    def _shown_baseline(self, baseline: Report) -> str:
+        if self.session.settings.baseline != LAST:
+            return self.session.settings.baseline
+        return os.path.relpath(baseline.name, self.config.rootpath)
+
+    def _keep_run(self) -> None:
+        """Keep the report of a whole run that came to its end; that it cannot be kept is no failure of the run."""
+        if self.keeper.saved != self.keeper.report or self.journal.exit_status not in (0, 1):
+            return
+        with suppress(OSError):
+            keep_run(self.config.rootpath, self.keeper.report, self.journal.block(), self.session.settings.keep_runs)
 
     def _why_unsaved(self) -> str:
         """Why there is no readable report file; pytest-json-report only prints that it could not save one."""
@@ -104,8 +125,11 @@ class Ending:
         terminalreporter.section("torch.compile matrix", sep="-")
         for line, markup in summary_lines(self.journal, fresh):
             terminalreporter.write_line(harmless_text(line), **markup)
-        if beside is not None:
-            terminalreporter.section(f"beside {self.session.settings.baseline}", sep="-")
+        if beside is None and self.session.settings.baseline == LAST:
+            terminalreporter.write_line(f"nothing to compare with: no run of another commit is kept in {RUNS}")
+        if beside is not None and self.baseline is not None:
+            # Of the newest of another commit the path tells the day and the commit.
+            terminalreporter.section(f"beside {self._shown_baseline(self.baseline)}", sep="-")
             for line, markup in beside.lines:
                 terminalreporter.write_line(line, **markup)
         if edited := self.journal.sources_edited:

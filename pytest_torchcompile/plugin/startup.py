@@ -15,7 +15,7 @@ from pytest_torchcompile.plan.matrix import Matrix, load_matrix
 from pytest_torchcompile.plan.matrix_path import find_matrix, is_of_model
 from pytest_torchcompile.plan.selection import refuse_idle, refuse_unknown
 from pytest_torchcompile.plugin.collection import MATRIX_TEXT, SESSION, TEXT_OF_MATRIX, MatrixSession
-from pytest_torchcompile.plugin.ending import Ending, SavedFile
+from pytest_torchcompile.plugin.ending import LAST, Ending, SavedFile
 from pytest_torchcompile.plugin.outside import named_parts
 from pytest_torchcompile.plugin.progress import ProgressHooks
 from pytest_torchcompile.plugin.rank_supply import RankSupply
@@ -24,6 +24,8 @@ from pytest_torchcompile.plugin.resuming import Resuming
 from pytest_torchcompile.plugin.reusing import Reusing
 from pytest_torchcompile.plugin.test_lane import report_tests
 from pytest_torchcompile.ranks.torchrun import Torchrun, own_file
+from pytest_torchcompile.report.kept_runs import newest_of_other_commit
+from pytest_torchcompile.report.provenance import head_commit
 from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.report.safe_output import REPORT_FILE
 from pytest_torchcompile.run.settings import Settings
@@ -114,10 +116,18 @@ def _refuse_idle_checks(config: pytest.Config, settings: Settings, matrix: Matri
     refuse_idle(settings.checks or matrix.checks, axes, where, each=asked_now)
 
 
-def _read_baseline(config: pytest.Config, settings: Settings) -> Report:
-    """Read the baseline before anything runs, so that a mistake in its name does not cost a run."""
+def _read_baseline(config: pytest.Config, settings: Settings) -> Report | None:
+    """Read the baseline before anything runs, so that a mistake in its name does not cost a run.
+
+    None for ``last``, where no run of another commit is kept; the summary says so.
+    """
+    path: Path | None = config.invocation_params.dir / settings.baseline
+    if settings.baseline == LAST:
+        path = newest_of_other_commit(config.rootpath, head_commit(config.rootpath) or "", settings.shard)
+    if path is None:
+        return None
     try:
-        return read_report(config.invocation_params.dir / settings.baseline)
+        return read_report(path)
     except ReportError as error:
         raise UsageError(f"--compile-baseline: {error}") from None
 

@@ -41,7 +41,10 @@ OPTIONS = (
            "parameters' names; default: guessed from forward and the first layers", "", "MODULE:NAME"),
     Option("checks", "Judge only these checks, separated by commas (default: those of the matrix)", "", "NAMES"),
     Option("shard", "Run one of N parts of the matrix, for example 2/8", "", "I/N"),
-    Option("baseline", "Print at the end what differs from an earlier report", "", "REPORT"),
+    Option("baseline", "Print at the end what differs from an earlier report; 'last': the newest of another commit "
+           "that is kept in .compile-matrix/runs", "", "REPORT"),
+    Option("keep-runs", "Reports of whole runs that are kept, each in .compile-matrix/runs/DATE-COMMIT; 0: none", "10",
+           "N"),
     Option("timeout", "Seconds that one cell may take before its process is stopped", "300", "SECONDS"),
     Option("isolation", "'rank': processes are reused between cells; 'cell': a fresh one for each", "rank", "WHAT"),
     Option("workers-per-gpu", "Cells that may run on one GPU at a time, if its memory is enough for so many; a cell "

@@ -30,6 +30,8 @@ class Settings:
     """Where the ranks of a cell are: a word of :data:`RANKS`."""
     baseline: str = ""
     """An earlier report to compare with."""
+    keep_runs: int = 10
+    """Reports of whole runs that are kept."""
     workers_per_gpu: int = 1
     """Cells that may run on one GPU at a time."""
     reuse: bool = False
@@ -59,6 +61,7 @@ class Settings:
             ranks=_read_ranks(given["ranks"], inprocess),
             fuzz=FuzzOptions.read(given["fuzz-examples"], given["fuzz-seconds"], given["fuzz-seed"]),
             baseline=given["baseline"],
+            keep_runs=_read_keep_runs(given["keep-runs"]),
             workers_per_gpu=_read_workers(given["workers-per-gpu"]),
             reuse=reuse,
             resume=_read_flag(given["resume"]),
@@ -85,6 +88,12 @@ def _read_shard(text: str) -> tuple[int, int]:
     from pytest_torchcompile.plan.selection import parse_shard
 
     return parse_shard(text or "1/1")
+
+
+def _read_keep_runs(text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"--compile-keep-runs: {text!r} is no number of runs; expected 0 or more, such as 10")
+    return int(text)
 
 
 def _read_seconds(text: str) -> float:

@@ -37,9 +37,9 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
             parser.addini(option.ini, option.help, type="bool", default=False)
             group.addoption(option.flag, action="store_true", default=None, help=option.help)
             continue
-        parser.addini(option.ini, option.help, default=option.default)
+        parser.addini(option.ini, option.help_with_default, default=option.default)
         value: dict[str, Any] = {"nargs": "?", "const": ""} if option.optional else {}
-        group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help, **value)
+        group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help_with_default, **value)
 
 
 # Before pytest-json-report looks at its own option.

@@ -26,6 +26,13 @@ class Option(NamedTuple):
         return f"--compile-{self.name}"
 
     @property
+    def help_with_default(self) -> str:
+        """As ``pytest --help`` shows it: with the default, unless the text tells it."""
+        if not self.default or self.default in self.help:
+            return self.help
+        return f"{self.help} (default: {self.default})"
+
+    @property
     def ini(self) -> str:
         """``compile_name``."""
         return f"compile_{self.name.replace('-', '_')}"

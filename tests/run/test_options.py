@@ -36,6 +36,22 @@ def test_bad_values(given, text):
     assert caught.value.exit_code == 4
 
 
+@pytest.mark.parametrize("given", ["-1", "all", "1.5", ""])
+def test_the_number_of_kept_runs(given):
+    with pytest.raises(UsageError, match=r"^--compile-keep-runs: '.*' is no number of runs; expected 0 or more"):
+        read(**{"keep-runs": given})
+
+
+def test_help_tells_each_default_once():
+    """pytest shows none by itself: what it is given as default is that nothing was typed."""
+    for option in OPTIONS:
+        if option.default:
+            assert option.default in option.help_with_default
+            assert option.help_with_default.count(f"default: {option.default}") <= 1
+        else:
+            assert option.help_with_default == option.help
+
+
 def test_each_option_has_an_ini_twin():
     """--compile-x is compile_x in the ini file."""
     assert (OPTIONS[0].flag, OPTIONS[0].ini) == ("--compile-matrix", "compile_matrix")

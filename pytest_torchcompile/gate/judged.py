@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from pytest_torchcompile.cell import AXES, Cell
+from pytest_torchcompile.cell import AXES, DEFAULTS, Cell
 from pytest_torchcompile.checks import CHECKS, LIMITS
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.observation import BAD, GOOD, Judgement, Observation, worst
@@ -198,9 +198,10 @@ def _contradictions_in_form(cell: Mapping[str, Any], matrix: Mapping[str, Any], 
 def _contradictions_with_plan(cell: Mapping[str, Any], matrix: Mapping[str, Any]) -> Iterator[str]:
     # A cell is told by its axes; whoever edits one of them makes it another cell.
     axes = cell["axes"]
-    known = {name: value for name, value in axes.items() if name in AXES}
+    # An axis that a report lacks is one of a later version, and was at its default.
+    known = DEFAULTS | {name: value for name, value in axes.items() if name in AXES}
     user = tuple((name, value) for name, value in axes.items() if name not in AXES)
-    if len(known) < len(AXES) or Cell(**known, user=user).id != cell["id"]:
+    if Cell(**known, user=user).id != cell["id"]:
         yield "its id is not that of its axes"
     planned = cell["planned"]
     if planned is None:

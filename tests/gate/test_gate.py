@@ -228,6 +228,21 @@ def test_a_report_that_contradicts_itself_does_not_pass(run, edit, code, text):
     assert text in "\n".join(announcement(found))
 
 
+@pytest.mark.parametrize(("axis", "value", "code"), [
+    ("dtype", "float32", 0), ("device", "cpu", 0), ("phase", "inference", 2), ("model", "net", 2),
+])
+def test_a_report_of_before_an_axis_was_added(axis, value, code):
+    """Its cells are as they are with that axis at its default, and no other cells."""
+    run = Run(model=["net"], **({} if axis == "model" else {axis: [value]}))
+    (report,) = run.reports()
+    (cell,) = report.cells
+    del cell["axes"][axis]
+    cell["evidence_sha256"] = cell_fingerprint(cell)
+    found = gate([report], today=TODAY)
+    assert found.code == code
+    assert ("its id is not that of its axes" in "\n".join(announcement(found))) is bool(code)
+
+
 def test_a_verdict_that_is_worse_than_its_evidence_is_believed(run):
     """A worker that died after judging, or an edit: the failure counts."""
     run.stored[run.ids[0], "recompiles"] = "crash"

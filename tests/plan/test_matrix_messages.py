@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from pytest_torchcompile.cell import AXES
+from pytest_torchcompile.checks import CHECKS, LIMITS
 from pytest_torchcompile.errors import MatrixError
 from pytest_torchcompile.plan import nodes as yamlnodes
 from pytest_torchcompile.plan.matrix import load_matrix
@@ -22,10 +25,21 @@ def _cases() -> dict[str, tuple[str, str]]:
         name, _, rest = block.partition("\n")
         text, _, expected = rest.partition("\n=> ")
         assert name not in cases
-        # A new wrapper is known without a line here.
-        expected = expected.strip().replace("@wrappers", ", ".join(sorted(WRAPPERS)))
-        cases[name] = text.replace("@head\n", HEAD), expected
+        cases[name] = text.replace("@head\n", HEAD), _with_names(expected.strip())
     return cases
+
+
+def _with_names(expected):
+    """A new wrapper, check, limit or axis is known without a line in the file of mistakes."""
+    lists = {"@wrappers": sorted(WRAPPERS), "@checks": sorted(CHECKS), "@limits in order": LIMITS,
+             "@limits": sorted(LIMITS)}
+    for word, names in lists.items():
+        expected = expected.replace(word, ", ".join(names))
+    # In brackets what is known beside the axes; without them the axes in their own order.
+    if more := re.search(r"@axes\((.*)\)", expected):
+        others = filter(None, more[1].split(", "))
+        return expected.replace(more[0], ", ".join(sorted([*AXES, *others])))
+    return expected.replace("@axes", ", ".join(AXES))
 
 
 CASES = _cases()

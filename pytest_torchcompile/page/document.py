@@ -96,7 +96,7 @@ def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = ""
     :param source: address of a source file, with ``{file}`` and ``{line}``, for links to the user's lines.
     :param history: earlier runs, with this one as the last.
     """
-    history = history or History()
+    history = (history or History()).judged_again(outcome.cells)
     heat, comparison = HeatMap(outcome.facts), compare_cells(outcome, before)
     numbers, marks = measure_cells(heat.cells), comparison.marks
     sorted_findings, news = group_findings(outcome.findings), tell_news(outcome, before, history)

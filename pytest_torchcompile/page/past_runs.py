@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError
 from pytest_torchcompile.gate.baseline import another_machine
-from pytest_torchcompile.gate.judged import BAD
+from pytest_torchcompile.gate.judged import BAD, JudgedCell
 from pytest_torchcompile.gate.policy_limits import cache_answers, worst_rank
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.facts import Facts, as_number
@@ -88,6 +88,14 @@ class History:
                 return index
         return last - 1 if last > 0 else -1
 
+    def judged_again(self, cells: Mapping[str, JudgedCell]) -> History:
+        """With the verdicts of the last run as they hold under a policy, and on this day."""
+        if not self.runs:
+            return self
+        statuses = {name: cell.status for name, cell in cells.items()}
+        red = {name: frozenset(cell.bad) for name, cell in cells.items()}
+        return History((*self.runs[:-1], replace(self.runs[-1], statuses=statuses, red=red)), self.notes)
+
     def red_since(self, cell: str, checks: Iterable[str]) -> int | None:
         """From which run on the cell fails by one of the checks, without a break up to the last run; None: it does not.
 
@@ -160,7 +168,10 @@ def read_folder(folder: Path) -> tuple[list[Report], History]:
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    return sorted(child for child in folder.iterdir() if child.is_dir())
+    try:
+        return sorted(child for child in folder.iterdir() if child.is_dir())
+    except OSError as error:
+        raise ReportError(f"{folder}: cannot be read: {error.strerror or error}") from None
 
 
 def _runs_in(folder: Path, unread: list[str]) -> Iterator[PastRun]:

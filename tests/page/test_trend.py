@@ -12,6 +12,7 @@ import pytest
 from runs import ENVIRONMENT, Run, compiled
 
 from pytest_torchcompile.cli import main
+from pytest_torchcompile.errors import ReportError
 from pytest_torchcompile.page.past_runs import History, PastRun, read_folder
 from pytest_torchcompile.page.trend import find_turns, trend_section
 from pytest_torchcompile.report.provenance import head_fingerprint
@@ -140,6 +141,30 @@ def test_cells_that_went_alike_are_told_by_what_they_share():
     before = past(xa="pass", xb="pass", ya="pass", yb="pass")
     now = past(xa="fail", xb="pass", ya="pass", yb="fail")
     assert "<summary>xa and 1 more</summary>" in str(trend_section(History((before, now))))
+
+
+def test_a_policy_judges_the_last_run_in_the_trend_too(folder):
+    """The trend never says otherwise than the map."""
+    policy = folder / "release.yaml"
+    policy.write_text("version: 1\nlimits:\n  - {compile_seconds: 0.5}\n")
+    page = folder / "page.html"
+    assert main(["html", str(folder), "-o", str(page), "--policy", str(policy)]) == 0
+    text = page.read_text(encoding="utf-8")
+    trend = text[text.index('id="trend"'):text.index('id="map"')]
+    squares = re.findall(r'class="s (\w+)" role="img"', trend)
+    on_map = re.findall(r'class="s (\w+)" aria-label="(\w+)', text)
+    assert sorted(set(on_map)) == [("fail", "gpt"), ("fail", "net")]
+    assert (squares[3], squares[7]) == ("fail", "fail")
+
+
+def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
+    """One sentence, no traceback."""
+    def refuse(self):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(ReportError, match=f"^{tmp_path}: cannot be read: Permission denied$"):
+        read_folder(tmp_path)
 
 
 def test_numbers_over_time(folder):

@@ -57,6 +57,14 @@ def test_without_a_baseline_nothing_is_called_new():
     assert 'class="since"' not in text
 
 
+def test_a_note_has_no_card():
+    """What got better is told below, and nothing in it is to be done."""
+    before = planted().reports()
+    text = page(gate(planted(faulty=False).reports(), baseline=before), merge_reports(before))
+    assert [card[:4] for card in cards(text)] == [("#map", "good", "20", "Hold")]
+    assert "<h3>Notes " in text
+
+
 def made(content: dict[str, Any], tmp_path, *arguments: str) -> str:
     """The page that the command writes."""
     target = tmp_path / "page.html"

@@ -13,7 +13,7 @@ from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.page import markup
 from pytest_torchcompile.page.article import article
 from pytest_torchcompile.page.controls import measure_cells
-from pytest_torchcompile.page.heatmap import WIDTH, arrange, influence, order_axes, split_axes
+from pytest_torchcompile.page.heatmap import WIDTH, HeatMap, arrange, influence, order_axes, split_axes
 from pytest_torchcompile.page.markup import Html, data, join, link, place, tag, text
 from pytest_torchcompile.quantity import readable_seconds
 from pytest_torchcompile.report.causes import group_causes
@@ -128,6 +128,13 @@ def test_grid():
     assert grid.places[("x",), ("m", "i")] == [1]
     assert (("y",), ("n", "i")) not in grid.places
     assert sorted(cell for found in grid.places.values() for cell in found) == list(range(7))
+
+
+def test_values_in_which_most_cells_fail_come_first():
+    """Of rows and of columns; equals stay in the order of the report."""
+    cells = [Facts(each) for each in sample_report(SMALL)["compile_matrix"]["cells"]]
+    assert HeatMap(cells).values["model"] == ["moe_lite", "scorer"]
+    assert HeatMap(cells).values["dynamic"] == ["auto", "static", "dynamic"]
 
 
 def test_split():

@@ -173,12 +173,16 @@ def test_numbers_over_time(folder):
     for each in slow["compile_matrix"]["cells"]:
         each["observation"]["sections"]["compiles"]["compiles"][0]["caches"] = ["fx hit"]
     put(slow, folder / "5.json")
+    kept = run_of_day(6, seconds=9.0)
+    for each in kept["compile_matrix"]["cells"]:
+        each["reused"] = {"run": "2026-11-05T10:00:00+00:00", "commit": None, "changed": False, "age": 60}
+    put(kept, folder / "6.json")
     _, history = read_folder(folder)
     text = str(trend_section(history))
     labels = re.findall(r'class="chart" role="img" aria-label="([^"]*)"', text)
     assert [label.partition(":")[0] for label in labels] == ["Cells that fail", "Speed-up", "Compile time"]
-    assert labels[0].endswith("04040404, 2026-11-04: 1; 05050505, 2026-11-05: 0")
-    assert labels[1].endswith("05050505, 2026-11-05: 7.00 ×")
+    assert labels[0].endswith("04040404, 2026-11-04: 1; 05050505, 2026-11-05: 0; 06060606, 2026-11-06: 0")
+    assert labels[1].endswith("06060606, 2026-11-06: 8.00 ×")
     assert labels[2].endswith("04040404, 2026-11-04: 2.0 s")
     assert "9.0 s" not in text
 
@@ -205,6 +209,21 @@ def test_turns(statuses, red, at):
             for day, status in enumerate(statuses)]
     (turn,) = find_turns(runs)
     assert (turn.red, turn.at) == (red, at)
+
+
+@pytest.mark.parametrize(("statuses", "since"), [
+    (("pass", "fail", "fail"), 1), (("fail", "fail", "fail"), 0), (("fail", "pass", "fail"), 2),
+    (("fail", "fail", "pass"), None), (("pass", "fail", "skip", "fail"), 1), (("fail", "", "not_run", "fail"), 0),
+])
+def test_red_since(statuses, since):
+    """The first run of those up to the last in which the check fails; what did not judge the cell is no break."""
+    runs = []
+    for status in statuses:
+        red = {"a": frozenset({"compiles"})} if status == "fail" else {}
+        runs.append(PastRun(("r.json",), "", None, {}, "m.yaml", {"a": status} if status else {}, red=red))
+    history = History(tuple(runs))
+    assert history.red_since("a", ["compiles", "recompiles"]) == since
+    assert history.red_since("a", ["equivalence"]) is None
 
 
 def test_one_run_and_none(tmp_path, capsys):

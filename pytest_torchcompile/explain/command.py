@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_torchcompile.adoption.chosen_cell import chosen_cell
 from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.explain.files import folder_of, write_files
 from pytest_torchcompile.explain.terminal import explanation_lines
 from pytest_torchcompile.ranks.serving import set_environment
 from pytest_torchcompile.report.safe_output import harmless_text
@@ -37,11 +38,14 @@ def run_command(given: argparse.Namespace) -> int:
     # Before torch is loaded.
     set_environment()
     explained = _explain_cell(matrix, planned)
+    folder = folder_of(explained.name)
+    write_files(explained, folder)
     if given.json:
         print(json.dumps(explained.to_dict(), indent=1))
     else:
         for line in explanation_lines(explained):
             print(harmless_text(line))
+        print(f"\nall stages side by side: {folder}/index.html; graphs, kernels and guards are files beside it")
     return 1 if explained.error else 0
 
 

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from pytest_torchcompile.explain.graph_texts import SavedTensor, Stage, saved_tensors
-from pytest_torchcompile.explain.records import KernelCall
+from pytest_torchcompile.explain.guards import Guard
+from pytest_torchcompile.explain.records import Bytecode, KernelCall, TracedOperator
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, FailedCompile, GraphBreak
 
 __all__ = ["FORMAT", "Explanation", "total_bytes"]
@@ -29,6 +30,10 @@ class Explanation:
     compiles: list[Compile] = field(default_factory=list)
     stages: list[Stage] = field(default_factory=list)
     kernels: list[KernelCall] = field(default_factory=list)
+    operators: list[TracedOperator] = field(default_factory=list)
+    """Operators of AOTAutograd's graphs as they were before decomposition, and what they became."""
+    guards: list[Guard] = field(default_factory=list)
+    bytecode: list[Bytecode] = field(default_factory=list)
     graph_breaks: list[GraphBreak] = field(default_factory=list)
     eager_frames: list[EagerFrame] = field(default_factory=list)
     failures: list[FailedCompile] = field(default_factory=list)
@@ -40,6 +45,17 @@ class Explanation:
     def stages_of(self, compile_id: str, stage: str) -> list[Stage]:
         """The graphs of one stage that a compile made."""
         return [found for found in self.stages if found.compile_id == compile_id and found.stage == stage]
+
+    @property
+    def traced_graphs(self) -> list[Stage]:
+        """The graphs that AOTAutograd traced: with the backward pass, or, where there is none, without."""
+        with_backward = {stage.compile_id for stage in self.stages if stage.stage == "joint"}
+        traced = []
+        for stage in self.stages:
+            alone = stage.stage == "forward" and stage.compile_id not in with_backward
+            if alone or stage.stage == "joint":
+                traced.append(stage)
+        return traced
 
     @property
     def compile_ids(self) -> list[str]:

@@ -34,6 +34,8 @@ _ARGUMENT: Final = re.compile(r'^\s*(\w+): "(.*?)"\s*(?:,|#|$)')
 _IN_SIGNATURE: Final = re.compile(r'(\w+): "(.*?)"')
 _NAME: Final = re.compile(r"\b[A-Za-z_]\w*\b")
 _TYPE: Final = re.compile(r"^([a-z]+\d+\w*)\[([^\]]*)\]")
+_LENGTH: Final = 60
+"""Of an expression that is shown."""
 _BITS: Final = re.compile(r"(\d+)")
 
 
@@ -50,6 +52,8 @@ class GraphNode:
     place: str = ""
     """``file:line`` of the user's code."""
     inputs: tuple[str, ...] = ()
+    value: str = ""
+    """Of an expression: what it is, like ``var_mean[0]``."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def read_graph(text: str) -> list[GraphNode]:
     ...         # File: net.py:7 in forward, code: return x.sin()
     ...         sin: "f32[4]" = torch.ops.aten.sin.default(x);  x = None
     ...         return (sin,)''')[1]
-    GraphNode(name='sin', target='torch.ops.aten.sin.default', type='f32[4]', place='net.py:7', inputs=('x',))
+    GraphNode(name='sin', target='torch.ops.aten.sin.default', type='f32[4]', place='net.py:7', inputs=('x',), value='')
     """
     nodes: dict[str, GraphNode] = {}
     place = ""
@@ -118,8 +122,11 @@ def read_graph(text: str) -> list[GraphNode]:
             value = match[3].partition(";")[0]
             called = _CALLED.match(value)
             used = dict.fromkeys(name for name in _NAME.findall(value) if name in nodes)
-            target = called[1] if called else "expression"
-            nodes[match[1]] = GraphNode(match[1], target, match[2], place, tuple(used))
+            if called:
+                node = GraphNode(match[1], called[1], match[2], place, tuple(used))
+            else:
+                node = GraphNode(match[1], "expression", match[2], place, tuple(used), value[:_LENGTH])
+            nodes[match[1]] = node
     return list(nodes.values())
 
 

@@ -18,7 +18,7 @@ from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.explain.places import place_of_stack
 from pytest_torchcompile.explain.records import KernelCall, Operator, TensorAccess
 
-__all__ = ["KernelNote", "KernelNotes", "compile_anew", "current_compile_id"]
+__all__ = ["KernelNote", "KernelNotes", "compile_anew"]
 
 _PLACEHOLDERS: Final = re.compile(r"\b(?:KERNEL_NAME|DESCRIPTIVE_NAME|triton_)(?=\()|\bDESCRIPTIVE_NAME\b")
 _SUFFIX: Final = re.compile(r"^torch\.ops\.|^extern_kernels\.")
@@ -121,13 +121,6 @@ def _scheduler() -> type:
 def _missing(name: str, purpose: str) -> InstrumentError:
     return InstrumentError(f"torch {torch.__version__} has no {name} in torch._inductor, which {purpose}; kernels "
                            "can't be explained with it; please report it with this version")
-
-
-def current_compile_id() -> str:
-    """What is compiled now (``torch._guards.CompileContext.current_compile_id``, torch 2.8 to 2.15)."""
-    from torch._guards import CompileContext
-
-    return str(CompileContext.current_compile_id() or "")
 
 
 def _lowering() -> Any:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-__all__ = ["KINDS", "KernelCall", "Operator", "TensorAccess", "readable_bytes", "readable_shape", "sum_bytes"]
+__all__ = ["KINDS", "Bytecode", "KernelCall", "Operator", "TensorAccess", "TracedOperator", "readable_bytes",
+           "readable_shape", "sum_bytes"]
 
 KINDS: Final = {
     "pointwise": "generated: each element by itself",
@@ -102,6 +103,35 @@ class KernelCall:
     def bytes_kept_inside(self) -> int:
         """What writing the intermediates would have cost, and reading them once."""
         return sum(operator.bytes for operator in self.kept_inside)
+
+
+@dataclass(frozen=True)
+class TracedOperator:
+    """One operator as it was before decomposition."""
+
+    compile_id: str
+    operator: str
+    """``aten.gelu.default``"""
+    by: str = ""
+    """The function that took it apart; empty for an operator that was kept."""
+    into: tuple[str, ...] = ()
+    """Operators that stand for it, in order; the operator itself where it was kept."""
+    nodes: tuple[str, ...] = ()
+    """Their nodes."""
+    place: str = ""
+    """``file:line`` of the user's code."""
+
+
+@dataclass(frozen=True)
+class Bytecode:
+    """What Dynamo made of the bytecode of a function."""
+
+    compile_id: str
+    function: str
+    file: str
+    line: int
+    before: str
+    after: str
 
 
 def sum_bytes(tensors: tuple[TensorAccess, ...]) -> int:

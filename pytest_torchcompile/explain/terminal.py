@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from pytest_torchcompile.explain.explanation import Explanation, total_bytes
 from pytest_torchcompile.explain.graph_texts import Stage
+from pytest_torchcompile.explain.guards import count_kinds
 from pytest_torchcompile.explain.records import (
     KernelCall,
     Operator,
@@ -54,6 +56,8 @@ def _compile_lines(explained: Explanation, compile_id: str) -> Iterator[str]:
         new = [tensor for tensor in saved if not tensor.given]
         yield (f"  saved      {count(len(new), 'tensor')} of {readable_bytes(total_bytes(new))} for the backward pass; "
                f"beside them {count(len(saved) - len(new), 'input')}, in memory anyway")
+    yield from _decomposition_lines(explained, compile_id)
+    yield from _guard_lines(explained, compile_id)
     for part in _PARTS:
         kernels = explained.kernels_of(compile_id, part)
         if kernels:
@@ -61,6 +65,37 @@ def _compile_lines(explained: Explanation, compile_id: str) -> Iterator[str]:
             yield f"  {part}: {_sum_of(kernels)}"
             for number, kernel in enumerate(kernels, 1):
                 yield from _kernel_lines(number, kernel)
+
+
+def _decomposition_lines(explained: Explanation, compile_id: str) -> Iterator[str]:
+    """What was taken apart, each operator once, and how much was kept."""
+    operators = [operator for operator in explained.operators if operator.compile_id == compile_id]
+    # A new name for the same thing is nothing to speak of: t is permute.
+    apart = [operator for operator in operators if operator.by and len(operator.into) > 1]
+    if not operators:
+        return
+    kept = sum(not operator.by for operator in operators)
+    yield f"  decomposed {len(apart)} of {count(len(operators), 'operator')}; {kept} kept as they are, the rest renamed"
+    times = Counter(_without_overload(operator.operator) for operator in apart)
+    first = {_without_overload(operator.operator): operator for operator in reversed(apart)}
+    for name, number in times.items():
+        into = ", ".join(map(_without_overload, first[name].into))
+        yield f"             {name}{f' x {number}' if number > 1 else ''} -> {into}"
+
+
+def _guard_lines(explained: Explanation, compile_id: str) -> Iterator[str]:
+    guards = [guard for guard in explained.guards if guard.compile_id == compile_id]
+    if not guards:
+        return
+    kinds = ", ".join(f"{number} {kind}" for kind, number in count_kinds(guards).items())
+    cost = ""
+    for compiled in explained.compiles:
+        if compiled.compile_id == compile_id and compiled.guard_microseconds:
+            cost = f", {compiled.guard_microseconds} µs to ask them once"
+    yield f"  guards     {len(guards)}{cost}: {kinds}"
+    for guard in guards:
+        if guard.why:
+            yield f"             {guard.text}: {guard.why}"
 
 
 def _stages_text(explained: Explanation, compile_id: str) -> str:

@@ -146,6 +146,8 @@ class Compile(GuardFacts, FrameRecord):
     ops: int = 0
     """Call nodes in those graphs."""
     guards: int = 0
+    guard_microseconds: int = 0
+    """How long asking all of them takes, as torch measured it once; 0 where it did not (torch 2.8)."""
     seconds: float = 0.0
     """Wall time of the whole compile."""
     seconds_in: dict[str, float] = field(default_factory=dict)

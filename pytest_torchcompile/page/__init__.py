@@ -3,6 +3,7 @@
 To read in this order:
 
 ``document``: the whole page, the data for its script, and the command
+``shell``: what makes one file of it that loads nothing
 ``markup``: letters and colours, elements whose text is escaped, the pieces made of them
 ``masthead``: the verdict, a card for each severity, what was run when and where
 ``overview``: what the gate says, tests, pass rates, the run

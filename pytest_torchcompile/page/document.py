@@ -14,8 +14,6 @@ tests, the run. So findings come before the map where one column is all that the
 from __future__ import annotations
 
 import argparse
-import base64
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
@@ -30,10 +28,11 @@ from pytest_torchcompile.page.article import article
 from pytest_torchcompile.page.comparison import compare_cells, tell_news
 from pytest_torchcompile.page.controls import controls, measure_cells
 from pytest_torchcompile.page.heatmap import DENSE, FAILING, WIDTH, HeatMap, map_table, square_class
-from pytest_torchcompile.page.markup import VERDICT_STYLES, Html, anchor, data, style_rules, tag, variables
+from pytest_torchcompile.page.markup import VERDICT_STYLES, Html, anchor, data, style_rules, tag
 from pytest_torchcompile.page.masthead import NAME, masthead
 from pytest_torchcompile.page.overview import group_findings, overview, run_section, tests_section
 from pytest_torchcompile.page.past_runs import History, read_folder
+from pytest_torchcompile.page.shell import shell, themed
 from pytest_torchcompile.page.svg import svg
 from pytest_torchcompile.page.trend import trend_section
 from pytest_torchcompile.quantity import count
@@ -102,21 +101,12 @@ def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = ""
     sorted_findings, news = group_findings(outcome.findings), tell_news(outcome, before, history)
     # By the index of a finding: its button shows only its cells.
     groups = [finding.cells for finding in outcome.findings]
-    # Their hashes go into the page, so nothing may be added to them below.
-    style, script = _style_sheet(), Html(_file_text("page.js"))
-    head = tag(
-        "head", tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_content_policy(style, script)),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("title", f"{sentence(outcome)} · {NAME}"), tag("style", style),
-    )  # fmt: skip
     articles = []
     for cell in heat.cells:
         command = _command_again(outcome.merged, cell.id)
         articles.append(tag("noscript", article(cell, command, source, comparison.note_on(cell.id))))
-    body = tag(
-        "body",
+    return shell(
+        f"{sentence(outcome)} · {NAME}", themed(_file_text("page.css"), style_rules()), Html(_file_text("page.js")),
         masthead(outcome, sorted_findings, news),
         tag(
             "main",
@@ -128,9 +118,7 @@ def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = ""
                 class_="pane", aria_label="Map of the cells"),
         ),
         tag("script", data(_script_data(heat, numbers, marks, groups)), type="application/json", id="data"),
-        tag("script", script),
     )  # fmt: skip
-    return f"<!doctype html>\n{tag('html', head, body, lang='en', class_='no-js')}\n"
 
 
 def _map_title(heat: HeatMap) -> str:
@@ -142,30 +130,6 @@ def _map_title(heat: HeatMap) -> str:
 
 def _file_text(name: str) -> str:
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _style_sheet() -> Html:
-    light, dark = _colour_variables(dark=False), _colour_variables(dark=True)
-    return Html("\n".join((
-        f":root{{{light}}}",
-        f"@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}",
-        f":root[data-theme=dark]{{{dark}}}",
-        _file_text("page.css"), style_rules(),
-    )))  # fmt: skip
-
-
-def _colour_variables(dark: bool) -> str:
-    colours = [f"--{name}:{value}" for name, value in variables(dark).items()]
-    return ";".join(["color-scheme:dark" if dark else "color-scheme:light", *colours])
-
-
-def _content_policy(style: str, script: str) -> str:
-    return (f"default-src 'none'; style-src 'sha256-{_digest(style)}'; script-src 'sha256-{_digest(script)}'; "
-            "base-uri 'none'; form-action 'none'")  # fmt: skip
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _command_again(run: Merged, cell: str) -> str:

@@ -19,13 +19,6 @@ pytestmark = pytest.mark.needs_torch
 
 
 @pytest.fixture(scope="module")
-def head():
-    """A product and a softmax, with their backward pass."""
-    torch.manual_seed(0)
-    return explain(zoo.tiny_head(), torch.randn(4, 64), name="head")
-
-
-@pytest.fixture(scope="module")
 def images():
     """Convolutions with batch norm, dropout and a mean: buffers written in place, half results, several outputs."""
     torch.manual_seed(0)

@@ -1,0 +1,65 @@
+"""Dynamo: bytecode before and after, and the guards of what it compiled; each private name in a function of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pytest_torchcompile.explain.guards import Guard, read_guards
+from pytest_torchcompile.explain.records import Bytecode
+from pytest_torchcompile.ledger.entries import cache_entries
+
+__all__ = ["BytecodeNotes", "current_compile_id"]
+
+
+def current_compile_id() -> str:
+    """What is compiled now (``torch._guards.CompileContext.current_compile_id``, torch 2.8 to 2.15)."""
+    from torch._guards import CompileContext
+
+    return str(CompileContext.current_compile_id() or "")
+
+
+@dataclass
+class BytecodeNotes:
+    """Functions that Dynamo rewrote, in order of time."""
+
+    rewritten: list[tuple[str, types.CodeType, types.CodeType]] = field(default_factory=list)
+    """Compile id, the code before, the code after."""
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Note bytecode while the block runs (``register_bytecode_hook``, torch 2.8 to 2.15)."""
+        from torch._dynamo.convert_frame import register_bytecode_hook
+
+        def note(before: types.CodeType, after: types.CodeType) -> None:
+            self.rewritten.append((current_compile_id(), before, after))
+
+        # Its answer None leaves the code as it is.
+        handle = register_bytecode_hook(note)  # type: ignore[arg-type]  # torch calls it by position
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def bytecode(self) -> list[Bytecode]:
+        """Each of them as text."""
+        texts = []
+        for compile_id, before, after in self.rewritten:
+            # Python 3.10 knows the bare name alone.
+            function = getattr(before, "co_qualname", before.co_name)
+            texts.append(Bytecode(compile_id, function, before.co_filename, before.co_firstlineno,
+                                  dis.Bytecode(before).dis(), dis.Bytecode(after).dis()))
+        return texts
+
+    def guards(self) -> list[Guard]:
+        """The guards of every entry that torch holds for these functions, in the order of their compiles."""
+        guards: list[Guard] = []
+        asked = {id(before): before for _compile_id, before, _after in self.rewritten}
+        for code in asked.values():
+            # The newest entry comes first.
+            for entry in reversed(cache_entries(code)):
+                guards += read_guards(str(entry.guard_manager), str(entry.compile_id))
+        return guards

@@ -1,0 +1,183 @@
+"""Stages explained: decompositions, guards, bytecode; as a page and as files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from chromium import chromium, found
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental import proxy_tensor
+
+from pytest_torchcompile import CompileConfig, zoo
+from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.explain import explain
+from pytest_torchcompile.explain.decompositions import DecompositionNotes
+from pytest_torchcompile.explain.files import write_files
+from pytest_torchcompile.explain.graph_texts import read_graph
+from pytest_torchcompile.explain.guards import explain_symbolic, read_guards
+from pytest_torchcompile.explain.page import explanation_page
+from pytest_torchcompile.explain.terminal import explanation_lines
+
+pytestmark = pytest.mark.needs_torch
+
+
+def without_code(decompositions):
+    """A backend that traces with these decompositions, and generates no code."""
+    def run(graph, inputs):
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=run, bw_compiler=run, decompositions=decompositions)
+
+
+def operators_of(stage):
+    """ATen operators of a graph, and how often."""
+    calls = [node for node in stage.nodes if node.target not in ("input", "expression")]
+    return Counter(node.target.removeprefix("torch.ops.") for node in calls)
+
+
+@pytest.mark.parametrize(("model", "batch"), [
+    (zoo.feed_forward, lambda: zoo.vector_batch(4)),
+    (zoo.mini_gpt, lambda: zoo.token_batch(2, 16)),
+    (zoo.conv_net, lambda: zoo.image_batch(2)),
+], ids=["feed_forward", "mini_gpt", "conv_net"])
+def test_operators_before_decomposition(model, batch):
+    """They are exactly those of a second capture without decompositions, and what they became is the graph."""
+    torch.manual_seed(0)
+    net, given = model(), batch()
+    explained = explain(net, given, CompileConfig(backend=without_code(select_decomp_table())))
+    plain = explain(net, given, CompileConfig(backend=without_code({})))
+    assert not explained.error
+    assert not plain.error
+    before = Counter(operator.operator for operator in explained.operators)
+    assert before == operators_of(plain.traced_graphs[0])
+    # The other way round: nothing was taken apart there, and here the parts are the graph.
+    assert not any(operator.by for operator in plain.operators)
+    after = Counter(part for operator in explained.operators for part in operator.into)
+    assert after == operators_of(explained.traced_graphs[0])
+    assert any(len(operator.into) > 3 for operator in explained.operators)
+
+
+def test_one_decomposition(head):
+    """A softmax: its parts, who took it apart, and the user's line."""
+    softmax = next(operator for operator in head.operators if operator.operator == "aten._softmax.default")
+    assert [part.split(".")[1] for part in softmax.into] == ["amax", "sub", "exp", "sum", "div"]
+    assert "_softmax" in softmax.by
+    assert softmax.by.startswith("torch.")
+    assert softmax.place.startswith(zoo.__file__)
+    text = "\n".join(explanation_lines(head))
+    assert "_softmax -> amax, sub, exp, sum, div" in text
+
+
+def test_guards(head):
+    """By kind, with what would break each; torch's own apart."""
+    guards = {(guard.kind, guard.source): guard for guard in head.guards}
+    weight = guards["TENSOR_MATCH", "self.linear.weight"]
+    assert "another dtype" in weight.broken_by
+    assert not weight.torchs_own
+    assert any(guard.torchs_own and guard.kind == "GLOBAL_STATE" for guard in head.guards)
+    # Torch counts a tensor's marks as one guard.
+    assert len(head.guards) >= head.compiles[0].guards > 0
+    assert f"guards     {len(head.guards)}" in "\n".join(explanation_lines(head))
+
+
+@pytest.mark.parametrize(("condition", "words"), [
+    ("2 <= L['x'].size()[0]", "sizes 0 and 1 are compiled apart"),
+    ("L['x'].size()[0] >= 2", "sizes 0 and 1 are compiled apart"),
+    ("L['x'].size()[0] <= 128", "an upper bound"),
+    ("16 <= L['x'].size()[0]", "a lower bound"),
+    ("L['x'].size()[0] % 8 == 0", "without a remainder"),
+    ("L['x'].size()[0] == L['y'].size()[1]", "these sizes were equal"),
+    ("L['x'].size()[0] == 7", "taken for a constant"),
+    ("L['x'].size()[0] != 7", "another way"),
+    ("L['x'].size()[0] > L['y'].size()[0]", "a comparison in the model"),
+])
+def test_symbolic_guards(condition, words):
+    """Why each is there, in words."""
+    assert words in explain_symbolic(condition)
+    guard, = read_guards(f"+- LAMBDA_GUARD: {condition}  # return x  # net.py:3 in forward (user code shown)", "0/0")
+    assert (guard.kind, guard.source, guard.place) == ("SHAPE_ENV", "x", "net.py:3 in forward")
+    assert words in guard.why
+
+
+def test_a_graph_without_stack_traces():
+    """Nodes without a line keep none of the line before; items and sums are expressions."""
+    nodes = read_graph('''
+    def forward(self, x: "f32[s0, 4][4, 1]cpu", s0: "Sym(s0)"):
+        # File: net.py:3 in forward, code: y = x.var_mean()
+        var_mean = torch.ops.aten.var_mean.correction(x);  x = None
+        # No stacktrace found for following nodes
+        getitem: "f32[]" = var_mean[0]
+''')
+    assert [(node.name, node.place, node.value) for node in nodes] == [
+        ("x", "", ""), ("s0", "", ""), ("var_mean", "net.py:3", ""), ("getitem", "", "var_mean[0]")]
+
+
+def test_bytecode(head):
+    """Of the function that was compiled, before and after."""
+    bytecode, = head.bytecode
+    assert bytecode.function.endswith("forward")
+    assert bytecode.file == zoo.__file__
+    assert "softmax" in bytecode.before
+    assert "__compiled_fn" in bytecode.after
+
+
+def test_files(head, tmp_path, monkeypatch):
+    """Graphs, kernels with a comment, guards, page and a manifest that names each; a second writing replaces them."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / ".compile-matrix" / "explain" / "head"
+    written = write_files(head, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert {str(file.relative_to(folder)) for file in written} == {*manifest["files"], "manifest.json"}
+    graph = (folder / "graphs" / "0_0-post_grad-0.py").read_text()
+    compile(graph, "graph", "exec")
+    assert "torch.ops.aten.addmm.default" in graph
+    kernel = next(file for file in (folder / "kernels").iterdir() if "softmax_0" in file.name)
+    assert "// keeps exp inside, 9.38 KiB" in kernel.read_text()
+    assert '"exp" -> "sum_1"' in (folder / "graphs" / "0_0-post_grad-0.dot").read_text()
+    assert json.loads((folder / "explanation.json").read_text())["format"] == 1
+    write_files(replace(head, kernels=[]), folder)
+    assert not (folder / "kernels").exists()
+
+
+def test_the_page_is_whole(head):
+    """Every kernel, the decomposed operators and the saved tensor; text of strangers is escaped."""
+    page = explanation_page(replace(head, name="<b>x"))
+    assert "<h1>&lt;b&gt;x</h1>" in page
+    for kernel in head.kernels:
+        assert kernel.name in page
+    assert "saved, 9.38 KiB" in page
+
+
+@pytest.mark.skipif(found() is None, reason="no Chromium here")
+def test_a_click_lights_up_all_stages(head, tmp_path):
+    """A kernel of the forward pass: its nodes in each stage, its line; Esc ends it; narrow, nothing is cut off."""
+    file = tmp_path / "page.html"
+    file.write_text(explanation_page(head))
+    with chromium() as browser:
+        browser.open(file.as_uri())
+        names = "[...document.querySelectorAll('.kernel .op')]"
+        browser.evaluate(f"{names}.find(name => name.innerText.includes('softmax_0')).click()")
+        lit = "[...document.querySelectorAll('.column')].map(c => c.querySelectorAll('.same, .lit').length > 0)"
+        assert all(browser.evaluate(lit))
+        same = "[...document.querySelectorAll('.same')].map(row => row.innerText).join()"
+        assert "aten.exp" in browser.evaluate(same)
+        assert "aten.mm" not in browser.evaluate(same)
+        browser.key("Escape")
+        assert browser.evaluate("document.querySelectorAll('.same, .lit').length") == 0
+        browser.open(file.as_uri(), width=480)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 480
+        assert not browser.complaints()
+
+
+def test_a_torch_without_decomposition_hook(monkeypatch):
+    """One sentence that names what is missing."""
+    monkeypatch.delattr(proxy_tensor, "maybe_handle_decomp")
+    with pytest.raises(InstrumentError, match="maybe_handle_decomp, which looks decompositions up"), \
+            DecompositionNotes().taken():
+        pass

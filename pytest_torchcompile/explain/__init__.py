@@ -2,9 +2,9 @@
 
 To read in this order: ``records`` (kernels, and what they read and write) and ``graph_texts`` (stages out of the
 ledger's texts) are plain data. ``inductor`` hooks into Inductor's scheduler, and ``kernels`` corrects what was planned
-by the code that came of it. ``guards``, ``dynamo`` and ``decompositions`` have guards, bytecode, and what ATen operators
-became. ``explanation`` is all of it, and ``capture`` runs the model. ``terminal`` writes it as text, ``page`` and
-``columns`` as a page, ``files`` each piece as a file. ``command`` is ``pytest-torchcompile explain``.
+by the code that came of it. ``guards``, ``dynamo`` and ``decompositions`` have guards, bytecode and ATen operators
+that were taken apart. ``explanation`` is all of it, and ``capture`` runs the model. ``terminal`` writes it as text,
+``page`` and ``columns`` as a page, ``files`` each piece as a file. ``command`` is ``pytest-torchcompile explain``.
 """
 
 from __future__ import annotations

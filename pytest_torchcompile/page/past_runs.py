@@ -17,6 +17,7 @@ from pytest_torchcompile.gate.judged import BAD, JudgedCell
 from pytest_torchcompile.gate.policy_limits import cache_answers, worst_rank
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.facts import Facts, as_number
+from pytest_torchcompile.report.kept_runs import RUNS
 from pytest_torchcompile.report.merging import ONE_RUN, Merged, merge_reports
 from pytest_torchcompile.report.reading import Report, read_report
 
@@ -157,13 +158,17 @@ def read_folder(folder: Path) -> tuple[list[Report], History]:
     Raises :class:`~pytest_torchcompile.errors.ReportError` where there is no report at all.
     """
     unread: list[str] = []
-    runs: list[PastRun] = []
-    for place in (folder, *_folders_in(folder)):
-        runs += _runs_in(place, unread)
+    shards: list[Report] = []
+    runs = list(_whole_runs((folder, *_folders_in(folder)), shards, unread))
+    for group in group_shards(shards):
+        try:
+            runs.append(shorten_run(merge_reports(group)))
+        except ReportError as error:
+            unread.append(str(error))
     if not runs:
         because = f"; {_unread_in_words(unread)}" if unread else ""
         raise ReportError(f"{folder}: holds no report of ours, nor does a folder in it{because}; expected reports of "
-                          "`pytest --compile-matrix`, such as .compile-matrix/runs/DATE-COMMIT/report.json")
+                          f"`pytest --compile-matrix`, such as {RUNS}/DATE-COMMIT/report.json")
     return _newest_and_history(_without_repeats(runs), unread)
 
 
@@ -174,23 +179,38 @@ def _folders_in(folder: Path) -> list[Path]:
         raise ReportError(f"{folder}: cannot be read: {error.strerror or error}") from None
 
 
-def _runs_in(folder: Path, unread: list[str]) -> Iterator[PastRun]:
-    """The runs whose reports are in one folder; shards of one run are one. ``unread`` gets why other files are none."""
-    shards: dict[str, list[Report]] = {}
-    for path in sorted(folder.glob("*.json")):
-        try:
-            report = read_report(path)
-            if report.shard[1] > 1:
-                shards.setdefault(_key_of_shards(report), []).append(report)
-            else:
-                yield shorten_run(merge_reports([report]))
-        except ReportError as error:
-            unread.append(str(error))
-    for reports in shards.values():
-        try:
-            yield shorten_run(merge_reports(reports))
-        except ReportError as error:
-            unread.append(str(error))
+def _whole_runs(folders: Iterable[Path], shards: list[Report], unread: list[str]) -> Iterator[PastRun]:
+    """The runs that are one report each. ``shards`` gets the other reports, ``unread`` why files are none."""
+    for folder in folders:
+        for path in sorted(folder.glob("*.json")):
+            try:
+                report = read_report(path)
+                if report.shard[1] > 1:
+                    shards.append(report)
+                else:
+                    yield shorten_run(merge_reports([report]))
+            except ReportError as error:
+                unread.append(str(error))
+
+
+def group_shards(shards: Iterable[Report]) -> list[list[Report]]:
+    """The shards of each run, in any folders: in the order of time, each goes to the last run that lacks it."""
+    groups: list[list[Report]] = []
+    of_key: dict[str, list[list[Report]]] = {}
+    for report in sorted(shards, key=lambda report: _seconds_of(_started(report))):
+        known = of_key.setdefault(_key_of_shards(report), [])
+        lacking = [group for group in known if report.shard not in [other.shard for other in group]]
+        if lacking:
+            lacking[-1].append(report)
+        else:
+            known.append([report])
+            groups.append(known[-1])
+    return groups
+
+
+def _started(report: Report) -> str:
+    """Empty in reports of schema 1.0."""
+    return str((report.block["run"] or {}).get("started", ""))
 
 
 def _key_of_shards(report: Report) -> str:
@@ -202,7 +222,7 @@ def _key_of_shards(report: Report) -> str:
 
 def shorten_run(merged: Merged) -> PastRun:
     """What a trend needs of a run."""
-    started = min(str((report.block["run"] or {}).get("started", "")) for report in merged.reports)
+    started = min(map(_started, merged.reports))
     run = PastRun(tuple(report.name for report in merged.reports), started, merged.git, merged.environment,
                   PurePath(merged.matrix["path"].replace("\\", "/")).name)
     for name, cell in merged.cells.items():

@@ -62,6 +62,22 @@ def test_runs_of_a_folder(folder):
     assert history.notes == ()
 
 
+def test_kept_shards_are_one_run(tmp_path):
+    """A run keeps each shard in a folder of its own; a second run of the same commit is another one."""
+    for hour in (1, 2):
+        for shard in (1, 2):
+            content = run_of_day(3, broken=("gpt",), shard=(shard, 2))
+            block = content["compile_matrix"]
+            block["run"]["started"] = f"2026-11-03T0{hour}:0{shard}:00+00:00"
+            block["head_sha256"] = head_fingerprint({key: block[key] for key in block if key != "head_sha256"})
+            put(content, tmp_path / f"20261103T0{hour}0{shard}00-{'03' * 6}-{shard}of2" / "report.json")
+    reports, history = read_folder(tmp_path)
+    assert [Path(report.name).parent.name[9:13] for report in reports] == ["0201", "0202"]
+    assert [(run.started[11:16], sorted(run.statuses.values())) for run in history.runs] == [
+        ("01:01", ["fail", "pass"]), ("02:01", ["fail", "pass"])]
+    assert history.notes == ()
+
+
 def test_other_files_are_named_and_left_out(folder):
     """Damaged and foreign files, in one sentence; runs of another matrix, in another one."""
     (folder / "2" / "bad.json").write_text("{")

@@ -26,8 +26,8 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.plan.models import ModelEntry
-from pytest_torchcompile.ranks.rank import Zygote
 from pytest_torchcompile.ranks.rank_group import Group
+from pytest_torchcompile.ranks.starting import open_processes
 
 ROOT = Path(__file__).parent.parent / "tests" / "ranks"
 CHECKS = ("compiles", "equivalence", "gradients", "rank_divergence")
@@ -87,8 +87,8 @@ def main() -> None:
     parser.add_argument("--cells", type=int, default=9)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     args = parser.parse_args()
-    zygote = Zygote()
-    warm, fresh = Group(zygote.folder), Group(zygote.folder)
+    processes = open_processes()
+    warm, fresh = Group(processes.folder), Group(processes.folder)
     variants = {"warm ranks": lambda: grouped(warm, args.device, fresh=False),
                 "forks for each cell": lambda: grouped(fresh, args.device, fresh=True),
                 "spawn for each cell": lambda: spawned(args.device)}
@@ -106,7 +106,7 @@ def main() -> None:
     finally:
         for group in (warm, fresh):
             group.close()
-        zygote.close()
+        processes.close()
     base = statistics.median(overheads["warm ranks"])
     for name in variants:
         wall, over = statistics.median(walls[name]), statistics.median(overheads[name])

@@ -7,6 +7,7 @@
         MatrixError              4   ... in a matrix or policy file, with file:line:column
       ReportError                2   a report that cannot be read, or not by this version
       NothingToJudge             3   nothing ran, so nothing may pass
+      NoRank                       1   no process can be had to run a cell in
       Unavailable                    this machine lacks what a cell needs: a skip, never a pass
       InstrumentError            1   this torch lacks an internal that an instrument reads
       CompileFailed              1   a model does not compile, or does not pass its smoketest, and nobody may fall back
@@ -22,6 +23,7 @@ __all__ = [
     "CompileFailed",
     "InstrumentError",
     "MatrixError",
+    "NoRank",
     "NothingToJudge",
     "ReportError",
     "TorchcompileError",
@@ -52,6 +54,14 @@ class MatrixError(UsageError):
         self.line = line
         self.column = column
         self.text = text
+
+
+class NoRank(TorchcompileError):
+    """No rank process can be had; the text is one sentence, ``evidence`` what was written by whoever starts them."""
+
+    def __init__(self, text: str, evidence: str = "") -> None:
+        super().__init__(text)
+        self.evidence = evidence
 
 
 class ReportError(TorchcompileError):

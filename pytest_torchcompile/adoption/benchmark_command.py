@@ -19,8 +19,8 @@ from pytest_torchcompile.plan.expansion import PlannedCell
 from pytest_torchcompile.plan.matrix import Matrix
 from pytest_torchcompile.quantity import readable_seconds
 from pytest_torchcompile.ranks.execution import CellResult, Execution
-from pytest_torchcompile.ranks.rank import Zygote
 from pytest_torchcompile.ranks.serving import set_environment
+from pytest_torchcompile.ranks.starting import open_processes
 from pytest_torchcompile.run.settings import Settings
 
 __all__ = ["ModeReport", "report_lines", "report_markdown", "run_command"]
@@ -102,8 +102,8 @@ def run_command(given: argparse.Namespace) -> int:
 
 def _run_modes(matrix: Matrix, planned: PlannedCell) -> list[ModeReport]:
     set_environment()
-    zygote = Zygote()
-    execution = Execution(matrix, Settings.read(lambda option: option.default), zygote.folder)
+    processes = open_processes()
+    execution = Execution(matrix, Settings.read(lambda option: option.default), processes.folder)
     reports = []
     try:
         for mode in _modes_of(planned.cell.backend):
@@ -112,7 +112,7 @@ def _run_modes(matrix: Matrix, planned: PlannedCell) -> list[ModeReport]:
             reports.append(ModeReport.of(mode, each.cell.id, execution.cell_result(each, CHECKS, CHECKS)))
     finally:
         execution.close()
-        zygote.close()
+        processes.close()
     return reports
 
 

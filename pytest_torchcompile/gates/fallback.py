@@ -20,8 +20,9 @@ from pytest_torchcompile.layer import wrap
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.plan.models import ModelEntry
-from pytest_torchcompile.ranks.rank import Rank, Zygote
-from pytest_torchcompile.ranks.zygote import WARM
+from pytest_torchcompile.ranks.rank import Rank
+from pytest_torchcompile.ranks.serving import WARM
+from pytest_torchcompile.ranks.starting import open_processes
 from pytest_torchcompile.state.snapshot import changed_names, copy_state
 from pytest_torchcompile.state.torch_state import isolated
 
@@ -111,14 +112,14 @@ def _own_process() -> str:
     before = os.environ.get(WARM)
     # A warm zygote would import what this one rank does not need.
     os.environ[WARM] = "0"
-    zygote = Zygote()
+    processes = open_processes()
     try:
-        rank = Rank(zygote.folder)
+        rank = Rank(processes.folder)
         died = rank.run(_job_message("pytest_torchcompile.gates.breaks:ends_the_process"), 120)
         lived = rank.run(_job_message("eager"), 120)
         rank.close()
     finally:
-        zygote.close()
+        processes.close()
         if before is None:
             del os.environ[WARM]
         else:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import resource
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from pytest_torchcompile.system import peak_resident_bytes
 
 __all__ = ["Memory", "measure_memory", "memory_growth", "out_of_memory", "release_memory", "sticky_error"]
 
@@ -31,8 +32,9 @@ class Memory:
     """Largest while it ran; at least ``before`` and ``after``."""
     source: str
     """``cuda`` (allocated by torch on one GPU), ``rss`` (resident memory of the process) or ``maxrss`` (the same, where
-    the system cannot reset the peak: too high if the process was larger before). Linux counts resident pages core by
-    core and adds them up late: 64 cores have been seen 17 MB off."""
+    the system cannot reset the peak: too high if the process was larger before). ``unknown``: the system tells
+    nothing, and all is 0. Linux counts resident pages core by core and adds them up late: 64 cores have been seen
+    17 MB off."""
 
     @property
     def delta(self) -> int:
@@ -96,15 +98,26 @@ def _measure_cuda(call: Callable[[], object], device: str) -> Memory:
 
 def _measure_resident(call: Callable[[], object]) -> Memory:
     resettable = _reset_peak()
-    before = _status_bytes("VmRSS")
+    try:
+        before = _status_bytes("VmRSS")
+    except OSError:
+        return _measure_peak(call)
     call()
     after = _status_bytes("VmRSS")
     if resettable:
         peak, source = _status_bytes("VmHWM"), "rss"
     else:
-        peak, source = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, "maxrss"
+        peak, source = peak_resident_bytes(), "maxrss"
     # Linux adds pages up late, so the peak that it names may be below what it names before and after.
     return Memory(before, after, max(peak, before, after), source)
+
+
+def _measure_peak(call: Callable[[], object]) -> Memory:
+    """Where only the process' peak is told, or not even that."""
+    before = peak_resident_bytes()
+    call()
+    after = peak_resident_bytes()
+    return Memory(before, after, after, "maxrss" if after else "unknown")
 
 
 def _reset_peak() -> bool:
@@ -118,7 +131,7 @@ def _reset_peak() -> bool:
 
 def _status_bytes(name: str) -> int:
     """One line of /proc/self/status, in bytes."""
-    for line in _STATUS.read_text().splitlines():
+    for line in _STATUS.read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0

@@ -186,7 +186,7 @@ class Benchmark:
     late_compiles: int
     """Compiles in the timed rounds: the steady state was none."""
     memory_source: str
-    """How memory was read: ``cuda``, ``rss`` or ``maxrss``."""
+    """How memory was read: ``cuda``, ``rss``, ``maxrss``, or ``unknown``."""
     unit: str = "items"
     """What is counted in a second: ``tokens`` of a batch of token ids, else ``items``."""
     enabled: bool = True

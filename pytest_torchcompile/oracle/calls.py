@@ -7,7 +7,6 @@ with the very same numbers can't tell a result from one that was kept.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from pytest_torchcompile.oracle.spread import Spread
 from pytest_torchcompile.state.model_copy import copy_model
 from pytest_torchcompile.state.snapshot import StateSnapshot
 from pytest_torchcompile.state.value_leaves import whole_value, write_whole
+from pytest_torchcompile.system import memory_bytes
 
 __all__ = ["Call", "Loss", "Make", "Passed", "Side", "TrialOptions", "Variant", "Variants", "memory_behind",
            "passes_over", "rolled_batch", "varied_batch", "vary_parameters"]
@@ -122,7 +122,7 @@ def memory_behind(calls: Sequence[Call]) -> int:
         for tensor in call.batch.tensors():
             if tensor.is_cuda:
                 return int(torch.cuda.get_device_properties(tensor.device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return memory_bytes()
 
 
 class Side:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from pytest_torchcompile.ranks.execution import Execution
-from pytest_torchcompile.ranks.rank import Zygote
+from pytest_torchcompile.ranks.starting import RankProcesses, open_processes
 from pytest_torchcompile.report.code_changes import CodeStore
 from pytest_torchcompile.report.safe_output import CODE, FOLDER
 from pytest_torchcompile.run.settings import Settings
@@ -31,11 +31,11 @@ class CellNotRun(Exception):
 
 
 class RankSupply:
-    """Starts the zygote when it is needed, and ends every process with the run."""
+    """Starts what starts rank processes when it is needed, and ends every process with the run."""
 
     def __init__(self, config: pytest.Config, settings: Settings, execution: Execution) -> None:
         self.config, self.settings, self.execution = config, settings, execution
-        self.zygote: Zygote | None = None
+        self.processes: RankProcesses | None = None
         self.code = CodeStore(config.rootpath / FOLDER / CODE)
         execution.keep_code = self.code.keep
         # What xdist gives to a worker.
@@ -54,9 +54,9 @@ class RankSupply:
     # Optional: xdist may be switched off.
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Give each worker the zygote that all share, unless it is seen that none will be needed."""
+        """Give each worker the folder that all share, unless it is seen that none will be needed."""
         if not self._may_need_none or self.is_any_needed():
-            self._start_zygote()
+            self._start_processes()
         node.workerinput[ZYGOTE] = str(self.execution.folder or "")
         node.workerinput[UNABLE] = self.execution.unable
 
@@ -65,7 +65,7 @@ class RankSupply:
         """Without xdist this process runs the cells: start importing torch while the matrix is collected."""
         distributed = bool(self.config.getoption("tx", None))
         if not self.is_worker and not distributed and not self.config.option.collectonly and not self._may_need_none:
-            self._start_zygote()
+            self._start_processes()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
@@ -85,9 +85,9 @@ class RankSupply:
     # Behind the summary of the matrix, which is outermost too and registered before.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, Any, Any]:
-        """Say that the zygote was killed, though it may have cost nothing."""
+        """Say that what starts rank processes was killed, though it may have cost nothing."""
         result = yield
-        if self.zygote is not None and self.zygote.was_replaced:
+        if self.processes is not None and self.processes.was_replaced:
             terminalreporter.write_line(
                 "the process that starts rank processes was killed, perhaps for want of memory, and started again",
                 yellow=True)
@@ -96,8 +96,8 @@ class RankSupply:
     def pytest_unconfigure(self) -> None:
         """End every process that was started."""
         self.execution.close()
-        if self.zygote is not None:
-            self.zygote.close()
+        if self.processes is not None:
+            self.processes.close()
         if not self.is_worker:
             self.code.tidy()
 
@@ -109,15 +109,15 @@ class RankSupply:
     def start_for_cell(self) -> None:
         """See to it that there are rank processes, for a cell that was not expected to be run."""
         if self.execution.folder is None:
-            self._start_zygote()
+            self._start_processes()
 
-    def _start_zygote(self) -> None:
-        if self.settings.inprocess or self.zygote is not None or self.execution.unable:
+    def _start_processes(self) -> None:
+        if self.settings.inprocess or self.processes is not None or self.execution.unable:
             return
         # It imports torch meanwhile: nobody waits for it before the first cell.
         try:
-            self.zygote = Zygote()
+            self.processes = open_processes()
         except OSError as error:
             self.execution.unable = f"no folder for rank processes could be made: {error}"
             return
-        self.execution.folder = self.zygote.folder
+        self.execution.folder = self.processes.folder

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.plan.matrix import load_matrix
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.ranks import leases
 from pytest_torchcompile.ranks.execution import Execution, gpus_of
-from pytest_torchcompile.ranks.rank import Zygote
+from pytest_torchcompile.ranks.gpus import gpu_device_files, visible_gpus
 from pytest_torchcompile.ranks.serving import set_environment
-from pytest_torchcompile.ranks.zygote import gpu_device_files
+from pytest_torchcompile.ranks.starting import open_processes
 from pytest_torchcompile.run.settings import Settings
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
@@ -93,7 +92,7 @@ def machine_lines(about: dict[str, Any]) -> Iterator[str]:
     gpus = [device for device in about["devices"] if device != "cpu"]
     files = gpu_device_files()
     if gpus:
-        usable = ", ".join(leases.visible_gpus(files)) or "all, without leases"
+        usable = ", ".join(visible_gpus(files)) or "all, without leases"
         yield f"CUDA {about['cuda']}, driver {about['driver'] or 'unknown'}: {', '.join(gpus)} (leased: {usable})"
     elif about["cuda"] is None:
         text = "no GPU: this build of torch has no CUDA"
@@ -145,13 +144,13 @@ def try_training(matrix: Matrix, runnable: tuple[PlannedCell, ...]) -> TriedCell
     chosen = _first_training_cell(runnable)
     if chosen is None:
         return None
-    zygote = Zygote()
-    execution = Execution(matrix, Settings.read(lambda option: option.default), zygote.folder)
+    processes = open_processes()
+    execution = Execution(matrix, Settings.read(lambda option: option.default), processes.folder)
     try:
         result = execution.cell_result(chosen, ("compiles",), ("compiles",))
     finally:
         execution.close()
-        zygote.close()
+        processes.close()
     judged = result.judgements["compiles"]
     problems: list[str] = []
     # Other verdicts are about the model, which has run.
@@ -185,7 +184,7 @@ def _missing_for_model(matrix: Matrix, planned: PlannedCell) -> str:
     from pytest_torchcompile.run import subject
 
     cell, entry = planned.cell, matrix.models[planned.cell.model]
-    gpus = leases.visible_gpus(gpu_device_files())
+    gpus = visible_gpus(gpu_device_files())
     if gpus and (needed := gpus_of(cell)) > len(gpus):
         return f"it needs {count(needed, 'GPU')}, and this machine has {len(gpus)} to use"
     try:

@@ -11,23 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.errors import TorchcompileError, UsageError
+from pytest_torchcompile.errors import NoRank, TorchcompileError, UsageError
 from pytest_torchcompile.observation import NO_RANK, Failure, Job, Judgement, Observation, RankOutcome
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.ranks import leases
-from pytest_torchcompile.ranks.leases import Leases
-from pytest_torchcompile.ranks.rank import NoRank
+from pytest_torchcompile.ranks.gpus import Leases, open_leases
 from pytest_torchcompile.ranks.rank_group import Group, cell_observation
 from pytest_torchcompile.ranks.torchrun import Nodes, Torchrun
-from pytest_torchcompile.ranks.zygote import gpu_device_files
 from pytest_torchcompile.reuse.cell_reuse import CellReuse
 from pytest_torchcompile.run.settings import Settings
 from pytest_torchcompile.run.verdicts import apply_xfail, judge_observation
+from pytest_torchcompile.system import can_lock_files, usable_cores
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["CellResult", "Execution", "gpus_of"]
 
+NO_LEASES = "on this system GPUs cannot be leased, so cells on a GPU run without -n"
 TIMED = "worth"
 """The check whose cell has its GPU alone."""
 
@@ -141,7 +140,7 @@ class Execution:
 
     def _make_job(self, planned: PlannedCell, selected: Sequence[str]) -> Job:
         ranks = Wrapping.read(planned.cell.wrapper).processes
-        cores = _usable_cores()
+        cores = usable_cores()
         # What finds out more must not turn a failure into a timeout.
         locate = self.settings.timeout / 4
         if planned.outcome == "xfail":
@@ -199,9 +198,11 @@ class Execution:
         # torchrun's ranks have the GPUs that whoever started it gave them.
         if not wanted or self.folder is None or self.torchrun is not None:
             return self._run_ranks(job, ranks)
+        if not can_lock_files() and self.workers > 1:
+            return [RankOutcome("skip", message=NO_LEASES)]
         if self._leases is None:
-            self._leases = leases.host_leases(leases.visible_gpus(gpu_device_files()), self.settings.workers_per_gpu)
-        if not self._leases.gpus:
+            self._leases = open_leases(self.settings.workers_per_gpu)
+        if self._leases is None or not self._leases.gpus:
             return self._run_ranks(job, ranks)
         if wanted > len(self._leases.gpus):
             why = f"it needs {count(wanted, 'GPU')}, and this machine has {len(self._leases.gpus)} to use"
@@ -251,11 +252,6 @@ def gpus_of(cell: Cell) -> int:
     if kind != "cuda":
         return 0
     return max(Wrapping.read(cell.wrapper).processes, int(number or 0) + 1)
-
-
-def _usable_cores() -> int:
-    """Of this process, which a container or taskset may have fewer of than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _omp_threads() -> int:

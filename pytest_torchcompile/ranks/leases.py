@@ -13,9 +13,9 @@ opened, and no link is followed (:class:`PrivateFolder`).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -25,29 +25,16 @@ from typing import Final
 
 from pytest_torchcompile.errors import TorchcompileError
 
-__all__ = ["Leases", "PrivateFolder", "host_leases", "visible_gpus"]
+# Loaded only where `can_lock_files` says so; a type checker for Windows reads no further.
+if sys.platform == "win32":
+    raise ImportError("this system has no fork and no locks that end with a process")
+import fcntl
+
+__all__ = ["Leases", "PrivateFolder", "host_leases"]
 
 POLL_SECONDS: Final = 0.02
 MUTEX_SECONDS: Final = 60.0
 """How long the mutex may be waited for, which nobody holds for more than a moment."""
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-
-
-def visible_gpus(device_files: Sequence[str]) -> tuple[str, ...]:
-    """Names of the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them: its list, or all by number.
-
-    ``device_files`` are those of the machine's GPUs: no driver is asked, which would initialise it.
-    """
-    given = os.environ.get(VISIBLE)
-    if given is None:
-        return tuple(str(number) for number in range(len(device_files)))
-    names: list[str] = []
-    for name in given.split(","):
-        # CUDA stops there too.
-        if name.strip() in ("", "-1"):
-            break
-        names.append(name.strip())
-    return tuple(names)
 
 
 def host_leases(gpus: Sequence[str], sharing: int) -> Leases:

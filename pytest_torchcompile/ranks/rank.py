@@ -1,8 +1,9 @@
 """Rank processes: a cell runs in one, so that a crash or a hang is that cell's verdict and nobody else's end.
 
 A rank process is a fork of the :mod:`~pytest_torchcompile.ranks.zygote`, so it starts in some 30 ms with torch
-imported, and is reused between cells. :class:`Zygote` (of :mod:`~pytest_torchcompile.ranks.zygotes`) and :class:`Rank`
-are the side that pytest sees; :mod:`~pytest_torchcompile.ranks.serving` is the rank's own. No torch is imported here.
+imported, and is reused between cells; :mod:`~pytest_torchcompile.ranks.starting` has what serves where none can be
+forked. :class:`Rank` is the side that pytest sees; :mod:`~pytest_torchcompile.ranks.serving` is the rank's own. No
+torch is imported here.
 """
 
 from __future__ import annotations
@@ -13,27 +14,19 @@ import os
 import re
 import signal
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from pytest_torchcompile.observation import RankOutcome
 from pytest_torchcompile.ranks import listeners
-from pytest_torchcompile.ranks.zygotes import (
-    START_SECONDS,
-    NoRank,
-    Zygote,
-    connect_rank,
-    is_alive,
-    read_ends,
-    start_anew,
-)
+from pytest_torchcompile.ranks.capped_log import read_ends, start_anew
+from pytest_torchcompile.ranks.frames import Channel
+from pytest_torchcompile.ranks.starting import ask_for_stacks, may_still_tell, start_rank
 from pytest_torchcompile.run.offspring import kill_group
+from pytest_torchcompile.system import allowed_memory_bytes
 
-__all__ = ["START_SECONDS", "NoRank", "Rank", "Zygote", "growth_bytes"]
+__all__ = ["Rank", "growth_bytes"]
 
-_CGROUP = Path("/sys/fs/cgroup/memory.max")
-"""What a container may use (cgroup v2); ``max`` where there is no limit."""
 STACK_LINES = 80
 """How many lines of a dead process' stacks go into a report."""
 
@@ -47,7 +40,7 @@ class Rank:
         self.pid = 0
         self._home = folder
         """Where the files of the process are: its zygote's folder."""
-        self._connection: Connection | None = None
+        self._connection: Channel | None = None
         self._first_rss = 0
         self._began = 0.0
         self._asked = False
@@ -64,7 +57,7 @@ class Rank:
             return self.finish()
         return self.give_up(f"no result after {timeout:g} s")
 
-    def begin(self, job: dict[str, Any]) -> Connection:
+    def begin(self, job: dict[str, Any]) -> Channel:
         """Hand the rank a job; what is returned is ready, as ``connection.wait`` means it, once it has an outcome.
 
         Raises :class:`NoRank` where there is no process, and none can be started.
@@ -116,15 +109,14 @@ class Rank:
             self._connection = None
             kill_group(self.pid)
 
-    def _start_process(self) -> Connection:
-        self._connection, self.pid, self._home = connect_rank(self.folder)
+    def _start_process(self) -> Channel:
+        self._connection, self.pid, self._home = start_rank(self.folder)
         self._first_rss = 0
         return self._connection
 
     def ask_for_stacks(self) -> None:
         """Have the process write where its threads are and, if it is one of several, its last collectives."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1)
+        ask_for_stacks(self._connection, self.pid)
         self._asked = listeners.ask_recorder(self._process_file("flight"))
 
     def kill_with_stacks(self, message: str) -> RankOutcome:
@@ -137,14 +129,16 @@ class Rank:
         return RankOutcome("timeout", message=message, evidence=evidence, seconds=self._job_seconds)
 
     def _crash_outcome(self) -> RankOutcome:
-        """How the process ended, of which the zygote writes a file."""
+        """How the process ended, of which whoever started it writes a file."""
         seconds, at = self._job_seconds, time.monotonic()
         status_file = self._process_file("status")
         deadline = time.monotonic() + 5
         # Without its zygote nobody knows how it ended.
-        while not status_file.exists() and is_alive(self._home) and time.monotonic() < deadline:
+        while not status_file.exists() and may_still_tell(self._home) and time.monotonic() < deadline:
             time.sleep(0.01)
-        message = _how_it_ended(int(status_file.read_text())) if status_file.exists() else "the process is gone"
+        message = "the process is gone"
+        if status_file.exists():
+            message = _how_it_ended(int(status_file.read_text(encoding="ascii")))
         evidence = "\n".join(filter(None, (_read_stacks(self._process_file("stacks")), self.log)))
         self.close()
         return RankOutcome("crash", message=message, evidence=evidence, seconds=seconds, at=at)
@@ -160,15 +154,13 @@ def growth_bytes() -> int:
 
     Cells leave some 70 MB each behind (compiled code, libraries), and there may be a rank process for each core.
     """
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # There may be no cgroup v2, or no limit in it.
-    with contextlib.suppress(OSError, ValueError):
-        memory = min(memory, int(_CGROUP.read_text()))
-    return memory // (os.cpu_count() or 1) // 4
+    return allowed_memory_bytes() // (os.cpu_count() or 1) // 4
 
 
-def _how_it_ended(status: int) -> str:
-    code = os.waitstatus_to_exitcode(status)
+def _how_it_ended(code: int) -> str:
+    """In words; ``code`` is negative where a signal has ended the process."""
+    if code == _ACCESS_VIOLATION:
+        return "segmentation fault (access violation)"
     if code >= 0:
         return f"the process ended itself with exit code {code}"
     if -code not in set(signal.Signals):
@@ -181,6 +173,10 @@ _SIGNALS = {
     "SIGSEGV": "segmentation fault", "SIGKILL": "killed, perhaps for want of memory", "SIGABRT": "aborted",
     "SIGBUS": "bus error", "SIGFPE": "arithmetic error", "SIGILL": "illegal instruction",
 }
+
+
+_ACCESS_VIOLATION = 0xC0000005
+"""The exit code that Windows gives."""
 
 
 def _wait_for_stacks(path: Path) -> None:
@@ -200,7 +196,7 @@ def _wait_for_stacks(path: Path) -> None:
 def _read_stacks(path: Path) -> str:
     """What faulthandler wrote: the innermost frames come first, so the head is kept; our own are left out."""
     try:
-        text = path.read_text(errors="replace")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
     lines: list[str] = []

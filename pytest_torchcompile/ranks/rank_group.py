@@ -16,12 +16,14 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
+from pytest_torchcompile.errors import NoRank
 from pytest_torchcompile.observation import Failure, Job, Observation, RankOutcome, rank_failed
-from pytest_torchcompile.ranks.rank import NoRank, Rank
+from pytest_torchcompile.ranks.frames import Channel
+from pytest_torchcompile.ranks.rank import Rank
+from pytest_torchcompile.ranks.starting import wait_for_any
 
 __all__ = ["GRACE", "Group", "cell_observation", "ended_after"]
 
@@ -55,7 +57,7 @@ class Group:
         ranks = self.ranks[:world]
         with tempfile.TemporaryDirectory(prefix="meet-", dir=self.folder) as meeting:
             job = replace(job, world=world, rendezvous=os.path.join(meeting, "store"), timeout=timeout)
-            waiting: dict[Connection, int] = {}
+            waiting: dict[Channel, int] = {}
             try:
                 for r, rank in enumerate(ranks):
                     own_job = replace(job, rank=r)
@@ -84,14 +86,14 @@ def ended_after(first: int, outcome: RankOutcome) -> RankOutcome:
     return replace(outcome, status="aborted", message=f"was ended after rank {first} had failed")
 
 
-def _collect_outcomes(ranks: list[Rank], waiting: dict[Connection, int], timeout: float) -> list[RankOutcome]:
+def _collect_outcomes(ranks: list[Rank], waiting: dict[Channel, int], timeout: float) -> list[RankOutcome]:
     """Wait for all; once one has failed, no longer than the grace."""
     outcomes: dict[int, RankOutcome] = {}
     deadline = time.monotonic() + timeout
     first: int | None = None
     while waiting and (seconds_left := deadline - time.monotonic()) > 0:
-        for ready in wait(list(waiting), seconds_left):
-            r = waiting.pop(ready)  # type: ignore[call-overload]
+        for ready in wait_for_any(list(waiting), seconds_left):
+            r = waiting.pop(ready)
             outcomes[r] = ranks[r].finish()
             if rank_failed(outcomes[r]):
                 # Its connections close too, so that who waits for it notices.

@@ -1,22 +1,30 @@
-"""The rank's own end: a fork of the zygote does jobs until the other side closes. No torch until the first job."""
+"""The rank's own end: a fork of the zygote, or a fresh process, does jobs until the other side closes. No torch until
+the first job.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import json
 import os
-import signal
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pytest_torchcompile.ranks import listeners
+from pytest_torchcompile.ranks.frames import Messages
 from pytest_torchcompile.run.offspring import adopt_orphans
+from pytest_torchcompile.system import resident_bytes
 
-__all__ = ["execute_job", "serve", "set_environment"]
+__all__ = ["WARM", "execute_job", "serve", "serve_jobs", "set_environment"]
+
+WARM = "PYTEST_TORCHCOMPILE_WARM"
+"""Set to 0 in the environment to have the zygote import only, without the warm-up compile."""
 
 
 def set_environment() -> None:
@@ -33,16 +41,24 @@ def set_environment() -> None:
 
 def serve(fd: int, folder: Path) -> None:
     """Do jobs until the other side closes. Runs in a fresh fork of the zygote."""
-    # A group of its own, so that its compiler processes can be killed with it.
-    os.setpgid(0, 0)
+    if sys.platform != "win32":
+        # A group of its own, so that its compiler processes can be killed with it.
+        os.setpgid(0, 0)
+    with Connection(fd) as connection:
+        serve_jobs(connection, folder, functools.partial(listeners.listen_to_signals, fd))
+
+
+def serve_jobs(connection: Messages, folder: Path, listen: Callable[[BinaryIO], None]) -> None:
+    """Do jobs until the other side closes. ``listen`` starts what has this process write its stacks into a file when
+    it is asked to, and what ends it with the other side.
+    """
     pid = os.getpid()
     _redirect_streams(folder / f"{pid}.log")
     adopt_orphans()
-    with (folder / f"{pid}.stacks").open("wb") as stacks, Connection(fd) as connection:
-        # Both write to the file from a signal handler, also where C code runs that never comes back to Python.
+    with (folder / f"{pid}.stacks").open("wb") as stacks:
+        # It writes to the file from a signal handler, also where C code runs that never comes back to Python.
         faulthandler.enable(stacks)
-        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
-        listeners.end_with_other_side(fd)
+        listen(stacks)
         connection.send(pid)
         while True:
             try:
@@ -59,9 +75,10 @@ def _redirect_streams(log: Path) -> None:
     os.dup2(null, 0)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 -- they last as long as the process
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    # They last as long as the process. What cannot be written is escaped: a cell's words must not be its failure.
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def execute_job(job: dict[str, Any], in_rank: bool = False) -> dict[str, Any]:
@@ -104,17 +121,9 @@ def execute_job(job: dict[str, Any], in_rank: bool = False) -> dict[str, Any]:
         value = failed_elsewhere(job["meeting"], job["rank"], job["patience"])
     else:
         value = runner.environment()
-    return {"value": value, "poisoned": poisoned, "rss": _resident_bytes()}
+    return {"value": value, "poisoned": poisoned, "rss": resident_bytes()}
 
 
 def _answering_for_its_flight(job: dict[str, Any]) -> AbstractContextManager[None]:
     """A rank of several tells meanwhile what its flight recorder holds; one alone has no collectives."""
     return listeners.answer_questions(job["flight"]) if job["job"].world > 1 else contextlib.nullcontext()
-
-
-def _resident_bytes() -> int:
-    """Resident bytes of this process; 0 where the system does not say."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

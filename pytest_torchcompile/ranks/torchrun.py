@@ -14,15 +14,17 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.observation import Job, RankOutcome, rank_failed
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.ranks.rank import START_SECONDS, Rank
+from pytest_torchcompile.ranks.frames import Channel
+from pytest_torchcompile.ranks.fresh import START_SECONDS
+from pytest_torchcompile.ranks.rank import Rank
 from pytest_torchcompile.ranks.rank_group import GRACE, ended_after
+from pytest_torchcompile.ranks.starting import wait_for_any
 
 __all__ = ["Nodes", "Torchrun", "own_file"]
 
@@ -111,10 +113,10 @@ class Nodes:
             self._rank.close()
         return outcomes
 
-    def _run_own(self, job: dict[str, Any], watching: Connection, timeout: float) -> tuple[RankOutcome, bool]:
+    def _run_own(self, job: dict[str, Any], watching: Channel, timeout: float) -> tuple[RankOutcome, bool]:
         """This node's outcome, once another rank has failed what there is after the grace; and whether one has."""
         connection, deadline = self._rank.begin(job), time.monotonic() + timeout
-        ready = wait([connection, watching], timeout)
+        ready = wait_for_any([connection, watching], timeout)
         heard = watching in ready
         failed_rank = None
         if heard:

@@ -3,7 +3,7 @@
 It listens on ``FOLDER/socket`` until the FIFO ``FOLDER/../lifeline`` closes (see
 :mod:`pytest_torchcompile.ranks.zygotes`), so it can't outlive the pytest that owns the run, not even one that was
 killed. Each connection gets a forked child that serves jobs (see :mod:`pytest_torchcompile.ranks.serving`); when a
-child ends, its wait status is written to ``FOLDER/<pid>.status``, because only the parent can know by which signal it
+child ends, its exit code is written to ``FOLDER/<pid>.status``, because only the parent can know by which signal it
 died. With a child end the processes that it has left behind. What the children write to their logs is kept within
 bounds.
 
@@ -28,27 +28,24 @@ import traceback
 from pathlib import Path
 from typing import Final
 
-from pytest_torchcompile.ranks.serving import set_environment
-from pytest_torchcompile.ranks.zygotes import drop_middle, is_alive
+from pytest_torchcompile.ranks.capped_log import drop_middle
+from pytest_torchcompile.ranks.gpus import gpu_device_files
+from pytest_torchcompile.ranks.serving import WARM, set_environment
 from pytest_torchcompile.run.offspring import adopt_orphans, children_of, end_offspring, kill_group
 
-__all__ = ["WARM", "gpu_device_files", "main", "preload_torch"]
+__all__ = ["main", "preload_torch"]
 
-WARM = "PYTEST_TORCHCOMPILE_WARM"
-"""Set to 0 in the environment to import only, without the warm-up compile."""
+# Loaded only where `can_fork` says so; a type checker for Windows reads no further.
+if sys.platform == "win32":
+    raise ImportError("this system has no fork and no locks that end with a process")
+from pytest_torchcompile.ranks.zygotes import is_alive
+
 LOOK_SECONDS: Final = 0.25
 """How often the logs are looked at."""
 HURRY_SECONDS: Final = 0.02
 """The same while one of them grows fast."""
 FAST_BYTES: Final = 4 << 20
 """What a log may grow by between two looks."""
-
-
-def gpu_device_files() -> list[str]:
-    """Device files of GPUs, found without asking a driver (asking would initialise it)."""
-    nvidia = Path("/dev").glob("nvidia[0-9]*")
-    amd = Path("/dev").glob("kfd")
-    return sorted(str(file) for file in (*nvidia, *amd))
 
 
 def preload_torch() -> None:
@@ -206,5 +203,5 @@ def _reap_ranks(ranks: dict[int, int], own: set[int], folder: Path) -> None:
         unfinished = folder / f"{pid}.status.new"
         # On a full disk it stays unknown how it ended.
         with contextlib.suppress(OSError):
-            unfinished.write_text(str(status))
+            unfinished.write_text(str(os.waitstatus_to_exitcode(status)), encoding="ascii")
             unfinished.rename(folder / f"{pid}.status")

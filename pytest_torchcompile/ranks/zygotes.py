@@ -11,18 +11,11 @@ A run has a folder that its owner, the pytest that sees all verdicts, makes and 
 
 Workers of xdist know only the folder. Whoever finds the newest zygote dead starts the next one, which does not end
 with who started it, but with the owner. Rank processes live on when their zygote is killed.
-
-Their logs are capped: of what a cell writes to stdout and stderr the head and the tail are kept, and the middle is
-dropped. A process writes to a file, and not to a pipe, because its last lines have to be there when it has crashed. The
-zygote looks at the files from outside, so that it does not matter what the process is doing. On Linux a hole is made in
-the middle, so that the file takes no room; elsewhere all but the head is cut off.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import json
 import os
 import shutil
@@ -37,23 +30,18 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from pytest_torchcompile.errors import TorchcompileError
+from pytest_torchcompile.errors import NoRank
+from pytest_torchcompile.ranks.capped_log import read_ends
+from pytest_torchcompile.ranks.fresh import START_SECONDS
+from pytest_torchcompile.system import make_pipe
 
-__all__ = [
-    "HEAD_BYTES",
-    "START_SECONDS",
-    "TAIL_BYTES",
-    "NoRank",
-    "Zygote",
-    "connect_rank",
-    "drop_middle",
-    "is_alive",
-    "read_ends",
-    "start_anew",
-]
+# Loaded only where `can_fork` says so; a type checker for Windows reads no further.
+if sys.platform == "win32":
+    raise ImportError("this system has no fork and no locks that end with a process")
+import fcntl
 
-START_SECONDS: Final = 180.0
-"""How long a rank process may take to answer first: the zygote may still be importing torch."""
+__all__ = ["Zygote", "connect_rank", "is_alive"]
+
 ZYGOTES: Final = 2
 """How many a run may have: one, and one more where it was killed."""
 _PREFIX: Final = "torchcompile-"
@@ -68,20 +56,6 @@ _COMMAND: Final = (
     "from pathlib import Path; from pytest_torchcompile.ranks.zygote import main;"
     "main(Path(sys.argv[2]), int(sys.argv[3]))"
 )
-HEAD_BYTES: Final = 8 << 20
-TAIL_BYTES: Final = 8 << 20
-_KEEP_SIZE_AND_PUNCH_HOLE: Final = 1 | 2
-"""``FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE`` of linux/falloc.h."""
-_SHOWN_HEAD: Final = 800
-_SHOWN_TAIL: Final = 3200
-
-
-class NoRank(TorchcompileError):
-    """No rank process can be had; the text is one sentence, ``evidence`` what the zygote wrote."""
-
-    def __init__(self, text: str, evidence: str = "") -> None:
-        super().__init__(text)
-        self.evidence = evidence
 
 
 class Zygote:
@@ -96,7 +70,7 @@ class Zygote:
         _remove_left_folders(parent)
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self._alive = _open_locked(self.folder / "alive")
-        os.mkfifo(self.folder / "lifeline", 0o600)
+        make_pipe(self.folder / "lifeline")
         # For reading too, since to open a FIFO for writing waits for a reader.
         self._lifeline = os.open(self.folder / "lifeline", os.O_RDWR | os.O_CLOEXEC)
         self._process = _start_zygote(self.folder, 1)
@@ -279,57 +253,3 @@ def _somebody_listens(path: Path) -> bool:
         except OSError:
             return False
     return True
-
-
-def drop_middle(log: Path) -> int:
-    """Give back the room of all but the head and the tail; return how long the file is."""
-    try:
-        size = log.stat().st_size
-        if size > HEAD_BYTES + TAIL_BYTES and not _punch_middle(log, size):
-            os.truncate(log, HEAD_BYTES)
-    except OSError:
-        # The run has ended, and its folder is gone.
-        return 0
-    return size
-
-
-def _punch_middle(log: Path, size: int) -> bool:
-    """Whether the middle could be made a hole: not every file system can."""
-    if sys.platform != "linux":
-        return False
-    punch = ctypes.CDLL(None).fallocate64
-    punch.argtypes = ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
-    file = os.open(log, os.O_WRONLY)
-    try:
-        return bool(punch(file, _KEEP_SIZE_AND_PUNCH_HOLE, HEAD_BYTES, size - HEAD_BYTES - TAIL_BYTES) == 0)
-    finally:
-        os.close(file)
-
-
-def start_anew(log: Path) -> None:
-    """Empty the log of a process that is about to begin a cell; it goes on at the new end of the file."""
-    try:
-        os.truncate(log, 0)
-    except OSError:
-        # It has no log yet.
-        return
-
-
-def read_ends(log: Path) -> str:
-    """The first and the last lines, and how much was left out between them."""
-    try:
-        with log.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(0)
-            # Never all of a long file: its middle may be a hole of many gigabytes.
-            if size <= _SHOWN_HEAD + _SHOWN_TAIL:
-                return file.read().decode(errors="replace").strip()
-            head = file.read(_SHOWN_HEAD).decode(errors="replace")
-            file.seek(size - _SHOWN_TAIL)
-            tail = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    # Whole lines, where there are any: the head may end in the middle of one, and the tail begin so.
-    first = head.rpartition("\n")[0] or head
-    last = tail.partition("\n")[2] or tail
-    return f"{first}\n... ({size:,} bytes were written to stdout and stderr)\n{last}".strip()

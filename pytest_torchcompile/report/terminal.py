@@ -16,7 +16,7 @@ from pytest_torchcompile.fuzz.fuzz_options import ran_out
 from pytest_torchcompile.observation import VERDICTS, Judgement, Problem
 from pytest_torchcompile.plan.selection import idle_cells
 from pytest_torchcompile.quantity import count, first_names, readable_age
-from pytest_torchcompile.ranks.zygote import gpu_device_files
+from pytest_torchcompile.ranks.gpus import gpu_device_files
 from pytest_torchcompile.report.causes import Fresh, first_with_problem, group_causes, root_check, told_by
 from pytest_torchcompile.report.costs import costs_of_block, seconds_between, time_line
 from pytest_torchcompile.report.facts import Facts, Verdict

@@ -26,6 +26,7 @@ from pytest_torchcompile.reuse.definitions import SourceUse, use_of_sources
 from pytest_torchcompile.reuse.run_inputs import RunInputs
 from pytest_torchcompile.reuse.watched_files import is_installed
 from pytest_torchcompile.run.imported import hash_of
+from pytest_torchcompile.system import usable_cores
 
 __all__ = [
     "cell_folder", "digest_of", "environment_digest", "facts_of_gpus", "is_passing", "is_settled", "key_parts",
@@ -249,8 +250,7 @@ def _packages() -> Iterator[tuple[str, str]]:
 
 
 def _machine() -> list[Any]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return [platform.machine(), cores, _processor(), _read("/proc/driver/nvidia/version"), facts_of_gpus()]
+    return [platform.machine(), usable_cores(), _processor(), _read("/proc/driver/nvidia/version"), facts_of_gpus()]
 
 
 def _processor() -> str:

@@ -142,7 +142,8 @@ def _take_open(subject: Any, flags: Any, answers: str, root: Path, imported: set
     path = _absolute(subject)
     if path is None or _is_outside(path, root):
         return
-    accesses = flags & os.O_ACCMODE if isinstance(flags, int) else os.O_RDONLY
+    # O_ACCMODE, which Windows has not.
+    accesses = flags & (os.O_WRONLY | os.O_RDWR) if isinstance(flags, int) else os.O_RDONLY
     if accesses != os.O_RDONLY:
         _written.add(path)
     if accesses == os.O_WRONLY or path in _seen.files:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import platform
 import re
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.run.subject import cxx_compiler
+from pytest_torchcompile.system import usable_cores
 
 __all__ = ["environment", "own_environment"]
 
@@ -39,18 +39,11 @@ def _versions() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "cpu": _cpu_name(),
-        "cores": _core_count(),
+        "cores": usable_cores(),
         "compiler": _compiler_version(),
         "cuda": torch.version.cuda,
         "driver": _driver_version(),
     }
-
-
-def _core_count() -> int:
-    """The cores that this process may use, where the system tells."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 0
 
 
 def _triton_version() -> str | None:

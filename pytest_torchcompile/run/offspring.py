@@ -11,13 +11,14 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
-__all__ = ["adopt_orphans", "children_of", "end_offspring", "kill_group", "offspring_of"]
+__all__ = ["adopt_orphans", "children_of", "end_offspring", "end_own_group", "kill_group", "offspring_of"]
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _ROUNDS: Final = 100
@@ -61,18 +62,41 @@ def end_offspring(keep: Collection[int] = ()) -> None:
         if not left:
             return
         for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        # One that was not waited for would be found again, though it has ended.
-        for pid in children_of(me) & left:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+            _kill_one(pid)
+        if sys.platform != "win32":
+            # One that was not waited for would be found again, though it has ended.
+            for pid in children_of(me) & left:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
         time.sleep(_ROUND_SECONDS)
 
 
 def kill_group(pid: int) -> None:
-    """Kill the process group that a rank process leads, and the process."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)  # one that was forked just now has no group of its own yet
+    """Kill the process group that a rank process leads, and the process; on Windows it and what it has started."""
+    if sys.platform == "win32":
+        # Nothing else there knows what a process has started.
+        with contextlib.suppress(OSError):
+            subprocess.run(["taskkill", "/F", "/T", "/PID", str(pid)], capture_output=True, check=False)
+    else:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    # One that was forked just now has no group of its own yet.
+    _kill_one(pid)
+
+
+def end_own_group() -> NoReturn:
+    """Kill the process group of this process, and with it this process."""
+    if sys.platform != "win32":
+        os.killpg(0, signal.SIGKILL)
+    # Not sys.exit(): this is called in a thread, while the main one does whatever it does.
+    os._exit(1)
+
+
+def _kill_one(pid: int) -> None:
+    """Kill a process that may have ended already."""
+    # On Windows every signal ends a process at once, and an OSError says that there is none.
+    deadly = signal.SIGTERM
+    if sys.platform != "win32":
+        deadly = signal.SIGKILL
+    with contextlib.suppress(OSError):
+        os.kill(pid, deadly)

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from pytest_torchcompile.ranks.zygote import gpu_device_files
+from pytest_torchcompile.ranks.gpus import gpu_device_files
 
 pytestmark = pytest.mark.needs_torch
 MODELS = """
@@ -125,8 +125,8 @@ checks: [compiles]
 def test_more_gpus_than_the_machine_has(repo, monkeypatch):
     """A skip with its reason: of two GPUs none is the eighth. Needs no GPU: nobody gets so far as to use one."""
     repo.file("conftest.py", """
-        from pytest_torchcompile.ranks import execution
-        execution.gpu_device_files = lambda: ["/dev/nvidia0", "/dev/nvidia1"]
+        from pytest_torchcompile.ranks import gpus
+        gpus.gpu_device_files = lambda: ["/dev/nvidia0", "/dev/nvidia1"]
     """)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     repo.matrix(TWO)

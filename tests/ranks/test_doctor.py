@@ -69,7 +69,7 @@ axes: {backend: [eager, aot_eager], wrapper: [ddp, pp]}
 
 def test_a_cell_of_several_ranks_needs_a_gpu_for_each(monkeypatch, tmp_path):
     """The machine has GPUs, and too few for some cells; the fake lane needs one."""
-    monkeypatch.setattr(doctor.leases, "visible_gpus", lambda files: ("0", "1"))
+    monkeypatch.setattr(doctor, "visible_gpus", lambda files: ("0", "1"))
     machine_of(monkeypatch)
     path = tmp_path / "m.yaml"
     path.write_text("""

@@ -10,13 +10,12 @@ from typing import ClassVar
 import pytest
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.errors import TorchcompileError
+from pytest_torchcompile.errors import NoRank, TorchcompileError
 from pytest_torchcompile.observation import Job, Observation, RankOutcome
-from pytest_torchcompile.ranks import execution
+from pytest_torchcompile.ranks import gpus, leases
 from pytest_torchcompile.ranks import rank_group as group
 from pytest_torchcompile.ranks.execution import Execution, gpus_of
 from pytest_torchcompile.ranks.leases import Leases
-from pytest_torchcompile.ranks.rank import NoRank
 from pytest_torchcompile.ranks.rank_group import cell_observation
 from pytest_torchcompile.run.settings import Settings
 from pytest_torchcompile.run.verdicts import judge_observation
@@ -50,11 +49,11 @@ def on(monkeypatch, tmp_path):
     """Runs cells of a host with so many GPUs, of which others may hold some."""
     monkeypatch.setattr(group, "Rank", FakeRank)
     monkeypatch.setattr(FakeRank, "log", [])
-    monkeypatch.setattr(execution.leases, "host_leases", lambda gpus, sharing: Leases(tmp_path, gpus, sharing))
+    monkeypatch.setattr(leases, "host_leases", lambda gpus, sharing: Leases(tmp_path, gpus, sharing))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def make(count, **settings):
-        monkeypatch.setattr(execution, "gpu_device_files", lambda: ["/dev/nvidia"] * count)
+        monkeypatch.setattr(gpus, "gpu_device_files", lambda: ["/dev/nvidia"] * count)
         mine = Execution(None, replace(SETTINGS, **settings), folder=Path("."))
 
         def run(device, checks=()):

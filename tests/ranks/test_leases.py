@@ -14,7 +14,8 @@ import pytest
 
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.ranks import leases
-from pytest_torchcompile.ranks.leases import Leases, PrivateFolder, visible_gpus
+from pytest_torchcompile.ranks.gpus import visible_gpus
+from pytest_torchcompile.ranks.leases import Leases, PrivateFolder
 
 WORKER = """
 import json, os, random, sys, time

@@ -11,9 +11,11 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from pytest_torchcompile import system
 from pytest_torchcompile.ranks import listeners, serving, zygote
 from pytest_torchcompile.ranks import rank as rank_module
-from pytest_torchcompile.ranks.rank import Rank, Zygote, _how_it_ended, _read_stacks
+from pytest_torchcompile.ranks.rank import Rank, _how_it_ended, _read_stacks
+from pytest_torchcompile.ranks.zygotes import Zygote
 
 pytestmark = pytest.mark.needs_torch
 
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.needs_torch
 @pytest.fixture
 def started(monkeypatch):
     """A zygote that imports only, and its end."""
-    monkeypatch.setenv(zygote.WARM, "0")
+    monkeypatch.setenv(serving.WARM, "0")
     made = Zygote()
     yield made
     made.close()
@@ -63,7 +65,7 @@ def test_how_much_a_rank_may_grow(monkeypatch, tmp_path, limit, memory):
     file = tmp_path / "memory.max"
     if limit is not None:
         file.write_text(limit)
-    monkeypatch.setattr(rank_module, "_CGROUP", file)
+    monkeypatch.setattr(system, "_CGROUP", file)
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 16 << 20, "SC_PAGE_SIZE": 4096}.__getitem__)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     assert rank_module.growth_bytes() == memory // 8 // 4
@@ -81,13 +83,14 @@ def test_a_fresh_interpreter_serves_as_a_fork_does(tmp_path):
             assert json.loads(connection.recv())["value"]["torch"]
 
 
-@pytest.mark.parametrize(("status", "text"), [
-    (7 << 8, "the process ended itself with exit code 7"), (9, "killed, perhaps for want of memory (SIGKILL)"),
-    (11, "segmentation fault (SIGSEGV)"), (6, "aborted (SIGABRT)"), (15, "ended by a signal (SIGTERM)"),
+@pytest.mark.parametrize(("code", "text"), [
+    (7, "the process ended itself with exit code 7"), (-9, "killed, perhaps for want of memory (SIGKILL)"),
+    (-11, "segmentation fault (SIGSEGV)"), (-6, "aborted (SIGABRT)"), (-15, "ended by a signal (SIGTERM)"),
+    (0xC0000005, "segmentation fault (access violation)"),
 ])  # fmt: skip
-def test_how_a_process_ended(status, text):
-    """The wait status in words."""
-    assert _how_it_ended(status) == text
+def test_how_a_process_ended(code, text):
+    """The exit code in words; the last one is of Windows."""
+    assert _how_it_ended(code) == text
 
 
 def test_a_process_is_told_its_gpus_before_it_uses_cuda(monkeypatch):

@@ -13,9 +13,9 @@ import pytest
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.observation import Job, Observation
-from pytest_torchcompile.ranks import zygote
-from pytest_torchcompile.ranks.rank import Zygote
+from pytest_torchcompile.ranks import serving
 from pytest_torchcompile.ranks.rank_group import Group, cell_observation
+from pytest_torchcompile.ranks.zygotes import Zygote
 from pytest_torchcompile.run.verdicts import judge_observation
 from pytest_torchcompile.wrappers.process_group import all_well
 from pytest_torchcompile.wrappers.wrapping import Wrapping
@@ -30,7 +30,7 @@ ASKED = ("compiles", "equivalence", "gradients", "training_steps", "aliasing", "
 def group():
     """Rank processes that all tests of this file share."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(zygote.WARM, "0")
+        patch.setenv(serving.WARM, "0")
         started = Zygote()
     made = Group(started.folder)
     yield made

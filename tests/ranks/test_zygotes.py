@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchcompile.ranks import zygotes
+from pytest_torchcompile.errors import NoRank
+from pytest_torchcompile.ranks import capped_log, zygotes
 from pytest_torchcompile.ranks.rank import Rank
-from pytest_torchcompile.ranks.zygotes import NoRank, Zygote, connect_rank, is_alive
+from pytest_torchcompile.ranks.zygotes import Zygote, connect_rank, is_alive
 
 pytestmark = pytest.mark.needs_torch
 EMPTY_TORCH = """
@@ -289,13 +290,13 @@ def test_a_rank_ends_with_the_process_that_it_works_for(run, torch_file):
 
 def test_the_middle_of_a_long_log_is_dropped(tmp_path, monkeypatch):
     """Head and tail stay, the file takes no more room than they do, and what is written next is at the end."""
-    monkeypatch.setattr(zygotes, "HEAD_BYTES", 1 << 20)
-    monkeypatch.setattr(zygotes, "TAIL_BYTES", 1 << 20)
+    monkeypatch.setattr(capped_log, "HEAD_BYTES", 1 << 20)
+    monkeypatch.setattr(capped_log, "TAIL_BYTES", 1 << 20)
     log = tmp_path / "log"
     with log.open("ab", buffering=0) as file:
         for number in range(16):
             file.write(b"%06d:" % number + b"x" * ((1 << 20) - 8) + b"\n")
-            zygotes.drop_middle(log)
+            capped_log.drop_middle(log)
         file.write(b"last words\n")
     text = log.read_bytes()
     assert text.startswith(b"000000:xxx")
@@ -303,7 +304,7 @@ def test_the_middle_of_a_long_log_is_dropped(tmp_path, monkeypatch):
     assert b"000015:" in text
     assert b"000007:" not in text
     assert log.stat().st_blocks * 512 <= (2 << 20) + (64 << 10)
-    shown = zygotes.read_ends(log)
+    shown = capped_log.read_ends(log)
     assert shown.startswith("000000:xxx")
     assert shown.endswith("last words")
     assert "\n... (16,777,227 bytes were written to stdout and stderr)\n" in shown
@@ -312,14 +313,14 @@ def test_the_middle_of_a_long_log_is_dropped(tmp_path, monkeypatch):
 
 def test_where_no_hole_can_be_made_the_head_is_kept(tmp_path, monkeypatch):
     """As on a file system that cannot; what comes next is kept behind it."""
-    monkeypatch.setattr(zygotes, "HEAD_BYTES", 1000)
-    monkeypatch.setattr(zygotes, "TAIL_BYTES", 1000)
-    monkeypatch.setattr(zygotes, "_punch_middle", lambda log, size: False)
+    monkeypatch.setattr(capped_log, "HEAD_BYTES", 1000)
+    monkeypatch.setattr(capped_log, "TAIL_BYTES", 1000)
+    monkeypatch.setattr(capped_log, "_punch_middle", lambda log, size: False)
     log = tmp_path / "log"
     with log.open("ab", buffering=0) as file:
         file.write(b"a" * 5000)
-        assert zygotes.drop_middle(log) == 5000
+        assert capped_log.drop_middle(log) == 5000
         file.write(b"b" * 10)
     assert log.read_bytes() == b"a" * 1000 + b"b" * 10
-    zygotes.start_anew(log)
+    capped_log.start_anew(log)
     assert log.read_bytes() == b""

@@ -9,22 +9,17 @@ import argparse
 import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from pytest_torchcompile import __version__
 from pytest_torchcompile.adoption import add_accept_arguments, add_benchmark_arguments, add_init_arguments
 from pytest_torchcompile.errors import TorchcompileError, UsageError, nearest
 from pytest_torchcompile.explain import add_explain_arguments
-from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.safe_output import harmless_text
-
-if TYPE_CHECKING:
-    from pytest_torchcompile.plan.matrix import Excluded, Matrix, PlannedCell
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -65,6 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        """As ever; the help of an option that takes a value tells its default, also where it is none."""
+        takes_value = names[0].startswith("-") and "action" not in settings
+        if takes_value and "default" not in settings and "default" not in settings["help"]:
+            settings["help"] += "; default: none"
+        return super().add_argument(*names, **settings)
+
     def error(self, message: str) -> NoReturn:
         """Raise instead of exiting with 2, which means an unusable report here."""
         raise UsageError(f"{self.prog}: {message}")
@@ -124,32 +126,12 @@ def _cells_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _print_cells(given: argparse.Namespace) -> int:
-    from pytest_torchcompile.plan.matrix import load_matrix
-    from pytest_torchcompile.plan.selection import cells_of_shard, parse_shard
+    from pytest_torchcompile.plan.selection import parse_shard
+    from pytest_torchcompile.ranks.cell_list import print_cells
 
     # A wrong shard is told before a matrix is read.
     part = parse_shard(given.shard or "1/1")
-    try:
-        matrix = load_matrix(_matrix_path(given))
-    except UsageError as error:
-        # pytest has its own way to find modules.
-        if "no module" in str(error):
-            print("pytest's setting `pythonpath` is not read here: PYTHONPATH=src finds modules in src",
-                  file=sys.stderr)
-        raise
-    planned = matrix.cells
-    if given.shard:
-        planned = cells_of_shard(matrix.cells, *part)
-    if given.json:
-        records = list(map(_record_of, planned))
-        # Excluded cells are no shard's.
-        if not given.shard:
-            records += map(_record_of, matrix.excluded)
-        print(json.dumps(records, indent=1))
-        return 0
-    for line in (*_table_lines(planned), *_total_lines(matrix, planned)):
-        print(line)
-    return 0
+    return print_cells(_matrix_path(given), part, as_json=given.json)
 
 
 def _matrix_path(given: argparse.Namespace) -> Path:
@@ -162,87 +144,6 @@ def _matrix_path(given: argparse.Namespace) -> Path:
     if chosen.why:
         print(harmless_text(chosen.why), file=sys.stderr)
     return chosen.path
-
-
-def _record_of(cell: PlannedCell | Excluded) -> dict[str, Any]:
-    """A cell as the JSON list has it; what only planned cells have is empty for excluded ones."""
-    return {
-        "id": cell.cell.id,
-        "axes": cell.cell.axes,
-        "outcome": getattr(cell, "outcome", "exclude"),
-        "reason": cell.reason,
-        "issue": cell.issue,
-        "until": getattr(cell, "until", ""),
-        "checks": list(getattr(cell, "checks", ())),
-        "also": list(getattr(cell, "also", ())),
-        "rule": cell.rule,
-        "limits": getattr(cell, "limits", {}),
-    }
-
-
-def _table_lines(cells: Sequence[PlannedCell]) -> Iterator[str]:
-    width = max((len(planned.cell.id) for planned in cells), default=0)
-    for planned in cells:
-        details = [planned.issue]
-        if planned.until:
-            details.append(f"until {planned.until}")
-        details += planned.checks
-        if planned.also:
-            details.append(f"also {', '.join(planned.also)}")
-        details.append(_needs_text(planned))
-        why = planned.reason
-        if any(details):
-            why = f"{why} ({'; '.join(filter(None, details))})".lstrip()
-        yield f"{planned.cell.id:{width}}  {planned.outcome:5}  {why}".rstrip()
-
-
-def _needs_text(planned: PlannedCell) -> str:
-    """What a cell needs more of than most do."""
-    from pytest_torchcompile.ranks.execution import gpus_of
-    from pytest_torchcompile.wrappers.wrapping import Wrapping
-
-    gpus = gpus_of(planned.cell)
-    if gpus > 1:
-        return f"needs {gpus} GPUs"
-    ranks = Wrapping.read(planned.cell.wrapper).processes
-    if ranks > 1:
-        return f"needs {ranks} processes"
-    return ""
-
-
-def _total_lines(matrix: Matrix, cells: Sequence[PlannedCell]) -> Iterator[str]:
-    part = f" (of {len(matrix.cells)})" if len(cells) < len(matrix.cells) else ""
-    outcomes = Counter(planned.outcome for planned in cells)
-    counts = ", ".join(f"{times} {outcome}" for outcome, times in outcomes.most_common())
-    yield f"{count(len(cells), 'cell')}{part}: {counts or 'none'}"
-    if matrix.left_out:
-        yield f"{matrix.left_out} more are left out by the strategy: {matrix.strategy}"
-    excluded = Counter((cell.rule, cell.reason) for cell in matrix.excluded)
-    # By the line of the rule in the file.
-    for rule, reason in sorted(excluded, key=lambda key: int(key[0].rpartition(":")[2])):
-        yield f"{excluded[rule, reason]} excluded by {rule}: {reason}"
-    for note in (*matrix.notes, *_crowd_notes(cells)):
-        yield f"note: {note}"
-
-
-_FEW: Final = 8
-"""Processes of a cell that are nothing to speak of, on any machine."""
-
-
-def _crowd_notes(cells: Sequence[PlannedCell]) -> Iterator[str]:
-    """Ranks on the CPU share the cores of the machine, however many: such cells run, and take their time."""
-    from pytest_torchcompile.wrappers.wrapping import Wrapping
-
-    cores = os.cpu_count() or 1
-    crowds = []
-    for planned in cells:
-        ranks = Wrapping.read(planned.cell.wrapper).processes
-        on_cpu = not planned.cell.device.startswith("cuda")
-        if on_cpu and planned.outcome != "skip" and ranks > max(cores, _FEW):
-            crowds.append(ranks)
-    if crowds:
-        yield (f"{count(len(crowds), 'cell runs', 'cells run')} up to {max(crowds)} processes at once, each with "
-               f"torch in it, and this machine has {count(cores, 'core')}")
 
 
 # doctor: what can this machine run?
@@ -261,12 +162,15 @@ def _doctor_arguments(parser: argparse.ArgumentParser) -> None:
 SCHEMAS: Final = {
     "report": "pytest_torchcompile.report.schema:report_schema",
     "matrix": "pytest_torchcompile.plan.matrix_schema:matrix_schema",
+    "policy": "pytest_torchcompile.gate.policy_schema:policy_schema",
 }
 
 
 def _schema_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--matrix", dest="form", action="store_const", const="matrix", default="report",
                         help="the schema of matrix files instead of that of reports")
+    parser.add_argument("--policy", dest="form", action="store_const", const="policy",
+                        help="the schema of policies instead of that of reports")
 
 
 def _print_schema(given: argparse.Namespace) -> int:
@@ -345,6 +249,7 @@ def _playbook_arguments(parser: argparse.ArgumentParser) -> None:
                         help="default: %(default)s; - prints it")
     parser.add_argument("--policy", metavar="FILE", help="judge as `gate --policy` does")
     _add_force(parser)
+    _add_json(parser)
 
 
 # gates: the three gates of the production layer, alone
@@ -365,8 +270,12 @@ COMMANDS: Final[dict[str, Command]] = {
     "doctor": Command("Say what this machine can run of a matrix, and why not the rest; exit code 1 if nothing, or if "
                       "the training cell that it tries cannot be judged.",
                       _doctor_arguments, _examine_machine),
-    "gate": Command("Judge reports: 0 pass, 1 fail, 2 unusable reports, 3 nothing to judge.", _gate_arguments,
+    "gate": Command("Judge reports: 0 pass, 1 fail, 2 unusable reports, 3 nothing to judge. It runs nothing; `gates` "
+                    "is another command.", _gate_arguments,
                     _call_later("pytest_torchcompile.gate.gate_command:run_command")),
+    "gates": Command("Run the three gates of the production layer (safe fallback, smoketest, shapes) on small models; "
+                     "exit code 0 or 1. It reads no report; `gate` does.",
+                     _gates_arguments, _call_later("pytest_torchcompile.gates:run_command")),
     "html": Command("Write a page of reports: heat map, findings, each cell's ledger.", _html_arguments,
                     _call_later("pytest_torchcompile.page.document:run_command")),
     "benchmark": Command("Time one model eagerly and in each mode of torch.compile, and say which pays; exit code 1 if "
@@ -383,7 +292,6 @@ COMMANDS: Final[dict[str, Command]] = {
                      _call_later("pytest_torchcompile.report.costs:run_command")),
     "code": Command("Say which graphs and kernels changed between two runs, and how; exit code 1 if any did.",
                     _code_arguments, _call_later("pytest_torchcompile.report.code_changes:run_command")),
-    "schema": Command("Print the JSON Schema of reports, or of matrix files.", _schema_arguments, _print_schema),
-    "gates": Command("Run the three gates of the production layer on small models; exit code 0 or 1.",
-                     _gates_arguments, _call_later("pytest_torchcompile.gates:run_command")),
+    "schema": Command("Print the JSON Schema of reports, or of matrix files or policies.", _schema_arguments,
+                      _print_schema),
 }

@@ -32,7 +32,7 @@ from pytest_torchcompile.plan.reader import Missing, Reader
 from pytest_torchcompile.report.metrics import METRICS
 from pytest_torchcompile.report.record import GATES
 
-__all__ = ["KEYS", "VERSION", "parse_policy", "read_policy"]
+__all__ = ["AGE", "KEYS", "LIMIT_NAMES", "VERDICTS", "VERSION", "parse_policy", "read_policy"]
 
 VERSION: Final = 1
 KEYS: Final = {
@@ -57,10 +57,10 @@ KEYS: Final = {
     "ratchet": "true: a limit on a count that is higher than what was measured fails, until it is taken over",
 }
 _FAILURE_KEYS: Final = ("cells", "tests", "checks", "verdicts", "contains", "at_most", "reason", "issue", "until")
-_AGE: Final = re.compile("([1-9][0-9]{0,4})([mhd])")
+AGE: Final = re.compile("([1-9][0-9]{0,4})([mhd])")
 _UNITS: Final = {"m": "minutes", "h": "hours", "d": "days"}
-_VERDICTS: Final = ("fail", "crash", "timeout", "error")
-_LIMITS: Final = tuple(dict.fromkeys((*LIMITS, *METRICS, *RATIOS)))
+VERDICTS: Final = ("fail", "crash", "timeout", "error")
+LIMIT_NAMES: Final = tuple(dict.fromkeys((*LIMITS, *METRICS, *RATIOS)))
 
 
 def read_policy(path: str | Path) -> Policy:
@@ -153,7 +153,7 @@ class _PolicyReader:
 
     def _max_age(self, node: yaml.Node, name: str) -> datetime.timedelta | None:
         text = self._text(node, name)
-        age = _AGE.fullmatch(text)
+        age = AGE.fullmatch(text)
         if age is not None:
             return datetime.timedelta(**{_UNITS[age[2]]: int(age[1])})
         if text:
@@ -234,8 +234,8 @@ class _PolicyReader:
                 when = self._selector(value, "when")
             elif name == "reason":
                 self.reader.text(value, name)
-            elif name not in _LIMITS:
-                self.reader.wrong(key, f"unknown limit {name!r}; {nearest(name, (*_LIMITS, 'when', 'reason'))}")
+            elif name not in LIMIT_NAMES:
+                self.reader.wrong(key, f"unknown limit {name!r}; {nearest(name, (*LIMIT_NAMES, 'when', 'reason'))}")
             else:
                 # A limit of the matrix has bounds of its own; a metric is any number.
                 number = self._limit(name, value)
@@ -244,7 +244,7 @@ class _PolicyReader:
         if len(self.reader.mistakes) > before:
             return None
         if not limits:
-            self.reader.wrong(node, f"this entry has no limit; expected at least one of {', '.join(_LIMITS)}")
+            self.reader.wrong(node, f"this entry has no limit; expected at least one of {', '.join(LIMIT_NAMES)}")
             return None
         return LimitRule(when, limits, nodes)
 
@@ -264,14 +264,14 @@ class _PolicyReader:
         if "until" in fields:
             values["until"] = self.reader.date(fields["until"], "until")
         if "checks" in fields:
-            known, kind = (*CHECKS, *RENAMED, *_LIMITS), "a check or a limit"
+            known, kind = (*CHECKS, *RENAMED, *LIMIT_NAMES), "a check or a limit"
             if "tests" in fields:
                 # A test has no checks; this one's name says that its wrong numbers are known.
                 known, kind = (NUMBERS_OF_TESTS,), "a check that an entry of tests can name"
             named = self._names(fields["checks"], "checks", known, kind)
             values["checks"] = tuple(map(current_name, named))
         if "verdicts" in fields:
-            values["verdicts"] = self._names(fields["verdicts"], "verdicts", _VERDICTS, "a verdict that can be allowed")
+            values["verdicts"] = self._names(fields["verdicts"], "verdicts", VERDICTS, "a verdict that can be allowed")
         if "at_most" in fields:
             values["at_most"] = self._count(fields["at_most"], "at_most")
             values["at_most_node"] = fields["at_most"]

@@ -7,6 +7,7 @@ to see it oneself.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from pytest_torchcompile.gate.policyfile import read_policy
 from pytest_torchcompile.oracle.diagnosis import STAGES, stages_before
 from pytest_torchcompile.playbook.choice import choices, has_verdict, settings_by_model
 from pytest_torchcompile.playbook.practice import cache_notes, shape_notes, warm_up_notes
+from pytest_torchcompile.playbook.record import GOTCHA_VERDICTS, playbook_record
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.causes import Cause, group_causes
 from pytest_torchcompile.report.facts import Facts
@@ -43,7 +45,9 @@ def run_command(given: argparse.Namespace) -> int:
     if not any(map(has_verdict, outcome.facts)):
         raise NothingToJudge(f"{', '.join(given.reports)}: no cell ran, so there is nothing to write a playbook of; "
                              f"{sentence(outcome)}")
-    if given.output == "-":
+    if given.json:
+        print(json.dumps(playbook_record(outcome), indent=1))
+    elif given.output == "-":
         print(playbook(outcome), end="")
     else:
         write_output(given.output, playbook(outcome), force=given.force)
@@ -100,7 +104,6 @@ def _what_is_unknown(run: Merged, cells: Sequence[Facts]) -> Iterator[str]:
 
 # ----------------------------------------------------------------------------------------------- the chapter on gotchas
 TITLE: Final = 100
-VERDICTS: Final = ("xpass", "fail", "error", "timeout", "crash", "xfail")
 KNOBS: Final[dict[str, str]] = {name: check.logs for name, check in CHECKS.items() if check.logs} | {
     "crash": "+dynamo,aot_graphs,output_code",
     "timeout": "+dynamo,output_code",
@@ -110,7 +113,7 @@ KNOBS: Final[dict[str, str]] = {name: check.logs for name, check in CHECKS.items
 
 def gotchas(cells: Sequence[Facts], matrix: str, permitted: Sequence[Cause] = ()) -> list[str]:
     """A paragraph for each cause, the worst first; those behind that limits of the matrix let pass (``permitted``)."""
-    causes = group_causes(cells, VERDICTS)
+    causes = group_causes(cells, GOTCHA_VERDICTS)
     if not causes and not permitted:
         return ["None: every check holds in every cell that ran.", ""]
     by_id = {cell.id: cell for cell in cells}

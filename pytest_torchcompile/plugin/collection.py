@@ -105,6 +105,8 @@ class CellNode(pytest.Collector):
         super().__init__(**kwargs)
         self.planned = planned
         self.own_markers.append(pytest.mark.compile_cell(**planned.cell.axes).mark)
+        # `-k` takes no "=", which the ids of axes of one's own have: `-k hidden-8` finds `hidden=8`.
+        self.extra_keyword_matches.add(planned.cell.id.replace("=", "-"))
         if self.config.pluginmanager.hasplugin(TIMES_ITEMS):
             # Not at all: --compile-timeout ends a cell with its process.
             self.own_markers.append(pytest.mark.timeout(0).mark)

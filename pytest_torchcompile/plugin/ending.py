@@ -13,6 +13,7 @@ import pytest
 
 from pytest_torchcompile.gate.announcement import compare_with_baseline
 from pytest_torchcompile.plugin.collection import SECONDS_KEY, MatrixSession
+from pytest_torchcompile.plugin.telling_axes import telling_axes
 from pytest_torchcompile.quantity import first_names
 from pytest_torchcompile.report.kept_runs import RUNS, keep_run
 from pytest_torchcompile.report.reading import Report
@@ -123,7 +124,7 @@ class Ending:
             beside = compare_with_baseline(self.journal.block(), [self.baseline])
             fresh = beside.fresh
         terminalreporter.section("torch.compile matrix", sep="-")
-        for line, markup in summary_lines(self.journal, fresh):
+        for line, markup in summary_lines(self.journal, fresh, telling_axes):
             terminalreporter.write_line(harmless_text(line), **markup)
         if beside is None and self.session.settings.baseline == LAST:
             terminalreporter.write_line(f"nothing to compare with: no run of another commit is kept in {RUNS}")

@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -35,6 +35,7 @@ __all__ = ["failure_text", "header_lines", "summary_lines"]
 
 _Line: TypeAlias = "tuple[str, dict[str, bool]]"
 """A line, and the markup that pytest's terminal gives it."""
+_Common: TypeAlias = "Callable[[Iterable[Mapping[str, Any]], Collection[str]], str]"
 _ByPlace: TypeAlias = "dict[tuple[str, str], Counter[str]]"
 """(backend, mode) to how many cells have each status."""
 
@@ -147,10 +148,11 @@ def _lines_of_followers(verdict: Verdict, verdicts: Sequence[Verdict]) -> Iterat
         yield f"  so    {first_names(checks)}: {short}"
 
 
-def summary_lines(journal: Journal, fresh: Fresh | None = None) -> Iterator[_Line]:
+def summary_lines(journal: Journal, fresh: Fresh | None = None, common: _Common | None = None) -> Iterator[_Line]:
     """Lines with markup: a table of cells by backend and mode, totals, and what a gate would not accept.
 
-    ``fresh``: what is worse than in the baseline, if there is one.
+    ``fresh``: what is worse than in the baseline, if there is one. ``common``: says what some of the cells of a report
+    have in common.
     """
     selected = [p for p in journal.planned if journal.is_selected(p.cell.id)]
     by_place: _ByPlace = {}
@@ -179,7 +181,7 @@ def summary_lines(journal: Journal, fresh: Fresh | None = None) -> Iterator[_Lin
     causes: list[_Line] = []
     # To group causes looks at every cell again, which a green run does not need.
     if any_bad:
-        causes += _cause_lines(journal, mistakes, fresh)
+        causes += _cause_lines(journal, mistakes, fresh, common)
     yield from causes
     if missing := journal.not_run():
         yield f"{count(len(missing), 'planned verdict')} never came, for example {missing[0]}", {"red": True}
@@ -269,12 +271,14 @@ def reused_text(reused: Mapping[str, Mapping[str, Any]], total: int) -> str:
     return f"{len(reused)} of {cells} reused{of_commits}; the oldest result is {readable_age(oldest)} old"
 
 
-def _cause_lines(journal: Journal, mistakes: Collection[str], fresh: Fresh | None) -> Iterator[_Line]:
+def _cause_lines(journal: Journal, mistakes: Collection[str], fresh: Fresh | None,
+                 common: _Common | None) -> Iterator[_Line]:
     """The headline, and what is wrong, once for all cells that it is wrong in.
 
     ``mistakes`` (of the matrix, which nobody can do without) are told in full.
     """
-    causes = group_causes(map(Facts, journal.block()["cells"]), fresh=fresh)
+    cells = journal.block()["cells"]
+    causes = group_causes(map(Facts, cells), fresh=fresh)
     if text := headline(causes):
         yield text, {"red": True}
     # No list is so long that wrong numbers are cut off.
@@ -289,6 +293,9 @@ def _cause_lines(journal: Journal, mistakes: Collection[str], fresh: Fresh | Non
             text += ", new since the baseline"
         yield f"{count(len(cause.cells), 'cell')}  {cause.name}: {text}", {"red": True}
         yield f"    in {first_names(cause.cells, _SHOWN)}", {}
+        # Of one cell its name says that.
+        if common is not None and len(cause.cells) > 1 and (words := common(cells, cause.cells)):
+            yield f"    of all cells those with {words}", {}
         for check in cause.consequences:
             yield f"    {check} follows from {cause.checks[0]}", {}
     more = len(causes) - len(listed)

@@ -197,6 +197,19 @@ def test_new_commands_tell_their_defaults(capsys):
             assert "default: " in action.help or action.dest == "help"
 
 
+def test_every_option_with_a_value_tells_its_default(capsys):
+    """Also where it is none; and `gate` is told from `gates`."""
+    for name, command in COMMANDS.items():
+        parser = argparse.ArgumentParser(add_help=False)
+        command.arguments(parser)
+        takes_value = [action for action in parser._actions if action.option_strings and action.nargs != 0]
+        with pytest.raises(SystemExit):
+            main([name, "-h"])
+        assert capsys.readouterr().out.count("default:") >= len(takes_value), name
+    assert "`gates` is another command" in COMMANDS["gate"].help
+    assert "It reads no report; `gate` does" in COMMANDS["gates"].help
+
+
 def test_interrupt(here, capsys, monkeypatch):
     """Ctrl-C ends quietly, with the code that shells expect."""
     def interrupted(given):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -67,6 +68,25 @@ def test_what_limits_allow_is_a_gotcha(told):
     assert "### 1. `models.py:12`: graph break (1 place(s), 0 allowed): Tensor.item()" in text
     assert f"In 1 cell (`{name}`) (allowed: limits of the matrix let it pass)." in text
     assert "None: every check holds" not in text
+
+
+def test_the_playbook_for_programs(tmp_path, capsys):
+    """What to use and what to know, as data; nothing is written."""
+    run = Run(model=["net", "gpt"], backend=["inductor"])
+    net, gpt = run.ids
+    run.plan(net, "run", limits={"coverage": 1.0, "graph_breaks": 1})
+    run.breaks(net)
+    run.recompiles(gpt)
+    (path,) = run.write(tmp_path)
+    assert main(["playbook", path, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    use, none = record["models"]
+    assert (use["model"], use["advice"], use["cells"], use["graph_breaks"]) == ("net", "use", [net], 1)
+    assert use["setting"] == {"backend": "inductor", "mode": "default", "dynamic": "auto", "wrapper": "none"}
+    assert (none["model"], none["advice"], none["setting"]) == ("gpt", "none holds", None)
+    assert [(each["checks"], each["known"], each["cells"]) for each in record["gotchas"]] == [
+        (["recompiles"], "", [gpt]), (["graph_breaks"], "allowed", [net])]
+    assert not list(tmp_path.glob("docs"))
 
 
 # what to use

@@ -33,6 +33,15 @@ def test_a_typo_has_its_nearest_name(matrix, tmp_path, typed, text):
     assert str(raised.value).startswith(text)
 
 
+def test_cells_by_an_axis_of_ones_own(repo):
+    """`-k` takes no "=", and the ids have one; they stay as reports know them."""
+    repo.matrix("version: 1\naxes: {backend: [eager], hidden: [8, 16]}\nchecks: [compiles]\n"
+                "models: {net: {factory: 'models:net', inputs: 'models:batch', dims: {B: 4}}}\n")
+    result = repo.run("--collect-only", "-q", "-k", "hidden-16")
+    assert [line for line in result.outlines if "::" in line] == [
+        "matrix/default.yaml::net-eager-default-auto-none-hidden=16::compiles"]
+
+
 @pytest.mark.parametrize("typed", ["m.yaml", f"m.yaml::{CELL}", f"m.yaml::{CELL}::compiles"])
 def test_what_is_there_is_left_to_pytest(matrix, tmp_path, typed):
     assert named_parts([typed, "tests/a.py::x"], matrix, "m.yaml", tmp_path, tmp_path) == ([typed, "tests/a.py::x"],

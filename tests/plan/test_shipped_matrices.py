@@ -30,7 +30,7 @@ def test_default_is_the_main_job():
     matrix = shipped("default")
     items = [(planned.cell.id, check) for planned in matrix.cells for check in matrix.checks
              if CHECKS[check].applies(planned.cell.axes)]
-    assert len(matrix.cells) == 101  # README and docs/gating.md say so
+    assert len(matrix.cells) == 101  # docs/gating.md says so
     assert len(items) > 500
     assert {planned.cell.id: planned.outcome for planned in matrix.cells if planned.outcome != "run"} == {
         "residual_outside-aot_eager-default-auto-tp_inner_blocks": "xfail"}

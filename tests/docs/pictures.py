@@ -1,6 +1,6 @@
-"""The pictures in README: what the terminal shows, and the page, of a real run of the models that README shows.
+"""The pictures in README: what the terminal shows, and the page, of real runs of the models that README shows.
 
-``python tests/docs/pictures.py`` makes them again, in a minute or two. It needs torch, a C++ compiler and Chromium.
+``python tests/docs/pictures.py`` makes them again, in some minutes. It needs torch, a C++ compiler and Chromium.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,17 +22,21 @@ from chromium import chromium
 from docs.pages import DOCS, README, files_of
 
 PICTURES = DOCS / "pictures"
-MATRIX = """version: 1
+BRANCH = re.compile(r"        if h.mean.*?\n.*?\n")
+"""What of README's model breaks the graph."""
+BACKENDS = "[aot_eager, inductor]"
+MATRIX = f"""version: 1
 models:
-  scorer: {factory: models:Scorer, inputs: models:batch, dims: {B: {choices: [4, 6, 12]}}}
-  mlp: {factory: mlp:Mlp, inputs: mlp:batch, dims: {B: {choices: [4, 6, 12]}}}
+  scorer: {{factory: models:Scorer, inputs: models:batch, dims: {{B: {{choices: [4, 6, 12]}}}}}}
+  mlp: {{factory: mlp:Mlp, inputs: mlp:batch, dims: {{B: {{choices: [4, 6, 12]}}}}}}
 axes:
-  backend: [aot_eager, inductor, "passes:approximate"]
+  backend: {BACKENDS}
   dynamic: [auto, dynamic]
-rules:
+checks: [graph_breaks, compiles, equivalence, gradients, training_steps, recompiles]
+"""
+MORE = """rules:
   - exclude: {model: scorer, backend: "passes:approximate"}
     reason: it has no gelu
-checks: [graph_breaks, compiles, equivalence, gradients, training_steps, recompiles]
 """
 COMMAND = ("pytest", "--compile-matrix", "-n", "2")
 WIDTH = 112
@@ -45,21 +50,30 @@ STYLE = re.compile(r"\x1b\[([\d;]*)m")
 LINE_HEIGHT, CHARACTER = 19, 8.1
 
 
-def make_project(folder: Path) -> None:
-    """README's model, and that of the tutorial for compiler engineers with its pass."""
-    pass_files = files_of(DOCS / "tutorials/compiler-engineer.md")
-    for name, text in {
-        "models.py": files_of(README)["models.py"],
-        "mlp.py": pass_files["models.py"],
-        "passes.py": pass_files["passes.py"],
+def commits_of_project() -> Iterator[tuple[str, dict[str, str]]]:
+    """What was committed and the files that it changed: all holds, then a branch, then a pass that approximates."""
+    model = files_of(README)["models.py"]
+    # The model with its pass is that of the tutorial for compiler engineers.
+    other = files_of(DOCS / "tutorials/compiler-engineer.md")
+    yield "Two models", {
+        "models.py": BRANCH.sub("", model),
+        "mlp.py": other["models.py"],
         "matrix/default.yaml": MATRIX,
         "pytest.ini": "[pytest]\n",
-    }.items():
+        ".gitignore": "runs/\n*.html\n__pycache__/\n",
+    }
+    yield "A branch on a value", {"models.py": model}
+    wider = MATRIX.replace(BACKENDS, '[aot_eager, inductor, "passes:approximate"]')
+    yield "A cheaper gelu", {"passes.py": other["passes.py"], "matrix/default.yaml": wider + MORE}
+
+
+def commit(folder: Path, message: str, files: dict[str, str]) -> None:
+    """Write the files and commit them, as the page tells of which commit a run is."""
+    for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
-    # The page tells of which commit it is.
     who = ("-c", "user.name=we", "-c", "user.email=we@example.org")
-    for command in (("init", "--quiet"), ("add", "."), (*who, "commit", "--quiet", "--message", "Two models")):
+    for command in (("init", "--quiet"), ("add", "."), (*who, "commit", "--quiet", "--message", message)):
         subprocess.run(["git", *command], cwd=folder, check=True)
 
 
@@ -138,16 +152,19 @@ def coloured(line: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Run the example, and write both pictures."""
+    """Run the example at each of its commits, and write both pictures."""
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        make_project(folder)
-        output = run(folder, *COMMAND, "--color=yes")
+        (folder / "runs").mkdir()
+        for number, (message, files) in enumerate(commits_of_project()):
+            commit(folder, message, files)
+            output = run(folder, *COMMAND, "--color=yes")
+            shutil.copy(folder / ".compile-matrix/report.json", folder / f"runs/{number}.json")
         (PICTURES / "terminal.svg").write_text(terminal_svg(list(chosen_lines(output))), encoding="utf-8")
-        run(folder, "pytest_torchcompile", "html", ".compile-matrix/report.json")
+        run(folder, "pytest_torchcompile", "html", "runs")
         with chromium() as browser:
-            browser.open((folder / "compile-matrix.html").as_uri(), width=1200, height=900)
+            browser.open((folder / "compile-matrix.html").as_uri(), width=1280, height=860)
             browser.screenshot(PICTURES / "page.png")
 
 

@@ -101,10 +101,8 @@ def chosen_lines(output: str) -> Iterator[str]:
         end = next(number for number in range(start + 1, len(plain)) if re.match("[_=-]{3}", plain[number]))
         yield from told(lines[start:end])
     begin = next(number for number, words in enumerate(plain) if re.match("-+ torch.compile matrix -+$", words))
-    end = next(number for number in range(begin, len(plain)) if re.match("=+ short test summary", plain[number]))
     yield ""
-    yield from told(lines[begin:end])
-    yield lines[-1]
+    yield from told(lines[begin:])
 
 
 def told(lines: list[str]) -> Iterator[str]:

@@ -296,6 +296,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         (Limit("uncaptured", "max", None,
                "compiled graphs of a step, or parts of them, that may do without CUDA graphs; by default none"),),
         (Way("^no compiled graph ran", severity.EAGER),),
+        logs="cudagraphs,perf_hints",
         graphs=True,
     ),
     # Is the production layer safe on it?
@@ -314,6 +315,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
                               "it has parameters that are not initialised yet", "the loss does not depend on"),
                   severity.UNPROVEN),
               severity.STRIDES),
+        logs=_DYNAMO,
         ranks="one",
     ),
     "safe_fallback": CheckEntry(
@@ -322,6 +324,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         severity.CORRUPTED,
         ways=(Way("^maybe_compile let a failure", severity.RAISES),
               Way("^the log says|^with a sample batch", severity.UNLOGGED)),
+        logs=_DYNAMO,
         ranks="one",
     ),
     # Do the ranks agree?
@@ -337,6 +340,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.randomness:CHECK",
         "random numbers that compiled code draws itself have eager's distribution, and obey the seed",
         severity.OTHER_CHANCES,
+        logs="output_code",
         on_request=True,
         ranks="one",
     ),
@@ -347,6 +351,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         (Limit("kernels", "max", None, "kernels that Inductor generated; by default they are only recorded"),
          Limit("launches", "max", None, "kernels that a GPU runs in a compiled step; by default only recorded")),
         columns=(Column("kernels", "max", "kernels that Inductor generated"),),
+        logs="fusion,perf_hints",
         on_request=True,
     ),
     "worth": CheckEntry(
@@ -365,6 +370,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         columns=(Column("speedup", "min", "eager time over compiled time", whole=False),
                  Column("kernels_share", "max", "kernels of a compiled step over an eager one's", whole=False),
                  Column("memory_mib", "max", "peak memory of a call", whole=False, unit=" MiB")),
+        logs="fusion,perf_hints",
         on_request=True,
         ranks="one",
     ),
@@ -380,6 +386,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
          Way("^error: .*the compiled call raised", severity.RAISES),
          Way("^alias: ", severity.OTHER_MEMORY),
          Way("^stride: ", severity.OTHER_LAYOUT)),
+        logs="recompiles_verbose",
         on_request=True,
         ranks="one",
     ),

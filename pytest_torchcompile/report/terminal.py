@@ -109,6 +109,7 @@ def failure_text(check: str, judgements: Mapping[str, Judgement], again: str, al
     for problem in own.problems:
         lines += _problem_lines(own, problem, verdicts)
     lines += _lines_of_followers(own, verdicts)
+    lines += _lines_of_logs(own, verdicts)
     lines.append(f"  again  {again}")
     if alone:
         lines.append(f"  alone  {alone}")
@@ -130,6 +131,17 @@ def _problem_lines(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdic
         yield textwrap.indent(problem.evidence, "    ")
     if problem.hint:
         yield f"  try    {problem.hint}"
+
+
+def _lines_of_logs(verdict: Verdict, verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """The channels of torch's log that show more; where it follows from another check, that one has the line."""
+    entry = CHECKS.get(verdict.check)
+    if verdict.verdict != "fail":
+        return
+    told = [problem for problem in verdict.problems
+            if not root_check(verdict, problem, verdicts) and not first_with_problem(verdict, problem, verdicts)]
+    if told and entry is not None and entry.logs:
+        yield f"  logs   TORCH_LOGS={entry.logs} with --compile-inprocess -s shows more"
 
 
 def _lines_of_followers(verdict: Verdict, verdicts: Sequence[Verdict]) -> Iterator[str]:

@@ -12,6 +12,7 @@ from pytest_torchcompile.errors import MatrixError
 from pytest_torchcompile.gate.announcement import announcement, sentence
 from pytest_torchcompile.gate.gate import gate
 from pytest_torchcompile.gate.policyfile import parse_policy
+from pytest_torchcompile.report.provenance import head_fingerprint
 
 TODAY = datetime.date(2026, 11, 21)
 KNOWN = """
@@ -333,6 +334,19 @@ def test_the_matrix_that_a_policy_names(run, project):
     found = gate(run.reports(), parse_policy(path.read_bytes(), str(path)), today=TODAY)
     assert found.code == 2
     assert "the reports are of another matrix/smoke.yaml than" in sentence(found)
+
+
+def test_the_same_matrix_file_that_plans_other_cells_now(run, project):
+    """As under another version of this package: the bytes are the same, and the reports are of other cells."""
+    path = project.root / "release.yaml"
+    path.write_text("version: 1\nmatrix: matrix/m.yaml\n")
+    matrix = project.load("version: 1\nmodels: {gpt: {factory: zoo:gpt, inputs: zoo:batch}}\n")
+    (report,) = run.reports()
+    report.block["matrix"]["sha256"] = matrix.sha256
+    report.block["head_sha256"] = head_fingerprint(report.block)
+    found = gate([report], parse_policy(path.read_bytes(), str(path)), today=TODAY)
+    assert found.code == 2
+    assert "the reports plan other cells than" in sentence(found)
 
 
 def test_a_policy_may_name_a_shipped_matrix(run):

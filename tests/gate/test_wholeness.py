@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import datetime
 from types import SimpleNamespace
 
 import pytest
+from runs import Run
 
 from pytest_torchcompile.checks.severity import Effect, Severity
 from pytest_torchcompile.gate.baseline import Change
+from pytest_torchcompile.gate.gate import gate
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.wholeness import ExplainedFailures, nothing_to_judge
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.report.causes import Cause
 
+TODAY = datetime.date(2026, 11, 21)
 EFFECT = Effect(Severity.SLOW, "is slow", "are slow")
 
 
@@ -128,3 +132,29 @@ RECOMPILED = cause("a", checks=["recompiles"], file="net.py", line=30)
 ])
 def test_a_change_that_its_cause_tells(change, causes, explained):
     assert ExplainedFailures(causes).explain_change(change, change.cells) == explained
+
+
+# ------------------------------------------------------------------------------------------ gates that a report states
+@pytest.mark.parametrize(("passes", "claimed", "code", "weight"), [
+    (True, "pass", 0, None),
+    (True, "fail", 1, "fail"),
+    (True, "not_run", 2, "unusable"),
+    (False, "pass", 1, "unusable"),
+    (False, "fail", 1, None),
+])
+def test_a_gate_follows_from_its_cells(passes, claimed, code, weight):
+    """What is said to be bad is believed; what is said to be good, and is not, makes the report worthless.
+
+    The cell that fails fails the run all the same.
+    """
+    run = Run(model=["net"])
+    run.checks = [*run.checks, "smoketest"]
+    run.section(run.ids[0], "smoketest").update(
+        raised=None, ok=passes, reason="a gradient differs", phase="comparison", step=1, compiles=0)
+    (report,) = run.reports()
+    assert report.block["gates"]["smoketest"]["verdict"] == ("pass" if passes else "fail")
+    report.block["gates"]["smoketest"]["verdict"] = claimed
+    found = gate([report], today=TODAY)
+    assert found.code == code
+    told = [finding.weight for finding in found.findings if "the gate smoketest is said to be" in finding.text]
+    assert told == ([weight] if weight else [])

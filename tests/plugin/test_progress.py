@@ -12,6 +12,7 @@ from runs import Run
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.plugin.progress import LINE_SECONDS, ProgressHooks, is_live, open_terminal
 from pytest_torchcompile.plugin.resuming import judged_cells_of, why_not_to_resume
+from pytest_torchcompile.report.kept_runs import RUNS
 
 CELLS = ("a", "b")
 
@@ -131,6 +132,10 @@ def test_what_an_interrupted_run_has_judged():
     assert last not in judged_cells_of(report)
 
 
+def git(folder, *command):
+    subprocess.run(["git", "-c", "user.name=us", "-c", "user.email=us@example.org", *command], cwd=folder, check=True)
+
+
 @pytest.mark.needs_torch
 def test_a_run_goes_on_after_ctrl_c(repo, capsys, monkeypatch):
     """What was judged stays, what was left is run, and the report is whole. Without a report it says so."""
@@ -148,9 +153,9 @@ def test_a_run_goes_on_after_ctrl_c(repo, capsys, monkeypatch):
         """)
     # Of kept verdicts the gate takes only those of this very commit.
     repo.file(".gitignore", "__pycache__/\n.pytest_cache/\n")
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one"]):
-        subprocess.run(["git", "-c", "user.name=us", "-c", "user.email=us@example.org", *command], cwd=repo.path,
-                       check=True)
+    git(repo.path, "init", "-q")
+    git(repo.path, "add", "-A")
+    git(repo.path, "commit", "-qm", "one")
     refused = repo.run("--compile-resume", "-p", "no:xdist")
     assert refused.ret == pytest.ExitCode.USAGE_ERROR
     refused.stderr.fnmatch_lines(["*--compile-resume: there is no report *; leave out --compile-resume to run all"])
@@ -159,10 +164,18 @@ def test_a_run_goes_on_after_ctrl_c(repo, capsys, monkeypatch):
     monkeypatch.delenv("STOP")
     stopped.stdout.fnmatch_lines(["interrupted: 1 of 2 cells judged, in the middle of *hidden=16, 1 left",
                                   "  go on  pytest --compile-matrix=matrix/default.yaml --compile-resume"])
-    resumed = repo.run("--compile-resume", "-p", "no:xdist")
-    resumed.stdout.fnmatch_lines(["compile matrix: 1 cell is judged already, and not run again"])
+    assert not (repo.path / RUNS).exists(), "what was interrupted is no whole run"
+    resumed = repo.run("--compile-resume", "--compile-baseline=last", "-p", "no:xdist")
+    resumed.stdout.fnmatch_lines([
+        "compile matrix: 1 cell is judged already, and not run again",
+        "nothing to compare with: no run of another commit is kept in .compile-matrix/runs"])
     resumed.assert_outcomes(passed=2, deselected=2)
     assert set(repo.verdicts().values()) == {"pass"}
     assert len(repo.verdicts()) == 4
     capsys.readouterr()
     assert main(["gate", str(repo.path / ".compile-matrix/report.json")]) == 0, capsys.readouterr().out
+    # The next commit is compared with the run that is kept of this one.
+    (kept,) = (repo.path / RUNS).iterdir()
+    git(repo.path, "commit", "-qm", "two", "--allow-empty")
+    beside = repo.run("--compile-baseline=last", "-p", "no:xdist", "-k", "hidden-8")
+    beside.stdout.fnmatch_lines([f"*beside {RUNS}/{kept.name}/report.json*", "1 cell as in the baseline"])

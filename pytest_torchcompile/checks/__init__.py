@@ -190,11 +190,6 @@ _DYNAMO: Final = "graph_breaks,recompiles"
 _BACKWARD: Final = "aot_joint_graph,output_code"
 _FORWARD: Final = "aot_graphs,output_code"
 
-def _says_false(*reasons: str) -> str:
-    """A regular expression for what the smoketest says, with one of these reasons at its start."""
-    return f"^the smoketest says False: (?:{'|'.join(reasons)})"
-
-
 CHECKS: Final[dict[str, CheckEntry]] = {
     # What was compiled. These come first: where they fail, most of the others have nothing to judge.
     "graph_breaks": CheckEntry(
@@ -304,17 +299,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.smoketest:CHECK",
         "CompileSmoketest says True of the compiled model",
         severity.WRONG,
-        # By the words after "says False" alone: a reason may begin with the user's own name of an output.
-        ways=(Way(r"^\d+ compile\(s\) in the smoketest of a model that was warm", severity.RECOMPILES),
-              Way(_says_false("it did not compile and ran eagerly", "a part silently ran eagerly",
-                              "nothing was compiled", "after the last step nothing ran compiled"), severity.EAGER),
-              Way(_says_false("the model raises", "compiled it raises", "the optimiser raises [^,]+, eagerly too",
-                              r"ranks? [\d, and]+ (?:did not end|had to leave) the same call",
-                              "not enough memory for the test"), severity.RAISES),
-              Way(_says_false("what ran compiled could not be told", "the test itself failed",
-                              "it has parameters that are not initialised yet", "the loss does not depend on"),
-                  severity.UNPROVEN),
-              severity.STRIDES),
+        ways=severity.OF_THE_SMOKETEST,
         logs=_DYNAMO,
         ranks="one",
     ),
@@ -353,6 +338,17 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         columns=(Column("kernels", "max", "kernels that Inductor generated"),),
         logs="fusion,perf_hints",
         on_request=True,
+    ),
+    "memory": CheckEntry(
+        f"{_HERE}.memory:CHECK",
+        "a warm step leaves no more memory behind than an eager one",
+        severity.LEAKS,
+        (Limit("leaked_bytes", "max", None, "bytes of tensors that a compiled step may leave beyond an eager one; by "
+               "default 0, on a GPU 512"),),
+        columns=(Column("leaked_bytes", "max", "bytes of tensors that a step leaves behind", unit=" bytes"),),
+        logs="output_code",
+        on_request=True,
+        ranks="one",
     ),
     "worth": CheckEntry(
         f"{_HERE}.worth:CHECK",

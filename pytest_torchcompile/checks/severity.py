@@ -96,6 +96,7 @@ DIVERGES: Final = Effect(Severity.UNSTABLE, "compiles otherwise on some ranks", 
 OTHER_LAYOUT: Final = Effect(Severity.UNSTABLE, "returns other strides", "return other strides")
 ZEROS: Final = Effect(Severity.UNSTABLE, "fills in gradients of zeros", "fill in gradients of zeros")
 UNLOGGED: Final = Effect(Severity.UNSTABLE, "falls back otherwise than promised", "fall back otherwise than promised")
+LEAKS: Final = Effect(Severity.UNSTABLE, "loses memory with every step", "lose memory with every step")
 BREAKS: Final = Effect(Severity.SLOW, "has graph breaks", "have graph breaks")
 NO_REPLAY: Final = Effect(Severity.SLOW, "runs without CUDA graphs", "run without CUDA graphs")
 SLOWER: Final = Effect(Severity.SLOW, "is slower compiled", "are slower compiled")
@@ -115,6 +116,25 @@ OF_EVERY_CHECK: Final = (
     Way(f"{_STARTS}|{_ENDS}", UNPROVEN),
 )
 """What is said where green would mean nothing."""
+
+
+def _says_false(*reasons: str) -> str:
+    """A regular expression for what the smoketest says, with one of these reasons at its start."""
+    return f"^the smoketest says False: (?:{'|'.join(reasons)})"
+
+
+OF_THE_SMOKETEST: Final = (
+    Way(r"^\d+ compile\(s\) in the smoketest of a model that was warm", RECOMPILES),
+    Way(_says_false("it did not compile and ran eagerly", "a part silently ran eagerly", "nothing was compiled",
+                    "after the last step nothing ran compiled"), EAGER),
+    Way(_says_false("the model raises", "compiled it raises", "the optimiser raises [^,]+, eagerly too",
+                    r"ranks? [\d, and]+ (?:did not end|had to leave) the same call", "not enough memory for the test"),
+        RAISES),
+    Way(_says_false("what ran compiled could not be told", "the test itself failed",
+                    "it has parameters that are not initialised yet", "the loss does not depend on"), UNPROVEN),
+    STRIDES,
+)
+"""By the words after "says False" alone: a reason may begin with the user's own name of an output."""
 _ASSERTION: Final = r"^(?:in its \w+: )?AssertionError: "
 _NUMBER_KINDS: Final = "value|gradient|buffer|mutation|dtype|shape|alias|requires_grad|structure|rng"
 OF_TESTS: Final = (

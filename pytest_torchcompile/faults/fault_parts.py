@@ -106,7 +106,7 @@ class Case:
     alone: bool = False
     """Is everything else right, so that nothing else may be reported?"""
     check: str = "compare"
-    """What must catch it: ``compare``, a check of the matrix, or ``memory`` (``gauges.memory.memory_growth``)."""
+    """What must catch it: ``compare``, or a check of the matrix."""
     dynamic: bool | None = None
     steps: int = 1
     below: str = ""

@@ -23,7 +23,6 @@ from pytest_torchcompile.cell import DYNAMIC, Cell
 from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.faults.fault_parts import Case
-from pytest_torchcompile.gauges import memory
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.equivalence import compare
 from pytest_torchcompile.observation import Job
@@ -163,25 +162,8 @@ def _check_by_compare(case: Case) -> Checked:
     return Checked(reported, comparison.noise)
 
 
-def _check_memory(case: Case) -> Checked:
-    """Bytes that each further step leaves behind."""
-    model, (batch,) = case.program.build_model(), case.program.make_calls()
-    with isolated([]):
-        compiled = torch.compile(model, backend=case.backend())
-
-        def run_step() -> None:
-            model.zero_grad()
-            compiled(*batch.clone().args).square().mean().backward()
-
-        growth = memory.memory_growth(run_step, case.program.device)
-    if growth <= _LEAK:
-        return Checked([])
-    return Checked([ReportedProblem("memory", "each step", f"leaves {growth / 2**20:.1f} MiB behind")])
-
-
-_LEAK: Final = 2**19
-"""Bytes; the leaks that are planted lose several times as much with each step."""
-_KINDS: Final = {"graph_breaks": "graph_break", "recompiles": "recompile", "compiles": "vacuous", "randomness": "rng"}
+_KINDS: Final = {"graph_breaks": "graph_break", "recompiles": "recompile", "compiles": "vacuous", "randomness": "rng",
+                 "memory": "memory"}
 
 
 def _check_cell(case: Case) -> Checked:
@@ -208,7 +190,7 @@ def _path_of(function: Callable[..., object]) -> str:
     return f"{function.__module__}:{function.__qualname__}"
 
 
-_CHECKS: Final[dict[str, Callable[[Case], Checked]]] = {"compare": _check_by_compare, "memory": _check_memory}
+_CHECKS: Final[dict[str, Callable[[Case], Checked]]] = {"compare": _check_by_compare}
 
 
 PASSES: Final = 3

@@ -150,6 +150,7 @@ EMPTY = {
     "safe_fallback": {"error": None, "original": True, "changed": [], "differs": [], "met": [0, 0], "log": []},
     "cudagraphs": {"steps": [], "skips": []},
     "kernels": {"graphs": []},
+    "memory": {"graph_runs": 0, "eager_bytes": 0, "leaked_bytes": 0, "device": "cpu", "call": "call 1"},
     "worth": {"verdict": "nothing was compiled", "text": ""},
     "fuzz": {"rungs": [{"tries": 0}], "finding": None},
 }

@@ -72,3 +72,11 @@ def test_the_graph_pass_runs(tmp_path):
     done = run(copied("graph_pass", tmp_path))
     assert done.returncode == 0, done.stdout
     assert "4 passed" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["diffusers_unet", "transformers_gpt2", "x_transformers"])
+def test_what_was_adopted_is_read(name):
+    """A matrix that `init` wrote some versions ago still has three cells: one for each backend."""
+    folder = FOLDER / "adopted" / name
+    planned = load_matrix(folder / "matrix/default.yaml", folder).cells
+    assert [each.cell.backend for each in planned] == ["eager", "aot_eager", "inductor"]

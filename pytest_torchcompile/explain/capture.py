@@ -12,6 +12,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.explain.decompositions import DecompositionNotes, traced_operators
 from pytest_torchcompile.explain.dynamo import BytecodeNotes, current_compile_id
 from pytest_torchcompile.explain.explanation import Explanation
+from pytest_torchcompile.explain.graph_runs import GraphRuns
 from pytest_torchcompile.explain.graph_texts import read_stages
 from pytest_torchcompile.explain.inductor import KernelNotes, compile_anew
 from pytest_torchcompile.explain.kernels import complete_calls
@@ -91,9 +92,9 @@ def explain_step(
             return current_compile_id(), sum(text.stage == "code" for text in seen.texts)
 
         notes = KernelNotes([], explained.lost, place_in_run)
-        taken_apart, rewritten = DecompositionNotes(), BytecodeNotes()
+        taken_apart, rewritten, runs = DecompositionNotes(), BytecodeNotes(), GraphRuns()
         begun = time.perf_counter()
-        with notes.taken(), taken_apart.taken(), rewritten.taken():
+        with notes.taken(), taken_apart.taken(), rewritten.taken(), runs.taken():
             try:
                 compile_model().step(batch.clone())
             except Exception as error:
@@ -102,6 +103,7 @@ def explain_step(
         codes = [stage.text for stage in explained.stages if stage.stage == "code"]
         explained.kernels = complete_calls(notes.notes, codes)
         explained.operators = traced_operators(taken_apart, explained.traced_graphs)
+        explained.graph_runs = runs.runs
         explained.bytecode, explained.guards = rewritten.bytecode(), rewritten.guards()
         explained.compiles, explained.failures = list(seen.compiles), list(seen.failures)
         explained.graph_breaks, explained.eager_frames = list(seen.graph_breaks), list(seen.eager_frames)

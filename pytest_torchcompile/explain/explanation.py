@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from pytest_torchcompile.explain.graph_texts import SavedTensor, Stage, saved_tensors
 from pytest_torchcompile.explain.guards import Guard
-from pytest_torchcompile.explain.records import Bytecode, KernelCall, TracedOperator
+from pytest_torchcompile.explain.records import Bytecode, GraphRun, KernelCall, TracedOperator
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, FailedCompile, GraphBreak
 
 __all__ = ["FORMAT", "Explanation", "total_bytes"]
@@ -34,6 +34,8 @@ class Explanation:
     """Operators of AOTAutograd's graphs as they were before decomposition, and what they became."""
     guards: list[Guard] = field(default_factory=list)
     bytecode: list[Bytecode] = field(default_factory=list)
+    graph_runs: list[GraphRun] = field(default_factory=list, repr=False)
+    """What each of Dynamo's graphs was given first and what came of it; tensors, and so not in the JSON."""
     graph_breaks: list[GraphBreak] = field(default_factory=list)
     eager_frames: list[EagerFrame] = field(default_factory=list)
     failures: list[FailedCompile] = field(default_factory=list)
@@ -76,7 +78,8 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        plain = asdict(self)
+        plain = asdict(replace(self, graph_runs=[]))
+        del plain["graph_runs"]
         for kernel, call in zip(plain["kernels"], self.kernels, strict=True):
             kernel |= {"bytes_read": call.bytes_read, "bytes_written": call.bytes_written,
                        "bytes_kept_inside": call.bytes_kept_inside}

@@ -48,6 +48,12 @@ def write_files(explained: Explanation, folder: Path) -> list[Path]:
         file.write_text(text, encoding="utf-8")
         written.append(file)
         what[name] = meaning
+    # Torch writes the tensors of these.
+    from pytest_torchcompile.explain.runnable import write_runnables
+
+    runnables = write_runnables(explained, folder)
+    what |= runnables
+    written += [folder / name for name in runnables]
     manifest = {"name": explained.name, "torch": explained.torch_version, "settings": explained.settings, "files": what}
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return [*written, folder / _MANIFEST]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-__all__ = ["KINDS", "Bytecode", "KernelCall", "Operator", "TensorAccess", "TracedOperator", "readable_bytes",
-           "readable_shape", "sum_bytes"]
+__all__ = ["KINDS", "Bytecode", "GraphRun", "KernelCall", "Operator", "TensorAccess", "TracedOperator",
+           "readable_bytes", "readable_shape", "sum_bytes"]
 
 KINDS: Final = {
     "pointwise": "generated: each element by itself",
@@ -120,6 +120,16 @@ class TracedOperator:
     """Their nodes."""
     place: str = ""
     """``file:line`` of the user's code."""
+
+
+@dataclass
+class GraphRun:
+    """The first run of one graph; tensors are copies."""
+
+    compile_id: str
+    inputs: tuple[Any, ...] = ()
+    outputs: tuple[Any, ...] = ()
+    ran: bool = False
 
 
 @dataclass(frozen=True)

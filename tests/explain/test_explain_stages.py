@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -141,6 +143,13 @@ def test_files(head, tmp_path, monkeypatch):
     assert "// keeps exp inside, 9.38 KiB" in kernel.read_text()
     assert '"exp" -> "sum_1"' in (folder / "graphs" / "0_0-post_grad-0.dot").read_text()
     assert json.loads((folder / "explanation.json").read_text())["format"] == 1
+    program = [sys.executable, folder / "fx_graph_runnable.py"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.stdout == "1 outputs are those of the compiled graph\n", done.stderr
+    wrong = replace(head.graph_runs[0], outputs=(head.graph_runs[0].outputs[0] + 1,))
+    write_files(replace(head, graph_runs=[wrong]), folder)
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert "output 0: Tensor-likes are not close" in done.stderr
     write_files(replace(head, kernels=[]), folder)
     assert not (folder / "kernels").exists()
 

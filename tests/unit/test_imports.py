@@ -18,7 +18,8 @@ USES_PYTEST = {
 NEEDS_TORCH = {
     "adoption/examination", "adoption/guesses", "adoption/library_models", "batch", "zoo", "ledger", "gauges", "state",
     "oracle", "layer", "wrappers", "gates", "faults", "backends/toolkit", "explain/capture",
-    "explain/decompositions", "explain/dynamo", "explain/inductor", "explain/kernels",
+    "explain/decompositions", "explain/dynamo", "explain/graph_runs", "explain/inductor", "explain/kernels",
+    "explain/runnable",
     "fuzz/sequence_run", "run/environment", "run/runner", "run/subject",
 }
 """Modules and rooms that may import torch at their top."""

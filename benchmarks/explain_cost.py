@@ -21,9 +21,9 @@ import torch
 from pytest_torchcompile import zoo
 from pytest_torchcompile.explain import explain
 from pytest_torchcompile.explain.explanation import Explanation
+from pytest_torchcompile.explain.explanation_text import explanation_lines
 from pytest_torchcompile.explain.files import write_files
 from pytest_torchcompile.explain.inductor import compile_anew
-from pytest_torchcompile.explain.terminal import explanation_lines
 
 BATCHES: Final[dict[str, Callable[[], Any]]] = {
     "mini_gpt": lambda: zoo.token_batch(2, 32),

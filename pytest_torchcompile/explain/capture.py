@@ -10,12 +10,12 @@ import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.explain.decompositions import DecompositionNotes, traced_operators
-from pytest_torchcompile.explain.dynamo import BytecodeNotes, current_compile_id
+from pytest_torchcompile.explain.dynamo_hooks import BytecodeNotes, current_compile_id
 from pytest_torchcompile.explain.explanation import Explanation
 from pytest_torchcompile.explain.graph_runs import GraphRuns
 from pytest_torchcompile.explain.graph_texts import read_stages
 from pytest_torchcompile.explain.inductor import KernelNotes, compile_anew
-from pytest_torchcompile.explain.kernels import complete_calls
+from pytest_torchcompile.explain.kernel_facts import complete_calls
 from pytest_torchcompile.layer.benchmark import StepRunner, is_trained
 from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modules
 from pytest_torchcompile.layer.config import CompileConfig

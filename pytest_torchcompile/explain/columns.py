@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytest_torchcompile.explain.explanation import Explanation, total_bytes
-from pytest_torchcompile.explain.graph_texts import GraphNode, SavedTensor, Stage
-from pytest_torchcompile.explain.records import (
+from pytest_torchcompile.explain.explanation_records import (
     KINDS,
     KernelCall,
     TensorAccess,
@@ -23,6 +22,7 @@ from pytest_torchcompile.explain.records import (
     readable_bytes,
     readable_shape,
 )
+from pytest_torchcompile.explain.graph_texts import GraphNode, SavedTensor, Stage
 from pytest_torchcompile.page.markup import Html, join, tag
 from pytest_torchcompile.quantity import count
 

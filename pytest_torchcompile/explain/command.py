@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from pytest_torchcompile.adoption.chosen_cell import chosen_cell
 from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.explain.explanation_text import explanation_lines
 from pytest_torchcompile.explain.files import folder_of, write_files
-from pytest_torchcompile.explain.terminal import explanation_lines
 from pytest_torchcompile.ranks.serving import set_environment
 from pytest_torchcompile.report.safe_output import harmless_text
 from pytest_torchcompile.wrappers.wrapping import Wrapping

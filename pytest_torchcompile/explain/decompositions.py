@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_torchcompile.errors import InstrumentError
-from pytest_torchcompile.explain.dynamo import current_compile_id
+from pytest_torchcompile.explain.dynamo_hooks import current_compile_id
+from pytest_torchcompile.explain.explanation_records import TracedOperator
 from pytest_torchcompile.explain.graph_texts import GraphNode, Stage
-from pytest_torchcompile.explain.records import TracedOperator
 
 __all__ = ["DecompositionNotes", "traced_operators"]
 
@@ -41,8 +41,8 @@ class DecompositionNotes:
     def taken(self) -> Iterator[None]:
         """Note decompositions while the block runs.
 
-        ``maybe_handle_decomp(mode, operator, args, kwargs)`` in torch/fx/experimental/proxy_tensor.py: torch 2.8 to
-        2.15. It asks the table, and returns NotImplemented where the operator is kept.
+        ``maybe_handle_decomp(mode, operator, args, kwargs)`` in torch/fx/experimental/proxy_tensor.py: torch 2.13.
+        It asks the table, and returns NotImplemented where the operator is kept.
         """
         import torch
         from torch.fx.experimental import proxy_tensor

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchcompile.explain.explanation import Explanation
+from pytest_torchcompile.explain.explanation_records import KernelCall, readable_bytes, readable_shape
+from pytest_torchcompile.explain.explanation_text import explanation_lines
 from pytest_torchcompile.explain.graph_texts import STAGES, Stage
 from pytest_torchcompile.explain.page import explanation_page
-from pytest_torchcompile.explain.records import KernelCall, readable_bytes, readable_shape
-from pytest_torchcompile.explain.terminal import explanation_lines
 from pytest_torchcompile.report.safe_output import FOLDER, make_folder
 
 __all__ = ["EXPLAINED", "folder_of", "write_files"]

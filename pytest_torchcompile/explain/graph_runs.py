@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.errors import InstrumentError
-from pytest_torchcompile.explain.dynamo import current_compile_id
-from pytest_torchcompile.explain.records import GraphRun
+from pytest_torchcompile.explain.dynamo_hooks import current_compile_id
+from pytest_torchcompile.explain.explanation_records import GraphRun
 
 __all__ = ["GraphRuns"]
 
@@ -28,7 +28,7 @@ class GraphRuns:
         """Note runs while the block runs.
 
         ``OutputGraph.call_user_compiler(graph, inputs)`` in torch/_dynamo/output_graph.py returns what the backend
-        made of a graph: torch 2.8 to 2.15.
+        made of a graph: torch 2.13.
         """
         from torch._dynamo.output_graph import OutputGraph
 

@@ -1,7 +1,7 @@
 """Graphs out of the texts that torch records of each stage: nodes with type, user's line and inputs. No torch.
 
 The ledger keeps these texts (:attr:`pytest_torchcompile.Ledger.texts`). Their format is that of
-``GraphModule.print_readable`` (torch/fx/graph.py, torch 2.8 to 2.15).
+``GraphModule.print_readable`` (torch/fx/graph.py, torch 2.13).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Guards: what must be as it was when the code was compiled, one by one, and what would break each. No torch.
 
 Read from the tree that a cached entry prints (``str(guard_manager)``), which names the kind of each guard:
-``+- KIND: text  # line of code  # place`` (torch/_dynamo/guards.py, torch 2.8 to 2.15).
+``+- KIND: text  # line of code  # place`` (torch/_dynamo/guards.py, torch 2.13).
 """
 
 from __future__ import annotations

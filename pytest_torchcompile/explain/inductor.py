@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.explain.explanation_records import KernelCall, Operator, TensorAccess
 from pytest_torchcompile.explain.places import place_of_stack
-from pytest_torchcompile.explain.records import KernelCall, Operator, TensorAccess
 
 __all__ = ["KernelNote", "KernelNotes", "compile_anew"]
 
@@ -35,7 +35,7 @@ _LIBRARIES: Final = (
 def compile_anew() -> Iterator[None]:
     """Have everything scheduled here and now, whatever caches hold.
 
-    ``torch._inductor.config.fx_graph_cache`` and ``torch._functorch.config.enable_autograd_cache``: torch 2.8 to 2.15.
+    ``torch._inductor.config.fx_graph_cache`` and ``torch._functorch.config.enable_autograd_cache``: torch 2.13.
     """
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor
@@ -95,7 +95,7 @@ class KernelNotes:
 def _kernel_makers() -> list[type]:
     """Classes whose ``define_kernel(source, scheduler_nodes, ...)`` names a kernel.
 
-    ``CppScheduling`` and ``TritonScheduling`` in torch/_inductor/codegen: torch 2.8 to 2.15.
+    ``CppScheduling`` and ``TritonScheduling`` in torch/_inductor/codegen: torch 2.13.
     """
     try:
         from torch._inductor.codegen.cpp import CppScheduling
@@ -110,7 +110,7 @@ def _kernel_makers() -> list[type]:
 
 
 def _scheduler() -> type:
-    """The class whose ``codegen_extern_call(scheduler_node)`` writes a call of a library (torch 2.8 to 2.15)."""
+    """The class whose ``codegen_extern_call(scheduler_node)`` writes a call of a library (torch 2.13)."""
     from torch._inductor.scheduler import Scheduler
 
     if not hasattr(Scheduler, "codegen_extern_call"):
@@ -124,7 +124,7 @@ def _missing(name: str, purpose: str) -> InstrumentError:
 
 
 def _lowering() -> Any:
-    """The graph that is being lowered (``torch._inductor.virtualized.V.graph``, torch 2.8 to 2.15)."""
+    """The graph that is being lowered (``torch._inductor.virtualized.V.graph``, torch 2.13)."""
     from torch._inductor.virtualized import V
 
     return V.graph
@@ -133,7 +133,7 @@ def _lowering() -> Any:
 def _number(size: Any) -> int:
     """A size as a number: that of this call where the compiler keeps it open.
 
-    ``SizeVarAllocator.size_hint`` in torch 2.8 to 2.12, ``optimization_hint`` in 2.13 to 2.15.
+    ``SizeVarAllocator.optimization_hint`` in torch 2.13; where that is missing, the older ``size_hint``.
     """
     if isinstance(size, int):
         return size
@@ -143,7 +143,7 @@ def _number(size: Any) -> int:
 
 
 def _extern_name(operation: Any) -> str:
-    """What the generated code calls (``ExternKernel.python_kernel_name``, torch 2.8 to 2.15)."""
+    """What the generated code calls (``ExternKernel.python_kernel_name``, torch 2.13)."""
     name = getattr(operation, "python_kernel_name", None)
     if name:
         return _SUFFIX.sub("", str(name))
@@ -225,7 +225,7 @@ class _Origins:
         return cls({})
 
     def sorted(self, nodes: list[Any]) -> list[Any]:
-        """What scheduler nodes were made of (``IRNode.origins``, torch 2.8 to 2.15); placeholders compute nothing."""
+        """What scheduler nodes were made of (``IRNode.origins``, torch 2.13); placeholders compute nothing."""
         found: dict[Any, None] = {}
         for node in nodes:
             found.update(dict.fromkeys(origin for origin in node.node.origins if origin.op == "call_function"))
@@ -323,7 +323,7 @@ def _accesses_of(nodes: list[Any]) -> tuple[tuple[TensorAccess, ...], tuple[Tens
 
 
 def _only_ordered(dependency: Any) -> bool:
-    """Whether it says what comes first, and nothing is read (``WeakDep``, torch 2.8 to 2.15)."""
+    """Whether it says what comes first, and nothing is read (``WeakDep``, torch 2.13)."""
     return type(dependency).__name__ == "WeakDep"
 
 
@@ -361,14 +361,14 @@ def _access(name: str, dependencies: list[Any]) -> TensorAccess | None:
 
 
 def _touched(dependency: Any, whole: int) -> int:
-    """Elements behind an access; the whole tensor where it is a library's (``MemoryDep.get_numel``, 2.8 to 2.15)."""
+    """Elements behind an access; the whole tensor where it is a library's (``MemoryDep.get_numel``, torch 2.13)."""
     if type(dependency).__name__ != "MemoryDep":
         return whole
     return _number(dependency.get_numel())
 
 
 def _loops_of(nodes: list[Any]) -> tuple[tuple[tuple[int | str, ...], tuple[int | str, ...]], ...]:
-    """Each loop nest once: what it runs over, and what it reduces (``SchedulerNode.group``, torch 2.8 to 2.15)."""
+    """Each loop nest once: what it runs over, and what it reduces (``SchedulerNode.group``, torch 2.13)."""
     nests: dict[tuple[tuple[int | str, ...], tuple[int | str, ...]], None] = {}
     for node in nodes:
         _device, (outer, reduced) = node.group

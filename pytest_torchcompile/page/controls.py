@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from pytest_torchcompile.gate.policy_limits import worst_rank
-from pytest_torchcompile.page.comparison import MARKS
+from pytest_torchcompile.page.baseline_comparison import MARKS
 from pytest_torchcompile.page.markup import STEPS, VERDICT_STYLES, Html, tag
 from pytest_torchcompile.report.facts import Facts, as_number
 from pytest_torchcompile.report.metrics import METRICS

@@ -25,7 +25,7 @@ from pytest_torchcompile.gate.announcement import sentence
 from pytest_torchcompile.gate.gate import GateOutcome, gate
 from pytest_torchcompile.gate.policyfile import read_policy
 from pytest_torchcompile.page.article import article
-from pytest_torchcompile.page.comparison import compare_cells, tell_news
+from pytest_torchcompile.page.baseline_comparison import compare_cells, tell_news
 from pytest_torchcompile.page.controls import controls, measure_cells
 from pytest_torchcompile.page.heatmap import DENSE, FAILING, WIDTH, HeatMap, map_table, square_class
 from pytest_torchcompile.page.markup import VERDICT_STYLES, Html, anchor, data, style_rules, tag

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.gate.announcement import judged_facts, sentence
 from pytest_torchcompile.gate.gate import GateOutcome
-from pytest_torchcompile.page.comparison import News
+from pytest_torchcompile.page.baseline_comparison import News
 from pytest_torchcompile.page.markup import Html, tag
 from pytest_torchcompile.page.overview import FindingGroup
 from pytest_torchcompile.page.past_runs import commit_in_words, moment_in_words

@@ -17,7 +17,7 @@ from pytest_torchcompile.gate.gate import GateOutcome
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.testjudged import facts_of_test
 from pytest_torchcompile.observation import VERDICTS
-from pytest_torchcompile.page.comparison import News
+from pytest_torchcompile.page.baseline_comparison import News
 from pytest_torchcompile.page.expectations import expectations_section
 from pytest_torchcompile.page.heatmap import FAILING, HeatMap
 from pytest_torchcompile.page.ledger_tables import compiles_section, eager_frames_section, graph_breaks_section

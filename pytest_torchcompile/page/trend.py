@@ -126,7 +126,7 @@ def _cells_of_turn(turn: Turn, newest: PastRun) -> Html:
     if len(links) == 1:
         return links[0]
     shared = _shared_values(turn.cells, newest)
-    name = f"{', '.join(shared)}: {len(turn.cells)} cells" if shared else first_names(turn.cells, 1)
+    name = f"{', '.join(shared)}: {count(len(turn.cells), 'cell')}" if shared else first_names(turn.cells, 1)
     return tag("details", tag("summary", name), tag("div", links, more_note(len(turn.cells)), class_="cells"))
 
 

@@ -22,8 +22,8 @@ from pytest_torchcompile.gate.permitted import permitted_causes
 from pytest_torchcompile.gate.policyfile import read_policy
 from pytest_torchcompile.oracle.diagnosis import STAGES, stages_before
 from pytest_torchcompile.playbook.choice import choices, has_verdict, settings_by_model
+from pytest_torchcompile.playbook.playbook_record import GOTCHA_VERDICTS, playbook_record
 from pytest_torchcompile.playbook.practice import cache_notes, shape_notes, warm_up_notes
-from pytest_torchcompile.playbook.record import GOTCHA_VERDICTS, playbook_record
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.causes import Cause, group_causes
 from pytest_torchcompile.report.facts import Facts

@@ -17,7 +17,7 @@ from pytest_torchcompile.plan.selection import refuse_idle, refuse_unknown
 from pytest_torchcompile.plugin.collection import MATRIX_TEXT, SESSION, TEXT_OF_MATRIX, MatrixSession
 from pytest_torchcompile.plugin.ending import LAST, Ending, SavedFile
 from pytest_torchcompile.plugin.outside import named_parts
-from pytest_torchcompile.plugin.progress import ProgressHooks
+from pytest_torchcompile.plugin.progress_line import ProgressHooks
 from pytest_torchcompile.plugin.rank_supply import RankSupply
 from pytest_torchcompile.plugin.repeated import RepeatedFailures
 from pytest_torchcompile.plugin.resuming import Resuming

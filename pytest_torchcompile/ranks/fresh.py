@@ -32,8 +32,8 @@ from typing import IO, Any, Final, cast
 
 from pytest_torchcompile.errors import NoRank
 from pytest_torchcompile.ranks.capped_log import drop_middle, read_ends
-from pytest_torchcompile.ranks.frames import read_frame, write_frame
 from pytest_torchcompile.ranks.listeners import STACKS, listen_to_frames
+from pytest_torchcompile.ranks.message_frames import read_frame, write_frame
 
 __all__ = ["START_SECONDS", "FreshChannel", "FreshProcesses", "main", "start_fresh"]
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO, Final
 
-from pytest_torchcompile.ranks.frames import read_frame
+from pytest_torchcompile.ranks.message_frames import read_frame
 from pytest_torchcompile.run.offspring import end_own_group
 from pytest_torchcompile.system import can_make_pipes, make_pipe
 

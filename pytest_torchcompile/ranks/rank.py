@@ -20,7 +20,7 @@ from typing import Any
 from pytest_torchcompile.observation import RankOutcome
 from pytest_torchcompile.ranks import listeners
 from pytest_torchcompile.ranks.capped_log import read_ends, start_anew
-from pytest_torchcompile.ranks.frames import Channel
+from pytest_torchcompile.ranks.message_frames import Channel
 from pytest_torchcompile.ranks.starting import ask_for_stacks, may_still_tell, start_rank
 from pytest_torchcompile.run.offspring import kill_group
 from pytest_torchcompile.system import allowed_memory_bytes

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.errors import NoRank
 from pytest_torchcompile.observation import Failure, Job, Observation, RankOutcome, rank_failed
-from pytest_torchcompile.ranks.frames import Channel
+from pytest_torchcompile.ranks.message_frames import Channel
 from pytest_torchcompile.ranks.rank import Rank
 from pytest_torchcompile.ranks.starting import wait_for_any
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pytest_torchcompile.ranks import listeners
-from pytest_torchcompile.ranks.frames import Messages
+from pytest_torchcompile.ranks.message_frames import Messages
 from pytest_torchcompile.run.offspring import adopt_orphans
 from pytest_torchcompile.system import resident_bytes
 

@@ -11,8 +11,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Protocol
 
-from pytest_torchcompile.ranks.frames import Channel
 from pytest_torchcompile.ranks.fresh import FreshChannel, FreshProcesses, start_fresh
+from pytest_torchcompile.ranks.message_frames import Channel
 from pytest_torchcompile.system import can_fork
 
 __all__ = ["RankProcesses", "ask_for_stacks", "may_still_tell", "open_processes", "start_rank", "wait_for_any"]

@@ -20,8 +20,8 @@ from typing import Any, Final
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.observation import Job, RankOutcome, rank_failed
 from pytest_torchcompile.quantity import count
-from pytest_torchcompile.ranks.frames import Channel
 from pytest_torchcompile.ranks.fresh import START_SECONDS
+from pytest_torchcompile.ranks.message_frames import Channel
 from pytest_torchcompile.ranks.rank import Rank
 from pytest_torchcompile.ranks.rank_group import GRACE, ended_after
 from pytest_torchcompile.ranks.starting import wait_for_any

@@ -12,8 +12,8 @@ from explain.generated_code import differences
 from pytest_torchcompile import CompileConfig, zoo
 from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.explain import explain, inductor
-from pytest_torchcompile.explain.records import readable_bytes
-from pytest_torchcompile.explain.terminal import explanation_lines
+from pytest_torchcompile.explain.explanation_records import readable_bytes
+from pytest_torchcompile.explain.explanation_text import explanation_lines
 
 pytestmark = pytest.mark.needs_torch
 

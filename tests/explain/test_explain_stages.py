@@ -20,11 +20,11 @@ from pytest_torchcompile import CompileConfig, zoo
 from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.explain import explain
 from pytest_torchcompile.explain.decompositions import DecompositionNotes
+from pytest_torchcompile.explain.explanation_text import explanation_lines
 from pytest_torchcompile.explain.files import write_files
 from pytest_torchcompile.explain.graph_texts import read_graph
 from pytest_torchcompile.explain.guards import explain_symbolic, read_guards
 from pytest_torchcompile.explain.page import explanation_page
-from pytest_torchcompile.explain.terminal import explanation_lines
 
 pytestmark = pytest.mark.needs_torch
 

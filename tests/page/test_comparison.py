@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile.gate.baseline import Change
-from pytest_torchcompile.page.comparison import BaselineCells
+from pytest_torchcompile.page.baseline_comparison import BaselineCells
 
 
 @pytest.mark.parametrize(("kinds", "mark"), [

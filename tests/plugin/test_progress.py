@@ -10,7 +10,7 @@ import pytest
 from runs import Run
 
 from pytest_torchcompile.cli import main
-from pytest_torchcompile.plugin.progress import LINE_SECONDS, ProgressHooks, is_live, open_terminal
+from pytest_torchcompile.plugin.progress_line import LINE_SECONDS, ProgressHooks, is_live, open_terminal
 from pytest_torchcompile.plugin.resuming import judged_cells_of, why_not_to_resume
 from pytest_torchcompile.report.kept_runs import RUNS
 

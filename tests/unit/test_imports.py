@@ -18,7 +18,7 @@ USES_PYTEST = {
 NEEDS_TORCH = {
     "adoption/examination", "adoption/guesses", "adoption/library_models", "batch", "zoo", "ledger", "gauges", "state",
     "oracle", "layer", "wrappers", "gates", "faults", "backends/toolkit", "explain/capture",
-    "explain/decompositions", "explain/dynamo", "explain/graph_runs", "explain/inductor", "explain/kernels",
+    "explain/decompositions", "explain/dynamo_hooks", "explain/graph_runs", "explain/inductor", "explain/kernel_facts",
     "explain/runnable",
     "fuzz/sequence_run", "run/environment", "run/runner", "run/subject",
 }

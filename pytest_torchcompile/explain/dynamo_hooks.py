@@ -8,15 +8,15 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from pytest_torchcompile.explain.explanation_records import Bytecode
 from pytest_torchcompile.explain.guards import Guard, read_guards
-from pytest_torchcompile.explain.records import Bytecode
 from pytest_torchcompile.ledger.entries import cache_entries
 
 __all__ = ["BytecodeNotes", "current_compile_id"]
 
 
 def current_compile_id() -> str:
-    """What is compiled now (``torch._guards.CompileContext.current_compile_id``, torch 2.8 to 2.15)."""
+    """What is compiled now (``torch._guards.CompileContext.current_compile_id``, torch 2.13)."""
     from torch._guards import CompileContext
 
     return str(CompileContext.current_compile_id() or "")
@@ -31,7 +31,7 @@ class BytecodeNotes:
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
-        """Note bytecode while the block runs (``register_bytecode_hook``, torch 2.8 to 2.15)."""
+        """Note bytecode while the block runs (``register_bytecode_hook``, torch 2.13)."""
         from torch._dynamo.convert_frame import register_bytecode_hook
 
         def note(before: types.CodeType, after: types.CodeType) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from pytest_torchcompile.explain.records import KernelCall, Operator, TensorAccess
+from pytest_torchcompile.explain.explanation_records import KernelCall, Operator, TensorAccess
 from pytest_torchcompile.gauges.kernels import read_module
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 from unit.rooms import MODULES, ROOMS, edges, imports, room_of
 
 USES_PYTEST = {
-    "plugin", "plugin/collection", "plugin/ending", "plugin/fixture_model", "plugin/fixtures", "plugin/progress",
+    "plugin", "plugin/collection", "plugin/ending", "plugin/fixture_model", "plugin/fixtures", "plugin/progress_line",
     "plugin/rank_supply", "plugin/repeated", "plugin/resuming", "plugin/reusing", "plugin/scheduling",
     "plugin/startup", "plugin/test_lane",
 }

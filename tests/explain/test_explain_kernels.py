@@ -54,7 +54,8 @@ def test_a_wrong_tensor_would_be_seen(head):
 def test_a_fused_softmax(head):
     """Its operators in order, its loops, the user's line, and the two intermediates that stay inside."""
     softmax = next(kernel for kernel in head.kernels if kernel.stage == "forward" and not kernel.library)
-    assert (softmax.kind, softmax.parallel) == ("reduction", False)
+    # With one thread, as OMP_NUM_THREADS may say, Inductor writes no parallel loop.
+    assert (softmax.kind, softmax.parallel) == ("reduction", "#pragma omp parallel" in softmax.source)
     assert [operator.node for operator in softmax.operators] == ["amax", "sub", "exp", "sum_1", "div"]
     assert {operator.original for operator in softmax.operators} == {"aten._softmax.default"}
     assert ((4,), (600,)) in softmax.loops

@@ -24,6 +24,8 @@ __all__ = ["PythonState", "compare_python", "python_state"]
 _PLAIN = (bool, int, str, bytes, type(None))
 # Items of a container, and containers in containers, that are looked at.
 _MOST_ITEMS, _DEPTH = 256, 3
+_NO_COUNT = 2**24
+"""Whole numbers from here on are addresses, times and hashes, which are others in each run, and no counts."""
 _OPAQUE: Any = object()
 """Stands for what is not compared."""
 # A class whose source has one of these may do something else on purpose while it is compiled.
@@ -54,6 +56,9 @@ def python_state(module: torch.nn.Module | None) -> PythonState:
         prefix = f"{where}." if where else ""
         asks = _asks_for_compiling(type(part))
         for name, value in own_attributes(part).items():
+            # Torch's modules keep books: DDP notes (``_has_rebuilt_buckets``) what it does once, in whatever call.
+            if name.startswith("_") and _is_torchs(type(part)):
+                continue
             kept = _plain_copy(value, _DEPTH)
             if kept is not _OPAQUE:
                 attributes[prefix + name] = kept
@@ -69,6 +74,8 @@ def _plain_copy(value: Any, depth: int) -> Any:
 
     Numbers in floating point may come from tensors, and rounding would be told as a difference: they are opaque.
     """
+    if isinstance(value, int) and abs(value) >= _NO_COUNT:
+        return _OPAQUE
     if isinstance(value, _PLAIN):
         return value
     if not depth or not isinstance(value, (list, tuple, dict, set)) or len(value) > _MOST_ITEMS:
@@ -86,6 +93,10 @@ def _plain_copy(value: Any, depth: int) -> Any:
     return items
 
 
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch"
+
+
 def _comparable(state: Any) -> Any:
     return state.tolist() if isinstance(state, torch.Tensor) else repr(state)
 
@@ -101,7 +112,7 @@ def _asks_for_compiling(kind: type) -> bool:
         for each in kind.__mro__:
             # Torch's own modules and those without a file do not count.
             file = getattr(sys.modules.get(each.__module__), "__file__", None)
-            if file and not each.__module__.startswith("torch."):
+            if file and not _is_torchs(each):
                 texts.append("".join(linecache.getlines(file)))
         _asked[kind] = any(word in text for text in texts for word in _ASKS)
     return _asked[kind]

@@ -91,7 +91,14 @@ def test_the_same_is_silent():
     """So are numbers in floating point, which may have been rounded otherwise, and other histories."""
     assert differences(lambda model: None) == []
     assert differences(lambda model: setattr(model, "mean", 0.3)) == []
+    assert differences(lambda model: setattr(model, "where", id(model)), lambda model: setattr(model, "where", 0)) == []
     assert differences(lambda model: None, before=lambda model: setattr(model.inner, "calls", 7)) == []
+
+
+def test_what_torchs_modules_note_of_themselves_is_not_compared():
+    """DDP rebuilds its buckets in the first call of all, eager or compiled."""
+    assert differences(lambda model: setattr(model.inner, "_has_rebuilt", True)) == []
+    assert differences(lambda model: setattr(model, "_mine", True)) != []
 
 
 def test_a_module_that_asks_may_differ():

@@ -79,7 +79,7 @@ def test_errors_and_crashes(repo):
         "2 cells  compiles: the compiled run raised torch._dynamo.exc.BackendCompilerFailed in forward; eager did not: "
         "backend='refuses' raised: RuntimeError: cannot lower this",
         "    in blocks-models_refuses-default-auto-none, blocks-models_refuses-default-auto-checkpoint",
-        "2 cells  compiles, equivalence: the process ended itself with exit code 3",
+        "2 cells  crash, so no check has a result: the process ended itself with exit code 3",
     ])
     raised = alone(repo, "test_blocks_models_refuses_default_auto_none.py")
     raised.assert_outcomes(failed=1)

@@ -16,14 +16,13 @@ from pytest_torchcompile.explain.graph_runs import GraphRuns
 from pytest_torchcompile.explain.graph_texts import read_stages
 from pytest_torchcompile.explain.inductor import KernelNotes, compile_anew
 from pytest_torchcompile.explain.kernel_facts import complete_calls
-from pytest_torchcompile.layer.benchmark import StepRunner, is_trained
+from pytest_torchcompile.layer.benchmark import StepRunner
 from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modules
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.preservation import preserved
-from pytest_torchcompile.layer.training_step import adapted_loss
+from pytest_torchcompile.layer.training_step import loss_of_step
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.loading import one_line
-from pytest_torchcompile.oracle import default_loss
 from pytest_torchcompile.state.torch_state import isolated
 
 __all__ = ["explain", "explain_step"]
@@ -61,11 +60,7 @@ def explain(
                          "as _orig_mod)")
     config = config or CompileConfig()
     module = join_modules(model, loss_fn)
-    if train is None:
-        train = loss_fn is not None or is_trained(module)
-    loss: Callable[..., Any] | None = None
-    if train:
-        loss = default_loss if loss_fn is None else adapted_loss(loss_fn)
+    loss = loss_of_step(module, loss_fn, train)
     settings = config.settings()
 
     def compile_model() -> StepRunner:

@@ -10,21 +10,17 @@ are those between what it writes and what it reads.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pytest_torchcompile.explain.explanation_records import KernelCall, Operator, TensorAccess
-from pytest_torchcompile.gauges.kernels import read_module
+from pytest_torchcompile.gauges.kernels import functions_of_graph, stage_of_code
 
 if TYPE_CHECKING:
     from pytest_torchcompile.explain.inductor import KernelNote
 
 __all__ = ["complete_calls", "names_in_memory"]
-
-_RUNS_GRAPH: Final = re.compile(r"call$|partition_")
-"""Functions of the generated code that run the graph, or a part of it."""
 
 
 def complete_calls(notes: Sequence[KernelNote], codes: Sequence[str]) -> list[KernelCall]:
@@ -35,7 +31,7 @@ def complete_calls(notes: Sequence[KernelNote], codes: Sequence[str]) -> list[Ke
     """
     complete: list[KernelCall] = []
     for number, code in enumerate(codes):
-        graph = _GeneratedGraph(read_module(code).stage, names_in_memory(code))
+        graph = _GeneratedGraph(stage_of_code(code), names_in_memory(code))
         of_graph = [note for note in notes if note.call.graph == number]
         for note in of_graph:
             if note.call.kind in ("library", "extern"):
@@ -51,10 +47,8 @@ def names_in_memory(code: str) -> frozenset[str]:
     ['a', 'args', 'buf0', 'empty', 'kernel']
     """
     names = set()
-    for function in ast.walk(ast.parse(code)):
-        runs_graph = isinstance(function, ast.FunctionDef) and _RUNS_GRAPH.match(function.name)
-        if runs_graph:
-            names |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    for function in functions_of_graph(ast.parse(code)):
+        names |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
     return frozenset(names)
 
 

@@ -4,7 +4,7 @@ A key is the hash of a text without what says nothing about the code: names of v
 numbers, comments, the lines of the user's code, paths, and what Inductor writes for its own benchmarks. Two compiles of
 one model in two processes have the same keys; a refactoring that the compiler does not see changes none.
 
-Reads what :func:`pytest_torchcompile.ledger.observe` keeps with ``keep_texts`` (torch 2.8 to 2.15): Inductor's module
+Reads what :func:`pytest_torchcompile.ledger.observe` keeps with ``keep_texts`` (torch 2.13): Inductor's module
 (PythonWrapperCodegen in torch/_inductor/codegen/wrapper.py), where there is none the graphs of AOTAutograd, and where
 there are none of these Dynamo's.
 """
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pytest_torchcompile.gauges.kernels import functions_of_graph, stage_of_code
 from pytest_torchcompile.ledger.records import Text
 
 __all__ = ["GeneratedCode", "GraphCode", "KernelCode", "read_generated_code"]
@@ -25,8 +26,6 @@ __all__ = ["GeneratedCode", "GraphCode", "KernelCode", "read_generated_code"]
 _KEY_LENGTH: Final = 16
 _STAGES: Final = (("code",), ("forward", "backward"), ("dynamo",))
 """From the last stage to the first: the last that there is stands for a graph."""
-_AOT_ID: Final = re.compile(r"^# AOT ID: \['\d+_(\w+)'\]", re.MULTILINE)
-_RUNS: Final = re.compile(r"forward$|call$|partition_")
 _GRAPH_CLASS: Final = re.compile(r"^class [^(\n]+\(", re.MULTILINE)
 """A graph is called as what was traced, which may be no name: ``class <lambda>(torch.nn.Module)``."""
 _INCLUDED_PATH: Final = re.compile(r'(#include\s+")[^"]*/([^"/]+")')
@@ -93,8 +92,7 @@ def _last_stage(texts: list[Text]) -> list[Text]:
 def _read_graph(compile_id: str, text: Text, generated: GeneratedCode) -> GraphCode:
     stage = text.stage
     if stage == "code":
-        aot_id = _AOT_ID.search(text.text)
-        stage = aot_id[1] if aot_id else "inference"
+        stage = stage_of_code(text.text)
     graph = f"{compile_id} {stage}"
     try:
         kernels, calling = _neutral_texts(text.text)
@@ -136,9 +134,11 @@ def _neutral_source(source: str, name: str) -> str:
 
 
 def _functions_that_run(module: ast.Module) -> list[ast.FunctionDef]:
-    """The ``forward`` of a graph; of Inductor's module ``call`` and its partitions, without what benchmarks them."""
-    functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
-    return [function for function in functions if _RUNS.match(function.name)]
+    """Those of Inductor's module that run its graph, without what benchmarks them; else the ``forward`` of a graph."""
+    of_inductor = functions_of_graph(module)
+    if of_inductor:
+        return of_inductor
+    return [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == "forward"]
 
 
 class _NeutralNames(ast.NodeTransformer):

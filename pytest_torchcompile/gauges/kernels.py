@@ -19,11 +19,12 @@ from pytest_torchcompile.errors import InstrumentError, Unavailable
 from pytest_torchcompile.ledger.cudagraph_skips import DEFINED_KERNEL
 from pytest_torchcompile.ledger.records import Text
 
-__all__ = ["Kernel", "Kernels", "Launches", "aten_operators", "count_launches", "note_source_lines", "read_kernels",
-           "read_module"]
+__all__ = ["Kernel", "Kernels", "Launches", "aten_operators", "count_launches", "functions_of_graph",
+           "note_source_lines", "read_kernels", "read_module", "stage_of_code"]
 
 _FUSED: Final = re.compile(r"^(?:cpp|triton)_(?:[a-z]{3}_)?fused_(.*?)_?\d*$")
 _STAGE: Final = re.compile(r"^# AOT ID: \['\d+_(\w+)'\]", re.M)
+_RUNS_GRAPH: Final = re.compile(r"call$|partition_")
 _SOURCES: Final = re.compile(r"# Topologically Sorted Source Nodes: \[(.*?)\], Original ATen: \[(.*?)\]")
 _LEVEL: Final = "trace.provenance_tracking_level"
 _LINE: Final = re.compile(r'File "(.+?)", line (\d+)')
@@ -106,17 +107,25 @@ def read_module(code: str, compile_id: str = "", operators: frozenset[str] = fro
     for name, language in defined.items():
         ops = sources.get(name) or _operators_in_name(name, operators)
         generated.append(Kernel(name, language.partition("_")[0], ops, calls=calls[name]))
+    return Kernels(compile_id, stage_of_code(code), tuple(generated), dict(library), dict(fallbacks))
+
+
+def functions_of_graph(module: ast.Module) -> list[ast.FunctionDef]:
+    """The functions of Inductor's module that run its graph: ``call``, and the partitions of it."""
+    functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
+    return [function for function in functions if _RUNS_GRAPH.match(function.name)]
+
+
+def stage_of_code(code: str) -> str:
+    """``forward``, ``backward`` or ``inference``, as Inductor writes above a module."""
     stage = _STAGE.search(code)
-    return Kernels(compile_id, stage[1] if stage else "inference", tuple(generated), dict(library), dict(fallbacks))
+    return stage[1] if stage else "inference"
 
 
 def _names_called(code: str) -> Iterator[str]:
-    """Names of all functions called in ``call`` and in partitions of it."""
-    for function in ast.walk(ast.parse(code)):
-        if not isinstance(function, ast.FunctionDef):
-            continue
-        if function.name == "call" or function.name.startswith("partition_"):
-            yield from (ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call))
+    """Names of all functions that running the graph calls."""
+    for function in functions_of_graph(ast.parse(code)):
+        yield from (ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call))
 
 
 def _commented_operators(code: str) -> dict[str, tuple[str, ...]]:

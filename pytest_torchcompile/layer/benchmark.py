@@ -32,13 +32,11 @@ from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modul
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.padding import is_ids
 from pytest_torchcompile.layer.preservation import preserved
-from pytest_torchcompile.layer.training_step import adapted_loss
+from pytest_torchcompile.layer.training_step import loss_of_step
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.records import Text
-from pytest_torchcompile.oracle import default_loss
 
-__all__ = ["Benchmark", "Items", "StepRunner", "benchmark", "benchmark_sides", "count_items", "is_trained",
-           "steady_ratio"]
+__all__ = ["Benchmark", "Items", "StepRunner", "benchmark", "benchmark_sides", "count_items", "steady_ratio"]
 
 TURNS: Final = 3
 """Timings of each side in a round. The shortest counts for the ratio: what interrupts a step only makes it longer."""
@@ -99,22 +97,12 @@ def benchmark(
         raise ValueError(f"it runs compiled already ({part}), so there is no eager side; give benchmark a model of "
                          "which nothing is compiled (a compiled module keeps the original as _orig_mod)")
     module = join_modules(model, loss_fn)
-    if train is None:
-        train = loss_fn is not None or is_trained(module)
-    loss: Callable[..., Any] | None = None
-    if train:
-        loss = default_loss if loss_fn is None else adapted_loss(loss_fn)
+    loss = loss_of_step(module, loss_fn, train)
     compiled = torch.compile(model, **config.settings()) if config.enabled else model
     return benchmark_sides(
         StepRunner(model, module, loss), StepRunner(compiled, module, loss), _maker_by_round(make_batch), rounds=rounds,
         warmup=warmup, least=least, items=items, asked=config.enabled,
     )  # fmt: skip
-
-
-def is_trained(module: torch.nn.Module) -> bool:
-    """Whether its user would expect a training step of it."""
-    differentiable = any(parameter.requires_grad for parameter in module.parameters())
-    return module.training and torch.is_grad_enabled() and differentiable
 
 
 def benchmark_sides(

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.layer.benchmark import StepRunner, is_trained, steady_ratio
+from pytest_torchcompile.layer.benchmark import StepRunner, steady_ratio
 from pytest_torchcompile.layer.benchmark_result import NOT_TOLD, speed_text
 from pytest_torchcompile.layer.compiled_modules import join_modules
 from pytest_torchcompile.layer.guarded_model import Guard
-from pytest_torchcompile.oracle import default_loss
+from pytest_torchcompile.layer.training_step import loss_of_step
 
 __all__ = ["SpeedAnswer", "measure_speed"]
 
@@ -37,7 +37,7 @@ def measure_speed(
     raised in it is raised as it is.
     """
     module = join_modules(model, None)
-    loss = default_loss if is_trained(module) else None
+    loss = loss_of_step(module, None, None)
 
     def run_eagerly(*args: Any, **kwargs: Any) -> Any:
         # Parts of the original may be guarded and compiled in place; so they run as they were.

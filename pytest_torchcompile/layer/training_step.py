@@ -14,15 +14,28 @@ from torch import nn
 
 from pytest_torchcompile.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT
-from pytest_torchcompile.oracle import Fault, Recording, problem
+from pytest_torchcompile.oracle import Fault, Recording, default_loss, problem
 from pytest_torchcompile.oracle.held import HeldName, held_leaves
 from pytest_torchcompile.oracle.recording import has_signal
 from pytest_torchcompile.quantity import numbered
 
 __all__ = [
-    "Descent", "LeftGradients", "OptimizerStep", "StepFailed", "adapted_loss", "compiler_failure", "has_answers",
-    "has_finite_values", "is_finite", "left_alone", "refuse_differences", "refuse_eager_parts", "refuse_not_finite",
-    "refuse_overwritten", "refuse_user_error",
+    "Descent",
+    "LeftGradients",
+    "OptimizerStep",
+    "StepFailed",
+    "adapted_loss",
+    "compiler_failure",
+    "has_answers",
+    "has_finite_values",
+    "is_finite",
+    "left_alone",
+    "loss_of_step",
+    "refuse_differences",
+    "refuse_eager_parts",
+    "refuse_not_finite",
+    "refuse_overwritten",
+    "refuse_user_error",
 ]
 
 _TEXT_LENGTH = 300
@@ -308,3 +321,23 @@ def _takes_one_argument(function: Callable[..., Any]) -> bool:
     except TypeError:
         return True
     return False
+
+
+def loss_of_step(
+    module: torch.nn.Module, loss_fn: Callable[..., Any] | None, train: bool | None
+) -> Callable[..., Any] | None:
+    """The loss of a step that is timed or explained; None where it is a forward pass alone.
+
+    ``loss_fn`` and ``train`` as for :func:`pytest_torchcompile.benchmark`.
+    """
+    if train is None:
+        train = loss_fn is not None or is_trained(module)
+    if not train:
+        return None
+    return default_loss if loss_fn is None else adapted_loss(loss_fn)
+
+
+def is_trained(module: torch.nn.Module) -> bool:
+    """Whether its user would expect a training step of it."""
+    differentiable = any(parameter.requires_grad for parameter in module.parameters())
+    return module.training and torch.is_grad_enabled() and differentiable

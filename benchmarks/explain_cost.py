@@ -23,7 +23,8 @@ from pytest_torchcompile.explain import explain
 from pytest_torchcompile.explain.explanation import Explanation
 from pytest_torchcompile.explain.explanation_text import explanation_lines
 from pytest_torchcompile.explain.files import write_files
-from pytest_torchcompile.explain.inductor import compile_anew
+from pytest_torchcompile.ledger.torch_logs import traced_to_file
+from pytest_torchcompile.lowering.scheduler_notes import compile_anew
 
 BATCHES: Final[dict[str, Callable[[], Any]]] = {
     "mini_gpt": lambda: zoo.token_batch(2, 32),
@@ -43,12 +44,14 @@ def compile_alone(name: str) -> float:
 
 
 def explain_whole(name: str, folder: Path) -> tuple[float, Explanation]:
-    """CPU seconds of the same, explained as text, page and files."""
+    """CPU seconds of the same, explained as text, page and files, with a trace for tlparse."""
     torch.compiler.reset()
     model, batch = getattr(zoo, name)(), BATCHES[name]()
     begun = time.process_time()
-    explained = explain(model, batch, loss_fn=lambda output: output.square().mean(), name=name)
-    write_files(explained, folder)
+    trace = folder.with_suffix(".log")
+    with traced_to_file(trace):
+        explained = explain(model, batch, loss_fn=lambda output: output.square().mean(), name=name)
+    write_files(explained, folder, trace)
     list(explanation_lines(explained))
     return time.process_time() - begun, explained
 

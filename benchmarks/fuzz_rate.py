@@ -23,8 +23,8 @@ from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.fuzz.drawn_call import shape_sequences
 from pytest_torchcompile.fuzz.sequence_run import Attempts
 from pytest_torchcompile.oracle.calls import Side
-from pytest_torchcompile.oracle.chances import same_random_draws
 from pytest_torchcompile.oracle.training import default_loss
+from pytest_torchcompile.state.torch_state import same_random_draws
 
 MODELS = {
     "tiny_head": (zoo.tiny_head, zoo.vector_batch, {"B": Dim(min=1, max=64)}),

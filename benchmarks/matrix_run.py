@@ -3,6 +3,10 @@
 Each variant runs in processes of its own with ``-n WORKERS``, cold (an empty Inductor cache) and then warm (the cache
 that the cold run left). Wall and CPU seconds, the compiler's processes included, and the ratios to ours.
 
+The variants ``reuse`` and ``reuse-code`` are ours with ``--compile-reuse`` and ``--compile-reuse=code``, in a copy of
+this repository: a first run, then one after no change, after a comment in the zoo, and after another initialisation of
+one model of it.
+
     --cells K      take every K-th cell of the matrix, for a quicker look (default 1: all)
     --modes M,...  take the cells of these modes alone
 """
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,10 +30,14 @@ HERE = Path(__file__).parent
 REPOSITORY = HERE.parent
 
 
-def run(command: list[str], environment: dict[str, str]) -> tuple[float, float, str]:
+ZOO = "pytest_torchcompile/zoo/__init__.py"
+INITIALISED = "class TinyHead(nn.Module):"
+
+
+def run(command: list[str], environment: dict[str, str], folder: Path = REPOSITORY) -> tuple[float, float, str]:
     """Wall seconds, CPU seconds of everything started, and the last line of output."""
     before, start = os.times(), time.perf_counter()
-    done = subprocess.run(command, env=os.environ | environment, cwd=REPOSITORY, capture_output=True, text=True,
+    done = subprocess.run(command, env=os.environ | environment, cwd=folder, capture_output=True, text=True,
                           check=False)
     wall, after = time.perf_counter() - start, os.times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
@@ -42,6 +51,37 @@ def comparable(cell: dict[str, Any]) -> bool:
     if cell["outcome"] not in ("run", "xfail") or cell["also"] or Wrapping.read(axes["wrapper"]).ranks > 1:
         return False
     return axes["model"] != "triton_op" or axes["device"].startswith("cuda")
+
+
+def run_reusing(name: str, command: list[str], environment: dict[str, str], copy: Path) -> None:
+    """Run ours four times in a copy of the repository, of which results are reused; print a line for each."""
+    ignored = shutil.ignore_patterns(".*", "examples", "docs", "__pycache__")
+    shutil.copytree(REPOSITORY, copy, ignore=ignored)
+    zoo = copy / ZOO
+    text = zoo.read_text()
+    edits = {
+        "first run": text,
+        "no change": text,
+        "a comment": f"{text}\n# a comment\n",
+        "one model's weights": _with_other_weights(text),
+    }
+    word = "--compile-reuse=code" if name == "reuse-code" else "--compile-reuse"
+    for state, edited in edits.items():
+        if zoo.read_text() != edited:
+            zoo.write_text(edited)
+        wall, cpu, last = run([*command, word], environment | {"PYTHONPATH": str(copy)}, copy)
+        block = json.loads((copy / ".compile-matrix/report.json").read_text())["compile_matrix"]
+        reused = sum("reused" in cell for cell in block["cells"])
+        print(f"{name:12} {state:20} {wall:7.1f} s wall  {cpu:7.1f} s CPU  {reused} reused  ({last})", flush=True)
+
+
+def _with_other_weights(text: str) -> str:
+    """The zoo's code with another initialisation of one model."""
+    before, _, after = text.partition(INITIALISED)
+    if not after:
+        raise ValueError(f"{ZOO} has no {INITIALISED!r}; name another model in this benchmark")
+    changed = after.replace("super().__init__()", "super().__init__()\n        torch.manual_seed(7)", 1)
+    return f"{before}{INITIALISED}{changed}"
 
 
 def main() -> None:
@@ -74,6 +114,9 @@ def main() -> None:
         }
         print(f"{len(cells)} cells of {args.matrix}, -n {args.workers}, {os.cpu_count()} cores", flush=True)
         for name in args.variants.split(","):
+            if name in ("reuse", "reuse-code"):
+                run_reusing(name, ours, {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache-{name}"}, Path(folder) / name)
+                continue
             command, environment = variants[name]
             cache = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache-{name}"}
             for state in ("cold", "warm"):
@@ -81,7 +124,8 @@ def main() -> None:
                 results[name, state] = wall, cpu
                 print(f"{name:12} {state}  {wall:7.1f} s wall  {cpu:7.1f} s CPU  ({last})", flush=True)
     for name in args.variants.split(","):
-        for state in ("cold", "warm") if ("ours", "cold") in results and name != "ours" else ():
+        is_compared = ("ours", "cold") in results and (name, "cold") in results and name != "ours"
+        for state in ("cold", "warm") if is_compared else ():
             wall, cpu = (ours_ / theirs for ours_, theirs in
                          zip(results["ours", state], results[name, state], strict=True))
             print(f"ours / {name}, {state}: {wall:.2f} of the wall, {cpu:.2f} of the CPU seconds")

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from pytest_torchcompile.layer.benchmark_result import Benchmark
     from pytest_torchcompile.layer.config import BucketConfig, CompileConfig
     from pytest_torchcompile.layer.equivalence import Comparison, assert_equivalent, compare
+    from pytest_torchcompile.layer.pass_judgement import JudgedPasses, judge_passes
     from pytest_torchcompile.layer.shape_stabilizer import ShapeStabilizer
     from pytest_torchcompile.layer.smoketest import CompileSmoketest, SmoketestResult
     from pytest_torchcompile.layer.wrap import maybe_compile
     from pytest_torchcompile.ledger import Ledger, observe
     from pytest_torchcompile.plan.matrix import Matrix, load_matrix
+    from pytest_torchcompile.plugin.compile_contract import compile_contract
     from pytest_torchcompile.plugin.compile_shapes import compile_shapes, dim
     from pytest_torchcompile.plugin.fixtures import (
         FuzzCutShortWarning,
@@ -41,6 +43,7 @@ __all__ = [
     "CompileFailed",
     "CompileSmoketest",
     "FuzzCutShortWarning",
+    "JudgedPasses",
     "Ledger",
     "Matrix",
     "RanEagerlyWarning",
@@ -54,8 +57,10 @@ __all__ = [
     "call",
     "cell_sequences",
     "compare",
+    "compile_contract",
     "compile_shapes",
     "dim",
+    "judge_passes",
     "load_matrix",
     "maybe_compile",
     "observe",
@@ -73,6 +78,7 @@ _EXPORTS = {
     "CompileFailed": "errors",
     "CompileSmoketest": "layer.smoketest",
     "FuzzCutShortWarning": "plugin.fixtures",
+    "JudgedPasses": "layer.pass_judgement",
     "Ledger": "ledger",
     "Matrix": "plan.matrix",
     "RanEagerlyWarning": "plugin.fixtures",
@@ -86,8 +92,10 @@ _EXPORTS = {
     "call": "fuzz.drawn_call",
     "cell_sequences": "run.fuzz_test",
     "compare": "layer.equivalence",
+    "compile_contract": "plugin.compile_contract",
     "compile_shapes": "plugin.compile_shapes",
     "dim": "plugin.compile_shapes",
+    "judge_passes": "layer.pass_judgement",
     "load_matrix": "plan.matrix",
     "maybe_compile": "layer.wrap",
     "observe": "ledger",

@@ -98,10 +98,19 @@ class Batch:
         """Every tensor in ``value``, in order; none of other replicas."""
         return [leaf for leaf in pytree.tree_leaves(self.value) if isinstance(leaf, torch.Tensor)]
 
+    @property
+    def is_on_cuda(self) -> bool:
+        """Whether any of its tensors is; the model may be elsewhere."""
+        return any(tensor.is_cuda for tensor in self.tensors())
+
 
 def source_of(tensor: torch.Tensor) -> torch.Tensor:
     """The leaf at which the gradient of an input of a :class:`Batch` arrives: most often the input itself."""
     return getattr(tensor, "_torchcompile_source", tensor)
+
+
+_ALIGNED = 64
+"""Elements: an offset of so many is as good as none, for whatever instructions compiled code uses."""
 
 
 class _Copies:
@@ -160,6 +169,11 @@ class _Copies:
             return tensor.to(device=device, dtype=dtype, copy=True)
         if _storage_of(tensor) not in self.shared and _is_dense(tensor):
             new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
+            # What is not aligned stays so: compiled code may read such memory in another way.
+            if offset := tensor.storage_offset() % _ALIGNED:
+                memory = torch.empty(offset + tensor.numel(), dtype=dtype, device=device).untyped_storage()
+                # Not a view, as the copy of an aligned tensor is none: Dynamo guards what a view is a view of.
+                new.set_(memory, offset, tensor.shape, tensor.stride())
             return new.copy_(tensor)
         # The whole storage is copied once, and each tensor that shares it becomes a view of the copy.
         key = (_storage_of(tensor), tensor.dtype)

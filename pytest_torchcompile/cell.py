@@ -7,13 +7,19 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-__all__ = ["AXES", "DEFAULTS", "DEVICES", "DYNAMIC", "MODES", "SHOWN", "Axis", "Cell", "Scalar", "id_word"]
+__all__ = ["AXES", "CAPTURES", "COMPILERS", "DEFAULTS", "DEVICES", "DYNAMIC", "MODES", "SHOWN", "TOOLKIT", "Axis",
+           "Cell", "Scalar", "file_word", "id_word"]
 
 Scalar: TypeAlias = "str | int | float | bool | None"
 
 MODES: Final = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 DYNAMIC: Final[dict[str, bool | None]] = {"auto": None, "static": False, "dynamic": True}
 """The values of the axis ``dynamic`` and what each passes to ``torch.compile(dynamic=...)``."""
+CAPTURES: Final = ("joint", "forward_backward")
+COMPILERS: Final = ("inductor", "regional_inductor", "eager", "none")
+"""What the backend ``toolkit`` gives its passes, and what it hands the graphs to after them."""
+TOOLKIT: Final = ("capture", "passes", "compiler", "decompositions")
+"""The axes that only the backend ``toolkit`` has a use for."""
 DEVICES: Final = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "npu")
 """The device types that torch.compile makes code for; each may carry an index, as in ``cuda:1``."""
 
@@ -52,6 +58,14 @@ class Cell:
     device: str = _axis_field("Device of parameters and inputs", "cpu")
     phase: str = _axis_field("training: train() with backward; inference: eval() under no_grad", "training",
                              ("training", "inference"))
+    capture: str = _axis_field("backend toolkit: the graphs that passes get; default: joint",
+                               "default", ("default", *CAPTURES))
+    passes: str = _axis_field("backend toolkit: graph passes, names or module:function, with commas between",
+                              "none")
+    compiler: str = _axis_field("backend toolkit: what runs the graphs after the passes; default: inductor",
+                                "default", ("default", *COMPILERS))
+    decompositions: str = _axis_field("backend toolkit: inductor, core_aten, none or module:table; default: inductor "
+                                      "before Inductor, else none", "default")
     user: tuple[tuple[str, Scalar], ...] = ()
 
     @property
@@ -79,6 +93,19 @@ class Cell:
         """What ``torch.compile(dynamic=...)`` is called with."""
         return DYNAMIC[self.dynamic]
 
+    @property
+    def toolkit(self) -> dict[str, Any]:
+        """What the backend ``toolkit`` is made with: what its axes leave open is as for Inductor."""
+        compiler, capture = self.compiler, self.capture
+        if compiler == "default":
+            compiler = "inductor"
+        decompositions = self.decompositions
+        if decompositions == "default":
+            decompositions = "inductor" if compiler == "inductor" else "none"
+        if capture == "default":
+            capture = "joint"
+        return {"passes": self.passes, "capture": capture, "compiler": compiler, "decompositions": decompositions}
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`from_dict` takes."""
         return {name: getattr(self, name) for name in AXES} | {"user": dict(self.user)}
@@ -86,7 +113,8 @@ class Cell:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Cell:
         """Make a cell from what :meth:`to_dict` returned."""
-        known = {name: data[name] for name in AXES}
+        # What an older version wrote knows fewer axes.
+        known = {name: data.get(name, DEFAULTS[name]) for name in AXES}
         return cls(**known, user=tuple(sorted(data.get("user", {}).items())))
 
 
@@ -95,6 +123,15 @@ class Cell:
 def id_word(value: Scalar) -> str:
     """The value as one word of a node id: no colon, slash, bracket or blank."""
     return re.sub(r"[^\w.+-]", "_", str(value))
+
+
+def file_word(name: str) -> str:
+    """The id of a cell, or the name of a model, as the name of a file or a folder.
+
+    >>> file_word("net:Model")
+    'net_Model'
+    """
+    return re.sub(r"[^\w.=+@*-]", "_", name)
 
 
 SHOWN: Final = ("model", "backend", "mode", "dynamic", "wrapper")

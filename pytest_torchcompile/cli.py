@@ -16,10 +16,16 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from pytest_torchcompile import __version__
-from pytest_torchcompile.adoption import add_accept_arguments, add_benchmark_arguments, add_init_arguments
+from pytest_torchcompile.adoption import (
+    add_accept_arguments,
+    add_benchmark_arguments,
+    add_init_arguments,
+    add_shapes_arguments,
+)
 from pytest_torchcompile.errors import TorchcompileError, UsageError, nearest
 from pytest_torchcompile.explain import add_explain_arguments
 from pytest_torchcompile.report.safe_output import harmless_text
+from pytest_torchcompile.upgrade import add_history_arguments, add_upgrade_arguments
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -73,8 +79,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    about = ("Matrices and reports of pytest-torchcompile; only `init`, `benchmark`, `explain` and `gates` run models, "
-             "and only `explain`, `gates` and `doctor` import torch.")
+    about = ("Matrices and reports of pytest-torchcompile; only `init`, `benchmark`, `explain`, `gates`, `shapes`, "
+             "`upgrade` and `history --rerun` run models, and only `explain`, `gates` and `doctor` import torch.")
     parser = _Parser(prog="pytest-torchcompile", description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"pytest-torchcompile {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -248,6 +254,9 @@ def _playbook_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", default="docs/torch_compile.md",
                         help="default: %(default)s; - prints it")
     parser.add_argument("--policy", metavar="FILE", help="judge as `gate --policy` does")
+    parser.add_argument("--shapes", metavar="FILE", action="append", default=[],
+                        help="what the command `shapes` has written, for the chapter on sizes; may be repeated; "
+                             "default: none")
     _add_force(parser)
     _add_json(parser)
 
@@ -284,6 +293,10 @@ COMMANDS: Final[dict[str, Command]] = {
     "explain": Command("Compile one model and tell what became of it: graphs, kernels and what they touch; exit code "
                        "1 if it does not compile.", add_explain_arguments,
                        _call_later("pytest_torchcompile.explain.command:run_command")),
+    "shapes": Command("Try four ways to compile one model for sizes that vary (static, auto, dynamic, buckets), each "
+                      "with an empty cache, and say which pays; exit code 1 if one could not be tried.",
+                      add_shapes_arguments,
+                      _call_later("pytest_torchcompile.adoption.shapes_command:run_command")),
     "playbook": Command("Write down what reports say about compiling these models.", _playbook_arguments,
                     _call_later("pytest_torchcompile.playbook.chapters:run_command")),
     "table": Command("Print a table of the models of reports, as Markdown.", _table_arguments, _print_models_table),
@@ -292,6 +305,12 @@ COMMANDS: Final[dict[str, Command]] = {
                      _call_later("pytest_torchcompile.report.costs:run_command")),
     "code": Command("Say which graphs and kernels changed between two runs, and how; exit code 1 if any did.",
                     _code_arguments, _call_later("pytest_torchcompile.report.code_changes:run_command")),
+    "upgrade": Command("Run a matrix with two versions of torch, or of another package, and write one page of what is "
+                       "worse and what got better; exit code 1 if something is worse.", add_upgrade_arguments,
+                       _call_later("pytest_torchcompile.upgrade.upgrade_command:run_command")),
+    "history": Command("Say when a cell turned, with which commit or version, and whether it is a flake; exit code 1 "
+                       "if it fails, or is one.", add_history_arguments,
+                       _call_later("pytest_torchcompile.upgrade.cell_history:run_command")),
     "schema": Command("Print the JSON Schema of reports, or of matrix files or policies.", _schema_arguments,
                       _print_schema),
 }

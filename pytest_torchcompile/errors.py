@@ -92,6 +92,10 @@ class CannotFallBack(TorchcompileError):
     """A compiled model failed where to go on eagerly could give other results than eager gives; the text says why."""
 
 
+# Known names that an error lists; there are more models than checks.
+_LISTED = 30
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error text: the nearest known name, and the list of all of them.
 
@@ -103,5 +107,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    listed = ", ".join(names[:_LISTED])
+    if len(names) > _LISTED:
+        listed += ", ..."
     return f"{hint}Known: {listed}" if names else "none are known"

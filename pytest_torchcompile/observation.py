@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 __all__ = ["BAD", "GOOD", "NO_RANK", "VERDICTS", "Failure", "Job", "Judgement", "Observation", "Problem", "RankOutcome",
-           "rank_failed", "worst"]
+           "rank_failed", "verdicts_in", "worst"]
 
 VERDICTS: Final = (
     "pass", "skip", "xfail", "not_run", "xpass", "fail", "error", "timeout", "crash",
@@ -29,6 +29,11 @@ NO_RANK: Final = "no_rank"
 def worst(verdicts: list[str]) -> str:
     """Return the worst of some verdicts; ``not_run`` where there is none."""
     return max(verdicts, key=VERDICTS.index, default="not_run")
+
+
+def verdicts_in(checks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Of checks as a report has them, or a judged cell."""
+    return [check["verdict"] for check in checks.values()]
 
 
 @dataclass(frozen=True)
@@ -68,8 +73,14 @@ class Job:
     """Which of this host's ranks it is; -1: all ranks are here."""
     timeout: float = 600.0
     """Seconds after which the other side ends the cell."""
+    logs: tuple[str, ...] = ()
+    """Channels of torch's log that are written to a file; see :mod:`pytest_torchcompile.ledger.torch_logs`."""
+    log_folder: str = ""
+    """Where these files are."""
     watched: bool = False
     """Tell what the process has read too, so that the result may be reused (:mod:`pytest_torchcompile.reuse`)."""
+    comparisons: dict[str, Any] | None = None
+    """Comparisons of earlier runs by key, to be taken where everything is the same; None: make all, and tell none."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,9 @@ class Observation:
     """The project's files that its process has imported (:mod:`~pytest_torchcompile.run.imported`); None: not known."""
     code_texts: dict[str, str] | None = None
     """The code of its graphs and kernels by key (:mod:`~pytest_torchcompile.gauges.generated_code`). In no report."""
+    comparisons: dict[str, Any] | None = None
+    """``taken`` of an earlier run, and ``made``, by key
+    (:class:`~pytest_torchcompile.oracle.known_comparisons.KnownComparisons`). In no report."""
     failed_at: float | None = None
     """``time.monotonic()`` of the first failure, by which the ranks of a cell are put in order. In no report."""
 
@@ -137,7 +151,7 @@ class Observation:
         """Plain data that :meth:`from_dict` takes."""
         data = asdict(self)
         # What is not known is not told: a report has no empty fields for it.
-        for name in ("code_texts", "failed_at", "sources"):
+        for name in ("code_texts", "comparisons", "failed_at", "sources"):
             if data[name] is None:
                 del data[name]
         return data

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["count", "first_names", "numbered", "readable_age", "readable_seconds"]
+__all__ = ["count", "first_names", "listed_counts", "named_sizes", "numbered", "readable_age", "readable_seconds"]
 
 
 def count(number: int, one: str, many: str = "") -> str:
@@ -23,6 +23,25 @@ def numbered(one: str, numbers: Sequence[int]) -> str:
     ('rank 1', 'ranks 1, 3')
     """
     return f"{one}{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def listed_counts(counts: Mapping[str, int], order: Iterable[str] | None = None) -> str:
+    """How many there are of each kind, in the order given; kinds of which there are none are left out.
+
+    >>> listed_counts({"fail": 1, "pass": 3, "skip": 0}), listed_counts({"fail": 1, "pass": 3}, ("pass", "fail"))
+    ('1 fail, 3 pass', '3 pass, 1 fail')
+    """
+    kinds = counts if order is None else order
+    return ", ".join(f"{counts[kind]} {kind}" for kind in kinds if counts.get(kind))
+
+
+def named_sizes(sizes: Mapping[str, int]) -> str:
+    """Sizes with their names.
+
+    >>> named_sizes({"B": 2, "S": 64})
+    'B=2, S=64'
+    """
+    return ", ".join(f"{name}={size}" for name, size in sizes.items())
 
 
 def first_names(names: Iterable[object], shown: int = 3) -> str:

@@ -20,6 +20,7 @@ settings.register_profile("tests", deadline=None,
                           suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 settings.load_profile("tests")
 
+ADDRESS = re.compile(r" at 0x[0-9a-f]{8}")
 MARKED = re.compile(r"^pytestmark = (\[\s*)?pytest\.mark\.needs_torch\b", re.MULTILINE)
 
 
@@ -30,6 +31,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if MARKED.search(collection_path.read_text(encoding="utf-8")):
         return True
     return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse ids that hold an address: each worker of xdist would collect other tests, and none would run."""
+    addressed = [item.nodeid for item in items if ADDRESS.search(item.nodeid)]
+    if addressed:
+        raise pytest.UsageError(f"ids differ from process to process, name them: {', '.join(addressed)}")
 
 
 ZOO = """

@@ -323,8 +323,9 @@ def gathered(rank, dynamic):
 
 
 PLACES = {
-    "before": "smoketest.preserved", "snapshot": "smoketest.DeepSnapshot", "compared": "step_comparison.compare",
-    "disturbed": "step_comparison.disturb", "means": "mean_comparison._add_run",
+    "before": "layer.smoketest.preserved", "snapshot": "layer.smoketest.DeepSnapshot",
+    "compared": "layer.step_comparison.compare", "disturbed": "layer.step_comparison.disturb",
+    "means": "oracle.mean_comparison._add_run",
 }  # fmt: skip
 
 
@@ -335,5 +336,5 @@ def interrupted(rank, place, kind="ddp", **given):
 
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr(f"pytest_torchcompile.layer.{PLACES[place]}", short)
+            patch.setattr(f"pytest_torchcompile.{PLACES[place]}", short)
         return compiled(rank, kind, steps=2, **given)

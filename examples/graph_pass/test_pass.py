@@ -48,3 +48,17 @@ def test_without_the_pass(compiled_model, recompile_counter):
     """The model itself compiles as one graph: what fails with the pass is of the pass."""
     compiled_model(vectors(4))
     assert recompile_counter.count == 0
+
+
+@pytest.mark.graph_passes(["common_subexpressions", fold_scales.fold_scales])
+def test_the_pass_on_whole_graphs(graph_pass):
+    """Forward and backward as one graph; each pass is held against the graph before it."""
+    judged = graph_pass.judge(Scaled(), vectors(4), vectors(6))
+    assert judged.ok, judged
+
+
+@pytest.mark.graph_passes([forget_the_number])
+def test_a_wrong_pass_is_named(graph_pass):
+    """With its number, and what it has changed."""
+    judged = graph_pass.judge(Scaled(), vectors(4))
+    assert judged.problems[0].startswith("pass 1 of 1 (forget_the_number) changed output")

@@ -1,13 +1,14 @@
 """Adoption: the way in for a new user, from a model to a matrix and its first verdicts.
 
-Only ``examination``, ``guesses`` and ``library_models`` touch torch. They run in a process of their own,
-so that neither pytest nor a command loads it.
+Only ``examination``, ``guesses``, ``library_models`` and ``shape_trial`` touch torch. They run in a process of their
+own, so that neither pytest nor a command loads it.
 
 To read in this order: ``guesses`` (which inputs a model may take), ``examination`` (they are tried) and
 ``example_inputs`` (its other end, and inputs as plain data), ``matrix_text`` (the matrix of such a model, also for
 ``pytest --compile-model``) and ``init_command`` (``pytest-torchcompile init``) with ``library_models``. Then
-``acceptance`` (what a cell needs) and ``accept_command`` (``pytest-torchcompile accept``). ``chosen_cell`` is the cell
-that a command line names, for ``benchmark_command`` and others.
+``acceptance`` (what a cell needs), ``stale_rules`` (what none needs any more) and ``accept_command``
+(``pytest-torchcompile accept``). ``chosen_cell`` is the cell that a command line names, for ``benchmark_command`` and
+others. ``shapes_command`` runs ``shape_trial`` in processes.
 
 What commands take is here, apart from what they do: every command line is read with it.
 """
@@ -19,7 +20,7 @@ from typing import Final
 
 __all__ = [
     "LEAVE_OUT", "LIBRARIES", "add_accept_arguments", "add_benchmark_arguments", "add_init_arguments",
-    "add_model_arguments",
+    "add_model_arguments", "add_shapes_arguments",
 ]
 
 LIBRARIES: Final = ("transformers", "timm", "torchvision", "diffusers")
@@ -56,6 +57,9 @@ def add_accept_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wrong-numbers", metavar="CELL:CHECK", action="append", default=[],
                         help="accept that this check of this cell computes wrong numbers; may be repeated; default: no "
                              "wrong numbers are accepted")
+    parser.add_argument("--since", metavar="OLD",
+                        help="the report of an earlier run: take out the expected failures and limits that it needed "
+                             "and this run does not, and add none; default: none is taken out")
     parser.add_argument("--dry-run", action="store_true",
                         help="print the edit without writing it; default: it is written and printed")
 
@@ -72,5 +76,21 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def add_benchmark_arguments(parser: argparse.ArgumentParser) -> None:
     """What `benchmark` takes."""
     add_model_arguments(parser)
+    parser.add_argument("--markdown", action="store_true", help="Markdown instead of text")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs instead of text")
+
+
+def add_shapes_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `shapes` takes."""
+    add_model_arguments(parser)
+    parser.add_argument("--sizes", metavar="SIZES", required=True,
+                        help="the sizes that come, in their order, each with its number of calls if it is another than "
+                             "--calls: 8,12*50,40; default: none, they have to be given")
+    parser.add_argument("--dim", metavar="NAME", help="the dim that varies; default: the one that has several sizes")
+    parser.add_argument("--calls", metavar="N", type=int, default=1000,
+                        help="calls of each size in the traffic; default: %(default)s")
+    parser.add_argument("--buckets", metavar="SIZES",
+                        help="what sizes are padded to: 16,64; default: the next power of two of each")
+    parser.add_argument("--backend", metavar="NAME", help="what compiles; default: that of the cell, else inductor")
     parser.add_argument("--markdown", action="store_true", help="Markdown instead of text")
     parser.add_argument("--json", action="store_true", help="print JSON for programs instead of text")

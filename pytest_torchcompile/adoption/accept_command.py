@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from pytest_torchcompile.adoption.acceptance import CellNeeds, Left, Need, needs_of_cell
+from pytest_torchcompile.adoption.stale_rules import find_stale_rules, without_stale_rules
 from pytest_torchcompile.cell import Scalar
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.errors import ReportError, UsageError, nearest
@@ -195,6 +196,8 @@ def run_command(given: argparse.Namespace) -> int:
     run = _read_run(paths)
     matrix, shown = _matrix_of(run, Path(paths[0]))
     named = _named_checks(given.wrong_numbers, run)
+    if given.since is not None:
+        return _take_out_rules(merge_reports([read_report(given.since)]), run, matrix, shown, dry=given.dry_run)
     if matrix.sha256 != run.matrix["sha256"]:
         print(f"{shown} was edited since that run: its cells are judged again by its rules as they are now")
     needs = _needs_of_cells(run, matrix, named)
@@ -211,6 +214,26 @@ def run_command(given: argparse.Namespace) -> int:
         were = count(len(missing), "cell of the matrix was", "cells of the matrix were")
         print(harmless_text(f"\n{were} not run: {first_names(missing)}: run the whole matrix, then accept again"))
     return 1 if left else 0
+
+
+def _take_out_rules(old: Merged, run: Merged, matrix: Matrix, shown: str, *, dry: bool) -> int:
+    """Take out what the earlier run needed and this one does not; returns 0."""
+    text = matrix.path.read_bytes().decode("utf-8-sig")
+    stale = find_stale_rules(text, matrix, shown, old, run)
+    if not stale:
+        print(f"{shown}: every rule that the earlier run needed is needed still")
+        return 0
+    edited = without_stale_rules(text, matrix, shown, old, run)
+    if not dry:
+        replace_file(matrix.path, edited)
+    print(f"{shown}: {count(len(stale), 'rule')} {'would be ' if dry else ''}taken out\n")
+    _print_difference(text, edited, shown)
+    return 0
+
+
+def _print_difference(text: str, edited: str, shown: str) -> None:
+    for line in difflib.unified_diff(text.splitlines(), edited.splitlines(), shown, shown, lineterm=""):
+        print(harmless_text(line))
 
 
 def _cells_not_run(run: Merged, matrix: Matrix) -> list[str]:
@@ -293,8 +316,7 @@ def _write_rules(rules: Sequence[AcceptedRule], needs: Sequence[CellNeeds], matr
     listed = ", ".join(f"{category}: {number}" for category, number in categories.items())
     print(f"{shown}: {count(len(rules), 'rule')} {'would be ' if dry else ''}added for {count(len(cells), 'cell')} "
           f"({listed})\n")
-    for line in difflib.unified_diff(text.splitlines(), edited.splitlines(), shown, shown, lineterm=""):
-        print(harmless_text(line))
+    _print_difference(text, edited, shown)
 
 
 def _check_edited(text: str, rules: Sequence[AcceptedRule], needs: Sequence[CellNeeds], matrix: Matrix,

@@ -17,6 +17,7 @@ from pytest_torchcompile.checks import CHECKS, LIMITS, fails_by_wrong_numbers, w
 from pytest_torchcompile.checks.severity import RAISED, Severity, without_ranks
 from pytest_torchcompile.observation import BAD, Judgement, Observation, Problem
 from pytest_torchcompile.plan.matrix import PlannedCell
+from pytest_torchcompile.report.causes import portable_path
 from pytest_torchcompile.run.verdicts import apply_xfail, judge_observation
 
 __all__ = ["CellNeeds", "Left", "Need", "needs_of_cell"]
@@ -257,7 +258,8 @@ def _reason_of(problem: Problem, number: int = 1) -> str:
     message = re.sub(r"^graph break \(.*?\): ", "", without_ranks(problem.message))
     reason = _one_line(message)
     if problem.place:
-        reason = f"{reason} at {problem.place}"
+        # The matrix is a file of the project: an installed library lies elsewhere on each machine.
+        reason = f"{reason} at {portable_path(problem.place)}"
     if number > 1:
         reason += f", and {number - 1} more"
     return reason

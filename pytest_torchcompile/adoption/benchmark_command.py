@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.adoption.chosen_cell import chosen_cell
 from pytest_torchcompile.backends import BACKENDS
+from pytest_torchcompile.checks.slow_causes import slow_cause
 from pytest_torchcompile.gate.markdown import inline_code, prose, table
 from pytest_torchcompile.observation import Judgement
 from pytest_torchcompile.plan.expansion import PlannedCell
@@ -27,7 +28,8 @@ __all__ = ["ModeReport", "report_lines", "report_markdown", "run_command"]
 
 MODES: Final = ("default", "reduce-overhead", "max-autotune")
 CHECKS: Final = ("compiles", "equivalence", "worth")
-_HEAD: Final = ("mode", "verdict", "times as fast", "eager", "compiled", "kernels", "memory", "compiling", "pays after")
+_HEAD: Final = ("mode", "verdict", "times as fast", "eager", "compiled", "a second", "kernels", "memory", "compiling",
+                "pays after")
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,19 @@ class ModeReport:
         kernels = f"{_number(sides['eager']['kernels'])} to {_number(sides['compiled']['kernels'])}"
         pays = f"{worth['pays_after']} steps" if worth["pays_after"] else "never"
         return (self.mode, self.verdict, f"{worth['speedup']:.2f} ({low:.2f} to {high:.2f})",
-                f"{sides['eager']['low'] * 1e3:.3f} ms", f"{sides['compiled']['low'] * 1e3:.3f} ms", kernels,
+                f"{sides['eager']['low'] * 1e3:.3f} ms", f"{sides['compiled']['low'] * 1e3:.3f} ms",
+                f"{sides['compiled']['items_per_second']:.4g} {worth['unit']}", kernels,
                 f"{worth['memory_delta_mib']:+.1f} MiB", compiling, pays)
+
+    @property
+    def cause(self) -> str:
+        """Why it is not faster; empty where it is, or nobody knows."""
+        return slow_cause(self.worth) if self.worth else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {"cell": self.cell, "mode": self.mode, "verdict": self.verdict, "problems": list(self.problems),
-                "worth": dict(self.worth)}
+                "cause": self.cause, "worth": dict(self.worth)}
 
 
 def _number(count: int | None) -> str:
@@ -131,7 +139,15 @@ def report_lines(model: str, reports: Sequence[ModeReport], backend: str = "indu
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+    yield from _reasons(reports)
     yield _advice(reports, backend)
+
+
+def _reasons(reports: Sequence[ModeReport]) -> Iterator[str]:
+    """Why a mode is not faster, where that is known."""
+    for report in reports:
+        if report.cause:
+            yield f"{report.mode}: {report.cause}"
 
 
 def report_markdown(model: str, reports: Sequence[ModeReport], backend: str = "inductor") -> Iterator[str]:
@@ -139,6 +155,8 @@ def report_markdown(model: str, reports: Sequence[ModeReport], backend: str = "i
     yield f"## {inline_code(model)}, eager beside compiled"
     yield ""
     yield from table(_HEAD, [tuple(map(prose, report.row())) for report in reports])
+    for reason in _reasons(reports):
+        yield f"- {prose(reason)}"
     yield prose(_advice(reports, backend))
 
 

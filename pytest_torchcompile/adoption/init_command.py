@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -38,8 +39,8 @@ POLICY_FILE: Final = "release.yaml"
 """As the workflow names it."""
 CONFTEST: Final = "conftest.py"
 WORKFLOW: Final = ".github/workflows/compile-matrix.yml"
-_INSTALL: Final = "pip install -e . pytest-torchcompile"
-"""How the workflow installs a project that is a package."""
+_INSTALL: Final = "          pip install pytest-torchcompile\n"
+"""The line of the workflow that installs what the project itself does not name."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class NewFile:
     part: str = ""
 
 
-def files_of_model(examined: Examined, folder: Path, library: str = "") -> list[NewFile]:
+def files_of_model(examined: Examined, library: str = "") -> list[NewFile]:
     """All files for a model. ``library``: what it is of, if it is a library's."""
     model = MatrixModel.of(examined)
     files = []
@@ -66,7 +67,7 @@ def files_of_model(examined: Examined, folder: Path, library: str = "") -> list[
         _schema_file(),
         *files,
         NewFile(CONFTEST, _conftest(model.factory), "the fixture `model`, for tests of your own", "conftest"),
-        NewFile(WORKFLOW, _workflow(folder, library), "a workflow of GitHub Actions", "workflow"),
+        NewFile(WORKFLOW, _workflow(library), "a workflow of GitHub Actions", "workflow"),
         NewFile(POLICY_FILE, _policy(), "what the gate asks of a release", "policy"),
     ]
 
@@ -146,18 +147,13 @@ def model():
 '''
 
 
-def _workflow(folder: Path, library: str) -> str:
-    """The workflow for CPU runners, which installs this project as it is."""
+def _workflow(library: str) -> str:
+    """The workflow for CPU runners, which finds out by itself how the project is installed."""
     text = (_ci_folder() / "github-cpu.yml").read_text(encoding="utf-8")
     text = text.replace("copy to .github/workflows/compile-matrix.yml.", "written by `pytest-torchcompile init`.")
-    install = _INSTALL
-    if not any((folder / name).exists() for name in ("pyproject.toml", "setup.py")):
-        install = "pip install torch pytest-torchcompile"
-        if (folder / "requirements.txt").exists():
-            install = "pip install -r requirements.txt pytest-torchcompile"
     if library:
-        install = f"{install} {library}"
-    return text.replace(_INSTALL, install)
+        return text.replace(_INSTALL, f"{_INSTALL.rstrip()} {library}\n")
+    return text
 
 
 def _ci_folder() -> Path:
@@ -187,6 +183,9 @@ ran_at_least: 1                        # cells that really ran compiled code; --
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
+_PACKAGES_NOTE: Final = """\
+note: pyproject.toml leaves it to setuptools to find the packages, which takes the new folder matrix for one too.
+      `pip install .` may fail until yours are named: `[tool.setuptools]` with `packages = ["your_package"]`."""
 _BUILD: Final = "pytest_torchcompile.adoption.library_models:build"
 """What makes a model of a library; its module needs torch."""
 _SMOKE: Final = "compile_cell(backend='eager') or compile_cell(backend='aot_eager')"
@@ -215,9 +214,11 @@ def run_command(given: argparse.Namespace) -> int:
     if not given.force:
         refuse_other_models(MatrixModel.of(examined).name)
     library = (given.source or "").partition(":")[0]
-    files = [file for file in files_of_model(examined, folder, library) if file.part not in given.without]
+    files = [file for file in files_of_model(examined, library) if file.part not in given.without]
     write_files(files, force=given.force)
     _print_written(examined, files)
+    if _finds_packages(folder):
+        print(_PACKAGES_NOTE)
     code = 0
     if not given.no_run:
         code = _run_first_cells(folder)
@@ -305,6 +306,20 @@ def _inputs_text(examined: Examined) -> str:
     words += [f"{tensor.name}: {tensor}" for tensor in examined.tensors]
     words += [f"{name} = {', '.join(map(str, sizes))}" for name, sizes in examined.dims.items()]
     return "; ".join(words)
+
+
+def _finds_packages(folder: Path) -> bool:
+    """Whether setuptools looks for packages among the folders beside pyproject.toml (its "flat layout")."""
+    file = folder / "pyproject.toml"
+    # With an old setup file or a folder src it looks elsewhere.
+    if not file.exists() or any((folder / name).exists() for name in ("setup.py", "setup.cfg", "src")):
+        return False
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if not re.search(r"^\[project\]", text, re.MULTILINE) or re.search(r"^\[tool\.setuptools\b", text, re.MULTILINE):
+        return False
+    # Without a build backend pip takes setuptools.
+    backend = re.search(r"^build-backend\s*=\s*[\"'](\w+)", text, re.MULTILINE)
+    return not backend or backend[1] == "setuptools"
 
 
 def _print_fill_in(folder: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-__all__ = ["BACKENDS", "ENTRY_POINTS", "NOT_ALONE", "Backend", "installed", "promised"]
+__all__ = ["BACKENDS", "ENTRY_POINTS", "NOT_ALONE", "PASS_NAMES", "TABLES", "Backend", "installed", "promised"]
 
 ENTRY_POINTS: Final = "torch_dynamo_backends"
 """The entry-point group that torch looks backends up in (torch/_dynamo/backends/registry.py, torch 2.13)."""
@@ -44,7 +44,8 @@ _RECORDS: Final = (
     Backend("aot_eager", "Dynamo and AOTAutograd, then torch's own operators"),
     Backend("aot_eager_decomp_partition", "aot_eager with Inductor's decompositions and partitioner"),
     Backend("eager", "Dynamo alone: the captured graph is run as it is"),
-    Backend("toolkit", "aot_eager, made of pytest_torchcompile.backends.toolkit: whole graphs, open to passes"),
+    Backend("toolkit", "the whole model as one graph, graph passes of yours over it, and Inductor or another last",
+            kernels=True),
     Backend("cudagraphs", "AOTAutograd, then CUDA graphs of torch's own operators",
             graphs=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")),
     Backend("aot_eager_default_partitioner", "aot_eager with the default partitioner"),
@@ -64,6 +65,11 @@ _RECORDS: Final = (
     Backend("non_leaf_compile_error_TESTING_ONLY", "planted fault: a non-leaf input does not compile"),
 )
 BACKENDS: Final[dict[str, Backend]] = {record.name: record for record in _RECORDS}
+
+PASS_NAMES: Final = ("dead_code", "common_subexpressions", "no_op_views", "recompute_pointwise")
+"""The graph passes that the backend ``toolkit`` knows by a name (``graph_passes.py``)."""
+TABLES: Final = ("inductor", "core_aten", "none")
+"""The tables of decompositions that it knows by a name (``decomposition_tables.py``)."""
 
 NOT_ALONE: Final = (
     "aot_eager_decomp_partition_with_mode",

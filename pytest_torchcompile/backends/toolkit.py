@@ -1,4 +1,11 @@
-"""Toolkit: a backend of one's own in one line. Dynamo and AOTAutograd capture, passes change the graph, torch runs it.
+"""Toolkit: a backend of one's own in one line. Dynamo and AOTAutograd capture, passes change the graph, a compiler
+runs it.
+
+>>> compiled = torch.compile(model, fullgraph=True, backend=Toolkit(passes=["my_passes:fold"], compiler="inductor",
+...                                                                 decompositions="inductor"))  # doctest: +SKIP
+
+The whole model as one graph, passes over it and Inductor last: see ``whole_graph.py``. Or edits of one operator, with
+which faults are planted too:
 
 >>> compiled = torch.compile(model, backend=Toolkit(forward=replace("relu", torch.tanh)))     # doctest: +SKIP
 >>> compiled = torch.compile(model, backend=Toolkit(backward=results(lambda found, _: [-r for r in found])))
@@ -10,12 +17,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from dataclasses import replace as replace_fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
+from pytest_torchcompile.backends.decomposition_tables import decomposition_table
+from pytest_torchcompile.backends.graph_passes import GraphPass, read_passes
+from pytest_torchcompile.backends.whole_graph import GraphNote, WholeGraph
 from pytest_torchcompile.errors import InstrumentError, UsageError, nearest
 
 __all__ = [
@@ -29,7 +41,7 @@ Pass = Callable[[fx.GraphModule], "Runner | None"]
 
 
 # Not frozen: torch writes its tags onto a backend.
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Toolkit:
     """A backend for ``torch.compile`` that captures forward and backward whole and hands them to passes.
 
@@ -41,20 +53,79 @@ class Toolkit:
         backward: Works on the backward graph. Its inputs are what the forward has kept, then the gradients of its
             outputs; its results are the gradients of the forward's inputs.
         decompositions: Operators that are written in terms of others before the passes see them.
+            A name is for whole graphs: ``inductor``, ``core_aten``, ``none`` or ``module:table``.
         recompute: Whether the backward computes cheap values anew instead of keeping them (torch's min-cut
             partitioner, the one of Inductor) or keeps all (``aot_eager``).
+        passes: Passes over whole graphs, in their order: functions ``pass(graph_module)`` or ``pass(graph_module,
+            example_inputs)``, ``"module:function"``, or names of ``graph_passes.PASSES``; a text has commas between.
+        capture: ``joint``: the passes have forward and backward in one graph; ``forward_backward``: each by itself.
+        compiler: What runs the graphs in the end: ``inductor``, ``regional_inductor``, ``eager``, or ``none``: the last
+            pass returns what runs them.
+        dump: A folder for the code of each graph before and after each pass.
+        root: The folder in which modules of passes and tables are looked for first.
 
-    A pass that raises :class:`UsageError` reaches the caller as torch's ``BackendCompilerFailed``.
+    With any of the last five, or decompositions by name, a model has to be one graph: a graph break is an error with
+    its line. Needs torch 2.9. A pass that raises reaches the caller as torch's ``BackendCompilerFailed``.
     """
 
     dynamo: Pass | None = None
     forward: Pass | None = None
     backward: Pass | None = None
-    decompositions: Mapping[Any, Callable[..., Any]] | None = None
+    decompositions: str | Mapping[Any, Callable[..., Any]] | None = None
     recompute: bool = False
+    passes: str | Sequence[Any] = ()
+    capture: str | None = None
+    compiler: str | None = None
+    dump: Path | None = None
+    root: Path | None = None
+
+    def __post_init__(self) -> None:
+        # Mistakes are told where they are made, not by torch's compile error.
+        self._whole = self._whole_graph()
+
+    def __repr__(self) -> str:
+        # It stands at the head of each compile error: what was chosen, and no more.
+        chosen = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value and field.name not in ("passes", "root"):
+                chosen.append(f"{field.name}={value!r}")
+        if self.graph_passes:
+            chosen.append(f"passes={[each.name for each in self.graph_passes]}")
+        return f"Toolkit({', '.join(chosen)})"
+
+    @property
+    def notes(self) -> list[GraphNote]:
+        """What became of each whole graph so far."""
+        return self._whole.notes if self._whole is not None else []
+
+    def with_passes(self, count: int, **changes: Any) -> Toolkit:
+        """The same toolkit with the first so many passes alone."""
+        first = replace_fields(self, passes=self.graph_passes[:count], **changes)
+        if first._whole is not None:
+            first._whole = replace_fields(first._whole, of=len(self.graph_passes))
+        return first
+
+    @property
+    def graph_passes(self) -> tuple[GraphPass, ...]:
+        """The passes over whole graphs."""
+        return self._whole.passes if self._whole is not None else ()
+
+    def _whole_graph(self) -> WholeGraph | None:
+        asked = self.passes or self.capture or self.compiler or self.dump or isinstance(self.decompositions, str)
+        if not asked:
+            return None
+        if self.dynamo or self.forward or self.backward:
+            raise UsageError("dynamo, forward and backward edit single operators, passes work on whole graphs: a "
+                             "Toolkit takes one or the other; a pass for one graph is written forward=module:function")
+        return WholeGraph(
+            read_passes(self.passes, self.root), self.capture or "joint", self.compiler or "eager",
+            self.decompositions, self.recompute, self.dump, self.root)
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Runner:
         """Compile one graph of Dynamo's."""
+        if self._whole is not None:
+            return self._whole(graph, inputs)
         if self.dynamo is not None:
             runner = self.dynamo(graph)
             if runner is not None:
@@ -71,7 +142,7 @@ class Toolkit:
         compiled: Runner = _aot_autograd(
             fw_compiler=compile_forward,
             bw_compiler=compile_backward,
-            decompositions=dict(self.decompositions or {}),
+            decompositions=decomposition_table(self.decompositions),
             recompute=self.recompute,
         )(graph, inputs)
         return compiled

@@ -18,49 +18,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pytest_torchcompile.backends import promised
 from pytest_torchcompile.checks import severity
+from pytest_torchcompile.checks.numbers import Column, Limit
 from pytest_torchcompile.checks.severity import Effect, Way
 from pytest_torchcompile.wrappers import limits_of
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.checks.protocol import Check
+    from pytest_torchcompile.checks.check import Check
 
 __all__ = ["CHECKS", "COMPARING", "LIMITS", "RENAMED", "CheckEntry", "Column", "Limit",
            "computes_wrong_numbers", "current_name", "default_limits", "fails_by_wrong_numbers", "load", "renamed_text",
            "way_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """A number that a check compares what it measured with; a matrix sets it with the verb ``limits``."""
-
-    name: str
-    kind: Literal["min", "max"]
-    """``min``: what was measured must be at least this; ``max``: at most."""
-    default: float | None
-    """None: the check derives it from the cell."""
-    help: str
-    whole: bool = True
-    """Is it a count?"""
-    least: float = 0
-    most: float | None = None
-    """The range that a matrix may choose from."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A number of a cell that the check's section holds: by its name at the top, or as the length of a list there.
-
-    Policy, baseline, page and playbook have each. The terminal sums up those of a check that a run has asked for.
-    """
-
-    name: str
-    kind: Literal["min", "max"]
-    """``max``: a policy says how large it may be; ``min``: how small."""
-    help: str
-    whole: bool = True
-    """Is it a count? Counts are exact, so they are compared exactly."""
-    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +57,8 @@ class CheckEntry:
     """It takes long, so it runs only where a matrix or ``--compile-checks`` names it."""
     ranks: Literal["any", "one", "several"] = "any"
     """Has it something to judge in cells of one rank, of several, or of any number?"""
+    toolkit: bool = False
+    """Does it judge what the backend ``toolkit`` does, and nothing of other backends?"""
     fake: bool = False
     """Has it something to judge where the ranks are fake, so that no number means anything?"""
 
@@ -103,6 +73,8 @@ class CheckEntry:
         on_gpu = str(axes.get("device")).partition(":")[0] == "cuda"
         if self.graphs and not (on_gpu and promised(axes)):
             return "no CUDA graphs are promised, by a mode or a backend on device cuda"
+        if self.toolkit and axes.get("backend") != "toolkit":
+            return "it judges the graph passes of backend toolkit"
         try:
             wrapping = Wrapping.read(str(axes.get("wrapper")))
         except ValueError:
@@ -206,14 +178,19 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         "compiled code really ran, for enough of the model",
         severity.EAGER,
         (Limit("coverage", "min", 1.0, "share of operator calls in compiled graphs; lower where a wrapper or an "
-               "allowed graph break leaves some to eager", whole=False, most=1),),
+               "allowed graph break leaves some to eager", whole=False, most=1),
+         Limit("guard_us", "max", None, "microseconds in which the guards of one function are asked; by default they "
+               "are only recorded")),
         (Way(severity.RAISED, severity.RAISES),
          Way(severity.UNCOVERED, severity.EAGER, follows="graph_breaks"),
+         Way(f"^{severity.SLOW_GUARDS}", severity.TOO_MUCH),
          Way("^every output of the compiled model is zero", severity.WRONG),
          Way("^the ledger could not read", severity.UNPROVEN)),
         columns=(Column("silent_eager", "max", "frames that silently ran eagerly"),
                  Column("graphs", "max", "graphs that the backend compiled"),
-                 Column("compile_seconds", "max", "seconds of all compiles of the cell", whole=False, unit=" s")),
+                 Column("compile_seconds", "max", "seconds of all compiles of the cell", whole=False, unit=" s"),
+                 Column("guard_microseconds", "max", "time to ask the guards of all compiles once", whole=False,
+                        unit=" µs")),
         logs=_DYNAMO,
         fake=True,
     ),
@@ -325,9 +302,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.randomness:CHECK",
         "random numbers that compiled code draws itself have eager's distribution, and obey the seed",
         severity.OTHER_CHANCES,
-        logs="output_code",
-        on_request=True,
-        ranks="one",
+        logs="output_code", on_request=True, ranks="one",
     ),
     "kernels": CheckEntry(
         f"{_HERE}.kernels:CHECK",
@@ -346,10 +321,11 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         (Limit("leaked_bytes", "max", None, "bytes of tensors that a compiled step may leave beyond an eager one; by "
                "default 0, on a GPU 512"),),
         columns=(Column("leaked_bytes", "max", "bytes of tensors that a step leaves behind", unit=" bytes"),),
-        logs="output_code",
-        on_request=True,
-        ranks="one",
+        logs="output_code", on_request=True, ranks="one",
     ),
+    "determinism": CheckEntry(
+        f"{_HERE}.determinism:CHECK", "two processes, which order sets otherwise, compile the same graphs and kernels",
+        severity.OTHER_CODE, logs="aot_graphs,output_code", on_request=True, ranks="one"),
     "worth": CheckEntry(
         f"{_HERE}.worth:CHECK",
         "compiled is not slower than eager, or as much faster as is wanted",
@@ -365,10 +341,18 @@ CHECKS: Final[dict[str, CheckEntry]] = {
          Way("^a compiled step (?:runs|takes)|^kernels of a step were not counted", severity.TOO_MUCH)),
         columns=(Column("speedup", "min", "eager time over compiled time", whole=False),
                  Column("kernels_share", "max", "kernels of a compiled step over an eager one's", whole=False),
-                 Column("memory_mib", "max", "peak memory of a call", whole=False, unit=" MiB")),
+                 Column("memory_mib", "max", "peak memory of a call", whole=False, unit=" MiB"),
+                 Column("prediction_error", "max", "how far off the predicted speed-up is, as a share", whole=False),
+                 Column("step_ms", "max", "median time of a compiled step", whole=False, unit=" ms")),
         logs="fusion,perf_hints",
         on_request=True,
         ranks="one",
+    ),
+    "contract": CheckEntry(
+        f"{_HERE}.contract:CHECK",
+        "whatever a caller may do with the module, compiled code does what eager does",
+        severity.WRONG,
+        ways=severity.OF_HISTORIES, logs="recompiles_verbose", on_request=True, ranks="one",
     ),
     "fuzz": CheckEntry(
         f"{_HERE}.fuzz:CHECK",
@@ -376,15 +360,17 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         severity.WRONG,
         (_GRAPH_BREAKS,
          Limit("fuzz_recompiles", "max", None, "recompiles in a drawn sequence; by default what its sizes explain")),
-        (Way("^graph_breaks: ", severity.BREAKS),
-         Way("^recompiles: ", severity.RECOMPILES),
-         Way("^(eager|vacuous): ", severity.EAGER),
-         Way("^error: .*the compiled call raised", severity.RAISES),
-         Way("^alias: ", severity.OTHER_MEMORY),
-         Way("^stride: ", severity.OTHER_LAYOUT)),
-        logs="recompiles_verbose",
-        on_request=True,
+        severity.OF_HISTORIES, logs="recompiles_verbose", on_request=True, ranks="one",
+    ),
+    # What a compiler engineer asks. It forgets what was compiled, so it comes last.
+    "passes": CheckEntry(
+        f"{_HERE}.passes:CHECK",
+        "each graph pass leaves what the graph before it computes",
+        severity.WRONG,
+        ways=(Way("the model raises: ", severity.RAISES),),
+        logs="aot_joint_graph,aot_graphs",
         ranks="one",
+        toolkit=True,
     ),
 }
 RENAMED: Final = {"benchmark": "worth"}

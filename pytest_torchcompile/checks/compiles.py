@@ -7,13 +7,14 @@ are not all zero, and the share of the model's operator calls that ran inside co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchcompile.checks.check import Check
 from pytest_torchcompile.checks.numerics import located_stage
-from pytest_torchcompile.checks.protocol import Check
-from pytest_torchcompile.checks.severity import RAISED, UNCOVERED
+from pytest_torchcompile.checks.severity import RAISED, SLOW_GUARDS, UNCOVERED
 from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.discrepancies import headline
@@ -53,6 +54,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     # The proof comes before the share: of a run that compiled nothing a coverage means nothing.
     yield from doubts(section)
     # Of silent frames the coverage, which is measured after all calls, tells only what comes of them.
+    yield from _judge_guards(section, limits)
     silent = any(frame["kind"] in SILENT for frame in section["eager_frames"])
     if section["graphs"] and not silent and not _breaks_explain(section, limits):
         yield from _judge_coverage(section, limits.get("coverage", 1.0))
@@ -101,6 +103,44 @@ def _judge_coverage(section: Mapping[str, Any], least: float) -> Iterator[Proble
         )
 
 
+def guard_microseconds(compiles: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """By function, how long asking all guards of its compiled code takes, as torch measured each when it was made."""
+    taken: Counter[str] = Counter()
+    for compiled in compiles:
+        function = f"{compiled['function']} ({compiled['file']}:{compiled['line']})"
+        # Reports of early versions do not have it.
+        taken[function] += compiled.get("guard_microseconds", 0)
+    return dict(taken)
+
+
+def _judge_guards(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
+    most = limits.get("guard_us")
+    if most is None:
+        return
+    taken = guard_microseconds(section["compiles"])
+    slow = {name: cost for name, cost in taken.items() if cost > most}
+    if slow:
+        name, cost = max(slow.items(), key=itemgetter(1))
+        guards = sum(compiled["guards"] for compiled in section["compiles"])
+        yield Problem(
+            f"{SLOW_GUARDS} {name} take {cost} µs, {most:g} wanted",
+            evidence="\n".join([f"{guards} guards in all", *(f"{each}: {slow[each]} µs" for each in slow)]),
+            hint="`pytest-torchcompile explain` lists the guards, which torch asks in every call: fewer modules and "
+                 "attributes in a frame, or fewer compiled entries of one function, mean fewer",
+        )
+    elif not any(taken.values()):
+        yield Problem(f"{SLOW_GUARDS} all functions are unknown: this torch does not measure them",
+                      hint="torch 2.9 and later do; leave the limit guard_us out")
+
+
+def remark(section: Mapping[str, Any]) -> str:
+    """Names the settings that a thread which compiled did not get."""
+    for compiled in section.get("compiles", ()):
+        if compiled.get("missed"):
+            return f"thread {compiled['thread']!r} compiled without settings: {'; '.join(compiled['missed'])}"
+    return ""
+
+
 def _why_eager(section: Mapping[str, Any]) -> str:
     if section.get("breaks"):
         return "graph_breaks lists where"
@@ -111,4 +151,4 @@ def _why_eager(section: Mapping[str, Any]) -> str:
     return "no graph broke: torch does not compile the functions that ran these operators"
 
 
-CHECK = Check("compiles", measure, judge)
+CHECK = Check("compiles", measure, judge, remark)

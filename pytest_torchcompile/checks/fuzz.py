@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from pytest_torchcompile.checks.protocol import Check
+from pytest_torchcompile.checks.check import Check
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.protocol import Check
+from pytest_torchcompile.checks.check import Check
 from pytest_torchcompile.checks.severity import EMPTY, RAISED
 from pytest_torchcompile.observation import Problem
 

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.protocol import Check, unjudged
+from pytest_torchcompile.checks.check import Check, unjudged
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.leaf_limits import Leaf
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.protocol import Check, not_run, unjudged
+from pytest_torchcompile.checks.check import Check, not_run, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
     if run.compiled.error or run.side is None:
         return not_run(run)
     batch = run.calls[0].batch
-    device = "cuda" if any(tensor.is_cuda for tensor in batch.tensors()) else "cpu"
+    device = "cuda" if batch.is_on_cuda else "cpu"
     eager = _measure_growth(run, run.make(None), device)
     with observe() as seen:
         leaked = _measure_growth(run, run.side, device)

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchcompile.checks.check import Check, unjudged
 from pytest_torchcompile.checks.layout import is_stride
-from pytest_torchcompile.checks.protocol import Check, unjudged
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.diagnosis import stage_summary
 from pytest_torchcompile.oracle.discrepancies import NOT_HELD, find_discrepancies, undecided_notes, why_vacuous

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.backends import BACKENDS
-from pytest_torchcompile.checks.protocol import Check, not_run, unjudged
+from pytest_torchcompile.checks.check import Check, not_run, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ def measure(run: CellTrial) -> dict[str, Any]:
     """The leaves that are no draws of one distribution, and whether there was anything random."""
     from pytest_torchcompile.ledger import observe
     from pytest_torchcompile.oracle.calls import Side
-    from pytest_torchcompile.oracle.chances import Chances, compare_chances, own_random_draws, sample_chances
+    from pytest_torchcompile.oracle.chances import Chances, compare_chances, sample_chances
     from pytest_torchcompile.oracle.leaf_limits import problem
+    from pytest_torchcompile.state.torch_state import own_random_draws
 
     if run.compiled.error or run.side is None:
         return not_run(run)

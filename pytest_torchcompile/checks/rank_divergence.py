@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.protocol import Check, unjudged
+from pytest_torchcompile.checks.check import Check, unjudged
 from pytest_torchcompile.checks.severity import EMPTY
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.proof import graph_runs

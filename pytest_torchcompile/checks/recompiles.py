@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import compress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.protocol import Check, unjudged
+from pytest_torchcompile.checks.check import Check, unjudged
 from pytest_torchcompile.ledger.explain import other_reasons, recompile_advice
 from pytest_torchcompile.ledger.records import Compile, compiled_unit
 from pytest_torchcompile.observation import Problem
@@ -38,9 +39,12 @@ def _count_sizes(calls: list[dict[str, int]]) -> dict[str, int]:
     """How many different sizes were called, and how many of them have a 0 or 1 in a dimension that varies."""
     distinct = {tuple(sizes.values()) for sizes in calls}
     # Torch makes a dimension dynamic once it was seen to vary, but 0 and 1 stay constants.
-    varying = [place for place, column in enumerate(zip(*distinct, strict=True)) if len(set(column)) > 1]
-    special = [sizes for sizes in distinct if any(sizes[place] < 2 for place in varying)]
-    return {"sizes": len(distinct), "special": len(special)}
+    columns = zip(*distinct, strict=True)
+    varies = [len(set(column)) > 1 for column in columns]
+    special = 0
+    for sizes in distinct:
+        special += any(size < 2 for size in compress(sizes, varies))
+    return {"sizes": len(distinct), "special": special}
 
 
 def _values_of_dims(calls: list[dict[str, int]]) -> dict[str, list[int]]:

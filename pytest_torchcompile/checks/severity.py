@@ -12,13 +12,14 @@ from enum import IntEnum
 from typing import Final
 
 # And the effects, one constant each.
-__all__ = ["EMPTY", "NUMBERS_OF_TESTS", "RAISED", "TEST_CHECK", "UNCOVERED", "Effect", "Severity", "Way",
+__all__ = ["EMPTY", "NUMBERS_OF_TESTS", "RAISED", "SLOW_GUARDS", "TEST_CHECK", "UNCOVERED", "Effect", "Severity", "Way",
            "without_ranks"]
 
 EMPTY: Final = "nothing to judge"
 """How a check begins that has nothing to say; mostly because another one of the cell failed."""
 RAISED: Final = "the compiled run raised"
 """How `compiles` tells of an exception: the same text in two models is the same fault of a backend."""
+SLOW_GUARDS: Final = "the guards of"
 UNCOVERED: Final = "of the model's operator calls ran inside compiled graphs"
 """How `compiles` says that too little was compiled; where a graph breaks, that comes of it."""
 TEST_CHECK: Final = "test"
@@ -97,6 +98,7 @@ OTHER_LAYOUT: Final = Effect(Severity.UNSTABLE, "returns other strides", "return
 ZEROS: Final = Effect(Severity.UNSTABLE, "fills in gradients of zeros", "fill in gradients of zeros")
 UNLOGGED: Final = Effect(Severity.UNSTABLE, "falls back otherwise than promised", "fall back otherwise than promised")
 LEAKS: Final = Effect(Severity.UNSTABLE, "loses memory with every step", "lose memory with every step")
+OTHER_CODE: Final = Effect(Severity.UNSTABLE, "compiles to other code each time", "compile to other code each time")
 BREAKS: Final = Effect(Severity.SLOW, "has graph breaks", "have graph breaks")
 NO_REPLAY: Final = Effect(Severity.SLOW, "runs without CUDA graphs", "run without CUDA graphs")
 SLOWER: Final = Effect(Severity.SLOW, "is slower compiled", "are slower compiled")
@@ -106,6 +108,18 @@ FAILS: Final = Effect(Severity.CRASH, "fails", "fail")
 STALE: Final = Effect(Severity.COSMETIC, "passes unexpectedly", "pass unexpectedly")
 
 STRIDES: Final = Way(r": (?:stride|layout) is [^:]+ in eager, [^:]+ compiled(?: \(.*\))?$", OTHER_LAYOUT)
+OF_HISTORIES: Final = (
+    Way("^crash: ", CRASHES),
+    Way("^hang: ", HANGS),
+    Way("^graph_breaks: ", BREAKS),
+    Way("^recompiles: ", RECOMPILES),
+    Way("^(eager|vacuous): ", EAGER),
+    Way("^error: .*the compiled call raised", RAISES),
+    Way("^error: .*compiled raised", RAISES),
+    Way("^alias: ", OTHER_MEMORY),
+    Way("^stride: ", OTHER_LAYOUT),
+)
+"""Of drawn sequences of calls: their problems begin with a kind."""
 # Where our own words stand: names of the user's outputs and parameters are neither at a start nor at an end.
 _STARTS: Final = (rf"^(?:{EMPTY}|nothing (?:was|is) (?:compared|proved|proven)|no sequence was run|no step was made|"
                   r"\d+ training steps were compared)")

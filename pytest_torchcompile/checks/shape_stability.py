@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile import dims
-from pytest_torchcompile.checks.protocol import Check, unjudged
+from pytest_torchcompile.checks.check import Check, unjudged
 from pytest_torchcompile.ledger.explain import recompile_advice
 from pytest_torchcompile.ledger.records import Compile
 from pytest_torchcompile.observation import Problem

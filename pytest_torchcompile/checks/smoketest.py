@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pytest_torchcompile.checks.protocol import Check, not_run, unjudged
+from pytest_torchcompile.checks.check import Check, not_run, unjudged
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:

@@ -4,19 +4,21 @@ Both run on one machine at one time, so that the ratio means something where sec
 from all else: wrong numbers come first, and on a machine that is not quiet enough it is only said that nothing can be
 told. Without limits one thing fails: the model is slower compiled, and the whole 99 % interval says so.
 
-Why a model is not faster is told in one sentence with place and remedy (:func:`slow_cause`). Each cause has evidence:
-where the time of a profiled step on a CPU went, kernels counted on both sides, and what ran outside of compiled graphs.
-Of several the one that takes most of the step is told; without evidence nothing is.
+Why a model is not faster is told in one sentence with place and remedy (:mod:`~.slow_causes`). Each cause has evidence:
+where the time of a profiled step went, kernels counted on both sides, what ran outside of compiled graphs, and what the
+machine needs at its peak for the work of the step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_torchcompile.backends import promised
+from pytest_torchcompile.checks.check import Check, not_run, unjudged
 from pytest_torchcompile.checks.numerics import EQUIVALENCE
-from pytest_torchcompile.checks.protocol import Check, not_run, unjudged
+from pytest_torchcompile.checks.slow_causes import idle_remark, slow_cause
 from pytest_torchcompile.layer.benchmark_result import NOT_TOLD, NOTHING, came_from_cache, pays_after, speed_text
 from pytest_torchcompile.observation import Problem
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.layer.benchmark_result import Benchmark
     from pytest_torchcompile.wrappers.protocol import CellTrial
 
-__all__ = ["CHECK", "WRONG", "slow_cause"]
+__all__ = ["CHECK", "WRONG"]
 
 WRONG: Final = "it computes wrong numbers, so its speed says nothing"
 """How the problem begins where `equivalence` fails."""
@@ -34,14 +36,6 @@ SIGMAS: Final = 2 * 2.576
 """The width of an interval of 99 % in standard deviations, for normal noise."""
 MIB: Final = 2**20
 KEPT_BREAKS: Final = 3
-COVERED: Final = 0.9
-"""With a smaller share of operator calls in graphs, little was compiled."""
-MUCH_GUARDING: Final = 0.15
-MUCH_LIBRARY: Final = 0.5
-MUCH_PYTHON: Final = 0.5
-SAME_KERNELS: Final = 0.95
-"""From this share of eager's kernels on, nothing to speak of was fused."""
-NAMED_CALLS: Final = 3
 
 
 def measure(run: CellTrial) -> dict[str, Any]:
@@ -68,7 +62,9 @@ def measure(run: CellTrial) -> dict[str, Any]:
     eager_runner = StepRunner(eager.call, eager.module, loss)
     compiled_runner = StepRunner(run.side.call, run.side.module, loss)
     timed = benchmark_sides(eager_runner, compiled_runner, make_batch, warmup=warmup, seconds=SECONDS, texts=run.texts)
-    return {"raised": None, "wrong": "", **_figures(timed), **_compile_facts(run, timed)}
+    section = {"raised": None, "wrong": "", **_figures(timed), **_compile_facts(run, timed), **_evidence(run, timed)}
+    section["text"] = "\n".join([section["text"], *_roof_lines(section)])
+    return section
 
 
 def _wrong_numbers(run: CellTrial) -> str:
@@ -93,7 +89,6 @@ def _figures(timed: Benchmark) -> dict[str, Any]:
         "unit": timed.unit,
         "late_compiles": timed.late_compiles,
         "sides": {"eager": asdict(timed.eager), "compiled": asdict(timed.compiled)},
-        "profile": asdict(timed.profile) if timed.profile is not None else None,
         "text": _steady_rows(str(timed)),
     }
 
@@ -120,6 +115,72 @@ def _compile_facts(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
     }
 
 
+def _evidence(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
+    """What the diagnosis rests on: where the time went, what compiled late, and what the machine needs at its peak."""
+    from pytest_torchcompile.ledger.explain import recompile_advice
+    from pytest_torchcompile.ledger.records import Compile
+
+    late = []
+    for record in timed.late[:KEPT_BREAKS]:
+        facts = {name: record[name] for name in ("function", "file", "line", "cause", "what", "reason")}
+        # A first compile, as of a branch that no step before took, has no cause.
+        advice = "make every size and branch come up before, in the warm-up"
+        if record["cause"]:
+            advice = recompile_advice(Compile.from_dict(record), dynamic=run.cell.dynamic == "dynamic")
+        late.append({**facts, "advice": advice})
+    return {
+        "profile": asdict(timed.profile) if timed.profile is not None else None,
+        "launches": {side: launched.to_dict() for side, launched in timed.launches.items()},
+        "skips": list(dict.fromkeys(skip["reason"] for skip in run.compiled.seen.get("cudagraph_skips", ()))),
+        "late": late,
+        "work": timed.work.to_dict() if timed.work is not None else None,
+        **_by_peaks(run, timed),
+    }
+
+
+def _by_peaks(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
+    """The least time of the step by this machine's peaks, its share of a compiled step, and the speed-up that an eager
+    step lets expect, with its error; None where the work of a step is not known.
+    """
+    from pytest_torchcompile.gauges.machine_peaks import machine_peaks
+    from pytest_torchcompile.gauges.speed_prediction import predict_speed
+    from pytest_torchcompile.gauges.step_work import roof_of
+
+    if timed.work is None:
+        return {"roof": None, "predicted": None}
+    device = "cpu"
+    for tensor in run.calls[0].batch.tensors():
+        if tensor.is_cuda:
+            device = str(tensor.device)
+    peaks = machine_peaks(device)
+    roof = roof_of(timed.work, peaks)
+    eager = timed.launches.get("eager")
+    predicted = predict_speed(
+        timed.work, peaks, timed.eager.low, trains=run.train,
+        coverage=min((each["share"] for each in run.compiled.coverage), default=1.0),
+        busy_seconds=None if eager is None else eager.busy_seconds,
+        replayed=eager is not None and promised(run.cell.axes),
+    )  # fmt: skip
+    error = predicted.speedup / timed.speedup - 1
+    return {
+        # What lies in caches is read faster than memory can.
+        "roof": {**roof.to_dict(), "share": min(1.0, roof.seconds / timed.compiled.low)},
+        "predicted": {**predicted.to_dict(), "error": error}, "prediction_error": abs(error),
+    }  # fmt: skip
+
+
+def _roof_lines(section: Mapping[str, Any]) -> Iterator[str]:
+    """How near to the roof a compiled step is, and what an eager step had let expect."""
+    roof, predicted = section["roof"], section["predicted"]
+    if not roof:
+        return
+    left = section["sides"]["compiled"]["low"] - roof["seconds"]
+    yield (f"at this machine's peaks a step takes {roof['seconds'] * 1e3:.3f} ms, bound by {roof['bound']}: compiled "
+           f"it is at {roof['share']:.0%} of that roof, and {max(0.0, left) * 1e3:.3f} ms are left to win")
+    yield (f"an eager step lets expect {predicted['speedup']:.2f} times the speed ({predicted['launch_share']:.0%} of "
+           f"it are calls, fusion saves {predicted['bytes_saved']:.0%} of its bytes), {predicted['error']:+.0%} off")
+
+
 def _steady_rows(table: str) -> str:
     """Without what was before the steady state: here the model came compiled."""
     return "\n".join(line for line in table.splitlines()[:-1] if not line.startswith("first step"))
@@ -138,7 +199,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         yield Problem("nothing ran compiled in the timed steps, so their times say nothing", section["text"])
     elif section["late_compiles"]:
         yield Problem(f"{section['late_compiles']} compile(s) in the timed steps: there was no steady state",
-                      section["text"], "see `recompiles` and `shape_stability`")
+                      section["text"], slow_cause(section) or "see `recompiles` and `shape_stability`")
     else:
         yield from _judge_speed(section, limits)
         yield from _judge_kernels(section, limits)
@@ -191,7 +252,7 @@ def remark(section: Mapping[str, Any]) -> str:
     words = [f"{verdict}: {section['speedup']:.2f} times as fast compiled ({low:.2f} to {high:.2f})"]
     if section.get("pays_after"):
         words.append(f"pays after {section['pays_after']} steps{_cache_words(section)}")
-    if cause := slow_cause(section):
+    if cause := slow_cause(section) or idle_remark(section):
         words.append(cause)
     return "; ".join(words)
 
@@ -204,79 +265,3 @@ def _cache_words(section: Mapping[str, Any]) -> str:
 
 
 CHECK = Check("worth", measure, judge, remark)
-
-
-@dataclass(frozen=True)
-class _Cause:
-    """One possible cause."""
-
-    share: float
-    """Of the step, that it explains."""
-    text: str
-
-
-def slow_cause(section: Mapping[str, Any]) -> str:
-    """The first cause of a section of `worth` that is slower or no different; empty where none is known."""
-    if section["verdict"] not in ("slower", "no difference") or not section.get("profile"):
-        return ""
-    causes = [*_little_compiled(section), *_guards(section), *_python(section), *_same_kernels(section)]
-    if not causes:
-        return ""
-    return max(causes, key=_share_of).text
-
-
-def _share_of(cause: _Cause) -> float:
-    return cause.share
-
-
-def _part(section: Mapping[str, Any], name: str) -> float:
-    """The share of a part of the profiled step."""
-    profile = section["profile"]
-    seconds = profile["seconds"]
-    return float(profile[name] / seconds) if seconds else 0.0
-
-
-def _little_compiled(section: Mapping[str, Any]) -> Iterator[_Cause]:
-    coverage = section.get("coverage")
-    if coverage is None or coverage >= COVERED:
-        return
-    place, remedy = "", "see the check `compiles` for what stayed outside"
-    if breaks := section.get("breaks"):
-        first = breaks[0]
-        place = f"; the first graph break is at {first['file']}:{first['line']}"
-        remedy = "move what breaks the graph out of forward, as the check `graph_breaks` says"
-    outside = _part(section, "operators") + _part(section, "python")
-    yield _Cause(outside, f"{1 - coverage:.0%} of the operator calls run outside of compiled graphs{place}: {remedy}")
-
-
-def _guards(section: Mapping[str, Any]) -> Iterator[_Cause]:
-    share = _part(section, "guards")
-    if share >= MUCH_GUARDING:
-        seconds = section["profile"]["guards"]
-        yield _Cause(share, f"Dynamo's guards take {share:.0%} of a compiled step ({seconds * 1e6:.0f} µs): the step "
-                            "is too short for them, so compile a larger part at once, or give it larger batches")
-
-
-def _python(section: Mapping[str, Any]) -> Iterator[_Cause]:
-    share = _part(section, "python")
-    if share < MUCH_PYTHON:
-        return
-    place = ""
-    if breaks := section.get("breaks"):
-        place = f", the first graph break being at {breaks[0]['file']}:{breaks[0]['line']}"
-    yield _Cause(share, f"{share:.0%} of a compiled step passes in Python, outside of graphs and operators{place}: "
-                        "take prints, `.item()` and loading out of the step")
-
-
-def _same_kernels(section: Mapping[str, Any]) -> Iterator[_Cause]:
-    profile = section["profile"]
-    library, kernels_share = _part(section, "library"), section.get("kernels_share")
-    if kernels_share is not None and kernels_share >= SAME_KERNELS:
-        eager, compiled = section["sides"]["eager"]["kernels"], section["sides"]["compiled"]["kernels"]
-        inside = library + _part(section, "generated")
-        yield _Cause(inside, f"a compiled step runs {compiled} kernels and an eager one {eager}, so nothing was fused: "
-                             "try the backend inductor, or leave the model to eager")
-    elif library >= MUCH_LIBRARY:
-        names = ", ".join(f"{calls} x {name}" for name, calls in list(profile["library_calls"].items())[:NAMED_CALLS])
-        yield _Cause(library, f"{library:.0%} of a compiled step is library calls that eager makes too ({names}): only "
-                              "the rest can be fused")

@@ -1,8 +1,7 @@
 """What the compiler made of a model: every stage of it, every kernel, and the lines of the user that they come from.
 
-To read in this order: ``explanation_records`` (kernels, and what they read and write) and ``graph_texts`` (stages out
-of the ledger's texts) are plain data. ``inductor`` hooks into Inductor's scheduler, and ``kernel_facts`` corrects
-what was planned by the code that came of it. ``guards``, ``dynamo_hooks`` and ``decompositions`` have guards,
+To read in this order: ``graph_texts`` has stages out of the ledger's texts, as plain data. What is known of a kernel is
+in the room ``lowering``. ``guards``, ``dynamo_hooks`` and ``decompositions`` have guards,
 bytecode and ATen operators that were taken apart. ``explanation`` is all of it, and ``capture`` runs the model.
 ``explanation_text`` writes it as text, ``page`` and ``columns`` as a page, ``files`` each piece as a file.
 ``command`` is ``pytest-torchcompile explain``.

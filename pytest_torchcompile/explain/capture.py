@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.explain.decompositions import DecompositionNotes, traced_operators
-from pytest_torchcompile.explain.dynamo_hooks import BytecodeNotes, current_compile_id
+from pytest_torchcompile.explain.dynamo_hooks import BytecodeNotes
 from pytest_torchcompile.explain.explanation import Explanation
 from pytest_torchcompile.explain.graph_runs import GraphRuns
 from pytest_torchcompile.explain.graph_texts import read_stages
-from pytest_torchcompile.explain.inductor import KernelNotes, compile_anew
-from pytest_torchcompile.explain.kernel_facts import complete_calls
 from pytest_torchcompile.layer.benchmark import StepRunner
 from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modules
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.preservation import preserved
 from pytest_torchcompile.layer.training_step import loss_of_step
 from pytest_torchcompile.ledger import observe
+from pytest_torchcompile.ledger.torch_logs import traced_to_file
 from pytest_torchcompile.loading import one_line
+from pytest_torchcompile.lowering.kernel_watch import KernelWatch
 from pytest_torchcompile.state.torch_state import isolated
 
 __all__ = ["explain", "explain_step"]
@@ -75,28 +78,36 @@ def _name_of(model: Any) -> str:
 
 
 def explain_step(
-    compile_model: Callable[[], StepRunner], module: torch.nn.Module, batch: Batch, name: str, settings: str
+    compile_model: Callable[[], StepRunner], module: torch.nn.Module, batch: Batch, name: str, settings: str,
+    trace: Path | None = None,
 ) -> Explanation:
-    """Run one step of what ``compile_model()`` returns, and tell what was compiled for it."""
+    """Run one step of what ``compile_model()`` returns, and tell what was compiled for it.
+
+    :param trace: the file that torch's structured trace is written to, for tlparse.
+    """
     explained = Explanation(name, torch.__version__, settings)
     leaks: list[str] = []
-    with isolated(leaks), preserved(module), compile_anew(), observe(keep_texts=True) as seen:
-
-        def place_in_run() -> tuple[str, int]:
-            # The texts of a graph come before its code, which is written after the last of its kernels.
-            return current_compile_id(), sum(text.stage == "code" for text in seen.texts)
-
-        notes = KernelNotes([], explained.lost, place_in_run)
-        taken_apart, rewritten, runs = DecompositionNotes(), BytecodeNotes(), GraphRuns()
+    with isolated(leaks), preserved(module), observe(keep_texts=True) as seen:
+        kernels, taken_apart = KernelWatch(explained.lost), DecompositionNotes()
+        rewritten, runs = BytecodeNotes(), GraphRuns()
         begun = time.perf_counter()
-        with notes.taken(), taken_apart.taken(), rewritten.taken(), runs.taken():
+        with kernels.taken(seen), contextlib.ExitStack() as hooks:
+            instruments = [taken_apart.taken(), rewritten.taken(), runs.taken()]
+            if trace is not None:
+                instruments.append(traced_to_file(trace))
+            for instrument in instruments:
+                # What this torch lacks is said, and all else explained.
+                try:
+                    hooks.enter_context(instrument)
+                except InstrumentError as missing:
+                    if str(missing) not in explained.lost:
+                        explained.lost.append(str(missing))
             try:
                 compile_model().step(batch.clone())
             except Exception as error:
                 explained.error = one_line(error)
         explained.stages = read_stages(seen.texts)
-        codes = [stage.text for stage in explained.stages if stage.stage == "code"]
-        explained.kernels = complete_calls(notes.notes, codes)
+        explained.kernels = kernels.calls(seen.texts)
         explained.operators = traced_operators(taken_apart, explained.traced_graphs)
         explained.graph_runs = runs.runs
         explained.bytecode, explained.guards = rewritten.bytecode(), rewritten.guards()

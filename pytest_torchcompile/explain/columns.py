@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from pytest_torchcompile.explain.explanation import Explanation, total_bytes
-from pytest_torchcompile.explain.explanation_records import (
+from pytest_torchcompile.explain.explanation_records import TracedOperator
+from pytest_torchcompile.explain.graph_texts import GraphNode, SavedTensor, Stage
+from pytest_torchcompile.lowering.kernel_records import (
     KINDS,
     KernelCall,
     TensorAccess,
-    TracedOperator,
     readable_bytes,
     readable_shape,
 )
-from pytest_torchcompile.explain.graph_texts import GraphNode, SavedTensor, Stage
 from pytest_torchcompile.page.markup import Html, join, tag
 from pytest_torchcompile.quantity import count
 

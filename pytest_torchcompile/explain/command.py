@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_torchcompile.adoption.chosen_cell import chosen_cell
+from pytest_torchcompile.cell import TOOLKIT
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.explain.explanation_text import explanation_lines
 from pytest_torchcompile.explain.files import folder_of, write_files
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.plan.expansion import PlannedCell
     from pytest_torchcompile.plan.matrix import Matrix
 
-__all__ = ["run_command"]
+__all__ = ["explain_cell", "run_command"]
 
 SEED = 0
 
@@ -37,23 +39,36 @@ def run_command(given: argparse.Namespace) -> int:
                          f"{ranks}; name the cell of this model with wrapper none")
     # Before torch is loaded.
     set_environment()
-    explained = _explain_cell(matrix, planned)
-    folder = folder_of(explained.name)
-    write_files(explained, folder)
+    from pytest_torchcompile.explain.roofline import Roofline
+
+    folder = folder_of(planned.cell.id)
+    with tempfile.TemporaryDirectory() as scratch:
+        trace = Path(scratch, "trace.log")
+        explained = explain_cell(matrix, planned, trace)
+        write_files(explained, folder, trace)
+    roofline = Roofline.of(explained, planned.cell.device)
+    (folder / "roofline.svg").write_text(str(roofline.figure()), encoding="utf-8")
     if given.json:
-        print(json.dumps(explained.to_dict(), indent=1))
+        print(json.dumps({**explained.to_dict(), "roofline": roofline.to_dict()}, indent=1))
     else:
         for line in explanation_lines(explained):
             print(harmless_text(line))
-        print(f"\nall stages side by side: {folder}/index.html; graphs, kernels and guards are files beside it")
+        print()
+        for line in roofline.lines():
+            print(harmless_text(line))
+        print(f"\nall stages side by side: {folder}/index.html; graphs, kernels, guards and the roofline "
+              "are files beside it")
     return 1 if explained.error else 0
 
 
-def _explain_cell(matrix: Matrix, planned: PlannedCell) -> Explanation:
+def explain_cell(matrix: Matrix, planned: PlannedCell, trace: Path | None = None) -> Explanation:
+    """Compile the model of a cell as the cell would, run a step of its first size, and tell what became of it.
+
+    :param trace: as for :func:`~pytest_torchcompile.explain.capture.explain_step`.
+    """
     from pytest_torchcompile.explain.capture import explain_step
     from pytest_torchcompile.layer.benchmark import StepRunner
-    from pytest_torchcompile.layer.training_step import adapted_loss
-    from pytest_torchcompile.oracle import default_loss
+    from pytest_torchcompile.layer.training_step import loss_of_step
     from pytest_torchcompile.run import subject
     from pytest_torchcompile.wrappers.protocol import load as load_wrapper
 
@@ -63,13 +78,11 @@ def _explain_cell(matrix: Matrix, planned: PlannedCell) -> Explanation:
     wrapper = load_wrapper(cell.wrapper, root, entry.where)
     module = subject.build_model(entry, cell, root, SEED)
     _sizes, batch = subject.make_batches(entry, cell, root, SEED)[0]
-    loss = None
-    if cell.phase == "training":
-        own = subject.loss_function(entry, root)
-        loss = default_loss if own is None else adapted_loss(own)
+    loss = loss_of_step(module, subject.loss_function(entry, root), train=cell.phase == "training")
 
     def compile_model() -> StepRunner:
         return StepRunner(wrapper.wrap(module, settings, cell), module, loss)
 
-    shown = ", ".join(f"{axis}={value}" for axis, value in cell.axes.items() if axis != "model")
-    return explain_step(compile_model, module, batch, cell.id, shown)
+    idle = set() if cell.backend == "toolkit" else set(TOOLKIT)
+    shown = ", ".join(f"{axis}={value}" for axis, value in cell.axes.items() if axis not in {"model", *idle})
+    return explain_step(compile_model, module, batch, cell.id, shown, trace)

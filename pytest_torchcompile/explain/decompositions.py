@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytest_torchcompile.errors import InstrumentError
-from pytest_torchcompile.explain.dynamo_hooks import current_compile_id
 from pytest_torchcompile.explain.explanation_records import TracedOperator
 from pytest_torchcompile.explain.graph_texts import GraphNode, Stage
+from pytest_torchcompile.ledger.torch_internals import private_name
+from pytest_torchcompile.lowering.kernel_watch import compile_id_reader
 
 __all__ = ["DecompositionNotes", "traced_operators"]
 
@@ -36,6 +36,8 @@ class DecompositionNotes:
 
     traces: list[_Trace] = field(default_factory=list)
     depth: int = 0
+    compile_id: Callable[[], str] = str
+    """Tells what is compiled now."""
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
@@ -44,14 +46,10 @@ class DecompositionNotes:
         ``maybe_handle_decomp(mode, operator, args, kwargs)`` in torch/fx/experimental/proxy_tensor.py: torch 2.13.
         It asks the table, and returns NotImplemented where the operator is kept.
         """
-        import torch
+        original = private_name("torch.fx.experimental.proxy_tensor", "maybe_handle_decomp", "looks decompositions up",
+                                "they can't be explained")
+        self.compile_id = compile_id_reader()
         from torch.fx.experimental import proxy_tensor
-
-        original = getattr(proxy_tensor, "maybe_handle_decomp", None)
-        if original is None:
-            raise InstrumentError(
-                f"torch {torch.__version__} has no torch.fx.experimental.proxy_tensor.maybe_handle_decomp, which looks "
-                "decompositions up; they can't be explained with it; please report it with this version")
 
         def noting(mode: Any, operator: Any, args: Any, kwargs: Any) -> Any:
             return self._note(original, mode, operator, args, kwargs)
@@ -83,7 +81,7 @@ class DecompositionNotes:
                 break
             made.append(node.name)
         if not self.traces or self.traces[-1].graph is not graph:
-            self.traces.append(_Trace(current_compile_id(), graph))
+            self.traces.append(_Trace(self.compile_id(), graph))
         self.traces[-1].taken_apart.append((operator, by, tuple(reversed(made))))
 
 

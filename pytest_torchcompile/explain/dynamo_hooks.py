@@ -11,15 +11,10 @@ from dataclasses import dataclass, field
 from pytest_torchcompile.explain.explanation_records import Bytecode
 from pytest_torchcompile.explain.guards import Guard, read_guards
 from pytest_torchcompile.ledger.entries import cache_entries
+from pytest_torchcompile.ledger.torch_internals import private_name
+from pytest_torchcompile.lowering.kernel_watch import compile_id_reader
 
-__all__ = ["BytecodeNotes", "current_compile_id"]
-
-
-def current_compile_id() -> str:
-    """What is compiled now (``torch._guards.CompileContext.current_compile_id``, torch 2.13)."""
-    from torch._guards import CompileContext
-
-    return str(CompileContext.current_compile_id() or "")
+__all__ = ["BytecodeNotes"]
 
 
 @dataclass
@@ -32,13 +27,15 @@ class BytecodeNotes:
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
         """Note bytecode while the block runs (``register_bytecode_hook``, torch 2.13)."""
-        from torch._dynamo.convert_frame import register_bytecode_hook
+        register_bytecode_hook = private_name("torch._dynamo.convert_frame", "register_bytecode_hook",
+                                              "shows bytecode before and after", "it can't be explained")
+        compile_id = compile_id_reader()
 
         def note(before: types.CodeType, after: types.CodeType) -> None:
-            self.rewritten.append((current_compile_id(), before, after))
+            self.rewritten.append((compile_id(), before, after))
 
         # Its answer None leaves the code as it is.
-        handle = register_bytecode_hook(note)  # type: ignore[arg-type]  # torch calls it by position
+        handle = register_bytecode_hook(note)
         try:
             yield
         finally:

@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from pytest_torchcompile.explain.explanation_records import Bytecode, GraphRun, KernelCall, TracedOperator
+from pytest_torchcompile.explain.explanation_records import Bytecode, GraphRun, TracedOperator
 from pytest_torchcompile.explain.graph_texts import SavedTensor, Stage, saved_tensors
 from pytest_torchcompile.explain.guards import Guard
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, FailedCompile, GraphBreak
+from pytest_torchcompile.lowering.kernel_records import KernelCall
 
 __all__ = ["FORMAT", "Explanation", "total_bytes"]
 

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from pytest_torchcompile.explain.explanation import Explanation, total_bytes
-from pytest_torchcompile.explain.explanation_records import (
+from pytest_torchcompile.explain.graph_texts import Stage
+from pytest_torchcompile.explain.guards import count_kinds
+from pytest_torchcompile.lowering.kernel_records import (
     KernelCall,
     Operator,
     TensorAccess,
@@ -16,8 +18,6 @@ from pytest_torchcompile.explain.explanation_records import (
     readable_shape,
     sum_bytes,
 )
-from pytest_torchcompile.explain.graph_texts import Stage
-from pytest_torchcompile.explain.guards import count_kinds
 from pytest_torchcompile.quantity import count, readable_seconds
 
 __all__ = ["explanation_lines"]

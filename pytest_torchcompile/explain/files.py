@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from pytest_torchcompile.cell import file_word
 from pytest_torchcompile.explain.explanation import Explanation
-from pytest_torchcompile.explain.explanation_records import KernelCall, readable_bytes, readable_shape
 from pytest_torchcompile.explain.explanation_text import explanation_lines
-from pytest_torchcompile.explain.graph_texts import STAGES, Stage
+from pytest_torchcompile.explain.graph_drawing import MOST_DRAWN, dot_text, export_text, svg_text
+from pytest_torchcompile.explain.graph_texts import STAGES
 from pytest_torchcompile.explain.page import explanation_page
+from pytest_torchcompile.lowering.kernel_records import KernelCall, readable_bytes, readable_shape
 from pytest_torchcompile.report.safe_output import FOLDER, make_folder
 
 __all__ = ["EXPLAINED", "folder_of", "write_files"]
 
 EXPLAINED: Final = f"{FOLDER}/explain"
 """Where the folder of each explained model is."""
-_MOST_NODES: Final = 60
-"""A graph of more nodes is no picture that anybody reads, so none is written."""
 _MANIFEST: Final = "manifest.json"
 
 
@@ -31,11 +31,14 @@ def folder_of(name: str) -> Path:
     >>> folder_of("net:Model").as_posix()
     '.compile-matrix/explain/net_Model'
     """
-    return Path(EXPLAINED) / re.sub(r"[^\w.=+@*-]", "_", name)
+    return Path(EXPLAINED) / file_word(name)
 
 
-def write_files(explained: Explanation, folder: Path) -> list[Path]:
-    """Write everything into ``folder``, in place of what an earlier explanation left there; returns the files."""
+def write_files(explained: Explanation, folder: Path, trace: Path | None = None) -> list[Path]:
+    """Write everything into ``folder``, in place of what an earlier explanation left there; returns the files.
+
+    :param trace: torch's structured trace, which is copied under the name of what was explained.
+    """
     # Only what a manifest of ours stands beside is removed.
     if (folder / _MANIFEST).is_file():
         shutil.rmtree(folder)
@@ -54,6 +57,11 @@ def write_files(explained: Explanation, folder: Path) -> list[Path]:
     runnables = write_runnables(explained, folder)
     what |= runnables
     written += [folder / name for name in runnables]
+    if trace is not None and trace.is_file():
+        name = f"{file_word(explained.name)}.trace.log"
+        shutil.copyfile(trace, folder / name)
+        what[name] = "torch's structured trace, for tlparse"
+        written.append(folder / name)
     manifest = {"name": explained.name, "torch": explained.torch_version, "settings": explained.settings, "files": what}
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return [*written, folder / _MANIFEST]
@@ -67,8 +75,15 @@ def _contents(explained: Explanation) -> Iterator[tuple[str, str, str]]:
     for stage in explained.stages:
         name = f"graphs/{_safe(stage.compile_id)}-{stage.stage}-{stage.graph}"
         yield f"{name}.py", STAGES[stage.stage], stage.text
-        if stage.nodes and len(stage.nodes) <= _MOST_NODES:
-            yield f"{name}.dot", f"{stage.stage} as a graph for Graphviz", _dot_text(stage)
+        if not stage.nodes:
+            continue
+        yield f"{name}.dot", f"{stage.stage} as a graph for Graphviz", dot_text(stage)
+        if len(stage.nodes) <= MOST_DRAWN:
+            yield f"{name}.svg", f"{stage.stage} as a picture", svg_text(stage)
+        if stage.stage == "forward":
+            dynamo = explained.stages_of(stage.compile_id, "dynamo")
+            text = export_text(stage, dynamo[0] if dynamo else None)
+            yield f"{name}.export.txt", f"{stage.stage} as torch.export prints a program", text
     for number, kernel in enumerate(explained.kernels):
         if kernel.source:
             suffix = "cpp" if 'extern "C"' in kernel.source else "py"
@@ -99,12 +114,3 @@ def _kernel_text(kernel: KernelCall, suffix: str) -> str:
         lines.append(f"keeps {operator.node} inside, {readable_bytes(operator.bytes)}")
     lines += [f"from {place}" for place in kernel.places]
     return "\n".join(f"{mark} {line}" for line in lines) + f"\n{kernel.source}\n"
-
-
-def _dot_text(stage: Stage) -> str:
-    lines = ["digraph {", "  node [shape=box, fontname=monospace]"]
-    for node in stage.nodes:
-        label = f"{node.name}\\n{node.target}\\n{node.type}".replace('"', "'")
-        lines.append(f'  "{node.name}" [label="{label}"]')
-        lines += [f'  "{given}" -> "{node.name}"' for given in node.inputs]
-    return "\n".join([*lines, "}", ""])

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from pytest_torchcompile.errors import InstrumentError
-from pytest_torchcompile.explain.dynamo_hooks import current_compile_id
 from pytest_torchcompile.explain.explanation_records import GraphRun
+from pytest_torchcompile.ledger.torch_internals import private_name
+from pytest_torchcompile.lowering.kernel_watch import compile_id_reader
 
 __all__ = ["GraphRuns"]
 
@@ -30,21 +30,17 @@ class GraphRuns:
         ``OutputGraph.call_user_compiler(graph, inputs)`` in torch/_dynamo/output_graph.py returns what the backend
         made of a graph: torch 2.13.
         """
+        original = private_name("torch._dynamo.output_graph", "OutputGraph.call_user_compiler",
+                                "hands a graph to the backend", "runnable files can't be written")
+        compile_id = compile_id_reader()
         from torch._dynamo.output_graph import OutputGraph
-
-        original = getattr(OutputGraph, "call_user_compiler", None)
-        if original is None:
-            raise InstrumentError(
-                f"torch {torch.__version__} has no torch._dynamo.output_graph.OutputGraph.call_user_compiler, which "
-                "hands a graph to the backend; runnable files can't be written with it; please report it with this "
-                "version")
 
         @functools.wraps(original)
         def compile_graph(self: Any, *args: Any, **kwargs: Any) -> Any:
             return noting(original(self, *args, **kwargs))
 
         def noting(compiled: Callable[..., Any]) -> Callable[..., Any]:
-            run = GraphRun(current_compile_id())
+            run = GraphRun(compile_id())
             self.runs.append(run)
 
             @functools.wraps(compiled)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from pytest_torchcompile.faults.broken_contract import BROKEN_CONTRACT, KEPT_CONTRACT
 from pytest_torchcompile.faults.fault_parts import Case, Program, untouched
 from pytest_torchcompile.faults.moments import MOMENTS
 from pytest_torchcompile.faults.not_compiled import COMPILING, CONTROLS_OF_CHECKS, FAILURES
@@ -22,7 +23,8 @@ from pytest_torchcompile.faults.wrong_values import VALUES
 __all__ = ["CASES", "CONTROLS", "CORRECT", "FAULTS", "Case", "Program"]
 
 FAULTS: Final[tuple[Case, ...]] = (
-    *VALUES, *MOMENTS, *REUSED_MEMORY, *GRADIENTS, *STATE, *FORM, *FAILURES, *COMPILING)
+    *VALUES, *MOMENTS, *REUSED_MEMORY, *GRADIENTS, *STATE, *FORM, *FAILURES, *COMPILING,
+    *BROKEN_CONTRACT)
 CORRECT: Final[tuple[Case, ...]] = REWRITES
 
 
@@ -37,5 +39,5 @@ def _untouched_programs() -> Iterator[Case]:
             yield Case(f"untouched {case.program}", "nothing", case.program, control=True)
 
 
-CONTROLS: Final[tuple[Case, ...]] = (*_untouched_programs(), *CONTROLS_OF_CHECKS)
+CONTROLS: Final[tuple[Case, ...]] = (*_untouched_programs(), *CONTROLS_OF_CHECKS, *KEPT_CONTRACT)
 CASES: Final[tuple[Case, ...]] = (*FAULTS, *CORRECT, *CONTROLS)

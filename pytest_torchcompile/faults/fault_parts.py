@@ -18,6 +18,8 @@ from torch import Tensor, fx
 from pytest_torchcompile.backends.toolkit import Pass, Runner, Toolkit, drop, edit, replace, results, toolkit
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.fuzz.drawn_call import DrawnCall
+from pytest_torchcompile.quantity import named_sizes
 
 __all__ = [
     "KINDS",
@@ -42,7 +44,7 @@ __all__ = [
 
 KINDS: Final = (
     "value", "dtype", "shape", "stride", "alias", "mutation", "requires_grad", "gradient", "buffer", "error",
-    "vacuous", "rng", "structure", "nondeterministic", "graph_break", "recompile", "memory",
+    "vacuous", "rng", "structure", "nondeterministic", "graph_break", "recompile", "memory", "code",
 )  # fmt: skip
 """The kinds of problems that ``compare`` reports, then those that the other checks are for."""
 
@@ -68,9 +70,7 @@ class Program:
     """Why it is not run elsewhere."""
 
     def __str__(self) -> str:
-        calls = []
-        for sizes in self.sizes:
-            calls.append(", ".join(f"{name}={size}" for name, size in sizes.items()))
+        calls = map(named_sizes, self.sizes)
         dtype = str(self.dtype).removeprefix("torch.")
         text = f"{self.model.__name__} of {self.inputs.__name__} ({'; '.join(calls)}), {dtype}"
         if not self.training:
@@ -108,6 +108,8 @@ class Case:
     check: str = "compare"
     """What must catch it: ``compare``, or a check of the matrix."""
     dynamic: bool | None = None
+    history: Sequence[DrawnCall] = ()
+    """For the check ``contract``: the calls in which it shows. Each has the first sizes of the program."""
     steps: int = 1
     below: str = ""
     """Why rounding excuses it: such a fault counts neither as caught nor as missed."""

@@ -19,7 +19,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pytest_torchcompile import checks
+from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import DYNAMIC, Cell
+from pytest_torchcompile.contract.history_run import Program as ContractProgram
+from pytest_torchcompile.contract.history_run import run_history
 from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.faults.fault_parts import Case
@@ -27,12 +30,11 @@ from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.equivalence import compare
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.oracle import Item, Recording, record
-from pytest_torchcompile.oracle.chances import same_random_draws
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run.runner import run_cell
 from pytest_torchcompile.run.subject import cxx_compiler
 from pytest_torchcompile.state.snapshot import StateSnapshot
-from pytest_torchcompile.state.torch_state import isolated
+from pytest_torchcompile.state.torch_state import isolated, same_random_draws
 from pytest_torchcompile.state.value_leaves import same_bits
 
 __all__ = ["GOOD", "Checked", "JudgedCase", "Presence", "ReportedProblem", "run_case"]
@@ -163,7 +165,7 @@ def _check_by_compare(case: Case) -> Checked:
 
 
 _KINDS: Final = {"graph_breaks": "graph_break", "recompiles": "recompile", "compiles": "vacuous", "randomness": "rng",
-                 "memory": "memory"}
+                 "memory": "memory", "determinism": "code"}
 
 
 def _check_cell(case: Case) -> Checked:
@@ -190,7 +192,27 @@ def _path_of(function: Callable[..., object]) -> str:
     return f"{function.__module__}:{function.__qualname__}"
 
 
-_CHECKS: Final[dict[str, Callable[[Case], Checked]]] = {"compare": _check_by_compare}
+def _check_by_history(case: Case) -> Checked:
+    """The history of a case, in this process."""
+    program = case.program
+
+    def make_batch(sizes: Mapping[str, int], seed: int) -> Batch:
+        torch.manual_seed(seed + 1)
+        return Batch.of(program.inputs(**sizes)).to(device=program.device, dtype=program.dtype)
+
+    called = ContractProgram(program.build_model, {"backend": case.backend(), "dynamic": case.dynamic}, make_batch)
+    with isolated([]), same_random_draws():
+        outcome = run_history(called, tuple(case.history), lambda index, side: None)
+    if outcome.calls < len(case.history) and outcome.problem is None:
+        raise TorchcompileError(f"of {len(case.history)} calls {outcome.calls} were compared")
+    if not outcome.graphs:
+        raise TorchcompileError("no graph ran")
+    if outcome.problem is None:
+        return Checked([])
+    return Checked([ReportedProblem(outcome.problem.kind, outcome.problem.where, outcome.problem.message)])
+
+
+_CHECKS: Final[dict[str, Callable[[Case], Checked]]] = {"compare": _check_by_compare, "contract": _check_by_history}
 
 
 PASSES: Final = 3

@@ -244,6 +244,33 @@ LEAKING_FORWARD: Final = Toolkit(forward=_keeping_all())
 LEAKING_BACKWARD: Final = Toolkit(backward=_keeping_all())
 
 
+# code that is other code in each process
+
+
+class SumsASet(p.Perceptron):
+    """Goes through a set of texts, whose order is another one in each process."""
+
+    def forward(self, x: Tensor) -> Any:
+        names = {"tanh", "sin", "cos", "atan", "erf", "sigmoid"}
+        for name in names:
+            x = x + getattr(torch, name)(x)
+        return super().forward(x)
+
+
+def scale_in_set_order(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    """A backend that multiplies an output by powers of two whose product is one, in the order of a set."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    (end,) = graph.graph.find_nodes(op="output")
+    outputs, factors = list(end.args[0]), {"0.5", "2.0", "0.25", "4.0", "0.125", "8.0"}
+    with graph.graph.inserting_before(end):
+        for factor in factors:
+            outputs[0] = graph.graph.call_function(torch.mul, (outputs[0], float(factor)))
+    end.args = (tuple(outputs),)
+    graph.recompile()
+    return aot_eager(graph, inputs)
+
+
 # The backend of these is right: what is wrong, Dynamo does before it.
 EAGER: Final = named_backend("eager")
 MANY_SIZES = ({"B": 4}, {"B": 7}, {"B": 6}, {"B": 9}, {"B": 10})
@@ -266,6 +293,10 @@ COMPILING: Final = (
          named_backend(f"{__name__}:LEAKING_FORWARD"), check="memory"),
     Case("memory leak in the backward", "the backend keeps every gradient", p.PERCEPTRON, "memory",
          named_backend(f"{__name__}:LEAKING_BACKWARD"), check="memory"),
+    Case("graph in the order of a set", "the model goes through a set of names", Program(SumsASet, p.rows), "code",
+         EAGER, check="determinism"),
+    Case("pass in the order of a set", "the backend changes the graph in the order of a set", p.PERCEPTRON, "code",
+         named_backend(f"{__name__}:scale_in_set_order"), check="determinism"),
 )
 
 
@@ -286,6 +317,7 @@ CONTROLS_OF_CHECKS: Final = (
     _healthy("compiles"),
     _healthy("recompiles"),
     _healthy("memory"),
+    _healthy("determinism"),
     Case("dropout drawn in another way", "other random numbers", p.DROPPING, "",
          named_backend(f"{__name__}:OTHER_DRAWS"), check="randomness", control=True),
 )

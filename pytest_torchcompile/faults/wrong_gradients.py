@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from typing import Any, Final
 
@@ -55,6 +56,21 @@ def _drop_hooks(returned: list[Any], inputs: tuple[Any, ...]) -> list[Any]:
         # Private: ``Tensor._backward_hooks`` (torch 2.8 to 2.15).
         if isinstance(each, nn.Parameter) and each._backward_hooks:
             each._backward_hooks.clear()
+    return returned
+
+
+class Locked(p.Perceptron):
+    """A perceptron that can't be copied, so that eager, compiled and reference are one object. (B, 12) -> (B, 6)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def _leave_hook(returned: list[Any], inputs: tuple[Any, ...]) -> list[Any]:
+    for each in inputs:
+        if isinstance(each, nn.Parameter) and list(each.shape) == list(B):
+            each.register_hook(scaled_by(1.5))  # type: ignore[no-untyped-call]
     return returned
 
 
@@ -261,6 +277,8 @@ GRADIENTS: Final = (
          swap_operator("clamp", _clamp_as_identity), "input", alone=True),
     Case("hook of a parameter dropped", "a gradient is not clipped", Program(Hooked, p.rows), "gradient",
          partial(Toolkit, forward=results(_drop_hooks)), "b.weight", alone=True),
+    Case("hook of a parameter left", "a gradient is scaled, also in every later run", Program(Locked, p.rows),
+         "gradient", partial(Toolkit, forward=results(_leave_hook)), "b.weight", alone=True),
     Case("gradient of a length at zero", "NaN instead of zero", Program(Distances, p.rows), "gradient",
          swap_operator("linalg_vector_norm", _length_by_formula), "input", alone=True),
     Case("gradient among ties", "goes to the first of equal numbers", Program(Largest, p.whole_rows), "gradient",

@@ -6,7 +6,7 @@ Hypothesis strategies draw sequences of such calls, which go where compiled code
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.dims import Dim, Dims, complete_sizes, dim_mistakes
@@ -42,21 +42,26 @@ class DrawnCall:
     """Every dim and its size, in the order of the dims."""
     training: bool | None = None
     """Switched to training mode or to evaluation; None: as it is."""
+    mutations: tuple[tuple[str, str], ...] = ()
+    """What else the caller does otherwise, each with its choice (:mod:`pytest_torchcompile.contract.mutation`)."""
 
     def __repr__(self) -> str:
         """``call(B=2, S=17)``: the code that makes it."""
         arguments = [f"{name}={size}" for name, size in self.sizes]
         if self.training is not None:
             arguments.append(f"training={self.training}")
+        arguments += [f"{name}={choice!r}" for name, choice in self.mutations]
         return f"call({', '.join(arguments)})"
 
 
 Sequence = tuple[DrawnCall, ...]
 
 
-def call(*, training: bool | None = None, **sizes: int) -> DrawnCall:
-    """A call by hand, for an ``@example``: ``call(B=2, S=17)``."""
-    return DrawnCall(tuple(sizes.items()), training)
+def call(*, training: bool | None = None, **sizes: int | str) -> DrawnCall:
+    """A call by hand, for an ``@example``: ``call(B=2, S=17)``. Sizes are numbers, choices of mutations are texts."""
+    numbers = tuple((name, size) for name, size in sizes.items() if not isinstance(size, str))
+    mutations = tuple((name, choice) for name, choice in sizes.items() if isinstance(choice, str))
+    return DrawnCall(numbers, training, mutations)
 
 
 def as_code(sequence: Iterable[DrawnCall]) -> str:
@@ -66,12 +71,21 @@ def as_code(sequence: Iterable[DrawnCall]) -> str:
 
 def as_plain(sequence: Iterable[DrawnCall]) -> list[dict[str, Any]]:
     """A sequence as JSON-able data."""
-    return [{"sizes": dict(each.sizes), "training": each.training} for each in sequence]
+    plain: list[dict[str, Any]] = []
+    for each in sequence:
+        plain.append({"sizes": dict(each.sizes), "training": each.training})
+        if each.mutations:
+            plain[-1]["mutations"] = dict(each.mutations)
+    return plain
 
 
 def from_plain(data: Iterable[Mapping[str, Any]]) -> Sequence:
     """The sequence that :func:`as_plain` wrote."""
-    return tuple(DrawnCall(tuple(each["sizes"].items()), each["training"]) for each in data)
+    calls = []
+    for each in data:
+        mutations = tuple(each.get("mutations", {}).items())
+        calls.append(DrawnCall(tuple(each["sizes"].items()), each["training"], mutations))
+    return tuple(calls)
 
 
 # The sizes that a dim may take in a drawn sequence: simplest first, and those that are worth more tries.
@@ -147,6 +161,7 @@ Where = Callable[..., bool]
 
 def shape_sequences(
     dims: Dims, max_calls: int = 6, *, flips: bool = False, others: Iterable[int] = (), where: Where | None = None,
+    mutations: Mapping[str, list[str]] | None = None,
 ) -> SearchStrategy[Sequence]:
     """A strategy for sequences of 1 to ``max_calls`` calls over the sizes of ``dims``.
 
@@ -154,7 +169,8 @@ def shape_sequences(
     (:func:`~pytest_torchcompile.fuzz.drawn_call.telling_sizes`), a third any. After the first call, a
     call is a new one, the last with one dim changed, an earlier one again, or one whose dims are all equal.
     ``flips`` adds switches between training and evaluation, ``others`` are sizes that dims may collide with,
-    ``where`` is called with the sizes as keywords and says which belong together.
+    ``where`` is called with the sizes as keywords and says which belong together. ``mutations`` has the choices of
+    each mutation by its name: a call has none, one, two or three of them.
     Raises :class:`~pytest_torchcompile.errors.UsageError` for dims without sizes.
     """
     from hypothesis import strategies as st
@@ -175,6 +191,14 @@ def shape_sequences(
     if flips:
         modes = st.sampled_from((None, None, True, False))
 
+    offered = dict(mutations or {})
+    counts = st.sampled_from((0, 1, 1, 2, 3)) if offered else st.just(0)
+
+    def draw_mutations(draw: Any) -> tuple[tuple[str, str], ...]:
+        names = draw(st.permutations(list(offered)))[:draw(counts)] if offered else []
+        # In the order in which they are offered, so that the same ones are the same call.
+        return tuple((name, draw(st.sampled_from(offered[name]))) for name in offered if name in names)
+
     @st.composite
     def draw_sequence(draw: Any) -> Sequence:
         drawn: list[dict[str, int]] = []
@@ -190,7 +214,11 @@ def shape_sequences(
                 drawn.append(draw(st.sampled_from(drawn)))
             else:
                 drawn.append(dict.fromkeys(names, draw(st.sampled_from(shared))))
-        return tuple(_drawn_call(dims, sizes, where, draw(modes)) for sizes in drawn)
+        calls = []
+        for sizes in drawn:
+            plain = _drawn_call(dims, sizes, where, draw(modes))
+            calls.append(replace(plain, mutations=draw_mutations(draw)))
+        return tuple(calls)
 
     return draw_sequence()
 

@@ -49,6 +49,9 @@ def _simpler_sequences(sequence: Sequence, dims: Dims) -> Iterator[Sequence]:
     for place, each in enumerate(sequence):
         if each.training is not None:
             yield _with_call(sequence, place, replace(each, training=None))
+        for left_out in each.mutations:
+            others = tuple(mutation for mutation in each.mutations if mutation != left_out)
+            yield _with_call(sequence, place, replace(each, mutations=others))
     # The same size everywhere at once: what matters is often that two calls agree.
     for name in free_dims(dims):
         for size in dict.fromkeys(_used_sizes(sequence, name)):
@@ -139,7 +142,7 @@ def _resized_call(each: DrawnCall, dims: Dims, sizes: dict[str, int]) -> DrawnCa
     free = free_dims(dims)
     chosen = {name: size for name, size in each.sizes if name in free} | sizes
     try:
-        return DrawnCall(tuple(complete_sizes(dims, chosen).items()), each.training)
+        return replace(each, sizes=tuple(complete_sizes(dims, chosen).items()))
     except UsageError:
         # An expression of these sizes is no size.
         return None

@@ -21,7 +21,7 @@ from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.policy import BASELINE, Policy
 from pytest_torchcompile.gate.testjudged import judge_tests
 from pytest_torchcompile.observation import VERDICTS
-from pytest_torchcompile.quantity import count, first_names
+from pytest_torchcompile.quantity import count, first_names, listed_counts
 from pytest_torchcompile.report.causes import Fresh
 from pytest_torchcompile.report.finding import Finding, foremost_findings, headline, shorten_to_headline
 from pytest_torchcompile.report.merging import Merged, merge_reports
@@ -150,7 +150,7 @@ def _number_compiled(judged: Iterable[JudgedCell]) -> int:
 def verdict_counts(judged: Iterable[Any], verdicts: Iterable[str] = VERDICTS) -> str:
     """``3 pass, 1 fail``: how many cells or tests have which status; empty where none has one of these."""
     counts = Counter(each.status for each in judged)
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in verdicts if counts[verdict])
+    return listed_counts(counts, verdicts)
 
 
 def command_again(outcome: GateOutcome, finding: Finding) -> str:

@@ -49,6 +49,10 @@ class Change:
     """The check that held; of ``failures`` only."""
     sure: bool = True
     """False: of single measurements, whose spread was taken from that between cells."""
+    metric: str = ""
+    """The key of :data:`~pytest_torchcompile.report.metrics.METRICS` that got worse; of ``slower`` only."""
+    about: str = ""
+    """Without cells, place and numbers: a graph break's reason, the guard of a recompile."""
 
 
 class BreakPlace(NamedTuple):
@@ -157,27 +161,39 @@ def _new_breaks(both: Pairs, noun: str) -> Iterator[Change]:
                 places.setdefault(place, []).append(cell)
     for place, cells in places.items():
         text = f"new graph break at {place.file}:{place.line} in {count(len(cells), noun)}: {place.reason}"
-        yield Change("graph_breaks", text, tuple(cells), place.file, place.line)
+        yield Change("graph_breaks", text, tuple(cells), place.file, place.line, about=place.reason)
 
 
 def _breaks_not_moved(now: JudgedCell, then: JudgedCell) -> Iterator[BreakPlace]:
-    """New places. A break that only moved, within its file and with the same reason, is not new."""
+    """New places. A break that only moved, within its file and with the same reason, is not new.
+
+    Nor is one at the same line for another reason: each version of torch has other words for the same thing. A break
+    that is gone stands for one new place, never for two.
+    """
     old = _count_over_ranks(_records_by_rank(then, "graph_breaks"), _place_of_break)
     new = _count_over_ranks(_records_by_rank(now, "graph_breaks"), _place_of_break)
-    moved: Counter[tuple[str, str]] = Counter()
-    # First what may have moved: old places, less those that are still there.
-    for place in old.elements():
-        moved[place.file, place.reason] += 1
-    for place in new.elements():
-        if place in old:
-            moved[place.file, place.reason] -= 1
-    for place in new.elements():
-        if place in old:
-            continue
-        if moved[place.file, place.reason] > 0:
-            moved[place.file, place.reason] -= 1
-        else:
+    gone, found = list((old - new).elements()), list((new - old).elements())
+    lines = {(place.file, place.line) for place in found}
+    # Where something breaks still, it is rather the reason that has other words.
+    gone.sort(key=lambda place: (place.file, place.line) in lines)
+    # A known place that breaks more often is not told, and stands for one that is gone.
+    found.sort(key=lambda place: place not in old)
+    not_moved = []
+    for place in found:
+        if not _take_first(gone, [each for each in gone if (each.file, each.reason) == (place.file, place.reason)]):
+            not_moved.append(place)
+    for place in not_moved:
+        same_line = [each for each in gone if place.line and (each.file, each.line) == (place.file, place.line)]
+        if not _take_first(gone, same_line) and place not in old:
             yield place
+
+
+def _take_first(places: list[BreakPlace], wanted: Sequence[BreakPlace]) -> bool:
+    """Take the first of those that are wanted out of the places; False: there is none."""
+    if not wanted:
+        return False
+    places.remove(wanted[0])
+    return True
 
 
 def _place_of_break(record: Mapping[str, Any]) -> BreakPlace:
@@ -207,7 +223,8 @@ def _new_recompiles(both: Pairs, noun: str) -> Iterator[Change]:
     for (guard, line), cells in places.items():
         text = f"new recompile of {guard.function} ({guard.file}:{line}) in {count(len(cells), noun)}, " \
                f"cause: {guard.cause}"
-        yield Change("recompiles", text, tuple(cells), guard.file, line)
+        about = f"{guard.function}, cause: {guard.cause}"
+        yield Change("recompiles", text, tuple(cells), guard.file, line, about=about)
 
 
 def _guard_of_recompile(record: Mapping[str, Any]) -> FailedGuard:
@@ -244,7 +261,11 @@ def _was_judged(cell: JudgedCell) -> bool:
 
 
 def _improved_cells(both: Pairs, noun: str) -> Iterator[Change]:
-    cells = [cell for cell, (now, then) in both.items() if then.bad and not now.bad and _was_judged(now)]
+    cells = []
+    for cell, (now, then) in both.items():
+        # One that was skipped this time is not bad either, and no better for it.
+        if then.bad and not now.bad and _was_judged(now):
+            cells.append(cell)
     if cells:
         failed = "failed in the baseline and"
         subject = count(len(cells), f"{noun} {failed} holds", f"{noun}s {failed} hold")
@@ -276,7 +297,7 @@ def _slower_cells(both: Pairs, name: str) -> Iterator[Change]:
             # Two percent: a spread of zero is no licence for any difference.
             if factor * (new - old) > SIGMAS * sigma and factor * math.log(new / old) > math.log(1.02):
                 text = f"{_was_and_is(cell, name, old, new)}, more than {SIGMAS:g} times the spread of {sigma:.2g}"
-                yield Change("slower", text, (cell,))
+                yield Change("slower", text, (cell,), metric=name)
         # A compile that a cache answered is no slower compile than one that no cache answered: another thing.
         elif name != "compile_seconds" or cache_answers(now.ranks) == cache_answers(then.ranks):
             singles[cell] = factor * math.log(new / old)
@@ -300,7 +321,7 @@ def _slower_outliers(ratios: Mapping[str, float], both: Pairs, name: str) -> Ite
     if shift > max(math.log(LEAST_RATIO), SIGMAS * 1.2533 * sigma / math.sqrt(len(ratios))):
         text = f"{METRICS[name].help}: {_in_times(shift)} worse than in the baseline, the median of " \
                f"{count(len(ratios), 'cell')}"
-        yield Change("slower", text, tuple(ratios), sure=False)
+        yield Change("slower", text, tuple(ratios), sure=False, metric=name)
     for cell, ratio in ratios.items():
         now, then = both[cell]
         new, old = worst_rank(now.ranks, name) or 0.0, worst_rank(then.ranks, name) or 0.0
@@ -308,7 +329,7 @@ def _slower_outliers(ratios: Mapping[str, float], both: Pairs, name: str) -> Ite
             continue
         if ratio - shift > max(SIGMAS * sigma, math.log(LEAST_RATIO)):
             text = f"{_was_and_is(cell, name, old, new)}, {_in_times(ratio - shift)} as much as the other cells'"
-            yield Change("slower", text, (cell,), sure=False)
+            yield Change("slower", text, (cell,), sure=False, metric=name)
 
 
 def _in_times(logarithm: float) -> str:

@@ -17,8 +17,9 @@ from xml.etree import ElementTree
 from pytest_torchcompile.checks.severity import Severity
 from pytest_torchcompile.gate.announcement import WORDS, sentence
 from pytest_torchcompile.gate.gate import GateOutcome
-from pytest_torchcompile.gate.judged import JudgedCell, verdicts_in
+from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.gate.policy_limits import worst_rank
+from pytest_torchcompile.observation import verdicts_in
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.report.metrics import METRICS

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pytest_torchcompile.cell import AXES, DEFAULTS, Cell
 from pytest_torchcompile.checks import CHECKS, LIMITS
 from pytest_torchcompile.gate.policy import Policy
-from pytest_torchcompile.observation import BAD, GOOD, Judgement, Observation, worst
+from pytest_torchcompile.observation import BAD, GOOD, Judgement, Observation, verdicts_in, worst
 from pytest_torchcompile.oracle.proof import compiled_code_ran
 from pytest_torchcompile.plan.expansion import PlannedCell
 from pytest_torchcompile.quantity import count
@@ -24,7 +24,8 @@ from pytest_torchcompile.report.schema import TEST_LANE
 from pytest_torchcompile.run.verdicts import apply_xfail, expired_hint, judge_observation, with_hint
 from pytest_torchcompile.wrappers.wrapping import lane_of, processes_of
 
-__all__ = ["BAD", "GOOD", "JudgedCell", "ids_of", "judge_again", "verdicts_in"]
+__all__ = ["BAD", "GOOD", "JudgedCell", "contradictions_in", "ids_of", "judge_again",
+           "names_with_status"]
 
 
 @dataclass
@@ -105,9 +106,14 @@ def ids_of(cells: Iterable[JudgedCell]) -> tuple[str, ...]:
     return tuple(cell.id for cell in cells)
 
 
-def verdicts_in(checks: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Of checks as a report has them, or a judged cell."""
-    return [check["verdict"] for check in checks.values()]
+def names_with_status(judged: Mapping[str, JudgedCell], status: str) -> list[str]:
+    """Of cells, and of tests."""
+    return [name for name, each in judged.items() if each.status == status]
+
+
+def contradictions_in(judged: Mapping[str, JudgedCell]) -> dict[str, list[str]]:
+    """By the name of the cell or test; none of those that agree with themselves."""
+    return {name: each.contradictions for name, each in judged.items() if each.contradictions}
 
 
 def judge_again(cell: Mapping[str, Any], matrix: Mapping[str, Any], policy: Policy, today: datetime.date,

@@ -173,8 +173,11 @@ def _kept_verdicts(merged: Merged) -> Iterator[KeptVerdict]:
 
 
 def _check_reused(merged: Merged, policy: Policy, request: OriginRequest) -> Iterator[Finding]:
-    found = {name: _age_of_reused(cell["reused"], merged, name, request)
-             for name, cell in merged.cells.items() if "reused" in cell}
+    found = {}
+    for name, cell in merged.cells.items():
+        # A cell without this key was run here and now.
+        if "reused" in cell:
+            found[name] = _age_of_reused(cell["reused"], merged, name, request)
     if not found:
         return
     rule, oldest = policy.reuse, max(found, key=found.__getitem__)
@@ -209,10 +212,11 @@ def _age_of_reused(origin: Mapping[str, Any], merged: Merged, name: str, request
 
 
 def _share_of(names: Collection[str], merged: Merged) -> str:
-    """``2 of 8 cells have``."""
+    """``2 of 8 cells have``; ``7 of 7 (5 cells and 2 tests) have``."""
     everything = count(len(merged.cells), "cell")
     if merged.tests:
-        everything = f"{everything} and {count(len(merged.tests), 'test')}"
+        total = len(merged.cells) + len(merged.tests)
+        everything = f"{total} ({everything} and {count(len(merged.tests), 'test')})"
     if len(names) == 1:
         return f"1 of {everything} has"
     return f"{len(names)} of {everything} have"

@@ -234,6 +234,9 @@ class _PolicyReader:
                 when = self._selector(value, "when")
             elif name == "reason":
                 self.reader.text(value, name)
+            elif name == "limits":
+                self.reader.wrong(key, "in a policy limits stand beside `when`, not in `limits:` as in a matrix: write "
+                                       "`graph_breaks: 1`")
             elif name not in LIMIT_NAMES:
                 self.reader.wrong(key, f"unknown limit {name!r}; {nearest(name, (*LIMIT_NAMES, 'when', 'reason'))}")
             else:

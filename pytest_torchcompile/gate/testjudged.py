@@ -11,7 +11,7 @@ from typing import Any
 
 from pytest_torchcompile.checks import fails_by_wrong_numbers
 from pytest_torchcompile.checks.severity import NUMBERS_OF_TESTS, TEST_CHECK
-from pytest_torchcompile.gate.judged import GOOD, JudgedCell, ids_of
+from pytest_torchcompile.gate.judged import GOOD, JudgedCell, contradictions_in, ids_of, names_with_status
 from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT
@@ -132,11 +132,11 @@ def check_tests(merged: Merged, tests: Mapping[str, JudgedCell]) -> Iterator[Fin
             text = f"{report.name}: the tests that it tells of are not those that it planned"
             yield Finding("contradiction", "unusable", text, hint="use the report as the run wrote it")
     yield from _deselected_tests(merged, tests)
-    idle = [name for name, test in tests.items() if test.status == "not_run"]
+    idle = names_with_status(tests, "not_run")
     if idle:
         text = f"{count(len(idle), 'planned test was', 'planned tests were')} not run: {first_names(idle)}"
         yield Finding("missing", "unusable", text, tuple(idle))
-    wrong = {name: test.contradictions for name, test in tests.items() if test.contradictions}
+    wrong = contradictions_in(tests)
     if wrong:
         yield contradiction_finding("test", wrong)
 

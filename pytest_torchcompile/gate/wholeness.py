@@ -13,8 +13,9 @@ from typing import Any
 from pytest_torchcompile import __version__
 from pytest_torchcompile.errors import MatrixError
 from pytest_torchcompile.gate.baseline import Change
-from pytest_torchcompile.gate.judged import BAD, JudgedCell, ids_of, verdicts_in
+from pytest_torchcompile.gate.judged import BAD, JudgedCell, contradictions_in, ids_of, names_with_status
 from pytest_torchcompile.gate.policy import Policy
+from pytest_torchcompile.observation import verdicts_in
 from pytest_torchcompile.plan.matrix_path import is_shipped
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.causes import Cause
@@ -35,7 +36,7 @@ def check_wholeness(merged: Merged, cells: Mapping[str, JudgedCell], policy: Pol
             missing = merged.missing
         yield Finding("missing", "unusable", problem, missing)
     yield from _missing_verdicts(merged, cells)
-    wrong = {name: cell.contradictions for name, cell in cells.items() if cell.contradictions}
+    wrong = contradictions_in(cells)
     if wrong:
         yield contradiction_finding("cell", wrong, merged.origin[next(iter(wrong))])
     if any(cell["planned"] is None for cell in merged.cells.values()):
@@ -56,7 +57,7 @@ def _missing_verdicts(merged: Merged, cells: Mapping[str, JudgedCell]) -> Iterat
                "which the matrix asks for"
         yield Finding("missing", "unusable", text, tuple(short), hint="run all checks, without --compile-checks")
     # A cell that has no verdict at all has this status too.
-    idle = [name for name, cell in cells.items() if cell.status == "not_run"]
+    idle = names_with_status(cells, "not_run")
     # A partial run has said already which of its cells never came.
     if idle and not merged.partial:
         text = f"{count(len(idle), 'cell has', 'cells have')} verdicts that never came"
@@ -141,7 +142,7 @@ def _check_matrix(merged: Merged, policy: Policy) -> Iterator[Finding]:
     if matrix.sha256 != merged.matrix["sha256"]:
         text = f"the reports are of another {merged.matrix['path']} than {path} is now"
         yield Finding("matrix", "unusable", text, file=policy.path, line=line)
-    elif [each.cell.id for each in matrix.cells] != merged.matrix["cells_planned"]:
+    elif matrix.cell_ids != merged.matrix["cells_planned"]:
         text = f"the reports plan other cells than {path} expands to"
         yield Finding("matrix", "unusable", text, file=policy.path, line=line)
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from pytest_torchcompile.errors import InstrumentError
 
-__all__ = ["Outage", "PlannedFailure", "compiler_outage", "cpu_build", "kept_processes", "leave_untraced",
-           "pay_first_compile", "set_compile_threads"]
+__all__ = ["Outage", "PlannedFailure", "compiler_outage", "cpu_build", "kept_processes",
+           "leave_untraced", "pay_first_compile", "set_compile_threads"]
 
 _COMMANDS: Final = (
     "torch/_inductor/compile_worker/", "torch/_inductor/__autotune_main__",

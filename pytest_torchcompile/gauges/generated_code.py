@@ -18,10 +18,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pytest_torchcompile.gauges.code_pieces import COMPILED_STAGES
 from pytest_torchcompile.gauges.kernels import functions_of_graph, stage_of_code
 from pytest_torchcompile.ledger.records import Text
 
-__all__ = ["GeneratedCode", "GraphCode", "KernelCode", "read_generated_code"]
+__all__ = ["GeneratedCode", "GraphCode", "KernelCode", "read_generated_code", "stage_keys"]
 
 _KEY_LENGTH: Final = 16
 _STAGES: Final = (("code",), ("forward", "backward"), ("dynamo",))
@@ -79,6 +80,18 @@ def read_generated_code(texts: Iterable[Text]) -> GeneratedCode:
         for text in _last_stage(of_compile):
             generated.graphs.append(_read_graph(compile_id, text, generated))
     return generated
+
+
+def stage_keys(texts: Iterable[Text]) -> dict[str, str]:
+    """For each stage that the compiler went through, a key of all that it made there."""
+    generated, made = GeneratedCode(), dict[str, list[Any]]()
+    for text in texts:
+        if text.stage in COMPILED_STAGES:
+            made.setdefault(text.stage, []).append(_read_graph(text.compile_id, text, generated).to_dict())
+    keys = {}
+    for stage, graphs in made.items():
+        keys[stage] = generated.keep(repr([(graph["key"], [key for _, key in graph["kernels"]]) for graph in graphs]))
+    return keys
 
 
 def _last_stage(texts: list[Text]) -> list[Text]:

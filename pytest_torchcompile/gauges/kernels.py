@@ -19,7 +19,7 @@ from pytest_torchcompile.errors import InstrumentError, Unavailable
 from pytest_torchcompile.ledger.cudagraph_skips import DEFINED_KERNEL
 from pytest_torchcompile.ledger.records import Text
 
-__all__ = ["Kernel", "Kernels", "Launches", "aten_operators", "count_launches", "functions_of_graph",
+__all__ = ["Kernel", "Kernels", "Launches", "aten_operators", "count_launches", "covered_length", "functions_of_graph",
            "note_source_lines", "read_kernels", "read_module", "stage_of_code"]
 
 _FUSED: Final = re.compile(r"^(?:cpp|triton)_(?:[a-z]{3}_)?fused_(.*?)_?\d*$")
@@ -221,6 +221,12 @@ class Launches:
     """Kernels launched one by one from the host: what a CUDA graph saves."""
     by_name: dict[str, int] = field(default_factory=dict)
     """Kernels that ran, by name."""
+    busy_seconds: float = 0.0
+    """How long the GPU was at work: the time in which at least one kernel or copy ran."""
+    generated_seconds: float = 0.0
+    """Of that in Triton's kernels; the rest is a library's."""
+    waits: int = 0
+    """How often the host waited for a number of the GPU (``.item()``, a branch on a tensor, a print)."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -243,12 +249,33 @@ def count_launches(call: Callable[[], object]) -> Launches:
         torch.cuda.synchronize()
     on_gpu: Counter[str] = Counter()
     on_host: Counter[str] = Counter()
+    busy: list[tuple[float, float]] = []
+    generated = 0.0
     for event in profiled.events() or ():
-        if event.device_type.name == "CUDA" and not event.name.startswith(_NO_KERNELS):
-            on_gpu[event.name] += 1
-        elif event.device_type.name == "CPU":
+        if event.device_type.name == "CPU":
             on_host[event.name] += 1
+            continue
+        begun, ended = float(event.time_range.start), float(event.time_range.end)
+        busy.append((begun, ended))
+        if not event.name.startswith(_NO_KERNELS):
+            on_gpu[event.name] += 1
+            generated += (ended - begun) * event.name.startswith("triton_")
     # CUDA's runtime and its driver each have a function of their own for it; Triton calls the driver's.
     single = sum(count for name, count in on_host.items() if name.startswith(("cudaLaunchKernel", "cuLaunchKernel")))
     graphs = on_host["cudaGraphLaunch"] + on_host["cuGraphLaunch"]
-    return Launches(sum(on_gpu.values()), graphs, single, dict(on_gpu))
+    # A microsecond is the profiler's unit.
+    return Launches(sum(on_gpu.values()), graphs, single, dict(on_gpu), covered_length(busy) / 1e6, generated / 1e6,
+                    on_host["aten::_local_scalar_dense"])
+
+
+def covered_length(spans: Iterable[tuple[float, float]]) -> float:
+    """The length that (start, end) spans cover together; what overlaps counts once.
+
+    >>> covered_length([(0, 4), (2, 5), (7, 8)])
+    6.0
+    """
+    covered, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered

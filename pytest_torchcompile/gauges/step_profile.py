@@ -19,11 +19,12 @@ from pytest_torchcompile.ledger import observe
 if TYPE_CHECKING:
     from torch.autograd.profiler_util import FunctionEvent
 
-__all__ = ["StepProfile", "profile_step"]
+__all__ = ["StepProfile", "computes", "profile_step"]
 
 _GRAPH: Final = (IN_GRAPH, "## Call CompiledFxGraph", "CompiledFunctionBackward")
 """How events begin that hold a compiled graph: our own marker, Inductor's (``CompiledFxGraph`` in
 torch/_inductor/output_code.py) and AOTAutograd's backward node; torch 2.8 to 2.15."""
+_TAKES_NUMBER: Final = "aten::_local_scalar_dense"
 _GUARDS: Final = "TorchDynamo Cache Lookup"
 """Dynamo evaluates its guards (torch/csrc/dynamo/eval_frame.c, torch 2.8 to 2.15)."""
 _NO_OPERATOR: Final = ("autograd::", "torch::autograd::", "pytest_torchcompile::")
@@ -55,6 +56,8 @@ class StepProfile:
     """Kernels outside of compiled graphs."""
     kernels_in_graphs: int
     """Kernels that compiled graphs call and that are not generated."""
+    waits: int = 0
+    """Numbers taken out of tensors (``.item()``, a branch on a tensor): a GPU is waited for each time."""
     library_calls: dict[str, int] = field(default_factory=dict)
     """Operators that compiled graphs call, by name; those that take longest first."""
 
@@ -98,6 +101,7 @@ class _Sums:
     guards: float = 0.0
     kernels: int = 0
     kernels_in_graphs: int = 0
+    waits: int = 0
     calls: Counter[str] = field(default_factory=Counter)
     seconds_of: Counter[str] = field(default_factory=Counter)
 
@@ -122,6 +126,7 @@ def _read_events(events: Iterable[FunctionEvent]) -> StepProfile:
         python=max(0.0, sums.all - beside) / second,
         kernels=sums.kernels,
         kernels_in_graphs=sums.kernels_in_graphs,
+        waits=sums.waits,
         library_calls={name: sums.calls[name] for name in named},
     )
 
@@ -139,9 +144,10 @@ def _add_event(sums: _Sums, event: FunctionEvent) -> None:
         if not in_graph:
             sums.guards += lasted
     elif _is_operator(event.name):
+        sums.waits += event.name == _TAKES_NUMBER
         if not any(map(_is_operator, outer)):
             _add_outermost_operator(sums, event, lasted, in_graph)
-        if _computes(event.name) and not _computes_inside(event):
+        if computes(event.name) and not _computes_inside(event):
             sums.kernels_in_graphs += in_graph
             sums.kernels += not in_graph
 
@@ -151,7 +157,7 @@ def _add_outermost_operator(sums: _Sums, event: FunctionEvent, lasted: float, in
         sums.operators += lasted
         return
     sums.library += lasted
-    if _computes(event.name) or _computes_inside(event):
+    if computes(event.name) or _computes_inside(event):
         sums.calls[event.name] += 1
         # A Counter holds any numbers.
         sums.seconds_of[event.name] += lasted  # type: ignore[assignment]
@@ -167,7 +173,7 @@ def _outer_names(event: FunctionEvent) -> list[str]:
 
 
 def _computes_inside(event: FunctionEvent) -> bool:
-    return any(_computes(inner.name) or _computes_inside(inner) for inner in event.cpu_children)
+    return any(computes(inner.name) or _computes_inside(inner) for inner in event.cpu_children)
 
 
 @cache
@@ -176,7 +182,7 @@ def _is_operator(name: str) -> bool:
 
 
 @cache
-def _computes(name: str) -> bool:
+def computes(name: str) -> bool:
     """Whether some overload of the operator computes something itself."""
     import torch
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -14,10 +15,12 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.gauges.kernels import count_launches, read_kernels
+from pytest_torchcompile.gauges.kernels import Launches, count_launches, read_kernels
 from pytest_torchcompile.gauges.memory import measure_memory
 from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.gauges.step_profile import StepProfile, profile_step
+from pytest_torchcompile.gauges.step_work import StepWork, measure_work
+from pytest_torchcompile.layer.batch_items import Items, count_items
 from pytest_torchcompile.layer.benchmark_result import (
     LEAST_ROUNDS,
     NOTHING,
@@ -30,13 +33,12 @@ from pytest_torchcompile.layer.benchmark_result import (
 )
 from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modules
 from pytest_torchcompile.layer.config import CompileConfig
-from pytest_torchcompile.layer.padding import is_ids
 from pytest_torchcompile.layer.preservation import preserved
 from pytest_torchcompile.layer.training_step import loss_of_step
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.records import Text
 
-__all__ = ["Benchmark", "Items", "StepRunner", "benchmark", "benchmark_sides", "count_items", "steady_ratio"]
+__all__ = ["Benchmark", "StepRunner", "benchmark", "benchmark_sides", "steady_ratio"]
 
 TURNS: Final = 3
 """Timings of each side in a round. The shortest counts for the ratio: what interrupts a step only makes it longer."""
@@ -45,7 +47,8 @@ LEAST_SECONDS: Final = 2e-3
 NARROW: Final = 1.15
 """An interval that is wider than this gets more rounds, up to :data:`MOST_ROUNDS` times as many."""
 MOST_ROUNDS: Final = 3
-_WHOLE_NUMBERS: Final = frozenset({torch.int32, torch.int64})
+QUIET: Final = 1.3
+"""On a quiet machine the longest of a round's eager timings is at most so many times the shortest, in most rounds."""
 
 
 def benchmark(
@@ -141,26 +144,28 @@ def benchmark_sides(
         # From here on nothing should compile: what does is told as late.
         first_compiles = len(seen.compiles)
         timings, confirmed = _confirmed_rounds(sides, maker, plan, warmup, least)
-        late = len(seen.compiles) - first_compiles
+        late = seen.compiles[first_compiles:]
         batch = Batch.of(maker(0))
-        peaks = [measure_memory(partial(_step_on_copy, side, batch), _device_of(batch)) for side in sides]
-        counts, profile = _kernel_counts(sides, batch, [*texts, *seen.texts])
+        # The copy is made before: it is no memory of the step.
+        peaks = [measure_memory(partial(side.step, batch.clone()), _device_of(batch)) for side in sides]
+        insides = _look_inside(sides, batch, [*texts, *seen.texts])
     ran = seen.graph_runs > 0
-    ratio = ratio_of(timings[1].shortest, timings[0].shortest)
+    ratio = _trusted_ratio(timings)
     counted = Items(items(batch.value)) if items is not None else count_items(batch)
     figures: list[SideFigures] = []
     for which, timed in enumerate(timings):
         middle = median(timed.all)
         figures.append(SideFigures(
             first[which], middle, quantile(timed.all, 0.1), quantile(timed.all, 0.9), counted.count / middle,
-            peaks[which].extra, counts[which],
+            peaks[which].extra, insides.kernels[which],
         ))  # fmt: skip
     verdict = ratio.verdict(least, confirmed)
     if asked and not ran:
         verdict = NOTHING
     cached = sum(came_from_cache(compile_record.caches) for compile_record in seen.compiles)
     return Benchmark(figures[0], figures[1], ratio, verdict, plan.repeats[0], len(seen.compiles), cached,
-                     len(seen.recompiles) - first_recompiles, late, peaks[0].source, counted.unit, asked, profile)
+                     len(seen.recompiles) - first_recompiles, len(late), peaks[0].source, counted.unit, asked,
+                     insides.profile, insides.launches, insides.work, [record.to_dict() for record in late])
 
 
 def steady_ratio(
@@ -181,7 +186,7 @@ def steady_ratio(
                 side.time_steps(batch, 1)
         plan = _plan_timings(sides, batch, rounds, seconds)
         timings, confirmed = _confirmed_rounds(sides, make_batch, plan, 0, least)
-    ratio = ratio_of(timings[1].shortest, timings[0].shortest)
+    ratio = _trusted_ratio(timings)
     return ratio, ratio.verdict(least, confirmed)
 
 
@@ -224,6 +229,8 @@ class _Timings:
     all: list[float] = field(default_factory=list)
     shortest: list[float] = field(default_factory=list)
     """Of each round."""
+    unrest: list[float] = field(default_factory=list)
+    """Of each round how many times its longest timing is its shortest one: of the same steps, on the same batch."""
 
 
 def _confirmed_rounds(
@@ -243,7 +250,18 @@ def _confirmed_rounds(
     for timed, more in zip(timings, again, strict=True):
         timed.all += more.all
         timed.shortest += more.shortest
+        timed.unrest += more.unrest
     return timings, first.agrees(second, least)
+
+
+def _trusted_ratio(timings: tuple[_Timings, _Timings]) -> Ratio:
+    """The ratio, with a wider interval where the machine is not quiet: eager steps then differ from themselves.
+
+    Load is no noise that cancels: threads of one side may wait for each other longer than those of the other.
+    """
+    ratio = ratio_of(timings[1].shortest, timings[0].shortest)
+    unrest = median(timings[0].unrest)
+    return ratio if unrest <= QUIET else ratio.widened(unrest)
 
 
 def _timed_rounds(
@@ -263,6 +281,7 @@ def _timed_rounds(
         for timed, seconds in zip(timings, taken, strict=True):
             timed.all += seconds
             timed.shortest.append(min(seconds))
+            timed.unrest.append(max(seconds) / max(1e-9, min(seconds)))
     return timings
 
 
@@ -303,10 +322,6 @@ class StepRunner:
             parameter.grad = None
 
 
-def _step_on_copy(side: StepRunner, batch: Batch) -> None:
-    side.step(batch.clone())
-
-
 def _device_of(batch: Batch) -> str:
     for tensor in batch.tensors():
         if tensor.is_cuda:
@@ -314,24 +329,46 @@ def _device_of(batch: Batch) -> str:
     return "cpu"
 
 
-def _kernel_counts(
-    sides: Sequence[StepRunner], batch: Batch, texts: Iterable[Text]
-) -> tuple[list[int | None], StepProfile | None]:
-    """Kernels of one step of each, by the profiler; and on a CPU where the time of a compiled step goes."""
-    if _device_of(batch) != "cpu":
-        return [count_launches(partial(_step_on_copy, side, batch)).kernels for side in sides], None
+@dataclass
+class _Insides:
+    """What one step of each side does inside; all that is measured beside the times."""
+
+    kernels: list[int | None]
+    """Eager and compiled."""
+    profile: StepProfile
+    launches: dict[str, Launches] = field(default_factory=dict)
+    work: StepWork | None = None
+
+
+def _look_inside(sides: Sequence[StepRunner], batch: Batch, texts: Iterable[Text]) -> _Insides:
+    """Kernels of one step of each by the profiler, where the time of a compiled step goes, and what eager computes."""
+    on_gpu = _device_of(batch) != "cpu"
+    # Of eager only the kernels are asked, which one step shows as well as three.
+    eager = profile_step(partial(sides[0].step, batch.clone()), times=1)
+    compiled = profile_step(partial(sides[1].step, batch.clone()))
+    insides = _Insides([eager.kernels + eager.kernels_in_graphs, None], compiled)
+    if on_gpu:
+        for name, side in zip(("eager", "compiled"), sides, strict=True):
+            # The copy is made before: as a step's own it would keep the GPU busy for longer than the step.
+            insides.launches[name] = count_launches(partial(side.step, batch.clone()))
+        insides.kernels = [launched.kernels for launched in insides.launches.values()]
+    else:
+        insides.kernels[1] = compiled.kernels + _kernels_in_graphs(sides[1], batch, texts, compiled)
+    # A model may be one that no dispatch mode can look into, and its times are worth telling all the same.
+    with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):
+        insides.work = measure_work(partial(sides[0].step, batch.clone()))
+    return insides
+
+
+def _kernels_in_graphs(side: StepRunner, batch: Batch, texts: Iterable[Text], profile: StepProfile) -> int:
     launched: Counter[str] = Counter()
     for kernel in read_kernels(texts):
         launched[kernel.compile_id] += kernel.launches
     with observe() as once:
-        sides[1].step(batch.clone())
+        side.step(batch.clone())
     generated = [launched[graph.compile_id] * graph.runs for graph in once.graphs if graph.compile_id in launched]
-    # Of eager only the kernels are asked, which one step shows as well as three.
-    eager = profile_step(partial(sides[0].step, batch.clone()), times=1)
-    compiled = profile_step(partial(sides[1].step, batch.clone()))
     # Where there is no generated code, the graphs call eager's own operators.
-    in_graphs = sum(generated) if generated else compiled.kernels_in_graphs
-    return [eager.kernels + eager.kernels_in_graphs, compiled.kernels + in_graphs], compiled
+    return sum(generated) if generated else profile.kernels_in_graphs
 
 
 def _maker_by_round(make: Callable[..., Any]) -> Callable[[int], Any]:
@@ -344,43 +381,3 @@ def _maker_by_round(make: Callable[..., Any]) -> Callable[[int], Any]:
         # Written in C.
         return make
     return make
-
-
-@dataclass(frozen=True)
-class Items:
-    """How many of what a batch has."""
-
-    count: int
-    unit: str = "items"
-    """``tokens`` or ``items``."""
-
-
-def count_items(batch: Batch) -> Items:
-    """The tokens of all token ids, padding included; without ids the size of the first tensor's first dimension.
-
-    Token ids are two-dimensional whole numbers: those that a name calls so (``input_ids``, ``decoder_input_ids``), or
-    the first tensor of the batch.
-    """
-    ids = list(_named_ids(batch))
-    first = next((tensor for tensor in batch.tensors() if tensor.ndim), None)
-    if not ids and first is not None and _may_be_ids(first):
-        ids = [first]
-    if ids:
-        return Items(sum(tensor.numel() for tensor in ids), "tokens")
-    if first is None:
-        return Items(1)
-    return Items(first.shape[0])
-
-
-def _named_ids(batch: Batch) -> Iterator[torch.Tensor]:
-    # Models of a library often take one dict instead of keyword arguments.
-    for named in (batch.kwargs, *batch.args):
-        if not isinstance(named, dict):
-            continue
-        for name, value in named.items():
-            if isinstance(value, torch.Tensor) and is_ids(str(name)) and _may_be_ids(value):
-                yield value
-
-
-def _may_be_ids(tensor: torch.Tensor) -> bool:
-    return tensor.ndim == 2 and tensor.dtype in _WHOLE_NUMBERS

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import comb, exp, log
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from pytest_torchcompile.gauges.kernels import Launches
     from pytest_torchcompile.gauges.step_profile import StepProfile
+    from pytest_torchcompile.gauges.step_work import StepWork
 
 __all__ = ["LEAST_ROUNDS", "NOTHING", "NOT_TOLD", "Benchmark", "Ratio", "SideFigures", "came_from_cache", "pays_after",
            "quantile", "ratio_of", "speed_text"]
@@ -50,6 +52,10 @@ class Ratio:
     def width(self) -> float:
         """How many times the upper end is the lower one: 1 on a machine without noise."""
         return self.high / self.low
+
+    def widened(self, factor: float) -> Ratio:
+        """The same with both ends of the interval so many times as far off."""
+        return Ratio(self.value, self.low / factor, self.high * factor, self.rounds)
 
     def differs(self, least: float) -> bool:
         """Whether all of the interval is on one side of 1, and the value at least ``least`` away from it."""
@@ -192,7 +198,13 @@ class Benchmark:
     enabled: bool = True
     """Was the second side to be compiled? Else eager was timed beside eager."""
     profile: StepProfile | None = None
-    """Where the time of a compiled step goes, on a CPU."""
+    """Where the time of the CPU goes in a compiled step."""
+    launches: dict[str, Launches] = field(default_factory=dict)
+    """On a GPU what a step of each side, ``eager`` and ``compiled``, does there."""
+    work: StepWork | None = None
+    """What an eager step computes and moves; None for a model that torch cannot look into."""
+    late: list[dict[str, Any]] = field(default_factory=list)
+    """The compiles in the timed rounds (:class:`~pytest_torchcompile.ledger.records.Compile`)."""
 
     @property
     def speedup(self) -> float:

@@ -21,11 +21,10 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.layer.config import CompileConfig
-from pytest_torchcompile.layer.selective import Unregistered
 
 __all__ = [
-    "JoinedModules", "compiled_module_of", "compiled_part", "is_compiled_module", "join_modules", "modules_of",
-    "original_of", "refuse_mistaken", "refuse_unusable",
+    "JoinedModules", "Unregistered", "compiled_module_of", "compiled_part", "is_compiled_module", "join_modules",
+    "modules_of", "original_of", "refuse_mistaken", "refuse_unusable",
 ]
 
 M = TypeVar("M", bound=nn.Module)
@@ -240,3 +239,10 @@ def refuse_unusable(model: Any, cfg: CompileConfig, sample_batch: Any) -> None:
                              "or a function")
         if cfg.allowlist or cfg.blocklist:
             raise ValueError(f"allowlist and blocklist choose parts of a module, and {model.__name__} is a function")
+
+
+class Unregistered:
+    """First base of the classes that the layer makes: the user's ``__init_subclass__`` does not hear of them."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Nothing: a registry of model classes must not have them."""

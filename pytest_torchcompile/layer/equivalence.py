@@ -18,10 +18,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.layer.compiled_modules import is_compiled_module
 from pytest_torchcompile.layer.config import CompileConfig
-from pytest_torchcompile.layer.selective import Selection, frame_of
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
-from pytest_torchcompile.oracle.chances import same_random_draws
-from pytest_torchcompile.oracle.diagnosis import locate_stage, stage_summary
 from pytest_torchcompile.oracle.discrepancies import (
     NOT_HELD,
     Discrepancy,
@@ -34,11 +31,12 @@ from pytest_torchcompile.oracle.discrepancies import (
 from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.proof import doubts, proof
 from pytest_torchcompile.oracle.trial import Trial
+from pytest_torchcompile.quantity import listed_counts
 from pytest_torchcompile.state.model_copy import Closure, copy_model
 from pytest_torchcompile.state.snapshot import StateSnapshot
-from pytest_torchcompile.state.torch_state import isolated
+from pytest_torchcompile.state.torch_state import isolated, same_random_draws
 
-__all__ = ["Comparison", "assert_equivalent", "compare"]
+__all__ = ["Comparison", "ObjectTrial", "assert_equivalent", "compare"]
 
 Wrap: TypeAlias = "Callable[[Any, dict[str, Any] | None], Callable[..., Any]]"
 _SHOWN = 12
@@ -95,8 +93,7 @@ class Comparison:
         lines += map(str, self.problems[:_SHOWN])
         more = Counter(problem.kind for problem in self.problems[_SHOWN:])
         if more:
-            kinds = ", ".join(f"{count} {kind}" for kind, count in more.items())
-            lines.append(f"and {sum(more.values())} more: {kinds}")
+            lines.append(f"and {sum(more.values())} more: {listed_counts(more)}")
         if self.stages:
             lines.append(self.stages)
         lines += [f"note: {note}" for note in self.notes]
@@ -146,19 +143,29 @@ def compare(
         UsageError: the model, calls, steps or loss are of no use; the text says which.
         ValueError: for a config that does not fit the model.
     """
-    trial = _ObjectTrial(model, calls, config, wrap=wrap, loss=loss, train=train, steps=steps, seed=seed)
+    trial = ObjectTrial(model, calls, config, wrap=wrap, loss=loss, train=train, steps=steps, seed=seed)
     with isolated([]), same_random_draws(), trial.untouched(), warnings.catch_warnings():
         # A filter that makes errors of warnings would have torch's own end a compile.
         warnings.simplefilter("ignore")
         trial.run()
-        stage = locate_stage(trial) if locate else None
+        stages = _located_stages(trial) if locate else ""
     leaves = (*trial.leaves, *trial.trained)
     notes = [*trial.notes, *_eager_parts(trial), *undecided_notes(leaves)]
     if trial.replayed:
         notes.append(NOT_HELD)
     problems = (*_vacuous_problems(trial), *find_discrepancies(leaves))
-    stages = stage_summary(stage) if stage else ""
     return Comparison(problems, leaves, stages, tuple(notes))
+
+
+def _located_stages(trial: Trial) -> str:
+    """Which stage of the compiler brings in what is wrong, in one line; '' where nothing is, or no stage does."""
+    if trial.compiled.error is None and not find_discrepancies([*trial.leaves, *trial.trained]):
+        return ""
+    # A model that is fine has no stages to tell apart.
+    from pytest_torchcompile.oracle.diagnosis import locate_stage, stage_summary
+
+    located = locate_stage(trial)
+    return stage_summary(located) if located else ""
 
 
 def assert_equivalent(model: Callable[..., Any], calls: list[Any], config: CompileConfig, **options: Any) -> None:
@@ -170,7 +177,7 @@ def assert_equivalent(model: Callable[..., Any], calls: list[Any], config: Compi
         raise AssertionError(str(comparison))
 
 
-class _ObjectTrial(Trial):
+class ObjectTrial(Trial):
     """A trial of an object that somebody has made."""
 
     def __init__(self, model: Any, calls: Any, config: Any, wrap: Wrap | None, **options: Any) -> None:
@@ -204,6 +211,8 @@ class _ObjectTrial(Trial):
         if settings is None:
             return Side(call, module)
         if self.config.allowlist or self.config.blocklist:
+            # Most configs compile the whole model, and have no use for it.
+            from pytest_torchcompile.layer.selective import Selection, frame_of
 
             def compile_part(part: Any) -> Callable[..., Any]:
                 return torch.compile(frame_of(part, part._call_impl), **settings)

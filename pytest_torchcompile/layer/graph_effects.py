@@ -293,7 +293,11 @@ def _generators_of(effects: Effects, args: Sequence[Any]) -> list[_Generator]:
     if not effects.draws:
         return []
     generators = [_Generator(torch.get_rng_state, torch.set_rng_state)]
-    devices = {arg.device for arg in args if isinstance(arg, Tensor) and arg.device.type not in ("cpu", "meta")}
+    devices = set()
+    for arg in args:
+        # The CPU's generator is looked at anyway, and meta has none.
+        if isinstance(arg, Tensor) and arg.device.type not in ("cpu", "meta"):
+            devices.add(arg.device)
     return generators + [_device_generator(device) for device in devices]
 
 

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.errors import nearest
+from pytest_torchcompile.layer.compiled_modules import Unregistered
 from pytest_torchcompile.layer.config import CompileConfig
 
-__all__ = ["Selection", "Unregistered", "frame_of", "inner_blocks", "is_inlined"]
+__all__ = ["Selection", "frame_of", "inner_blocks", "is_inlined"]
 
 
 class Selection:
@@ -241,10 +242,3 @@ def _blocked_class(before: Any, recursive: bool) -> Any:
 def _disabled_forward(forward: Any, recursive: bool) -> Any:
     disable: Any = torch.compiler.disable
     return disable(forward, recursive=recursive, reason="it is in the blocklist")
-
-
-class Unregistered:
-    """First base of the classes that the layer makes: the user's ``__init_subclass__`` does not hear of them."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Nothing: a registry of model classes must not have them."""

@@ -18,7 +18,6 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.layer.compiled_modules import join_modules
-from pytest_torchcompile.layer.mean_comparison import Means, compare_means
 from pytest_torchcompile.layer.preservation import DeepSnapshot, preserved
 from pytest_torchcompile.layer.rank_votes import FailedElsewhere, RankVotes
 from pytest_torchcompile.layer.step_comparison import StepComparison
@@ -29,14 +28,12 @@ from pytest_torchcompile.layer.training_step import (
     StepFailed,
     adapted_loss,
     compiler_failure,
-    has_answers,
+    refuse_differences,
     refuse_eager_parts,
     refuse_not_finite,
-    refuse_overwritten,
 )
 from pytest_torchcompile.ledger import Ledger, observe
-from pytest_torchcompile.oracle import Fault, Recording
-from pytest_torchcompile.oracle.held import HeldName
+from pytest_torchcompile.oracle import Fault, HeldName, Means, Recording, compare_means, overwritten_outputs
 
 __all__ = ["CompileSmoketest", "SmoketestResult", "Steps"]
 
@@ -143,11 +140,12 @@ class Steps:
             self.notes[f"{len(seen.graph_breaks)} graph break(s)"] = None
 
     def _refuse_overwritten(self, held_eagerly: dict[HeldName, str], step: RecordedStep) -> None:
-        held_compiled = self.runs.compiled_outputs.changes_by(step.compiled, f"step {step.number}")
-        refuse_overwritten(held_eagerly, held_compiled, step.number)
+        this = f"step {step.number}"
+        held_compiled = self.runs.compiled_outputs.changes_by(step.compiled, this)
+        refuse_differences(overwritten_outputs(held_eagerly, held_compiled, this), step.number)
 
     def _note_answers(self, compiled: Recording) -> None:
-        self._answered = self._answered or has_answers(compiled)
+        self._answered = self._answered or compiled.has_answers
 
     def _refuse_silence(self) -> None:
         if not self._answered:

@@ -1,8 +1,7 @@
 """What a smoketest makes of its steps: leaf by leaf, by rounding noise, and by means where random numbers are drawn.
 
-A model that is spread over ranks can't be copied and widened to float64, as a reference is otherwise made. But it can
-be run again with each parameter, buffer and input changed by about one rounding: every operator behind rounds anew, and
-what that does to the results is their noise.
+All of it is the oracle's: the reference, the comparison, the limits, the means. What is decided here is what is asked
+of it for a model that may be spread over ranks, where every question has to be asked on each of them.
 """
 
 from __future__ import annotations
@@ -15,86 +14,27 @@ from typing import Final
 import torch
 
 from pytest_torchcompile.layer.compiled_modules import JoinedModules, original_of
-from pytest_torchcompile.layer.mean_comparison import Means, has_drawn
 from pytest_torchcompile.layer.step_runs import RecordedStep, StepRuns
 from pytest_torchcompile.layer.training_step import StepFailed, refuse_differences
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
-from pytest_torchcompile.oracle import Recording, Reference, compare, note, problem, reference
-from pytest_torchcompile.oracle.leaf_limits import Leaf
-from pytest_torchcompile.oracle.operator_rounding import program_unit
-from pytest_torchcompile.oracle.reference_runs import DRAWS, FEW
+from pytest_torchcompile.oracle import (
+    DisturbedRuns,
+    Leaf,
+    Means,
+    Recording,
+    Reference,
+    compare,
+    disturb,
+    has_drawn,
+    note,
+    problem,
+    program_unit,
+    reference,
+)
 from pytest_torchcompile.state.value_leaves import same_bits
 
-__all__ = ["Disturbed", "StepComparison", "disturb"]
+__all__ = ["StepComparison"]
 
-ALL = DRAWS[-1]
-"""Draws after a suspicion. At first there are FEW: after one draw alone, more would need a vote of all ranks."""
-_SEED_STRIDE = 7919
-"""Between the seeds of two tensors; a prime, so that those of another draw are others."""
-
-
-class Disturbed(Reference):
-    """Eager itself, and noise drawn by disturbed eager runs.
-
-    ``run(seed, factor)`` makes one, with ``factor`` times the noise of one rounding; with 0 it is the plain run again.
-    It is collective, so draws are made when all ranks ask for them, not when a comparison does.
-    """
-
-    def __init__(self, eager: Recording, run: Callable[[int, float], Recording]) -> None:
-        super().__init__(eager)
-        self.kind, self.why = "eager-draws", "the model is spread over ranks"
-        self._run = run
-        # Undisturbed: what it does otherwise than the first run is no noise of rounding.
-        self._twin = run(0, 0.0)
-        self._draw(FEW, 1)
-
-    def draw_further(self) -> None:
-        """Draw more, half of it with twice the noise, so that decisions on a knife's edge are seen to flip."""
-        self._draw(ALL - FEW, 2)
-
-    def twin(self) -> Recording:
-        """A second eager run from the same state and seed."""
-        return self._twin
-
-    def _draw(self, count: int, most: int) -> None:
-        """Make so many draws; their factors go round from 1 to ``most``."""
-        for number in range(count):
-            factor = 1.0 + number % most
-            drawn = self._run(self.draws + number + 1, factor)
-            # A draw that raises says nothing of the noise.
-            if drawn.error is not None:
-                continue
-            values = {name: value for name, _, value in drawn.values()}
-            for name, estimate in self.estimates.items():
-                estimate.add(values.get(name), plain=factor == 1)
-        self.draws += count
-
-
-@torch.no_grad()
-def disturb(tensors: Iterable[torch.Tensor], seed: int, unit: float) -> None:
-    """Multiply each element by a factor within ``2 * unit`` of 1, in place; one unit would be rounded away.
-
-    What is replicated on several ranks stays equal on them: the factors depend on the seed, a tensor's number and its
-    shape. Of a distributed tensor the local part is changed.
-    """
-    for number, tensor in enumerate(tensors):
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        if not _can_be_disturbed(local):
-            continue
-        generator = torch.Generator(local.device).manual_seed(seed + _SEED_STRIDE * number)
-        dtype = local.dtype.to_real() if local.is_complex() else local.dtype
-        factor = torch.rand(local.shape, generator=generator, device=local.device, dtype=dtype)
-        local.mul_(factor.mul_(4).sub_(2).mul_(unit).add_(1))
-
-
-def _can_be_disturbed(tensor: torch.Tensor) -> bool:
-    """Numbers with a fraction, of more than one byte: narrower ones have no kernels for this."""
-    if tensor.layout is not torch.strided or tensor.dtype.itemsize == 1:
-        return False
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-# ----------------------------------------------------------------------------------------------------------- comparison
 _UNASKED: Final = frozenset({"rng", "stride"})
 """What may differ in a smoketest: Inductor draws random numbers of its own, and lays memory out as it likes."""
 _VALUES: Final = frozenset({"value", "gradient", "buffer", "mutation", "nondeterministic"})
@@ -206,13 +146,13 @@ class StepComparison:
         leaves = agreed(compare, step.eager, step.compiled, assumed)
         if not any_rank(_values_differ(leaves)):
             return assumed
-        disturbed = agreed(self._disturbed, step)
+        disturbed = agreed(self._disturbed_runs, step)
         leaves = agreed(compare, step.eager, step.compiled, disturbed)
         if any_rank(any(map(problem, leaves))):
             agreed(self._draw_further, disturbed, step)
         return disturbed
 
-    def _disturbed(self, step: RecordedStep) -> Disturbed:
+    def _disturbed_runs(self, step: RecordedStep) -> DisturbedRuns:
         runs = self.runs
         state = [*runs.module.parameters(), *runs.module.buffers()]
         unit = program_unit((*state, *step.batch.tensors()), step.tape.unit)
@@ -232,9 +172,9 @@ class StepComparison:
                 runs.current_batch = step.batch
 
         with runs.as_before(step.before):
-            return Disturbed(step.eager, run)
+            return DisturbedRuns(step.eager, run)
 
-    def _draw_further(self, disturbed: Disturbed, step: RecordedStep) -> None:
+    def _draw_further(self, disturbed: DisturbedRuns, step: RecordedStep) -> None:
         with self.runs.as_before(step.before):
             disturbed.draw_further()
 

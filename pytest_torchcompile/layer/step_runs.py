@@ -24,9 +24,7 @@ from pytest_torchcompile.layer.training_step import (
 )
 from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
-from pytest_torchcompile.oracle import Recording, Tape, record
-from pytest_torchcompile.oracle.calls import rolled_batch, varied_batch
-from pytest_torchcompile.oracle.held import Held
+from pytest_torchcompile.oracle import Held, Recording, Tape, other_values, record
 
 __all__ = ["RecordedStep", "StepRuns"]
 
@@ -83,7 +81,7 @@ class StepRuns:
         agreed = self.votes.run_agreed
         # In the first the user's own values are what counts.
         if number > 1 and self._takes_other_values:
-            self.current_batch, tape = agreed(self._other_values, number), Tape()
+            self.current_batch, tape = agreed(other_values, self.batch, number), Tape()
             eager = agreed(self.run_eagerly, number, tape)
             unusable = agreed(_is_unusable, eager)
             if not self.votes.any_rank(unusable):
@@ -146,9 +144,6 @@ class StepRuns:
             yield
         finally:
             after.restore()
-
-    def _other_values(self, number: int) -> Batch:
-        return varied_batch(rolled_batch(self.batch), number)
 
     def _holding(self, outputs: Held, call: Callable[..., Any]) -> Callable[..., Any]:
         if self._outputs_are_held:

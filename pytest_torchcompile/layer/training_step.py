@@ -14,9 +14,7 @@ from torch import nn
 
 from pytest_torchcompile.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT
-from pytest_torchcompile.oracle import Fault, Recording, default_loss, problem
-from pytest_torchcompile.oracle.held import HeldName, held_leaves
-from pytest_torchcompile.oracle.recording import has_signal
+from pytest_torchcompile.oracle import Fault, Recording, default_loss
 from pytest_torchcompile.quantity import numbered
 
 __all__ = [
@@ -26,7 +24,6 @@ __all__ = [
     "StepFailed",
     "adapted_loss",
     "compiler_failure",
-    "has_answers",
     "has_finite_values",
     "is_finite",
     "left_alone",
@@ -34,7 +31,6 @@ __all__ = [
     "refuse_differences",
     "refuse_eager_parts",
     "refuse_not_finite",
-    "refuse_overwritten",
     "refuse_user_error",
 ]
 
@@ -139,17 +135,6 @@ def refuse_differences(texts: list[str], step: int) -> None:
         raise StepFailed(texts[0], "comparison", step, "\n".join(texts))
 
 
-def refuse_overwritten(eager: Mapping[HeldName, str], compiled: Mapping[HeldName, str], step: int) -> None:
-    """Refuse outputs of earlier steps that this one overwrote, compiled only.
-
-    Memory that is only shared is no fault yet: a constant may be handed out again and again.
-    """
-    changed = {name: what for name, what in compiled.items() if what == "changed"}
-    eager_too = {name: what for name, what in changed.items() if eager.get(name) == what}
-    problems = [problem(leaf) for _, leaf in held_leaves(eager_too, changed, f"step {step}")]
-    refuse_differences([text for text in problems if text], step)
-
-
 def refuse_not_finite(compiled: Recording, train: bool, step: int) -> None:
     """Refuse a loss or a gradient that is no number, although it agrees with eager."""
     if train and compiled.loss is not None and not is_finite(compiled.loss):
@@ -171,26 +156,6 @@ def is_finite(tensor: torch.Tensor) -> bool:
     if values.layout is not torch.strided:
         values = values.to_dense()
     return bool(values.isfinite().all())
-
-
-def has_answers(recording: Recording) -> bool:
-    """Whether an output or a gradient is more than zeros."""
-    if _outputs_answer(recording):
-        return True
-    return any(gradient is not None and has_signal(gradient) for gradient in recording.gradients.values())
-
-
-def _outputs_answer(recording: Recording) -> bool:
-    """A zero among whole numbers, or False, is an answer like any other; floating zeros may just be memory."""
-    values = [item.value for item in recording.outputs.values()]
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    if not tensors:
-        return any(values)
-    return not recording.all_zero or any(map(_holds_whole_numbers, tensors))
-
-
-def _holds_whole_numbers(tensor: torch.Tensor) -> bool:
-    return tensor.numel() > 0 and not (tensor.is_floating_point() or tensor.is_complex())
 
 
 # ---------------------------------------------------------------------------------------------------- what a step needs

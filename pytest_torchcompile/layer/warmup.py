@@ -192,7 +192,7 @@ def _run(model: Callable[..., Any], batch: Batch) -> _Run:
     with observe() as seen:
         start = time.perf_counter()
         model(*private.args, **private.kwargs)
-        if any(tensor.is_cuda for tensor in private.tensors()):
+        if private.is_on_cuda:
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
     compiled = tuple(f"{each.function} ({each.file.rpartition('/')[2]}:{each.line})" for each in seen.compiles)

@@ -10,7 +10,8 @@ To read it: ``records`` and ``ledger`` are what comes out, without torch. ``proc
 ``watch`` is what they share. ``frames`` and ``executions`` wrap private functions of Dynamo, ``trace`` and
 ``cudagraph_skips`` listen to torch's loggers. ``decisions`` (with ``refusals``) makes records of what they saw.
 ``reasons`` and ``entries`` take failed guards apart, ``break_sites`` graph breaks; it and ``users`` know whose code it
-is. ``explain`` puts all of it into words.
+is. ``explain`` puts all of it into words. ``torch_logs`` writes torch's own log and trace of a cell to files, and
+``torch_internals`` looks up private names.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from pytest_torchcompile.ledger.refusals import IN_PLACE, is_in_place, refused_f
 from pytest_torchcompile.ledger.users import FrameAttempt, FunctionPlace, Region, code_of, is_disabled, runs_later
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.ledger.watch import LedgerWatch
+    from pytest_torchcompile.ledger.watch import LedgerWatch, OtherThread
 
 __all__ = [
     "enter_call_without_graph", "enter_decision", "enter_failed_compile", "enter_limited_call", "enter_refrained_frame",
@@ -123,6 +123,8 @@ def enter_decision(watch: LedgerWatch, attempt: FrameAttempt, result: Any) -> No
         # The newest break is the one that torch could not resume from, one record in each ledger.
         for found in attempt.breaks[-len(watch.ledgers) :]:
             found.whole_frame, found.gave_up = True, attempt.function
+    if eager.kind == "limit":
+        eager = replace(eager, reason=eager.reason + _missed_limit(watch))
     watch.give_up(attempt, eager)
 
 
@@ -133,7 +135,7 @@ def _enter_compile(watch: LedgerWatch, attempt: FrameAttempt, made: Any) -> None
                         "logger torch.__trace")
     raced = watch.lost_race(attempt, made)
     reason = Reason("") if raced else _recompile_reason(attempt, made)
-    watch.add(_compile_record(attempt, str(made.compile_id), reason, raced))
+    watch.add(_compile_record(attempt, str(made.compile_id), reason, raced, watch.other_thread()))
     watch.finished[id(attempt.frame_code)] = (threading.get_ident(), time.perf_counter())
 
 
@@ -166,7 +168,8 @@ def _kind_of_compile(attempt: FrameAttempt, compile_id: str, guard: str, raced: 
     return "first"
 
 
-def _compile_record(attempt: FrameAttempt, compile_id: str, reason: Reason, raced: bool) -> Compile:
+def _compile_record(attempt: FrameAttempt, compile_id: str, reason: Reason, raced: bool,
+                    other: OtherThread) -> Compile:
     metrics = attempt.metrics
     cause = classify_guard(reason.guard, attempt.freevars, reason.actual) if reason.guard else ""
     # Torch may shorten the path of the user's own file; that is known whole.
@@ -181,6 +184,7 @@ def _compile_record(attempt: FrameAttempt, compile_id: str, reason: Reason, race
         guard_microseconds=metrics.get("guard_latency_us") or 0,
         seconds=(metrics.get("duration_us") or 0) / 1e6, seconds_in=seconds_in(metrics),
         resumed_at=attempt.resumed_at, caches=tuple(attempt.caches), cache_keys=tuple(attempt.cache_keys),
+        thread=other.name, missed=other.missed,
     )  # fmt: skip
 
 
@@ -230,11 +234,20 @@ def _abandoned_frame(attempt: FrameAttempt, skip_reason: str) -> tuple[EagerFram
 def enter_limited_call(watch: LedgerWatch, attempt: FrameAttempt) -> None:
     """One more call of a frame that hit its recompile limit, now or before the observation began."""
     count = len(cache_entries(attempt.frame_code)) if attempt.frame_code else 0
-    watch.give_up(attempt, EagerFrame(*attempt.where, _limit_reason(count), "limit"))
+    watch.give_up(attempt, EagerFrame(*attempt.where, _limit_reason(count) + _missed_limit(watch), "limit"))
 
 
 def _limit_reason(entries: int) -> str:
     return f"the recompile limit was hit earlier ({entries} entries)"
+
+
+def _missed_limit(watch: LedgerWatch) -> str:
+    """What is told of a limit that was raised, in another thread than the one that hits it."""
+    other = watch.other_thread()
+    missed = [setting for setting in other.missed if "recompile_limit" in setting]
+    if not missed:
+        return ""
+    return f"; thread {other.name!r} did not get a setting: {', '.join(missed)}"
 
 
 def enter_refrained_frame(watch: LedgerWatch, frame: Any) -> None:

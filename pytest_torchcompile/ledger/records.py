@@ -159,6 +159,10 @@ class Compile(GuardFacts, FrameRecord):
     """What the compile caches answered, in order: ``fx hit``, ``fx miss``, ``aot bypass``, ..."""
     cache_keys: tuple[str, ...] = ()
     """The key of the graph that each of these answers is about; empty where torch names none."""
+    thread: str = ""
+    """The name of the thread that compiled; empty where it is the one in which the observation began."""
+    missed: tuple[str, ...] = ()
+    """Settings that hold in that thread and not in this one: since torch 2.12 each thread has its own."""
 
 
 @dataclass

@@ -226,6 +226,7 @@ class _Handler(logging.Handler):
             watch.give_up(FrameAttempt(), eager)
 
     def _enter_backward(self, of: str, metrics: dict[str, Any]) -> None:
+        other = self.watch.other_thread()
         for ledger, _root in self.watch.ledgers:
             # It is compiled in the name of its forward, the last one: numbers begin anew after a reset.
             where = FunctionPlace("", "", 0)
@@ -235,5 +236,5 @@ class _Handler(logging.Handler):
                     break
             ledger.add(Compile(
                 *where, of, "backward", during=ledger.label, seconds=(metrics.get("duration_us") or 0) / 1e6,
-                seconds_in=decisions.seconds_in(metrics),
+                seconds_in=decisions.seconds_in(metrics), thread=other.name, missed=other.missed,
             ))  # fmt: skip

@@ -9,11 +9,12 @@ import contextlib
 import threading
 import types
 from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pytest_torchcompile.ledger.entries import cache_entries, guards_of
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import EagerFrame, LedgerRecord
+from pytest_torchcompile.ledger.thread_settings import Settings, missed_settings, own_settings
 from pytest_torchcompile.ledger.users import (
     FrameAttempt,
     FunctionPlace,
@@ -24,11 +25,19 @@ from pytest_torchcompile.ledger.users import (
     runs_later,
 )
 
-__all__ = ["Awaited", "Hook", "LedgerWatch"]
+__all__ = ["Awaited", "Hook", "LedgerWatch", "OtherThread"]
 
 R = TypeVar("R")
 Hook: TypeAlias = "Callable[[LedgerWatch], contextlib.AbstractContextManager[None]]"
 """Installs itself for a watch while a block runs."""
+
+
+class OtherThread(NamedTuple):
+    """A thread that is not the one in which the observation began."""
+
+    name: str = ""
+    missed: tuple[str, ...] = ()
+    """Settings that it did not get."""
 
 
 class _Thread(threading.local):
@@ -66,6 +75,10 @@ class LedgerWatch:
         self.ledgers: list[tuple[Ledger, str | None]] = []
         """Open ledgers, each with its project's root folder."""
         self.thread = _Thread()
+        self.opened_by = 0
+        """The thread in which the first open ledger was opened."""
+        self.settings: Settings = {}
+        """What that thread had set for itself alone."""
         self.given_up: dict[FunctionPlace, list[EagerFrame]] = {}
         """Why a compiled callable ran without any graph, from the call where torch said so."""
         self.broken: set[FunctionPlace] = set()
@@ -93,6 +106,7 @@ class LedgerWatch:
         """Begin to report to a ledger."""
         with self.lock:
             if not self.ledgers:
+                self.opened_by, self.settings = threading.get_ident(), own_settings()
                 # If a hook cannot be installed, those before it are taken out again.
                 with contextlib.ExitStack() as hooks:
                     for hook in self.hooks:
@@ -115,6 +129,12 @@ class LedgerWatch:
                 self.awaited = []
                 self.thread = _Thread()
                 self._hooks.close()
+
+    def other_thread(self) -> OtherThread:
+        """This thread, if the first open ledger was opened in another one; else one without a name."""
+        if threading.get_ident() == self.opened_by:
+            return OtherThread()
+        return OtherThread(threading.current_thread().name, tuple(missed_settings(self.settings)))
 
     def add(self, record: LedgerRecord) -> None:
         """Enter a record in every open ledger, each with its own label."""

@@ -11,25 +11,30 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.gauges.replays import step_begins
+from pytest_torchcompile.ledger import Ledger
 from pytest_torchcompile.oracle.expected import References
 from pytest_torchcompile.oracle.held import Held, HeldName
 from pytest_torchcompile.oracle.program import WideCopies
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.spread import Spread
+from pytest_torchcompile.quantity import named_sizes
 from pytest_torchcompile.state.model_copy import copy_model
 from pytest_torchcompile.state.snapshot import StateSnapshot
 from pytest_torchcompile.state.value_leaves import whole_value, write_whole
 from pytest_torchcompile.system import memory_bytes
 
+if TYPE_CHECKING:
+    from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
+
 __all__ = ["Call", "Loss", "Make", "Passed", "Side", "TrialOptions", "Variant", "Variants", "memory_behind",
-           "passes_over", "rolled_batch", "varied_batch", "vary_parameters"]
+           "other_values", "passes_over", "vary_parameters"]
 
 Loss = Callable[[Any, Any], Any]
 """``loss(output, batch)``: a tensor of one element."""
@@ -62,8 +67,7 @@ class Call:
         """``call 2 (B=2, S=64), again``."""
         text = f"call {self.index + 1}"
         if self.sizes:
-            sizes = ", ".join(f"{name}={size}" for name, size in self.sizes.items())
-            text += f" ({sizes})"
+            text += f" ({named_sizes(self.sizes)})"
         if self.training is not None:
             text += " training" if self.training else " evaluating"
         return text + self.suffix
@@ -93,8 +97,8 @@ class Call:
     def with_other_values(self, seed: int) -> Call:
         """The call with other values for parameters and batches."""
         # Each replica by itself: it varies its own batch in the same way.
-        others = tuple(varied_batch(batch, seed) for batch in self.other_replicas)
-        return replace(self, batch=varied_batch(self.batch, seed), other_replicas=others, other=seed,
+        others = tuple(_varied_batch(batch, seed) for batch in self.other_replicas)
+        return replace(self, batch=_varied_batch(self.batch, seed), other_replicas=others, other=seed,
                        suffix=", with other values")
 
 
@@ -143,6 +147,12 @@ class Side:
         """Take the module's present state for the first one."""
         self._start = StateSnapshot(self.module)
 
+    def begin_in_evaluation(self) -> Side:
+        """The side itself, which from now on starts each call in evaluation."""
+        self.module.eval()
+        self.begin_here()
+        return self
+
     def restore(self) -> None:
         """Go back to the first state."""
         self.spread.settle()
@@ -171,6 +181,8 @@ class Side:
             self._held.keep_outputs(self.call), self.module, call.batch_for(self.spread), loss=loss,
             train=call.trains(train), seed=seed + call.index, mode=mode, spread=self.spread,
         )
+        # What is made of the model next, a reference perhaps, must not have a hook that this call has left.
+        self._start.restore_hooks()
         return recording, self._held.changes_by(recording, call.label)
 
 
@@ -208,6 +220,8 @@ class TrialOptions:
     """How many of the three passes over the calls are made."""
     keep_texts: bool = False
     """Keep what each stage of the compiler has written."""
+    instrument: Callable[[Ledger], AbstractContextManager[None]] | None = None
+    """Watches the whole run beside the ledger that it is given."""
     one_process: Callable[[], Side] | None = None
     """Makes the model as one process runs it, where ``make`` makes parts of it that run on several ranks: the eager
     side is held against that too, and ``pristine`` is the model as one process has it."""
@@ -215,6 +229,12 @@ class TrialOptions:
     """Run the trial once more in evaluation where compiled calls draw other random numbers than eager."""
     compared: bool = True
     """Compare what came of the calls; not where their numbers mean nothing."""
+    known: KnownComparisons | None = None
+    """Comparisons that an earlier run has made; None compares everything anew."""
+
+    def unwatched(self) -> TrialOptions:
+        """The same, for a run whose result alone is wanted."""
+        return replace(self, covered=False, keep_texts=False, instrument=None, known=None)
 
 
 @dataclass(frozen=True)
@@ -272,14 +292,19 @@ def vary_parameters(module: torch.nn.Module, seed: int) -> None:
     _shrink_values([*parameters, *module.buffers()], seed, filled={id(parameter) for parameter in parameters})
 
 
-def varied_batch(batch: Batch, seed: int) -> Batch:
+def other_values(batch: Batch, seed: int) -> Batch:
+    """A copy of a batch with other values all over: its samples have changed places, and what can be shrunk is."""
+    return _varied_batch(_rolled_batch(batch), seed)
+
+
+def _varied_batch(batch: Batch, seed: int) -> Batch:
     """A copy of a batch with its floating tensors shrunk; ids, masks of whole numbers and zeros stay."""
     other = batch.clone()
     _shrink_values(other.tensors(), seed, filled=set())
     return other
 
 
-def rolled_batch(batch: Batch) -> Batch:
+def _rolled_batch(batch: Batch) -> Batch:
     """A copy of a batch whose samples have changed places, each value being as valid as before.
 
     Tensors are rolled by one, along the first dimension or else the second: the one that is longer than 1 and equally

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,8 +23,7 @@ from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.state.snapshot import StateSnapshot
 
-__all__ = ["Chances", "Moments", "compare_chances", "own_random_draws", "same_random_draws", "sample_chances",
-           "variance_distance", "welch"]
+__all__ = ["Chances", "Moments", "compare_chances", "sample_chances", "variance_distance", "welch"]
 
 # Standard errors by which two correct means may differ: once in 500 million, and there are a dozen for each leaf.
 _LIMIT = 6.0
@@ -34,28 +32,12 @@ _ORDER = 2.0**-12
 # Relative; one rounding in half precision moves a mean by less.
 _SLACK = 1e-3
 _MEASURES = ("share of zeros", "mean", "scale", "projection", "zeros side by side", "zeros one above the other")
+_IN_UNITS_OF_SCALE = ("mean", "projection")
+_SCALE = _MEASURES.index("scale")
+# Relative to a leaf's scale: what varies by less than that is computed without a draw, up to the order of its sums.
+_STEADY = 1e-6
 # With fewer seeds nothing is said of how far a measure varies.
 _SEEDS_FOR_SPREAD = 32
-
-
-@contextmanager
-def same_random_draws() -> Iterator[None]:
-    """Have Inductor draw the random numbers that eager draws, so that dropout can be compared."""
-    with _fallback_random(True):
-        yield
-
-
-@contextmanager
-def own_random_draws() -> Iterator[None]:
-    """Have Inductor draw random numbers of its own, as it does unless it is told otherwise."""
-    with _fallback_random(False):
-        yield
-
-
-def _fallback_random(eager: bool) -> AbstractContextManager[None]:
-    from torch._inductor import config
-
-    return config.patch(fallback_random=eager)  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -183,7 +165,10 @@ def compare_chances(eager: Chances, compiled: Chances) -> list[Leaf]:
         for place, measure in enumerate(_MEASURES):
             mine = [sample[place] for sample in samples]
             theirs = [sample[place] for sample in others]
-            leaf = _compare_means(f"{measure} of {name}", mine, theirs)
+            unit = 0.0
+            if measure in _IN_UNITS_OF_SCALE:
+                unit = _unit_of_steady(mine, max(sample[_SCALE] for sample in samples))
+            leaf = _compare_means(f"{measure} of {name}", mine, theirs, unit)
             if not leaf.message:
                 leaf = _compare_spreads(leaf, mine, theirs)
             leaves.append(leaf)
@@ -201,12 +186,20 @@ def _compare_seeds(eager: Chances, compiled: Chances) -> Leaf:
     return Leaf("seeds", "rng", bitwise=not text, message=text)
 
 
-def _compare_means(name: str, eager: list[float], compiled: list[float]) -> Leaf:
+def _unit_of_steady(values: list[float], scale: float) -> float:
+    """The scale of a leaf that no draw reaches, else 0: the mean of a normalised output is 0 up to rounding."""
+    if max(values) - min(values) <= _STEADY * scale:
+        return scale
+    return 0.0
+
+
+def _compare_means(name: str, eager: list[float], compiled: list[float], unit: float = 0.0) -> Leaf:
+    """Means may be a thousandth apart: of eager's mean, or of ``unit`` where that is larger."""
     if not compiled:
         return Leaf(name, "rng", message="only eager has it")
     mine, theirs = Moments.of(eager), Moments.of(compiled)
     mean, other = float(mine.mean), float(theirs.mean)
-    distance = welch(mine, theirs, slack=_SLACK * abs(mean) / _LIMIT)
+    distance = welch(mine, theirs, slack=_SLACK * max(abs(mean), unit) / _LIMIT)
     text = ""
     # not (a > b), so that NaN is a problem
     if not distance <= _LIMIT:

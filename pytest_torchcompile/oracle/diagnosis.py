@@ -94,7 +94,7 @@ def _try_backend(trial: Trial, backend: str, wrong_places: set[tuple[str, str]])
     from pytest_torchcompile.state.torch_state import forget_compiled
 
     # Modes and options belong to the backend under test.
-    settings: dict[str, Any] = {key: trial.settings[key] for key in ("dynamic", "fullgraph") if key in trial.settings}
+    settings = _settings_among(trial, ("dynamic", "fullgraph"))
     forget_compiled()
     other = trial.again({**settings, "backend": backend})
     try:
@@ -104,6 +104,10 @@ def _try_backend(trial: Trial, backend: str, wrong_places: set[tuple[str, str]])
     if other.compiled.error:
         return f"raises {other.compiled.error.type}"
     return "differs" if wrong_places & _wrong_places(other) else _AGREES
+
+
+def _settings_among(trial: Trial, keys: Sequence[str]) -> dict[str, Any]:
+    return {key: trial.settings[key] for key in keys if key in trial.settings}
 
 
 def _wrong_places(trial: Trial) -> set[tuple[str, str]]:
@@ -144,7 +148,7 @@ def _breaks_with(trial: Trial, setting: str) -> tuple[set[tuple[str, int]], str]
     if not hasattr(torch._dynamo.config, setting):
         return set(), "nothing, for this torch does not have it"
     forget_compiled()
-    settings: dict[str, Any] = {key: trial.settings[key] for key in ("dynamic",) if key in trial.settings}
+    settings = _settings_among(trial, ("dynamic",))
     try:
         side = trial.make({**settings, "backend": "eager"})
         with torch._dynamo.config.patch({setting: True}), observe(root=trial.root) as seen, trial.phase("hints"):

@@ -63,8 +63,10 @@ def find_discrepancies(leaves: Iterable[tuple[str, Leaf]], limits: Limits | None
         text = problem(leaf, limits)
         if text:
             by_place.setdefault((leaf.kind, leaf.name), _Statement(text, [])).labels.append(label)
-    return [Discrepancy(kind, name, statement.text, _calls_as_evidence(statement.labels))
-            for (kind, name), statement in by_place.items()]
+    discrepancies = []
+    for (kind, name), statement in by_place.items():
+        discrepancies.append(Discrepancy(kind, name, statement.text, _calls_as_evidence(statement.labels)))
+    return discrepancies
 
 
 def _calls_as_evidence(labels: list[str]) -> str:

@@ -61,7 +61,9 @@ class Reference:
     def _expect_values(self, recording: Recording, ranges: dict[str, float] | None = None) -> None:
         """Take what is recorded for what is expected; ``ranges``: where the range of a leaf's dtype ends."""
         ends = ranges or {}
-        self.estimates = {name: Estimate(value, ends.get(name, _ENDLESS)) for name, _, value in recording.values()}
+        self.estimates = {}
+        for name, value in recording.values_by_name().items():
+            self.estimates[name] = Estimate(value, ends.get(name, _ENDLESS))
 
     def more(self, names: Collection[str] | None = None) -> bool:
         """Draw more noise for some leaves, or for all; whether there was more to draw."""
@@ -147,15 +149,8 @@ class Repeated(Reference):
 
     def distance(self, name: str, other: Recording) -> float:
         """:func:`distance_from_runs` of a value of another recording."""
-        runs = [_value_named(recording, name) for recording in (self._recording, *self.twins())]
-        return distance_from_runs(_value_named(other, name), runs)
-
-
-def _value_named(recording: Recording, name: str) -> Any:
-    for other, _, value in recording.values():
-        if other == name:
-            return value
-    return None
+        runs = [recording.values_by_name().get(name) for recording in (self._recording, *self.twins())]
+        return distance_from_runs(other.values_by_name().get(name), runs)
 
 
 def distance_from_runs(value: Any, runs: Sequence[Any]) -> float:

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_torchcompile.oracle.leaf_limits import Leaf
-from pytest_torchcompile.oracle.ownership import run_theirs
+from pytest_torchcompile.oracle.leaf_limits import Leaf, problem
 from pytest_torchcompile.oracle.properties import alias_pairs
-from pytest_torchcompile.oracle.recording import Recording
+from pytest_torchcompile.oracle.recording import Recording, run_theirs
 from pytest_torchcompile.state.value_leaves import leaves_of, same_bits
 
-__all__ = ["Held", "HeldName", "held_leaves"]
+__all__ = ["Held", "HeldName", "held_leaves", "overwritten_outputs"]
 
 # Calls whose outputs are kept at most, and their bytes; those of the last call are kept whatever they take.
 _MOST_CALLS, _MOST_BYTES = 16, 1 << 28
@@ -123,3 +122,14 @@ def held_leaves(eager: Mapping[HeldName, str], compiled: Mapping[HeldName, str],
         for where, mine, other in (("compiled", compiled, eager), ("in eager", eager, compiled)):
             if name in mine and other.get(name) != mine[name]:
                 yield name.call, Leaf(name.output, "alias", message=_TEXTS[mine[name]].format(after, where))
+
+
+def overwritten_outputs(eager: Mapping[HeldName, str], compiled: Mapping[HeldName, str], after: str) -> list[str]:
+    """A line for each held output that the call ``after`` has overwritten, compiled only.
+
+    Memory that is only shared is no fault yet: a constant may be handed out again and again.
+    """
+    changed = {name: what for name, what in compiled.items() if what == "changed"}
+    eager_too = {name: what for name, what in changed.items() if eager.get(name) == what}
+    texts = [problem(leaf) for _, leaf in held_leaves(eager_too, changed, after)]
+    return [text for text in texts if text is not None]

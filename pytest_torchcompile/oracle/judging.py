@@ -7,11 +7,20 @@ from typing import Any, Final
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import Estimate, as_real, small_to_cpu, split_pieces
+from pytest_torchcompile.oracle.estimate import (
+    Estimate,
+    Scale,
+    as_real,
+    scale_from_draws,
+    scale_from_dtype,
+    scale_from_eager,
+    small_to_cpu,
+    split_leaf,
+    split_pieces,
+)
 from pytest_torchcompile.oracle.expected import WIDER, Reference
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.noise_levels import Projections
-from pytest_torchcompile.oracle.scale import Scale, scale_from_draws, scale_from_dtype, scale_from_eager, split_leaf
 
 __all__ = ["BIAS_FLOOR", "HALF", "eager_is_near", "excused_difference", "grain_of", "judge_discrete",
            "judge_numbers", "with_values"]

@@ -130,7 +130,11 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
         scale = torch.ones_like(out)
         self._dice.disturb(scale, self.factor * self.accumulator)
         scale.sub_(1)
-        sizes = [tensor.detach().abs() for tensor in args if self._can_round(tensor) and tensor.shape == out.shape]
+        sizes = []
+        for tensor in args:
+            # Only what has an element for each of the output can scale it.
+            if self._can_round(tensor) and tensor.shape == out.shape:
+                sizes.append(tensor.detach().abs())
         if backward:
             scale.mul_(sizes.pop(0))
         for size in sizes:

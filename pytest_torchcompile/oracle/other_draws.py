@@ -20,10 +20,10 @@ from pytest_torchcompile.oracle.calls import Call, Passed, Side, TrialOptions
 from pytest_torchcompile.oracle.chances import Chances, compare_chances, sample_chances
 from pytest_torchcompile.oracle.discrepancies import find_discrepancies
 from pytest_torchcompile.oracle.leaf_limits import Leaf
-from pytest_torchcompile.oracle.properties import GENERATOR
+from pytest_torchcompile.oracle.properties import GENERATOR, labels_with_other_draws
 from pytest_torchcompile.oracle.spread import Spread
 
-__all__ = ["begin_in_evaluation", "judge_other_draws"]
+__all__ = ["judge_other_draws"]
 
 # Seeds that each side is run with, to compare distributions.
 _SEEDS = 64
@@ -59,12 +59,12 @@ def judge_other_draws(trial: _Judged, eager: Side, compiled: Side) -> None:
 
     What is wrong there is told beside what was found. If nothing is, what was found in these calls is undecided.
     A model that is spread over ranks stays as it was found, for all ranks would have to take part; and so does one
-    that draws other numbers in evaluation too, or whose compiled code does not run there. Leaves that are nothing but
-    rounding noise have no distribution that is worth comparing.
+    whose compiled code does not run in evaluation, or whose values there depend on other draws too. Leaves that are
+    nothing but rounding noise have no distribution that is worth comparing.
     """
     from torch._dynamo import config as dynamo_config
 
-    labels = _labels_with_other_draws([*trial.leaves, *trial.trained])
+    labels = labels_with_other_draws([*trial.leaves, *trial.trained])
     spread = trial.options.one_process is not None or type(eager.spread) is not Spread
     if not labels or spread or not trial.options.in_evaluation or trial.compiled.error is not None:
         return
@@ -79,14 +79,16 @@ def judge_other_draws(trial: _Judged, eager: Side, compiled: Side) -> None:
         # The same functions are compiled once more, for another mode: both together may pass a limit that neither does.
         with dynamo_config.patch(recompile_limit=_RECOMPILES, accumulated_recompile_limit=_RECOMPILES):
             evaluation.run()
-    if why := _why_nothing_is_proved(evaluation):
+    # Where all values agree, the generator alone is in another state, and that is the fault.
+    reached = _reach_values(trial.leaves, labels)
+    if why := _why_nothing_is_proved(evaluation, reached):
         trial.leaves = _with_remark(trial.leaves, labels, f"judged in evaluation instead, nothing is proved: {why}")
         return
     rounding = {leaf.name for label, leaf in trial.leaves if label == first.label and not leaf.decided}
     sampled = _without_measures_of(rounding, compare_chances(expected, actual))
     found = [(f"{first.label}, over {_SEEDS} seeds", leaf) for leaf in sampled]
-    found += [(f"{label}, in evaluation", leaf) for label, leaf in evaluation.leaves]
-    trained = [(f"{label}, in evaluation", leaf) for label, leaf in evaluation.trained]
+    found += [(f"{label}, in evaluation", leaf) for label, leaf in _without_idle_draws(evaluation.leaves)]
+    trained = [(f"{label}, in evaluation", leaf) for label, leaf in _without_idle_draws(evaluation.trained)]
     if not find_discrepancies([*found, *trained]):
         trial.leaves = _set_aside(trial.leaves, labels, expected.names_that_vary)
         # Behind the first step everything varies.
@@ -101,8 +103,17 @@ def _without_measures_of(names: Collection[str], leaves: Iterable[Leaf]) -> list
     return [leaf for leaf in leaves if not leaf.name.endswith(ends)]
 
 
-def _why_nothing_is_proved(evaluation: Any) -> str:
-    """'' if compiled code ran in every call of a trial, all of it, and drew what eager draws; else what is missing."""
+def _reach_values(leaves: Iterable[tuple[str, Leaf]], labels: Sequence[str]) -> bool:
+    """Whether values differ in the calls named: other draws were used for something."""
+    values = [(label, leaf) for label, leaf in leaves if label in labels and leaf.kind in _VALUES]
+    return bool(find_discrepancies(values))
+
+
+def _why_nothing_is_proved(evaluation: Any, reached: bool) -> str:
+    """'' if compiled code ran in every call of a trial, all of it, and drew what eager draws; else what is missing.
+
+    It may draw other numbers that no value depends on, if the other draws have ``reached`` values outside of it.
+    """
     if evaluation.compiled.error is not None:
         return f"it raises {evaluation.compiled.error.type}"
     if not all(passed.graphs for passed in evaluation.passed):
@@ -110,9 +121,23 @@ def _why_nothing_is_proved(evaluation: Any) -> str:
     silent = [frame["function"] for frame in evaluation.compiled.seen["eager_frames"] if frame["kind"] in SILENT]
     if silent:
         return f"{silent[0]} silently ran eagerly"
-    if _labels_with_other_draws([*evaluation.leaves, *evaluation.trained]):
-        return "it draws other random numbers there too"
+    judged = [*evaluation.leaves, *evaluation.trained]
+    if labels_with_other_draws(judged):
+        if not reached:
+            return "it draws other random numbers there too"
+        if find_discrepancies(_without_idle_draws(judged)):
+            return "it draws other random numbers there too, and values differ"
     return ""
+
+
+def _without_idle_draws(leaves: Iterable[tuple[str, Leaf]]) -> list[tuple[str, Leaf]]:
+    """Leaves of the evaluation, where a generator that moved says nothing by itself.
+
+    Dropout is off there. What a compiled program still draws is thrown away, as long as the values are eager's:
+    Inductor on CUDA replaces an attention by a fused operator, which draws for a dropout of zero (torch 2.11).
+    """
+    leaves = list(leaves)
+    return _set_aside(leaves, labels_with_other_draws(leaves), frozenset())
 
 
 def _with_remark(leaves: Iterable[tuple[str, Leaf]], labels: Sequence[str], remark: str) -> list[tuple[str, Leaf]]:
@@ -123,18 +148,6 @@ def _with_remark(leaves: Iterable[tuple[str, Leaf]], labels: Sequence[str], rema
             leaf = replace(leaf, message=f"{leaf.message}; {remark}")
         remarked.append((label, leaf))
     return remarked
-
-
-def _labels_with_other_draws(leaves: Iterable[tuple[str, Leaf]]) -> list[str]:
-    """The calls after which the random generators differ, in their order."""
-    return [label for label, leaf in leaves if leaf.name == GENERATOR and leaf.kind == "rng" and leaf.message]
-
-
-def begin_in_evaluation(side: Side) -> Side:
-    """The side itself, which from now on starts each call in evaluation."""
-    side.module.eval()
-    side.begin_here()
-    return side
 
 
 def _sample_both(eager: Side, compiled: Side, call: Call, options: TrialOptions) -> tuple[Chances, Chances]:

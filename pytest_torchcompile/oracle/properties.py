@@ -15,7 +15,8 @@ from pytest_torchcompile.oracle.python_state import compare_python
 from pytest_torchcompile.oracle.recording import Item, Recording
 
 __all__ = [
-    "ABSENT", "GENERATOR", "alias_pairs", "compare_errors", "compare_items", "compare_properties", "plain_value",
+    "ABSENT", "GENERATOR", "alias_pairs", "compare_errors", "compare_items", "compare_properties",
+    "labels_with_other_draws", "plain_value",
 ]
 
 
@@ -121,6 +122,11 @@ def _compare_generators(eager: Recording, compiled: Recording) -> Leaf:
         "drawn (with torch._inductor.config.fallback_random Inductor draws the ones of eager)"
     )
     return Leaf(GENERATOR, "rng", message=text)
+
+
+def labels_with_other_draws(leaves: Iterable[tuple[str, Leaf]]) -> list[str]:
+    """The calls after which the random generators differ, in their order."""
+    return [label for label, leaf in leaves if leaf.name == GENERATOR and leaf.kind == "rng" and leaf.message]
 
 
 def compare_items(name: str, kind: str, eager: Item, compiled: Item) -> Iterator[Leaf]:

@@ -15,13 +15,21 @@ from pytest_torchcompile.batch import Batch, source_of
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.oracle.noise import Wide
-from pytest_torchcompile.oracle.ownership import raised_by_us, run_theirs
 from pytest_torchcompile.oracle.properties import alias_pairs
 from pytest_torchcompile.oracle.python_state import PythonState, python_state
-from pytest_torchcompile.oracle.recording import Fault, Item, NamedLeaf, Recording, detached_copy, named_leaves
+from pytest_torchcompile.oracle.recording import (
+    Fault,
+    Item,
+    NamedLeaf,
+    Recording,
+    detached_copy,
+    named_leaves,
+    raised_by_us,
+    run_theirs,
+)
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
 from pytest_torchcompile.oracle.tape import Tape
-from pytest_torchcompile.oracle.training import default_loss, left_out, loss_of
+from pytest_torchcompile.oracle.training import Training, default_loss, left_out, loss_of
 from pytest_torchcompile.state.torch_state import seed_everything
 from pytest_torchcompile.state.value_leaves import (
     attribute_tensors,
@@ -146,7 +154,7 @@ class _Watch:
         return items
 
     def mutated(self) -> dict[str, Item]:
-        """Inputs and parameters that were written to."""
+        """Inputs and parameters that were written to, and all that a training is there to move."""
         after = {}
         # A call may have put further tensors into a list or dict that it was given.
         for name, tensor in {**dict(_input_tensors(self.private)), **self.inputs}.items():
@@ -154,9 +162,15 @@ class _Watch:
             if old is None or not _is_untouched(old, tensor):
                 after[f"{name} after the call"] = Item.of(tensor)
         for name, parameter in self.parameters:
-            if name in self.memories and _has_changed(parameter, self.memories[name]):
+            if name not in self.memories:
+                continue
+            if self._is_trained(name, parameter) or _has_changed(parameter, self.memories[name]):
                 after[f"{name} after the call"] = Item.of(parameter)
         return after
+
+    def _is_trained(self, name: str, parameter: torch.Tensor) -> bool:
+        """Whether a training moves it: a step may be too small to change a bit on one side alone, which is no fault."""
+        return isinstance(self.module, Training) and self.module.is_trained(name, parameter)
 
     def take_gradients(self) -> dict[str, Item]:
         """Gradients of parameters and of inputs that are leaves; each is taken off its tensor."""

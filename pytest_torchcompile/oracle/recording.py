@@ -1,13 +1,18 @@
-"""Recording: everything observable about one call, in copies that no later call can overwrite."""
+"""Recording: everything observable about one call, in copies that no later call can overwrite.
+
+And what a call raised, with whose code raised it, the user's or ours: only the user's own mistake may be told as one.
+"""
 
 from __future__ import annotations
 
 import os
+import sysconfig
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import FrameType
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -15,9 +20,21 @@ from pytest_torchcompile.oracle.python_state import PythonState
 from pytest_torchcompile.state.value_leaves import dense_form, layout_of, leaves_of, visible_strides, whole_value
 
 __all__ = ["Fault", "Item", "NamedLeaf", "Recording", "Step", "TrainingOutput", "detached_copy", "has_signal",
-           "named_leaves"]
+           "named_leaves", "parameter_moved_by", "raised_by_us", "run_theirs", "says_fork"]
 
-_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+Result = TypeVar("Result")
+
+_OURS: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+# What of ours runs around and inside the user's model, and hands on what that raises.
+_GUESTS: Final = tuple(_OURS + name for name in ("zoo", "wrappers", "backends", "layer", "ledger", "gauges", "faults"))
+_ZOO: Final = _OURS + "zoo"
+# Torch and Python raise on behalf of whoever calls them. What is installed beside them is the user's.
+_NEITHER: Final = (os.path.join(os.path.dirname(torch.__file__), ""),
+                   os.path.join(sysconfig.get_path("stdlib"), ""))
+_INSTALLED: Final = f"{os.sep}site-packages{os.sep}"
+# What autograd (torch/csrc/autograd/engine.cpp) and CUDA (torch/cuda/__init__.py) say in a fork that came too late:
+# torch 2.8 to 2.15. Cells run in forks, and it is us who forked.
+_OF_A_FORK: Final = ("fork-based multiprocessing", "in forked subprocess")
 # Of a stack that is longer, its beginning and its end are kept.
 _STACK_LINES = 40
 # Causes of causes that are looked at.
@@ -67,6 +84,11 @@ class Fault:
     def _about_bounds(self) -> bool:
         return "out of bounds" in self.text or "out of range" in self.text
 
+    def raise_own_mistake(self) -> None:
+        """Raise what our own code had raised: nothing is known of the model then."""
+        if self.ours and self.exception is not None:
+            raise self.exception
+
     def to_dict(self) -> dict[str, str]:
         """Plain data for a report."""
         return {"type": self.type, "text": self.text, "phase": self.phase, "traceback": self.traceback}
@@ -81,7 +103,7 @@ class Fault:
 
 def _stack_text(error: BaseException) -> str:
     """The frames of an exception, without those of this package; at most 40 lines."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_PACKAGE)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_OURS)]
     lines = "".join(traceback.format_list(frames)).splitlines()
     if len(lines) > _STACK_LINES:
         lines = [*lines[:12], "  ...", *lines[-28:]]
@@ -107,6 +129,49 @@ def _qualified_name(kind: type[BaseException]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def run_theirs(function: Callable[..., Result], /, *args: Any, **kwargs: Any) -> Result:
+    """Call what is the user's: a model, a loss, a backward pass, or an operator in one of them.
+
+    The frame of this call is the border that :func:`raised_by_us` looks for.
+    """
+    return function(*args, **kwargs)
+
+
+def says_fork(error: BaseException) -> bool:
+    """Whether torch says that this process was forked too late, which is no doing of the user's."""
+    return any(text in str(error) for text in _OF_A_FORK)
+
+
+def raised_by_us(error: BaseException) -> bool:
+    """Whether an exception of an eager run is our own mistake, by the place where it was raised.
+
+    It is the user's only inside of :func:`run_theirs`, and there only if no code of ours was entered once more, as that
+    of a mode which watches each operator.
+    """
+    if says_fork(error):
+        return True
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    borders = [place for place, frame in enumerate(frames) if frame.f_code is run_theirs.__code__]
+    if not borders:
+        return True
+    inside = frames[borders[-1] + 1:]
+    for frame in reversed(inside):
+        if _is_neutral(frame, innermost=frame is inside[-1]):
+            continue
+        return frame.f_code.co_filename.startswith(_OURS)
+    return False
+
+
+def _is_neutral(frame: FrameType, innermost: bool) -> bool:
+    """Whether a frame says nothing about whose mistake it was: the one that called it has to be asked."""
+    file = frame.f_code.co_filename
+    if file.startswith(_OURS):
+        return file.startswith(_ZOO) or (file.startswith(_GUESTS) and not innermost)
+    if file.startswith("<"):
+        return True
+    return file.startswith(_NEITHER[0]) or (file.startswith(_NEITHER[1]) and _INSTALLED not in file)
+
+
 @dataclass(frozen=True, eq=False)
 class Item:
     """A detached copy of a tensor with the properties of the original, or a Python object."""
@@ -123,7 +188,6 @@ class Item:
             return cls(value)
         return cls(detached_copy(value), visible_strides(value), value.requires_grad, layout_of(value.detach()))
 
-
     @classmethod
     def shared(cls, tensor: torch.Tensor) -> Item:
         """A strided tensor that nobody writes to any more, as it is."""
@@ -132,6 +196,11 @@ class Item:
 
 # The properties of a value that has none.
 _PLAIN = Item(None)
+
+
+# How the leaf of a gradient is named: ``step 3: gradient of up.weight, added to that of step 2``.
+_GRADIENT_OF: Final = ": gradient of "
+_ADDED_TO: Final = ", added to that of "
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,10 +225,18 @@ class Step:
         if self.loss is not None:
             yield NamedLeaf(f"{self.name}: loss", self.loss)
         for parameter, gradient in self.gradients.items():
-            name = f"{self.name}: gradient of {parameter}"
+            name = f"{self.name}{_GRADIENT_OF}{parameter}"
             if self.added_to:
-                name = f"{name}, added to that of {self.added_to}"
+                name = f"{name}{_ADDED_TO}{self.added_to}"
             yield NamedLeaf(name, gradient, "gradient")
+
+
+def parameter_moved_by(name: str) -> str:
+    """The parameter that a step moves, by the name of the leaf of its gradient; '' of any other leaf."""
+    step, _, parameter = name.partition(_GRADIENT_OF)
+    if not step.startswith("step "):
+        return ""
+    return parameter.partition(_ADDED_TO)[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +286,7 @@ class Recording:
     backward: bool = False
     """Whether gradients were asked for: ``train``, and the loss depends on something that requires grad."""
     mutated: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Inputs and parameters that the call wrote to, as they are afterwards (unchanged ones are left out)."""
+    """Inputs and parameters that the call wrote to, as they are afterwards; of a training all that it trains, too."""
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     """Buffers, and tensors that modules hold in attributes."""
     gradients: dict[str, torch.Tensor | None] = field(default_factory=dict)
@@ -248,6 +325,10 @@ class Recording:
         for name, kind, item in self.items():
             yield name, kind, item.value
 
+    def values_by_name(self) -> dict[str, Any]:
+        """:meth:`values` without their kinds."""
+        return {name: value for name, _, value in self.values()}
+
     def without(self, parameters: frozenset[str]) -> Recording:
         """What is left if nothing is said of some parameters: no gradient, and not what the call wrote to them."""
         if not parameters:
@@ -265,8 +346,30 @@ class Recording:
     @property
     def all_zero(self) -> bool:
         """Whether every number that was returned is zero, NaN or infinite: such a call proves nothing."""
-        tensors = [item.value for item in self.outputs.values() if isinstance(item.value, torch.Tensor)]
-        return bool(tensors) and not any(has_signal(tensor) for tensor in tensors)
+        tensors = self._output_tensors()
+        return bool(tensors) and not any(map(has_signal, tensors))
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether an output or a gradient is more than zeros.
+
+        A zero among whole numbers, or False, is an answer like any other; floating zeros may just be memory.
+        """
+        if self.signalling_gradients:
+            return True
+        tensors = self._output_tensors()
+        if tensors:
+            return not self.all_zero or any(map(_holds_whole_numbers, tensors))
+        # Of a model that returns no tensor, its Python values are the answer.
+        return any(item.value for item in self.outputs.values())
+
+    @property
+    def signalling_gradients(self) -> int:
+        """How many gradients are neither missing nor all zero, NaN or infinite."""
+        return sum(gradient is not None and has_signal(gradient) for gradient in self.gradients.values())
+
+    def _output_tensors(self) -> list[torch.Tensor]:
+        return [item.value for item in self.outputs.values() if isinstance(item.value, torch.Tensor)]
 
 
 def has_signal(tensor: torch.Tensor) -> bool:
@@ -276,6 +379,10 @@ def has_signal(tensor: torch.Tensor) -> bool:
     if not tensor.numel():
         return False
     return bool((tensor.isfinite() & (tensor != 0)).any())
+
+
+def _holds_whole_numbers(tensor: torch.Tensor) -> bool:
+    return tensor.numel() > 0 and not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def detached_copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -172,8 +172,7 @@ class _Runs(Reference):
         if estimate is None or not self.draws:
             return False
         if self._again is None:
-            again = self._run_with(0.0)
-            self._again = {other: value for other, _, value in again.values()}
+            self._again = self._run_with(0.0).values_by_name()
         return estimate.is_repeated_by(self._again.get(name), self.unit)
 
     def held_tensors(self) -> list[torch.Tensor]:
@@ -191,7 +190,7 @@ class _Runs(Reference):
         if drawn.error is not None and not self.draws:
             self._refused += 1
             return drawn.error
-        values: dict[str, Any] = {name: value for name, _, value in drawn.values()}
+        values = drawn.values_by_name()
         for name in names:
             estimate = self.estimates[name]
             if drawn.error is None:

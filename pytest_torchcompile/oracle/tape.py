@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
-from pytest_torchcompile.oracle.ownership import run_theirs
+from pytest_torchcompile.oracle.recording import run_theirs
 from pytest_torchcompile.state.value_leaves import is_plain
 
 __all__ = ["Key", "Replay", "Rounding", "Tape", "key_of"]
@@ -65,6 +66,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws: list[tuple[str, torch.Tensor]] = []
         self.roundings: dict[Key, Rounding] = {}
+        # A hash of all operators in their order, each with the shapes and plain numbers that it was given.
+        self.operators = hashlib.sha256()
         # Whether the run is known to have written to none of the parameters.
         self.spares_parameters = False
         # The parameters, with the addresses of their memory before the run; and of what operators wrote to.
@@ -84,6 +87,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = run_theirs(func, *args, **(kwargs or {}))
         first = out[0] if isinstance(out, (tuple, list)) and out else out
         about = operator_facts(func)
+        self.operators.update(repr(key_of(about, args)).encode("utf-8", "surrogatepass"))
         for position, name in about.writes.items():
             self._note_written(args[position] if position < len(args) else (kwargs or {}).get(name))
         if _is_real(first):

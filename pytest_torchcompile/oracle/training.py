@@ -20,8 +20,14 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.gauges.replays import step_begins
 from pytest_torchcompile.oracle.leaf_limits import Leaf
-from pytest_torchcompile.oracle.ownership import run_theirs
-from pytest_torchcompile.oracle.recording import Recording, Step, TrainingOutput, detached_copy
+from pytest_torchcompile.oracle.recording import (
+    Recording,
+    Step,
+    TrainingOutput,
+    detached_copy,
+    parameter_moved_by,
+    run_theirs,
+)
 from pytest_torchcompile.oracle.spread import NOT_SPREAD, Spread, average_gradients, losses_of_others
 from pytest_torchcompile.state.value_leaves import dense_form, leaves_of
 
@@ -161,6 +167,10 @@ class Training(torch.nn.Module):
         """Those of the model."""
         return self.model.named_buffers(*args, **kwargs)
 
+    def is_trained(self, name: str, parameter: torch.Tensor) -> bool:
+        """Whether steps move a parameter of this rank, if it gets a gradient."""
+        return parameter.requires_grad and name not in self.spread.names_elsewhere
+
     def forward(self, **batches: Any) -> TrainingOutput:
         """Train on one batch after another; keywords as :func:`steps_of` makes them."""
         ordered: list[Batch] = []
@@ -273,7 +283,12 @@ def learning_rate(module: torch.nn.Module, first: Recording) -> float:
 
 
 def _norm_of(tensors: Iterable[torch.Tensor]) -> float:
-    return math.sqrt(sum(float(t.double().square().sum()) for t in tensors if t.is_floating_point()))
+    squares = 0.0
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            # In float64: of many half precision values a sum of squares would overflow.
+            squares += float(tensor.double().square().sum())
+    return math.sqrt(squares)
 
 
 def no_loss(output: Any, value: Any) -> torch.Tensor:
@@ -282,10 +297,18 @@ def no_loss(output: Any, value: Any) -> torch.Tensor:
 
 
 def rename_leaves(leaves: Iterable[Leaf], steps: int) -> Iterator[Leaf]:
-    """Leaves of a training: what a call has left behind, it has left after all steps. Its own loss says nothing."""
+    """Leaves of a training: what a call has left behind, it has left after all steps. Its own loss says nothing.
+
+    A parameter is as far off as the gradients that moved it: of one of nothing but noise its steps are noise too.
+    """
+    leaves = list(leaves)
+    noise = {parameter_moved_by(leaf.name) for leaf in leaves if not leaf.decided}
     for leaf in leaves:
         if leaf.name == "loss":
             continue
         if leaf.name.endswith(_AFTER_CALL):
-            leaf = replace(leaf, name=f"{leaf.name.removesuffix(_AFTER_CALL)} after {steps} steps")
+            name = leaf.name.removesuffix(_AFTER_CALL)
+            leaf = replace(leaf, name=f"{name} after {steps} steps")
+            if name in noise and leaf.numerical:
+                leaf = replace(leaf, moved_by_noise=True)
         yield leaf

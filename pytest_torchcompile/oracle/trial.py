@@ -1,6 +1,4 @@
-"""Trial: one program run eagerly and compiled, call by call, and everything compared. A cell of a matrix is one,
-and so is :func:`~pytest_torchcompile.compare`.
-"""
+"""Trial: one program run eagerly and compiled, call by call, all compared: a cell of a matrix, or ``compare()``."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -19,7 +17,6 @@ import torch
 from pytest_torchcompile.backends import promised
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import TorchcompileError
-from pytest_torchcompile.gauges import coverage
 from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.ledger.records import Text
@@ -38,9 +35,9 @@ from pytest_torchcompile.oracle.discrepancies import headline
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.held import HeldName, held_leaves
 from pytest_torchcompile.oracle.leaf_limits import Leaf
-from pytest_torchcompile.oracle.other_draws import begin_in_evaluation, judge_other_draws
+from pytest_torchcompile.oracle.properties import labels_with_other_draws
 from pytest_torchcompile.oracle.recorder import record
-from pytest_torchcompile.oracle.recording import Fault, Recording, has_signal
+from pytest_torchcompile.oracle.recording import Fault, Recording
 from pytest_torchcompile.oracle.reference_runs import reference
 from pytest_torchcompile.oracle.spread import Spread
 from pytest_torchcompile.oracle.tape import Tape
@@ -112,8 +109,7 @@ class Trial:
         self.loss, self.train, self.steps = self.options.loss, self.options.train, self.options.steps
         self.seed, self.unit, self.root = self.options.seed, self.options.unit, self.options.root
         self.compared = self.options.compared
-        # How the model is wrapped, for what is said of it.
-        self.wrapping = "none"
+        self.wrapping = "none"  # how the model is wrapped, for what is said of it
         # Runs the model as one process does, where the sides are spread over ranks.
         self._one_process: Side | None = None
         # Graphs and generated code, where they are kept.
@@ -121,23 +117,20 @@ class Trial:
         self.seconds: dict[str, float] = {}
         self.compiled = Compiled()
         self.passed: list[Passed] = []
-        # What was compared in the calls, each with its label.
+        # What was compared in the calls, and in the training, each with its label.
         self.leaves: list[tuple[str, Leaf]] = []
-        # What was compared in the training.
         self.trained: list[tuple[str, Leaf]] = []
         self.options.references.make_room(memory_behind(self.calls))
-        self._tapes: dict[Hashable, Tape] = {}
+        self.tapes: dict[Hashable, Tape] = {}
         self._variants = Variants(pristine)
         # The compiled side, from the beginning of the run on: a check may go on with what was compiled.
         self.side: Side | None = None
         # Settings of torch that the model changes, eagerly too; they were put back.
         self.leaks: list[str] = []
-        # Learning rate of the training; 0: there is nothing to train.
-        self.rate = 0.0
-        tensors = (tensor for call in self.calls for tensor in call.batch.tensors())
+        self.rate = 0.0  # of the training; 0: there is nothing to train
         # Do CUDA graphs run? Each call then writes to the memory of the one before, as torch documents: what is kept
         # of a call is a copy, and outputs that somebody holds are not looked at again.
-        self.replayed = promised(settings) and any(tensor.is_cuda for tensor in tensors)
+        self.replayed = promised(settings) and any(call.batch.is_on_cuda for call in self.calls)
 
     def run(self) -> None:
         """Run everything on both sides and compare. Raises EagerRaised; see ``may_raise``."""
@@ -147,28 +140,33 @@ class Trial:
             if self.options.one_process is not None:
                 self._one_process = self.options.one_process()
         self.side = compiled
-        with observe(root=self.root, keep_texts=self.options.keep_texts) as ledger:
+        instrument = self.options.instrument or nullcontext
+        with observe(root=self.root, keep_texts=self.options.keep_texts) as ledger, instrument(ledger):
+            self.texts = ledger.texts
             self._run_calls(eager, compiled, ledger)
             if self.steps > 1 and self.train and self.rate and self.compiled.error is None:
                 self._run_training(eager, compiled, ledger)
             if self.options.covered and self.compiled.error is None:
                 with self.phase("coverage"):
                     self.compiled.error = self._cover_calls(eager, compiled, ledger)
-        self.compiled.seen, self.texts = _name_from_root(ledger.to_dict(), self.root), ledger.texts
-        judge_other_draws(self, eager, compiled)
+        self.compiled.seen = _name_from_root(ledger.to_dict(), self.root)
+        if labels_with_other_draws([*self.leaves, *self.trained]):
+            # Rare: only then the statistics of random numbers are loaded.
+            from pytest_torchcompile.oracle.other_draws import judge_other_draws
+
+            judge_other_draws(self, eager, compiled)
 
     def again(self, settings: dict[str, Any]) -> Trial:
         """The same trial, not yet run, with other settings of ``torch.compile``."""
-        options = replace(self.options, covered=False, keep_texts=False)
-        return Trial(self.make, self.pristine, settings, self.calls, options)
+        return Trial(self.make, self.pristine, settings, self.calls, self.options.unwatched())
 
     def in_evaluation(self) -> Trial:
         """The same trial, not yet run, of the model in evaluation; one pass over the calls."""
         def make(settings: dict[str, Any] | None) -> Side:
-            return begin_in_evaluation(self.make(settings))
+            return self.make(settings).begin_in_evaluation()
 
         key = (*self.options.key, "evaluation")
-        options = replace(self.options, covered=False, keep_texts=False, passes=1, in_evaluation=False, key=key)
+        options = replace(self.options.unwatched(), passes=1, in_evaluation=False, key=key)
         return Trial(make, copy_model(self.pristine).eval(), self.settings, self.calls, options)
 
     @contextmanager
@@ -227,7 +225,7 @@ class Trial:
     def _check_eager(self, call: Call, eager: Recording) -> None:
         """Raise EagerRaised for what the model raises, where it must not; and what is our own mistake, as it is."""
         if eager.error is not None:
-            _raise_own_mistake(eager.error)
+            eager.error.raise_own_mistake()
             if not self.options.may_raise:
                 raise EagerRaised(call.label, eager.error)
 
@@ -235,12 +233,23 @@ class Trial:
         call = done.call
 
         def expected() -> Reference:
-            return self._call_reference(call)
+            return self.call_reference(call)
 
         if done.one_process is not None:
             one_process = done.one_process.without(spread.names_elsewhere)
             self.leaves += self._beside_one_process(call.label, one_process, done.recording, expected)
-        self.leaves += _labelled(call.label, compare(done.recording, compiled, expected))
+        leaves = self._compare(done.recording, compiled, expected, (call.index, call.other), call.batch_of_all)
+        self.leaves += _labelled(call.label, leaves)
+
+    def _compare(self, eager: Recording, compiled: Recording, expected: Callable[[], Reference], key: Hashable,
+                 batch: Batch) -> list[Leaf]:
+        """Compare two recordings, unless one process has compared the very same before. ``key``: of their tape."""
+        if self.options.known is None or self._one_process is not None:
+            return compare(eager, compiled, expected)
+        from pytest_torchcompile.oracle.known_comparisons import Basis, compare_known
+
+        return compare_known(self.options.known, eager, compiled, expected,
+                             Basis(repr(key), self.texts, self.pristine, self.tapes[key], batch.value))
 
     @staticmethod
     def _beside_one_process(label: str, one_process: Recording, ranks: Recording,
@@ -265,18 +274,19 @@ class Trial:
 
     def _new_tape(self, key: Hashable) -> Tape | None:
         """A tape for what runs for the first time."""
-        if key in self._tapes:
+        if key in self.tapes:
             return None
-        self._tapes[key] = Tape()
-        return self._tapes[key]
+        self.tapes[key] = Tape()
+        return self.tapes[key]
 
-    def _call_reference(self, call: Call) -> Reference:
+    def call_reference(self, call: Call) -> Reference:
+        """What is expected of a call that was run eagerly before."""
         key = (call.index, call.other)
 
         def make() -> Reference:
             variant = self._variants.for_call(call)
             return reference(variant.model, call.batch_of_all, loss=self.loss, train=call.trains(self.train),
-                             seed=self.seed + call.index, tape=self._tapes[key], unit=self.unit, draw=False,
+                             seed=self.seed + call.index, tape=self.tapes[key], unit=self.unit, draw=False,
                              kept=variant.wide)
 
         with self.phase("reference"):
@@ -307,7 +317,7 @@ class Trial:
                 recording = train(eager, self._new_tape(label))
             errors = [recording.error, None if one_process is None else one_process.error]
             for error in filter(None, errors):
-                _raise_own_mistake(error)
+                error.raise_own_mistake()
             # What eager raises here is no problem of the compiled side: there is nothing to compare.
             if any(errors):
                 return
@@ -323,8 +333,8 @@ class Trial:
             if one_process is not None:
                 for about, leaf in self._beside_one_process(label, one_process, recording, expected):
                     self.trained += _labelled(about, rename_leaves([leaf], self.steps))
-            leaves = rename_leaves(compare(recording, compiled_recording, expected), self.steps)
-            self.trained += _labelled(label, leaves)
+            leaves = self._compare(recording, compiled_recording, expected, label, all_replicas)
+            self.trained += _labelled(label, rename_leaves(leaves, self.steps))
 
     def _accumulates(self, side: Side) -> bool:
         """Whether the last step of a training adds to the gradients of the step before.
@@ -337,7 +347,7 @@ class Trial:
         training = Training(self.pristine, None, self.loss, self.rate, accumulated=accumulated)
 
         def make() -> Reference:
-            return reference(training, batch, loss=no_loss, seed=self.seed, tape=self._tapes[label], unit=self.unit,
+            return reference(training, batch, loss=no_loss, seed=self.seed, tape=self.tapes[label], unit=self.unit,
                              draw=False, kept={})
 
         with self.phase("reference"):
@@ -352,10 +362,13 @@ class Trial:
 
     def _cover_call(self, eager: Side, compiled: Side, call: Call) -> Fault | None:
         """Measure the coverage of a call; returns what it raised."""
+        # A cell asks for it, compare() never does: who reviews that need not read torch's profiler too.
+        from pytest_torchcompile.gauges.coverage import measure_coverage
+
         torch.manual_seed(self.seed + call.index)
         try:
             with torch.set_grad_enabled(self.train):
-                measured = coverage.measure_coverage(eager.prepare_forward(call), compiled.prepare_forward(call))
+                measured = measure_coverage(eager.prepare_forward(call), compiled.prepare_forward(call))
         except TorchcompileError:
             raise
         except Exception as error:
@@ -370,14 +383,8 @@ def _labelled(label: str, leaves: Iterable[Leaf]) -> list[tuple[str, Leaf]]:
 
 def _passed_call(done: _EagerCall, compiled: Recording, graphs: int) -> Passed:
     eager = done.recording
-    gradients = sum(has_signal(gradient) for gradient in eager.gradients.values() if gradient is not None)
-    return Passed(done.call, eager.error is not None, graphs, compiled.all_zero, eager.all_zero, gradients)
-
-
-def _raise_own_mistake(error: Fault) -> None:
-    """Raise what our own code had raised: nothing is known of the model then."""
-    if error.ours and error.exception is not None:
-        raise error.exception
+    return Passed(done.call, eager.error is not None, graphs, compiled.all_zero, eager.all_zero,
+                  eager.signalling_gradients)
 
 
 def _name_from_root(seen: dict[str, Any], root: Path | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.page.expectations import plan_section
+from pytest_torchcompile.page.kernel_tables import kernels_section
 from pytest_torchcompile.page.ledger_tables import compiles_section, eager_frames_section, graph_breaks_section
 from pytest_torchcompile.page.markup import (
     ROWS,
@@ -30,11 +31,12 @@ from pytest_torchcompile.page.markup import (
     tag,
 )
 from pytest_torchcompile.page.past_runs import label_of_run
-from pytest_torchcompile.quantity import readable_age, readable_seconds
+from pytest_torchcompile.page.roofline_figure import step_roofline
+from pytest_torchcompile.quantity import count, readable_age, readable_seconds
 from pytest_torchcompile.report.causes import effect_of, first_with_problem, root_check
-from pytest_torchcompile.report.facts import Compared, Facts, Generated, Verdict
+from pytest_torchcompile.report.facts import Compared, Facts, Verdict
 
-__all__ = ["article", "benchmark_section", "kernels_section", "numbers_section", "times_section"]
+__all__ = ["article", "benchmark_section", "numbers_section", "times_section"]
 
 _HAVE_TABLES: Final = frozenset({"compiles", "graph_breaks", "recompiles", "kernels", "worth", "benchmark"})
 """Sections that an article has a table for, as it has for those that compare; others are shown as they are."""
@@ -44,16 +46,20 @@ _LANES: Final = {
 }
 
 
-def article(facts: Facts, command: str, source: str = "", before: Child = None) -> Html:
+def article(facts: Facts, command: str, source: str = "", before: Child = None,
+            listed: dict[Html, str] | None = None) -> Html:
     """One cell.
 
     :param command: the command that runs it again.
     :param source: address of a source file, with ``{file}`` and ``{line}``; empty: places are no links.
     :param before: what the baseline says of the cell.
+    :param listed: lists of kernels that the page has, as :func:`kernels_section` takes them: many cells have the same.
     """
+    listed = {} if listed is None else listed
     parts = [_checks_section(facts, source), again(command), plan_section(facts),
              *_ledger_tables(facts, source), *_other_ranks(facts, source), numbers_section(facts),
-             kernels_section(facts, source), times_section(facts), benchmark_section(facts), _other_sections(facts)]
+             kernels_section(facts, source, listed), times_section(facts), benchmark_section(facts),
+             _other_sections(facts)]
     return tag(
         "article", _article_head(facts, before), parts,
         tag("p", tag("a", "back to the findings", href="#overview"), class_="close"),
@@ -81,6 +87,10 @@ def _reused_note(facts: Facts) -> Html | None:
     age = readable_age(origin["age"])
     text = f"it was not run again. Its result is {age} old, of the run of {run}{changed}; " \
            "nothing that it rests on has changed since."
+    if "comparisons" in origin:
+        calls = count(origin["comparisons"], "comparison of its calls is", "comparisons of its calls are")
+        text = f"it was compiled and run, to the same code and the same values as in the run of {run}{changed}, " \
+               f"{age} ago. {calls} of that run."
     return tag("p", tag("b", "Reused: "), text, class_="reused-note")
 
 
@@ -111,9 +121,12 @@ def _checks_section(facts: Facts, source: str) -> Html:
             said = tag("p", f"the same as {before.check}")
         items.append(tag("li", badge(verdict.verdict), " ", tag("b", verdict.check), said))
         before = verdict
-    if quiet:
-        badges = [join(badge(verdict.verdict), f" {verdict.check}  ") for verdict in quiet]
-        items.append(tag("li", badges, class_="quiet"))
+    # One badge for all checks that have nothing to say and the same verdict.
+    by_verdict: dict[str, list[str]] = {}
+    for verdict in quiet:
+        by_verdict.setdefault(verdict.verdict, []).append(verdict.check)
+    for name, checks in by_verdict.items():
+        items.append(tag("li", badge(name), f" {', '.join(checks)}", class_="quiet"))
     return section("Checks", tag("ul", items, class_="checks"))
 
 
@@ -212,41 +225,6 @@ def _value_text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def kernels_section(facts: Facts, source: str) -> Html | None:
-    """What each generated graph calls."""
-    graphs = facts.generated
-    if not graphs:
-        return None
-    tables = [_kernels_table(graph, source) for graph in graphs[:ROWS]]
-    return section("Generated kernels", tables, more_note(len(graphs)))
-
-
-def _kernels_table(graph: Generated, source: str) -> Html:
-    rows = []
-    for kernel in graph.generated[:ROWS]:
-        lines = join(_source_line(line, source) for line in kernel.lines)
-        rows.append(_kernel_row(kernel.name, ", ".join(kernel.ops), kernel.calls, lines))
-    for name, calls in graph.library.items():
-        rows.append(_kernel_row(name, "library", calls))
-    for name, calls in graph.fallbacks.items():
-        rows.append(_kernel_row(name, "not generated", calls))
-    return tag("table", tag("caption", f"graph {graph.compile_id}, {graph.stage}"),
-               columns("kernel", "operators", "calls", "lines"), tag("tbody", rows), class_="kernels")  # fmt: skip
-
-
-def _kernel_row(name: str, operators: str, calls: float, lines: Html | None = None) -> Html:
-    return tag("tr", tag("td", tag("code", name)), tag("td", operators), tag("td", f"{calls:g}", class_="number"),
-               tag("td", lines))  # fmt: skip
-
-
-def _source_line(line: str, source: str) -> Html:
-    file, _, number = line.rpartition(":")
-    # `isdigit` alone takes superscripts too, and `int` refuses a number of thousands of digits.
-    if file and number.isascii() and number.isdigit() and len(number) < 9:
-        return join(place(file, int(number), source), " ")
-    return join(tag("code", line), " ")
-
-
 def times_section(facts: Facts) -> Html | None:
     """Wall seconds of the cell by phase, and of all its compiles by stage."""
     if not facts.seconds:
@@ -271,4 +249,4 @@ def benchmark_section(facts: Facts) -> Html | None:
     text = (facts.section("worth") or facts.section("benchmark")).get("text")
     if not text or not isinstance(text, str):
         return None
-    return section("Eager and compiled side by side", tag("pre", text))
+    return section("Eager and compiled side by side", tag("pre", text), step_roofline(facts.section("worth")))

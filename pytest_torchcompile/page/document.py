@@ -26,6 +26,7 @@ from pytest_torchcompile.gate.gate import GateOutcome, gate
 from pytest_torchcompile.gate.policyfile import read_policy
 from pytest_torchcompile.page.article import article
 from pytest_torchcompile.page.baseline_comparison import compare_cells, tell_news
+from pytest_torchcompile.page.code_section import code_section
 from pytest_torchcompile.page.controls import controls, measure_cells
 from pytest_torchcompile.page.heatmap import DENSE, FAILING, WIDTH, HeatMap, map_table, square_class
 from pytest_torchcompile.page.markup import VERDICT_STYLES, Html, anchor, data, style_rules, tag
@@ -36,6 +37,7 @@ from pytest_torchcompile.page.shell import shell, themed
 from pytest_torchcompile.page.svg import svg
 from pytest_torchcompile.page.trend import trend_section
 from pytest_torchcompile.quantity import count
+from pytest_torchcompile.report.code_changes import CodeStore, store_of
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.merging import Merged, merge_reports
 from pytest_torchcompile.report.reading import Report, read_report
@@ -57,7 +59,9 @@ def run_command(given: argparse.Namespace) -> int:
     policy = None if given.policy is None else read_policy(given.policy)
     outcome = gate(reports, policy, baseline)
     before = merge_reports(baseline) if baseline else None
-    write_output(given.output, page(outcome, before, source=source, history=history), force=given.force)
+    stores = (store_of(given.baseline[0]), store_of(given.reports[0])) if baseline else None
+    text = page(outcome, before, source=source, history=history, stores=stores)
+    write_output(given.output, text, force=given.force)
     if given.svg is not None:
         write_output(given.svg, svg(outcome), force=given.force)
     print(sentence(outcome))
@@ -87,13 +91,14 @@ def _source_address(given: str | None) -> str:
 
 
 def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = "",
-         history: History | None = None) -> str:
+         history: History | None = None, stores: tuple[CodeStore, CodeStore] | None = None) -> str:
     """The page of a run.
 
     :param outcome: the run, and what the gate says of it.
     :param before: an earlier run that it is compared with.
     :param source: address of a source file, with ``{file}`` and ``{line}``, for links to the user's lines.
     :param history: earlier runs, with this one as the last.
+    :param stores: where the generated code of the earlier run and of this one is kept.
     """
     history = (history or History()).judged_again(outcome.cells)
     heat, comparison = HeatMap(outcome.facts), compare_cells(outcome, before)
@@ -102,9 +107,10 @@ def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = ""
     # By the index of a finding: its button shows only its cells.
     groups = [finding.cells for finding in outcome.findings]
     articles = []
+    listed: dict[Html, str] = {}
     for cell in heat.cells:
         command = _command_again(outcome.merged, cell.id)
-        articles.append(tag("noscript", article(cell, command, source, comparison.note_on(cell.id))))
+        articles.append(tag("noscript", article(cell, command, source, comparison.note_on(cell.id), listed)))
     return shell(
         f"{sentence(outcome)} · {NAME}", themed(_file_text("page.css"), style_rules()), Html(_file_text("page.js")),
         masthead(outcome, sorted_findings, news),
@@ -114,7 +120,8 @@ def page(outcome: GateOutcome, before: Merged | None = None, *, source: str = ""
                 class_="pane side", id="side", aria_label="Findings, or the open cell"),
             tag("section", trend_section(history), tag("h2", _map_title(heat)),
                 controls(heat.cells, numbers, marks), tag("div", map_table(heat, marks), class_="scroll"),
-                tests_section(outcome, source), run_section(outcome, heat),
+                tests_section(outcome, source), code_section(outcome.merged, before, stores),
+                run_section(outcome, heat),
                 class_="pane", aria_label="Map of the cells"),
         ),
         tag("script", data(_script_data(heat, numbers, marks, groups)), type="application/json", id="data"),

@@ -8,7 +8,7 @@ from typing import Final
 from pytest_torchcompile.ledger.explain import recompile_advice
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, GraphBreak
 from pytest_torchcompile.page.markup import ROWS, Child, Html, columns, cut, hint, join, more_note, place, section, tag
-from pytest_torchcompile.quantity import count, readable_seconds
+from pytest_torchcompile.quantity import count, listed_counts, readable_seconds
 from pytest_torchcompile.report.facts import Facts
 
 __all__ = ["compiles_section", "eager_frames_section", "graph_breaks_section"]
@@ -72,8 +72,7 @@ def compiles_section(facts: Facts, source: str) -> Html | None:
 
 
 def _stage_key(stage: str) -> Html:
-    swatch = tag("rect", width=8, height=8, class_=stage)
-    return join(tag("svg", swatch, viewBox="0 0 8 8", class_="key", aria_hidden="true"), f" {stage}  ")
+    return join(tag("i", class_=f"key {stage}"), f" {stage}  ")
 
 
 def _summary(facts: Facts) -> str:
@@ -86,7 +85,7 @@ def _summary(facts: Facts) -> str:
         # In the order in which they were first given.
         answers.update(compiled.caches)
     if answers:
-        parts.append("caches: " + ", ".join(f"{number} {answer}" for answer, number in answers.items()))
+        parts.append(f"caches: {listed_counts(answers)}")
     return "; ".join(parts)
 
 
@@ -115,16 +114,19 @@ def _recompile_row(compiled: Compile, advised: set[str]) -> Html:
 
 
 def _stages_bar(compiled: Compile, longest: float) -> Html:
-    """Stages of one compile as lengths, of 60 units for the longest compile of the cell."""
-    rects, start = [], 0.0
+    """Stages of one compile as lengths, of 60 units for the longest compile of the cell.
+
+    A page has thousands of bars: each is written as briefly as can be, and its title is its name for screen readers.
+    """
+    lines, start = [], 0.0
     for stage in STAGES:
         width = 60 * compiled.seconds_in.get(stage, 0.0) / longest if longest > 0 else 0.0
         # A report may claim a stage longer than the longest compile; it gets no bar.
         if 0 < width <= 60:
-            rects.append(tag("rect", x=f"{start:.1f}", y=0, width=f"{width:.1f}", height=8, class_=stage))
+            lines.append(tag("path", class_=stage, d=f"M{start:.1f} 4h{width:.1f}"))
             start += width
     title = ", ".join(f"{stage} {readable_seconds(value)}" for stage, value in compiled.seconds_in.items())
-    return tag("svg", tag("title", title), rects, viewBox="0 0 60 8", role="img", aria_label=title, class_="bar")
+    return tag("svg", tag("title", title), lines, viewBox="0 0 60 8", role="img", class_="bar")
 
 
 def eager_frames_section(facts: Facts, source: str) -> Html | None:

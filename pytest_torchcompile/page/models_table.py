@@ -5,6 +5,7 @@ A row is a model under one backend: what every phase came to, where graphs break
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import Final
@@ -60,10 +61,17 @@ def _columns_of_model(model: str, backend: str, cells: list[Facts]) -> Iterator[
     """In the order of :data:`HEAD`."""
     yield escape_line(model)
     yield escape_line(backend)
-    yield "<br>".join(escape_line(_verdict_of_phase(facts)) for facts in cells)
+    yield "<br>".join(map(escape_line, _verdicts_of_phases(cells)))
     yield _places_of_breaks(cells)
     yield _largest_metric("recompiles", cells, "{:.0f}")
     yield f"{sum(float(facts.cell.get('seconds') or 0) for facts in cells):.0f}"
+
+
+def _verdicts_of_phases(cells: Iterable[Facts]) -> Iterator[str]:
+    """What is the same in several cells, which differ in other axes, stands once with their number."""
+    counts = Counter(map(_verdict_of_phase, cells))
+    for text, number in counts.items():
+        yield text if number == 1 else f"{text}, {number} times"
 
 
 def _verdict_of_phase(facts: Facts) -> str:

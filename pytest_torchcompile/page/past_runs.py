@@ -17,6 +17,7 @@ from pytest_torchcompile.gate.judged import BAD, JudgedCell
 from pytest_torchcompile.gate.policy_limits import cache_answers, worst_rank
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.facts import Facts, as_number
+from pytest_torchcompile.report.flakes import key_of_cell
 from pytest_torchcompile.report.kept_runs import RUNS
 from pytest_torchcompile.report.merging import ONE_RUN, Merged, merge_reports
 from pytest_torchcompile.report.reading import Report, read_report
@@ -46,9 +47,15 @@ class PastRun:
     axes: dict[str, dict[str, str]] = field(default_factory=dict)
     red: dict[str, frozenset[str]] = field(default_factory=dict)
     """Cell to the checks that do not hold in it."""
+    verdicts: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Cell to the verdict of each check."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """Cell to the key of what its verdicts rest on; empty where too little is known."""
     speedups: dict[str, float] = field(default_factory=dict)
     compile_seconds: dict[str, float] = field(default_factory=dict)
     """Of cells that no compile cache answered for: with its answers a compile is another thing."""
+    matrix_path: str = ""
+    """The matrix as the run was given it; :attr:`matrix` is the name of its file."""
 
     @property
     def label(self) -> str:
@@ -224,11 +231,13 @@ def shorten_run(merged: Merged) -> PastRun:
     """What a trend needs of a run."""
     started = min(map(_started, merged.reports))
     run = PastRun(tuple(report.name for report in merged.reports), started, merged.git, merged.environment,
-                  PurePath(merged.matrix["path"].replace("\\", "/")).name)
+                  PurePath(merged.matrix["path"].replace("\\", "/")).name, matrix_path=merged.matrix["path"])
     for name, cell in merged.cells.items():
         facts = Facts(cell)
         run.statuses[name], run.axes[name] = facts.status, facts.axes
         run.red[name] = frozenset(verdict.check for verdict in facts.verdicts if verdict.verdict in BAD)
+        run.verdicts[name] = {verdict.check: verdict.verdict for verdict in facts.verdicts}
+        run.keys[name] = key_of_cell(cell, merged.reports[0].block["run"], merged.environment)
         speedup = as_number(worst_rank(facts.ranks, "speedup"))
         if speedup is not None:
             run.speedups[name] = speedup

@@ -13,7 +13,7 @@ from pytest_torchcompile.gate.judged import BAD
 from pytest_torchcompile.observation import VERDICTS
 from pytest_torchcompile.page.markup import ROWS, VERDICT_STYLES, Html, columns, join, link, more_note, tag
 from pytest_torchcompile.page.past_runs import History, PastRun, commit_in_words, day_in_words
-from pytest_torchcompile.quantity import count, first_names, readable_seconds
+from pytest_torchcompile.quantity import count, first_names, listed_counts, readable_seconds
 
 __all__ = ["trend_section"]
 
@@ -218,7 +218,7 @@ def _runs_table(runs: Sequence[PastRun]) -> Html:
         run = runs[index]
         changes = run.software_changes(runs[index - 1]) if index else []
         counts = Counter(run.statuses.values())
-        verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
+        verdicts = listed_counts(counts, VERDICTS)
         rows.append(tag("tr", tag("td", day_in_words(run.started), class_="number"),
                         tag("td", commit_in_words(run.git), tag("p", ", ".join(run.paths), class_="quiet")),
                         tag("td", run.environment.get("torch") or "not told", [tag("p", text) for text in changes]),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import difflib
 import keyword
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import yaml
 
-from pytest_torchcompile.backends import BACKENDS, NOT_ALONE, installed
+from pytest_torchcompile.backends import BACKENDS, NOT_ALONE, PASS_NAMES, TABLES, installed
 from pytest_torchcompile.cell import AXES, DEVICES, DYNAMIC, Scalar, id_word
 from pytest_torchcompile.errors import nearest
 from pytest_torchcompile.plan.models import ModelEntry
@@ -21,7 +21,7 @@ from pytest_torchcompile.plan.targets import Targets
 from pytest_torchcompile.wrappers import WRAPPERS
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
-__all__ = ["DEVICE", "Axes", "read_axes", "value_key"]
+__all__ = ["DEVICE", "Axes", "read_axes", "value_key", "value_keys"]
 
 Axes = dict[str, tuple[Scalar, ...]]
 """The values of every axis: first those that the package knows, then the user's, by name."""
@@ -34,6 +34,11 @@ _TORCH_WORDS: Final = {"true": "dynamic", "false": "static", "null": "auto", "no
 def value_key(value: Scalar) -> tuple[str, Scalar]:
     """A key that tells 1, 1.0 and true apart, which are equal in Python."""
     return type(value).__name__, value
+
+
+def value_keys(values: Iterable[Scalar]) -> set[tuple[str, Scalar]]:
+    """The keys of several values."""
+    return set(map(value_key, values))
 
 
 def read_axes(reader: Reader, node: yaml.Node | None, models: Mapping[str, ModelEntry],
@@ -69,7 +74,7 @@ def _every_value(usual: Axes, axes_of: Mapping[str, Axes]) -> Axes:
     for axes in axes_of.values():
         for name, values in axes.items():
             known = every.get(name, ())
-            keys = {value_key(value) for value in known}
+            keys = value_keys(known)
             every[name] = known + tuple(value for value in values if value_key(value) not in keys)
     return _in_order(every)
 
@@ -163,6 +168,10 @@ class _AxisValues:
             mistake = self._wrapper_mistake(text)
         elif axis == "backend":
             mistake = self._backend_mistake(text)
+        elif axis == "passes":
+            mistake = self._passes_mistake(text)
+        elif axis == "decompositions" and text != "default":
+            mistake = self._named_or_target_mistake("decompositions", text, TABLES)
         if mistake:
             self.reader.wrong(node, mistake)
             return MISSING
@@ -198,6 +207,23 @@ class _AxisValues:
         if name in known:
             return None
         return f"{name!r} is not a backend, nor module:attribute; {nearest(name, known)}"
+
+    def _passes_mistake(self, text: str) -> str | None:
+        if text == "none":
+            return None
+        for word in text.split(","):
+            # What stands before the sign is the graph that it is for.
+            mistake = self._named_or_target_mistake("passes", word.rpartition("=")[2].strip(), PASS_NAMES)
+            if mistake is not None:
+                return mistake
+        return None
+
+    def _named_or_target_mistake(self, axis: str, name: str, known: tuple[str, ...]) -> str | None:
+        if ":" in name:
+            return self._target_mistake(axis, name)
+        if name in known:
+            return None
+        return f"{axis}: {name!r} is neither a name nor module:attribute; {nearest(name, known)}"
 
     def _target_mistake(self, axis: str, target: str) -> str | None:
         mistake = self.targets.mistake(target)

@@ -10,7 +10,7 @@ from typing import Final
 
 from pytest_torchcompile.cell import AXES, Cell, Scalar
 from pytest_torchcompile.checks import default_limits
-from pytest_torchcompile.plan.axes import Axes, value_key
+from pytest_torchcompile.plan.axes import Axes, value_key, value_keys
 from pytest_torchcompile.plan.rules import OUTCOMES, Rule
 from pytest_torchcompile.wrappers import limits_of
 
@@ -178,7 +178,7 @@ def _allowed_numbers(select: Mapping[str, tuple[Scalar, ...]], axes: Axes) -> li
     conditions = []
     for column, (axis, values) in enumerate(axes.items()):
         if axis in select:
-            wanted = {value_key(value) for value in select[axis]}
+            wanted = value_keys(select[axis])
             allowed = frozenset(number for number, value in enumerate(values) if value_key(value) in wanted)
             conditions.append(_AllowedNumbers(column, allowed))
     return conditions

@@ -10,12 +10,13 @@ from itertools import product
 from typing import Any, Final
 
 from pytest_torchcompile.backends import BACKENDS, NOT_ALONE, installed
-from pytest_torchcompile.cell import DYNAMIC, MODES, Cell, id_word
+from pytest_torchcompile.cell import CAPTURES, DYNAMIC, MODES, Cell, id_word
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.layer.config import BucketConfig
 from pytest_torchcompile.wrappers import WRAPPERS
 
-__all__ = ["READERS", "Combination", "MarkerLimits", "read_bucket_sizes", "read_combinations", "read_limits"]
+__all__ = ["READERS", "Combination", "MarkerLimits", "PassChoice", "read_bucket_sizes", "read_combinations",
+           "read_limits", "read_pass_choice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,38 @@ def read_bucket_sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple
         raise UsageError(str(error)) from None
 
 
-READERS: Final = {"compile_modes": read_combinations, "compile_limits": read_limits, "shape_buckets": read_bucket_sizes}
+@dataclass(frozen=True, slots=True)
+class PassChoice:
+    """What the fixture ``graph_pass`` judges."""
+
+    passes: tuple[Any, ...] = ()
+    """Functions, ``module:function`` or names, in their order."""
+    capture: str = "joint"
+    decompositions: Any = None
+
+
+def read_pass_choice(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> PassChoice:
+    """Read ``graph_passes([pass, ...], capture="joint", decompositions=None)``; the list may be left out.
+
+    But not around a lone function: pytest takes that for the test that is marked.
+    """
+    if len(args) == 1 and isinstance(args[0], (list, tuple)):
+        args = tuple(args[0])
+    _refuse_unknown(kwargs, ("capture", "decompositions"))
+    for each in args:
+        if not callable(each) and not isinstance(each, str):
+            raise UsageError(f"{each!r} is no pass; expected a function, 'module:function' or a name such as "
+                             "'dead_code'")
+    capture = kwargs.get("capture", "joint")
+    if capture not in CAPTURES:
+        raise UsageError(f"unknown capture {capture!r}; {nearest(str(capture), CAPTURES)}")
+    if not args and not kwargs:
+        raise UsageError("names no pass; expected graph_passes([my_pass]), with one pass or more")
+    return PassChoice(args, **kwargs)
+
+
+READERS: Final = {"compile_modes": read_combinations, "compile_limits": read_limits, "shape_buckets": read_bucket_sizes,
+                  "graph_passes": read_pass_choice}
 """Marker to the function that reads its arguments."""
 
 

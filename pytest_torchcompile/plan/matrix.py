@@ -72,6 +72,11 @@ class Matrix:
     fuzz_seconds: float | None = None
     """Seconds that fuzzing one cell may take; None: the matrix does not say."""
 
+    @property
+    def cell_ids(self) -> list[str]:
+        """The names of the cells, in their order."""
+        return [planned.cell.id for planned in self.cells]
+
     def checks_of(self, planned: PlannedCell, asked: Sequence[str] = ()) -> list[str]:
         """The checks that have something to judge in the cell: of those a run asks for, else of the matrix' own.
 

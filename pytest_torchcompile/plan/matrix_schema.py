@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from pytest_torchcompile.backends import BACKENDS, installed
+from pytest_torchcompile.backends import BACKENDS, TABLES, installed
 from pytest_torchcompile.cell import AXES
 from pytest_torchcompile.checks import CHECKS, LIMITS, Limit
 from pytest_torchcompile.plan import matrix, models, rules, selection
@@ -92,6 +92,8 @@ def _axis_values() -> dict[str, Schema]:
         "backend": {"anyOf": [{"enum": sorted({*BACKENDS, *installed()})}, _TARGET]},
         "wrapper": {"anyOf": [{"enum": list(WRAPPERS)}, {"type": "string", "pattern": _wrapper_pattern()}]},
         "device": {"type": "string", "pattern": f"^{DEVICE}$"},
+        "decompositions": {"anyOf": [{"enum": ["default", *TABLES]}, _TARGET]},
+        "passes": {"type": "string", "minLength": 1},
     }
     for name, axis in AXES.items():
         if axis.values is not None:
@@ -104,9 +106,12 @@ _VERSION: Final = r" *(===?|~=|!=|[<>]=?) *[0-9][0-9A-Za-z.*+!-]* *"
 
 
 def _wrapper_pattern() -> str:
-    """A name or target, its compile order and its ranks (:mod:`pytest_torchcompile.wrappers.wrapping`)."""
+    """A name or target, its compile order or dtype, and its ranks (:mod:`pytest_torchcompile.wrappers.wrapping`)."""
     names = "|".join([*map(re.escape, WRAPPERS), _TARGET["pattern"].strip("^$")])
-    return rf"^({names})(@({'|'.join(ORDERS)}))?(\*(fake)?[1-9]\d*)?$"
+    after = {*ORDERS}
+    for entry in WRAPPERS.values():
+        after |= {*entry.dtypes}
+    return rf"^({names})(@({'|'.join(sorted(after))}))?(\*(fake)?[1-9]\d*)?$"
 
 
 def _axes_schema() -> Schema:

@@ -13,7 +13,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from pytest_torchcompile.cell import Scalar
 from pytest_torchcompile.checks import CHECKS, LIMITS, RENAMED, renamed_text
 from pytest_torchcompile.errors import nearest
-from pytest_torchcompile.plan.axes import Axes, value_key
+from pytest_torchcompile.plan.axes import Axes, value_key, value_keys
 from pytest_torchcompile.plan.nodes import describe_node
 from pytest_torchcompile.plan.reader import Missing, Reader
 
@@ -244,7 +244,7 @@ class _RuleReader:
         return select
 
     def _read_values(self, axis: str, node: yaml.Node, known: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
-        keys = {value_key(value) for value in known}
+        keys = value_keys(known)
         values: list[Scalar] = []
         for item in self.reader.items(node, f"axis {axis!r}", alone=True):
             value = self.reader.scalar(item, f"axis {axis!r}")

@@ -20,10 +20,12 @@ from pytest_torchcompile.gate.gate import GateOutcome, gate
 from pytest_torchcompile.gate.markdown import code_block, evidence, inline_code, prose
 from pytest_torchcompile.gate.permitted import permitted_causes
 from pytest_torchcompile.gate.policyfile import read_policy
+from pytest_torchcompile.layer.shape_ways import ShapeExperiment
 from pytest_torchcompile.oracle.diagnosis import STAGES, stages_before
 from pytest_torchcompile.playbook.choice import choices, has_verdict, settings_by_model
 from pytest_torchcompile.playbook.playbook_record import GOTCHA_VERDICTS, playbook_record
 from pytest_torchcompile.playbook.practice import cache_notes, shape_notes, warm_up_notes
+from pytest_torchcompile.playbook.shape_notes import experiment_notes, read_experiment
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.causes import Cause, group_causes
 from pytest_torchcompile.report.facts import Facts
@@ -47,16 +49,18 @@ def run_command(given: argparse.Namespace) -> int:
                              f"{sentence(outcome)}")
     if given.json:
         print(json.dumps(playbook_record(outcome), indent=1))
-    elif given.output == "-":
-        print(playbook(outcome), end="")
+        return 0
+    text = playbook(outcome, list(map(read_experiment, given.shapes)))
+    if given.output == "-":
+        print(text, end="")
     else:
-        write_output(given.output, playbook(outcome), force=given.force)
+        write_output(given.output, text, force=given.force)
         print(given.output, "written")
     return 0
 
 
-def playbook(outcome: GateOutcome) -> str:
-    """The playbook of a run."""
+def playbook(outcome: GateOutcome, experiments: Sequence[ShapeExperiment] = ()) -> str:
+    """The playbook of a run, with what the command `shapes` has found of its models."""
     run, cells = outcome.merged, outcome.facts
     matrix = run.matrix["path"]
     by_model = settings_by_model(cells)
@@ -75,6 +79,7 @@ def playbook(outcome: GateOutcome) -> str:
     lines += ["", "## Warm-up", "", *warm_up_notes(by_model)]
     lines += ["", "## Caches", "", *cache_notes(cells)]
     lines += ["", "## Sizes and buckets", "", *shape_notes(by_model)]
+    lines += experiment_notes(experiments)
     lines += ["", "## What this report does not tell", "", *_what_is_unknown(run, cells)]
     # Chapters end in an empty line or do not; one between them is enough.
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pytest_torchcompile.backends import BACKENDS
 from pytest_torchcompile.gate.markdown import evidence, inline_code, table
 from pytest_torchcompile.gate.policy_limits import worst_rank
+from pytest_torchcompile.layer.benchmark_result import NOT_TOLD
 from pytest_torchcompile.ledger.records import Compile
 from pytest_torchcompile.quantity import count, readable_seconds
 from pytest_torchcompile.report.facts import Facts, as_number
@@ -23,9 +24,9 @@ NAMED: Final = 4
 """Settings that are named where more do not hold."""
 
 
-RULE: Final = ("Of the settings in which every check holds in every cell, and that are not slower than eager: the one "
-               "with most cells, then the fastest where speed was measured, then the one that recompiles least, then "
-               "the one nearest to torch's defaults.")
+RULE: Final = ("Of the settings in which every check holds in every cell, and that are not slower than eager, and of "
+               "those that were timed where some were: the one with most cells, then the fastest where speed was "
+               "measured, then the one that recompiles least, then the one nearest to torch's defaults.")
 NO_SPEED: Final = ("Speed was not measured in this report, so it does not say whether compiling is worth it: the "
                    "choice above is between what is right. The check `worth` measures it.")
 DO_NOT: Final = "do not compile this"
@@ -61,6 +62,16 @@ class Setting:
         """Whether every cell that was timed is slower compiled."""
         timed = [cell for cell in self.cells if speed_interval(cell)]
         return bool(timed) and len(self.slower) == len(timed)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the check `worth` has timed a cell, and the numbers are right."""
+        return self.is_right and any(map(speed_interval, self.cells))
+
+    @property
+    def is_told(self) -> bool:
+        """Whether a machine that was quiet enough has timed a cell."""
+        return any(_section_of_worth(cell).get("verdict") not in (None, NOT_TOLD) for cell in self.cells)
 
     @property
     def is_stage(self) -> bool:
@@ -112,7 +123,7 @@ def _fails_by_speed_alone(cell: Facts) -> bool:
 
 def speed_interval(cell: Facts) -> tuple[float, float] | None:
     """The 99 % interval of how many times as fast the cell is compiled; None where that was not measured."""
-    ends = (cell.section("worth") or cell.section("benchmark")).get("interval")
+    ends = _section_of_worth(cell).get("interval")
     if not isinstance(ends, list) or len(ends) != 2:
         return None
     low, high = map(as_number, ends)
@@ -121,8 +132,13 @@ def speed_interval(cell: Facts) -> tuple[float, float] | None:
     return low, high
 
 
+def _section_of_worth(cell: Facts) -> Mapping[str, Any]:
+    """The section of the check `worth`, by its name or its old one."""
+    return cell.section("worth") or cell.section("benchmark")
+
+
 def _is_slower(cell: Facts) -> bool:
-    verdict = (cell.section("worth") or cell.section("benchmark")).get("verdict")
+    verdict = _section_of_worth(cell).get("verdict")
     return verdict == "slower" and _upper_end(cell) < 1
 
 
@@ -151,6 +167,9 @@ def settings_by_model(cells: Iterable[Facts]) -> dict[str, list[Setting]]:
 def best_setting(settings: Sequence[Setting]) -> Setting | None:
     """The setting that the report speaks for, by :data:`RULE`; None where none holds."""
     good = [setting for setting in settings if setting.holds and setting.is_real and not setting.is_slower]
+    # What was not timed is no way out where everything that was timed is slower.
+    if any(setting.is_timed for setting in settings if setting.is_real):
+        good = [setting for setting in good if setting.is_timed]
     return min(good, key=_rank_by_rule, default=None)
 
 
@@ -206,6 +225,9 @@ def _table_row(model: str, settings: Sequence[Setting]) -> tuple[str, str, str, 
             because += f"; {count(others, 'other setting holds', 'other settings hold')} too"
     elif (slow := least_slow(real)) is not None:
         use, because = DO_NOT, _why_not_to_compile(slow)
+        untimed = [setting for setting in real if setting.holds and not setting.is_timed]
+        if untimed:
+            because += f"; {count(len(untimed), 'setting holds', 'settings hold')} that nobody timed"
     elif real:
         use, because = "no compiling yet", f"none of {count(len(real), 'setting')} holds: see the gotchas"
     else:
@@ -217,7 +239,7 @@ def _why_not_to_compile(setting: Setting) -> str:
     """The figures of a setting that is right and slower; there is none that is faster."""
     cell = min(setting.slower, key=_upper_end)
     low, high = speed_interval(cell) or (0.0, 0.0)
-    speedup = as_number((cell.section("worth") or cell.section("benchmark")).get("speedup")) or 0.0
+    speedup = as_number(_section_of_worth(cell).get("speedup")) or 0.0
     return (f"eager is faster: {setting} is {speedup:.2f} times as fast (99 % interval {low:.2f} to {high:.2f}) "
             f"{evidence([cell.id])}")
 
@@ -253,7 +275,9 @@ def _reasons_for(setting: Setting) -> Iterator[str]:
     yield f"every check holds in {count(len(setting.cells), 'cell')}"
     speedup, seconds = setting.median_of("speedup"), setting.median_of("compile_seconds")
     breaks, recompiles = setting.worst_of("graph_breaks"), setting.worst_of("recompiles")
-    if speedup is not None:
+    if speedup is not None and setting.is_timed and not setting.is_told:
+        yield "whether it is faster could not be told, for the machine was busy"
+    elif speedup is not None:
         yield f"{speedup:.2f} times as fast as eager"
     if setting.slower:
         yield f"but slower in {count(len(setting.slower), 'cell')} {evidence(cell.id for cell in setting.slower)}"

@@ -1,4 +1,4 @@
-"""What pytest sees of this package. A run that does not use it pays for this file, fixtures.py and options.py."""
+"""What pytest sees of this package. A run that does not use it pays for this file, the fixtures and options.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_torchcompile.plan.matrix_path import names_matrix
-from pytest_torchcompile.plugin import fixtures
-from pytest_torchcompile.run.options import OPTIONS, Option
+from pytest_torchcompile.plugin import fixtures, graph_pass
+from pytest_torchcompile.run.options import OPTIONS, REUSES, Option
 
 if TYPE_CHECKING:
     from pytest_torchcompile.fuzz.fuzz_options import FuzzOptions
@@ -25,6 +25,7 @@ MARKERS = (
     "compile_limits(recompiles=None, graph_breaks=None, eager_frames=None): fail a test that passed if it went over "
     "one of these numbers, or if no compiled code ran",
     "shape_buckets(*sizes): the sizes of the fixture shape_buckets",
+    "graph_passes([pass, ...], capture='joint', decompositions=None): the passes that the fixture graph_pass judges",
 )
 
 
@@ -38,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
             group.addoption(option.flag, action="store_true", default=None, help=option.help)
             continue
         parser.addini(option.ini, option.help_with_default, default=option.default)
-        value: dict[str, Any] = {"nargs": "?", "const": ""} if option.optional else {}
+        value: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.optional else {}
         group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help_with_default, **value)
 
 
@@ -49,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     config.pluginmanager.register(fixtures, "torchcompile-fixtures")
+    config.pluginmanager.register(graph_pass, "torchcompile-graph-pass")
     _fix_seed(config)
     _name_matrix_of_model(config)
     if config.getoption("compile_matrix") is None:
@@ -138,11 +140,20 @@ def _name_matrix_of_model(config: pytest.Config) -> None:
 
 
 def _give_back_what_is_no_matrix(config: pytest.Config) -> None:
-    """In ``pytest --compile-matrix tests`` argparse takes ``tests`` for the option's value: it is pytest's."""
-    given = config.option.compile_matrix
-    if not given or names_matrix(given):
-        return
-    config.option.compile_matrix = ""
+    """In ``pytest --compile-matrix tests`` argparse takes ``tests`` for the option's value: it is pytest's.
+
+    What is written ``--compile-reuse=tests`` is a mistake, which the settings tell.
+    """
+    for name, is_value in (("compile_matrix", names_matrix), ("compile_reuse", REUSES.__contains__)):
+        given = getattr(config.option, name)
+        is_joined = name == "compile_reuse" and f"--compile-reuse={given}" in config.invocation_params.args
+        if given and not is_value(given) and not is_joined:
+            setattr(config.option, name, _BY_INI[name].bare)
+            _give_to_pytest(config, given)
+
+
+def _give_to_pytest(config: pytest.Config, given: str) -> None:
+    """Have pytest collect what argparse took for the value of an option."""
     named: list[str] = []
     # Otherwise they are of the ini file or the folder that pytest was started in, which a typed one replaces.
     if config.args_source is pytest.Config.ArgsSource.ARGS:
@@ -169,6 +180,7 @@ def fuzz_options(config: pytest.Config) -> FuzzOptions:
 
 
 _BY_NAME = {option.name: option for option in OPTIONS}
+_BY_INI = {option.ini: option for option in OPTIONS}
 # What a run without a matrix can do nothing with.
 _OF_CELLS = ("checks", "shard", "baseline")
 _FUZZ = ("fuzz-examples", "fuzz-seconds", "fuzz-seed")

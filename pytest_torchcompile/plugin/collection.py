@@ -139,8 +139,11 @@ class CellNode(pytest.Collector):
         if Wrapping.read(self.planned.cell.wrapper).ranks > 1:
             return {}
         result = self.cell_result()
-        return {name: judgement.problems[0].message for name, judgement in result.judgements.items()
-                if is_reproducible(name, judgement, result.observation)}
+        messages: dict[str, str] = {}
+        for name, judgement in result.judgements.items():
+            if is_reproducible(name, judgement, result.observation):
+                messages[name] = judgement.problems[0].message
+        return messages
 
     @property
     def reproduction_file(self) -> Path:
@@ -254,9 +257,9 @@ class MatrixSession:
         """Keep a cell's items on one worker, longest cells first, unless another --dist was asked for."""
         if config.getoption("dist") != "load":
             return None
-        from pytest_torchcompile.plugin.scheduling import CellScheduling, cell_families
+        from pytest_torchcompile.plugin.scheduler_choice import choose_scheduler
 
-        return CellScheduling(config, log, self.known_seconds(), cell_families(self.planned))
+        return choose_scheduler(config, log, self.known_seconds(), self.planned)
 
     # running
 

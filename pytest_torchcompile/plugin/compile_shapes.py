@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.plan.markers import MarkerLimits
     from pytest_torchcompile.run.counters import HeaviestSequence
 
-__all__ = ["Batches", "compile_shapes", "dim"]
+__all__ = ["FUZZ", "Batches", "compile_shapes", "dim", "read_dim"]
 
 WATCH, FUZZ = "_compile_watch", "_compile_fuzz"
 """The fixtures that a test is given beside its own: its ledger, and the options of the run with its limits."""
@@ -66,7 +66,7 @@ def compile_shapes(
     are no flips, and if the test takes neither. A test fails that takes ``batches`` and looks at none, in any sequence,
     and so does one with a ``where`` that nothing satisfies.
     """
-    named = {name: _read_dim(name, value) for name, value in dims.items()}
+    named = {name: read_dim("compile_shapes", name, value) for name, value in dims.items()}
     for name, text in dim_mistakes(named):
         raise UsageError(f"compile_shapes: dim {name!r}: {text}")
 
@@ -98,14 +98,15 @@ def compile_shapes(
     return decorate
 
 
-def _read_dim(name: str, value: Any) -> Dim:
+def read_dim(caller: str, name: str, value: Any) -> Dim:
+    """A dim as somebody has written it. Raises UsageError, which names the caller."""
     if isinstance(value, Dim):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
         return Dim(size=value)
     if isinstance(value, str):
         return Dim(expression=value)
-    raise UsageError(f"compile_shapes: {name}={value!r}; expected dim(1, 8), a number, or an expression like 'S + 1'")
+    raise UsageError(f"{caller}: {name}={value!r}; expected dim(1, 8), a number, or an expression like 'S + 1'")
 
 
 class Batches:

@@ -13,6 +13,7 @@ import pytest
 
 from pytest_torchcompile.gate.announcement import compare_with_baseline
 from pytest_torchcompile.plugin.collection import SECONDS_KEY, MatrixSession
+from pytest_torchcompile.plugin.kept_logs import kept_log_lines
 from pytest_torchcompile.plugin.telling_axes import telling_axes
 from pytest_torchcompile.quantity import first_names
 from pytest_torchcompile.report.kept_runs import RUNS, keep_run
@@ -123,6 +124,10 @@ class Ending:
         if self.baseline is not None:
             beside = compare_with_baseline(self.journal.block(), [self.baseline])
             fresh = beside.fresh
+        if self.session.settings.logs:
+            terminalreporter.section("torch's log", sep="-")
+            for line in kept_log_lines(self.config.rootpath, [planned.cell.id for planned in self.session.planned]):
+                terminalreporter.write_line(line)
         terminalreporter.section("torch.compile matrix", sep="-")
         for line, markup in summary_lines(self.journal, fresh, telling_axes):
             terminalreporter.write_line(harmless_text(line), **markup)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FuzzCutShortWarning", "RanEagerlyWarning", "StateLeakWarning", "WarmUpLostWarning"]
 
-_NAMES = ("compile_modes", "compile_limits", "shape_buckets")
-_USERS = {"compile_modes": "compile_config", "shape_buckets": "shape_buckets"}
+_NAMES = ("compile_modes", "compile_limits", "shape_buckets", "graph_passes")
+_USERS = {"compile_modes": "compile_config", "shape_buckets": "shape_buckets", "graph_passes": "graph_pass"}
 """Marker to the fixture without which it says nothing."""
 _WATCH = "_compile_watch"
 _MISTAKES = "compile_marker_mistakes"

@@ -43,7 +43,7 @@ def named_parts(typed: Sequence[str], matrix: Matrix, given: str, base: Path,
     Raises :class:`UsageError` for a cell or check that is not there, as pytest does for a test.
     """
     name = given
-    cells = [planned.cell.id for planned in matrix.cells]
+    cells = matrix.cell_ids
     if not has_name_only(given):
         if matrix.path.is_relative_to(rootdir):
             _refuse_unknown_in(typed, base, matrix.path, cells)

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 
+from pytest_torchcompile.plugin.kept_logs import log_folder, start_logs_anew
 from pytest_torchcompile.ranks.execution import Execution
 from pytest_torchcompile.ranks.starting import RankProcesses, open_processes
 from pytest_torchcompile.report.code_changes import CodeStore
@@ -38,9 +39,13 @@ class RankSupply:
         self.processes: RankProcesses | None = None
         self.code = CodeStore(config.rootpath / FOLDER / CODE)
         execution.keep_code = self.code.keep
+        if settings.logs:
+            execution.log_folder = str(log_folder(config.rootpath))
         # What xdist gives to a worker.
         given: dict[str, Any] | None = getattr(config, "workerinput", None)
         self.is_worker = given is not None
+        if settings.logs and not self.is_worker and not config.option.collectonly:
+            start_logs_anew(config.rootpath)
         if given is not None:
             execution.workers = int(given["workercount"])
             # Empty where cells run in the workers themselves, or where no folder could be made.

@@ -6,8 +6,8 @@ for ``--lf``; at the end of the run the first one is shown, and the others are `
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
 
 import pytest
 
@@ -23,6 +23,8 @@ MARK: Final = "compile_told_by"
 result; it travels from an xdist worker to the controller."""
 SAME_CAUSE: Final = "same cause"
 """What pytest's last line calls them."""
+StatusTexts: TypeAlias = tuple[str, str, tuple[str, Mapping[str, bool]]]
+"""The category that the last line counts, the letter in the line of progress, and the word of ``-v``, marked up."""
 
 
 def mark_repeated(report: pytest.TestReport, check: str, result: CellResult) -> None:
@@ -64,14 +66,10 @@ class RepeatedFailures:
         if mark["mistake"]:
             self._mistakes.add(mark["mistake"])
 
-    # Outermost: pytest's own hook shows the failures before it goes on to others.
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, Any, Any]:
-        """Leave to pytest's list of failures those that tell something."""
-        stats = terminalreporter.stats
-        failed = stats.get("failed", [])
-        repeated = [report for report in failed if report.nodeid in self._repeated]
-        if repeated:
-            stats["failed"] = [report for report in failed if report.nodeid not in self._repeated]
-            stats[SAME_CAUSE] = repeated
-        return (yield)
+    # Before pytest's own, which calls it `failed` and lists its text at the end.
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.CollectReport | pytest.TestReport) -> StatusTexts | None:
+        """Count under a name of its own what has been told; its letter and its colour stay those of a failure."""
+        if not report.failed or report.nodeid not in self._repeated:
+            return None
+        return SAME_CAUSE, "F", ("FAILED", {"red": True})

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from pytest_torchcompile.errors import ReportError
+from pytest_torchcompile.observation import verdicts_in
 from pytest_torchcompile.plugin.collection import CheckItem, MatrixSession
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.reading import Report, read_report
@@ -22,7 +23,7 @@ def judged_cells_of(report: Report) -> set[str]:
     """The cells of which the run judged every check that it was to judge."""
     judged = set()
     for cell in report.cells:
-        verdicts = [check["verdict"] for check in cell["checks"].values()]
+        verdicts = verdicts_in(cell["checks"])
         if cell["selected"] and verdicts and "not_run" not in verdicts:
             judged.add(cell["id"])
     return judged

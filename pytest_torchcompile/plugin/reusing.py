@@ -19,6 +19,7 @@ from pytest_torchcompile.report.provenance import git_state
 from pytest_torchcompile.report.record import utc_time
 from pytest_torchcompile.report.safe_output import REUSED, make_folder
 from pytest_torchcompile.reuse.cell_reuse import CellReuse
+from pytest_torchcompile.reuse.code_reuse import CodeReuse
 
 if TYPE_CHECKING:
     from pytest_torchcompile.plugin.collection import MatrixSession
@@ -35,6 +36,8 @@ class Reusing:
         supply = session.config.pluginmanager.getplugin("compile-matrix-ranks")
         execution = session.execution
         execution.reuse = CellReuse(session.config.rootpath / REUSED, self._describe_run)
+        if session.settings.reuse == "code":
+            execution.code_reuse = CodeReuse(execution.reuse)
         if isinstance(supply, RankSupply):
             execution.start_ranks = supply.start_for_cell
             supply.is_any_needed = self._must_any_run

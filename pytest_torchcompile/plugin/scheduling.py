@@ -3,9 +3,9 @@
 In a first run nobody knows how long a cell takes, and nothing is compiled yet. Then a worker stays with the cells of
 one model: they share graphs and kernels, which two workers would compile at the same time.
 
-xdist's own ``loadgroup`` does not group on pytest 9.2 with xdist 3.8 (pytest-dev/pytest-xdist#1386), and its
-``load`` hands the two longest tests to the same worker. Derives from ``LoadScheduling``, whose internals are
-not a stable API: seen in pytest-xdist 3.6 to 3.8.
+xdist's own ``loadgroup`` does not group on pytest 9.2 with xdist 3.8 (pytest-dev/pytest-xdist#1386; docs/upstream
+has a patch), and its ``load`` hands the two longest tests to the same worker. Derives from ``LoadScheduling``, whose
+internals are not a stable API: seen in pytest-xdist 3.6 to 3.8.
 """
 
 from __future__ import annotations

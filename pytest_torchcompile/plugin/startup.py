@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -53,6 +54,18 @@ def refuse_options(option: Callable[[str, Any], Any]) -> None:
     for name, text in _REFUSED.items():
         if option(name, False):
             raise UsageError(text)
+    words = option("keyword", "") or ""
+    if "=" in words:
+        raise UsageError(_text_of_equals(words))
+
+
+def _text_of_equals(words: str) -> str:
+    """What to type in place of ``-k hidden=32``: ids of cells have such parts, and pytest's words have no ``=``."""
+    found = re.search(r"([\w.]+)\s*=+\s*[\"']?([\w.]*)", words)
+    axis, value = found.groups() if found else ("hidden", "32")
+    exact = value if value.isdigit() else f"'{value}'"
+    return (f"-k {words!r}: pytest takes no `=` there; expected -m \"compile_cell({axis}={exact})\", for exactly those "
+            f"cells, or -k {axis}-{value}, for an axis of your own")
 
 
 def start_matrix(config: pytest.Config, settings: Settings) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.plan.matrix import Excluded, Matrix, PlannedCell, load_matrix
 from pytest_torchcompile.plan.selection import cells_of_shard
-from pytest_torchcompile.quantity import count
+from pytest_torchcompile.quantity import count, listed_counts
 from pytest_torchcompile.ranks.execution import gpus_of
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
@@ -89,7 +89,7 @@ def _needs_text(planned: PlannedCell) -> str:
 def _total_lines(matrix: Matrix, cells: Sequence[PlannedCell]) -> Iterator[str]:
     part = f" (of {len(matrix.cells)})" if len(cells) < len(matrix.cells) else ""
     outcomes = Counter(planned.outcome for planned in cells)
-    counts = ", ".join(f"{times} {outcome}" for outcome, times in outcomes.most_common())
+    counts = listed_counts(dict(outcomes.most_common()))
     yield f"{count(len(cells), 'cell')}{part}: {counts or 'none'}"
     if matrix.left_out:
         yield f"{matrix.left_out} more are left out by the strategy: {matrix.strategy}"

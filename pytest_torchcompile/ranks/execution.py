@@ -19,6 +19,7 @@ from pytest_torchcompile.ranks.gpus import Leases, open_leases
 from pytest_torchcompile.ranks.rank_group import Group, cell_observation
 from pytest_torchcompile.ranks.torchrun import Nodes, Torchrun
 from pytest_torchcompile.reuse.cell_reuse import CellReuse
+from pytest_torchcompile.reuse.code_reuse import CodeReuse, EarlierComparisons
 from pytest_torchcompile.run.settings import Settings
 from pytest_torchcompile.run.verdicts import apply_xfail, judge_observation
 from pytest_torchcompile.system import can_lock_files, usable_cores
@@ -40,7 +41,8 @@ class CellResult:
     seconds: float
     """Wall seconds of the whole cell."""
     reused: dict[str, Any] | None = None
-    """The earlier run that this is of (:class:`~pytest_torchcompile.reuse.cell_reuse.EarlierResult`), if it is one."""
+    """The earlier run that this is of (:class:`~pytest_torchcompile.reuse.cell_reuse.EarlierResult`), if it is one, or
+    of which its comparisons are (:class:`~pytest_torchcompile.reuse.code_reuse.EarlierComparisons`)."""
     why_run: str = ""
     """Why no earlier result could be taken, or why this one can't be kept; empty where nobody wants to."""
 
@@ -70,10 +72,14 @@ class Execution:
     """Where torchrun has started this pytest for one rank of each cell."""
     reuse: CellReuse | None = None
     """What earlier runs have kept; None runs every cell."""
+    code_reuse: CodeReuse | None = None
+    """Comparisons that earlier runs have kept; None makes all."""
     start_ranks: Callable[[], None] | None = None
     """Sees to it that rank processes can be had; called before each cell that is run."""
     keep_code: Callable[[Mapping[str, str]], None] | None = None
     """Takes the code that the compiler has made of a cell, by key; None drops it."""
+    log_folder: str = ""
+    """Where torch's log of each cell is written, if it is wanted."""
     _group: Group | None = None
     """The ranks on this machine."""
     _nodes: Nodes | None = None
@@ -118,20 +124,43 @@ class Execution:
         if isinstance(earlier, CellResult):
             return earlier
         job = self._make_job(planned, selected)
+        known = EarlierComparisons({}, ())
+        if self.code_reuse is not None:
+            known = self.code_reuse.look_up(planned, job)
+            job = replace(job, comparisons=known.leaves)
         outcomes = self._cell_outcomes(planned.cell, job)
         # No part of what is reported.
+        comparisons: dict[str, Any] = {}
         for outcome in outcomes:
-            texts = outcome.value.pop("code_texts", None) if outcome.value else None
+            value = outcome.value or {}
+            comparisons |= value.pop("comparisons", None) or {}
+            texts = value.pop("code_texts", None)
             if texts and self.keep_code is not None:
                 self.keep_code(texts)
-        read = [outcome.value.pop("read") for outcome in outcomes if outcome.value and "read" in outcome.value]
+        read = []
+        for outcome in outcomes:
+            # A rank that crashed has no value, and has told of no file.
+            if outcome.value and "read" in outcome.value:
+                read.append(outcome.value.pop("read"))
         observation = cell_observation(planned.cell.id, outcomes)
         seconds = max(outcome.seconds for outcome in outcomes)
         judgements = self._judge(planned, observation, selected, applicable)
+        origin = known.origin(comparisons["taken"]) if comparisons.get("taken") else None
         why_run = earlier
         if self.reuse is not None and _all_pass(judgements) and len(read) == len(outcomes):
-            why_run = self.reuse.keep(planned, job, observation, seconds, read) or earlier
-        return CellResult(judgements, observation, seconds, why_run=why_run)
+            why_run = self.reuse.keep(planned, job, observation, seconds, read, origin) or earlier
+            self._keep_comparisons(planned, job, observation, known, comparisons, read)
+        return CellResult(judgements, observation, seconds, origin, why_run)
+
+    def _keep_comparisons(self, planned: PlannedCell, job: Job, observation: Observation, known: EarlierComparisons,
+                          comparisons: Mapping[str, Any], read: list[Mapping[str, Any]]) -> None:
+        """Keep what was compared in a cell that passed; an entry is of one run, so nothing of a part of one."""
+        if self.code_reuse is None or not comparisons:
+            return
+        if comparisons["taken"]:
+            self.code_reuse.mark_used(known, comparisons["taken"])
+        elif comparisons["made"]:
+            self.code_reuse.keep(planned, job, observation, comparisons["made"], read)
 
     def _judge(self, planned: PlannedCell, observation: Observation, selected: Sequence[str],
                applicable: Sequence[str]) -> dict[str, Judgement]:
@@ -159,6 +188,8 @@ class Execution:
             threads=_omp_threads() or max(1, min(cores, 4) // ranks),
             compile_threads=max(1, cores // self.workers // ranks),
             autotune_choices=self.matrix.autotune_choices,
+            logs=self.settings.logs,
+            log_folder=self.log_folder,
             watched=self.reuse is not None,
         )
 

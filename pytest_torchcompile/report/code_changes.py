@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import json
 import os
-import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from pytest_torchcompile.bounded_folder import tidy_folder
 from pytest_torchcompile.errors import ReportError
+from pytest_torchcompile.gauges.code_pieces import NOTHING, CodePiece, changed_pairs, difference_lines, graph_pieces
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.facts import as_list, as_mapping, as_text
 from pytest_torchcompile.report.reading import read_report
 from pytest_torchcompile.report.safe_output import CODE, FOLDER, harmless_text, replace_file
 
-__all__ = ["CodeChange", "CodeChanges", "CodeStore", "change_lines", "compare_code", "run_command"]
+__all__ = ["SHOWN_CHANGES", "CodeChange", "CodeChanges", "CodeStore", "change_difference", "change_lines",
+           "change_summary", "change_title", "compare_code", "run_command", "store_of"]
 
 _LARGEST: Final = 128 << 20
 """Bytes of a store, above which the texts that were written longest ago go."""
-_SHOWN_CHANGES: Final = 8
+SHOWN_CHANGES: Final = 8
 """Changes that are shown with what differs; the others are named."""
-_SHOWN_LINES: Final = 60
-"""Lines of one difference."""
 
 
 class CodeStore:
@@ -62,39 +60,10 @@ class CodeStore:
 
     def tidy(self, largest: int = _LARGEST) -> None:
         """Remove the oldest texts until the folder is small enough, and what a killed run has left half-written."""
-        files: list[tuple[float, int, Path]] = []
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(self.folder):
-                status = entry.stat()
-                files.append((status.st_mtime, status.st_size, Path(entry.path)))
-        left = sum(size for _, size, _ in files)
-        for written, size, file in sorted(files):
-            is_half = file.suffix != ".txt" and time.time() - written > 3600
-            if left <= largest and not is_half:
-                continue
-            with contextlib.suppress(OSError):
-                file.unlink()
-                left -= size
+        tidy_folder(self.folder, ".txt", largest)
 
     def _file_of(self, key: str) -> Path:
         return self.folder / f"{key}.txt"
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """A graph or a kernel of a cell."""
-
-    kind: str
-    """``graph`` or ``kernel``."""
-    graph: str
-    """Its own name, or that of the graph that it is of: ``0/0 forward``."""
-    name: str
-    """``0/0 forward``, or ``0/0 forward: cpp_fused_relu_0``."""
-    key: str
-
-
-_NOTHING: Final = _Piece("", "", "", "")
-"""Beside what is new or gone."""
 
 
 @dataclass(frozen=True)
@@ -153,9 +122,9 @@ def compare_code(old_cells: Iterable[Mapping[str, Any]], new_cells: Iterable[Map
         found.compared += 1
         found.graphs += sum(piece.kind == "graph" for piece in new)
         found.kernels += sum(piece.kind == "kernel" for piece in new)
-        for before, now in _changed_pairs(old, new):
-            piece = now or before or _NOTHING
-            key = (piece.kind, (before or _NOTHING).key, (now or _NOTHING).key)
+        for before, now in changed_pairs(old, new):
+            piece = now or before or NOTHING
+            key = (piece.kind, (before or NOTHING).key, (now or NOTHING).key)
             cells_of.setdefault(key, []).append((cell, piece.name))
             if now is not None:
                 found.changed_graphs += piece.kind == "graph"
@@ -168,9 +137,9 @@ def compare_code(old_cells: Iterable[Mapping[str, Any]], new_cells: Iterable[Map
     return found
 
 
-def _pieces_by_cell(cells: Iterable[Mapping[str, Any]]) -> dict[str, list[_Piece] | None]:
+def _pieces_by_cell(cells: Iterable[Mapping[str, Any]]) -> dict[str, list[CodePiece] | None]:
     """The code of each cell; None where none was recorded."""
-    by_cell: dict[str, list[_Piece] | None] = {}
+    by_cell: dict[str, list[CodePiece] | None] = {}
     for cell in cells:
         sections = as_mapping(as_mapping(cell.get("observation")).get("sections"))
         recorded = as_mapping(sections.get("compiles")).get("code")
@@ -181,46 +150,19 @@ def _pieces_by_cell(cells: Iterable[Mapping[str, Any]]) -> dict[str, list[_Piece
     return by_cell
 
 
-def _pieces_of_graph(graph: Mapping[str, Any]) -> Iterator[_Piece]:
+def _pieces_of_graph(graph: Mapping[str, Any]) -> Iterator[CodePiece]:
     name = as_text(graph.get("graph"))
-    yield _Piece("graph", name, name, as_text(graph.get("key")))
+    kernels = []
     for kernel in as_list(graph.get("kernels")):
         match kernel:
             case [str(kernel_name), str(key)]:
-                yield _Piece("kernel", name, f"{name}: {kernel_name}", key)
-
-
-def _changed_pairs(old: Sequence[_Piece], new: Sequence[_Piece]) -> Iterator[tuple[_Piece | None, _Piece | None]]:
-    """Each piece that only one of both has, beside the other's of the same name, or else the next in the same graph."""
-    gone = list(_without(old, Counter((piece.kind, piece.key) for piece in new)))
-    come = list(_without(new, Counter((piece.kind, piece.key) for piece in old)))
-    gone_names = {(piece.kind, piece.name) for piece in gone}
-    # Those with a name that the other has too choose first.
-    come.sort(key=lambda piece: (piece.kind, piece.name) not in gone_names)
-    for now in come:
-        candidates = [piece for piece in gone if (piece.kind, piece.graph) == (now.kind, now.graph)]
-        candidates.sort(key=lambda piece: piece.name != now.name)
-        before = candidates[0] if candidates else None
-        if before is not None:
-            gone.remove(before)
-        yield before, now
-    for before in gone:
-        yield before, None
-
-
-def _without(pieces: Sequence[_Piece], others: Counter[tuple[str, str]]) -> Iterator[_Piece]:
-    """The pieces that are left when each of the others has taken its own away."""
-    for piece in pieces:
-        if others[piece.kind, piece.key]:
-            others[piece.kind, piece.key] -= 1
-        else:
-            yield piece
+                kernels.append((kernel_name, key))
+    yield from graph_pieces(name, as_text(graph.get("key")), kernels)
 
 
 def change_lines(found: CodeChanges, old: CodeStore, new: CodeStore) -> Iterator[str]:
     """What differs, as text: one line for all, then each change once with its difference, where the texts are kept."""
-    yield (f"{found.changed_kernels} of {count(found.kernels, 'kernel')} and {found.changed_graphs} of "
-           f"{count(found.graphs, 'graph')} changed in {count(found.compared, 'cell')}")
+    yield change_summary(found)
     for cells, what in (
         (found.unknown, "with no code recorded in one of the runs"), (found.only_old, "only in the old run"),
         (found.only_new, "only in the new run"),
@@ -228,12 +170,23 @@ def change_lines(found: CodeChanges, old: CodeStore, new: CodeStore) -> Iterator
         if cells:
             yield f"{count(len(cells), 'cell')} {what}: {harmless_text(first_names(cells))}"
     for number, change in enumerate(found.changes):
-        if number <= _SHOWN_CHANGES:
+        if number <= SHOWN_CHANGES:
             yield ""
-        yield harmless_text(f"{_what_happened(change)}, in {count(len(change.cells), 'cell')}: "
-                            f"{first_names(change.cells)}")
-        if number < _SHOWN_CHANGES:
-            yield from _difference(change, old, new)
+        yield harmless_text(change_title(change))
+        if number < SHOWN_CHANGES:
+            for line in change_difference(change, old, new):
+                yield f"  {line}"
+
+
+def change_summary(found: CodeChanges) -> str:
+    """``0 of 206 kernels and 0 of 41 graphs changed in 12 cells``."""
+    return (f"{found.changed_kernels} of {count(found.kernels, 'kernel')} and {found.changed_graphs} of "
+            f"{count(found.graphs, 'graph')} changed in {count(found.compared, 'cell')}")
+
+
+def change_title(change: CodeChange) -> str:
+    """One change in a line, with its first cells."""
+    return f"{_what_happened(change)}, in {count(len(change.cells), 'cell')}: {first_names(change.cells)}"
 
 
 def _what_happened(change: CodeChange) -> str:
@@ -244,20 +197,17 @@ def _what_happened(change: CodeChange) -> str:
     return f"changed {change.kind} {change.name}"
 
 
-def _difference(change: CodeChange, old: CodeStore, new: CodeStore) -> Iterator[str]:
-    texts: list[list[str]] = []
+def change_difference(change: CodeChange, old: CodeStore, new: CodeStore) -> Iterator[str]:
+    """What differs, line by line; where a text was not kept, that alone."""
+    texts: list[str] = []
     for key, store in ((change.old, old), (change.new, new)):
         text = store.read(key) if key else ""
         if text is None:
-            yield f"  the text of {harmless_text(key)} is not in {harmless_text(str(store.folder))}"
+            yield f"the text of {harmless_text(key)} is not in {harmless_text(str(store.folder))}"
             return
-        texts.append(text.splitlines())
-    before, now = texts
-    lines = list(difflib.unified_diff(before, now, "old", "new", lineterm="", n=2))
-    for line in lines[:_SHOWN_LINES]:
-        yield f"  {harmless_text(line)}"
-    if len(lines) > _SHOWN_LINES:
-        yield f"  and {count(len(lines) - _SHOWN_LINES, 'more line')}"
+        texts.append(text)
+    for line in difference_lines(*texts):
+        yield harmless_text(line)
 
 
 def run_command(given: argparse.Namespace) -> int:
@@ -266,7 +216,7 @@ def run_command(given: argparse.Namespace) -> int:
     if given.json:
         print(json.dumps({**asdict(found), "same": found.is_same}, indent=1))
     else:
-        for line in change_lines(found, _store_of(given.old), _store_of(given.new)):
+        for line in change_lines(found, store_of(given.old), store_of(given.new)):
             print(line)
     if not found.compared:
         raise ReportError(f"{given.old}, {given.new}: no cell of which both have code, so nothing can be said; "
@@ -274,7 +224,7 @@ def run_command(given: argparse.Namespace) -> int:
     return 0 if found.is_same else 1
 
 
-def _store_of(report: str) -> CodeStore:
+def store_of(report: str) -> CodeStore:
     """The store of a report: beside it, or in the ``.compile-matrix`` that it lies in or beside."""
     beside = Path(report).absolute().parent
     for folder in (beside, *beside.parents):

@@ -93,7 +93,8 @@ def measure_costs(cells: Iterable[Facts], run: Mapping[str, Any]) -> RunCost:
 
 def _is_of_another_run(facts: Facts) -> bool:
     """Was the cell taken over from an earlier report? Its time was not spent in this run."""
-    return bool(facts.cell.get("kept") or facts.cell.get("reused"))
+    # Of some only the comparisons are of another run.
+    return bool(facts.cell.get("kept") or (facts.reused and "comparisons" not in facts.reused))
 
 
 def _dearest_compiles(cells: Iterable[Facts]) -> dict[str, Compile]:

@@ -18,8 +18,8 @@ from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.wrappers.wrapping import lane_of
 
-__all__ = ["Compared", "Facts", "Generated", "Kernel", "Verdict", "as_number", "as_text",
-           "read_objects", "read_record"]
+__all__ = ["Compared", "Facts", "Generated", "Kernel", "KernelTouch", "TouchedTensor", "Verdict", "as_number",
+           "as_text", "read_objects", "read_record"]
 
 T = TypeVar("T")
 
@@ -46,6 +46,32 @@ class Kernel:
 
 
 @dataclass
+class TouchedTensor:
+    """A tensor that a kernel reads or writes, or an intermediate that it keeps inside."""
+
+    name: str = ""
+    of: str = ""
+    """The node of the graph whose result it is."""
+    tensor: str = ""
+    """``float32[4, 600]``"""
+    bytes: float = 0
+
+
+@dataclass
+class KernelTouch:
+    """What one call of a kernel touches (:func:`pytest_torchcompile.lowering.kernel_records.call_facts`)."""
+
+    name: str
+    kind: str = ""
+    library: str = ""
+    operators: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    reads: list[TouchedTensor] = field(default_factory=list)
+    writes: list[TouchedTensor] = field(default_factory=list)
+    kept_inside: list[TouchedTensor] = field(default_factory=list)
+
+
+@dataclass
 class Generated:
     """What one run of one generated graph calls (:class:`pytest_torchcompile.gauges.kernels.Kernels`)."""
 
@@ -54,6 +80,8 @@ class Generated:
     library: dict[str, float] = field(default_factory=dict)
     fallbacks: dict[str, float] = field(default_factory=dict)
     generated: list[Kernel] = field(default_factory=list)
+    calls: list[KernelTouch] = field(default_factory=list)
+    """In order; empty in reports of earlier versions."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +202,7 @@ class Facts:
         for graph in map(as_mapping, as_list(self.section("kernels").get("graphs"))):
             record = read_record(Generated, graph)
             record.generated = read_objects(Kernel, graph.get("generated"))
+            record.calls = list(map(_read_touch, map(as_mapping, as_list(graph.get("calls")))))
             records.append(record)
         return records
 
@@ -210,6 +239,14 @@ class Facts:
 def read_objects(kind: type[T], given: Any) -> list[T]:
     """Records of a list of objects; what is no object is left out."""
     return [read_record(kind, each) for each in as_list(given) if isinstance(each, dict)]
+
+
+def _read_touch(given: Mapping[str, Any]) -> KernelTouch:
+    touch = read_record(KernelTouch, given)
+    touch.reads = read_objects(TouchedTensor, given.get("reads"))
+    touch.writes = read_objects(TouchedTensor, given.get("writes"))
+    touch.kept_inside = read_objects(TouchedTensor, given.get("kept_inside"))
+    return touch
 
 
 def read_record(kind: type[T], given: Mapping[str, Any]) -> T:

@@ -65,7 +65,7 @@ class Journal:
             "matrix": {
                 "path": self.settings.matrix,
                 "sha256": self.matrix.sha256,
-                "cells_planned": [p.cell.id for p in self.matrix.cells],
+                "cells_planned": self.matrix.cell_ids,
                 "checks": list(self.matrix.checks),
                 "excluded": dict(Counter(e.reason for e in self.matrix.excluded)),
             },

@@ -55,6 +55,18 @@ def _compile_seconds(sections: Sections) -> float | None:
     return math.fsum(each["seconds"] for each in sections["compiles"]["compiles"])
 
 
+def _guard_microseconds(sections: Sections) -> float | None:
+    """None where torch told it of no compile: then it was not measured."""
+    if "compiles" not in sections:
+        return None
+    return sum(each["guard_microseconds"] for each in sections["compiles"]["compiles"]) or None
+
+
+def _step_ms(sections: Sections) -> float | None:
+    sides = sections.get("worth", {}).get("sides")
+    return None if sides is None else float(1e3 * sides["compiled"]["median"])
+
+
 def _kernel_count(sections: Sections) -> float | None:
     if "kernels" not in sections:
         return None
@@ -83,6 +95,7 @@ def metric_spread(sections: Sections, name: str) -> float | None:
 
 _READERS: Final[dict[str, Callable[[Sections], float | None]]] = {
     "silent_eager": _silent_eager, "compile_seconds": _compile_seconds, "kernels": _kernel_count,
+    "guard_microseconds": _guard_microseconds, "step_ms": _step_ms,
 }
 """How the columns are read that are neither a number at the top of a section nor the length of a list there."""
 

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_torchcompile.observation import Problem, worst
+from pytest_torchcompile.observation import Problem, verdicts_in, worst
 from pytest_torchcompile.oracle.proof import graph_runs
 from pytest_torchcompile.report.provenance import cell_fingerprint, fingerprint, head_fingerprint, run_provenance
 from pytest_torchcompile.report.schema import COUNTED, SCHEMA_VERSION, TEST_LANE
@@ -195,7 +195,7 @@ class Record:
     def status(self, cell: str) -> str:
         """The cell's status: the worst of its verdicts; ``not_run`` counts too."""
         known = self.verdicts.get(cell, {})
-        verdicts = [verdict["verdict"] for verdict in known.values()]
+        verdicts = verdicts_in(known)
         # A verdict that never came weighs as much as one that says so.
         if not known.keys() >= set(self.expected.get(cell, ())):
             verdicts.append("not_run")

@@ -75,6 +75,8 @@ def _imports(cell: Cell) -> str:
         "from pytest_torchcompile import CompileConfig, assert_equivalent",
         "from pytest_torchcompile.batch import Batch",
     ]
+    if cell.backend == "toolkit":
+        lines.insert(-1, "from pytest_torchcompile.backends.toolkit import Toolkit")
     if _has_wrapper(cell):
         lines.append("from pytest_torchcompile.cell import Cell")
     lines.append("from pytest_torchcompile.oracle.recorder import seed_everything")
@@ -109,7 +111,10 @@ def _constants(cell: Cell, entry: ModelEntry, targets: Targets, folder: str) -> 
 
 def _test(cell: Cell, entry: ModelEntry, targets: Targets, steps: int | None) -> str:
     factory = f"{_dotted(entry.factory)}({_keywords(_factory_arguments(cell, entry, targets))})"
-    config = {"backend": cell.backend, "mode": cell.mode, "dynamic": cell.torch_dynamic}
+    config = _keywords({"backend": cell.backend, "mode": cell.mode, "dynamic": cell.torch_dynamic})
+    if cell.backend == "toolkit":
+        toolkit = f"Toolkit({_keywords(cell.toolkit)}, root=ROOT)"
+        config = f"backend={toolkit}, dynamic={cell.torch_dynamic!r}, fullgraph=True"
     options: dict[str, Any] = {"train": cell.phase == "training"}
     if steps is not None:
         options["steps"] = steps
@@ -122,7 +127,7 @@ def _test(cell: Cell, entry: ModelEntry, targets: Targets, steps: int | None) ->
         "    for seed, sizes in enumerate(SIZES):",
         "        seed_everything(seed)",
         f"        calls.append(Batch.of({_dotted(entry.inputs)}(**sizes)).to(DEVICE, DTYPE))",
-        f"    config = CompileConfig({_keywords(config)})",
+        f"    config = CompileConfig({config})",
         "    assert_equivalent(",
         "        model, calls, config,",
     ]

@@ -18,11 +18,13 @@ import re
 from pathlib import Path
 from typing import Final
 
+from pytest_torchcompile.bounded_folder import beside_place
 from pytest_torchcompile.errors import UsageError
 
 __all__ = [
-    "CODE", "FOLDER", "JOURNAL_FILE", "OUR_COMMENT", "PART_FILE", "PREVIOUS", "REPORT_FILE", "REPRODUCTIONS", "REUSED",
-    "WRITTEN_BY", "behind_link", "harmless_text", "make_folder", "refuse_others", "replace_file", "write_output",
+    "CODE", "FOLDER", "JOURNAL_FILE", "LOGS", "OUR_COMMENT", "PART_FILE", "PREVIOUS", "REPORT_FILE", "REPRODUCTIONS",
+    "REUSED", "WRITTEN_BY", "behind_link", "harmless_text", "make_folder", "refuse_others", "replace_file",
+    "write_output",
 ]
 
 FOLDER: Final = ".compile-matrix"
@@ -36,6 +38,8 @@ CODE: Final = "code"
 """Where, beside a report, the code of its graphs and kernels is kept."""
 REUSED: Final = f"{FOLDER}/reuse"
 """Where results are kept for --compile-reuse."""
+LOGS: Final = f"{FOLDER}/logs"
+"""Where torch's log of each cell is kept for --compile-logs."""
 PART_FILE: Final = f"{FOLDER}/part/report.json"
 """The record of the last run that judged only a part of the matrix."""
 
@@ -51,8 +55,7 @@ def replace_file(path: Path, text: str) -> None:
     """Write the file whole or not at all: a reader beside us, or a kill, must not find half of it."""
     path = behind_link(path)
     make_folder(path.parent)
-    # In the same folder, because only within one disk a rename is done at once.
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = beside_place(path)
     try:
         beside.write_text(text, encoding="utf-8", errors="backslashreplace")
         beside.replace(path)

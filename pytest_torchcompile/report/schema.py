@@ -91,9 +91,10 @@ _KEPT: Final = _object({"checks": _list(_TEXT, uniqueItems=True), **_OF_RUN}, op
 the files that the run had imported."""
 _KEPT_TESTS: Final = _object({"tests": _list(_TEXT, uniqueItems=True), **_OF_RUN}, optional=("environment", "sources"))
 _REUSED: Final = _object({"run": _TEXT, "commit": {"type": ["string", "null"]}, "changed": {"type": "boolean"},
-                          "age": _COUNT})
+                          "age": _COUNT, "comparisons": _COUNT}, optional=("comparisons",))
 """The result is of an earlier run, and nothing that it rests on has changed: when that run began, its commit, whether
-files differed from it, and the seconds since the cell ran."""
+files differed from it, and the seconds since the cell ran. With ``comparisons`` the cell was compiled and run in this
+run; so many comparisons of its calls are of the earlier one, as code and values are the same."""
 _CELL: Final = _object({
     "id": _TEXT,
     # A user's own axis may have numbers for values.

@@ -15,7 +15,7 @@ from pytest_torchcompile.checks import CHECKS, Column
 from pytest_torchcompile.fuzz.fuzz_options import ran_out
 from pytest_torchcompile.observation import VERDICTS, Judgement, Problem
 from pytest_torchcompile.plan.selection import idle_cells
-from pytest_torchcompile.quantity import count, first_names, readable_age
+from pytest_torchcompile.quantity import count, first_names, listed_counts, readable_age
 from pytest_torchcompile.ranks.gpus import gpu_device_files
 from pytest_torchcompile.report.causes import Fresh, first_with_problem, group_causes, root_check, told_by
 from pytest_torchcompile.report.costs import costs_of_block, seconds_between, time_line
@@ -138,10 +138,13 @@ def _lines_of_logs(verdict: Verdict, verdicts: Sequence[Verdict]) -> Iterator[st
     entry = CHECKS.get(verdict.check)
     if verdict.verdict != "fail":
         return
-    told = [problem for problem in verdict.problems
-            if not root_check(verdict, problem, verdicts) and not first_with_problem(verdict, problem, verdicts)]
+    told = []
+    for problem in verdict.problems:
+        # What follows from another check, or was told at an earlier one, is not told again.
+        if not root_check(verdict, problem, verdicts) and not first_with_problem(verdict, problem, verdicts):
+            told.append(problem)
     if told and entry is not None and entry.logs:
-        yield f"  logs   TORCH_LOGS={entry.logs} with --compile-inprocess -s shows more"
+        yield f"  logs   --compile-logs={entry.logs} shows more"
 
 
 def _lines_of_followers(verdict: Verdict, verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -224,8 +227,11 @@ def _total_lines(journal: Journal, selected: Sequence[PlannedCell], total: Count
     lane = f"; {fake} in the fake lane, where no number is judged" if fake else ""
     colour = "red" if any_bad else "green"
     counts = _status_counts(total)
+    if not selected:
+        yield "no cell was selected, so nothing was judged here", {"yellow": True}
+        return
     yield f"{count(len(selected), 'cell')}: {counts}; {compiled} ran compiled code{lane}", {colour: True}
-    if selected and not compiled:
+    if not compiled:
         yield "no cell ran compiled code: this run proves nothing, and no gate will pass it", {"red": True}
 
 
@@ -280,7 +286,9 @@ def reused_text(reused: Mapping[str, Mapping[str, Any]], total: int) -> str:
     commits = dict.fromkeys(str(origin["commit"])[:12] for origin in reused.values() if origin["commit"])
     of_commits = f", of commit {first_names(commits)}" if commits else ""
     cells = count(total, "cell")
-    return f"{len(reused)} of {cells} reused{of_commits}; the oldest result is {readable_age(oldest)} old"
+    same_code = sum("comparisons" in origin for origin in reused.values())
+    compiled = f" ({same_code} compiled to the same code, and not compared again)" if same_code else ""
+    return f"{len(reused)} of {cells} reused{compiled}{of_commits}; the oldest result is {readable_age(oldest)} old"
 
 
 def _cause_lines(journal: Journal, mistakes: Collection[str], fresh: Fresh | None,
@@ -319,4 +327,4 @@ def _status_counts(counts: Counter[str] | None) -> str:
     """``12 pass, 1 xfail``, the good ones first."""
     if not counts:
         return "-"
-    return ", ".join(f"{counts[status]} {status}" for status in VERDICTS if counts[status])
+    return listed_counts(counts, VERDICTS)

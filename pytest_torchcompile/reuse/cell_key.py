@@ -30,7 +30,7 @@ from pytest_torchcompile.system import usable_cores
 
 __all__ = [
     "cell_folder", "digest_of", "environment_digest", "facts_of_gpus", "is_passing", "is_settled", "key_parts",
-    "machine_digests", "names_lines", "source_use", "start_names", "why_untraceable",
+    "machine_digests", "machine_parts", "names_lines", "source_use", "start_names", "why_untraceable",
 ]
 
 _NOT_ASKED: Final = (
@@ -40,9 +40,12 @@ _NOT_ASKED: Final = (
     "rank",
     "world",
     "rendezvous",
+    "logs",
+    "log_folder",
     "local_rank",
     "timeout",
     "watched",
+    "comparisons",
 )
 """What of a job says where and how long it runs, and nothing of what comes of it."""
 _WORD: Final = re.compile(r"[^\W\d]\w*")
@@ -152,10 +155,18 @@ def source_use(inputs: RunInputs, job: Job, whole_text: bool) -> SourceUse:
 def key_parts(job: Job, use: SourceUse, variables: Mapping[str, str]) -> dict[str, str]:
     """Each part of the key that is not compared file by file, in words, and its hash."""
     return {
-        **machine_digests(),
-        "the working folder": os.path.relpath(os.getcwd(), job.root),
+        **machine_parts(job, variables),
         "the environment variables": environment_digest(variables, use.texts | use.identifiers),
         "the code of its model": use.digest,
+    }
+
+
+def machine_parts(job: Job, variables: Mapping[str, str]) -> dict[str, str]:
+    """The parts that are the same whatever the project's code is."""
+    return {
+        **machine_digests(),
+        "the working folder": os.path.relpath(os.getcwd(), job.root),
+        "the environment variables": environment_digest(variables, ()),
     }
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from pytest_torchcompile.bounded_folder import beside_place, tidy_folder
 from pytest_torchcompile.observation import Job, Observation
 from pytest_torchcompile.plan.matrix import PlannedCell
 from pytest_torchcompile.reuse.cell_key import (
@@ -104,30 +105,14 @@ class ResultStore:
 
     def tidy(self, largest: int = LARGEST, oldest: float = OLDEST) -> int:
         """Remove what was not used for long, and what is too much; returns how many files went."""
-        files: list[tuple[float, int, Path]] = []
-        for file in self.folder.rglob("*"):
-            with contextlib.suppress(OSError):
-                if file.is_file() and file.suffix in (".entry", ".part"):
-                    status = file.stat()
-                    files.append((status.st_mtime, status.st_size, file))
-        left = sum(size for _, size, _ in files)
-        removed = 0
-        for used, size, file in sorted(files):
-            is_torn = file.suffix == ".part" and time.time() - used > 3600
-            if left <= largest and time.time() - used <= oldest and not is_torn:
-                continue
-            with contextlib.suppress(OSError):
-                file.unlink()
-                left -= size
-                removed += 1
-        return removed
+        return tidy_folder(self.folder, ".entry", largest, oldest)
 
     def _list_file(self, name: str) -> Path:
         return self.folder / _LISTS / f"{name}.entry"
 
     def _write(self, file: Path, data: bytes) -> bool:
         """Write a file whole or not at all."""
-        beside = file.with_name(f"{file.stem}.{os.getpid()}.part")
+        beside = beside_place(file)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             beside.write_bytes(data)
@@ -190,7 +175,7 @@ class CellReuse:
         """The result of an earlier run that still holds; or why there is none, in words."""
         if why := why_always_run(planned, job):
             return why
-        if not self._environment_is_steady():
+        if not self.has_steady_environment():
             return "the environment variables changed while pytest ran"
         reason = ""
         for entry in self.store.entries(cell_folder(job)):
@@ -224,24 +209,35 @@ class CellReuse:
         for part in {**then, **now}:
             if now.get(part) != then.get(part):
                 return f"{part} changed"
-        if file := self._installed_differ(entry["shared"], inputs):
+        if file := self.installed_change(entry["shared"]):
             return f"{file} changed"
         if file := files_differ(inputs, root):
             return f"{file} changed"
         return ""
 
-    def _installed_differ(self, name: str, inputs: RunInputs) -> str:
+    def installed_change(self, shared: str) -> str:
+        """A file of an installed package that is not as it was, by the name of what :meth:`keep_shared` kept."""
         # Thousands of files, which most cells have in common.
-        if name not in self._same_installed:
-            self._same_installed[name] = installed_differ(inputs.installed)
-        return self._same_installed[name]
+        if shared not in self._same_installed:
+            kept = self.store.read_list(shared)
+            if kept is None:
+                return "a part of the kept result"
+            self._same_installed[shared] = installed_differ(kept["installed"])
+        return self._same_installed[shared]
+
+    def keep_shared(self, inputs: RunInputs) -> tuple[str, dict[str, Any]]:
+        """Keep what most cells have in common; returns its name, empty where it can't be written, and the rest."""
+        told = inputs.to_dict()
+        return self.store.keep_list({name: told.pop(name) for name in _SHARED}), told
 
     def keep(
-        self, planned: PlannedCell, job: Job, observation: Observation, seconds: float, read: list[Mapping[str, Any]]
+        self, planned: PlannedCell, job: Job, observation: Observation, seconds: float, read: list[Mapping[str, Any]],
+        older: Mapping[str, Any] | None = None,
     ) -> str:
         """Keep what a run observed of a cell that passed. ``read``: what each of its ranks told of what it read.
 
-        Returns why it is not kept; empty where it is.
+        ``older``: the earlier run of which a part of it is (:attr:`EarlierResult.origin`). Returns why it is not kept;
+        empty where it is.
         """
         root = Path(job.root)
         if why := why_always_run(planned, job):
@@ -249,7 +245,7 @@ class CellReuse:
         content = observation.to_dict()
         if not is_settled(content):
             return "a model whose runs differ is always run"
-        if not self._environment_is_steady():
+        if not self.has_steady_environment():
             return "the environment variables changed while pytest ran"
         inputs = RunInputs.of_ranks(read)
         inputs.places = places_of_names(inputs, root)
@@ -262,8 +258,7 @@ class CellReuse:
             return f"the code of its model can't be read: {error}"
         if why := modules_differ(inputs, root) or why_untraceable(inputs, use, job):
             return why
-        told = inputs.to_dict()
-        shared = self.store.keep_list({name: told.pop(name) for name in _SHARED})
+        shared, told = self.keep_shared(inputs)
         entry = {
             "version": VERSION,
             "inputs": told,
@@ -272,21 +267,27 @@ class CellReuse:
             "parts": key_parts(job, use, os.environ),
             "observation": content,
             "seconds": seconds,
-            "run": self._this_run(),
-            "at": time.time(),
+            **_time_and_run(older or {**self.this_run(), "age": 0}),
         }
         if not shared or not self.store.keep(cell_folder(job), entry):
             return f"{self.store.folder} can't be written"
         return ""
 
-    def _this_run(self) -> dict[str, Any]:
+    def this_run(self) -> dict[str, Any]:
+        """What a kept result tells of this run."""
         if self._run is None:
             self._run = self._describe_run()
         return self._run
 
-    def _environment_is_steady(self) -> bool:
-        """Rank processes have the variables of when they were started."""
+    def has_steady_environment(self) -> bool:
+        """Is the environment as when this process began? Rank processes have the variables of then."""
         return environment_digest(os.environ, ()) == environment_digest(self._variables, ())
+
+
+def _time_and_run(origin: Mapping[str, Any]) -> dict[str, Any]:
+    """What an entry says of when the cell ran."""
+    run = {name: origin[name] for name in ("run", "commit", "changed")}
+    return {"run": run, "at": time.time() - origin["age"]}
 
 
 def _earlier_result(entry: Mapping[str, Any], root: Path) -> EarlierResult:

@@ -17,6 +17,7 @@ from typing import Any
 from pytest_torchcompile.reuse.watched_files import (
     changed_since_start,
     hash_of_listing,
+    is_cache,
     is_installed,
     is_own,
     is_standard,
@@ -99,7 +100,8 @@ def collect_inputs(root: Path) -> dict[str, Any]:
 
 
 def _take_module(inputs: RunInputs, name: str, file: str, root: Path) -> None:
-    if is_own(file) or is_standard(file) or "torchinductor_" in file:
+    # What the compiler made is told by what it was made of.
+    if is_own(file) or is_standard(file) or is_cache(file):
         return
     if is_installed(file):
         # Libraries of packages are told by the lists that were installed with them.

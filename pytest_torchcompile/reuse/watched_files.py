@@ -26,6 +26,7 @@ __all__ = [
     "Opened",
     "changed_since_start",
     "hash_of_listing",
+    "is_cache",
     "is_installed",
     "is_own",
     "is_standard",
@@ -208,7 +209,7 @@ def _is_project_library(subject: Any) -> bool:
     path = _absolute(subject)
     if path is None or os.sep not in str(subject):
         return False
-    return not (is_installed(path) or path.startswith(("/usr/", "/lib", "/opt/")) or _is_cache(path))
+    return not (is_installed(path) or path.startswith(("/usr/", "/lib", "/opt/")) or is_cache(path))
 
 
 def _refuse(why: str) -> None:
@@ -235,7 +236,7 @@ def _absolute(subject: Any) -> str | None:
 
 def _is_outside(path: str, root: Path) -> bool:
     """Is it of Python, this package, the machine or a cache, of which the key tells in its own way?"""
-    if path.startswith(_MACHINE) or is_own(path) or is_standard(path) or _is_cache(path):
+    if path.startswith(_MACHINE) or is_own(path) or is_standard(path) or is_cache(path):
         return True
     if not _OUR_FOLDERS.isdisjoint(Path(path).parts) or path.endswith(".pyc") or path in _ZIPPED:
         return True
@@ -261,7 +262,7 @@ def changed_since_start(path: str) -> bool:
         return True
 
 
-def _is_cache(path: str) -> bool:
+def is_cache(path: str) -> bool:
     """Is it in a folder in which Inductor or Triton keep what they compiled?"""
     return any(path.startswith(folder) for folder in _caches())
 
@@ -269,9 +270,13 @@ def _is_cache(path: str) -> bool:
 def _caches() -> Iterator[str]:
     yield os.path.join(tempfile.gettempdir(), "torchinductor_")
     yield os.path.join(os.path.expanduser("~"), ".triton", "")
+    here = os.path.join(os.getcwd(), "")
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         if os.environ.get(name):
-            yield os.environ[name]
+            folder = os.path.join(os.path.abspath(os.environ[name]), "")
+            # One that holds the project too would take its modules and data for the compiler's.
+            if not here.startswith(folder):
+                yield folder
 
 
 def is_own(path: str) -> bool:
@@ -297,4 +302,4 @@ def _is_compilers(path: str) -> bool:
         _, found, inside = path.rpartition(folder)
         if found:
             return inside.partition(os.sep)[0] in _COMPILERS
-    return _is_cache(path)
+    return is_cache(path)

@@ -36,9 +36,8 @@ def assert_calls(matrix: str | os.PathLike[str], cell: str, calls: Iterable[Draw
     Raises AssertionError with what the check ``fuzz`` says of it, and
     :class:`~pytest_torchcompile.errors.UsageError` for a cell that the matrix does not have.
     """
-    from pytest_torchcompile.oracle.chances import same_random_draws
     from pytest_torchcompile.run.runner import Run
-    from pytest_torchcompile.state.torch_state import isolated
+    from pytest_torchcompile.state.torch_state import isolated, same_random_draws
     from pytest_torchcompile.wrappers.protocol import load
 
     read, planned = _find_cell(matrix, cell)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pytest_torchcompile.plan.matrix_path import DEFAULT
 
-__all__ = ["OPTIONS", "Option"]
+__all__ = ["OPTIONS", "REUSES", "Option"]
+
+REUSES: Final = ("results", "code")
+"""What may be taken of earlier runs; ``code`` takes results too."""
 
 
 class Option(NamedTuple):
@@ -19,6 +22,8 @@ class Option(NamedTuple):
     """Empty: a flag."""
     optional: bool = False
     """May the option be given without a value?"""
+    bare: str = ""
+    """What it is then; empty: what the ini file says."""
 
     @property
     def flag(self) -> str:
@@ -65,7 +70,11 @@ OPTIONS = (
     Option("fuzz-seconds", "Seconds that fuzzing one cell or test may take, shrinking included (default: those of the "
            "matrix, else 60)", "", "SECONDS"),
     Option("fuzz-seed", "Seed of the drawn sequences; 'random': another one each run, printed", "0", "SEED"),
-    Option("reuse", "Take the result of an earlier run for a cell that passed and of which nothing has changed"),
+    Option("reuse", "Take the result of an earlier run for a cell that passed and of which nothing has changed; "
+           "'code': of a cell that has changed take the comparisons, where it compiles to the same code and computes "
+           "the same values", "", "WHAT", optional=True, bare="results"),
     Option("resume", "Go on with a run that was interrupted: cells that its report has verdicts of are not run again"),
+    Option("logs", "Channels of TORCH_LOGS, separated by commas: what torch logs in them of each cell is printed at "
+           "the end and kept in .compile-matrix/logs; 'trace' writes a file for tlparse", "", "CHANNELS"),
     Option("inprocess", "Run cells in pytest's own process, for debuggers: a crash then ends pytest"),
 )

@@ -6,11 +6,12 @@ observation from what that one run recorded.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,33 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile import checks
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.cell import Cell, file_word
 from pytest_torchcompile.checks.numerics import STEPS
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.gauges import memory
 from pytest_torchcompile.gauges.autotune import limit_autotuning
 from pytest_torchcompile.gauges.compiler import kept_processes, set_compile_threads
 from pytest_torchcompile.gauges.generated_code import read_generated_code
+from pytest_torchcompile.ledger import observe
+from pytest_torchcompile.ledger.records import Text
+from pytest_torchcompile.ledger.torch_logs import TRACE, logged_channels, traced_to_file
 from pytest_torchcompile.loading import import_all
+from pytest_torchcompile.lowering.kernel_watch import KernelWatch
 from pytest_torchcompile.observation import Failure, Job, Observation
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
-from pytest_torchcompile.oracle.chances import same_random_draws
 from pytest_torchcompile.oracle.diagnosis import locate_stage, try_hints
 from pytest_torchcompile.oracle.expected import References
+from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.spread import OneProcess, same_batches
 from pytest_torchcompile.oracle.trial import EagerRaised
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run import subject
+from pytest_torchcompile.run.cold_compile import compile_in_process
 from pytest_torchcompile.run.environment import environment
 from pytest_torchcompile.run.imported import imported_sources
 from pytest_torchcompile.run.offspring import end_offspring, offspring_of
-from pytest_torchcompile.state.torch_state import isolated
+from pytest_torchcompile.state.torch_state import isolated, same_random_draws
 from pytest_torchcompile.wrappers.process_group import forget_shardings, join_group, left_behind
 from pytest_torchcompile.wrappers.protocol import CellTrial, Wrapper
 from pytest_torchcompile.wrappers.protocol import load as load_wrapper
@@ -79,6 +85,8 @@ class Run(CellTrial):
         one_process = None
         if mesh is not None and not self._fake:
             one_process = self._build_one_process
+        # Warm runs are to be fast, so the caches stay on.
+        self.kernel_watch = KernelWatch(anew=False) if "kernels" in job.checks else None
         # Built several times, not copied: a forward that was patched onto a module stays bound to the original.
         # This first one is never run.
         self._first = subject.build_model(self.entry, cell, root, job.seed)
@@ -90,8 +98,8 @@ class Run(CellTrial):
             references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
                                          cell.wrapper, job.seed, self.replica),
             covered=True, steps=steps, keep_texts=True,
-            one_process=one_process,
-            compared=not self._fake, varied=not self._fake,
+            one_process=one_process, instrument=self.kernel_watch.taken if self.kernel_watch else None,
+            compared=not self._fake, varied=not self._fake, known=self._known_comparisons(),
         )
         super().__init__(self._side, self._first, settings, calls, options)
         self.wrapping = cell.wrapper
@@ -142,6 +150,26 @@ class Run(CellTrial):
     def batch(self, sizes: Mapping[str, int], seed: int) -> Batch:
         """Another batch for the cell's model."""
         return subject.make_batch(self.entry, self.cell, self._home, seed, sizes)
+
+    def _known_comparisons(self) -> KnownComparisons | None:
+        """Those of an earlier run of a cell of one rank; None where nobody asks for them."""
+        if self.job.comparisons is None or self._mesh is not None or self._fake:
+            return None
+        return KnownComparisons(self.job.comparisons)
+
+    def compile_apart(self, hash_seed: int) -> dict[str, Any]:
+        """The code that another process makes of the cell."""
+        return compile_in_process(self.job, hash_seed)
+
+    def compile_calls(self) -> tuple[list[Text], str]:
+        """Compile the model for each call of the first pass; what each stage wrote, and what a call raised."""
+        side = self.make(dict(self.settings))
+        with observe(root=self.root, keep_texts=True) as ledger:
+            for call in self.calls:
+                recording, _ = side.run(call, self.loss, self.train, self.seed)
+                if recording.error is not None:
+                    return ledger.texts, f"{recording.error} at {call.label}"
+        return ledger.texts, ""
 
     def _side(self, settings: dict[str, Any] | None) -> Side:
         model = self._build_another()
@@ -241,7 +269,7 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     try:
         where = ModelEntry.from_dict(job.entry).where
         wrapper = load_wrapper(cell.wrapper, Path(job.root), where)
-        with join_group(job, cell, wrapper, where, lambda: seen.failed_at is not None) as mesh:
+        with _torch_log_kept(job), join_group(job, cell, wrapper, where, lambda: seen.failed_at is not None) as mesh:
             _observe_run(Run(job, cell, wrapper, mesh), seen)
     except Unavailable as why:
         return Failure("skip", str(why))
@@ -256,6 +284,23 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
     return None
 
 
+@contextlib.contextmanager
+def _torch_log_kept(job: Job) -> Iterator[None]:
+    """Write what torch logs of the cell into files of its name, one for each rank."""
+    with contextlib.ExitStack() as kept:
+        if job.logs:
+            name = file_word(Cell.from_dict(job.cell).id)
+            if job.world > 1:
+                name += f".rank{job.rank}"
+            folder = Path(job.log_folder)
+            channels = tuple(channel for channel in job.logs if channel != TRACE)
+            if TRACE in job.logs:
+                kept.enter_context(traced_to_file(folder / f"{name}.trace.log"))
+            if channels:
+                kept.enter_context(logged_channels(channels, folder / f"{name}.log"))
+        yield
+
+
 def _observe_run(run: Run, seen: Observation) -> None:
     run.run()
     if run.compiled.error:
@@ -268,7 +313,11 @@ def _observe_run(run: Run, seen: Observation) -> None:
             seen.sections[name] = checks.load(name).measure(run)
     generated = read_generated_code(run.texts)
     seen.sections["compiles"]["code"] = [graph.to_dict() for graph in generated.graphs]
-    seen.code_texts = generated.texts
+    # Two runs are compared by what rank 0 compiled; every rank would send as much through torchrun's store.
+    if run.job.rank == 0:
+        seen.code_texts = generated.texts
+    if known := run.options.known:
+        seen.comparisons = {"taken": known.taken, "made": known.made}
     # What takes more runs of the cell is tried only with cells that take little time: asked anew before each.
     if run.compared and sum(run.seconds.values()) <= run.job.locate:
         stage = locate_stage(run)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.fuzz.fuzz_options import FuzzOptions
-from pytest_torchcompile.run.options import OPTIONS, Option
+from pytest_torchcompile.run.options import OPTIONS, REUSES, Option
 
 __all__ = ["ISOLATION", "RANKS", "Settings"]
 
@@ -34,8 +34,10 @@ class Settings:
     """Reports of whole runs that are kept."""
     workers_per_gpu: int = 1
     """Cells that may run on one GPU at a time."""
-    reuse: bool = False
-    """Are results of earlier runs taken for cells of which nothing has changed?"""
+    reuse: str = ""
+    """What is taken of earlier runs, a word of :data:`~pytest_torchcompile.run.options.REUSES`; empty: nothing."""
+    logs: tuple[str, ...] = ()
+    """Channels of torch's log that are kept of each cell."""
     resume: bool = False
     """Are cells left out that the report has verdicts of?"""
     fuzz: FuzzOptions = field(default_factory=FuzzOptions)
@@ -47,7 +49,7 @@ class Settings:
         Raises :class:`~pytest_torchcompile.errors.UsageError`, naming the option.
         """
         given = {option.name: get(option) for option in OPTIONS}
-        inprocess, reuse = _read_flag(given["inprocess"]), _read_flag(given["reuse"])
+        inprocess, reuse = _read_flag(given["inprocess"]), _read_reuse(str(given["reuse"]))
         if reuse and (inprocess or given["ranks"] == "torchrun"):
             raise UsageError("--compile-reuse needs rank processes of this machine, which tell what a cell read; leave "
                              "it out, or --compile-inprocess and --compile-ranks torchrun")
@@ -64,6 +66,7 @@ class Settings:
             keep_runs=_read_keep_runs(given["keep-runs"]),
             workers_per_gpu=_read_workers(given["workers-per-gpu"]),
             reuse=reuse,
+            logs=_read_logs(given["logs"]),
             resume=_read_flag(given["resume"]),
         )
 
@@ -71,6 +74,15 @@ class Settings:
 def _read_flag(given: Any) -> bool:
     # A flag is a bool; its key in the ini file is a text.
     return given in (True, "true", "1", "yes", "on")
+
+
+def _read_reuse(text: str) -> str:
+    # Its key in the ini file was that of a flag.
+    if text in ("", "false", "False", "0", "no", "off"):
+        return ""
+    if text in ("true", "True", "1", "yes", "on"):
+        return "results"
+    return _known_word("reuse", text, REUSES, "what can be taken of earlier runs")
 
 
 def _read_checks(text: str) -> tuple[str, ...]:
@@ -88,6 +100,11 @@ def _read_shard(text: str) -> tuple[int, int]:
     from pytest_torchcompile.plan.selection import parse_shard
 
     return parse_shard(text or "1/1")
+
+
+def _read_logs(text: str) -> tuple[str, ...]:
+    # Which channels there are torch alone knows; the rank asks it.
+    return tuple(dict.fromkeys(channel.strip() for channel in text.split(",") if channel.strip()))
 
 
 def _read_keep_runs(text: str) -> int:

@@ -22,11 +22,12 @@ import torch
 
 from pytest_torchcompile import dims
 from pytest_torchcompile.backends import BACKENDS
+from pytest_torchcompile.backends.toolkit import Toolkit
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.cell import DEFAULTS, TOOLKIT, Cell
 from pytest_torchcompile.errors import Unavailable, UsageError
 from pytest_torchcompile.loading import kind_of, one_line, resolve
-from pytest_torchcompile.oracle.ownership import says_fork
+from pytest_torchcompile.oracle.recording import says_fork
 from pytest_torchcompile.state.torch_state import seed_everything
 
 if TYPE_CHECKING:
@@ -102,15 +103,34 @@ def compile_settings(cell: Cell, root: Path, where: str) -> dict[str, Any]:
     :class:`Unavailable` if it needs a C++ compiler and there is none.
     """
     settings: dict[str, Any] = {"backend": cell.backend, "dynamic": cell.torch_dynamic}
+    if cell.backend == "toolkit":
+        settings |= {"backend": Toolkit(**cell.toolkit, root=root), "fullgraph": True}
+    else:
+        _refuse_toolkit_axes(cell, where)
     record = BACKENDS.get(cell.backend)
     if ":" in cell.backend:
         settings["backend"] = resolve(cell.backend, root, where)
     elif record is not None and record.modes and cell.mode != "default":
         settings["mode"] = cell.mode
     # On a GPU Triton compiles; on a CPU Inductor calls a C++ compiler for every kernel.
-    if cell.backend == "inductor" and torch.device(cell.device).type == "cpu" and cxx_compiler() is None:
+    if _needs_cxx(cell) and torch.device(cell.device).type == "cpu" and cxx_compiler() is None:
         raise Unavailable("no C++ compiler found; install g++ or clang")
     return settings
+
+
+def _needs_cxx(cell: Cell) -> bool:
+    if cell.backend == "toolkit":
+        return cell.toolkit["compiler"] in ("inductor", "regional_inductor")
+    return cell.backend == "inductor"
+
+
+def _refuse_toolkit_axes(cell: Cell, where: str) -> None:
+    for name in TOOLKIT:
+        value = getattr(cell, name)
+        if value != DEFAULTS[name]:
+            raise UsageError(f"{where}: axis {name!r} is {value!r}, and backend {cell.backend!r} has no use for "
+                             "it, only backend 'toolkit' has; take such cells out by the rule `- exclude: {backend: "
+                             f"{cell.backend}, not: {{{name}: {DEFAULTS[name]}}}}}`, with a reason")
 
 
 def _signature_of(function: Callable[..., Any]) -> inspect.Signature | None:

@@ -5,6 +5,7 @@ And copies of it (:func:`copy_state`), to be compared.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import random
 import sys
@@ -23,7 +24,11 @@ from pytest_torchcompile.state.value_leaves import (
     tensors_of,
 )
 
-__all__ = ["GeneratorState", "StateSnapshot", "changed_names", "copy_state", "generator_state"]
+__all__ = ["GeneratorState", "StateSnapshot", "changed_names", "copy_state", "generator_state",
+           "write_value"]
+
+
+_HOOK_TABLES = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class StateSnapshot:
@@ -32,6 +37,7 @@ class StateSnapshot:
     The tensor objects stay the ones that compiled code has guarded on: values are copied into them, and
     where a call has replaced, added or deleted a parameter or buffer, the object of the snapshot returns.
     Tensors in attributes, and in lists, dicts and objects there, are remembered too; counters and flags are not.
+    Hooks of parameters are: one that a call has left would change the gradients of every run after it.
     """
 
     def __init__(self, module: torch.nn.Module | None) -> None:
@@ -45,12 +51,22 @@ class StateSnapshot:
                 tensors |= {id(tensor): tensor for tensor in table.values() if tensor is not None}
         self._attributes = _AttributeSnapshot(modules)
         self._saved = [(tensor, tensor.detach().clone(), tensor.requires_grad) for tensor in tensors.values()]
+        self._hooks = [_TensorHooks(tensor) for tensor in tensors.values()]
 
-    def restore(self) -> None:
-        """Copy the remembered values back, drop all gradients, set the training flags again."""
+    def restore_hooks(self) -> None:
+        """Only put the hooks of parameters and buffers back."""
+        for hooks in self._hooks:
+            hooks.restore()
+
+    def restore(self, *, counters: bool = False) -> None:
+        """Copy the remembered values back, drop all gradients, set the training flags again.
+
+        ``counters``: put counters, flags and whatever else attributes held back too, as if nothing had been called.
+        """
+        self.restore_hooks()
         for registries in self._registries:
             registries.restore()
-        self._attributes.restore()
+        self._attributes.restore(counters)
         with torch.no_grad():
             for tensor, value, requires_grad in self._saved:
                 _restore_tensor(tensor, value, requires_grad)
@@ -71,6 +87,35 @@ class _Registries:
         _refill_registry(self.part._buffers, self.buffers)
 
 
+class _TensorHooks:
+    """The hooks of a tensor, to be put back.
+
+    Private: ``Tensor._backward_hooks`` and ``Tensor._post_accumulate_grad_hooks``, dicts or None (torch 2.8 to 2.15).
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.before = {name: dict(getattr(tensor, name, None) or {}) for name in _HOOK_TABLES}
+
+    def restore(self) -> None:
+        """In the dicts themselves, which autograd reads."""
+        for name, before in self.before.items():
+            table = getattr(self.tensor, name, None)
+            if table is None:
+                continue
+            # Torch's own stay: FSDP1 registers its hook in the first call, and notes that it has.
+            kept = {key: hook for key, hook in table.items() if key not in before and _is_torchs_hook(hook)}
+            if dict(table) != before | kept:
+                table.clear()
+                table.update(before | kept)
+
+
+def _is_torchs_hook(hook: Any) -> bool:
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return str(getattr(hook, "__module__", "")).partition(".")[0] == "torch"
+
+
 def _restore_tensor(tensor: torch.Tensor, value: torch.Tensor, requires_grad: bool) -> None:
     if tensor.requires_grad != requires_grad:
         if tensor.is_leaf:
@@ -78,9 +123,19 @@ def _restore_tensor(tensor: torch.Tensor, value: torch.Tensor, requires_grad: bo
         else:
             # a buffer that a call has tied to a graph (`self.cache = cache + x` written in place)
             tensor.detach_()
-    tensor.copy_(value)
+    write_value(tensor, value)
     if tensor.is_leaf:
         tensor.grad = None
+
+
+def write_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy a value into a tensor in place, also where the tensor was made in inference mode."""
+    if not tensor.is_inference():
+        tensor.copy_(value)
+        return
+    # Torch lets nobody write to such a one elsewhere.
+    with torch.inference_mode():
+        tensor.copy_(value)
 
 
 def _refill_registry(table: dict[str, Any], before: Mapping[str, torch.Tensor | None]) -> None:
@@ -93,7 +148,7 @@ def _refill_registry(table: dict[str, Any], before: Mapping[str, torch.Tensor | 
 class _AttributeSnapshot:
     """The attributes of modules that hold tensors, and their own generators of random numbers, to be put back.
 
-    Counters and flags are the model's own history, and stay.
+    Counters and flags are the model's own history, and stay unless they are asked for.
     """
 
     def __init__(self, modules: list[torch.nn.Module]) -> None:
@@ -114,25 +169,27 @@ class _AttributeSnapshot:
             tensors |= {id(tensor): tensor for _, tensor in tensors_of(value)}
         self._saved = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
 
-    def restore(self) -> None:
+    def restore(self, counters: bool) -> None:
         """Put objects, containers and values back; compiled code finds the very objects that it has guarded."""
         for part, own in self._parts:
-            _restore_attributes(part, own)
+            _restore_attributes(part, own, counters)
         for container, contents in self._contents:
-            _restore_contents(container, contents)
+            _restore_contents(container, contents, counters)
         for generator in self._generators:
             generator.restore()
         with torch.no_grad():
             for tensor, value in self._saved:
                 if not same_bits(tensor.detach(), value):
-                    tensor.copy_(value)
+                    write_value(tensor, value)
 
 
-def _restore_attributes(part: torch.nn.Module, before: Mapping[str, Any]) -> None:
+def _restore_attributes(part: torch.nn.Module, before: Mapping[str, Any], counters: bool) -> None:
     now = own_attributes(part)
     for name in {**before, **now}:
         old, new = before.get(name), now.get(name)
-        if new is old or not (holds_tensors(new) or holds_tensors(old)):
+        if (name in before) == (name in now) and new is old:
+            continue
+        if not (counters or holds_tensors(new) or holds_tensors(old)):
             continue
         if name in before:
             part.__dict__[name] = old
@@ -144,8 +201,10 @@ def _copy_contents(container: Any) -> Any:
     return dict(container) if isinstance(container, dict) else list(container)
 
 
-def _restore_contents(container: Any, contents: Any) -> None:
-    if _same_contents(container, contents) or not (holds_tensors(container) or holds_tensors(contents)):
+def _restore_contents(container: Any, contents: Any, counters: bool) -> None:
+    if _same_contents(container, contents):
+        return
+    if not (counters or holds_tensors(container) or holds_tensors(contents)):
         return
     container.clear()
     if isinstance(container, (list, deque)):
@@ -228,10 +287,10 @@ def copy_state(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def changed_names(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """What of :func:`copy_state` is another now, bit by bit."""
+    """What of :func:`copy_state` is another now, bit by bit, what is gone among it."""
     changed = []
-    for name, new in after.items():
-        old = before.get(name)
+    for name in {**before, **after}:
+        old, new = before.get(name), after.get(name)
         if isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor):
             same = same_bits(new, old)
         else:

@@ -18,15 +18,10 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.errors import InstrumentError
+from pytest_torchcompile.ledger.thread_settings import copied_settings
 
-__all__ = ["SettingsSnapshot", "forget_compiled", "isolated", "seed_everything", "stance"]
-
-_CONFIGS = (
-    "torch._dynamo.config",
-    "torch._inductor.config",
-    "torch._functorch.config",
-    "torch.fx.experimental._config",  # symbolic shapes
-)
+__all__ = ["SettingsSnapshot", "forget_compiled", "isolated", "own_random_draws", "same_random_draws",
+           "seed_everything", "stance"]
 
 
 def stance() -> str:
@@ -129,21 +124,21 @@ def _config_module(name: str) -> Any:
     return importlib.import_module(name)
 
 
-def _copy_config(name: str) -> dict[str, Any]:
-    """All keys of one config module (``torch/utils/_config_module.py: get_config_copy``, torch 2.8 to 2.15)."""
-    module = _config_module(name)
-    try:
-        return dict(module.get_config_copy())
-    except AttributeError:
-        raise _missing(f"{name}.get_config_copy") from None
-
-
 class SettingsSnapshot:
     """A snapshot of every setting that outlives a cell."""
 
     def __init__(self) -> None:
         self._settings = {setting.name: setting.get() for setting in _SETTINGS}
-        self._configs = {name: _copy_config(name) for name in _CONFIGS}
+        self._configs = copied_settings()
+
+    def plain_values(self) -> dict[str, str]:
+        """Settings as texts, without those of torch's config modules that are no plain values, such as functions."""
+        values = {name: str(value) for name, value in self._settings.items()}
+        for name, config in self._configs.items():
+            for key, value in config.items():
+                if isinstance(value, (bool, int, float, str, type(None))):
+                    values[f"{name}.{key}"] = repr(value)
+        return values
 
     def changed(self) -> list[str]:
         """What differs from the snapshot now, as ``name: then -> now``."""
@@ -165,9 +160,9 @@ class SettingsSnapshot:
             before, now = self._settings[setting.name], setting.get()
             if before != now:
                 differences.append((f"{setting.name}: {before} -> {now}", partial(setting.set, before)))
-        for name, before_all in self._configs.items():
-            for key, now in _copy_config(name).items():
-                before = before_all.get(key)
+        for name, current in copied_settings().items():
+            for key, now in current.items():
+                before = self._configs[name].get(key)
                 if not _is_equal(before, now):
                     put_back = partial(setattr, _config_module(name), key, before)
                     differences.append((f"{name}.{key}: {before!r} -> {now!r}", put_back))
@@ -227,3 +222,24 @@ def seed_everything(seed: int) -> None:
     # Only a model that has imported it can draw from it.
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+@contextlib.contextmanager
+def same_random_draws() -> Iterator[None]:
+    """Have Inductor draw the random numbers that eager draws, so that dropout can be compared."""
+    with _fallback_random(True):
+        yield
+
+
+@contextlib.contextmanager
+def own_random_draws() -> Iterator[None]:
+    """Have Inductor draw random numbers of its own, as it does unless it is told otherwise."""
+    with _fallback_random(False):
+        yield
+
+
+def _fallback_random(eager: bool) -> contextlib.AbstractContextManager[None]:
+    # torch/_inductor/config.py: torch 2.8 to 2.15.
+    from torch._inductor import config
+
+    return config.patch(fallback_random=eager)  # type: ignore[no-any-return]

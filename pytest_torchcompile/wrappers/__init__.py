@@ -35,6 +35,8 @@ class WrapperEntry:
     :data:`~pytest_torchcompile.wrappers.wrapping.ORDERS`."""
     fake: bool = False
     """Does it run in torch's fake process group, as ``NAME*fake64``? DDP's reducer does not."""
+    dtypes: tuple[str, ...] = ()
+    """The dtypes that it computes in, as ``NAME@DTYPE``, the usual one first."""
     coverage: float = 1.0
     """The default of the limit ``coverage`` in its cells: less where it is its nature to leave layers to eager."""
 
@@ -49,7 +51,7 @@ _REPLICA_ORDERS: Final = ("compile_then_wrap", "wrap_then_compile", "inner_block
 
 WRAPPERS: Final[dict[str, WrapperEntry]] = {
     "none": WrapperEntry(f"{_HERE}.single_process:NONE"),
-    "autocast": WrapperEntry(f"{_HERE}.single_process:AUTOCAST"),
+    "autocast": WrapperEntry(f"{_HERE}.single_process:AUTOCAST", dtypes=("bfloat16", "float16")),
     "checkpoint": WrapperEntry(f"{_HERE}.single_process:CHECKPOINT"),
     "regional": WrapperEntry(f"{_HERE}.single_process:REGIONAL", coverage=0),
     "ddp": WrapperEntry(f"{_HERE}.data_parallel:DDP", 2, orders=_REPLICA_ORDERS),

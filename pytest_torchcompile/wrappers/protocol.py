@@ -23,6 +23,7 @@ from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.layer.selective import inner_blocks
 from pytest_torchcompile.loading import resolve
+from pytest_torchcompile.lowering.kernel_watch import KernelWatch
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.oracle.spread import Spread
 from pytest_torchcompile.oracle.trial import Trial
@@ -123,7 +124,7 @@ def load(name: str, root: Path, where: str, alone: bool = False) -> Wrapper:
         raise UsageError(f"{where}: wrapper {wrapping.name!r} is made for {made_for}, and the matrix gives it "
                          f"{wrapping.ranks}; write {name.partition('*')[0]}{star}")
     # From here on those of the cell, and no longer the least number.
-    wrapper = replace(wrapper, ranks=wrapping.ranks)
+    wrapper = replace(wrapper, ranks=wrapping.ranks, unit=wrapping.dtype or wrapper.unit)
     if entry is not None:
         return wrapper
     return _user_wrapper(wrapper, wrapping, where, alone)
@@ -178,10 +179,21 @@ class CellTrial(Trial):
     """The dims of the cell's model."""
     matrix: str
     """Path of the matrix file."""
+    kernel_watch: KernelWatch | None
+    """Has watched the run's kernels, where the check `kernels` wants them."""
 
     @abstractmethod
     def batch(self, sizes: Mapping[str, int], seed: int) -> Batch:
         """Another batch for the cell's model, drawn with ``seed``."""
+
+    @abstractmethod
+    def compile_apart(self, hash_seed: int) -> dict[str, Any]:
+        """The code that another process makes of the cell, with this ``PYTHONHASHSEED``.
+
+        Returns ``graphs`` (:class:`~pytest_torchcompile.gauges.generated_code.GraphCode` as plain data), ``texts`` by
+        key, ``stages`` (:func:`~pytest_torchcompile.gauges.generated_code.stage_keys`), and ``failure``, why it made
+        none; empty where it did.
+        """
 
 
 def in_order(model: nn.Module, settings: Settings | None, cell: Cell, wrap: Callable[[Any], Any],

@@ -3,7 +3,8 @@
 ``none``
     the model itself, compiled whole.
 ``autocast``
-    the compiled model is called under ``torch.autocast`` to bfloat16, as mixed precision does.
+    the compiled model is called under ``torch.autocast``, as mixed precision does: to bfloat16, or as
+    ``autocast@float16`` to float16.
 ``checkpoint``
     activation checkpointing of each repeated block, inside of the compiled model.
 ``regional``
@@ -22,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper, compile_blocks, repeated_blocks, shipped_wrapper
+from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["AUTOCAST", "CHECKPOINT", "NONE", "REGIONAL", "checkpoint_blocks"]
 
@@ -34,9 +36,10 @@ def _compile_whole(model: nn.Module, settings: Settings | None, cell: Cell) -> C
 def _wrap_in_autocast(model: nn.Module, settings: Settings | None, cell: Cell) -> Callable[..., Any]:
     call = _compile_whole(model, settings, cell)
     device = torch.device(cell.device).type
+    dtype: torch.dtype = getattr(torch, Wrapping.read(cell.wrapper).dtype)
 
     def autocast(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device, dtype=torch.bfloat16):
+        with torch.autocast(device, dtype=dtype):
             return call(*args, **kwargs)
 
     return autocast
@@ -70,6 +73,6 @@ def _compile_regions(model: nn.Module, settings: Settings | None, cell: Cell) ->
 
 
 NONE: Wrapper = shipped_wrapper("none", _compile_whole)
-AUTOCAST: Wrapper = shipped_wrapper("autocast", _wrap_in_autocast, unit="bfloat16")
+AUTOCAST: Wrapper = shipped_wrapper("autocast", _wrap_in_autocast)
 CHECKPOINT: Wrapper = shipped_wrapper("checkpoint", _wrap_checkpointed)
 REGIONAL: Wrapper = shipped_wrapper("regional", _compile_regions, partial=True)

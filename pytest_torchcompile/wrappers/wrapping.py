@@ -2,6 +2,7 @@
 
     NAME                 ddp
     NAME@ORDER           ddp@wrap_then_compile
+    NAME@DTYPE           autocast@float16
     NAME*RANKS           ddp*4
     NAME@ORDER*RANKS     mypkg.parallel:wrap@inner_blocks*4
     NAME*fakeRANKS       fsdp2*fake64
@@ -47,6 +48,8 @@ class Wrapping:
     order: str = ""
     """A key of :data:`ORDERS`; empty: there is one way only, or it is the wrapper's to choose."""
     ranks: int = 1
+    dtype: str = ""
+    """What it computes in; empty: the wrapper brings no dtype in."""
     fake: bool = False
     """All ranks but the first are only said to be there."""
 
@@ -80,7 +83,10 @@ class Wrapping:
         entry = WRAPPERS.get(name)
         if entry is None and ":" not in name:
             raise ValueError(f"{name!r} is not a wrapper, nor module:attribute; {nearest(name, WRAPPERS)}")
-        if at:
+        dtype = ""
+        if entry is not None and entry.dtypes:
+            dtype, order = _read_dtype(name, order, entry), ""
+        elif at:
             _check_order(name, order, entry)
         elif entry is not None and entry.orders:
             order = entry.orders[0]
@@ -93,7 +99,7 @@ class Wrapping:
             count = entry.ranks
         else:
             count = 1
-        return cls(name, order, count, fake)
+        return cls(name, order, count, dtype, fake)
 
 
 def lane_of(value: object) -> str:
@@ -120,6 +126,14 @@ def wrapper_of(value: object) -> str:
 def _who_has_fake_lane() -> str:
     names = [name for name, entry in WRAPPERS.items() if entry.fake]
     return f"it is for {', '.join(names)} and wrappers of your own"
+
+
+def _read_dtype(name: str, text: str, entry: WrapperEntry) -> str:
+    if not text:
+        return entry.dtypes[0]
+    if text not in entry.dtypes:
+        raise ValueError(f"wrapper {name!r} has no dtype {text!r}; {nearest(text, entry.dtypes)}")
+    return text
 
 
 def _check_order(name: str, order: str, entry: WrapperEntry | None) -> None:

@@ -94,6 +94,15 @@ rules:
     assert file.read_text() == text
 
 
+def test_a_place_in_a_library_is_the_same_on_each_machine(here):
+    """Its path begins where the library's does, not at the root of somebody's environment."""
+    run = Run(model=["net"], backend=["eager"])
+    run.breaks(run.ids[0], {"file": "/home/me/.venv/lib/python3.11/site-packages/lib/layers.py"})
+    file = here(run)
+    assert main(["accept"]) == 0
+    assert 'reason: "Tensor.item() at lib/layers.py:12"' in file.read_text()
+
+
 def test_what_an_allowed_break_explains_needs_no_limit(here):
     """Coverage follows from the breaks, where no whole function was given up."""
     run = planted(liars=(), broken=2)

@@ -11,9 +11,11 @@ from pytest_torchcompile.cli import main
 from pytest_torchcompile.observation import Judgement, Observation, Problem
 from pytest_torchcompile.ranks.execution import CellResult
 
-SIDES = {"eager": {"low": 0.002, "kernels": 30}, "compiled": {"low": 0.001, "kernels": 12}}
+SIDES = {"eager": {"low": 0.002, "kernels": 30, "items_per_second": 900.0},
+         "compiled": {"low": 0.001, "kernels": 12, "items_per_second": 1800.0}}
 WORTH = {"raised": None, "wrong": "", "verdict": "faster", "speedup": 2.0, "interval": [1.9, 2.1], "sides": SIDES,
-         "memory_delta_mib": -1.5, "compiling_seconds": 3.0, "compiles": 2, "cached": 0, "pays_after": 3000}
+         "unit": "tokens", "memory_delta_mib": -1.5, "compiling_seconds": 3.0, "compiles": 2, "cached": 0,
+         "pays_after": 3000}
 SLOW = {**WORTH, "verdict": "slower", "speedup": 0.5, "interval": [0.4, 0.6], "pays_after": None, "cached": 1}
 NOISY = {**SLOW, "verdict": "could not be told", "interval": [0.4, 1.6]}
 
@@ -41,11 +43,20 @@ def test_the_report_in_text_and_in_markdown():
     reports = [mode("default", WORTH), mode("max-autotune", SLOW)]
     _, head, first, second, _ = report_lines("net", reports)
     assert head.split("  ")[0] == "mode"
-    assert "faster   2.00 (1.90 to 2.10)  2.000 ms  1.000 ms  30 to 12  -1.5 MiB  3.0 s" in first
+    assert "faster   2.00 (1.90 to 2.10)  2.000 ms  1.000 ms  1800 tokens  30 to 12  -1.5 MiB  3.0 s" in first
     assert first.endswith("3000 steps")
     assert "3.0 s (1 of 2 from a cache)" in second
     assert second.endswith("never")
     assert "| default | faster | 2.00 (1.90 to 2.10) |" in "\n".join(report_markdown("net", reports))
+
+
+def test_why_a_mode_is_not_faster_stands_above_the_advice():
+    parts = {"seconds": 1.0, "library": 0.1, "generated": 0.2, "operators": 0.0, "guards": 0.6, "python": 0.1}
+    reports = [mode("default", {**SLOW, "profile": parts, "coverage": 1.0, "breaks": []})]
+    *_, cause, _ = report_lines("net", reports)
+    assert cause.startswith("default: Dynamo's guards take 60% of a compiled step")
+    assert "- default: Dynamo's guards take 60%" in "\n".join(report_markdown("net", reports))
+    assert reports[0].to_dict()["cause"].startswith("Dynamo's guards")
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

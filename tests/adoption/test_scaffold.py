@@ -10,7 +10,13 @@ import pytest
 import yaml
 
 from pytest_torchcompile.adoption.example_inputs import Examined, ExampleTensor
-from pytest_torchcompile.adoption.init_command import files_of_model, files_to_fill_in, refuse_other_models, write_files
+from pytest_torchcompile.adoption.init_command import (
+    _finds_packages,
+    files_of_model,
+    files_to_fill_in,
+    refuse_other_models,
+    write_files,
+)
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.gate.policyfile import read_policy
@@ -31,7 +37,7 @@ def here(tmp_path, monkeypatch):
 
 def test_the_matrix_is_one(here):
     """It expands, keeps to its own schema, and names the inputs that are written beside it."""
-    write_files(files_of_model(GUESSED, here), force=False)
+    write_files(files_of_model(GUESSED), force=False)
     matrix = load_matrix("matrix/default.yaml")
     assert [planned.cell.id for planned in matrix.cells] == [
         f"tiny_gpt-{backend}-default-auto-none-inference" for backend in ("eager", "aot_eager", "inductor")]
@@ -47,30 +53,42 @@ def test_the_matrix_is_one(here):
 
 def test_named_inputs_need_no_file(here):
     """What the user has is not written again."""
-    files = files_of_model(NAMED, here)
+    files = files_of_model(NAMED)
     assert "compile_inputs.py" not in [file.path for file in files]
     write_files(files, force=False)
     assert load_matrix("matrix/default.yaml").models["build"].inputs == "models:batch"
 
 
-@pytest.mark.parametrize(("there", "library", "expected"), [
-    ([], "", "pip install torch pytest-torchcompile\n"),
-    (["requirements.txt"], "", "pip install -r requirements.txt pytest-torchcompile\n"),
-    (["pyproject.toml"], "", "pip install -e . pytest-torchcompile\n"),
-    ([], "transformers", "pip install torch pytest-torchcompile transformers\n"),
-])
-def test_the_workflow_installs_the_project(here, there, library, expected):
-    """As far as can be told from the files that are there."""
-    for name in there:
-        (here / name).touch()
-    workflow = next(file for file in files_of_model(NAMED, here, library) if file.part == "workflow")
-    assert f"run: {expected}" in workflow.text
+@pytest.mark.parametrize(("library", "expected"), [
+    ("", "  pip install pytest-torchcompile\n"), ("transformers", "  pip install pytest-torchcompile transformers\n")])
+def test_the_workflow_installs_the_library(library, expected):
+    """Beside what the project needs, which its step finds out by itself."""
+    workflow = next(file for file in files_of_model(NAMED, library) if file.part == "workflow")
+    assert expected in workflow.text
     assert yaml.safe_load(workflow.text)["jobs"].keys() == {"cells", "gate"}
+
+
+@pytest.mark.parametrize(("files", "expected"), [
+    ({}, False),
+    ({"pyproject.toml": "[tool.ruff]\n"}, False),
+    ({"pyproject.toml": "[project]\nname = 'x'\n"}, True),
+    ({"pyproject.toml": "[build-system]\nbuild-backend = 'setuptools.build_meta'\n[project]\n"}, True),
+    ({"pyproject.toml": "[project]\n[tool.setuptools]\npackages = ['x']\n"}, False),
+    ({"pyproject.toml": "[build-system]\nbuild-backend = 'hatchling.build'\n[project]\n"}, False),
+    ({"pyproject.toml": "[project]\n", "setup.cfg": ""}, False),
+    ({"pyproject.toml": "[project]\n", "src/x.py": ""}, False),
+], ids=["none", "tools", "bare", "setuptools", "named", "hatchling", "setup.cfg", "src"])
+def test_where_setuptools_would_take_the_matrix_for_a_package(here, files, expected):
+    """A new folder beside the package ends its search for packages; `init` then says so."""
+    for name, text in files.items():
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text(text)
+    assert _finds_packages(here) == expected
 
 
 def test_another_model_takes_no_models_place(here):
     """The matrix is written anew, and would lose the one that it has; the same model may come again."""
-    write_files(files_of_model(NAMED, here), force=False)
+    write_files(files_of_model(NAMED), force=False)
     refuse_other_models("build")
     with pytest.raises(UsageError) as refused:
         refuse_other_models("tiny_gpt")
@@ -83,9 +101,9 @@ def test_another_model_takes_no_models_place(here):
 
 def test_again_changes_nothing(here):
     """Files of ours that nobody has edited are replaced."""
-    write_files(files_of_model(GUESSED, here), force=False)
+    write_files(files_of_model(GUESSED), force=False)
     before = {path: path.read_text() for path in here.rglob("*") if path.is_file()}
-    write_files(files_of_model(GUESSED, here), force=False)
+    write_files(files_of_model(GUESSED), force=False)
     assert {path: path.read_text() for path in here.rglob("*") if path.is_file()} == before
 
 
@@ -101,28 +119,28 @@ def test_files_of_the_user_are_kept(here, path, expected):
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("mine: 1\n")
     with pytest.raises(UsageError) as caught:
-        write_files(files_of_model(GUESSED, here), force=False)
+        write_files(files_of_model(GUESSED), force=False)
     assert str(caught.value) == (
         f"{path}: was not written by pytest-torchcompile, so it is not replaced; {expected}")
     assert not (here / "compile_inputs.py").exists()
-    write_files(files_of_model(GUESSED, here), force=True)
+    write_files(files_of_model(GUESSED), force=True)
     assert file.read_text() != "mine: 1\n"
 
 
 @pytest.mark.parametrize("edit", [str.upper, "{}\n# mine\n".format, "# mine\n{}".format])
 def test_edited_files_are_kept(here, edit):
     """Of ours too: the checksum of the last line is not theirs."""
-    write_files(files_of_model(GUESSED, here), force=False)
+    write_files(files_of_model(GUESSED), force=False)
     file = here / "conftest.py"
     text = file.read_text()
     first, last = text.rstrip().rsplit("\n", 1)
     file.write_text(f"{edit(first)}\n{last}\n")
     with pytest.raises(UsageError, match=r"^conftest.py: was edited since pytest-torchcompile wrote it, so it is not "
                                          "replaced; leave it out by --without conftest"):
-        write_files(files_of_model(GUESSED, here), force=False)
+        write_files(files_of_model(GUESSED), force=False)
     file.write_text(f"{first}\n")
     with pytest.raises(UsageError, match=r"^conftest.py: was not written by"):
-        write_files(files_of_model(GUESSED, here), force=False)
+        write_files(files_of_model(GUESSED), force=False)
 
 
 def test_without_a_model(here, capsys):

@@ -44,9 +44,11 @@ def test_checks():
     """The order of the report, and the limits that a matrix may set."""
     assert list(CHECKS) == ["graph_breaks", "compiles", "equivalence", "gradients", "training_steps", "aliasing",
                             "layout", "recompiles", "shape_stability", "cudagraphs", "smoketest", "safe_fallback",
-                            "rank_divergence", "randomness", "kernels", "memory", "worth", "fuzz"]
+                            "rank_divergence", "randomness", "kernels", "memory", "determinism", "worth", "contract",
+                            "fuzz", "passes"]
     assert {name: (limit.kind, limit.default) for name, limit in LIMITS.items()} == {
-        "coverage": ("min", 1.0), "steps": ("min", 3), "graph_breaks": ("max", 0), "recompiles": ("max", None),
+        "coverage": ("min", 1.0), "guard_us": ("max", None),
+        "steps": ("min", 3), "graph_breaks": ("max", 0), "recompiles": ("max", None),
         "late_recompiles": ("max", None), "uncaptured": ("max", None), "kernels": ("max", None),
         "launches": ("max", None), "speedup": ("min", None), "leaked_bytes": ("max", None), "memory_mib": ("max", None),
         "kernels_share": ("max", None),

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcompile.checks.worth import slow_cause
+from pytest_torchcompile.checks.slow_causes import gpu_share, idle_remark, kernel_time, slow_cause, slow_causes
 
-PARTS = {"library": 0.2, "generated": 0.6, "operators": 0.1, "guards": 0.02, "python": 0.08}
+PARTS = {"library": 0.1, "generated": 0.7, "operators": 0.1, "guards": 0.02, "python": 0.08}
 SIDES = {"eager": {"kernels": 30}, "compiled": {"kernels": 12}}
 BREAKS = [{"file": "models.py", "line": 7}]
 
 
-def section(verdict="slower", coverage=1.0, breaks=(), kernels_share=0.4, sides=SIDES, **parts):
-    profile = {"seconds": 1.0, "library_calls": {"aten::mm": 19, "aten::addmm": 8}, **PARTS, **parts}
+def section(verdict="slower", coverage=1.0, breaks=(), kernels_share=0.4, sides=SIDES, roof=0.1, bound="memory",
+            late=(), launches=None, skips=(), **parts):
+    profile = {"seconds": 1.0, "waits": 0, "library_calls": {"aten::mm": 19, "aten::addmm": 8}, **PARTS, **parts}
     return {"verdict": verdict, "coverage": coverage, "breaks": list(breaks), "kernels_share": kernels_share,
-            "sides": sides, "profile": profile}
+            "sides": sides, "profile": profile, "roof": {"share": roof, "bound": bound, "device": "cpu"},
+            "late": list(late), "launches": launches or {}, "skips": list(skips)}
+
+
+def on_gpu(busy, graphs=0, generated=0.0):
+    """A GPU that is busy so many of 100 ms; eager launches thirty kernels, compiled twelve."""
+    compiled = {"busy_seconds": busy, "generated_seconds": generated, "graphs": graphs, "host_launches": 12}
+    return {"launches": {"eager": {}, "compiled": compiled},
+            "sides": {"eager": {"kernels": 30}, "compiled": {"kernels": 12, "low": 0.1}}}
 
 
 @pytest.mark.parametrize(("planted", "text"), [
@@ -27,12 +36,49 @@ def section(verdict="slower", coverage=1.0, breaks=(), kernels_share=0.4, sides=
     ({"kernels_share": 1.0, "sides": {"eager": {"kernels": 12}, "compiled": {"kernels": 12}}},
      "a compiled step runs 12 kernels and an eager one 12, so nothing was fused: "),
     ({"library": 0.8}, "80% of a compiled step is library calls that eager makes too (19 x aten::mm, 8 x aten::addmm)"),
+    ({"kernels_share": 1.0, "sides": {"eager": {"kernels": 12}, "compiled": {"kernels": 12}}, "library": 0.3},
+     "a compiled step runs 12 kernels and an eager one 12, so nothing was fused, and library calls take 30% of it: "),
+    ({"sides": {"eager": {"kernels": 90}, "compiled": {"kernels": 80}}, "seconds": 1e-3, "library": 2e-4,
+      "generated": 7e-4, "kernels_share": 1.0, "guards": 0, "python": 0, "operators": 0},
+     "a compiled step makes 80 kernel calls of 11.2 µs each, of which 10% is work at this machine's peak: "),
+    ({"roof": 0.8}, "it runs at 80% of the memory's bandwidth of this machine (cpu), so no compiler helps: move fewer"),
+    ({"roof": 0.7, "bound": "compute", "library": 0.9},
+     "it runs at 70% of the peak of matrix products of this machine (cpu), so no compiler helps: compute less"),
+    ({"waits": 2, "operators": 0.3, "breaks": BREAKS},
+     "a step takes 2 numbers out of tensors (`.item()`, a branch on a value); the first graph break is at models"),
+    (on_gpu(0.02), "the GPU works 20% of a compiled step, and else waits for 12 launches of the host: mode "
+                   "reduce-overhead replays them as one CUDA graph"),
+    ({**on_gpu(0.02), "skips": ["mutated inputs"]},
+     "the GPU works 20% of a compiled step, and else waits for 12 launches of the host: CUDA graphs were skipped: mut"),
+    ({**on_gpu(0.02), "python": 0.9, "generated": 0.05}, "72% of a compiled step passes in Python"),
+    (on_gpu(0.09), "90% of a compiled step is library calls that eager makes too"),
+    ({**on_gpu(0.03, graphs=1), "waits": 1}, "a step takes 1 number out of tensors"),
     ({"library": 0.6, "guards": 0.2}, "60% of a compiled step is library calls"),
     ({"library": 0.5, "python": 0.6}, "60% of a compiled step passes in Python"),
 ])
 def test_each_cause_is_named_and_the_largest_first(planted, text):
     assert slow_cause(section(**planted)).startswith(text)
     assert slow_cause(section("no difference", **planted)).startswith(text)
+
+
+LATE = {"function": "Net.forward", "file": "net.py", "line": 3, "cause": "shape", "what": "x.size(0)",
+        "advice": "pad to a few buckets"}
+
+
+@pytest.mark.parametrize("verdict", ["slower", "could not be told"])
+def test_what_compiles_in_the_timed_steps_is_told_first(verdict):
+    """Then there is no steady state, and what the times say is nothing."""
+    found = section(verdict, late=[LATE], python=0.9)
+    assert slow_cause(found) == ("1 compile in the timed steps: Net.forward (net.py:3) is compiled again because of "
+                                 "x.size(0): pad to a few buckets")
+
+
+@pytest.mark.parametrize("changes", [
+    {}, on_gpu(0.09, generated=0.08), on_gpu(0.02, graphs=1), {**on_gpu(0.09, generated=0.08), "python": 0.9},
+])
+def test_the_healthy_has_none(changes):
+    """Fused, compiled whole, far from the roof; of a GPU that works all the time nobody asks what the host does."""
+    assert slow_cause(section("no difference", **changes)) == ""
 
 
 @pytest.mark.parametrize("verdict", ["faster", "could not be told"])
@@ -43,3 +89,68 @@ def test_what_is_not_slow_has_no_cause(verdict):
 @pytest.mark.parametrize("known", [section(), {"verdict": "slower"}, {"verdict": "slower", "profile": None}])
 def test_without_evidence_nothing_is_said(known):
     assert slow_cause(known) == ""
+
+
+GUARD = "___as_tensor(step) == 7 # a step that nobody knows"
+
+
+@pytest.mark.parametrize(("late", "words"), [
+    ({**LATE, "cause": "other", "what": "", "reason": GUARD}, f"because a guard failed: {GUARD}: pad"),
+    ({**LATE, "cause": "other", "what": ""}, "is compiled again: pad"),
+    ({**LATE, "cause": "shape", "what": "", "reason": ""}, "is compiled again because of its shape: pad"),
+])
+def test_a_recompile_is_told_in_torchs_words(late, words):
+    """Where no variable is known; the kind 'other' tells nobody anything. All compiles count, not the kept ones."""
+    found = {**section(late=[late] * 3), "late_compiles": 95}
+    assert slow_cause(found).startswith("95 compiles in the timed steps: Net.forward (net.py:3) is compiled again")
+    assert words in slow_cause(found)
+    assert "other" not in slow_cause(found)
+
+
+def test_what_breaks_leave_is_told_after_them():
+    """Launches of operators that run eagerly follow from graph breaks, whichever takes longer under a profiler."""
+    planted = {**on_gpu(0.009), "coverage": 0.14, "generated": 0.45, "library": 0.1, "operators": 0.3, "python": 0.13}
+    coverage, launches = slow_causes(section(**planted))
+    assert (coverage.kind, launches.kind) == ("coverage", "launches")
+    assert coverage.share < launches.share
+    assert "replays those of compiled graphs alone" in launches.text
+    # Of a model that is mostly compiled the larger comes first.
+    assert slow_causes(section(**{**planted, "coverage": 0.8}))[0].kind == "launches"
+
+
+ONE_KERNEL = {"kernels_share": 1.0, "bound": "compute",
+              "sides": {"eager": {"kernels": 1}, "compiled": {"kernels": 1, "low": 0.1}}}
+
+
+@pytest.mark.parametrize("planted", [
+    {**on_gpu(0.097), **ONE_KERNEL, "roof": 0.97}, {**on_gpu(0.096), **ONE_KERNEL, "roof": 0.97},
+    {**on_gpu(0.1, generated=0.1), **ONE_KERNEL, "roof": 0.94},
+])
+def test_at_the_roof_nothing_else_is_told(planted):
+    """One kernel has nothing to be fused with, and what is left is a few hundredths, or less than nothing."""
+    assert [cause.kind for cause in slow_causes(section(**planted))] == ["roof"]
+
+
+def test_a_cause_of_some_hundredths_is_not_told():
+    unfused = {**on_gpu(0.07, generated=0.07), "kernels_share": 1.0, "roof": 0.5}
+    assert [cause.kind for cause in slow_causes(section(**unfused))] == ["fusion"]
+    assert slow_causes(section(**{**unfused, **on_gpu(0.065, generated=0.065), "roof": 0.59})) == []
+
+
+def test_a_gpu_that_waits_is_worth_a_remark():
+    """Faster, and most of the step the GPU does nothing: there is more to win, and it is said how."""
+    tiny = on_gpu(0.01)
+    assert idle_remark(section("faster", **tiny)).startswith(
+        "more to win: the GPU works 10% of a compiled step, and else waits for 12 launches of the host: mode reduce-")
+    assert slow_cause(section("faster", **tiny)) == ""
+    for quiet in (section("faster", **on_gpu(0.06)), section("faster"), section("slower", **tiny),
+                  section("faster", **on_gpu(0.01, graphs=1)), section("could not be told", **tiny),
+                  section("faster", late=[LATE], **tiny)):
+        assert idle_remark(quiet) == ""
+
+
+def test_a_gpu_works_no_longer_than_the_step():
+    """Some hundredths more are the profiled step's cold caches; what was measured can still be asked for."""
+    busy = section(**on_gpu(0.104))
+    assert (kernel_time(busy), gpu_share(busy)) == (pytest.approx(1.04), 1.0)
+    assert gpu_share(section()) is None

@@ -54,7 +54,7 @@ def test_cells_of_a_shipped_matrix(tmp_path, monkeypatch, capsys):
     assert lines[-1].startswith("4 excluded by shipped:smoke:2")
     assert main(["cells", "shipped:smok"]) == 4
     assert capsys.readouterr().err == ("'shipped:smok' is not a shipped matrix; did you mean 'smoke'? "
-                                       "Known: default, fake, fuzz, gpu, multi_gpu, nightly, real, smoke\n")
+                                       "Known: contract, default, fake, fuzz, gpu, multi_gpu, nightly, real, smoke\n")
 
 
 def test_cells_say_what_they_need(here, capsys, monkeypatch):
@@ -97,7 +97,8 @@ def test_cells_as_json(here, capsys):
     assert cells[1] == {
         "id": "gpt-inductor-max-autotune-auto-none",
         "axes": {"model": "gpt", "backend": "inductor", "mode": "max-autotune", "dynamic": "auto",
-                 "wrapper": "none", "dtype": "float32", "device": "cpu", "phase": "training"},
+                 "wrapper": "none", "dtype": "float32", "device": "cpu", "phase": "training",
+                 "capture": "default", "passes": "none", "compiler": "default", "decompositions": "default"},
         "outcome": "xfail", "reason": "slow", "issue": "a/b#1", "until": "2999-01-01",
         "checks": ["gradients"], "also": [], "rule": "matrix/default.yaml:6",
         "limits": {"coverage": 1.0, "steps": 3, "graph_breaks": 0},

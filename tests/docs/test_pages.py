@@ -167,7 +167,7 @@ axes:
   mode: [default, max-autotune]
   dynamic: [auto, static]
 """
-ANY_NAME = "def make(**axes): ...\ndef batch(**dims): ...\nScorer = Mlp = make\napproximate = make\n"
+ANY_NAME = "def make(**axes): ...\ndef batch(**dims): ...\nScorer = Mlp = make\napproximate = twice_as_sum = make\n"
 YAML = [(path, body) for path in PAGES for body in blocks(text_of(path), "yaml")]
 
 
@@ -188,9 +188,11 @@ def test_yaml_is_read(path, body, tmp_path):
 RUN = {
     "README.md": "test_fixtures_readme.py, test_readme_example.py",
     "docs/adopting.md": "tests/layer/wrap/test_adopting.py",
+    "docs/how-to/contract.md": "tests/plugin/test_compile_contract.py",
     "docs/how-to/fuzz.md": "test_fixtures_readme.py",
     "docs/how-to/own-tests.md": "test_fixtures_readme.py",
     "docs/how-to/production-layer.md": "test_fixtures_readme.py",
+    "docs/how-to/toolkit.md": "tests/plugin/test_graph_pass.py",
     "docs/how-to/without-pytest.md": "test_fixtures_readme.py",
     "docs/tutorials/compiler-engineer.md": "test_fixtures_readme.py, test_readme_example.py",
     "docs/tutorials/model-repo.md": "test_fixtures_readme.py",

@@ -10,10 +10,9 @@ import torch
 from explain.generated_code import differences
 
 from pytest_torchcompile import CompileConfig, zoo
-from pytest_torchcompile.errors import InstrumentError
-from pytest_torchcompile.explain import explain, inductor
-from pytest_torchcompile.explain.explanation_records import readable_bytes
+from pytest_torchcompile.explain import explain
 from pytest_torchcompile.explain.explanation_text import explanation_lines
+from pytest_torchcompile.lowering.kernel_records import readable_bytes
 
 pytestmark = pytest.mark.needs_torch
 
@@ -122,16 +121,6 @@ def test_a_compiled_model_is_refused():
     """There is nothing to compile anew in it."""
     with pytest.raises(ValueError, match=r"it runs compiled already .* give explain the eager model"):
         explain(torch.compile(torch.nn.Linear(3, 2)), torch.randn(4, 3))
-
-
-def test_a_torch_without_the_hook(monkeypatch):
-    """One sentence that names what is missing."""
-    from torch._inductor.scheduler import Scheduler
-
-    monkeypatch.delattr(Scheduler, "codegen_extern_call")
-    with pytest.raises(InstrumentError, match=r"has no Scheduler.codegen_extern_call in torch._inductor, which writes "
-                                              r"calls of libraries; kernels can't be explained"):
-        inductor._scheduler()
 
 
 @pytest.mark.parametrize(("count", "text"), [(999, "999 B"), (1000, "0.977 KiB"), (9600, "9.38 KiB"),

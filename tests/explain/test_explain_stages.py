@@ -7,40 +7,25 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from chromium import chromium, found
-from functorch.compile import make_boxed_func
-from torch._dynamo.backends.common import aot_autograd
+from explain.captures import operators_of, without_code
 from torch._inductor.decomposition import select_decomp_table
-from torch.fx.experimental import proxy_tensor
 
 from pytest_torchcompile import CompileConfig, zoo
-from pytest_torchcompile.errors import InstrumentError
 from pytest_torchcompile.explain import explain
-from pytest_torchcompile.explain.decompositions import DecompositionNotes
 from pytest_torchcompile.explain.explanation_text import explanation_lines
 from pytest_torchcompile.explain.files import write_files
+from pytest_torchcompile.explain.graph_drawing import svg_text
 from pytest_torchcompile.explain.graph_texts import read_graph
 from pytest_torchcompile.explain.guards import explain_symbolic, read_guards
 from pytest_torchcompile.explain.page import explanation_page
+from pytest_torchcompile.explain.runnable import write_runnables
 
 pytestmark = pytest.mark.needs_torch
-
-
-def without_code(decompositions):
-    """A backend that traces with these decompositions, and generates no code."""
-    def run(graph, inputs):
-        return make_boxed_func(graph.forward)
-
-    return aot_autograd(fw_compiler=run, bw_compiler=run, decompositions=decompositions)
-
-
-def operators_of(stage):
-    """ATen operators of a graph, and how often."""
-    calls = [node for node in stage.nodes if node.target not in ("input", "expression")]
-    return Counter(node.target.removeprefix("torch.ops.") for node in calls)
 
 
 @pytest.mark.parametrize(("model", "batch"), [
@@ -142,6 +127,11 @@ def test_files(head, tmp_path, monkeypatch):
     kernel = next(file for file in (folder / "kernels").iterdir() if "softmax_0" in file.name)
     assert "// keeps exp inside, 9.38 KiB" in kernel.read_text()
     assert '"exp" -> "sum_1"' in (folder / "graphs" / "0_0-post_grad-0.dot").read_text()
+    exported = (folder / "graphs" / "0_0-forward-0.export.txt").read_text()
+    assert exported.startswith("ExportedProgram:\n    class ")
+    assert "    primals_1: PARAMETER target='linear.weight' f32[600, 64]" in exported
+    assert "    primals_3: USER_INPUT target=" in exported
+    assert "    div: OUTPUT f32[4, 600]" in exported
     assert json.loads((folder / "explanation.json").read_text())["format"] == 1
     program = [sys.executable, folder / "fx_graph_runnable.py"]
     done = subprocess.run(program, capture_output=True, text=True, check=False)
@@ -152,6 +142,38 @@ def test_files(head, tmp_path, monkeypatch):
     assert "output 0: Tensor-likes are not close" in done.stderr
     write_files(replace(head, kernels=[]), folder)
     assert not (folder / "kernels").exists()
+
+
+def test_a_random_graph_as_a_program(tmp_path):
+    """What dropout draws differs from run to run, so it is not compared, and the program says so; the rest is."""
+    class Dropping(torch.nn.Module):
+        def forward(self, x):
+            return torch.nn.functional.dropout(x, 0.5), x + 1
+
+    explained = explain(Dropping(), torch.randn(40), CompileConfig(backend="aot_eager"))
+    write_runnables(explained, tmp_path)
+    done = subprocess.run([sys.executable, tmp_path / "fx_graph_runnable.py"], capture_output=True, text=True,
+                          check=False)
+    assert done.stdout.splitlines() == [
+        "1 outputs are those of the compiled graph", "1 outputs are random, and were not compared"], done.stderr
+
+
+def test_a_graph_as_a_picture(head):
+    """Each node has a box with its name, below what it takes; no two overlap; every edge is drawn."""
+    stage, = head.stages_of("0/0", "forward")
+    root = ElementTree.fromstring(svg_text(stage))
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = {}
+    for group in root.iter(f"{space}g"):
+        box = group.find(f"{space}rect")
+        boxes[group.find(f"{space}text").text] = int(box.get("x")), int(box.get("y"))
+    assert set(boxes) == {node.name for node in stage.nodes}
+    assert len(set(boxes.values())) == len(boxes)
+    for node in stage.nodes:
+        assert all(boxes[given][1] < boxes[node.name][1] for given in node.inputs)
+    assert len(root.findall(f"{space}path")) == sum(len(node.inputs) for node in stage.nodes)
+    hostile = replace(stage, nodes=(replace(stage.nodes[0], name="<x>&", inputs=()),))
+    assert ElementTree.fromstring(svg_text(hostile)).find(f"{space}g/{space}text").text == "<x>&"
 
 
 def test_the_page_is_whole(head):
@@ -182,11 +204,3 @@ def test_a_click_lights_up_all_stages(head, tmp_path):
         browser.open(file.as_uri(), width=480)
         assert browser.evaluate("document.documentElement.scrollWidth") <= 480
         assert not browser.complaints()
-
-
-def test_a_torch_without_decomposition_hook(monkeypatch):
-    """One sentence that names what is missing."""
-    monkeypatch.delattr(proxy_tensor, "maybe_handle_decomp")
-    with pytest.raises(InstrumentError, match="maybe_handle_decomp, which looks decompositions up"), \
-            DecompositionNotes().taken():
-        pass

@@ -40,7 +40,7 @@ from pytest_torchcompile.fuzz.drawn_call import as_code, call, shape_sequences, 
 from pytest_torchcompile.fuzz.search import Budget, Examined, SequenceProblem, search
 from pytest_torchcompile.fuzz.sequence_run import Attempts
 from pytest_torchcompile.oracle.calls import Side
-from pytest_torchcompile.oracle.chances import same_random_draws
+from pytest_torchcompile.state.torch_state import same_random_draws
 
 pytestmark = pytest.mark.needs_torch
 SEEDS = range(int(os.environ.get("FUZZ_SEEDS", "1")))

@@ -83,6 +83,27 @@ def test_a_graph_break_that_moved_is_not_new(now, before):
     assert outcome(now, before).code == 1
 
 
+def test_a_graph_break_in_other_words_is_not_new(now, before):
+    """Another torch has another reason for the same line; a second break there is new."""
+    before.breaks(now.ids[0], {"line": 12, "reason": "Unsupported method call"})
+    now.breaks(now.ids[0], {"line": 12, "reason": "Missing tp_iternext"})
+    assert outcome(now, before).code == 0
+    now.breaks(now.ids[0], {"line": 12, "reason": "Missing tp_iternext"}, {"line": 12, "reason": "print"})
+    assert "new graph break at models.py:12 in 1 cell: print" in told(outcome(now, before))
+
+
+def test_one_old_graph_break_stands_for_one_new_one(now, before):
+    """One that moved, and another at the line that it left: one of the two is new."""
+    cell = now.ids[0]
+    before.breaks(cell, {"line": 10})
+    now.breaks(cell, {"line": 12}, {"line": 10, "reason": "print"})
+    assert "new graph break at models.py:10 in 1 cell: print" in told(outcome(now, before))
+    # One that moved from the other line, and one at the first line in other words: nothing is new.
+    before.breaks(cell, {"line": 10}, {"line": 20})
+    now.breaks(cell, {"line": 10, "reason": "print"}, {"line": 30})
+    assert outcome(now, before).code == 0
+
+
 def test_new_recompiles(now, before):
     before.recompiles(now.ids[0], 1)
     now.recompiles(now.ids[0], 1)

@@ -366,6 +366,7 @@ def test_a_matrix_that_is_not_there_is_told_at_the_policy(run, project):
 MISTAKES = """
 gates: [smoke]                          | p.yaml:2:9: 'smoke' is not a gate; did you mean 'smoketest'?
 limit: []                               | p.yaml:2:1: unknown key 'limit' in the policy; did you mean 'limits'?
+limits: [{limits: {recompiles: 1}}]     | p.yaml:2:11: in a policy limits stand beside `when`, not in `limits:` as in
 limits: [{recompile: 1}]                | p.yaml:2:11: unknown limit 'recompile'; did you mean 'recompiles'?
 limits: [{when: {model: net}}]          | p.yaml:2:10: this entry has no limit; expected at least one of
 limits: [{recompiles: many}]            | p.yaml:2:23: recompiles: found 'many', expected a whole number

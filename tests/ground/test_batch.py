@@ -55,6 +55,16 @@ def test_anything_else_is_one_argument():
     assert Batch.of(thing).args == (thing,)
 
 
+@pytest.mark.parametrize("offset", [0, 3, 64])
+def test_a_clone_is_no_view_and_as_aligned(offset):
+    """Dynamo guards what a view is a view of: such a batch would be compiled for anew where its like has been."""
+    tensor = torch.arange(80.0)[offset:offset + 6].view(2, 3)
+    copy = Batch.of(tensor).clone().args[0]
+    assert torch.equal(copy, tensor)
+    assert not copy._is_view()
+    assert copy.storage_offset() == offset % 64
+
+
 def test_a_clone_has_new_memory_and_the_same_values():
     """Writing to a clone leaves the original alone."""
     batch = Batch.of((torch.ones(3), {"y": torch.ones(2)}))

@@ -54,3 +54,10 @@ def test_way_through_json(user):
     again = Cell.from_dict(json.loads(json.dumps(cell.to_dict())))
     assert again == cell
     assert again.id == cell.id
+
+
+def test_a_cell_of_an_older_version():
+    """Axes that it did not have are at their defaults."""
+    plain = Cell(model="m", mode="max-autotune").to_dict()
+    del plain["compiler"]
+    assert Cell.from_dict(plain) == Cell(model="m", mode="max-autotune")

@@ -106,3 +106,11 @@ def test_two_series_agree_on_nothing_where_there_is_nothing(kind):
 def test_the_words_of_a_verdict(low, value, high, confirmed, verdict):
     """Faster or slower only where it was seen twice; no difference only where a large one is ruled out."""
     assert Ratio(value, low, high, 24).verdict(LEAST, confirmed) == verdict
+
+
+def test_on_a_machine_that_is_not_quiet_the_interval_is_wider():
+    """Steps that take twice as long as themselves leave a ratio of 1.5 open, but not one of 5."""
+    assert Ratio(1.5, 1.4, 1.6, 24).verdict(LEAST, confirmed=True) == "slower"
+    assert Ratio(1.5, 1.4, 1.6, 24).widened(2).verdict(LEAST, confirmed=True) == "could not be told"
+    assert Ratio(5.0, 4.5, 5.5, 24).widened(2).verdict(LEAST, confirmed=True) == "slower"
+    assert Ratio(1.5, 1.4, 1.6, 24).widened(2).speedup_interval == pytest.approx((1 / 3.2, 1 / 0.7))

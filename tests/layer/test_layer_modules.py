@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import pytest_torchcompile
+
 pytestmark = pytest.mark.needs_torch
-LIMITS = {"maybe_compile": 45, "ShapeStabilizer": 12}
+LIMITS = {"maybe_compile": 45, "compare": 60, "ShapeStabilizer": 12}
 """Modules of ours that importing a name may load; torch itself loads none of them."""
 COUNTED = """
 import json, sys
@@ -39,3 +43,28 @@ def test_a_name_loads_few_modules(planted):
     then = "import pytest_torchcompile.layer.smoketest" if planted else ""
     many = [name for name, modules in loaded_by(LIMITS, then=then).items() if len(modules) > LIMITS[name]]
     assert many == (list(LIMITS) if planted else [])
+
+
+LAYER = Path(pytest_torchcompile.__file__).parent / "layer"
+FRONT_ENDS = {"equivalence.py", "pass_judgement.py"}
+"""``compare`` and ``judge_passes``, the oracle's own face for users: they make trials."""
+
+
+def past_the_face(files):
+    """Imports of the oracle's modules by files that should take its public names."""
+    found = []
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pytest_torchcompile.oracle."):
+                found.append(f"{file.name}: {node.module}")
+    return found
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["ours", "planted"])
+def test_the_smoketest_takes_the_oracles_public_names(planted, tmp_path):
+    """It records, compares and judges with what the oracle hands out, and knows none of its modules."""
+    files = [file for file in sorted(LAYER.glob("*.py")) if file.name not in FRONT_ENDS]
+    if planted:
+        files = [tmp_path / "planted.py"]
+        files[0].write_text("def later():\n    from pytest_torchcompile.oracle.reference_runs import DRAWS\n")
+    assert past_the_face(files) == (["planted.py: pytest_torchcompile.oracle.reference_runs"] if planted else [])

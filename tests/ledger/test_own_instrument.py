@@ -7,10 +7,14 @@ import importlib
 import json
 from dataclasses import dataclass
 
+import pytest
+
 from pytest_torchcompile.ledger import process_watch
 from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.records import LedgerRecord
 from pytest_torchcompile.ledger.watch import LedgerWatch
+
+pytestmark = pytest.mark.needs_torch
 
 
 @dataclass

@@ -206,3 +206,31 @@ def test_variances_are_compared_in_standard_errors():
     rare = [0.01 * place for place in range(56)]
     assert variance_distance([*rare, *[0.5] * 8], [*rare, *[100.0] * 8]) < 1
     assert variance_distance([1.0] * 64, [1.0 + 1e-7 * (number % 2) for number in range(64)]) < 1
+
+
+class NormalisedBesideDropout(nn.Module):
+    """One output is drawn; the other is normalised and is not: its mean is nothing but rounding."""
+
+    def __init__(self, shift=0.0):
+        super().__init__()
+        self.norm, self.shift = nn.LayerNorm(32, elementwise_affine=False), shift
+
+    def forward(self, x):
+        steady = self.norm(x)
+        if torch.compiler.is_compiling():
+            # another order of rounding, and what is planted
+            steady = (steady * 3) / 3 + self.shift
+        return {"drawn": nn.functional.dropout(x, 0.25), "steady": steady}
+
+
+@pytest.mark.parametrize(("shift", "wrong"), [(0.0, []), (0.01, ["mean of output['steady']"])])
+def test_the_mean_of_a_normalised_output_is_compared_by_its_scale(shift, wrong):
+    """Two means of 1e-9 are not thousands of standard errors apart; a hundredth of the scale is."""
+    torch.manual_seed(0)
+    module, batch = NormalisedBesideDropout(shift), Batch.of(torch.randn(8, 32))
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    eager_chances = sample_chances(module, module, batch, train=False, seeds=8)
+    compiled_chances = sample_chances(compiled, module, batch, train=False, seeds=8, first=8)
+    told = {leaf.name for leaf in compare_chances(eager_chances, compiled_chances) if leaf.message}
+    assert {name for name in told if name.startswith("mean of output['steady']")} == set(wrong)
+    assert bool(told) is bool(wrong), told

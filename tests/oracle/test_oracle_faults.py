@@ -220,6 +220,26 @@ def test_one_wrong_gradient_is_found_alone(name, factor):
     assert list(found(model, batch, call)) == [f"gradient of {name}"]
 
 
+@pytest.mark.parametrize("kind", ["hook", "accumulated"])
+def test_a_hook_that_a_call_leaves_is_found(kind):
+    """The reference, which is made afterwards, does not have it."""
+    model, batch = perceptron()
+
+    def double(parameter):
+        parameter.grad.mul_(2)
+
+    def call(x):
+        if kind == "hook":
+            model.b.weight.register_hook(lambda gradient: gradient * 2)
+        else:
+            model.b.weight.register_post_accumulate_grad_hook(double)
+        return model(x)
+
+    assert list(found(model, batch, call)) == ["gradient of b.weight"]
+    assert not model.b.weight._backward_hooks
+    assert not model.b.weight._post_accumulate_grad_hooks
+
+
 def test_a_missing_gradient_is_found():
     """A parameter cut off from the loss has None where eager has a gradient."""
     model, batch = perceptron()

@@ -8,11 +8,12 @@ import pytest
 
 from pytest_torchcompile.page.article import (
     LEAVES,
+    article,
     benchmark_section,
-    kernels_section,
     numbers_section,
     times_section,
 )
+from pytest_torchcompile.page.kernel_tables import kernels_section
 from pytest_torchcompile.page.markup import ROWS
 from pytest_torchcompile.report.facts import Facts
 
@@ -34,7 +35,7 @@ def numbers(*leaves, **more):
 
 
 def kernels(*graphs, source=""):
-    return kernels_section(facts(kernels={"graphs": list(graphs)}), source)
+    return kernels_section(facts(kernels={"graphs": list(graphs)}), source, {})
 
 
 KERNEL = {"name": "cpp_fused_relu", "ops": ["relu", "add"], "lines": ["net.py:7", "net.py:9"], "calls": 3}
@@ -46,8 +47,8 @@ GRAPH = {"compile_id": "0/0", "stage": "forward", "library": {"addmm": 2.0}, "fa
     (numbers_section, facts()), (numbers_section, facts(compiles={"leaves_of": []})), (times_section, facts()),
     (times_section, facts(total=3.0)), (times_section, facts({"compile": "long"})), (benchmark_section, facts()),
     (benchmark_section, facts(worth={"text": ""})), (benchmark_section, facts(benchmark={"text": 3})),
-    (lambda given: kernels_section(given, ""), facts()),
-    (lambda given: kernels_section(given, ""), facts(kernels={"graphs": "x"})),
+    (lambda given: kernels_section(given, "", {}), facts()),
+    (lambda given: kernels_section(given, "", {}), facts(kernels={"graphs": "x"})),
 ])
 def test_what_has_nothing_to_tell_is_left_out(section, given):
     assert section(given) is None
@@ -105,12 +106,42 @@ def test_a_line_of_the_source(line, linked):
     assert line in html
 
 
+CALL = {"name": "cpp_fused_relu", "kind": "pointwise", "library": "",
+        "operators": ["aten.relu.default", "aten.add.Tensor"],
+        "reads": [{"name": "buf0", "of": "addmm", "tensor": "float32[4, 6]", "bytes": 96}],
+        "writes": [{"name": "buf1", "of": "add", "tensor": "float32[4, 6]", "bytes": 96}],
+        "kept_inside": [{"of": "relu", "bytes": 96}]}
+
+
+def test_what_each_call_touches():
+    """Its operators in order, tensors with their bytes, and what never reaches memory; sums above."""
+    found = shown(kernels(GRAPH | {"calls": [CALL, CALL]}))
+    row = "cpp_fused_relu pointwise: relu, add.Tensor buf0 float32[4, 6] 96 B buf1 float32[4, 6] 96 B relu 96 B"
+    assert found.endswith("what each call touches: 384 B; 192 B never reach memory call reads writes never in memory "
+                          f"{row} {row}")
+    assert "what each call touches" not in shown(kernels(GRAPH | {"calls": "x"}))
+
+
+def test_a_list_of_kernels_stands_once_on_a_page():
+    """Another cell with the same one leads to it; a cell with another one has its own."""
+    listed = {}
+    first, again, other = (
+        article(Facts({"id": name, "observation": {"sections": {"kernels": {"graphs": [graph]}}}}), "", listed=listed)
+        for name, graph in (("a", GRAPH), ("b", GRAPH), ("c", GRAPH | {"compile_id": "9/9"})))
+    assert "graph 0/0, forward" in first
+    assert "graph 0/0" not in again
+    assert 'the same as at <a href="#cell:a">a</a>' in again
+    assert "graph 9/9, forward" in other
+
+
 @pytest.mark.parametrize("number", [ROWS, ROWS + 1])
 def test_many_graphs_and_kernels_are_bounded(number):
     html = str(kernels(*[GRAPH] * number))
     assert html.count("<caption>") == ROWS
     assert (f"and {number - ROWS} more" in html) == (number > ROWS)
     many = str(kernels(GRAPH | {"generated": [KERNEL] * number}))
+    assert many.count("cpp_fused_relu") == ROWS
+    many = str(kernels(GRAPH | {"generated": [], "calls": [CALL] * number}))
     assert many.count("cpp_fused_relu") == ROWS
 
 

@@ -56,6 +56,9 @@ def hostile(text: str) -> dict[str, Any]:
         graph = seen["sections"]["kernels"]["graphs"][0]
         graph |= {"library": {text: 1}, "stage": text, "compile_id": text}
         graph["generated"][0] |= {"name": text, "ops": [text], "lines": [text, f"{text}:3"]}
+        tensor = {"name": text, "of": text, "tensor": text, "bytes": 4}
+        graph["calls"] = [{"name": text, "kind": text, "library": text, "operators": [text], "reads": [tensor],
+                           "writes": [tensor], "kept_inside": [tensor]}]
         seen["sections"]["equivalence"]["leaves"] = [{"name": text, "call": text, "dtype": text, "message": text}]
         cells.append(each)
     made = report(cells)

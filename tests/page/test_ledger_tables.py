@@ -159,7 +159,7 @@ def test_the_summary(section, told):
 
 def widths(html):
     bars = re.findall(r'<svg[^>]*class="bar"[^>]*>.*?</svg>', html, re.DOTALL)
-    return [[float(width) for width in re.findall(r'width="([\d.]+)"', bar)] for bar in bars]
+    return [[float(width) for width in re.findall(r"h([\d.]+)\"", bar)] for bar in bars]
 
 
 @pytest.mark.parametrize(("records", "expected"), [

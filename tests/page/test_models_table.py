@@ -30,6 +30,15 @@ def test_a_row_for_each_model_and_backend(rows):
     assert "| 1: `models.py:41` |" in moe
 
 
+def test_the_table_of_a_thousand_cells_fits_into_a_comment(rows):
+    """What is the same in many cells of a row stands once, with their number; GitHub takes 65,536 characters."""
+    told = rows(sample_report(kernels=False))
+    assert len("\n".join(told)) < 10_000
+    assert any("| training: pass, 36 times<br>inference: pass, 36 times |" in line for line in told)
+    # Of encoder a third is expected to fail.
+    assert any("pass, 24 times" in line and r"xfail \(equivalence xfail\), 12 times" in line for line in told)
+
+
 def test_a_path_begins_at_its_package(rows):
     """Wherever the package is installed."""
     content = sample_report({"model": ["moe_lite"], "backend": ["aot_eager"]})

@@ -11,7 +11,7 @@ import yaml
 
 from pytest_torchcompile.cell import AXES
 from pytest_torchcompile.checks import CHECKS, LIMITS
-from pytest_torchcompile.errors import MatrixError
+from pytest_torchcompile.errors import MatrixError, nearest
 from pytest_torchcompile.plan import nodes as yamlnodes
 from pytest_torchcompile.plan.matrix import load_matrix
 from pytest_torchcompile.wrappers import WRAPPERS
@@ -29,10 +29,16 @@ def _cases() -> dict[str, tuple[str, str]]:
     return cases
 
 
+def _shown(known):
+    """What `nearest` lists of the names that are known."""
+    _, _, listed = nearest("", known).partition("Known: ")
+    return listed.split(", ")
+
+
 def _with_names(expected):
     """A new wrapper, check, limit or axis is known without a line in the file of mistakes."""
     lists = {"@wrappers": sorted(WRAPPERS), "@checks": sorted(CHECKS), "@limits in order": LIMITS,
-             "@limits": sorted(LIMITS)}
+             "@limits": _shown(LIMITS)}
     for word, names in lists.items():
         expected = expected.replace(word, ", ".join(names))
     # In brackets what is known beside the axes; without them the axes in their own order.
@@ -92,6 +98,18 @@ def test_unknown_backend(project):
     (line,) = project.mistakes(HEAD + "axes: {backend: [inducter]}")
     assert line.startswith("m.yaml:3:18: 'inducter' is not a backend, nor module:attribute; "
                            "did you mean 'inductor'? Known: aot_eager, ")
+
+
+@pytest.mark.parametrize(("axes", "expected"), [
+    ("passes: [dead_cod]", "m.yaml:3:17: passes: 'dead_cod' is neither a name nor module:attribute; did "),
+    ("passes: ['backward=dead_code, nowhere.to_be:found']", "m.yaml:3:17: passes: 'nowhere.to_be:found' cannot be "),
+    ("decompositions: [indctor]", "m.yaml:3:25: decompositions: 'indctor' is neither a name nor module:attribute; "),
+    ("compiler: [eagre]", "m.yaml:3:19: 'eagre' is not a value of axis 'compiler'; did you mean 'eager'?"),
+])
+def test_axes_of_the_toolkit(project, axes, expected):
+    """Each pass of a list is looked up."""
+    (line,) = project.mistakes(HEAD + f"axes: {{{axes}}}")
+    assert line.startswith(expected)
 
 
 def test_too_many_cells(project):

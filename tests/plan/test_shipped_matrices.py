@@ -77,6 +77,13 @@ def test_default_fuzzes_two_models():
     assert all(varying_dims(matrix.models[cell.model].dims) for cell in fuzzed)
 
 
+def test_default_times_one_cell_of_a_model():
+    """Of each that Inductor compiles in one process, without what only Triton's interpreter runs."""
+    timed = [planned.cell for planned in shipped("default").cells if "worth" in planned.also]
+    assert [cell.model for cell in timed] == ["tiny_head", "mini_gpt", "conv_net", "encoder", "moe_lite"]
+    assert {(cell.backend, cell.mode, cell.wrapper) for cell in timed} == {("inductor", "default", "none")}
+
+
 @pytest.mark.parametrize("name", ["default", "nightly", "fake", "multi_gpu", "gpu"])
 def test_what_is_expected_to_fail_has_an_issue(name):
     """With the reason beside it."""
@@ -135,6 +142,8 @@ def test_lower_limits_are_only_where_a_rule_says_why():
     """Full coverage and no graph break, but for regional cells, the model whose routing depends on data, and ranks."""
     for planned in shipped("default").cells:
         usual = {"coverage": 1.0, "steps": 3, "graph_breaks": 0}
+        if "worth" in planned.also:
+            usual["speedup"] = 0.1
         whole = planned.cell.wrapper not in FSDP and planned.cell.model != "moe_lite"
         if planned.cell.wrapper == "tp@inner_blocks" and planned.cell.model != "mini_gpt":
             whole = False

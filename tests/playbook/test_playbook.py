@@ -151,6 +151,27 @@ def test_a_setting_that_is_not_surely_slower_comes_first(told, other):
     assert "| `scorer` | `backend=inductor, mode=max-autotune` |" in text
 
 
+def test_what_was_not_timed_is_no_way_out(told):
+    """The main job times one cell of a model: where that is slower, a mode that nobody timed is not recommended."""
+    text = told(changed(ONE, scorer_inductor_default=times(0.64, 0.6, 0.7)))["What to use"]
+    assert "| `scorer` | do not compile this | eager is faster: `backend=inductor` is 0.64 times as fast" in text
+    assert "; 1 setting holds that nobody timed |" in text
+
+
+def test_a_timed_setting_comes_before_one_that_was_not(told):
+    text = told(changed(ONE, scorer_inductor_max_autotune=times(1.2, 1.1, 1.3)))["What to use"]
+    assert "| `scorer` | `backend=inductor, mode=max-autotune` |" in text
+
+
+def test_a_busy_machine_tells_no_speed(told):
+    def busy(each: dict[str, Any]) -> None:
+        measures(speedup=0.9, interval=[0.6, 1.3], verdict="could not be told")(each)
+
+    text = told(changed(ONE, scorer_inductor_default=busy))["What to use"]
+    assert "whether it is faster could not be told, for the machine was busy" in text
+    assert "0.90 times as fast" not in text
+
+
 def test_wrong_and_slow_is_wrong(told):
     """The advice is to mend it, not to leave it."""
     def both(each: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_torchcompile.observation import NO_RANK, Failure, Judgement, Observation, Problem
-from pytest_torchcompile.plugin.repeated import SAME_CAUSE, RepeatedFailures, mark_repeated
+from pytest_torchcompile.plugin.repeated import RepeatedFailures, mark_repeated
 from pytest_torchcompile.ranks.execution import CellResult
 
 CHECKS = ("graph_breaks", "compiles", "equivalence")
@@ -37,11 +37,8 @@ def shown(*reports):
     plugin = RepeatedFailures()
     for report in reports:
         plugin.pytest_runtest_logreport(report)
-    terminal = SimpleNamespace(stats={"failed": list(reports)})
-    summary = plugin.pytest_terminal_summary(terminal)
-    next(summary)
-    return ([report.nodeid.partition("::")[2] for report in terminal.stats["failed"]],
-            len(terminal.stats.get(SAME_CAUSE, ())))
+    told = [report for report in reports if plugin.pytest_report_teststatus(report) is None]
+    return [report.nodeid.partition("::")[2] for report in told], len(reports) - len(told)
 
 
 @pytest.mark.parametrize("kind", ["usage", "user"])
@@ -79,3 +76,30 @@ def test_what_could_not_be_run_has_a_word_of_its_own():
     report = reported("a", "compiles", without_result(NO_RANK))
     assert vars(report) == {"nodeid": "m.yaml::a::compiles", "failed": True}
     assert shown(report, SimpleNamespace(nodeid="test_a.py::test", failed=True)) == (["a::compiles", "test"], 0)
+
+
+STOPPED = """
+import pytest
+from pytest_torchcompile.plugin.repeated import MARK, RepeatedFailures
+
+def pytest_configure(config):
+    config.pluginmanager.register(RepeatedFailures())
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport():
+    report = yield
+    if report.failed:
+        setattr(report, MARK, {"first": "", "mistake": "the same"})
+    return report
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--maxfail=2",), ("--maxfail=2", "-v")], ids=["whole", "stopped", "verbose"])
+def test_the_last_line_counts_them(options, pytester):
+    """Also that of a run that pytest ended after some failures; only the first is in its list."""
+    pytester.makeconftest(STOPPED)
+    pytester.makepyfile("def test_a(): assert 0\n\ndef test_b(): assert 0\n")
+    result = pytester.runpytest(*options)
+    result.stdout.fnmatch_lines(["FAILED test_the_last_line_counts_them.py::test_a*", "=* 1 failed, 1 same cause in *"])
+    result.stdout.no_fnmatch_line("FAILED *::test_b*")
+    assert result.ret == 1

@@ -170,3 +170,44 @@ def test_reuse_needs_rank_processes(reuse):
     result = reuse.run("--compile-reuse", "--compile-inprocess")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["*--compile-reuse needs rank processes of this machine*leave it out*"])
+
+
+def test_comparisons_are_reused_where_the_code_is_the_same(reuse):
+    """A model that is written otherwise is compiled and run, and not compared again; one that computes more is.
+
+    What stays wrong, or becomes wrong while the graphs stay as they were, is found.
+    """
+    reuse.matrix(MATRIX.replace("equivalence]", "equivalence, gradients]"))
+    _, reused = run(reuse, "--compile-reuse=code")
+    assert not reused
+    first = reuse.block()["cells"]
+    edit(reuse, "return torch.tanh(super().forward(x))", "y = super().forward(x)\n        return torch.tanh(y)")
+    result, reused = run(reuse, "--compile-reuse=code")
+    assert reused.keys() == {NET, OTHER}
+    assert reused[OTHER].pop("comparisons")
+    assert "comparisons" not in reused[NET]
+    assert reused[OTHER].keys() == reused[NET].keys()
+    result.stdout.fnmatch_lines(["2 of 2 cells reused (1 compiled to the same code, and not compared again); *"])
+    block = reuse.block()
+    jsonschema.validate({"compile_matrix": block}, report_schema())
+    for before, after in zip(first, block["cells"], strict=True):
+        assert after["checks"] == before["checks"]
+        assert after["observation"]["sections"]["equivalence"] == before["observation"]["sections"]["equivalence"]
+    # Then nothing has changed since, and the result is as old as its comparisons.
+    _, again = run(reuse, "--compile-reuse=code")
+    assert again[OTHER]["run"] == reused[OTHER]["run"]
+    assert "comparisons" not in again[OTHER]
+    edit(reuse, "return torch.tanh(y)", "return torch.tanh(y) * (1 if torch.compiler.is_compiling() else 1.5)")
+    result, reused = run(reuse, "--compile-reuse=code")
+    assert reused.keys() == {NET}
+    result.assert_outcomes(passed=4, failed=2)
+
+
+def test_what_the_option_may_be_given(reuse):
+    """A word that it does not know is a mistake; what follows it with a space is pytest's own argument."""
+    result = reuse.run("--compile-reuse=cod")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*--compile-reuse: 'cod' is not what can be taken of earlier runs*'code'*"])
+    reuse.file("test_one.py", "def test_one():\n    pass\n")
+    reuse.matrix(MATRIX.replace("  other:", "  # other:"))
+    reuse.run("--compile-checks=compiles", "--compile-reuse", "test_one.py").assert_outcomes(passed=2)

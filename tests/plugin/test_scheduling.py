@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.plan.expansion import PlannedCell
+from pytest_torchcompile.plugin.scheduler_choice import choose_scheduler, missing_internals
 from pytest_torchcompile.plugin.scheduling import CellScheduling, cell_families, cell_units
 
 ITEMS = [f"matrix/m.yaml::{cell}::{check}" for cell in ("short", "long", "new") for check in ("a", "b")]
@@ -18,6 +21,42 @@ def test_units():
     """A cell's items are one unit, the longest cell first; one never timed counts as the longest, a plain test last."""
     found = cell_units(["tests/t.py::test_x", *ITEMS], {"short": 1.0, "long": 9.0})
     assert found == [[3, 4], [5, 6], [1, 2], [0]]
+
+
+def test_this_xdist_has_what_the_scheduler_is_made_of():
+    """Whatever its version: else cells would be spread by another one."""
+    assert missing_internals(scheduler([], [Node()]).config, None) == []
+
+
+@pytest.mark.parametrize(("where", "name"), [
+    ("xdist.scheduler.load.LoadScheduling", "_check_nodes_have_same_collection"),
+    ("xdist.workermanage.WorkerController", "send_runtest_some"),
+])
+def test_another_xdist_keeps_cells_whole_too(where, name, monkeypatch):
+    """One without what ours is made of spreads scopes, which are cells, and the run says so."""
+    config = scheduler([], [Node()]).config
+    monkeypatch.delattr(f"{where}.{name}")
+    lines = []
+    config.pluginmanager = SimpleNamespace(get_plugin=lambda name: SimpleNamespace(write_line=lines.append))
+    chosen = choose_scheduler(config, None, {}, [])
+    assert type(chosen).__name__ == "LoadScopeScheduling"
+    assert {chosen._split_scope(item) for item in ITEMS} == {"matrix/m.yaml::short", "matrix/m.yaml::long",
+                                                             "matrix/m.yaml::new"}
+    assert lines == [
+        f"note: this pytest-xdist lacks {where.rpartition('.')[2]}.{name}, of which the scheduler for cells is made; "
+        "cells are spread as by --dist loadscope, and the longest do not start first"]
+
+
+def test_an_xdist_whose_scheduler_has_moved(monkeypatch):
+    """No module, other arguments: what was found is told, and nothing is raised."""
+    config = scheduler([], [Node()]).config
+    with monkeypatch.context() as changed:
+        changed.setitem(sys.modules, "xdist.scheduler.load", None)
+        (told,) = missing_internals(config, None)
+        assert told.startswith("ModuleNotFoundError: ")
+    monkeypatch.setattr("xdist.scheduler.load.LoadScheduling.__init__", lambda self, config, log, hub: None)
+    (told,) = missing_internals(config, None)
+    assert told.startswith("TypeError: ")
 
 
 class Node:

@@ -70,7 +70,7 @@ def test_a_failure_says_how_to_run_it_again(bare):
     assert result.ret == 1
     result.stdout.fnmatch_lines([
         "graph_breaks: graph break (1 place(s), 0 allowed)*",
-        "  logs   TORCH_LOGS=graph_breaks with --compile-inprocess -s shows more",
+        "  logs   --compile-logs=graph_breaks shows more",
         "  again  pytest --compile-matrix=model:models:Broken "
         "'model:models:Broken::broken-eager-default-auto-none::graph_breaks'",
     ])

@@ -42,6 +42,12 @@ def test_the_time_left_is_told_from_earlier_runs():
     made.begin("a", 0)
     assert made.seconds_left(40) == (60 + 300 + 200) / 2
     assert made.seconds_left(4000) == (0 + 300 + 200) / 2
+    late = progress({"a": 100.0, "b": 1.0, "c": 1.0}, workers=1)
+    for cell in "bc":
+        del late.left[cell]
+    late.begin("a", 0)
+    assert "about 60 s left" in late.line(40)
+    assert "longer than expected" in late.line(400)
     assert "about 5 min left" in progress({"a": 100.0, "b": 100.0, "c": 100.0}).line(0)
     assert "about 2 h 5 min left" in progress(dict.fromkeys("abc", 2500.0)).line(0)
 

@@ -94,3 +94,10 @@ def test_what_the_matrix_says_of_the_model(written):
     assert "models.net(hidden=8, device='cpu', name='bert').to(DEVICE, DTYPE)\n" in text
     assert "    {'kind': 1, 'B': 4},\n" in text
     assert ".train()" not in text
+
+
+def test_the_toolkit_with_its_passes(written):
+    """As the axes have it."""
+    text = written(backend="toolkit", passes="mine:fold", compiler="eager")
+    settings = "passes='mine:fold', capture='joint', compiler='eager', decompositions='none', root=ROOT"
+    assert f"CompileConfig(backend=Toolkit({settings}), dynamic=None, fullgraph=True)" in text

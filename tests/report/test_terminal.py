@@ -80,14 +80,14 @@ def test_failure_text():
     judged = Judgement("fail", (Problem("2 breaks", "m.py:3\nm.py:9", "split it"),))
     assert failure_text("graph_breaks", {"graph_breaks": judged}, "pytest x") == (
         "graph_breaks: 2 breaks\n    m.py:3\n    m.py:9\n  try    split it\n"
-        "  logs   TORCH_LOGS=graph_breaks with --compile-inprocess -s shows more\n  again  pytest x")
+        "  logs   --compile-logs=graph_breaks shows more\n  again  pytest x")
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_every_failing_check_names_channels_of_torchs_log(check):
     """Where its problem is told in full, and only there."""
     failed = Judgement("fail", (Problem("it does not hold"),))
-    assert f"  logs   TORCH_LOGS={CHECKS[check].logs} with" in failure_text(check, {check: failed}, "pytest x")
+    assert f"  logs   --compile-logs={CHECKS[check].logs} shows" in failure_text(check, {check: failed}, "pytest x")
     assert CHECKS[check].logs
     broken = Judgement("crash", (Problem("aborted"),))
     assert "  logs   " not in failure_text(check, {check: broken}, "pytest x")

@@ -28,6 +28,8 @@ ASKED = {
     "autotune_choices": 3,
 }
 NOT_ASKED = {
+    "logs": ("recompiles",),
+    "log_folder": "/logs",
     "root": "/elsewhere/repo",
     "locate": 9.0,
     "compile_threads": 4,
@@ -37,6 +39,7 @@ NOT_ASKED = {
     "local_rank": 1,
     "timeout": 5.0,
     "watched": True,
+    "comparisons": {"k1": []},
 }
 
 

@@ -193,3 +193,17 @@ def test_of_several_results_the_newest_says_what_changed(project, monkeypatch):
     project.model.write_text(MODEL)
     monkeypatch.setattr("pytest_torchcompile.reuse.cell_key.machine_digests", PARTS.copy)
     assert isinstance(project.look_up(), EarlierResult)
+
+
+def test_the_reason_is_that_of_the_newest_result(project, monkeypatch):
+    """An older one, of another version, has a reason of its own, which is looked at later and told by nobody."""
+    with monkeypatch.context() as patch:
+        patch.setattr(cell_reuse, "VERSION", cell_reuse.VERSION + 1)
+        project.keep()
+    (old,) = (project.root / "kept" / cell_reuse.cell_folder(project.job)).glob("*.entry")
+    an_hour_ago = time.time() - 3600
+    os.utime(old, (an_hour_ago, an_hour_ago))
+    assert project.look_up() == "the kept result is of another version"
+    project.keep()
+    project.model.write_text(MODEL.replace("SCALE = 2", "SCALE = 4"))
+    assert project.look_up() == "the code of its model changed"

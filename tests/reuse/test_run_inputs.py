@@ -109,3 +109,26 @@ def test_which_variables_count():
     assert environment_digest({"A": "1", "GITHUB_RUN_ID": "5"}, {"GITHUB_RUN_ID"}) != first
     assert environment_digest({"A": "2"}, ()) != first
     assert environment_digest({"A": "1", "B": ""}, ()) != first
+
+
+@pytest.mark.parametrize(("place", "cached"), [("cache/ab/k.main.so", True), ("cache-of-project/k.main.so", False)])
+def test_what_the_compiler_made_is_no_module_of_the_project(place, cached, tmp_path, monkeypatch):
+    """Wherever its cache is, such as in the folder that CI keeps between runs."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    inputs = RunInputs()
+    run_inputs._take_module(inputs, "k.kernel", str(tmp_path / place), tmp_path)
+    assert bool(inputs.untraceable) is not cached
+    assert not inputs.modules
+
+
+@pytest.mark.parametrize("variable", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"])
+def test_a_cache_that_holds_the_project_hides_none_of_its_modules(variable, tmp_path, monkeypatch):
+    """Else its results would be reused whatever its code is."""
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    for folder in (tmp_path, project):
+        monkeypatch.setenv(variable, str(folder))
+        inputs = RunInputs()
+        run_inputs._take_module(inputs, "models", str(project / "models.py"), project)
+        assert inputs.modules == {"models": "models.py"}

@@ -56,3 +56,17 @@ def test_each_option_has_an_ini_twin():
     """--compile-x is compile_x in the ini file."""
     assert (OPTIONS[0].flag, OPTIONS[0].ini) == ("--compile-matrix", "compile_matrix")
     assert len({o.ini for o in OPTIONS}) == len(OPTIONS)
+
+
+@pytest.mark.parametrize(("given", "reuse"), [
+    ("", ""), ("false", ""), ("off", ""), ("true", "results"), ("results", "results"), ("code", "code"),
+])  # fmt: skip
+def test_what_is_reused(given, reuse):
+    """The ini key was a flag once, and is read as one."""
+    assert read(reuse=given).reuse == reuse
+
+
+def test_what_can_not_be_reused():
+    """The nearest word is named."""
+    with pytest.raises(UsageError, match=r"^--compile-reuse: 'codes' is not what can be taken .*'code'"):
+        read(reuse="codes")

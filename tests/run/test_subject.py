@@ -288,6 +288,22 @@ def test_settings(tmp_path, monkeypatch, axes, expected):
     assert subject.compile_settings(cell(**axes), tmp_path, HERE) == expected
 
 
+def test_settings_of_the_toolkit(monkeypatch, tmp_path):
+    """A whole graph, by the cell's own axes; another backend has no use for them."""
+    monkeypatch.setattr(subject, "cxx_compiler", lambda: "g++")
+    chosen = cell(backend="toolkit", passes="dead_code", capture="forward_backward")
+    found = subject.compile_settings(chosen, tmp_path, HERE)
+    toolkit = found["backend"]
+    assert found["fullgraph"]
+    assert (toolkit.capture, toolkit.compiler, toolkit.decompositions) == ("forward_backward", "inductor", "inductor")
+    assert [each.name for each in toolkit.graph_passes] == ["dead_code"]
+    eager = subject.compile_settings(cell(backend="toolkit", compiler="eager"), tmp_path, HERE)["backend"]
+    assert (eager.compiler, eager.decompositions) == ("eager", "none")
+    fails("axis 'compiler' is 'eager', and backend 'inductor' has no use for it, only backend 'toolkit' has; take such "
+          "cells out by the rule `- exclude: {backend: inductor, not: {compiler: default}}`, with a reason",
+          subject.compile_settings, cell(compiler="eager"), tmp_path, HERE)
+
+
 def test_settings_look_a_backend_up(write, tmp_path):
     """module:attribute becomes the function itself, and a misspelt one names the matrix."""
     write("def backend(graph, inputs): return graph\n")

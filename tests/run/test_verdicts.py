@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_torchcompile.checks import CHECKS, computes_wrong_numbers, load, way_of
+from pytest_torchcompile.checks.severity import Severity
 from pytest_torchcompile.observation import Failure, Judgement, Observation, Problem, worst
 from pytest_torchcompile.run.verdicts import apply_xfail, judge_observation
 
@@ -151,13 +152,17 @@ EMPTY = {
     "cudagraphs": {"steps": [], "skips": []},
     "kernels": {"graphs": []},
     "memory": {"graph_runs": 0, "eager_bytes": 0, "leaked_bytes": 0, "device": "cpu", "call": "call 1"},
+    "determinism": {"raised": None, "failure": "", "graphs": 0, "kernels": 0, "changed": [], "begins": ""},
     "worth": {"verdict": "nothing was compiled", "text": ""},
+    "contract": {"wrapper": "none", "calls": 0, "graphs": 0, "mute": 0, "findings": []},
     "fuzz": {"rungs": [{"tries": 0}], "finding": None},
+    "passes": {"passes": []},
 }
 """Sections of checks that have a form of their own, of a run in which nothing was compiled."""
 
 
-@pytest.mark.parametrize("name", [n for n in CHECKS if n not in ("safe_fallback", "fuzz")])  # these run on their own
+# The others run on their own.
+@pytest.mark.parametrize("name", [n for n in CHECKS if n not in ("safe_fallback", "contract", "fuzz")])
 def test_no_check_passes_a_run_that_raised(name):
     """Where the compiled run raised, every check fails: nothing was seen, so nothing is good."""
     nothing = {"raised": "InductorError", "graphs": 0, "graph_breaks": [], "recompiles": [], "sizes": 1,
@@ -652,3 +657,24 @@ def test_what_came_of_torchs_hint_is_said_before_it():
     breaks = [broke(4, hint="Set x = True.", hint_tried="x = True was tried and does not help here")]
     (problem,) = load("graph_breaks").judge({"raised": None, "graphs": [1], "graph_breaks": breaks}, {})
     assert problem.hint.startswith("x = True was tried and does not help here. Torch's hint: Set x = True; if it is")
+
+
+def slow_guards(*costs):
+    return [{"function": "forward", "file": "m.py", "line": 3, "guards": 7, "guard_microseconds": cost}
+            for cost in costs]
+
+
+def test_guards_that_take_long():
+    """Those of all entries of one function together; only where a limit asks for it."""
+    seen = section(compiles=slow_guards(30, 40))
+    check = load("compiles")
+    assert not list(check.judge(seen, {}))
+    assert not list(check.judge(seen, {"guard_us": 70}))
+    (problem,) = check.judge(seen, {"guard_us": 50})
+    assert problem.message == "the guards of forward (m.py:3) take 70 µs, 50 wanted"
+    assert way_of("compiles", problem.message).effect.severity == Severity.SLOW
+
+
+def test_guards_that_torch_does_not_measure():
+    (problem,) = load("compiles").judge(section(compiles=slow_guards(0)), {"guard_us": 50})
+    assert problem.message == "the guards of all functions are unknown: this torch does not measure them"

@@ -18,9 +18,9 @@ PACKAGE = Path(pytest_torchcompile.__file__).parent
 MODULES = {p.relative_to(PACKAGE).with_suffix("").as_posix().replace("/__init__", ""): p
            for p in sorted(PACKAGE.rglob("*.py"))}
 ROOMS = (
-    "ground", "ledger", "gauges", "state", "backends", "zoo", "oracle", "layer", "wrappers", "fuzz", "checks", "plan",
-    "run", "reuse", "ranks", "gates", "faults", "report", "gate", "page", "playbook", "adoption", "explain",
-    "plugin", "cli",
+    "ground", "ledger", "gauges", "lowering", "state", "backends", "zoo", "oracle", "layer", "wrappers", "fuzz",
+    "contract", "checks", "plan", "run", "reuse", "ranks", "gates", "faults", "report", "gate", "page", "playbook",
+    "adoption", "explain", "upgrade", "plugin", "cli",
 )
 """From the bottom to the top: a room imports from those before it, and from itself."""
 PICTURE = Path(__file__).parents[2] / "docs" / "rooms.svg"

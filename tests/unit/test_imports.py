@@ -11,23 +11,28 @@ import pytest
 from unit.rooms import MODULES, ROOMS, edges, imports, room_of
 
 USES_PYTEST = {
-    "plugin", "plugin/collection", "plugin/ending", "plugin/fixture_model", "plugin/fixtures", "plugin/progress_line",
+    "plugin", "plugin/collection", "plugin/ending", "plugin/fixture_model", "plugin/fixtures", "plugin/graph_pass",
+    "plugin/progress_line",
     "plugin/rank_supply", "plugin/repeated", "plugin/resuming", "plugin/reusing", "plugin/scheduling",
-    "plugin/startup", "plugin/test_lane",
+    "plugin/scheduler_choice", "plugin/startup", "plugin/test_lane",
 }
 NEEDS_TORCH = {
-    "adoption/examination", "adoption/guesses", "adoption/library_models", "batch", "zoo", "ledger", "gauges", "state",
-    "oracle", "layer", "wrappers", "gates", "faults", "backends/toolkit", "explain/capture",
-    "explain/decompositions", "explain/dynamo_hooks", "explain/graph_runs", "explain/inductor", "explain/kernel_facts",
-    "explain/runnable",
-    "fuzz/sequence_run", "run/environment", "run/runner", "run/subject",
+    "adoption/examination", "adoption/guesses", "adoption/library_models", "adoption/shape_trial", "batch", "zoo",
+    "ledger", "gauges", "lowering", "state",
+    "oracle", "layer", "wrappers", "gates", "faults", "backends/decomposition_tables",
+    "backends/graph_passes", "backends/toolkit", "backends/whole_graph", "explain/capture",
+    "explain/decompositions", "explain/dynamo_hooks", "explain/graph_runs",
+    "contract/history_run", "contract/mutations", "explain/roofline", "explain/runnable",
+    "fuzz/sequence_run", "run/cold_process", "run/environment", "run/runner", "run/subject",
 }
 """Modules and rooms that may import torch at their top."""
 TORCH_FREE_IN_THEM = {
-    "wrappers", "wrappers/wrapping", "gates", "layer", "layer/benchmark_result", "layer/config",
-    "oracle", "oracle/diagnosis", "oracle/discrepancies", "oracle/leaf_limits", "oracle/proof",
+    "contract/mutations", "gauges", "gauges/code_pieces",
+    "wrappers", "wrappers/wrapping", "gates", "layer", "layer/benchmark_result", "layer/config", "layer/shape_ways",
+    "oracle", "oracle/diagnosis", "oracle/discrepancies", "oracle/leaf_limits", "oracle/pass_records", "oracle/proof",
     "ledger", "ledger/break_sites", "ledger/explain", "ledger/ledger",
     "ledger/reasons", "ledger/records",
+    "lowering", "lowering/kernel_records", "lowering/places",
 }
 HEAVY = {"torch", "triton", "hypothesis", "pydantic", "numpy", "xdist"}
 AT_START = {"__init__", "errors", "plugin", "plugin/fixtures", "run", "run/options"}
@@ -35,8 +40,8 @@ AT_START = {"__init__", "errors", "plugin", "plugin/fixtures", "run", "run/optio
 
 
 def _may_have_torch(module: str) -> bool:
-    folder = module.partition("/")[0]
-    return (module in NEEDS_TORCH or folder in NEEDS_TORCH) and module not in TORCH_FREE_IN_THEM
+    folders = {module.partition("/")[0], module.rpartition("/")[0]}
+    return (module in NEEDS_TORCH or bool(folders & NEEDS_TORCH)) and module not in TORCH_FREE_IN_THEM
 
 
 def upward(modules: dict[str, Path]) -> list[str]:

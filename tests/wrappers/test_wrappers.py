@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_torchcompile import zoo
+from pytest_torchcompile import checks, zoo
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import Unavailable, UsageError
@@ -458,3 +458,55 @@ def test_pp_gives_the_buffer_its_gradient(received):
     buffer = torch.ones(2, 3)
     pp._Entered(nn.Linear(3, 1), received=received)(buffer).sum().backward()
     assert (buffer.grad is not None) == buffer.requires_grad == received
+
+
+class Multiplied(nn.Module):
+    """One layer. (B, 64) -> (B, 64)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        """The layer, and what is made of it."""
+        return self.layer(x).square()
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("autocast", torch.bfloat16), ("autocast@bfloat16", torch.bfloat16),
+                                             ("autocast@float16", torch.float16)])
+def test_autocast_computes_in_its_dtype(name, dtype):
+    cell = Cell(model="m", backend="eager", wrapper=name)
+    wrapper = load(name, Path(), HERE)
+    assert wrapper.unit == str(dtype).removeprefix("torch.")
+    module = Multiplied()
+    for settings in (None, {"backend": "eager"}):
+        assert wrapper.wrap(module, settings, cell)(torch.randn(2, 64)).dtype is dtype
+
+
+def test_a_dtype_that_autocast_does_not_have():
+    with pytest.raises(UsageError, match="wrapper 'autocast' has no dtype 'float61'; did you mean 'float16'"):
+        load("autocast@float61", Path(), HERE)
+
+
+def slightly_larger(module, inputs):
+    """A backend whose first result is larger by a step of bfloat16, which is eight steps of float16."""
+
+    def run(*args):
+        first, *others = module(*args)
+        return first * (1 + 2**-7), *others
+
+    return run
+
+
+@pytest.mark.parametrize(("backend", "wrong"), [("eager", False), (f"{__name__}:slightly_larger", True)])
+def test_float16_is_judged_by_its_own_noise(backend, wrong):
+    entry = ModelEntry("m", f"{__name__}:Multiplied", f"{__name__}:wide_rows", dims={"B": Dim(buckets=(4,))})
+    cell = Cell(model="m", backend=backend, wrapper="autocast@float16", phase="inference")
+    seen, _ = run_cell(Job(cell.to_dict(), entry.to_dict(), str(Path(__file__).parent), ("equivalence",)))
+    assert seen["failure"] is None
+    assert bool(list(checks.load("equivalence").judge(seen["sections"]["equivalence"], {}))) == wrong
+
+
+def wide_rows(B):
+    """(B, 64)."""
+    return torch.randn(B, 64)

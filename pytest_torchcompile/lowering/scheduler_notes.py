@@ -1,7 +1,8 @@
 """Inductor while it writes code: which nodes of its scheduler become which kernel, noted as it happens.
 
-A cache hands out code without scheduling anything, so what is explained is compiled with Inductor's caches off
-(:func:`compile_anew`). Kernels that g++ has built already are found by their source all the same.
+A cache hands out code without scheduling anything, so what ``explain`` tells of is compiled with Inductor's caches off
+(:func:`compile_anew`). Kernels that g++ has built already are found by their source all the same. A cell of a matrix
+leaves the caches on, for its warm runs: of graphs that they serve nothing is noted.
 """
 
 from __future__ import annotations
@@ -10,17 +11,19 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import Any, Final
 
 import torch
 
-from pytest_torchcompile.errors import InstrumentError
-from pytest_torchcompile.explain.explanation_records import KernelCall, Operator, TensorAccess
-from pytest_torchcompile.explain.places import place_of_stack
+from pytest_torchcompile.ledger.torch_internals import private_name
+from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, TensorAccess
+from pytest_torchcompile.lowering.places import place_of_stack
 
 __all__ = ["KernelNote", "KernelNotes", "compile_anew"]
 
 _PLACEHOLDERS: Final = re.compile(r"\b(?:KERNEL_NAME|DESCRIPTIVE_NAME|triton_)(?=\()|\bDESCRIPTIVE_NAME\b")
+_CONSEQUENCE: Final = "kernels can't be explained"
 _SUFFIX: Final = re.compile(r"^torch\.ops\.|^extern_kernels\.")
 _LIBRARIES: Final = (
     ("SDPA", re.compile(r"scaled_dot_product|flash_attn|efficient_attention")),
@@ -28,25 +31,33 @@ _LIBRARIES: Final = (
     ("convolution", re.compile(r"convolution|\bconv\d?d?\b|cudnn")),
     ("BLAS", re.compile(r"(?:^|\.)(?:addmm|mm|bmm|baddbmm|_int_mm|_scaled_mm|addmv|mv|dot|bias_addmm)(?:$|\.)")),
 )
-"""Whose kernel an extern call is, by its name; what fits none is an operator of ATen's own."""
+"""Whose kernel an extern call is, by its name; what fits none is an operator of ATen's own, or a custom one."""
+_TORCHS_OWN: Final = frozenset({"aten", "prims", "inductor", "inductor_prims", "quantized", "_quantized",
+                                "_c10d_functional", "rngprims", "higher_order"})
 
 
 @contextlib.contextmanager
 def compile_anew() -> Iterator[None]:
     """Have everything scheduled here and now, whatever caches hold.
 
-    ``torch._inductor.config.fx_graph_cache`` and ``torch._functorch.config.enable_autograd_cache``: torch 2.13.
+    ``torch._inductor.config.fx_graph_cache`` and ``torch._functorch.config.enable_autograd_cache``: torch 2.8 to 2.15;
+    the same of caches that machines share: torch 2.13.
     """
-    import torch._functorch.config as functorch
-    import torch._inductor.config as inductor
-
-    with inductor.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
+    switches = (
+        ("torch._inductor.config", "fx_graph_cache"), ("torch._inductor.config", "fx_graph_remote_cache"),
+        ("torch._functorch.config", "enable_autograd_cache"),
+        ("torch._functorch.config", "enable_remote_autograd_cache"),
+    )  # fmt: skip
+    with contextlib.ExitStack() as patched:
+        for module, name in switches:
+            private_name(module, name, "switches a cache of compiled graphs", "nothing can be compiled anew")
+            patched.enter_context(import_module(module).patch(**{name: False}))
         yield
 
 
 @dataclass(frozen=True)
 class KernelNote:
-    """A kernel as the scheduler planned it; :mod:`.kernels` has what came of it."""
+    """A kernel as the scheduler planned it; :mod:`.kernel_facts` has what came of it."""
 
     call: KernelCall
     origins: dict[str, tuple[str, ...]]
@@ -68,9 +79,23 @@ class KernelNotes:
         """Note kernels while the block runs."""
         with contextlib.ExitStack() as hooks:
             for maker in _kernel_makers():
-                hooks.enter_context(_wrapped(maker, "define_kernel", self._after_definition))
-            hooks.enter_context(_wrapped(_scheduler(), "codegen_extern_call", self._after_extern_call))
+                hooks.enter_context(_wrapped(maker, "define_kernel", self._harmless(self._after_definition)))
+            hooks.enter_context(_wrapped(_scheduler(), "codegen_extern_call", self._harmless(self._after_extern_call)))
             yield
+
+    def _harmless(self, after: Callable[..., None]) -> Callable[..., None]:
+        """``after``, which must neither fail the compile that is watched nor be hidden where it fails."""
+
+        def note(result: Any, *given: Any, **named: Any) -> None:
+            try:
+                after(result, *given, **named)
+            except Exception as error:
+                # What a kernel is called is a text, and a call of a library returns nothing.
+                text = f"{f'kernel {result}' if result else 'a library call'}: {type(error).__name__}: {error}"
+                if text not in self.lost:
+                    self.lost.append(text)
+
+        return note
 
     def _after_definition(self, name: Any, source: str, nodes: Any, *rest: Any, **more: Any) -> None:
         scheduled = [node for node in nodes if hasattr(node, "read_writes")]
@@ -82,13 +107,8 @@ class KernelNotes:
             self._note(_extern_name(node.node), [node], "")
 
     def _note(self, name: str, nodes: list[Any], source: str) -> None:
-        try:
-            compile_id, graph = self.current()
-            self.notes.append(_described(KernelCall(name, "", compile_id, graph), nodes, source))
-        except Exception as error:  # must not fail the compile that is watched, nor be hidden
-            text = f"kernel {name}: {type(error).__name__}: {error}"
-            if text not in self.lost:
-                self.lost.append(text)
+        compile_id, graph = self.current()
+        self.notes.append(_described(KernelCall(name, "", compile_id, graph), nodes, source))
 
 
 # ------------------------------------------------------------------------------------------------ torch's private names
@@ -97,30 +117,21 @@ def _kernel_makers() -> list[type]:
 
     ``CppScheduling`` and ``TritonScheduling`` in torch/_inductor/codegen: torch 2.13.
     """
-    try:
-        from torch._inductor.codegen.cpp import CppScheduling
-        from torch._inductor.codegen.triton import TritonScheduling
-    except ImportError as error:
-        raise _missing("CppScheduling and TritonScheduling", "name the kernels that it generates") from error
-    makers: list[type] = [CppScheduling, TritonScheduling]
-    for maker in makers:
-        if not hasattr(maker, "define_kernel"):
-            raise _missing(f"{maker.__name__}.define_kernel", "names the kernels that it generates")
+    makers: list[type] = []
+    for module, name in (("cpp", "CppScheduling"), ("triton", "TritonScheduling")):
+        path = f"torch._inductor.codegen.{module}"
+        private_name(path, f"{name}.define_kernel", "names the kernels that it generates", _CONSEQUENCE)
+        makers.append(getattr(import_module(path), name))
     return makers
 
 
 def _scheduler() -> type:
     """The class whose ``codegen_extern_call(scheduler_node)`` writes a call of a library (torch 2.13)."""
+    private_name("torch._inductor.scheduler", "Scheduler.codegen_extern_call", "writes calls of libraries",
+                 _CONSEQUENCE)
     from torch._inductor.scheduler import Scheduler
 
-    if not hasattr(Scheduler, "codegen_extern_call"):
-        raise _missing("Scheduler.codegen_extern_call", "writes calls of libraries")
     return Scheduler
-
-
-def _missing(name: str, purpose: str) -> InstrumentError:
-    return InstrumentError(f"torch {torch.__version__} has no {name} in torch._inductor, which {purpose}; kernels "
-                           "can't be explained with it; please report it with this version")
 
 
 def _lowering() -> Any:
@@ -194,7 +205,7 @@ def _described(call: KernelCall, nodes: list[Any], source: str) -> KernelNote:
 def _kind_of(name: str, nodes: list[Any], source: str) -> str:
     if not source:
         library = _library_of(name, nodes)
-        return "extern" if library == "ATen" else "library"
+        return "extern" if library in ("ATen", "custom op") else "library"
     if any(node.is_template() for node in nodes):
         return "template"
     if any(node.is_reduction() for node in nodes):
@@ -208,7 +219,8 @@ def _library_of(name: str, nodes: list[Any]) -> str:
     for library, pattern in _LIBRARIES:
         if pattern.search(name):
             return library
-    return "ATen"
+    namespace, dot, _rest = name.partition(".")
+    return "custom op" if dot and namespace not in _TORCHS_OWN else "ATen"
 
 
 @dataclass(frozen=True)

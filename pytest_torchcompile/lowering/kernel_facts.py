@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from pytest_torchcompile.explain.explanation_records import KernelCall, Operator, TensorAccess
 from pytest_torchcompile.gauges.kernels import functions_of_graph, stage_of_code
+from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, TensorAccess
 
 if TYPE_CHECKING:
-    from pytest_torchcompile.explain.inductor import KernelNote
+    from pytest_torchcompile.lowering.scheduler_notes import KernelNote
 
 __all__ = ["complete_calls", "names_in_memory"]
 
@@ -76,7 +76,7 @@ class _GeneratedGraph:
         completed = replace(call, stage=self.stage, reads=tuple(reads), writes=tuple(writes))
         if not call.source:
             return completed
-        operators = self._operators_between(call.operators, reads, writes)
+        operators = self._operators_between(call.operators, reads, writes) or _copies(writes)
         places = dict.fromkeys(operator.place for operator in operators if operator.place)
         in_cpp = 'extern "C"' in call.source
         return replace(
@@ -116,6 +116,12 @@ class _GeneratedGraph:
             if node not in half_made:
                 waiting += [given for given in known[node].inputs if given not in finished | self.by_libraries]
         return tuple(operator for name, operator in known.items() if name in needed)
+
+
+def _copies(writes: Iterable[TensorAccess]) -> tuple[Operator, ...]:
+    """What a kernel does that computes nothing: it copies into another layout, mostly for a library."""
+    return tuple(Operator(tensor.of or tensor.name, "copy", "copy", tensor.shape, tensor.dtype, tensor.bytes)
+                 for tensor in writes)
 
 
 def _kept_inside(operators: Iterable[Operator], writes: Iterable[TensorAccess]) -> tuple[Operator, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_torchcompile.layer.mean_comparison import compare_means
+from pytest_torchcompile.oracle.mean_comparison import compare_means
 from pytest_torchcompile.oracle.recording import Recording
 
 pytestmark = pytest.mark.needs_torch

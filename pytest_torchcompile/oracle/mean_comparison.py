@@ -19,8 +19,8 @@ from typing import Final
 
 import torch
 
-from pytest_torchcompile.oracle import Recording
 from pytest_torchcompile.oracle.chances import Moments, welch
+from pytest_torchcompile.oracle.recording import Recording
 
 __all__ = ["FIRST", "SECOND", "Means", "compare_means", "has_drawn"]
 

@@ -1,0 +1,131 @@
+"""Shape trial: one way to compile one model for sizes that vary, in a process and with a cache folder of its own.
+
+Runs as ``python -m pytest_torchcompile.adoption.shape_trial``: it reads a request as JSON from stdin and answers by one
+line of JSON. What the model prints goes to stderr. :mod:`.shapes_command` is its other end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.dims import batch_sizes
+from pytest_torchcompile.errors import TorchcompileError
+from pytest_torchcompile.layer.benchmark import StepRunner
+from pytest_torchcompile.layer.training_step import adapted_loss
+from pytest_torchcompile.ledger import observe
+from pytest_torchcompile.loading import one_line
+from pytest_torchcompile.oracle import default_loss
+from pytest_torchcompile.plan.models import ModelEntry
+from pytest_torchcompile.run import subject
+from pytest_torchcompile.wrappers.protocol import load as load_wrapper
+
+__all__ = ["try_way"]
+
+SEED: Final = 0
+TURNS: Final = 9
+LEAST_SECONDS: Final = 2e-3
+"""A timing lasts at least this long."""
+PASSES: Final = 2
+"""How often each size is met before it is timed: what compiles later is late."""
+
+
+def try_way(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Compile for each size, then time each beside eager.
+
+    ``asked``: ``cell`` and ``entry`` as plain data, ``root``, ``dim``, ``sizes`` in their order, and ``padded``: what
+    each size is padded to.
+    """
+    cell, entry, root = Cell.from_dict(asked["cell"]), ModelEntry.from_dict(asked["entry"]), Path(asked["root"])
+    settings = subject.compile_settings(cell, root, entry.where)
+    wrapper = load_wrapper(cell.wrapper, root, entry.where)
+    loss = None
+    if cell.phase == "training":
+        own = subject.loss_function(entry, root)
+        loss = default_loss if own is None else adapted_loss(own)
+
+    def batch_of(size: int) -> Batch:
+        # The other dims stay as in the first batch.
+        sizes = {**batch_sizes(entry.dims)[0], asked["dim"]: size}
+        return subject.make_batch(entry, cell, root, SEED, sizes)
+
+    _warm_toolchain(settings, cell.device)
+
+    def side_with(settings_or_eager: dict[str, Any] | None) -> StepRunner:
+        # Each has a model of its own: a wrapper may compile parts of it in place, or change its forward.
+        module = subject.build_model(entry, cell, root, SEED)
+        return StepRunner(wrapper.wrap(module, settings_or_eager, cell), module, loss)
+
+    eager, compiled = side_with(None), side_with(settings)
+    sizes: list[int] = asked["sizes"]
+    padded = {int(size): to for size, to in asked["padded"].items()}
+    given_up: list[int] = []
+    with observe() as seen:
+        for size in sizes:
+            ran = seen.graph_runs
+            compiled.step(batch_of(padded[size]))
+            # Torch gives up a function that was compiled too often, and runs it eagerly from then on.
+            if seen.graph_runs == ran:
+                given_up.append(size)
+        met = len(seen.compiles)
+        for _ in range(PASSES):
+            for size in sizes:
+                compiled.step(batch_of(padded[size]))
+        timed = {size: _timed(eager, compiled, batch_of(size), batch_of(padded[size])) for size in sizes}
+    compiles = seen.compiles[:met]
+    return {
+        "compiles": met, "cold_seconds": sum(each.seconds for each in compiles), "eager_sizes": given_up,
+        "late_compiles": len(seen.compiles) - met,
+        "eager": {size: seconds[0] for size, seconds in timed.items()},
+        "steady": {size: seconds[1] for size, seconds in timed.items()}, "torch": torch.__version__,
+    }  # fmt: skip
+
+
+def _warm_toolchain(settings: Mapping[str, Any], device: str) -> None:
+    """Compile something small: what is paid once in a cache folder, such as a precompiled header, is no model's."""
+
+    def small(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+    with torch.no_grad():
+        torch.compile(small, **settings)(torch.ones(5, device=device))
+    torch.compiler.reset()
+
+
+def _timed(eager: StepRunner, compiled: StepRunner, own: Batch, padded: Batch) -> tuple[float, float]:
+    """Seconds of a step of each, turn by turn; the shortest counts, for what interrupts a step makes it longer."""
+    sides = ((eager, own), (compiled, padded))
+    repeats = [max(1, round(LEAST_SECONDS / max(1e-9, side.time_steps(batch, 1)))) for side, batch in sides]
+    best = [float("inf"), float("inf")]
+    for _ in range(TURNS):
+        for which, (side, batch) in enumerate(sides):
+            best[which] = min(best[which], side.time_steps(batch, repeats[which]))
+    return best[0], best[1]
+
+
+def main() -> None:
+    """Read the request, answer on the real stdout."""
+    asked = json.load(sys.stdin)
+    sys.path += [entry for entry in asked["path"] if entry not in sys.path]
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    try:
+        found = try_way(asked)
+    except TorchcompileError as error:
+        found = {"error": str(error)}
+    except Exception as error:
+        found = {"error": f"raised {one_line(error)}"}
+    answer.write(json.dumps(found))
+    answer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""Graph passes: how one is named, called and checked, and those that are known by a name.
+
+A pass takes a ``GraphModule`` of ATen operators, and if it wants to its example inputs (fake tensors). It changes the
+graph in place, or returns another.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import torch
+from torch import fx
+
+from pytest_torchcompile.errors import UsageError, nearest
+from pytest_torchcompile.loading import kind_of, one_line, resolve
+
+__all__ = ["PASSES", "GraphPass", "PassFunction", "apply_pass", "example_inputs", "read_passes"]
+
+PassFunction: TypeAlias = "Callable[..., Any]"
+"""``pass(graph_module)`` or ``pass(graph_module, example_inputs)``; returns a GraphModule, or None: changed in place.
+"""
+# Characters of an error that a sentence has room for.
+_LONGEST: Final = 200
+_GRAPHS: Final = ("joint", "forward", "backward")
+
+
+@dataclass(frozen=True)
+class GraphPass:
+    """One pass, with the name that it is told by."""
+
+    name: str
+    function: PassFunction
+    graph: str = ""
+    """``joint``, ``forward`` or ``backward``: the one graph that it is for; empty: as the capture says."""
+
+    def is_for(self, graph: str, capture: str) -> bool:
+        """Whether it changes a graph of this kind."""
+        if self.graph:
+            return self.graph == graph
+        return (graph == "joint") == (capture == "joint")
+
+
+def read_passes(choice: str | Iterable[Any], root: Path | None = None) -> tuple[GraphPass, ...]:
+    """The passes of a list, or of a text with commas between them; ``none``: no pass.
+
+    Each is a function, a :class:`GraphPass`, a name of :data:`PASSES` or ``module:function``, and may begin with the
+    graph that it is for: ``backward=module:function``. Raises :class:`UsageError` for what names no pass.
+    """
+    entries: list[Any]
+    if isinstance(choice, str):
+        entries = [word.strip() for word in choice.split(",")]
+        if entries == ["none"]:
+            entries = []
+    else:
+        entries = list(choice)
+    return tuple(_read_pass(entry, root or Path.cwd()) for entry in entries)
+
+
+def _read_pass(entry: Any, root: Path) -> GraphPass:
+    if isinstance(entry, GraphPass):
+        return entry
+    if callable(entry):
+        return GraphPass(getattr(entry, "__qualname__", type(entry).__name__), entry)
+    if not isinstance(entry, str):
+        raise UsageError(f"a pass is {entry!r}; expected a function, module:function, or a name of {', '.join(PASSES)}")
+    graph, equals, name = entry.rpartition("=")
+    if equals and graph not in _GRAPHS:
+        raise UsageError(f"pass {entry!r} is for a graph {graph!r}; {nearest(graph, _GRAPHS)}")
+    if name in PASSES:
+        return GraphPass(name, PASSES[name], graph)
+    if ":" not in name:
+        raise UsageError(f"no pass is called {name!r}; expected module:function, or {nearest(name, PASSES)}")
+    return GraphPass(name, resolve(name, root, "passes"), graph)
+
+
+def example_inputs(module: fx.GraphModule) -> list[Any]:
+    """What a graph takes: fake tensors and symbolic sizes, as torch noted them on its placeholders."""
+    return [node.meta.get("val") for node in module.graph.find_nodes(op="placeholder")]
+
+
+def apply_pass(each: GraphPass, told: str, module: fx.GraphModule, *, last: bool = False) -> Any:
+    """Run a pass on a graph, and check what it has left.
+
+    Args:
+        each: The pass.
+        told: How it is spoken of: ``pass 2 of 3 (fold:fold)``.
+        module: The graph, which may be changed in place.
+        last: It may return a function that runs the graph.
+
+    Returns:
+        The GraphModule that it returned or changed; a function, if it may return one.
+
+    Raises:
+        UsageError: it raised, left a broken graph, or changed how many inputs or results the graph has.
+    """
+    shape = _shape_of(module)
+    wants_inputs = _parameters(each.function) > 1
+    arguments = (module, example_inputs(module)) if wants_inputs else (module,)
+    try:
+        returned = each.function(*arguments)
+    except Exception as error:
+        raise UsageError(f"{told} raised {one_line(error)}") from error
+    if last and callable(returned) and not isinstance(returned, fx.GraphModule):
+        return returned
+    if returned is None:
+        returned = module
+    if not isinstance(returned, fx.GraphModule):
+        raise UsageError(f"{told} returned {kind_of(returned)}; expected the GraphModule, or None if it was changed in "
+                         "place; a function that runs the graph only from the last pass, with `compiler: none`")
+    try:
+        returned.graph.lint()
+        returned.recompile()
+        _note_values(returned)
+    except Exception as error:
+        # Torch's text goes on with the whole graph.
+        why = str(error).partition("! ")[0].splitlines()[0][:_LONGEST]
+        raise UsageError(f"{told} left a broken graph: {type(error).__name__}: {why}") from error
+    left = _shape_of(returned)
+    if left != shape:
+        raise UsageError(f"{told} left a graph with {left[0]} inputs and {left[1]} results, where there were "
+                         f"{shape[0]} and {shape[1]}: torch hands over and takes back just those")
+    return returned
+
+
+def _parameters(function: Callable[..., Any]) -> int:
+    """How many arguments a pass takes by position."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    # One with a default is an option of the pass.
+    return sum(each.kind in kinds and each.default is each.empty for each in parameters)
+
+
+def _shape_of(module: fx.GraphModule) -> tuple[int, int]:
+    """How many inputs and results a graph has."""
+    output = next(iter(module.graph.find_nodes(op="output")))
+    return len(module.graph.find_nodes(op="placeholder")), len(torch.utils._pytree.tree_leaves(output.args))
+
+
+def _note_values(module: fx.GraphModule) -> None:
+    """Note on new nodes what they give (``meta["val"]``, a fake tensor): partitioner and Inductor read it."""
+    changed = [node for node in module.graph.nodes if node.op == "call_function" and "val" not in node.meta]
+    if not changed:
+        return
+    mode = torch._guards.detect_fake_mode(example_inputs(module))
+    for node in changed:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda argument: _value_of(argument, module))
+        if mode is None:
+            node.meta["val"] = node.target(*args, **kwargs)
+            continue
+        with mode:
+            node.meta["val"] = node.target(*args, **kwargs)
+
+
+def _value_of(node: fx.Node, module: fx.GraphModule) -> Any:
+    if "val" not in node.meta and node.op == "get_attr":
+        return getattr(module, str(node.target))
+    return node.meta["val"]
+
+
+# The passes with a name. Each is right: it changes no value beyond the last bit.
+
+
+def dead_code(module: fx.GraphModule) -> None:
+    """Drop what nobody uses."""
+    module.graph.eliminate_dead_code()
+
+
+def common_subexpressions(module: fx.GraphModule) -> fx.GraphModule:
+    """Compute once what is computed several times over from the same arguments.
+
+    Private: ``torch._functorch.compile_utils.fx_graph_cse`` (torch 2.8 to 2.15); it leaves random operators alone.
+    """
+    from torch._functorch.compile_utils import fx_graph_cse
+
+    output = next(iter(module.graph.find_nodes(op="output")))
+    graph = fx_graph_cse(module.graph)
+    # Copies of nodes take their notes along; that of the output has the descriptors of all results.
+    next(iter(graph.find_nodes(op="output"))).meta.update(output.meta)
+    return fx.GraphModule(module, graph)
+
+
+def no_op_views(module: fx.GraphModule) -> None:
+    """Leave out views and copies that give what they take: same sizes, strides and dtype."""
+    aten = torch.ops.aten
+    views = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
+             aten.alias.default, aten._to_copy.default}
+    results = set(next(iter(module.graph.find_nodes(op="output"))).all_input_nodes)
+    for node in list(module.graph.nodes):
+        # What is returned stays: which memory it shares is part of what the graph promises.
+        if node.target not in views or node in results:
+            continue
+        source = node.args[0]
+        if _same_layout(source.meta.get("val"), node.meta.get("val")):
+            node.replace_all_uses_with(source)
+            module.graph.erase_node(node)
+
+
+def _same_layout(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    if one.dtype != other.dtype or one.device != other.device or one.ndim != other.ndim:
+        return False
+    # Symbolic sizes that print alike are the same expression; to compare them could add a guard.
+    return str(tuple(one.shape)) == str(tuple(other.shape)) and str(one.stride()) == str(other.stride())
+
+
+def recompute_pointwise(module: fx.GraphModule) -> None:
+    """Compute pointwise results anew in the backward pass instead of keeping them, in a joint graph.
+
+    Not what draws random numbers, nor what reads an input that the forward writes to: the backward would read its new
+    value.
+    """
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    written = _inputs_written_to(module)
+    for node in _forward_nodes(module):
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags:
+            continue
+        if not written.intersection(node.all_input_nodes):
+            node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
+            node.meta.setdefault("ac_graph_id", 0)
+
+
+def _inputs_written_to(module: fx.GraphModule) -> set[fx.Node]:
+    """The inputs that get a new value: buffers, as a rule. All of them, if the graph does not say."""
+    placeholders = module.graph.find_nodes(op="placeholder")
+    output = next(iter(module.graph.find_nodes(op="output")))
+    descriptors = output.meta.get("desc")
+    if descriptors is None:
+        return set(placeholders)
+    written = [each.mutated_input for each in descriptors if hasattr(each, "mutated_input")]
+    return {node for node in placeholders if node.meta.get("desc") in written}
+
+
+def _forward_nodes(module: fx.GraphModule) -> Sequence[fx.Node]:
+    """The operators of a joint graph that depend on no gradient."""
+    from_gradients: set[fx.Node] = set()
+    forward = []
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            if str(node.target).startswith("tangents"):
+                from_gradients.add(node)
+        elif from_gradients.intersection(node.all_input_nodes):
+            from_gradients.add(node)
+        elif node.op == "call_function":
+            forward.append(node)
+    return forward
+
+
+PASSES: Final[dict[str, PassFunction]] = {
+    "dead_code": dead_code,
+    "common_subexpressions": common_subexpressions,
+    "no_op_views": no_op_views,
+    "recompute_pointwise": recompute_pointwise,
+}
+"""The passes that are known by a name."""

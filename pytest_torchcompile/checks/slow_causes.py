@@ -1,0 +1,311 @@
+"""Slow causes: why a model is not faster compiled, as one sentence with place and remedy, from the section of `worth`.
+
+Six kinds of causes have evidence there:
+
+- little was compiled, or something compiles again in the timed steps;
+- nothing was fused, or the kernels are so short that calling them is the work;
+- memory or processor are at their peak, so that no compiler helps;
+- the host is busy with guards, with Python, or with waiting for numbers.
+
+Of several the one that takes most of the step is told, and a cause before what follows from it: where most operators
+run eagerly, single launches and kernels that nothing fused are what breaks leave. What the machine needs of the step at
+its peak is taken off the others, for no remedy wins that back; what explains less than a tenth is not told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pytest_torchcompile.quantity import count
+
+__all__ = ["SlowCause", "gpu_share", "idle_causes", "idle_remark", "kernel_time", "slow_cause", "slow_causes"]
+
+COVERED: Final = 0.9
+"""With a smaller share of operator calls in graphs, little was compiled."""
+MOSTLY_OUTSIDE: Final = 0.5
+"""With a smaller share, what graph breaks leave to eager is why there are as many launches and kernels."""
+LEAST_TOLD: Final = 0.1
+"""A cause that explains less of the step is not told: its remedy would win nothing that one sees."""
+MUCH_GUARDING: Final = 0.15
+MUCH_LIBRARY: Final = 0.5
+MUCH_PYTHON: Final = 0.5
+SAME_KERNELS: Final = 0.95
+"""From this share of eager's kernels on, nothing to speak of was fused."""
+NEAR_ROOF: Final = 0.6
+"""From this share of the machine's peak on, little is left to win."""
+FAR_FROM_ROOF: Final = 0.3
+SHORT_CALL: Final = 15e-6
+"""A kernel on a CPU that takes no longer is mostly the call of it."""
+MANY_CALLS: Final = 8
+IDLE_GPU: Final = 0.5
+"""A GPU that works less of a step than this waits for the host."""
+NAMED_CALLS: Final = 3
+LONGEST_REASON: Final = 200
+LEAVES_IDLE: Final = ("coverage", "host", "launches")
+FASTER: Final = "faster"
+NOT_FASTER: Final = ("slower", "no difference")
+
+
+@dataclass(frozen=True)
+class SlowCause:
+    """One possible cause."""
+
+    kind: str
+    """``coverage``, ``recompiles``, ``fusion``, ``launches``, ``roof`` or ``host``."""
+    share: float
+    """Of the step, that it explains."""
+    text: str
+    """What it is, where, and what to do."""
+
+
+def slow_cause(section: Mapping[str, Any]) -> str:
+    """The first cause of a section of `worth` that is slower or no different; empty where none is known."""
+    causes = slow_causes(section)
+    return causes[0].text if causes else ""
+
+
+def slow_causes(section: Mapping[str, Any]) -> list[SlowCause]:
+    """All of them, that which explains most of the step first."""
+    # Something that compiles is no steady state, whatever the times say.
+    recompiled = list(_late_compiles(section))
+    if recompiled or section["verdict"] not in NOT_FASTER or not section.get("profile"):
+        return recompiled
+    return _ranked_causes(section)
+
+
+def idle_remark(section: Mapping[str, Any]) -> str:
+    """Of a model that is faster already, why its GPU waits most of a step; empty where it does not, or nobody knows."""
+    causes = idle_causes(section)
+    return f"more to win: {causes[0].text}" if causes else ""
+
+
+def idle_causes(section: Mapping[str, Any]) -> list[SlowCause]:
+    """The causes of :func:`idle_remark`; what a GPU computes is none of them."""
+    if section["verdict"] != FASTER or section.get("late") or not section.get("profile"):
+        return []
+    busy = gpu_share(section)
+    if busy is None or busy >= IDLE_GPU:
+        return []
+    return [cause for cause in _ranked_causes(section) if cause.kind in LEAVES_IDLE]
+
+
+def _ranked_causes(section: Mapping[str, Any]) -> list[SlowCause]:
+    outside = list(_little_compiled(section))
+    causes = [*outside, *_guards(section), *_python(section), *_waits(section), *_roof(section)]
+    launches = list(_launches(section))
+    # Of kernels that are mostly their calls it says little that they are as many as before.
+    following = launches or list(_same_kernels(section))
+    if outside and section["coverage"] < MOSTLY_OUTSIDE:
+        return [*_told(causes), *_told(following)]
+    return _told([*causes, *following])
+
+
+def _told(causes: Iterable[SlowCause]) -> list[SlowCause]:
+    """Those that explain enough, the largest first."""
+    return sorted((cause for cause in causes if cause.share >= LEAST_TOLD), key=_share_of, reverse=True)
+
+
+def _share_of(cause: SlowCause) -> float:
+    return cause.share
+
+
+def _part(section: Mapping[str, Any], name: str) -> float:
+    """The share of a part of the profiled step; on a GPU of the time that this one waits for the host."""
+    profile = section["profile"]
+    seconds = profile["seconds"]
+    return float(profile[name] / seconds) * _waiting_share(section) if seconds else 0.0
+
+
+def gpu_share(section: Mapping[str, Any]) -> float | None:
+    """The share of a compiled step in which the GPU works; None without a GPU.
+
+    Kernels are timed in one step under the profiler, which waits before it, and the step in rows of many without: a GPU
+    that never waits may come out some hundredths above 1, because its caches and clocks were cold. That counts as 1.
+    """
+    share = kernel_time(section)
+    return None if share is None else min(1.0, share)
+
+
+def kernel_time(section: Mapping[str, Any]) -> float | None:
+    """The time of a profiled step's kernels over that of a timed step, as measured; None without a GPU."""
+    launched = (section.get("launches") or {}).get("compiled")
+    if not launched:
+        return None
+    seconds = section["sides"]["compiled"]["low"]
+    return float(launched["busy_seconds"]) / seconds if seconds else 0.0
+
+
+def _waiting_share(section: Mapping[str, Any]) -> float:
+    busy = gpu_share(section)
+    return 1.0 if busy is None else 1.0 - busy
+
+
+def _roof_share(section: Mapping[str, Any]) -> float:
+    roof = section.get("roof")
+    return float(roof["share"]) if roof else 0.0
+
+
+def _first_break(section: Mapping[str, Any]) -> str:
+    """``file:line`` of the first graph break; empty without one."""
+    breaks = section.get("breaks")
+    return f"{breaks[0]['file']}:{breaks[0]['line']}" if breaks else ""
+
+
+def _late_compiles(section: Mapping[str, Any]) -> Iterator[SlowCause]:
+    late = section.get("late")
+    if not late:
+        return
+    first = late[0]
+    # The first few are kept, and all are counted.
+    compiles = count(section.get("late_compiles") or len(late), "compile")
+    what = f" because of {first['what']}" if first["what"] else _failed_guard(first)
+    yield SlowCause(
+        "recompiles", 1.0,
+        f"{compiles} in the timed steps: {first['function']} ({first['file']}:{first['line']}) is compiled "
+        f"again{what}: {first['advice']}",
+    )  # fmt: skip
+
+
+def _failed_guard(late: Mapping[str, Any]) -> str:
+    """Torch's own words, where no variable is known that changed; a kind of reason tells nobody what to do."""
+    if reason := " ".join(str(late.get("reason", "")).split()):
+        return f" because a guard failed: {reason[:LONGEST_REASON]}"
+    known = late["cause"] and late["cause"] != "other"
+    return f" because of its {late['cause']}" if known else ""
+
+
+def _little_compiled(section: Mapping[str, Any]) -> Iterator[SlowCause]:
+    coverage = section.get("coverage")
+    if coverage is None or coverage >= COVERED:
+        return
+    place, remedy = "", "see the check `compiles` for what stayed outside"
+    if at := _first_break(section):
+        place = f"; the first graph break is at {at}"
+        remedy = "move what breaks the graph out of forward, as the check `graph_breaks` says"
+    outside = _part(section, "operators") + _part(section, "python")
+    yield SlowCause(
+        "coverage", outside, f"{1 - coverage:.0%} of the operator calls run outside of compiled graphs{place}: {remedy}"
+    )
+
+
+def _guards(section: Mapping[str, Any]) -> Iterator[SlowCause]:
+    share = _part(section, "guards")
+    if share >= MUCH_GUARDING:
+        seconds = section["profile"]["guards"]
+        yield SlowCause(
+            "host", share, f"Dynamo's guards take {share:.0%} of a compiled step ({seconds * 1e6:.0f} µs): the step is "
+            "too short for them, so compile a larger part at once, or give it larger batches",
+        )  # fmt: skip
+
+
+def _python(section: Mapping[str, Any]) -> Iterator[SlowCause]:
+    share = _part(section, "python")
+    if share < MUCH_PYTHON:
+        return
+    place = ""
+    if at := _first_break(section):
+        place = f", the first graph break being at {at}"
+    yield SlowCause(
+        "host", share, f"{share:.0%} of a compiled step passes in Python, outside of graphs and operators{place}: take "
+        "prints, `.item()` and loading out of the step",
+    )  # fmt: skip
+
+
+def _waits(section: Mapping[str, Any]) -> Iterator[SlowCause]:
+    """Numbers that are taken out of tensors: each breaks the graph, and a GPU is waited for."""
+    waits = section["profile"].get("waits", 0)
+    busy = gpu_share(section)
+    if not waits or (busy is not None and busy >= 1 - MUCH_GUARDING):
+        return
+    place = ""
+    if at := _first_break(section):
+        place = f"; the first graph break is at {at}"
+    # On a CPU nobody is waited for: what the break leaves outside of graphs is what it costs.
+    outside = _part(section, "operators") + _part(section, "python")
+    share = outside if busy is None else 1 - busy
+    if share >= MUCH_GUARDING:
+        yield SlowCause(
+            "host", share, f"a step takes {count(waits, 'number')} out of tensors (`.item()`, a branch on a "
+            f"value){place}, and the rest waits for each: keep them tensors, or read them once every many steps",
+        )  # fmt: skip
+
+
+def _roof(section: Mapping[str, Any]) -> Iterator[SlowCause]:
+    share = _roof_share(section)
+    if share < NEAR_ROOF:
+        return
+    roof = section["roof"]
+    what = "the memory's bandwidth" if roof["bound"] == "memory" else "the peak of matrix products"
+    remedy = "move fewer bytes" if roof["bound"] == "memory" else "compute less"
+    yield SlowCause(
+        "roof", share, f"it runs at {share:.0%} of {what} of this machine ({roof['device']}), so no compiler helps: "
+        f"{remedy}, by a narrower dtype or a smaller model",
+    )  # fmt: skip
+
+
+def _launches(section: Mapping[str, Any]) -> Iterator[SlowCause]:
+    """Kernels that are too short for what it takes to call them."""
+    kernels = section["sides"]["compiled"]["kernels"]
+    if not kernels or kernels < MANY_CALLS or _roof_share(section) >= FAR_FROM_ROOF:
+        return
+    inside = _part(section, "library") + _part(section, "generated")
+    busy = gpu_share(section)
+    if busy is None:
+        each = inside * section["profile"]["seconds"] / kernels
+        if each <= SHORT_CALL:
+            yield SlowCause(
+                "launches", inside - _roof_share(section),
+                f"a compiled step makes {count(kernels, 'kernel call')} of {each * 1e6:.1f} µs each, of which "
+                f"{_roof_share(section):.0%} is work at this machine's peak: calling is what takes the time, so give "
+                "it larger batches or wider layers",
+            )  # fmt: skip
+        return
+    launched = section["launches"]["compiled"]
+    if busy >= IDLE_GPU or launched["graphs"]:
+        return
+    remedy = "mode reduce-overhead replays them as one CUDA graph"
+    coverage = section.get("coverage")
+    if coverage is not None and coverage < MOSTLY_OUTSIDE:
+        remedy = "mode reduce-overhead replays those of compiled graphs alone, so that more has to be compiled first"
+    elif skipped := section.get("skips"):
+        remedy = f"CUDA graphs were skipped: {skipped[0]}"
+    launches = count(launched["host_launches"], "launch", "launches")
+    yield SlowCause(
+        "launches", inside,
+        f"the GPU works {busy:.0%} of a compiled step, and else waits for {launches} of the host: {remedy}",
+    )  # fmt: skip
+
+
+def _same_kernels(section: Mapping[str, Any]) -> Iterator[SlowCause]:
+    profile = section["profile"]
+    library, kernels_share = _library_share(section), section.get("kernels_share")
+    # What the machine needs at its best, fusion does not win.
+    roof = _roof_share(section)
+    eager, compiled = section["sides"]["eager"]["kernels"], section["sides"]["compiled"]["kernels"]
+    # One kernel has nothing that it could be fused with.
+    if kernels_share is not None and kernels_share >= SAME_KERNELS and eager > 1:
+        inside = gpu_share(section) or library + _part(section, "generated")
+        calls = f", and library calls take {library:.0%} of it" if library >= MUCH_GUARDING else ""
+        yield SlowCause(
+            "fusion", inside - roof, f"a compiled step runs {count(compiled, 'kernel')} and an eager one {eager}, so "
+            f"nothing was fused{calls}: `TORCH_LOGS=fusion` tells why, and eager does as well",
+        )  # fmt: skip
+    elif library >= MUCH_LIBRARY:
+        names = ", ".join(f"{calls} x {name}" for name, calls in list(profile["library_calls"].items())[:NAMED_CALLS])
+        yield SlowCause(
+            "fusion", library - roof, f"{library:.0%} of a compiled step is library calls that eager makes too "
+            f"({names}): only the rest can be fused",
+        )  # fmt: skip
+
+
+def _library_share(section: Mapping[str, Any]) -> float:
+    """The share of library kernels in a compiled step: on a GPU of what runs there."""
+    busy = gpu_share(section)
+    if busy is None:
+        return _part(section, "library")
+    launched = section["launches"]["compiled"]
+    if not launched["busy_seconds"]:
+        return 0.0
+    return busy * (1 - float(launched["generated_seconds"] / launched["busy_seconds"]))

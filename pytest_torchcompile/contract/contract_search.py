@@ -1,0 +1,148 @@
+"""The search: every mutation once, then drawn histories; what is found is made small: the history, then the module."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from pytest_torchcompile.contract.worker import ProgramSource, Told, Worker
+from pytest_torchcompile.dims import Dims
+from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence, shape_sequences
+from pytest_torchcompile.fuzz.search import WORST, Budget, Examined, FailingSequence, Result, Search, SequenceProblem
+
+if TYPE_CHECKING:
+    from hypothesis.database import ExampleDatabase
+
+__all__ = ["ContractFinding", "ContractResult", "search_contract"]
+
+MAX_CALLS: Final = 4
+"""Calls of a drawn history: what matters is most often what was called before, and once before."""
+_MILDER: Final = {"error": 5, "stride": 3}
+"""Kinds that say nothing of what compiled code computes, with their severity."""
+STAGES: Final = ("eager", "aot_eager", "aot_eager_decomp_partition", "inductor")
+"""Backends, each with more of the compiler than the one before."""
+
+
+@dataclass(frozen=True)
+class ContractFinding:
+    """One thing in which both sides differ, made small."""
+
+    told: Told
+    failing: FailingSequence
+    without: tuple[str, ...]
+    """Submodules that it needs not: each is an ``nn.Identity`` then."""
+    stage: str
+    """The first backend that shows it; ``eager`` side only: empty."""
+
+
+@dataclass
+class ContractResult:
+    """What a search came to."""
+
+    result: Result
+    offered: dict[str, list[str]]
+    findings: list[ContractFinding] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    """Sums over all histories: see :class:`~pytest_torchcompile.contract.worker.Told`."""
+    uncompared: list[str] = field(default_factory=list)
+    """Mutations offered of which nothing is known: eager refused them, or the budget was spent before them."""
+    processes: int = 1
+
+    @property
+    def compared_none(self) -> bool:
+        """Whether no call with a mutation was compared, and so nothing that plain calls do not show."""
+        return len(self.uncompared) == len(self.offered)
+
+
+def search_contract(source: ProgramSource, dims: Dims, budget: Budget, *, flips: bool = False, seed: int = 0,
+                    database: ExampleDatabase | None = None, key: str = "") -> ContractResult:
+    """Run histories until one shows something, or the budget is spent; every mutation once before any is drawn.
+
+    Only what eager accepts and repeats is judged. Raises UsageError where the program can't be made in a process of its
+    own, and for what is our own fault.
+    """
+    with Worker(source) as worker:
+        attempts = _Attempts(worker)
+        plain = DrawnCall(tuple(source.sizes.items()))
+        strategy = shape_sequences(dims, MAX_CALLS, flips=flips, mutations=worker.offered)
+        first = list(_sweep(plain, worker.offered))
+        # What is offered is tried whatever the number of drawn ones is.
+        whole = Budget(budget.examples + len(first), budget.seconds, max(budget.drawing, 0.6), budget.compiles)
+        search = Search(strategy, dims, attempts, whole, seed, database, key, first)
+        search.find()
+        search.shrink()
+        uncompared = [name for name in worker.offered if name not in attempts.compared]
+        came = ContractResult(search.result, worker.offered, counts=attempts.counts, uncompared=uncompared)
+        deadline = search.started + whole.seconds
+        for failing in search.result.worst_first:
+            came.findings.append(_examined_finding(worker, failing, deadline))
+        came.processes = worker.started
+    return came
+
+
+def _sweep(plain: DrawnCall, offered: dict[str, list[str]]) -> Iterable[Sequence]:
+    """Each choice of each mutation alone, and between two calls without it."""
+    yield plain, plain
+    for name, choices in offered.items():
+        for choice in choices:
+            mutated = DrawnCall(plain.sizes, mutations=((name, choice),))
+            yield mutated, plain
+            yield plain, mutated, plain
+
+
+class _Attempts:
+    """Runs histories for a search, and sums up what they were."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.counts: Counter[str] = Counter()
+        self.compared: set[str] = set()
+        """Mutations of histories of which eager refused no call."""
+
+    def __call__(self, history: Sequence) -> Examined:
+        told = self.worker.run(history)
+        self.counts.update(told.counts)
+        self.counts["histories"] += 1
+        if told.kind or not told.counts.get("refused", 0):
+            self.compared |= {name for each in history for name, _ in each.mutations}
+        problem = None
+        if told.kind:
+            problem = SequenceProblem(told.kind, told.message, told.at, severity=_MILDER.get(told.kind, WORST))
+        counts = {name: int(told.counts.get(name, 0)) for name in ("calls", "refused", "mute")}
+        return Examined(problem, int(told.counts.get("graphs", 0)), **counts)
+
+
+def _examined_finding(worker: Worker, failing: FailingSequence, deadline: float) -> ContractFinding:
+    """Leave out what parts of the module it needs not, and ask which stage brings it in."""
+    history, kind = failing.sequence, failing.problem.kind
+    told = worker.run(history)
+    if told.kind != kind:
+        # It does not come again: told as it was found.
+        return ContractFinding(Told(kind, "", failing.problem.message, failing.problem.at), failing, (), "")
+    without: tuple[str, ...] = ()
+    for path in _submodules(worker):
+        if time.monotonic() > deadline or any(path.startswith(f"{other}.") for other in without):
+            continue
+        smaller = worker.run(history, (*without, path))
+        # With the part left out the other side may end.
+        same_side = kind != "crash" or smaller.where == told.where
+        if smaller.kind == kind and same_side:
+            without, told = (*without, path), smaller
+    return ContractFinding(told, failing, without, _first_stage(worker, history, without, told))
+
+
+def _submodules(worker: Worker) -> list[str]:
+    """Paths of all submodules, outer ones first."""
+    return sorted(worker.paths, key=lambda path: path.count("."))
+
+
+def _first_stage(worker: Worker, history: Sequence, without: tuple[str, ...], told: Told) -> str:
+    if told.where == "eager" and told.kind in ("crash", "hang"):
+        return ""
+    for stage in STAGES:
+        if worker.run(history, without, stage).kind == told.kind:
+            return stage
+    return ""

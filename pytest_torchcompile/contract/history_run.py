@@ -1,0 +1,300 @@
+"""One history: its calls run eagerly and compiled, one after the other, and everything compared after each.
+
+Both sides keep what a call leaves behind, as a module in service does. What rounding makes of it would add up, so the
+compiled side begins each call with eager's values.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.contract.mutation import Kind, Mutation, in_order, mutation
+from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence
+from pytest_torchcompile.ledger import observe
+from pytest_torchcompile.ledger.process_watch import eager_on_purpose
+from pytest_torchcompile.oracle.comparison import compare
+from pytest_torchcompile.oracle.discrepancies import Discrepancy, find_discrepancies, why_vacuous
+from pytest_torchcompile.oracle.expected import Reference
+from pytest_torchcompile.oracle.operator_rounding import unit_of
+from pytest_torchcompile.oracle.recorder import record
+from pytest_torchcompile.oracle.recording import Recording, has_signal
+from pytest_torchcompile.oracle.reference_runs import reference
+from pytest_torchcompile.oracle.tape import Tape
+from pytest_torchcompile.state.snapshot import StateSnapshot, write_value
+from pytest_torchcompile.state.torch_state import SettingsSnapshot, forget_compiled
+from pytest_torchcompile.state.value_leaves import attribute_tensors, is_plain, same_bits
+
+__all__ = ["HistoryOutcome", "Program", "offered_choices", "run_history"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model and how it is called."""
+
+    make_model: Callable[[], nn.Module]
+    """The same model, each time anew."""
+    settings: Mapping[str, Any]
+    """Of ``torch.compile``."""
+    batch: Callable[[Mapping[str, int], int], Batch]
+    """``batch(sizes, seed)``."""
+    loss: Callable[..., Any] | None = None
+    train: bool = True
+    seed: int = 0
+
+
+@dataclass
+class HistoryOutcome:
+    """What one history came to."""
+
+    problem: Discrepancy | None = None
+    at: int = -1
+    """Index of the call that shows it."""
+    calls: int = 0
+    """Calls that ran on both sides and were compared."""
+    refused: int = 0
+    """Calls that eager refuses; compiled code was not asked."""
+    mute: int = 0
+    """Calls whose agreement proves nothing: zeros, NaN, rounding noise, or values that eager does not repeat."""
+    graphs: int = 0
+    """Graphs that were compiled and ran."""
+    seconds: float = 0.0
+    in_calls: float = 0.0
+    """Seconds of them within the calls themselves, compiling included."""
+
+
+def offered_choices(program: Program, names: tuple[str, ...], sizes: Mapping[str, int]) -> dict[str, list[str]]:
+    """What each mutation has to choose from for a program; those without anything are left out."""
+    module, batch = program.make_model(), program.batch(sizes, program.seed)
+    offered: dict[str, list[str]] = {}
+    for name in names:
+        if choices := mutation(name).choices(module, batch):
+            offered[name] = choices
+    return offered
+
+
+def run_history(program: Program, history: Sequence, tell: Callable[[int, str], object],
+                without: tuple[str, ...] = (), backend: Any = None) -> HistoryOutcome:
+    """Run a history from a fresh compiler state; it ends with the first call that shows something.
+
+    Args:
+        program: What is called.
+        history: How; see :class:`~pytest_torchcompile.fuzz.drawn_call.DrawnCall`.
+        tell: Told the index of a call and the side, ``eager`` or ``compiled``, before it runs: it may be the last word.
+        without: Paths of submodules that an ``nn.Identity`` stands in for, on both sides.
+        backend: In place of the program's.
+    """
+    start, outcome = time.perf_counter(), HistoryOutcome()
+    settings = SettingsSnapshot()
+    forget_compiled()
+    try:
+        with warnings.catch_warnings(), observe() as seen:
+            # A filter that makes errors of warnings would have torch's own end a compile.
+            warnings.simplefilter("ignore")
+            sides = _Sides(program, without, backend, tell, outcome)
+            for index, drawn in enumerate(history):
+                outcome.problem = sides.run_call(index, drawn)
+                if outcome.problem is not None:
+                    outcome.at = index
+                    break
+            outcome.graphs = sum(graph.runs > 0 for graph in seen.graphs)
+    finally:
+        settings.restore()
+    outcome.seconds = time.perf_counter() - start
+    return outcome
+
+
+@dataclass
+class _Sides:
+    """The two modules of a history, which change with it."""
+
+    program: Program
+    without: tuple[str, ...]
+    backend: Any
+    tell: Callable[[int, str], object]
+    outcome: HistoryOutcome
+    eager: nn.Module = field(init=False)
+    compiled: nn.Module = field(init=False)
+    compile: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.eager, self.compiled = self._make_module(), self._make_module()
+        settings = dict(self.program.settings)
+        if self.backend is not None:
+            settings = {name: value for name, value in settings.items() if name != "mode"} | {"backend": self.backend}
+        # A module is compiled once, however often it is called.
+        self.compile = functools.cache(functools.partial(torch.compile, **settings))
+
+    def _make_module(self) -> nn.Module:
+        module = self.program.make_model()
+        for path in self.without:
+            module.set_submodule(path, nn.Identity())
+        return module
+
+    def run_call(self, index: int, drawn: DrawnCall) -> Discrepancy | None:
+        """Run one call on both sides; returns the first thing that is wrong."""
+        changes = dict(drawn.mutations)
+        if not self._change_modules(drawn, changes):
+            self.outcome.refused += 1
+            return None
+        batch = changed_batch(self.program.batch(dict(drawn.sizes), self.program.seed + index), changes)
+        if batch is None:
+            self.outcome.refused += 1
+            return None
+        _copy_values(self.eager, self.compiled)
+        trains = self.program.train if drawn.training is None else drawn.training
+        before, tape = StateSnapshot(self.eager), Tape()
+        self.tell(index, "eager")
+        with eager_on_purpose():
+            eager = self._record(self.eager, None, batch, index, changes, trains, tape)
+        if eager.error is not None:
+            # Eager does not take it, so there is nothing that compiled code could break.
+            before.restore(counters=True)
+            self.outcome.refused += 1
+            return None
+        self.tell(index, "compiled")
+        compiled = self._record(self.compiled, self.compile, batch, index, changes, trains, None)
+        self.tell(index, "comparing")
+        self.outcome.calls += 1
+        return self._compare(index, batch, eager, compiled, before, tape, changes, trains)
+
+    def _change_modules(self, drawn: DrawnCall, changes: Mapping[str, str]) -> bool:
+        """Change both modules; False where eager's refuses it, which then is as it was on neither side."""
+        for each in _of_kind("module", changes):
+            try:
+                each.act(self.eager, changes[each.name])
+            except Exception:  # whatever the user's module raises
+                return False
+            each.act(self.compiled, changes[each.name])
+        if drawn.training is not None:
+            self.eager.train(drawn.training)
+            self.compiled.train(drawn.training)
+        return True
+
+    def _record(self, module: nn.Module, compile: Any, batch: Batch, index: int, changes: Mapping[str, str],
+                trains: bool, tape: Tape | None) -> Recording:
+        call: Callable[..., Any] = module if compile is None else compile(module)
+        for each in _of_kind("call", changes):
+            module, call = each.act(module, compile, changes[each.name])
+        device = next((parameter.device.type for parameter in module.parameters()), "cpu")
+        around = _of_kind("around", changes)
+
+        def mutated(*args: Any, **kwargs: Any) -> Any:
+            with ExitStack() as stack:
+                for each in around:
+                    stack.enter_context(each.act(changes[each.name], device))
+                return call(*args, **kwargs)
+
+        begun = time.perf_counter()
+        recording = record(mutated, module, batch, loss=self.program.loss, train=trains,
+                           seed=self.program.seed + index, mode=tape)
+        self.outcome.in_calls += time.perf_counter() - begun
+        return recording
+
+    def _compare(self, index: int, batch: Batch, eager: Recording, compiled: Recording, before: StateSnapshot,
+                 tape: Tape, changes: Mapping[str, str], trains: bool) -> Discrepancy | None:
+        unit = None
+        if "autocast" in changes:
+            unit = unit_of(getattr(torch, changes["autocast"]))
+
+        def expected() -> Reference:
+            # Of the module as it was before the call, which has left it as it is now.
+            with _as_before(self.eager, before):
+                return reference(self.eager, batch, loss=self.program.loss, train=trains,
+                                 seed=self.program.seed + index, tape=tape, unit=unit, draw=False)
+
+        leaves = [("", leaf) for leaf in compare(eager, compiled, expected)]
+        found = find_discrepancies(leaves)
+        if not found:
+            self.outcome.mute += not _has_signal(eager) or why_vacuous(leaves) is not None
+            return None
+        # Wrong numbers before anything else that differs.
+        first = min(found, key=lambda each: each.kind in ("stride", "nondeterministic", "rng"))
+        return replace(first, evidence="")
+
+
+def _has_signal(recording: Recording) -> bool:
+    values = [value for _, _, value in recording.values() if isinstance(value, torch.Tensor)]
+    return any(map(has_signal, values))
+
+
+def _of_kind(kind: Kind, changes: Mapping[str, str]) -> list[Mutation]:
+    return [each for each, _ in in_order(changes) if each.kind == kind]
+
+
+def changed_batch(batch: Batch, changes: Mapping[str, str]) -> Batch | None:
+    """A batch with the mutations that change inputs and arguments; None where they do not go with it."""
+    batch = batch.clone()
+    leaves, spec = pytree.tree_flatten(batch.value)
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaves[place] for place in places]
+    try:
+        for each in _of_kind("inputs", changes):
+            each.act(tensors, changes[each.name])
+        for place, tensor in zip(places, tensors, strict=True):
+            leaves[place] = tensor
+        batch = Batch.of(pytree.tree_unflatten(leaves, spec))
+        for each in _of_kind("arguments", changes):
+            batch = _with_arguments(*each.act(batch.args, batch.kwargs, changes[each.name]))
+    except (RuntimeError, TypeError, ValueError, IndexError, KeyError):
+        # An empty batch has no first row, another size no such view.
+        return None
+    return batch
+
+
+def _with_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+    """A batch in the form that a loss knows it in."""
+    if not args:
+        return Batch.of(kwargs)
+    if not kwargs:
+        return Batch.of(args)
+    return Batch.of((args, kwargs))
+
+
+def _copy_values(source: nn.Module, target: nn.Module) -> None:
+    """All tensors of one module, bit by bit, into the other, which has them under the same names."""
+    theirs = dict(_named_tensors(target))
+    with torch.no_grad():
+        for name, value in _named_tensors(source):
+            other = theirs.get(name)
+            if other is None or other.shape != value.shape or other.dtype != value.dtype:
+                continue
+            if not same_bits(other.detach(), value.detach()):
+                write_value(*_written_once(other, value))
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, buffers, and tensors that modules keep in attributes, such as lists."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+    for name, tensor in attribute_tensors(module):
+        if is_plain(tensor):
+            yield name, tensor
+
+
+def _written_once(tensor: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both without the elements that an expanded tensor has in the same memory as others."""
+    if not is_plain(tensor) or 0 not in tensor.stride():
+        return tensor, value
+    once = tuple(slice(None, 1 if stride == 0 else None) for stride in tensor.stride())
+    return tensor[once], value[once]
+
+
+@contextmanager
+def _as_before(module: nn.Module, before: StateSnapshot) -> Iterator[None]:
+    now = StateSnapshot(module)
+    before.restore(counters=True)
+    try:
+        yield
+    finally:
+        now.restore(counters=True)

@@ -1,0 +1,195 @@
+"""The process that histories run in. Eager may end it: that is a finding, and the next history gets a new one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import signal
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.fuzz.drawn_call import Sequence, as_plain, from_plain
+
+if TYPE_CHECKING:
+    from multiprocessing.context import SpawnProcess
+
+    from pytest_torchcompile.contract.history_run import Program
+
+__all__ = ["ProgramSource", "Told", "Worker"]
+
+START_SECONDS: Final = 600.0
+"""Importing torch, building the model."""
+HISTORY_SECONDS: Final = 600.0
+"""After so long a history counts as hanging."""
+
+
+@dataclass(frozen=True)
+class ProgramSource:
+    """Where a worker gets its program from: plain data, so that it can be sent."""
+
+    target: str
+    """``module:function``, called with ``data``; returns a :class:`~.history_run.Program`."""
+    data: Mapping[str, Any]
+    names: tuple[str, ...]
+    """The mutations that are on."""
+    sizes: Mapping[str, int]
+    """Those of the batch by which it is found out which mutations the program has a use for."""
+
+    def load(self) -> Program:
+        """Make the program, in the worker."""
+        module, _, name = self.target.partition(":")
+        program: Program = getattr(importlib.import_module(module), name)(self.data)
+        return program
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of one history, as plain data."""
+
+    kind: str = ""
+    """Of the problem: a kind of discrepancy, ``crash`` or ``hang``; empty: nothing is wrong."""
+    where: str = ""
+    message: str = ""
+    at: int = -1
+    counts: Mapping[str, float] = field(default_factory=dict)
+    """``calls, refused, mute, graphs, seconds, in_calls``."""
+
+
+class Worker:
+    """The owner's side. Close it in the end."""
+
+    def __init__(self, source: ProgramSource) -> None:
+        """Start the process.
+
+        Raises :class:`UsageError` where it can't make the program.
+        """
+        self.source = source
+        self.started = 0
+        """How many processes it took."""
+        self._start()
+
+    def _start(self) -> None:
+        # Not fork: torch's threads do not survive it.
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        # No daemon: such a one may start no processes, as Inductor does to compile. It ends with its connection.
+        self._process: SpawnProcess = context.Process(target=serve, args=(theirs, self.source))
+        self._process.start()
+        theirs.close()
+        self.started += 1
+        if not self._connection.poll(START_SECONDS):
+            self.close()
+            raise UsageError(f"the process for histories has not answered in {START_SECONDS:g} s")
+        try:
+            kind, value = self._connection.recv()
+        except EOFError:
+            self.close()
+            raise UsageError(f"the process for histories {self._end()} while it made the program") from None
+        if kind == "failed":
+            self.close()
+            raise UsageError(value)
+        self.offered: dict[str, list[str]] = value[0]
+        self.paths: list[str] = value[1]
+        """Of all submodules."""
+
+    def run(self, history: Sequence, without: tuple[str, ...] = (), backend: Any = None) -> Told:
+        """Run a history there; ``without`` and ``backend`` as for :func:`~.history_run.run_history`."""
+        self._connection.send((as_plain(history), without, backend))
+        index, side = 0, "eager"
+        while True:
+            try:
+                if not self._connection.poll(HISTORY_SECONDS):
+                    message = f"the {side} side has not come back in {HISTORY_SECONDS:g} s"
+                    self._start_again()
+                    return Told("hang", side, message, index)
+                kind, value = self._connection.recv()
+            except (EOFError, OSError):
+                self._process.join(START_SECONDS)
+                message = f"the {side} side {self._end()}"
+                self._start_again()
+                # Our own comparing is no side of the user's.
+                if side == "comparing":
+                    raise UsageError(f"comparing a call, the process for histories {self._end()}") from None
+                return Told("crash", side, message, index)
+            if kind == "at":
+                index, side = value
+            elif kind == "failed":
+                raise UsageError(value)
+            else:
+                return Told(**value)
+
+    def _end(self) -> str:
+        code = self._process.exitcode or 0
+        if code >= 0:
+            return f"ended its process with exit code {code}"
+        name = str(-code)
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(-code).name
+        return f"ended its process by signal {name}"
+
+    def _start_again(self) -> None:
+        self.close()
+        self._start()
+
+    def close(self) -> None:
+        """End the process."""
+        self._connection.close()
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def serve(connection: Connection, source: ProgramSource) -> None:
+    """The worker's side: make the program, then run histories until the other side closes."""
+    from pytest_torchcompile.contract.history_run import offered_choices
+    from pytest_torchcompile.state.torch_state import isolated, same_random_draws
+
+    try:
+        program = source.load()
+        offered = offered_choices(program, source.names, source.sizes)
+        paths = [path for path, _ in program.make_model().named_modules() if path]
+    except Exception as error:
+        connection.send(("failed", f"{type(error).__name__}: {error}"))
+        return
+    with isolated([]), same_random_draws():
+        connection.send(("ready", (offered, paths)))
+        for answer in _answers(connection, program):
+            connection.send(answer)
+
+
+def _answers(connection: Connection, program: Program) -> Iterator[tuple[str, Any]]:
+    from pytest_torchcompile.contract.history_run import run_history
+
+    def tell(index: int, side: str) -> None:
+        connection.send(("at", (index, side)))
+
+    while True:
+        try:
+            plain, without, backend = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            outcome = run_history(program, from_plain(plain), tell, without, backend)
+        except Exception:
+            # Of ours: what the model raises is recorded.
+            yield "failed", f"pytest-torchcompile itself failed, not the model:\n{traceback.format_exc()}"
+            continue
+        counts = {name: getattr(outcome, name)
+                  for name in ("calls", "refused", "mute", "graphs", "seconds", "in_calls")}
+        found = outcome.problem
+        if found is None:
+            yield "done", {"counts": counts}
+        else:
+            yield "done", {"kind": found.kind, "where": found.where, "message": found.message, "at": outcome.at,
+                           "counts": counts}

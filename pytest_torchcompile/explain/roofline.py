@@ -1,0 +1,228 @@
+"""Roofline: what each kernel computes and moves, the least time that takes on this machine, and what bounds it.
+
+FLOPs come from the shapes in the compiler's own graphs, by the formulas of ``torch.utils.flop_counter``. An operator
+that it does not know counts one for each element of its result. Bytes are what the kernel reads and writes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+from pytest_torchcompile.explain.explanation import Explanation
+from pytest_torchcompile.explain.graph_texts import Stage
+from pytest_torchcompile.gauges.machine_peaks import MachinePeaks, machine_peaks
+from pytest_torchcompile.lowering.kernel_records import KernelCall, readable_bytes
+from pytest_torchcompile.page.markup import Html
+from pytest_torchcompile.page.roofline_figure import RoofPoint, readable_rate, roofline_figure
+
+__all__ = ["KernelRoof", "Roofline", "flops_of_stage", "kernel_roofs"]
+
+_CALL: Final = re.compile(r'^\s*(\w+)(?:: "(.*?)")? = (torch\.ops\.aten\.(\w+)\.\w+\(.*)$')
+_SHAPE: Final = re.compile(r"^[a-z]+\d+\w*\[([\d, ]*)\]")
+_SHOWN: Final = 12
+_ATTENTION: Final = "_scaled_dot_product"
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class KernelRoof:
+    """One call of a kernel against the machine's peaks."""
+
+    name: str
+    stage: str
+    flops: int
+    bytes: int
+    seconds: float
+    """The least that it can take."""
+    bound: str
+    """``memory`` or ``compute``."""
+    counted: bool
+    """Its FLOPs are by torch's formulas, and not one for each element."""
+    dtype: str = "float32"
+    """Of its first result: by its peak a product is measured."""
+    uncounted: bool = False
+    """It has products that the formula was not told enough of, as where sizes are open: it computes more than is
+    told, and may be bound by that."""
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs for each byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+def kernel_roofs(explained: Explanation, peaks: MachinePeaks) -> list[KernelRoof]:
+    """Every kernel of an explanation that moves something, in the order in which they are called."""
+    flops: dict[tuple[str, str], int] = {}
+    for stage in explained.stages:
+        if stage.stage in ("forward", "backward", "post_grad"):
+            for node, number in flops_of_stage(stage).items():
+                flops[stage.compile_id, node] = number
+    roofs = []
+    for call in explained.kernels:
+        moved = call.bytes_read + call.bytes_written
+        if moved:
+            roofs.append(_roof_of(call, moved, flops, peaks))
+    return roofs
+
+
+def _roof_of(call: KernelCall, moved: int, known: Mapping[tuple[str, str], int], peaks: MachinePeaks) -> KernelRoof:
+    products, others, uncounted = 0, 0, False
+    for operator in call.operators:
+        number = known.get((call.compile_id, operator.node))
+        if number is not None:
+            products += number
+            continue
+        uncounted = uncounted or _formula(_packet_name(operator.target)) is not None
+        if not operator.view:
+            others += _count(operator.shape)
+    dtype = call.writes[0].dtype if call.writes else "float32"
+    # What no formula has is cheap beside the bytes that it takes, so products alone are held against their peak.
+    computing = products / peaks.products_per_second(dtype) if products else 0.0
+    moving = moved / peaks.bandwidth
+    bound = "compute" if computing > moving else "memory"
+    return KernelRoof(call.name, call.stage, products + others, moved, max(computing, moving), bound, bool(products),
+                      dtype, uncounted)
+
+
+def _packet_name(target: str) -> str:
+    """``mm`` of ``aten.mm.default``; empty for what is none of ATen's."""
+    namespace, _, rest = target.partition(".")
+    return rest.partition(".")[0] if namespace == "aten" else ""
+
+
+def _count(shape: Sequence[int | str]) -> int:
+    number = 1
+    for size in shape:
+        # A size that is open counts as one.
+        number *= size if isinstance(size, int) else 1
+    return number
+
+
+def flops_of_stage(stage: Stage) -> dict[str, int]:
+    """FLOPs of the nodes of a graph whose operator torch has a formula for; those with open sizes are left out."""
+    shapes = {node.name: _shape_of(node.type) for node in stage.nodes}
+    found: dict[str, int] = {}
+    for line in stage.text.splitlines():
+        match = _CALL.match(line)
+        formula = match and _formula(match[4])
+        if match and formula is not None:
+            number = _apply(formula, match[3].partition(";")[0], _shape_of(match[2] or ""), shapes)
+            if number is not None:
+                found[match[1]] = number
+    return found
+
+
+def _formula(operator: str) -> Any:
+    """``flop_registry`` by packet (torch/utils/flop_counter.py, torch 2.8 to 2.15); None for an unknown operator."""
+    packet = getattr(torch.ops.aten, operator, None)
+    formula = flop_registry.get(packet)
+    if formula is None and operator.startswith(_ATTENTION):
+        # The one for CPUs is missing there; its first arguments are those of flash attention.
+        direction = "_backward" if "_backward" in operator else ""
+        formula = flop_registry.get(getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention{direction}"))
+    return formula
+
+
+def _apply(formula: Any, code: str, result: Shape | None, shapes: Mapping[str, Shape | None]) -> int | None:
+    """The formula, of the shapes of what is called; None where one is open or the formula takes something else."""
+    call = ast.parse(code.strip(), mode="eval").body
+    if not isinstance(call, ast.Call):
+        return None
+    try:
+        given = [_argument(each, shapes) for each in call.args]
+        named = {each.arg: _argument(each.value, shapes) for each in call.keywords if each.arg}
+        # Of several results the graph names none: a backward convolution returns what its input and weight are.
+        returned = result if result is not None else tuple(given[1:3])
+        return int(formula(*given, **named, out_val=returned))
+    except (ValueError, TypeError, IndexError, KeyError):
+        return None
+
+
+def _argument(node: ast.expr, shapes: Mapping[str, Shape | None]) -> Any:
+    if isinstance(node, ast.Name):
+        shape = shapes.get(node.id)
+        if shape is None:
+            raise ValueError(node.id)
+        return shape
+    if isinstance(node, ast.Attribute):
+        # A dtype, a layout, a device.
+        return None
+    return ast.literal_eval(node)
+
+
+def _shape_of(kind: str) -> Shape | None:
+    """The sizes of a type as torch writes it; None where one is open.
+
+    >>> _shape_of("f32[4, 600][600, 1]cpu"), _shape_of("f32[][]cpu"), _shape_of("f32[s0, 4]")
+    ((4, 600), (), None)
+    """
+    match = _SHAPE.match(kind)
+    if match is None:
+        return None
+    return tuple(int(size) for size in match[1].split(",") if size.strip())
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """All kernels of an explanation against the peaks of this machine."""
+
+    kernels: tuple[KernelRoof, ...]
+    peaks: MachinePeaks
+
+    @classmethod
+    def of(cls, explained: Explanation, device: str) -> Roofline:
+        """The peaks are those that are kept of this machine, else they are measured now."""
+        peaks = machine_peaks(device)
+        return cls(tuple(kernel_roofs(explained, peaks)), peaks)
+
+    @property
+    def dtype(self) -> str:
+        """That in which most products are computed; float32 where there are none."""
+        flops: Counter[str] = Counter()
+        for roof in self.kernels:
+            if roof.counted:
+                flops[roof.dtype] += roof.flops
+        return max(flops, key=lambda dtype: flops[dtype], default="float32")
+
+    def figure(self) -> Html:
+        """Each kernel where it would be at its best; the flat roof is the peak of the dtype with most products."""
+        points = [RoofPoint(each.name, each.intensity, each.flops / each.seconds, each.bound) for each in self.kernels]
+        return roofline_figure(points, self.peaks.bandwidth, self.peaks.products_per_second(self.dtype))
+
+    def lines(self) -> Iterator[str]:
+        """The kernels with the longest least times."""
+        total = sum(roof.seconds for roof in self.kernels)
+        if not total:
+            return
+        by_memory = sum(roof.seconds for roof in self.kernels if roof.bound == "memory")
+        peaks = self.peaks
+        yield (f"roofline: at this machine's peaks ({peaks.device}: {readable_bytes(round(peaks.bandwidth))}/s, "
+               f"{readable_rate(peaks.products_per_second(self.dtype))} in {self.dtype}) all kernels take at least "
+               f"{total * 1e6:.1f} µs, {by_memory / total:.0%} of it bound by memory")
+        slowest = sorted(self.kernels, key=_seconds_of, reverse=True)
+        for roof in slowest[:_SHOWN]:
+            elements = "" if roof.counted else " (one an element)"
+            if roof.uncounted:
+                elements = " (products not counted: open sizes)"
+            yield (f"  {roof.seconds * 1e6:8.2f} µs  {roof.bound:7}  {readable_bytes(roof.bytes):>9}  "
+                   f"{roof.flops:>12,} FLOPs{elements}  {roof.name}")
+        if len(slowest) > _SHOWN:
+            yield f"  and {len(slowest) - _SHOWN} that take less"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        kernels = [{**asdict(roof), "intensity": roof.intensity} for roof in self.kernels]
+        return {"peaks": self.peaks.to_dict(), "kernels": kernels}
+
+
+def _seconds_of(roof: KernelRoof) -> float:
+    return roof.seconds

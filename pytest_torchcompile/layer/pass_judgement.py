@@ -1,0 +1,87 @@
+"""judge_passes(): does each graph pass leave what a model computes? Without pytest, for any module or function."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_torchcompile.backends.toolkit import Toolkit
+from pytest_torchcompile.layer.config import CompileConfig
+from pytest_torchcompile.layer.equivalence import ObjectTrial
+from pytest_torchcompile.oracle.pass_records import PassStep
+from pytest_torchcompile.oracle.pass_steps import judge_steps
+from pytest_torchcompile.state.torch_state import isolated, same_random_draws
+
+__all__ = ["JudgedPasses", "judge_passes"]
+
+
+@dataclass(frozen=True)
+class JudgedPasses:
+    """What :func:`judge_passes` found."""
+
+    steps: tuple[PassStep, ...]
+    """The capture, the decompositions if there are any, then each pass."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every step leaves what the one before it computes."""
+        return bool(self.steps) and not self.problems
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """``pass 2 of 3 (fold) changed gradient of up.weight (310 times the rounding noise)``, one for each step."""
+        return tuple(step.problem for step in self.steps if step.problem)
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The passes that changed no graph: that nothing is wrong with them says little."""
+        return tuple(step.told for step in self.steps if not step.changed)
+
+    def __str__(self) -> str:
+        lines = []
+        for step in self.steps:
+            text = step.problem or step.remark or f"{step.told}: {step.compared} values and properties as before"
+            lines.append(text)
+            lines += [f"    {wrong.text} in {wrong.call}" for wrong in step.wrong[:6]]
+        return "\n".join(lines)
+
+
+def judge_passes(
+    model: Callable[..., Any],
+    calls: list[Any],
+    passes: str | Sequence[Any],
+    *,
+    capture: str = "joint",
+    decompositions: Any = None,
+    loss: Callable[[Any, Any], Any] | None = None,
+    train: bool = True,
+    seed: int = 0,
+) -> JudgedPasses:
+    """Run a model with the first k passes for each k, and hold it against the model with the first k - 1.
+
+    Values that are not bitwise equal are measured from a float64 run, in units of this program's own rounding noise.
+    Nothing is left changed, but code that was compiled before is dropped.
+
+    Args:
+        model: A module in the state and training mode to be judged in, or a function; one graph, without breaks.
+        calls: A list of batches, as for :func:`~pytest_torchcompile.compare`.
+        passes: As for :class:`~pytest_torchcompile.backends.toolkit.Toolkit`.
+        capture: ``joint`` or ``forward_backward``.
+        decompositions: ``inductor``, ``core_aten``, ``none``, ``module:table`` or a mapping; a step of its own.
+        loss: ``loss(output, batch)``; None: a weighted mean over all float outputs.
+        train: Whether there is a backward pass.
+        seed: Of every random number.
+
+    Raises:
+        UsageError: for a model, calls or passes that are of no use.
+    """
+    toolkit = Toolkit(passes=passes, capture=capture, compiler="eager", decompositions=decompositions)
+    config = CompileConfig(backend=toolkit, fullgraph=True)
+    trial = ObjectTrial(model, calls, config, wrap=None, loss=loss, train=train, steps=1, seed=seed)
+    with isolated([]), same_random_draws(), trial.untouched(), warnings.catch_warnings():
+        # A filter that makes errors of warnings would have torch's own end a compile.
+        warnings.simplefilter("ignore")
+        trial.run()
+        return JudgedPasses(tuple(judge_steps(trial)))

@@ -1,0 +1,157 @@
+"""The command `shapes`: sizes are read, each way runs in a process of its own, and the playbook has the figures."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from sample_report import SMALL, sample_report, written
+
+from pytest_torchcompile.adoption.shapes_command import read_traffic
+from pytest_torchcompile.cli import main
+
+MODELS = """
+import torch
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+def net():
+    return Net(4, 4)
+def batch(B, C):
+    return torch.randn(B, C)
+"""
+MATRIX = """
+version: 1
+models:
+  net: {factory: "models:net", inputs: "models:batch", dims: {B: {choices: [3, 5]}, C: 4}}
+  other: {factory: "models:net", inputs: "models:batch", dims: {B: 3, C: 4}}
+axes: {backend: [eager], phase: [inference]}
+"""
+BLOCKS = """
+import torch
+class Block(torch.nn.Linear):
+    def forward(self, x):
+        return torch.relu(super().forward(x))
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList([Block(4, 4)])
+    def forward(self, x):
+        return self.blocks[0](x)
+def net():
+    return Net()
+def batch(B, C):
+    return torch.randn(B, C)
+"""
+CELL = "net-eager-default-auto-none-inference"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "models.py").write_text(MODELS)
+    (tmp_path / "m.yaml").write_text(MATRIX)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_sizes_and_their_calls():
+    assert read_traffic("8, 12*50,40", 10) == {8: 10, 12: 50, 40: 10}
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--sizes", "8,x"], "--sizes: 'x' is no size; expected sizes from 1 on, each with its number of calls"),
+    (["--sizes", "8,0"], "--sizes: '0' is no size"),
+    (["--sizes", "8,8*3"], "--sizes: 8 is listed twice; write 8*CALLS once"),
+    (["--sizes", "8"], "--sizes: '8' is one size, which does not vary; name two or more, for example 8,12,40"),
+    (["--sizes", "8,12", "--buckets", "8,y"], "--buckets: 'y' is no size; expected sizes, for example 16,64"),
+    (["--sizes", "8,12", "--buckets", "4,8"], "--buckets: size 12 fits into none of 4,8; add a larger one"),
+    (["--sizes", "8,12", "--dim", "D"], "--dim: model 'net' has no dim 'D' that may vary; Known: B, C"),
+])
+def test_what_cannot_be_tried(folder, capsys, arguments, message):
+    assert main(["shapes", CELL, "--matrix", "m.yaml", *arguments]) == 4
+    assert message in capsys.readouterr().err
+
+
+def test_a_digit_that_is_no_number(folder, capsys):
+    assert main(["shapes", CELL, "--matrix", "m.yaml", "--sizes", "8,12", "--buckets", "²"]) == 4
+    assert "--buckets: '²' is no size" in capsys.readouterr().err
+
+
+def test_a_model_whose_dim_is_not_clear(folder, capsys):
+    other = CELL.replace("net", "other", 1)
+    assert main(["shapes", other, "--matrix", "m.yaml", "--sizes", "8,12"]) == 4
+    assert "--dim: model 'other' has the dims B, C; say which of them varies" in capsys.readouterr().err
+
+
+def test_a_way_that_fails_is_told(folder, capsys, monkeypatch):
+    def fail(*given):
+        return {"error": f"raised ValueError: {given[4]}"}
+
+    monkeypatch.setattr("pytest_torchcompile.adoption.shapes_command._try_apart", fail)
+    assert main(["shapes", CELL, "--matrix", "m.yaml", "--sizes", "8,12", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["ways"][0]["error"] == "raised ValueError: static"
+
+
+@pytest.mark.needs_torch
+def test_each_way_is_tried_and_the_playbook_tells(folder, capsys):
+    """With the backend eager, which compiles nothing but captures: as many compiles as a way needs."""
+    assert main(["shapes", CELL, "--matrix", "m.yaml", "--sizes", "8,12,20", "--buckets", "16,32"]) == 0
+    text = capsys.readouterr().out
+    assert "net: B varies, backend eager, inference, torch 2." in text
+    path = Path(".compile-matrix/shapes/net.json")
+    found = json.loads(path.read_text())
+    ways = {way["name"]: way for way in found["ways"]}
+    compiles = {name: way["compiles"] for name, way in ways.items()}
+    assert compiles == {"static": 3, "auto": 2, "dynamic": 1, "buckets": 2}
+    assert not any(way["late_compiles"] for way in ways.values())
+    assert found["buckets"] == [16, 32]
+    assert all(way["cold_seconds"] > 0 for way in ways.values())
+
+    report = written(sample_report(SMALL), folder / "r.json")
+    assert main(["playbook", str(report), "-o", "-", "--shapes", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "### Sizes of `net`" in text
+    assert "| way | compiles | cold | a step of B = 8 / 12 / 20 | total | pays after |" in text
+    assert "- Buckets 16, 32: 38% of the padded B is padding." in text
+
+
+@pytest.mark.needs_torch
+def test_eager_stays_eager_where_blocks_are_compiled_in_place(folder, monkeypatch):
+    """A wrapper may compile the very modules that it is given, so that each side has a model of its own."""
+    from pytest_torchcompile.adoption import shape_trial
+    from pytest_torchcompile.plan.matrix import load_matrix
+
+    (folder / "models.py").write_text(BLOCKS)
+    (folder / "m.yaml").write_text(MATRIX.replace("axes: {", "axes: {wrapper: [regional], "))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    matrix = load_matrix(folder / "m.yaml")
+    planned = next(each for each in matrix.cells if each.cell.model == "net")
+    sides = []
+
+    def timed(eager, compiled, own, padded):
+        sides.append((eager, compiled))
+        return 1.0, 1.0
+
+    monkeypatch.setattr(shape_trial, "_timed", timed)
+    asked = {"cell": planned.cell.to_dict(), "entry": matrix.models["net"].to_dict(), "root": str(folder), "dim": "B",
+             "sizes": [2, 3], "padded": {"2": 2, "3": 3}}
+    assert shape_trial.try_way(asked)["eager_sizes"] == []
+    eager, compiled = sides[0]
+    assert [block._compiled_call_impl for block in eager.module.blocks] == [None]
+    assert compiled.module.blocks[0]._compiled_call_impl is not None
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    (None, "No such file"), ("{}", "it is not what `pytest-torchcompile shapes` writes"), ("[1]", "it is not what"),
+    ("no", "it is not what"),
+])
+def test_what_is_no_experiment(folder, capsys, content, message):
+    report = written(sample_report(SMALL), folder / "r.json")
+    if content is not None:
+        (folder / "s.json").write_text(content)
+    assert main(["playbook", str(report), "-o", "-", "--shapes", "s.json"]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,278 @@
+"""Whole graphs: passes see forward and backward with names, a compiler is last, and every mistake is one sentence."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import fx, nn
+
+from pytest_torchcompile.backends import PASS_NAMES, graph_passes, whole_graph
+from pytest_torchcompile.backends.toolkit import Toolkit
+from pytest_torchcompile.errors import InstrumentError, UsageError
+
+pytestmark = pytest.mark.needs_torch
+aten = torch.ops.aten
+Failed = torch._dynamo.exc.BackendCompilerFailed
+
+
+class Net(nn.Module):
+    """A buffer that is written to, a layer norm that a table takes apart, and something said twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        hidden = self.norm(self.block(x))
+        return hidden.tanh() * 2 + hidden.tanh() * 2
+
+
+class Breaks(nn.Module):
+    """Breaks in the middle."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.a(x)
+        torch._dynamo.graph_break()
+        return y + 1
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def outcome(backend=None, train=True, sizes=(3,), model=Net):
+    """Output, gradients and buffers of a call of each size."""
+    torch.manual_seed(0)
+    net = model().train(train)
+    call = net if backend is None else torch.compile(net, backend=backend)
+    values = []
+    for size in sizes:
+        x = torch.randn(size, 4, requires_grad=train)
+        with torch.set_grad_enabled(train):
+            y = call(x)
+        if train:
+            y.square().sum().backward()
+            values.append(x.grad)
+        values.append(y.detach())
+    return [*values, *(p.grad for p in net.parameters() if train), *net.buffers()]
+
+
+def assert_close(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("train", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("capture", ["joint", "forward_backward"])
+def test_all_known_passes_leave_what_the_model_computes(capture, train):
+    """In one graph or two, for several sizes, with a buffer written to."""
+    backend = Toolkit(capture=capture, passes=PASS_NAMES)
+    assert_close(outcome(backend, train, (3, 5, 7)), outcome(None, train, (3, 5, 7)))
+    changed = {name for note in backend.notes for name in note.changed}
+    assert "common_subexpressions" in changed
+
+
+def test_inductor_comes_last():
+    """The same values through Inductor, its table and a pass before it."""
+    backend = Toolkit(compiler="inductor", decompositions="inductor", passes=["common_subexpressions"])
+    assert_close(outcome(backend), outcome())
+    joint = backend.notes[0]
+    assert joint.changed == ("common_subexpressions",)
+    assert "aten.native_layer_norm.default" not in joint.operators
+
+
+def test_parameters_and_buffers_have_their_names():
+    """On inputs, gradients and new values of buffers; the pass that wants them gets example inputs."""
+    seen = {}
+
+    def look(module: fx.GraphModule, inputs):
+        placeholders = module.graph.find_nodes(op="placeholder")
+        assert len(inputs) == len(placeholders)
+        seen["inputs"] = [node.meta["desc"].expr() for node in placeholders]
+        output = module.graph.output_node()
+        seen["results"] = [each.expr() for each in output.meta["desc"] if each is not None]
+
+    outcome(Toolkit(passes=[look]))
+    assert "self.get_parameter('block.0.weight')" in seen["inputs"]
+    assert "self.get_buffer('norm.running_mean')" in seen["inputs"]
+    gradients = [each for each in seen["results"] if "block.1.bias" in each]
+    written = [each for each in seen["results"] if "norm.running_var" in each]
+    assert len(gradients) == 1
+    assert len(written) == 1
+
+
+def test_a_pass_may_be_for_one_graph():
+    """``backward=...`` is run on the backward graph alone."""
+    graphs = []
+
+    def look(module):
+        names = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
+        graphs.append(any(name.startswith("tangents") for name in names))
+
+    outcome(Toolkit(passes=[graph_passes.GraphPass("look", look, "backward")]))
+    assert graphs == [True]
+    assert graph_passes.read_passes("backward=dead_code, dead_code")[0].graph == "backward"
+
+
+def test_new_nodes_need_no_values_noted():
+    """A pass puts in an operator; the partitioner and Inductor get to know its shape."""
+
+    def twice_and_half(module):
+        for node in module.graph.find_nodes(op="call_function", target=aten.tanh.default):
+            with module.graph.inserting_after(node):
+                half = module.graph.call_function(aten.mul.Tensor, (node, 0.5))
+            with module.graph.inserting_after(half):
+                twice = module.graph.call_function(aten.mul.Tensor, (half, 2.0))
+            node.replace_all_uses_with(twice, delete_user_cb=lambda user, half=half: user is not half)
+
+    assert_close(outcome(Toolkit(passes=[twice_and_half])), outcome())
+
+
+def test_with_no_compiler_the_last_pass_runs_the_graph():
+    """It returns what runs the forward and the backward."""
+    runs = []
+
+    def interpret(module):
+        def run(*inputs):
+            runs.append(len(inputs))
+            return fx.Interpreter(module).run(*inputs)
+        return run
+
+    backend = Toolkit(capture="forward_backward", compiler="none", passes=["dead_code", interpret])
+    assert_close(outcome(backend), outcome())
+    assert len(runs) == 2
+
+
+def test_regions_alone_go_to_inductor():
+    """What is annotated; a model without any region is told how to name one."""
+
+    class Region(Net):
+        def forward(self, x):
+            with torch.fx.traceback.annotate({"compile_with_inductor": {}}):
+                hidden = self.block(x)
+            return self.norm(hidden)
+
+    found = outcome(Toolkit(compiler="regional_inductor"), model=Region)
+    assert_close(found, outcome(model=Region))
+    with pytest.raises(Failed, match=r"no operator of the forward graph is: write `with torch\.fx"):
+        outcome(Toolkit(compiler="regional_inductor"))
+
+
+def test_a_graph_break_is_an_error_with_its_line():
+    """The toolkit takes a model whole or not at all."""
+    line = Breaks.forward.__code__.co_firstlineno + 2
+    text = rf"it breaks at .*test_whole_graph\.py:{line} \(torch\._dynamo\.graph_break\(\)\)"
+    with pytest.raises(Failed, match=text):
+        outcome(Toolkit(capture="joint"), model=Breaks)
+
+
+def test_a_missing_table_is_one_sentence_with_the_fix():
+    """Torch says only: both a fallback and a decomp for same op."""
+    with pytest.raises(Failed, match=r"Inductor cannot compile aten\.\S+ as it is: .* here they are none; write "
+                                     r"`decompositions: inductor`, or `compiler: eager`"):
+        outcome(Toolkit(compiler="inductor", decompositions="none"))
+
+
+def raising(module):
+    raise KeyError("mm")
+
+
+def losing(module):
+    output = module.graph.output_node()
+    output.args = (output.args[0][:-1],)
+
+
+def broken(module):
+    first, *_, last = module.graph.find_nodes(op="call_function", target=aten.tanh.default)
+    first.args = (last,)
+
+
+@pytest.mark.parametrize(("function", "text"), [
+    (raising, r"pass 2 of 2 \(raising\) raised KeyError: 'mm' \(test_whole_graph\.py:\d+\)"),
+    (lambda module: 3, r"pass 2 of 2 \(.*lambda.*\) returned an object of type int; expected the GraphModule, or None"),
+    (losing, r"pass 2 of 2 \(losing\) left a graph with \d+ inputs and \d+ results, where there were \d+ and \d+"),
+    (broken, r"pass 2 of 2 \(broken\) left a broken graph: "),
+])
+def test_what_a_pass_does_wrong_is_told_with_its_number(function, text):
+    """One sentence each."""
+    with pytest.raises(Failed, match=text):
+        outcome(Toolkit(passes=["dead_code", function]))
+
+
+@pytest.mark.parametrize(("settings", "text"), [
+    ({"capture": "step"}, "capture 'step' is not there yet"),
+    ({"capture": "jiont"}, "capture is 'jiont'; did you mean 'joint'?"),
+    ({"compiler": "inducter"}, "compiler is 'inducter'; did you mean 'inductor'?"),
+    ({"passes": ["dead_cod"]}, "no pass is called 'dead_cod'; expected module:function, or did you mean 'dead_code'?"),
+    ({"passes": [3]}, "a pass is 3; expected a function, module:function, or a name of dead_code"),
+    ({"passes": ["front=dead_code"]}, "is for a graph 'front'; "),
+    ({"passes": ["dead_code"], "forward": print}, "a Toolkit takes one or the other"),
+])
+def test_mistakes_are_told_where_they_are_made(settings, text):
+    """Not by torch's compile error."""
+    with pytest.raises(UsageError, match=re.escape(text)):
+        Toolkit(**settings)
+
+
+def test_a_table_of_ones_own():
+    """``module:table``, a mapping or a function; what is none is told."""
+    backend = Toolkit(decompositions=f"{__name__}:TABLE")
+    assert_close(outcome(backend), outcome())
+    assert "aten.tanh.default" not in backend.notes[0].operators
+    with pytest.raises(Failed, match=r"decompositions 'indctor' names no table; .*did you mean 'inductor'"):
+        outcome(Toolkit(decompositions="indctor"))
+    with pytest.raises(Failed, match="gave an object of type int; expected a mapping of operators"):
+        outcome(Toolkit(decompositions=f"{__name__}:no_table"))
+
+
+TABLE = {aten.tanh.default: lambda x: 2 * torch.sigmoid(2 * x) - 1}
+
+
+def no_table():
+    return 3
+
+
+def test_core_aten_takes_less_apart_than_inductor():
+    """Each table is another graph."""
+    layer_norm = {}
+    for table in ("none", "core_aten", "inductor"):
+        backend = Toolkit(decompositions=table)
+        assert_close(outcome(backend), outcome())
+        layer_norm[table] = backend.notes[0].operators
+    assert "aten.t.default" in layer_norm["none"]
+    assert "aten.t.default" not in layer_norm["core_aten"]
+    assert layer_norm["core_aten"] != layer_norm["inductor"]
+
+
+def test_an_older_torch_is_told_so(monkeypatch):
+    """Before 2.9 there are no descriptors."""
+    monkeypatch.delattr(torch._functorch.aot_autograd, "aot_export_joint_with_descriptors")
+    with pytest.raises(InstrumentError, match=r"the toolkit's passes need torch 2\.9 or newer"):
+        whole_graph._joint_functions()
+
+
+def test_dumps_before_and_after_each_pass(tmp_path):
+    """Readable code with the names of parameters, and a diff."""
+    outcome(Toolkit(passes=["common_subexpressions"], dump=tmp_path))
+    names = sorted(file.name for file in tmp_path.iterdir())
+    stem = "joint-1.1-common_subexpressions"
+    assert names == [f"{stem}.after.py", f"{stem}.before.py", f"{stem}.diff"]
+    before = (tmp_path / f"{stem}.before.py").read_text()
+    assert "is self.get_parameter('block.0.weight')" in before
+    assert before.count("aten.tanh.default(") == 2
+    assert any(line.startswith("-") and "tanh" in line for line in (tmp_path / f"{stem}.diff").read_text().splitlines())
+
+
+def test_the_names_are_those_of_the_passes():
+    """The list that needs no torch, and the functions."""
+    assert tuple(graph_passes.PASSES) == PASS_NAMES

@@ -1,0 +1,184 @@
+"""One history: a module with state of its own is on both sides, and for the reference, what it was before a call."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.contract.history_run import Program, run_history
+from pytest_torchcompile.contract.script import Shown, written_script
+from pytest_torchcompile.fuzz.drawn_call import call
+
+pytestmark = pytest.mark.needs_torch
+
+
+class Counting(nn.Module):
+    """What it computes follows from how often it was called, eager refusing the call or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.count, self.seen = nn.Linear(4, 4), 0, []
+
+    def forward(self, x):
+        """(B, 4) -> the same."""
+        self.count += 1
+        self.seen.append(self.count)
+        return torch.tanh(self.linear(x)) * len(self.seen)
+
+
+class Reassigning(nn.Module):
+    """It has another buffer after each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("hidden", torch.zeros(4))
+
+    def forward(self, x):
+        """(B, 4) -> the same."""
+        y = torch.tanh(self.linear(x)) + self.hidden
+        self.hidden = (self.hidden * 0.9 + y.detach().mean(0)).detach()
+        return y
+
+
+class Remembering(nn.Module):
+    """It keeps what it computed: in a list, and as an expanded tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.seen, self.last = nn.Linear(4, 4), [], None
+
+    def forward(self, x):
+        """(B, 4) -> the same."""
+        y = torch.tanh(self.linear(x))
+        self.seen.append((y.detach() + 1000).mean(0) - 1000)
+        self.last = y.detach().mean().expand(4)
+        return y
+
+
+class Wavering(nn.Module):
+    """It draws from what nobody seeds."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.random = nn.Linear(4, 4), random.SystemRandom()
+
+    def forward(self, x):
+        """(B, 4) -> the same."""
+        return torch.tanh(self.linear(x)) * self.random.random()
+
+
+class WithExtraState(nn.Linear):
+    """Its state dict holds more than tensors."""
+
+    def __init__(self):
+        super().__init__(4, 4)
+
+    def get_extra_state(self):
+        """No tensor."""
+        return {"scale": 1}
+
+    def set_extra_state(self, state):
+        """The same comes back."""
+        assert state == {"scale": 1}
+
+
+def slightly_off(module, example_inputs):
+    """A backend whose first result is a little wrong."""
+    def run(*arguments):
+        first, *others = module(*arguments)
+        return first * 1.00001, *others
+
+    return run
+
+
+def run(kind, backend, *history):
+    """Run a history of a model with a backend."""
+    def make_model():
+        torch.manual_seed(0)
+        return kind()
+
+    def batch(sizes, seed):
+        torch.manual_seed(seed)
+        return Batch.of((torch.randn(sizes["B"], 4),))
+
+    return run_history(Program(make_model, {"backend": backend}, batch), history, lambda index, side: None)
+
+
+def test_a_call_that_eager_refuses_leaves_no_counter_behind():
+    """Else the eager side is one call ahead, and a right compiled side is told as wrong."""
+    came = run(Counting, "eager", call(B=3, dtypes="float64 0"), call(B=3))
+    assert (came.problem, came.refused, came.calls) == (None, 1, 1)
+
+
+def test_counters_are_what_they_were_for_the_reference():
+    """Else it computes something else, and rounding is measured by eager alone."""
+    came = run(Counting, slightly_off, call(B=3))
+    assert came.problem is not None
+    assert "(measured from float64," in came.problem.message
+
+
+def wrong_in_another_thread(module, example_inputs):
+    """A backend that is right in the main thread alone."""
+    def run(*arguments):
+        first, *others = module(*arguments)
+        if threading.current_thread() is not threading.main_thread():
+            first = first + 1
+        return first, *others
+
+    return run
+
+
+def hardly_off(module, example_inputs):
+    """A backend that rounds a thousand and something the other way, and so what is left of it without the thousand."""
+    def run(*arguments):
+        return tuple(result + 2**-15 if result.stride() == (1,) else result for result in module(*arguments))
+
+    return run
+
+
+def test_rounding_of_what_attributes_keep_does_not_add_up():
+    """They are as eager's before each call: what an earlier call rounded is not told of a later one."""
+    came = run(Remembering, hardly_off, call(B=3), call(B=3), call(B=3))
+    assert (came.problem, came.calls) == (None, 3)
+    came = run(Remembering, slightly_off, call(B=3), call(B=3))
+    assert came.problem is not None
+
+
+def test_a_model_that_eager_does_not_repeat():
+    """That its calls agree within so much proves nothing."""
+    came = run(Wavering, "eager", call(B=3), call(B=3))
+    assert (came.problem, came.calls, came.mute) == (None, 2, 2)
+
+
+def test_weights_loaded_into_a_module_with_extra_state():
+    """It is no reason to say that eager refuses the call."""
+    came = run(WithExtraState, "eager", call(B=3), call(B=3, module_change="load"))
+    assert (came.problem, came.calls, came.refused, came.mute) == (None, 2, 0, 0)
+
+
+@pytest.mark.parametrize("changes", [
+    {"thread": "other", "second_copy": "copy"}, {"second_copy": "copy", "thread": "other"}], ids=list)
+def test_a_copy_that_is_called_in_another_thread(changes):
+    """Both are done, in whatever order they are named; the script does the same."""
+    came = run(Counting, wrong_in_another_thread, call(B=3, **changes))
+    assert came.problem is not None
+    shown = Shown("", Counting, Counting, None, (call(B=3, **changes),), {"backend": "eager"})
+    lines = [line.strip() for line in written_script(shown).splitlines()]
+    copied = lines.index("part, call = second_copy(part, compile, 'copy')")
+    assert lines[copied + 1] == "part, call = thread(part, compile, 'other')"
+
+
+@pytest.mark.parametrize("grad_mode", ["no_grad", "inference_mode"])
+def test_a_buffer_of_inference_mode(grad_mode):
+    """It is compared as any other; to write to it is no mistake of the model's."""
+    history = (call(B=3), call(B=3, grad_mode=grad_mode), call(B=3, training=False))
+    assert run(Reassigning, "eager", *history).problem is None
+    came = run(Reassigning, slightly_off, call(B=3, grad_mode=grad_mode))
+    assert came.problem is not None
+    assert came.problem.kind in ("value", "buffer")

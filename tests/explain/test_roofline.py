@@ -1,0 +1,98 @@
+"""The roofline of kernels: FLOPs of torch's own counter, bytes of reads and writes, the figure and the lines."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from pytest_torchcompile import zoo
+from pytest_torchcompile.explain.explanation import Explanation
+from pytest_torchcompile.explain.graph_texts import Stage, read_graph
+from pytest_torchcompile.explain.roofline import KernelRoof, Roofline, flops_of_stage, kernel_roofs
+from pytest_torchcompile.gauges.machine_peaks import MachinePeaks
+from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, TensorAccess
+
+pytestmark = pytest.mark.needs_torch
+PEAKS = MachinePeaks("cpu", bandwidth=1e9, call_seconds=1e-6, products={"float32": 1e10})
+
+
+def test_flops_of_all_kernels_are_those_of_torch(head):
+    """A product forward, and the two of its backward pass."""
+    model, batch = zoo.tiny_head(), torch.randn(4, 64)
+    with FlopCounterMode(display=False) as counter:
+        model(batch).sum().backward()
+    roofs = kernel_roofs(head, PEAKS)
+    assert sum(roof.flops for roof in roofs if roof.counted) == counter.get_total_flops() > 0
+
+
+def test_each_kernel_has_its_bytes_and_its_bound(head):
+    roofs = kernel_roofs(head, PEAKS)
+    moved = [call.bytes_read + call.bytes_written for call in head.kernels]
+    assert [roof.bytes for roof in roofs] == [size for size in moved if size]
+    for roof in roofs:
+        by_memory = roof.bytes / 1e9
+        if roof.counted:
+            assert roof.seconds == max(by_memory, roof.flops / 1e10)
+        else:
+            # One an element: never held against the peak of products.
+            assert (roof.seconds, roof.bound) == (by_memory, "memory")
+    assert {roof.bound for roof in roofs} == {"memory", "compute"} or all(roof.bound == "memory" for roof in roofs)
+
+
+def test_the_lines_and_the_figure(head):
+    roofline = Roofline(tuple(kernel_roofs(head, PEAKS)), PEAKS)
+    first, *rows = roofline.lines()
+    assert first.startswith("roofline: at this machine's peaks (cpu: 954 MiB/s, 10 GFLOP/s in float32) all kernels")
+    assert len(rows) == len(roofline.kernels)
+    root = ElementTree.fromstring(str(roofline.figure()))
+    circles = [element for element in root.iter() if element.tag.endswith("circle")]
+    assert len(circles) == len(roofline.kernels)
+    assert roofline.to_dict()["kernels"][0]["intensity"] > 0
+
+
+def test_the_roof_is_that_of_the_dtype_with_most_products():
+    """A GPU multiplies bfloat16 many times as fast as float32, so that its kernels would stand above that roof."""
+    peaks = MachinePeaks("cpu", bandwidth=1e9, products={"float32": 1e10, "bfloat16": 1e11})
+    kernels = (KernelRoof("mm", "forward", 10**9, 10**5, 1e-2, "compute", counted=True, dtype="bfloat16"),
+               KernelRoof("fused", "forward", 10**3, 10**6, 1e-3, "memory", counted=False))
+    roofline = Roofline(kernels, peaks)
+    assert "(cpu: 954 MiB/s, 100 GFLOP/s in bfloat16) all kernels" in next(roofline.lines())
+    assert "Roofline: 2 points and a roof of 100 GFLOP/s" in str(roofline.figure())
+    assert Roofline(kernels[1:], peaks).dtype == "float32"
+
+
+def test_products_of_open_sizes_are_told_to_be_missing():
+    """Nothing counts them, so nobody may take the kernel for one that computes little."""
+    operators = (Operator("mm", "aten.mm.default", "aten.mm.default", ("s0", "s0"), "float32", 400),)
+    wrote = (TensorAccess("buf0", ("s0", "s0"), "float32", 400, of="mm"),)
+    call = KernelCall("extern_kernels.mm", "library", "0/0", 0, operators=operators, writes=wrote)
+    relu = replace(call, operators=(replace(operators[0], target="aten.relu.default"),))
+    roofs = kernel_roofs(Explanation("net", "2.13.0", "", kernels=[call, relu]), PEAKS)
+    assert [roof.uncounted for roof in roofs] == [True, False]
+    _first, *rows = Roofline(tuple(roofs), PEAKS).lines()
+    assert "FLOPs (products not counted: open sizes)  extern_kernels.mm" in rows[0]
+    assert "FLOPs (one an element)" in rows[1]
+
+
+def test_without_kernels_there_is_nothing_to_say():
+    assert list(Roofline((), PEAKS).lines()) == []
+
+
+GRAPH = '''
+    def forward(self, x: "f32[2, 3, 8, 8][192, 64, 8, 1]cpu", w: "f32[5, 3, 3, 3][27, 9, 3, 1]cpu", s: "f32[s0, 4]"):
+        conv: "f32[2, 5, 6, 6]" = torch.ops.aten.convolution.default(x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1);  x = None
+        back = torch.ops.aten.convolution_backward.default(conv, x, w, [5], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
+        open: "f32[s0, s0]" = torch.ops.aten.mm.default(s, s)
+        relu: "f32[2, 5, 6, 6]" = torch.ops.aten.relu.default(conv)
+'''  # noqa: E501
+
+
+def test_formulas_take_the_arguments_that_the_graph_has():
+    """A convolution needs more than shapes; what has an open size is left out, and so is what has no formula."""
+    found = flops_of_stage(Stage("0/0", "forward", 0, GRAPH, tuple(read_graph(GRAPH))))
+    forward = 2 * 2 * 6 * 6 * 5 * 3 * 9
+    assert found == {"conv": forward, "back": 2 * forward}

@@ -1,0 +1,234 @@
+"""Passes one by one: the wrong ones are named with their number and the worst value, right ones are silent."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchcompile import judge_passes
+from pytest_torchcompile.backends import PASS_NAMES
+from pytest_torchcompile.checks import load
+from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.oracle.pass_records import PassStep, WrongLeaf
+
+pytestmark = pytest.mark.needs_torch
+aten = torch.ops.aten
+
+
+class Net(nn.Module):
+    """A bias that only its own gradient reaches, something that is scaled, and a buffer that is written to."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 16), nn.Linear(16, 4)
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x):
+        hidden = self.norm(self.up(x)).tanh()
+        return self.down(hidden * 2) + self.down(hidden * 2)
+
+
+def judged(passes, **options):
+    """The net with some passes, for two sizes."""
+    torch.manual_seed(0)
+    return judge_passes(Net(), [torch.randn(8, 6), torch.randn(5, 6)], passes, **options)
+
+
+def scale_result(module, operator, factor):
+    """Multiply what the first call of an operator gives."""
+    node = module.graph.find_nodes(op="call_function", target=operator)[0]
+    with module.graph.inserting_after(node):
+        scaled = module.graph.call_function(aten.mul.Tensor, (node, factor))
+    node.replace_all_uses_with(scaled, delete_user_cb=lambda user: user is not scaled)
+
+
+def wrong_backward(module):
+    """The derivative of tanh, off by a thousandth."""
+    scale_result(module, aten.tanh_backward.default, 1.001)
+
+
+def wrong_bias(module):
+    """One gradient alone: the last sum of a gradient for a bias."""
+    output = module.graph.output_node()
+    results = list(output.args[0])
+    (place,) = [number for number, each in enumerate(output.meta["desc"])
+                if each is not None and each.expr().startswith("__grad") and "'down.bias'" in each.expr()]
+    with module.graph.inserting_before(output):
+        results[place] = module.graph.call_function(aten.mul.Tensor, (results[place], 1.0001))
+    output.args = (results,)
+
+
+def wrong_forward(module):
+    """tanh is left out of the forward; its derivative stays."""
+    node = module.graph.find_nodes(op="call_function", target=aten.tanh.default)[0]
+    node.replace_all_uses_with(node.args[0])
+
+
+def undo_wrong_forward(module):
+    """The error of the pass before it is taken back, in part."""
+    scale_result(module, aten.addmm.default, 1.0)
+
+
+def another_order(module):
+    """a + b as b + a: right."""
+    for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        node.args = node.args[::-1]
+
+
+def twice_as_sum(module):
+    """x * 2 as x + x: right, bit for bit."""
+    for node in module.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+        if node.args[1] == 2:
+            node.target, node.args = aten.add.Tensor, (node.args[0], node.args[0])
+
+
+def sum_in_parts(module):
+    """A sum over the batch as a product with ones: right, up to rounding."""
+    for node in module.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList):
+        source = node.args[0]
+        with module.graph.inserting_before(node):
+            ones = module.graph.call_function(aten.ones_like.default, (source,))
+            total = module.graph.call_function(aten.mul.Tensor, (source, ones))
+        node.args = (total, *node.args[1:])
+
+
+@pytest.mark.parametrize(("function", "worst"), [
+    (wrong_backward, r"gradient of up\.\w+|gradient of input\[0\]|gradient of norm\.\w+"),
+    (wrong_bias, r"gradient of down\.bias"),
+    (wrong_forward, r"output"),
+])
+def test_a_wrong_pass_is_named_by_number_and_leaf(function, worst):
+    """Between two right ones, which are not blamed."""
+    found = judged([another_order, function, twice_as_sum])
+    (problem,) = found.problems
+    name = function.__name__
+    assert re.fullmatch(rf"pass 2 of 3 \({name}\) changed ({worst}) \([\d.e+]+ times the rounding noise\)", problem)
+    assert [step.told.partition(" (")[0] for step in found.steps] == [
+        "the capture itself", "pass 1 of 3", "pass 2 of 3", "pass 3 of 3"]
+
+
+def test_only_the_gradient_that_is_wrong():
+    """No other value is named."""
+    (step,) = [step for step in judged([wrong_bias]).steps if step.wrong]
+    assert [wrong.name for wrong in step.wrong] == ["gradient of down.bias"]
+
+
+def test_two_wrong_passes_are_both_named():
+    """Each is measured from the graph before it."""
+    found = judged([wrong_forward, another_order, wrong_bias])
+    assert [problem.partition(" changed")[0] for problem in found.problems] == [
+        "pass 1 of 3 (wrong_forward)", "pass 3 of 3 (wrong_bias)"]
+
+
+def test_right_passes_are_silent():
+    """Three of one's own and all that have a name."""
+    found = judged([another_order, twice_as_sum, sum_in_parts, *PASS_NAMES])
+    assert found.ok, str(found)
+    assert all("dead_code" in told or "no_op_views" in told for told in found.unused)
+
+
+def test_decompositions_are_a_step_with_its_noise():
+    """Which operators they replace, and how far the numbers move."""
+    found = judged([twice_as_sum], decompositions="inductor")
+    assert found.ok, str(found)
+    (step,) = [step for step in found.steps if step.operators]
+    assert step.told == "decompositions inductor"
+    assert step.operators["aten.t.default"] < 0
+    assert 0 < step.noise < 4
+    assert re.match(r"decompositions inductor change numbers by up to [\d.]+ times the rounding noise; operators: aten",
+                    step.remark)
+
+
+def test_a_pass_that_raises_ends_the_steps():
+    """What it said, with its number among all."""
+    def fails(module):
+        raise ValueError("no such thing")
+
+    found = judged(["dead_code", fails, "common_subexpressions"])
+    assert len(found.steps) == 3
+    (problem,) = found.problems
+    assert re.search(r"with pass 2 of 3 \(.*fails\) the model raises: pass 2 of 3 \(.*fails\) raised ValueError: no "
+                     r"such thing \(test_pass_steps\.py:\d+\)", problem)
+
+
+def test_mistakes_in_the_call():
+    """As of compare()."""
+    with pytest.raises(UsageError, match="calls is empty"):
+        judge_passes(Net(), [], ["dead_code"])
+
+
+def test_the_check_judges_what_was_stored():
+    """Plain data through JSON; what is no matter of numbers comes first."""
+    wrong = (WrongLeaf("output", "call 1", "output: error is 5 times ...", 5.0),
+             WrongLeaf("output.dtype", "call 1", "output: is float32 in eager, float64 compiled", None))
+    steps = [PassStep("the capture itself", compared=3), PassStep("pass 1 of 1 (a:b)", wrong=wrong, compared=3)]
+    section = json.loads(json.dumps({"passes": [step.to_dict() for step in steps]}))
+    (problem,) = load("passes").judge(section, {})
+    assert problem.message == "pass 1 of 1 (a:b) changed output.dtype (is float32 in eager, float64 compiled)"
+    assert "error is 5 times" in problem.evidence
+    (empty,) = load("passes").judge({"passes": [PassStep("pass 1 of 1 (a:b)").to_dict()]}, {})
+    assert empty.message == "nothing was compared at pass 1 of 1 (a:b)"
+    idle = {"passes": [PassStep("pass 1 of 1 (a:b)", changed=False, compared=1).to_dict()]}
+    assert load("passes").remark(idle) == "pass 1 of 1 (a:b) changed no graph"
+
+
+class Answers(nn.Module):
+    """What it is told to: zeros, NaN, an error in some calls or in all."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.up, self.answer = nn.Linear(6, 4), answer
+
+    def forward(self, x):
+        return self.answer(self.up(x) * 2)
+
+
+def only_eight_rows(x):
+    """Refuses the second of two sizes."""
+    return x.view(8, 4)
+
+
+def thrice(module):
+    """x * 2 as x * 3."""
+    for node in module.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+        if node.args[1] == 2:
+            node.args = (node.args[0], 3)
+
+
+def other_strides(module):
+    """The first result, column after column."""
+    output = module.graph.output_node()
+    first, *others = output.args[0]
+    with module.graph.inserting_before(output):
+        turned = module.graph.call_function(aten.t.default, (first,))
+        copied = module.graph.call_function(aten.clone.default, (turned,), {"memory_format": torch.contiguous_format})
+        found = module.graph.call_function(aten.t.default, (copied,))
+    output.args = ([found, *others],)
+
+
+@pytest.mark.parametrize("factor", [0.0, float("nan")])
+def test_a_model_that_gives_nothing_proves_nothing(factor):
+    """A wrong pass would be called right."""
+    found = judge_passes(Answers(lambda x: x * factor), [torch.randn(8, 6)], [thrice])
+    assert not found.ok
+    assert found.problems[-1].endswith(": of every call nothing came but zeros and NaN")
+
+
+def test_calls_that_raise_prove_nothing():
+    """Where eager raises in all; where it raises in the first alone, the second is judged."""
+    batches = [torch.randn(5, 6), torch.randn(8, 6)]
+    all_raise = judge_passes(Answers(only_eight_rows), batches[:1], ["dead_code"])
+    assert all_raise.problems[0] == "nothing was compared at the capture itself"
+    one_raises = judge_passes(Answers(only_eight_rows), batches, [thrice])
+    assert re.match(r"pass 1 of 1 \(thrice\) changed output", one_raises.problems[-1]), str(one_raises)
+
+
+def test_strides_of_a_result_are_told():
+    """The user has them, whatever a pass chooses inside."""
+    found = judge_passes(Answers(torch.tanh), [torch.randn(8, 6)], [other_strides])
+    assert found.problems == ("pass 1 of 1 (other_strides) changed output "
+                              "(stride is (4, 1) in eager, (1, 8) compiled)",)

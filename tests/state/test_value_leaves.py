@@ -1,0 +1,304 @@
+"""What is inside of a value, and what a tensor holds: paths as a user writes them, and bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import OrderedDict, deque, namedtuple
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_torchcompile.state import value_leaves
+from pytest_torchcompile.state.value_leaves import (
+    attribute_tensors,
+    containers_in,
+    dense_form,
+    fingerprint,
+    inner_attributes,
+    is_plain,
+    is_spread,
+    layout_of,
+    leaves_of,
+    own_attributes,
+    same_bits,
+    tensors_of,
+    visible_strides,
+    whole_value,
+    write_whole,
+)
+
+pytestmark = [
+    pytest.mark.needs_torch,
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per_tensor"),
+]
+
+NAN = float("nan")
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    hidden: tuple = ()
+
+
+class Cache:
+    """An object that nobody has registered, as libraries have."""
+
+    def __init__(self, **held):
+        vars(self).update(held)
+
+
+class Sharded(torch.Tensor):
+    """A tensor of which this process has a part, as DTensor is."""
+
+    def full_tensor(self):
+        return torch.cat([torch.Tensor(self), torch.Tensor(self)])
+
+
+def ones(*shape):
+    return torch.ones(*shape)
+
+
+def paths(value):
+    return [path for path, _ in leaves_of(value)[0]]
+
+
+# paths and structures
+
+
+@pytest.mark.parametrize(("value", "expected"), [
+    (ones(2), [""]),
+    ((ones(2), [3, {"a": ones(1)}]), ["[0]", "[1][0]", "[1][1]['a']"]),
+    (Pair(ones(1), None), [".left", ".right"]),
+    (OrderedDict(b=ones(1), a=2), ["['b']", "['a']"]),
+    (Output(ones(1), (ones(1), 2)), [".logits", ".hidden[0]", ".hidden[1]"]),
+    ({"out": Output(ones(1))}, ["['out'].logits"]),
+    (Cache(keys=[ones(1)], length=3), [".keys[0]", ".length"]),
+    ([Cache(inner=Cache(x=ones(1)))], ["[0].inner.x"]),
+], ids=["tensor", "nested", "named tuple", "ordered", "dataclass", "inside", "object", "objects"])
+def test_paths(value, expected):
+    """As a user would write them after the value's name."""
+    assert paths(value) == expected
+
+
+def test_an_object_without_tensors_is_one_leaf():
+    """It is compared as the object that it is; of a dataclass the fields are compared, tensors or not."""
+    assert paths([Cache(length=3)]) == ["[0]"]
+    assert paths(Output("text")) == [".logits"]
+
+
+def test_an_object_that_holds_itself_ends():
+    """It is a leaf where it comes round."""
+    cache = Cache(x=ones(1))
+    cache.owner = cache
+    assert paths(cache) == [".x", ".owner"]
+
+
+def test_objects_are_opened_to_a_depth():
+    """Six of them; below, an object is a leaf, and so it holds no tensor for those above."""
+    def nested(depth):
+        return Cache(inner=nested(depth - 1)) if depth else ones(1)
+
+    assert paths(nested(6)) == [".inner" * 6]
+    assert paths(nested(7)) == [""]
+
+
+@pytest.mark.parametrize(("one", "other", "same"), [
+    ((1, 2), (3, 4), True), ((1, 2), [1, 2], False), ((1,), (1, 2), False), ({"a": 1}, {"b": 1}, False),
+    (Output(ones(1)), Output(ones(3)), True), (Output(ones(1)), (ones(1), ()), False),
+    (Cache(x=ones(1)), Cache(y=ones(1)), False), (None, (), False),
+])
+def test_structures(one, other, same):
+    """Equal texts mean equal structures."""
+    assert (leaves_of(one)[1] == leaves_of(other)[1]) is same
+
+
+def test_the_text_of_a_structure_is_python():
+    """With a star for each leaf."""
+    assert leaves_of({"a": (1, [2, 3]), "b": (4,)})[1] == "{'a': (*, [*, *]), 'b': (*,)}"
+    assert leaves_of(Output(ones(1)))[1] == "* with Output(logits=*, hidden=())"
+
+
+def test_tensors_of():
+    """Only tensors, with the same paths."""
+    assert [path for path, _ in tensors_of([1, ones(1), {"a": "text", "b": ones(2)}])] == ["[1]", "[2]['b']"]
+
+
+@pytest.mark.parametrize("value", [
+    nn.Linear(1, 1), ones(1), torch, type, torch.float32, threading.Lock(), len, 3, "text",
+], ids=["module", "tensor", "package", "class", "dtype", "lock", "function", "number", "text"])
+def test_what_is_never_opened(value):
+    """Modules are walked by themselves, and the others belong to the process."""
+    assert inner_attributes(value) is None
+
+
+# attributes of modules
+
+
+class Held(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.register_buffer("mean", ones(2))
+        self.cache = ones(3)
+        self.table = {"keys": [ones(1), 2]}
+        self.again = self.cache
+        self.calls = 0
+        self.inner.scale = ones(1)
+
+
+def test_tensors_in_attributes():
+    """Neither parameters nor buffers; each once, under the first of its names."""
+    assert [name for name, _ in attribute_tensors(Held())] == ["cache", "table['keys'][0]", "inner.scale"]
+    assert list(attribute_tensors(None)) == []
+
+
+def test_own_attributes():
+    """What torch has made in each module is no attribute of the user's."""
+    assert sorted(own_attributes(Held())) == ["again", "cache", "calls", "table"]
+    assert sorted(own_attributes(nn.Linear(1, 2))) == ["in_features", "out_features"]
+
+
+def test_containers():
+    """All that can be refilled, the outer before the inner; a tuple leads to what is in it."""
+    inner = [1]
+    value = {"a": (inner, deque([2])), "b": {3}}
+    assert [name for name, _ in containers_in([("v", value)])] == ["v", "v['b']", "v['a'][0]", "v['a'][1]"]
+
+
+def test_containers_are_met_once():
+    """Also one that holds itself, and what an earlier walk has seen."""
+    loop = [1]
+    loop.append(loop)
+    seen = set()
+    assert [name for name, _ in containers_in([("x", loop), ("y", loop)], seen=seen)] == ["x"]
+    assert list(containers_in([("z", loop)], seen=seen)) == []
+
+
+def test_containers_of_objects():
+    """The namespace of an object is a container, if the caller opens it."""
+    cache = Cache(items=[1])
+    assert [name for name, _ in containers_in([("c", cache)])] == ["c", "c.items"]
+    assert list(containers_in([("c", cache)], lambda value: False)) == []
+
+
+def test_the_key_of_another_type_is_told_by_its_type():
+    """The text of an object may change from run to run."""
+    assert [name for name, _ in containers_in([("v", {Cache(): [1]})])] == ["v", "v[Cache]"]
+
+
+# tensors
+
+
+@pytest.mark.parametrize(("one", "other", "same"), [
+    (ones(3), ones(3), True),
+    (ones(3), ones(3) + 1, False),
+    (ones(3), ones(4), False),
+    (ones(3), ones(3).double(), False),
+    (torch.tensor([NAN, 1.0]), torch.tensor([NAN, 1.0]), True),
+    (torch.tensor([NAN, 1.0]), torch.tensor([NAN, 2.0]), False),
+    (torch.tensor([0.0]), torch.tensor([-0.0]), True),
+    (torch.tensor([1, 2]), torch.tensor([1, 3]), False),
+    (ones(2, 2).to_sparse(), ones(2, 2).to_sparse(), True),
+    (ones(2, 2).to_sparse(), ones(2, 2), False),
+    (ones(2).to(torch.float8_e4m3fn), ones(2).to(torch.float8_e4m3fn), True),
+    (ones(2).to(torch.float8_e4m3fn), (ones(2) * 2).to(torch.float8_e4m3fn), False),
+    (torch.tensor([complex(NAN, 1)]), torch.tensor([complex(NAN, 1)]), True),
+], ids=["equal", "values", "shape", "dtype", "nan", "beside a nan", "signed zero", "whole numbers", "sparse", "layout",
+        "8 bits", "8 bits differ", "complex nan"])
+def test_same_bits(one, other, same):
+    """NaN equals NaN, and 0.0 equals -0.0; nothing else is excused."""
+    assert same_bits(one, other) is same
+
+
+def test_dense_forms():
+    """Sparse, nested and quantised tensors as strided ones."""
+    nested = torch.nested.nested_tensor([ones(2), torch.zeros(1)])
+    quantised = torch.quantize_per_tensor(ones(2), 0.5, 0, torch.qint8)
+    assert dense_form(nested).tolist() == [1.0, 1.0, 0.0]
+    assert dense_form(ones(2).to_sparse()).tolist() == [1.0, 1.0]
+    assert dense_form(quantised).tolist() == [1.0, 1.0]
+    plain = ones(2)
+    assert dense_form(plain) is plain
+
+
+def test_an_empty_nested_tensor_is_dense():
+    """There is nothing to be joined."""
+    assert dense_form(torch.nested.nested_tensor([], dtype=torch.float64)).numel() == 0
+
+
+def test_layouts():
+    """The sizes of a nested tensor are no part of its dense form, so they are told."""
+    assert layout_of(ones(2)) == "torch.strided"
+    assert "[(2,), (1,)]" in layout_of(torch.nested.nested_tensor([ones(2), ones(1)]))
+    assert layout_of(torch.quantize_per_tensor(ones(2), 0.5, 0, torch.qint8)).startswith("quantised, ")
+
+
+def test_visible_strides():
+    """Of an axis of length one no stride can be seen."""
+    assert visible_strides(ones(2, 1, 3)) == (3, 1)
+    assert visible_strides(ones(2, 3).t()) == (1, 3)
+    assert visible_strides(ones(0, 3)) is None
+    assert visible_strides(ones(2).to_sparse()) is None
+
+
+def test_plain_tensors():
+    """Of torch's own class, in strides."""
+    assert is_plain(nn.Parameter(ones(1)))
+    assert not is_plain(ones(1).as_subclass(Sharded))
+    assert not is_plain(ones(2).to_sparse())
+
+
+def test_a_tensor_that_is_spread_is_gathered():
+    """One that is not is handed on, detached."""
+    part = ones(2).as_subclass(Sharded)
+    assert is_spread(part)
+    assert whole_value(part).shape == (4,)
+    own = ones(2).requires_grad_()
+    assert not is_spread(own)
+    assert not whole_value(own).requires_grad
+    assert whole_value(own).data_ptr() == own.data_ptr()
+
+
+def test_a_whole_value_is_written_in_place():
+    """Whoever holds the tensor sees it."""
+    tensor = torch.zeros(2)
+    write_whole(tensor, ones(2))
+    assert tensor.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_a_fingerprint_changes_with_a_value(dtype):
+    """Of many elements too, where a sum in half precision would not notice one; and where two change places."""
+    tensor = torch.ones(5000, dtype=dtype)
+    tensor[7] = 0
+    before = fingerprint(tensor)
+    assert fingerprint(tensor.clone()) == before
+    tensor[3] = 0
+    changed = fingerprint(tensor)
+    assert changed != before
+    tensor[7] = 1
+    assert fingerprint(tensor) not in (before, changed)
+
+
+def test_no_fingerprint_of_what_has_no_values():
+    """Empty, on the device meta, or not a plain tensor."""
+    for tensor in (torch.empty(0), torch.empty(2, device="meta"), ones(2).to_sparse()):
+        assert fingerprint(tensor) == ""
+
+
+def test_a_class_registered_without_keys(monkeypatch):
+    """As those of diffusers are: its children have indices."""
+    value = {"a": [ones(1), ones(1)]}
+    real = value_leaves.pytree.tree_flatten_with_path
+
+    def refuses(tree, is_leaf=None):
+        if isinstance(tree, list):
+            raise ValueError("Did not find a flatten_with_keys_fn for type")
+        return real(tree, is_leaf=is_leaf)
+
+    monkeypatch.setattr(value_leaves.pytree, "tree_flatten_with_path", refuses)
+    assert paths(value) == ["['a'][0]", "['a'][1]"]

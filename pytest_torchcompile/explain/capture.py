@@ -25,6 +25,7 @@ from pytest_torchcompile.layer.training_step import loss_of_step
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.torch_logs import traced_to_file
 from pytest_torchcompile.loading import one_line
+from pytest_torchcompile.lowering.kernel_timing import KernelTimer
 from pytest_torchcompile.lowering.kernel_watch import KernelWatch
 from pytest_torchcompile.state.torch_state import isolated
 
@@ -89,10 +90,10 @@ def explain_step(
     leaks: list[str] = []
     with isolated(leaks), preserved(module), observe(keep_texts=True) as seen:
         kernels, taken_apart = KernelWatch(explained.lost), DecompositionNotes()
-        rewritten, runs = BytecodeNotes(), GraphRuns()
+        rewritten, runs, timer = BytecodeNotes(), GraphRuns(), KernelTimer()
         begun = time.perf_counter()
         with kernels.taken(seen), contextlib.ExitStack() as hooks:
-            instruments = [taken_apart.taken(), rewritten.taken(), runs.taken()]
+            instruments = [taken_apart.taken(), rewritten.taken(), runs.taken(), timer.taken()]
             if trace is not None:
                 instruments.append(traced_to_file(trace))
             for instrument in instruments:
@@ -102,8 +103,10 @@ def explain_step(
                 except InstrumentError as missing:
                     if str(missing) not in explained.lost:
                         explained.lost.append(str(missing))
+            runner: StepRunner | None = None
             try:
-                compile_model().step(batch.clone())
+                runner = compile_model()
+                runner.step(batch.clone())
             except Exception as error:
                 explained.error = one_line(error)
         explained.stages = read_stages(seen.texts)
@@ -115,4 +118,19 @@ def explain_step(
         explained.graph_breaks, explained.eager_frames = list(seen.graph_breaks), list(seen.eager_frames)
         explained.lost += seen.lost
         explained.seconds = time.perf_counter() - begun
+        if runner is not None and not explained.error:
+            on_gpu = batch.is_on_cuda or any(parameter.is_cuda for parameter in module.parameters())
+            _time_kernels(explained, timer, None if on_gpu else lambda: runner.step(batch.clone()))
     return explained
+
+
+def _time_kernels(explained: Explanation, timer: KernelTimer, step: Callable[[], object] | None) -> None:
+    """Run some warm steps, and note how long each kernel takes in them; what fails there costs the seconds alone."""
+    if step is None:
+        explained.lost.append("seconds of single kernels on a GPU: a call returns before its kernel is done")
+        return
+    codes = [stage.text for stage in explained.stages if stage.stage == "code"]
+    try:
+        explained.kernels = timer.timed(explained.kernels, codes, step)
+    except Exception as error:
+        explained.lost.append(f"seconds of single kernels: {one_line(error)}")

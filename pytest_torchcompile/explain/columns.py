@@ -174,6 +174,8 @@ def _kernel_card(number: int, kernel: KernelCall, marks: _Marks) -> Html:
         words.append(f"{readable_bytes(kernel.bytes_kept_inside)} stay inside")
     if kernel.vectorised is not None:
         words.append("vectorised" if kernel.vectorised else "not vectorised")
+    if kernel.seconds is not None:
+        words.append(f"{kernel.seconds * 1e6:.2f} µs a call")
     head = join(tag("span", f"K{number}", class_="k"), tag("code", kernel.name, class_="op"),
                 tag("span", what, class_="what", title=KINDS[kernel.kind]),
                 tag("div", ", ".join(words), class_="quiet"))

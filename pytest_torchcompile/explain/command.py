@@ -45,9 +45,8 @@ def run_command(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         trace = Path(scratch, "trace.log")
         explained = explain_cell(matrix, planned, trace)
-        write_files(explained, folder, trace)
-    roofline = Roofline.of(explained, planned.cell.device)
-    (folder / "roofline.svg").write_text(str(roofline.figure()), encoding="utf-8")
+        roofline = Roofline.of(explained, planned.cell.device)
+        write_files(explained, folder, trace, roofline)
     if given.json:
         print(json.dumps({**explained.to_dict(), "roofline": roofline.to_dict()}, indent=1))
     else:

@@ -144,6 +144,8 @@ def _kind_text(kernel: KernelCall) -> str:
         words.append("vectorised" if kernel.vectorised else "not vectorised")
     if kernel.parallel is not None:
         words.append("parallel" if kernel.parallel else "one thread")
+    if kernel.seconds is not None:
+        words.append(f"{kernel.seconds * 1e6:.2f} µs a call")
     return "; ".join(words)
 
 

@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_torchcompile.cell import file_word
 from pytest_torchcompile.explain.explanation import Explanation
@@ -17,6 +17,9 @@ from pytest_torchcompile.explain.graph_texts import STAGES
 from pytest_torchcompile.explain.page import explanation_page
 from pytest_torchcompile.lowering.kernel_records import KernelCall, readable_bytes, readable_shape
 from pytest_torchcompile.report.safe_output import FOLDER, make_folder
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.explain.roofline import Roofline
 
 __all__ = ["EXPLAINED", "folder_of", "write_files"]
 
@@ -34,10 +37,13 @@ def folder_of(name: str) -> Path:
     return Path(EXPLAINED) / file_word(name)
 
 
-def write_files(explained: Explanation, folder: Path, trace: Path | None = None) -> list[Path]:
+def write_files(
+    explained: Explanation, folder: Path, trace: Path | None = None, roofline: Roofline | None = None
+) -> list[Path]:
     """Write everything into ``folder``, in place of what an earlier explanation left there; returns the files.
 
     :param trace: torch's structured trace, which is copied under the name of what was explained.
+    :param roofline: of its kernels, for a file and a section of the page.
     """
     # Only what a manifest of ours stands beside is removed.
     if (folder / _MANIFEST).is_file():
@@ -45,7 +51,7 @@ def write_files(explained: Explanation, folder: Path, trace: Path | None = None)
     make_folder(Path(FOLDER))
     written = []
     what: dict[str, str] = {}
-    for name, meaning, text in _contents(explained):
+    for name, meaning, text in _contents(explained, roofline):
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -67,9 +73,13 @@ def write_files(explained: Explanation, folder: Path, trace: Path | None = None)
     return [*written, folder / _MANIFEST]
 
 
-def _contents(explained: Explanation) -> Iterator[tuple[str, str, str]]:
+def _contents(explained: Explanation, roofline: Roofline | None) -> Iterator[tuple[str, str, str]]:
     """Each file's name, what it is, and its text."""
-    yield "index.html", "all stages side by side, in a browser", explanation_page(explained)
+    yield "index.html", "all stages side by side, in a browser", explanation_page(explained, roofline)
+    if roofline is not None:
+        yield "roofline.svg", "kernels below the machine's roof", str(roofline.figure())
+        text = json.dumps(roofline.to_dict(), indent=1) + "\n"
+        yield "roofline.json", "each kernel's work, least time and measured time", text
     yield "explanation.txt", "what the terminal shows", "\n".join(explanation_lines(explained)) + "\n"
     yield "explanation.json", "everything, for programs", json.dumps(explained.to_dict(), indent=1) + "\n"
     for stage in explained.stages:

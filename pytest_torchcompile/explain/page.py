@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pytest_torchcompile.explain.columns import compile_columns, short_place
 from pytest_torchcompile.explain.explanation import Explanation
@@ -13,13 +13,16 @@ from pytest_torchcompile.page.markup import Html, columns, tag
 from pytest_torchcompile.page.shell import shell, themed
 from pytest_torchcompile.quantity import count, readable_seconds
 
+if TYPE_CHECKING:
+    from pytest_torchcompile.explain.roofline import Roofline
+
 __all__ = ["explanation_page"]
 
 _HINT: Final = "Click a line, a node or a kernel: what belongs to it lights up in every stage. Esc ends it."
 
 
-def explanation_page(explained: Explanation) -> str:
-    """The whole page."""
+def explanation_page(explained: Explanation, roofline: Roofline | None = None) -> str:
+    """The whole page; the figure of the roofline is on it where there is one."""
     places = _user_places(explained)
     parts: list[Html] = []
     for compile_id in explained.compile_ids:
@@ -29,7 +32,7 @@ def explanation_page(explained: Explanation) -> str:
         tag("header", tag("h1", explained.name), tag("p", _summary(explained)),
             tag("p", explained.settings, class_="quiet"), tag("p", _HINT, id="hint", class_="quiet js", role="status")),
         tag("p", f"The compiled step raised {explained.error}", class_="error") if explained.error else None,
-        tag("main", parts, _eager_section(explained), _lost_section(explained)),
+        tag("main", parts, _roofline_section(roofline), _eager_section(explained), _lost_section(explained)),
     )  # fmt: skip
 
 
@@ -113,6 +116,16 @@ def _texts_section(explained: Explanation, compile_id: str) -> Iterator[Html]:
         if stage.compile_id == compile_id:
             lines = count(len(stage.text.splitlines()), "line")
             yield tag("details", tag("summary", f"{stage.stage} as torch writes it, {lines}"), tag("pre", stage.text))
+
+
+def _roofline_section(roofline: Roofline | None) -> Html | None:
+    """Where the time of the kernels goes, and how much of it could be won."""
+    if roofline is None or not roofline.kernels:
+        return None
+    note = ("Each point is a kernel, where it was measured. Blue: bound by memory; red: by products. "
+            "A point far below the roof has time to win.")
+    return tag("section", tag("h2", "Kernels below the machine's roof"), tag("p", note, class_="note"),
+               roofline.figure(), tag("pre", "\n".join(roofline.lines())))
 
 
 def _eager_section(explained: Explanation) -> Html | None:

@@ -22,6 +22,7 @@ from pytest_torchcompile.gauges.machine_peaks import MachinePeaks, machine_peaks
 from pytest_torchcompile.lowering.kernel_records import KernelCall, readable_bytes
 from pytest_torchcompile.page.markup import Html
 from pytest_torchcompile.page.roofline_figure import RoofPoint, readable_rate, roofline_figure
+from pytest_torchcompile.quantity import count
 
 __all__ = ["KernelRoof", "Roofline", "flops_of_stage", "kernel_roofs"]
 
@@ -52,11 +53,23 @@ class KernelRoof:
     uncounted: bool = False
     """It has products that the formula was not told enough of, as where sizes are open: it computes more than is
     told, and may be bound by that."""
+    measured: float | None = None
+    """Seconds of a warm call; None: it was not timed."""
 
     @property
     def intensity(self) -> float:
         """FLOPs for each byte."""
         return self.flops / self.bytes if self.bytes else 0.0
+
+    @property
+    def share_of_roof(self) -> float | None:
+        """How near it comes to its best: 1 is at the roof. Above 1 is what lies in the processor's caches."""
+        return self.seconds / self.measured if self.measured else None
+
+    @property
+    def seconds_left(self) -> float:
+        """What can be won: the seconds measured beyond the least; 0 where it was not timed."""
+        return max(0.0, self.measured - self.seconds) if self.measured else 0.0
 
 
 def kernel_roofs(explained: Explanation, peaks: MachinePeaks) -> list[KernelRoof]:
@@ -90,7 +103,7 @@ def _roof_of(call: KernelCall, moved: int, known: Mapping[tuple[str, str], int],
     moving = moved / peaks.bandwidth
     bound = "compute" if computing > moving else "memory"
     return KernelRoof(call.name, call.stage, products + others, moved, max(computing, moving), bound, bool(products),
-                      dtype, uncounted)
+                      dtype, uncounted, call.seconds)
 
 
 def _packet_name(target: str) -> str:
@@ -194,8 +207,14 @@ class Roofline:
         return max(flops, key=lambda dtype: flops[dtype], default="float32")
 
     def figure(self) -> Html:
-        """Each kernel where it would be at its best; the flat roof is the peak of the dtype with most products."""
-        points = [RoofPoint(each.name, each.intensity, each.flops / each.seconds, each.bound) for each in self.kernels]
+        """Each kernel as it was measured, else where it would be at its best.
+
+        The flat roof is the peak of the dtype with most products.
+        """
+        points = []
+        for roof in self.kernels:
+            rate = roof.flops / (roof.measured or roof.seconds)
+            points.append(RoofPoint(roof.name, roof.intensity, rate, roof.bound))
         return roofline_figure(points, self.peaks.bandwidth, self.peaks.products_per_second(self.dtype))
 
     def lines(self) -> Iterator[str]:
@@ -208,21 +227,39 @@ class Roofline:
         yield (f"roofline: at this machine's peaks ({peaks.device}: {readable_bytes(round(peaks.bandwidth))}/s, "
                f"{readable_rate(peaks.products_per_second(self.dtype))} in {self.dtype}) all kernels take at least "
                f"{total * 1e6:.1f} µs, {by_memory / total:.0%} of it bound by memory")
-        slowest = sorted(self.kernels, key=_seconds_of, reverse=True)
-        for roof in slowest[:_SHOWN]:
-            elements = "" if roof.counted else " (one an element)"
-            if roof.uncounted:
-                elements = " (products not counted: open sizes)"
-            yield (f"  {roof.seconds * 1e6:8.2f} µs  {roof.bound:7}  {readable_bytes(roof.bytes):>9}  "
-                   f"{roof.flops:>12,} FLOPs{elements}  {roof.name}")
-        if len(slowest) > _SHOWN:
-            yield f"  and {len(slowest) - _SHOWN} that take less"
+        timed = [roof for roof in self.kernels if roof.measured]
+        if timed:
+            measured = sum(roof.measured or 0.0 for roof in timed)
+            left = sum(roof.seconds_left for roof in timed)
+            yield (f"  measured {measured * 1e6:.1f} µs in {count(len(timed), 'kernel')}; {left * 1e6:.1f} µs of it is "
+                   "above the roof, with the calls themselves")
+        yield f"  {'least µs':>10}  {'measured':>10}  {'of roof':>7}  {'bound':7}  {'moves':>9}  {'FLOPs':>12}  kernel"
+        dearest = sorted(self.kernels, key=_cost_of, reverse=True)
+        for roof in dearest[:_SHOWN]:
+            yield _row_of(roof)
+        if len(dearest) > _SHOWN:
+            yield f"  and {len(dearest) - _SHOWN} that take less"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        kernels = [{**asdict(roof), "intensity": roof.intensity} for roof in self.kernels]
+        kernels = []
+        for roof in self.kernels:
+            derived = {"intensity": roof.intensity, "share_of_roof": roof.share_of_roof,
+                       "seconds_left": roof.seconds_left}
+            kernels.append({**asdict(roof), **derived})
         return {"peaks": self.peaks.to_dict(), "kernels": kernels}
 
 
-def _seconds_of(roof: KernelRoof) -> float:
-    return roof.seconds
+def _cost_of(roof: KernelRoof) -> float:
+    """By what it takes, where that was measured."""
+    return roof.measured or roof.seconds
+
+
+def _row_of(roof: KernelRoof) -> str:
+    measured = "-" if roof.measured is None else f"{roof.measured * 1e6:.2f}"
+    share = "-" if roof.share_of_roof is None else f"{roof.share_of_roof:.0%}"
+    remark = "" if roof.counted else " (one FLOP an element)"
+    if roof.uncounted:
+        remark = " (products not counted: open sizes)"
+    work = f"{roof.bound:7}  {readable_bytes(roof.bytes):>9}  {roof.flops:>12,}"
+    return f"  {roof.seconds * 1e6:10.2f}  {measured:>10}  {share:>7}  {work}  {roof.name}{remark}"

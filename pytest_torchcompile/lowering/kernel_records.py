@@ -89,6 +89,8 @@ class KernelCall:
     """``file:line`` of the user's code, in the order of the graph."""
     source: str = field(default="", repr=False)
     """The generated code; empty for library calls."""
+    seconds: float | None = None
+    """The median of some warm calls, with what Python takes to make one; None: it was not timed."""
 
     @property
     def bytes_read(self) -> int:

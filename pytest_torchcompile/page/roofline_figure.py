@@ -25,7 +25,8 @@ RIGHT: Final = 14
 LEAST_INTENSITY: Final = 1e-3
 """A copy computes nothing; it stands at the left edge."""
 _COLOURS: Final = {"memory": "#3b76c4", "compute": "#c4623b", "step": "#7a3bc4"}
-STYLE: Final = "max-width:100%;height:auto;font:11px system-ui,sans-serif"
+_FONT: Final = {"font_family": "system-ui,sans-serif", "font_size": 11}
+"""Attributes, and no style: the page's own policy lets no element bring one."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def roofline_figure(points: Sequence[RoofPoint], bandwidth: float, flops_per_sec
     # A step whose data lie in caches may stand above the slanted roof, which is that of the memory.
     named = f"Roofline: {count(len(points), 'point')} and a roof of {readable_rate(flops_per_second)}"
     return tag("svg", *parts, xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {WIDTH} {HEIGHT}", width=WIDTH,
-               height=HEIGHT, role="img", aria_label=named, style=STYLE)
+               height=HEIGHT, role="img", aria_label=named, class_="figure", **_FONT)
 
 
 def _grid(across: _Scale, up: _Scale) -> Iterator[Html]:

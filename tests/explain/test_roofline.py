@@ -45,8 +45,9 @@ def test_each_kernel_has_its_bytes_and_its_bound(head):
 
 def test_the_lines_and_the_figure(head):
     roofline = Roofline(tuple(kernel_roofs(head, PEAKS)), PEAKS)
-    first, *rows = roofline.lines()
+    first, measured, _head, *rows = roofline.lines()
     assert first.startswith("roofline: at this machine's peaks (cpu: 954 MiB/s, 10 GFLOP/s in float32) all kernels")
+    assert f"in {len(rows)} kernels; " in measured
     assert len(rows) == len(roofline.kernels)
     root = ElementTree.fromstring(str(roofline.figure()))
     circles = [element for element in root.iter() if element.tag.endswith("circle")]
@@ -73,9 +74,26 @@ def test_products_of_open_sizes_are_told_to_be_missing():
     relu = replace(call, operators=(replace(operators[0], target="aten.relu.default"),))
     roofs = kernel_roofs(Explanation("net", "2.13.0", "", kernels=[call, relu]), PEAKS)
     assert [roof.uncounted for roof in roofs] == [True, False]
-    _first, *rows = Roofline(tuple(roofs), PEAKS).lines()
-    assert "FLOPs (products not counted: open sizes)  extern_kernels.mm" in rows[0]
-    assert "FLOPs (one an element)" in rows[1]
+    _first, _head, *rows = Roofline(tuple(roofs), PEAKS).lines()
+    assert rows[0].endswith("extern_kernels.mm (products not counted: open sizes)")
+    assert rows[1].endswith("extern_kernels.mm (one FLOP an element)")
+
+
+def test_what_was_measured_stands_beside_the_least():
+    """The dearest comes first; what was not timed has no share."""
+    kernels = (KernelRoof("quick", "forward", 10, 10**3, 1e-6, "memory", counted=False, measured=4e-6),
+               KernelRoof("slow", "forward", 10, 10**3, 1e-6, "memory", counted=False, measured=1e-4),
+               KernelRoof("untimed", "forward", 10, 10**3, 1e-6, "memory", counted=False),
+               KernelRoof("in a cache", "forward", 10, 10**4, 1e-5, "memory", counted=False, measured=5e-6))
+    assert [roof.share_of_roof for roof in kernels] == [0.25, pytest.approx(0.01), None, 2.0]
+    assert [roof.seconds_left for roof in kernels] == pytest.approx([3e-6, 9.9e-5, 0.0, 0.0])
+    roofline = Roofline(kernels, PEAKS)
+    _first, measured, _head, *rows = roofline.lines()
+    assert measured == "  measured 109.0 µs in 3 kernels; 102.0 µs of it is above the roof, with the calls themselves"
+    assert [row.split("  ")[-1].partition(" (")[0] for row in rows] == ["slow", "in a cache", "quick", "untimed"]
+    assert rows[0].split()[:3] == ["1.00", "100.00", "1%"]
+    assert rows[3].split()[:3] == ["1.00", "-", "-"]
+    assert [kernel["share_of_roof"] for kernel in roofline.to_dict()["kernels"]][2:] == [None, 2.0]
 
 
 def test_without_kernels_there_is_nothing_to_say():

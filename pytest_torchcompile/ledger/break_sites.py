@@ -232,7 +232,7 @@ def parse_break(
         link=link,
         during=during,
         compile_id=compile_id,
-        stack=tuple(_short_frame(frame) for frame in reversed(changeable)),
+        stack=tuple(_short_frame(frame, root) for frame in reversed(changeable)),
     )
 
 
@@ -252,8 +252,13 @@ def _place_of(changeable: list[Frame], stack: list[Frame], traced: TracedCode) -
     return place
 
 
-def _short_frame(frame: Frame) -> str:
-    return f"{os.path.basename(frame.file)}:{frame.line} in {read_code_name(frame.function).function}"
+def _short_frame(frame: Frame, root: str | None) -> str:
+    """A frame as one reads it: the project's files are named from its root, so that two of one name are told apart."""
+    base = os.path.normpath(root or os.getcwd()) + os.sep
+    shown = os.path.basename(frame.file)
+    if frame.file.startswith(base) and code_owner(frame.file, root) == "mine":
+        shown = frame.file.removeprefix(base)
+    return f"{shown}:{frame.line} in {read_code_name(frame.function).function}"
 
 
 def disabled_function(found: GraphBreak) -> str:

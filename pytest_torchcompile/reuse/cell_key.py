@@ -30,7 +30,7 @@ from pytest_torchcompile.system import usable_cores
 
 __all__ = [
     "cell_folder", "digest_of", "environment_digest", "facts_of_gpus", "is_passing", "is_settled", "key_parts",
-    "machine_digests", "machine_parts", "names_lines", "source_use", "start_names", "why_untraceable",
+    "machine_digests", "machine_parts", "source_use", "start_names", "why_untraceable",
 ]
 
 _NOT_ASKED: Final = (
@@ -143,13 +143,13 @@ def start_names(job: Job) -> set[str]:
     return names
 
 
-def source_use(inputs: RunInputs, job: Job, whole_text: bool) -> SourceUse:
+def source_use(inputs: RunInputs, job: Job) -> SourceUse:
     """The definitions of the project that the cell rests on. Raises OSError, SyntaxError or ValueError."""
     root = Path(job.root)
     files = {name: root / file for name, file in inputs.modules.items()}
     # A file of data may name what is to be built of it; one of an installed package knows nothing of the project.
     data = any(digest and not is_installed(file) for file, digest in inputs.files.items())
-    return use_of_sources(files, start_names(job), whole_text, everything=data)
+    return use_of_sources(files, start_names(job), everything=data)
 
 
 def key_parts(job: Job, use: SourceUse, variables: Mapping[str, str]) -> dict[str, str]:
@@ -168,21 +168,6 @@ def machine_parts(job: Job, variables: Mapping[str, str]) -> dict[str, str]:
         "the working folder": os.path.relpath(os.getcwd(), job.root),
         "the environment variables": environment_digest(variables, ()),
     }
-
-
-def names_lines(observation: Mapping[str, Any]) -> bool:
-    """Does a report of it name lines of the project's that matter, of graph breaks or recompiles?"""
-    ranks = [observation, *observation.get("ranks", ())]
-    for rank in ranks:
-        sections = rank.get("sections", {})
-        for section, found in (
-            ("graph_breaks", "graph_breaks"),
-            ("recompiles", "recompiles"),
-            ("compiles", "eager_frames"),
-        ):
-            if sections.get(section, {}).get(found):
-                return True
-    return False
 
 
 def why_untraceable(inputs: RunInputs, use: SourceUse, job: Job) -> str:

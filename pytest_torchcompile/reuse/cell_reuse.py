@@ -27,10 +27,10 @@ from pytest_torchcompile.reuse.cell_key import (
     environment_digest,
     is_settled,
     key_parts,
-    names_lines,
     source_use,
     why_untraceable,
 )
+from pytest_torchcompile.reuse.named_lines import LinesMoved, NamedLines, find_lines, move_lines
 from pytest_torchcompile.reuse.run_inputs import (
     RunInputs,
     files_differ,
@@ -49,7 +49,7 @@ OLDEST: Final = 30 * 24 * 3600.0
 _VARIANTS: Final = 8
 """Entries of one cell that are looked at, the last used first: of the branches that one works on."""
 _LISTS: Final = "lists"
-VERSION: Final = 1
+VERSION: Final = 2
 """Of an entry's content: one of another version is not read."""
 _TIMED: Final = "worth"
 _SHARED: Final = ("installed", "names")
@@ -182,8 +182,11 @@ class CellReuse:
             try:
                 changed = self._what_changed(entry, job)
                 if not changed:
+                    result = _earlier_result(entry, Path(job.root))
                     self.store.mark_used(entry)
-                    return _earlier_result(entry, Path(job.root))
+                    return result
+            except (LinesMoved, OSError, SyntaxError) as error:
+                changed = str(error)
             # What another version has written, or somebody by hand.
             except (KeyError, TypeError, AttributeError, ValueError):
                 continue
@@ -202,7 +205,7 @@ class CellReuse:
         if elsewhere := modules_differ(inputs, root):
             return elsewhere
         try:
-            use = source_use(inputs, job, entry["whole_text"])
+            use = source_use(inputs, job)
         except (OSError, SyntaxError, ValueError) as error:
             return f"the code of its model can't be read: {error}"
         now, then = key_parts(job, use, os.environ), entry["parts"]
@@ -251,9 +254,9 @@ class CellReuse:
         inputs.places = places_of_names(inputs, root)
         if edited_since(root, observation.sources or {}):
             return "its code was edited while it ran"
-        whole_text = names_lines(content)
         try:
-            use = source_use(inputs, job, whole_text)
+            use = source_use(inputs, job)
+            lines = find_lines(content, set(inputs.modules.values()), root)
         except (OSError, SyntaxError, ValueError) as error:
             return f"the code of its model can't be read: {error}"
         if why := modules_differ(inputs, root) or why_untraceable(inputs, use, job):
@@ -263,7 +266,7 @@ class CellReuse:
             "version": VERSION,
             "inputs": told,
             "shared": shared,
-            "whole_text": whole_text,
+            "lines": lines.to_dict(),
             "parts": key_parts(job, use, os.environ),
             "observation": content,
             "seconds": seconds,
@@ -291,8 +294,9 @@ def _time_and_run(origin: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _earlier_result(entry: Mapping[str, Any], root: Path) -> EarlierResult:
-    observation = Observation.from_dict(entry["observation"])
-    # Comments may be others: the report tells the files on which the verdict rests as they are now.
+    # Comments may be others: lines, and the files on which the verdict rests, are told as they are now.
+    content = move_lines(entry["observation"], NamedLines.from_dict(entry["lines"]), root)
+    observation = Observation.from_dict(content)
     observation.sources = {name: hash_of(root / name) for name in observation.sources or {}}
     age = max(0, round(time.time() - entry["at"]))
     return EarlierResult(observation, float(entry["seconds"]), {**entry["run"], "age": age})

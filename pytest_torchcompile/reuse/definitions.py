@@ -14,12 +14,13 @@ import ast
 import functools
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Definition", "ModuleText", "SourceUse", "read_module", "use_of_sources"]
+__all__ = ["Definition", "ModuleText", "SourceUse", "numbered_definitions", "read_module", "use_of_sources"]
 
 _DYNAMIC_FUNCTIONS: Final = frozenset({"globals", "vars", "locals", "eval", "exec", "dir"})
 """Python's own functions by which code comes to definitions that it does not name; as attributes they mean others."""
@@ -65,9 +66,25 @@ READS_TEXT: Final = frozenset(
         "currentframe",
         "_getframe",
         "lineno",
+        "tb_lineno",
+        "co_lines",
+        "co_linetable",
+        "co_consts",
+        "extract_stack",
+        "extract_tb",
+        "format_exc",
+        "format_stack",
+        "getframeinfo",
+        "getcomments",
+        "tokenize",
+        "script",
+        "script_method",
+        "script_if_tracing",
     }
 )
-"""Names by which code reads its own docstrings, comments or line numbers: then the bytes of its files count."""
+"""Names by which code reads its own docstrings, comments or line numbers: then the bytes of its files count.
+
+TorchScript reads types from comments."""
 _HARMLESS_DECORATORS: Final = frozenset(
     {
         "property",
@@ -90,8 +107,8 @@ _HARMLESS_DECORATORS: Final = frozenset(
 )
 """Decorators that leave nothing behind but the function or class itself."""
 _WORD: Final = re.compile(r"[^\W\d]\w*")
-_MAKES_CODE: Final = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Call)
-"""Calls too: ``exec``, ``make_dataclass`` and their like make functions."""
+_AT_IMPORT: Final = "at import"
+_Named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 @dataclass(frozen=True)
@@ -115,8 +132,6 @@ class ModuleText:
     at_import: Definition
     named: Mapping[str, tuple[Definition, ...]]
     """Functions and classes by name; one name may be defined twice."""
-    makes_code_at_import: bool
-    """Does a function, a lambda or a class come of what runs at import? A report may name a line of it."""
 
     def definitions(self) -> Iterator[Definition]:
         """All of them."""
@@ -136,14 +151,11 @@ class SourceUse:
     """Every word of a text in any definition of the modules."""
 
 
-def use_of_sources(
-    modules: Mapping[str, Path], names: Collection[str], whole_text: bool = False, everything: bool = False
-) -> SourceUse:
+def use_of_sources(modules: Mapping[str, Path], names: Collection[str], everything: bool = False) -> SourceUse:
     """The definitions of some modules that count for a cell, which begins with some names.
 
-    ``modules``: name to file. ``whole_text``: comments and line numbers count too, for a report names lines.
-    ``everything``: every definition counts. Raises OSError for a file that can't be read and SyntaxError or ValueError
-    for one that is no Python.
+    ``modules``: name to file. ``everything``: every definition counts. Raises OSError for a file that can't be read and
+    SyntaxError or ValueError for one that is no Python.
     """
     read = {name: read_module(file) for name, file in sorted(modules.items())}
     if everything:
@@ -160,20 +172,12 @@ def use_of_sources(
     digest = hashlib.sha256()
     for name, module in read.items():
         digest.update(f"{name}\n".encode())
-        names_lines = whole_text and _may_show_lines(module, counted)
-        if names_lines or not identifiers.isdisjoint(READS_TEXT):
+        if not identifiers.isdisjoint(READS_TEXT):
             digest.update(f"{module.bytes_digest}\n".encode())
         for definition in module.definitions():
             if definition in counted:
                 digest.update(f"{definition.digest}\n".encode())
     return SourceUse(digest.hexdigest(), frozenset(identifiers), frozenset(texts))
-
-
-def _may_show_lines(module: ModuleText, counted: Collection[Definition]) -> bool:
-    """May a report name a line of the module? Of one from which the cell takes no code it can't."""
-    if module.makes_code_at_import:
-        return True
-    return any(definition in counted for same_name in module.named.values() for definition in same_name)
 
 
 def _counted_definitions(modules: Collection[ModuleText], names: Collection[str]) -> set[Definition]:
@@ -219,22 +223,44 @@ def read_module(file: Path) -> ModuleText:
 
 @functools.lru_cache(maxsize=4096)
 def _take_apart(data: bytes) -> ModuleText:
-    tree = ast.parse(data)
-    _drop_docstrings(tree)
-    at_import: list[ast.stmt] = []
+    at_import, apart = _split_module(ast.parse(data))
     named: dict[str, list[Definition]] = {}
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and not _acts_at_import(node):
-            # Where it stands among what runs at import matters: a default value is computed there.
-            named.setdefault(node.name, []).append(_describe([node], f"{len(at_import)}"))
-        else:
-            at_import.append(node)
+    for node, where in apart:
+        named.setdefault(node.name, []).append(_describe([node], where))
     return ModuleText(
         hashlib.sha256(data).hexdigest(),
-        _describe(at_import, "at import"),
+        _describe(at_import, _AT_IMPORT),
         {name: tuple(same) for name, same in named.items()},
-        any(isinstance(inner, _MAKES_CODE) for node in at_import for inner in ast.walk(node)),
     )
+
+
+def numbered_definitions(tree: ast.Module) -> Iterator[tuple[str, list[ast.stmt]]]:
+    """Each definition of a module by a name that tells its code too, with its nodes; docstrings are dropped.
+
+    Two of one name have the same nodes in the same order: only their places may be others.
+    """
+    at_import, apart = _split_module(tree)
+    yield f"{_AT_IMPORT} {_describe(at_import, _AT_IMPORT).digest}", at_import
+    met: Counter[str] = Counter()
+    for node, where in apart:
+        digest = _describe([node], where).digest
+        # The same code may stand there twice.
+        met[digest] += 1
+        yield f"{node.name} {digest} {met[digest]}", [node]
+
+
+def _split_module(tree: ast.Module) -> tuple[list[ast.stmt], list[tuple[_Named, str]]]:
+    """What runs at import; and the other definitions, each with where it stands among that. Docstrings are dropped."""
+    _drop_docstrings(tree)
+    at_import: list[ast.stmt] = []
+    apart: list[tuple[_Named, str]] = []
+    for node in tree.body:
+        if isinstance(node, _Named) and not _acts_at_import(node):
+            # Where it stands among what runs at import matters: a default value is computed there.
+            apart.append((node, f"{len(at_import)}"))
+        else:
+            at_import.append(node)
+    return at_import, apart
 
 
 def _drop_docstrings(tree: ast.AST) -> None:
@@ -247,7 +273,7 @@ def _drop_docstrings(tree: ast.AST) -> None:
             node.body = node.body[1:] or [ast.Pass()]
 
 
-def _acts_at_import(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+def _acts_at_import(node: _Named) -> bool:
     """Could the definition do something when its module is imported, more than be there under its name?"""
     # Python itself calls a module's __getattr__.
     if node.name.startswith("__") or _has_strange_decorator(node):
@@ -265,7 +291,7 @@ def _acts_at_import(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     return False
 
 
-def _has_strange_decorator(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+def _has_strange_decorator(node: _Named) -> bool:
     for decorator in node.decorator_list:
         named = decorator.func if isinstance(decorator, ast.Call) else decorator
         last = named.attr if isinstance(named, ast.Attribute) else getattr(named, "id", "")

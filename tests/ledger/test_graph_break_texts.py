@@ -94,6 +94,9 @@ def test_all_parts():
     assert found.hint == "Remove the `torch._dynamo.graph_break()` call. Or leave it, if you must."
     assert found.explanation == "User-inserted graph break. Message: None"
     assert found.stack == ("net.py:24 in helper", "net.py:30 in forward")
+    # Of several files of one name one sees which is meant.
+    inside = parse_break(TEXT.replace("/src/net.py", "/src/parts/net.py"), root="/src")
+    assert set(inside.stack) >= {"parts/net.py:24 in helper"}
     assert (found.whole_frame, found.during) == (False, "c")
 
 

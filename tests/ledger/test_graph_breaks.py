@@ -413,7 +413,7 @@ def test_the_owner_is_whoever_wrote_the_innermost_line(tmp_path):
     step = namespace["step"]
     (found,) = observed(lambda x: step(x * 2) * 2).graph_breaks
     assert (found.owner, found.file, found.line) == ("third_party", str(package), 4)
-    assert found.stack == ("theirs.py:4 in step", f"{os.path.basename(__file__)}:{found_line()} in <lambda>")
+    assert found.stack == ("theirs.py:4 in step", f"{os.path.relpath(__file__)}:{found_line()} in <lambda>")
 
 
 def found_line():

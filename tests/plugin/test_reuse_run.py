@@ -33,6 +33,19 @@ def reads():
 
 SIZE = {}
 
+class Breaks(Net):
+    def forward(self, x):
+        y = super().forward(x)
+        torch._dynamo.graph_break()
+        return y * size_of(x)
+
+def size_of(x):
+    # Each size is compiled for itself.
+    return x.shape[0] if x.shape[0] == 4 else 2
+
+def breaks():
+    return Breaks()
+
 def starts():
     import subprocess
     subprocess.run(["true"])
@@ -102,6 +115,44 @@ def test_what_is_unchanged_is_not_run(reuse):
     edit(reuse, "class Other(Net):", "class Other(Net):\n    '''A text.'''  # and a comment")
     _, reused = run(reuse)
     assert reused.keys() == {NET, OTHER}
+
+
+def test_named_lines_are_told_where_they_are_today(reuse):
+    """Comments above what a report names move its lines; it says what a run of today would, and nothing is run.
+
+    Beside such a line a comment changes what the report quotes, so the cell is run.
+    """
+    reuse.matrix(MATRIX.replace("models:net", "models:breaks").replace("  other:", "  # other:").replace(
+        "{B: 4}", "{B: {buckets: [4, 6, 5]}}").replace("equivalence]", "equivalence, graph_breaks, recompiles]")
+        + "rules: [{limits: {graph_breaks: 1, recompiles: 4}, reason: shown}]\n")
+    result, _ = run(reuse)
+    assert result.ret == 0
+    before = told_of(reuse)
+    assert {place["line"] for place in before["graph_breaks"]} != {0}
+    assert before["recompiles"]
+    edit(reuse, "class Breaks", "# A comment.\n\n# Another.\nclass Breaks")
+    edit(reuse, "# Each size", "# Each size, as one calls it,\n    # each size")
+    _, reused = run(reuse)
+    assert reused.keys() == {NET}
+    moved = told_of(reuse)
+    assert moved != before
+    reuse.run()
+    assert told_of(reuse) == moved
+    edit(reuse, "torch._dynamo.graph_break()", "torch._dynamo.graph_break()  # here")
+    result, reused = run(reuse)
+    assert not reused
+    result.stdout.fnmatch_lines([f"1 cell not reused: models.py:*, which its report names, is not as it was: {NET}"])
+
+
+def told_of(repo):
+    """What the report tells of graph breaks and recompiles, but how long they took."""
+    sections = repo.block()["cells"][0]["observation"]["sections"]
+    told = {"graph_breaks": sections["graph_breaks"]["graph_breaks"]}
+    timed = ("seconds", "seconds_in", "guard_microseconds")
+    for name, records in (("recompiles", sections["recompiles"]["recompiles"]),
+                          ("compiles", sections["compiles"]["compiles"])):
+        told[name] = [{key: value for key, value in each.items() if key not in timed} for each in records]
+    return told
 
 
 def test_reuse_is_off_unless_asked_for(reuse):

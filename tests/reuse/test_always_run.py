@@ -10,7 +10,7 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.plan.expansion import PlannedCell
-from pytest_torchcompile.reuse.cell_key import is_settled, names_lines
+from pytest_torchcompile.reuse.cell_key import is_settled
 from pytest_torchcompile.reuse.cell_reuse import why_always_run
 
 PLANNED = PlannedCell(Cell(model="net"))
@@ -33,14 +33,3 @@ def test_a_wavering_model_is_always_run():
     leaf = {"kind": "value"}
     assert is_settled({"sections": {"numerics": {"leaves": [leaf]}}})
     assert not is_settled({"sections": {"numerics": {"leaves": [leaf, {"kind": "nondeterministic"}]}}})
-
-
-@pytest.mark.parametrize(("section", "found"), [
-    ("graph_breaks", "graph_breaks"), ("recompiles", "recompiles"), ("compiles", "eager_frames"),
-])
-def test_reports_that_name_lines(section, found):
-    """Also of a rank after the first."""
-    named = {"sections": {section: {found: [{"line": 3}]}}}
-    assert names_lines(named)
-    assert names_lines({"sections": {}, "ranks": [named]})
-    assert not names_lines({"sections": {section: {found: []}}, "ranks": []})

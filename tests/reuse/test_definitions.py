@@ -67,31 +67,6 @@ def test_an_edit_changes_the_hash_of_what_it_is_in(tmp_path, before, after, chan
     assert (digest_of(tmp_path, MODELS.replace(before, after), "net") != first) == changes
 
 
-def test_the_whole_text_counts_where_lines_are_named(tmp_path):
-    """A report that names lines is not of a text with other lines."""
-    first = digest_of(tmp_path, MODELS, "net", whole_text=True)
-    assert digest_of(tmp_path, f"# a comment\n{MODELS}", "net", whole_text=True) != first
-
-
-def test_lines_of_a_module_of_which_the_cell_takes_nothing_do_not_count(tmp_path):
-    """A report can't name them; those of a module that makes functions when it is imported it can."""
-    models, beside = tmp_path / "models.py", tmp_path / "beside.py"
-    models.write_text(MODELS)
-
-    def digest():
-        return use_of_sources({"models": models, "beside": beside}, ["net"], whole_text=True).digest
-
-    plain = "import torch\n\n\nclass Router(torch.nn.Module):\n    def forward(self, x):\n        return x\n"
-    beside.write_text(plain)
-    first = digest()
-    beside.write_text(plain.replace("return x", "return x + 1"))
-    assert digest() == first
-    beside.write_text("double = lambda x: 2 * x\n")
-    first = digest()
-    beside.write_text("# a line more\ndouble = lambda x: 2 * x\n")
-    assert digest() != first
-
-
 @pytest.mark.parametrize("reached", [
     "def net():\n    return globals()[name]()",
     "def net():\n    return getattr(module, 'Ot' + end)()",

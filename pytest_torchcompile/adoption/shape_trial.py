@@ -20,6 +20,7 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.dims import batch_sizes
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.layer.benchmark import StepRunner
+from pytest_torchcompile.layer.benchmark_result import Ratio, ratio_of
 from pytest_torchcompile.layer.training_step import adapted_loss
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.loading import one_line
@@ -84,8 +85,9 @@ def try_way(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "compiles": met, "cold_seconds": sum(each.seconds for each in compiles), "eager_sizes": given_up,
         "late_compiles": len(seen.compiles) - met,
-        "eager": {size: seconds[0] for size, seconds in timed.items()},
-        "steady": {size: seconds[1] for size, seconds in timed.items()}, "torch": torch.__version__,
+        "eager": {size: seconds for size, (seconds, _) in timed.items()},
+        "ratio": {size: [ratio.value, ratio.low, ratio.high] for size, (_, ratio) in timed.items()},
+        "torch": torch.__version__,
     }  # fmt: skip
 
 
@@ -100,15 +102,18 @@ def _warm_toolchain(settings: Mapping[str, Any], device: str) -> None:
     torch.compiler.reset()
 
 
-def _timed(eager: StepRunner, compiled: StepRunner, own: Batch, padded: Batch) -> tuple[float, float]:
-    """Seconds of a step of each, turn by turn; the shortest counts, for what interrupts a step makes it longer."""
+def _timed(eager: StepRunner, compiled: StepRunner, own: Batch, padded: Batch) -> tuple[float, Ratio]:
+    """Seconds of an eager step, and how many times as long a compiled one takes, turn by turn.
+
+    Of eager the shortest counts, for what interrupts a step makes it longer. The ratio has a 99 % interval.
+    """
     sides = ((eager, own), (compiled, padded))
     repeats = [max(1, round(LEAST_SECONDS / max(1e-9, side.time_steps(batch, 1)))) for side, batch in sides]
-    best = [float("inf"), float("inf")]
+    seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(TURNS):
         for which, (side, batch) in enumerate(sides):
-            best[which] = min(best[which], side.time_steps(batch, repeats[which]))
-    return best[0], best[1]
+            seconds[which].append(side.time_steps(batch, repeats[which]))
+    return min(seconds[0]), ratio_of(seconds[1], seconds[0])
 
 
 def main() -> None:

@@ -128,12 +128,12 @@ def _run_ways(
         if "error" in answer:
             ways.append(Way(name, 0, 0.0, {}, error=answer["error"]))
             continue
-        steady = {}
+        steady, least, most = {}, {}, {}
         for size in traffic:
-            ratio = answer["steady"][str(size)] / answer["eager"][str(size)]
-            steady[size] = eager[size] * ratio
+            value, low, high = answer["ratio"][str(size)]
+            steady[size], least[size], most[size] = eager[size] * value, eager[size] * low, eager[size] * high
         ways.append(Way(name, answer["compiles"], answer["cold_seconds"], steady, tuple(answer["eager_sizes"]),
-                        answer["late_compiles"]))
+                        answer["late_compiles"], least=least, most=most))
     torch = good[0]["torch"] if good else ""
     return ShapeExperiment(cell.model, dim, cell.backend, cell.phase, torch, dict(traffic), buckets, eager, tuple(ways))
 

@@ -38,6 +38,10 @@ class Way:
     """Compiles after each size was met: there is no steady state."""
     error: str = ""
     """Why it could not be tried."""
+    least: dict[int, float] = field(default_factory=dict)
+    """The lower end of the 99 % interval of :attr:`steady`; empty where it was not measured."""
+    most: dict[int, float] = field(default_factory=dict)
+    """The upper end."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,21 @@ class ShapeExperiment:
             totals[way.name] = self.total_seconds(way)
         return min(totals, key=lambda name: totals[name])
 
+    def total_range(self, way: Way) -> tuple[float, float]:
+        """The least and the most that :meth:`total_seconds` may be: each size at that end of its interval."""
+        least, most = way.least or way.steady, way.most or way.steady
+        return way.cold_seconds + self.steps_seconds(least), way.cold_seconds + self.steps_seconds(most)
+
+    @property
+    def rivals(self) -> list[str]:
+        """What this machine cannot tell from the winner: each may be as cheap over the traffic."""
+        eager = self.steps_seconds(self.eager)
+        ranges = {EAGER: (eager, eager)}
+        for way in self.compared:
+            ranges[way.name] = self.total_range(way)
+        winner = self.winner
+        return [name for name, (least, _) in ranges.items() if name != winner and least <= ranges[winner][1]]
+
     @property
     def reigns(self) -> list[Reign]:
         """The cheapest way by the number of calls, with this mix of sizes: break-even from one to the next."""
@@ -133,7 +152,7 @@ class ShapeExperiment:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that :meth:`from_dict` takes, with what follows from it."""
         derived = {
-            "padding_waste": self.padding_waste, "winner": self.winner,
+            "padding_waste": self.padding_waste, "winner": self.winner, "rivals": self.rivals,
             "reigns": [asdict(reign) for reign in self.reigns],
             "totals": {way.name: self.total_seconds(way) for way in self.tried},
         }  # fmt: skip
@@ -145,7 +164,8 @@ class ShapeExperiment:
         ways = []
         for way in data["ways"]:
             ways.append(Way(way["name"], way["compiles"], way["cold_seconds"], _by_size(way["steady"]),
-                            tuple(way["eager_sizes"]), way["late_compiles"], way["error"]))
+                            tuple(way["eager_sizes"]), way["late_compiles"], way["error"],
+                            _by_size(way.get("least", {})), _by_size(way.get("most", {}))))
         return cls(data["model"], data["dim"], data["backend"], data["phase"], data["torch"],
                    {size: int(calls) for size, calls in _by_size(data["traffic"]).items()}, tuple(data["buckets"]),
                    _by_size(data["eager"]), tuple(ways))
@@ -172,12 +192,17 @@ class ShapeExperiment:
     def _steps(self, steady: Mapping[int, float]) -> str:
         return " / ".join(f"{steady[size] * 1e3:.3f}" for size in self.traffic) + " ms"
 
+    def _rivals_text(self) -> str:
+        if not self.rivals:
+            return ""
+        return f"; this machine cannot tell it from {' and '.join(self.rivals)} (their 99 % intervals overlap)"
+
     def sentences(self) -> Iterator[str]:
         """What follows from the figures."""
         if not self.tried:
             yield "No way could be tried, so nothing is known of what compiling costs here."
             return
-        yield f"Over {count(self.calls, 'call')}: {self.winner}."
+        yield f"Over {count(self.calls, 'call')}: {self.winner}{self._rivals_text()}."
         yield f"By the number of calls of this mix: {_reign_text(self.reigns)}."
         named = ", ".join(map(str, self.buckets))
         yield f"Buckets {named}: {self.padding_waste:.0%} of the padded {self.dim} is padding."

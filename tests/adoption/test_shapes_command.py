@@ -122,6 +122,7 @@ def test_each_way_is_tried_and_the_playbook_tells(folder, capsys):
 def test_eager_stays_eager_where_blocks_are_compiled_in_place(folder, monkeypatch):
     """A wrapper may compile the very modules that it is given, so that each side has a model of its own."""
     from pytest_torchcompile.adoption import shape_trial
+    from pytest_torchcompile.layer.benchmark_result import Ratio
     from pytest_torchcompile.plan.matrix import load_matrix
 
     (folder / "models.py").write_text(BLOCKS)
@@ -134,7 +135,7 @@ def test_eager_stays_eager_where_blocks_are_compiled_in_place(folder, monkeypatc
 
     def timed(eager, compiled, own, padded):
         sides.append((eager, compiled))
-        return 1.0, 1.0
+        return 1.0, Ratio(1.0, 1.0, 1.0, 9)
 
     monkeypatch.setattr(shape_trial, "_timed", timed)
     asked = {"cell": planned.cell.to_dict(), "entry": matrix.models["net"].to_dict(), "root": str(folder), "dim": "B",

@@ -27,6 +27,28 @@ def test_the_winner_depends_on_the_traffic(calls, winner):
     assert experiment(calls).winner == winner
 
 
+def test_what_cannot_be_told_from_the_winner_is_named():
+    """Intervals that overlap; without any, figures are taken as they are."""
+    close = Way("auto", 1, 6.0, {8: 0.005, 12: 0.005}, least={8: 0.0035, 12: 0.0035}, most={8: 0.006, 12: 0.006})
+    far = Way("buckets", 1, 6.0, {8: 0.007, 12: 0.007}, least={8: 0.0065, 12: 0.0065}, most={8: 0.008, 12: 0.008})
+    dynamic = Way("dynamic", 1, 6.0, DYNAMIC.steady, least={8: 0.003, 12: 0.003}, most={8: 0.0045, 12: 0.0045})
+    found = experiment(500, ways=(close, far, dynamic))
+    assert (found.winner, found.rivals) == ("dynamic", ["auto"])
+    assert next(found.sentences()) == (
+        "Over 2000 calls: dynamic; this machine cannot tell it from auto (their 99 % intervals overlap).")
+    assert found.total_range(dynamic) == pytest.approx((6 + 2000 * 0.003, 6 + 2000 * 0.0045))
+    assert experiment(500).rivals == []
+    read = ShapeExperiment.from_dict(json.loads(json.dumps(found.to_dict())))
+    assert (read, read.rivals) == (found, ["auto"])
+
+
+def test_an_older_file_has_no_intervals():
+    data = json.loads(json.dumps(experiment().to_dict()))
+    for way in data["ways"]:
+        del way["least"], way["most"]
+    assert ShapeExperiment.from_dict(data) == experiment()
+
+
 def test_break_even_from_one_to_the_next():
     """6 s are won back at 6 ms a call after 1000 calls; 14 s more at 2 ms a call after 7000."""
     found = experiment()

@@ -13,24 +13,25 @@ import os
 import random
 import sys
 import tempfile
-import time
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo
-from reuse_damage import (
+from edited_project import (
     CODE,
     Edit,
+    MakeEdit,
     Project,
+    Tally,
     edit_code,
     edit_data,
     edit_environment,
     edit_files,
     edit_harmless,
     edit_imports,
+    try_edits,
     write,
 )
 
@@ -67,8 +68,10 @@ def edit_writing(project: Project, chance: random.Random) -> Edit:
     return Edit("writing", after)
 
 
-EDITS = ((edit_code, 35), (edit_one_side, 20), (edit_writing, 15), (edit_imports, 10), (edit_files, 6), (edit_data, 8),
-         (edit_environment, 3), (edit_harmless, 3))
+EDITS: tuple[tuple[MakeEdit, int], ...] = (
+    (edit_code, 35), (edit_one_side, 20), (edit_writing, 15), (edit_imports, 10), (edit_files, 6), (edit_data, 8),
+    (edit_environment, 3), (edit_harmless, 3),
+)
 
 
 def jobs_of() -> dict[str, Job]:
@@ -114,36 +117,28 @@ def judged(observation: dict[str, Any]) -> str:
 def main(edits: int = 500, seed: int = 0, seconds: int = 10**6) -> int:
     """Print what came of it; 1 if a comparison was stale."""
     torch.set_num_threads(1)
-    chance, end = random.Random(seed), time.monotonic() + seconds
-    tried, cells, taken = Counter[str](), Counter[str](), Counter[str]()
-    stale: list[str] = []
+    tally = Tally()
     with tempfile.TemporaryDirectory() as name:
         project = Project(Path(name).resolve())
         os.chdir(project.root)
         packages = str(project.packages)
         jobs = jobs_of()
         first = {model: run_apart(replace(job, comparisons={}), packages) for model, job in jobs.items()}
-        for number in range(edits):
-            if time.monotonic() > end:
-                break
-            make = chance.choices([make for make, _ in EDITS], [weight for _, weight in EDITS])[0]
-            edit = make(project, chance)
+
+        def judge(number: int, edit: Edit, chance: random.Random) -> None:
             for model in [chance.choice(sorted(first))] if seconds < 10**6 else first:
                 job = jobs[model]
                 now = run_apart(replace(job, comparisons=first[model]["comparisons"]["made"]), packages)
-                cells[edit.kind] += 1
+                tally.cells[edit.kind] += 1
                 if (now.get("comparisons") or {}).get("taken"):
-                    taken[edit.kind] += 1
+                    tally.counted[edit.kind] += 1
                     if judged(now) != judged(run_apart(replace(job, comparisons={}), packages)):
-                        stale.append(f"{number} {model}: {edit.kind}: {edit.what}")
-            tried[edit.kind] += 1
-            project.restore()
-    for kind, number in tried.most_common():
-        print(f"{number:4} edits of {kind}: comparisons were taken in {taken[kind]} of {cells[kind]} cells")
-    print(f"{sum(tried.values())} edits of {', '.join(CODE)} and what they read: {len(stale)} stale")
-    for text in stale:
-        print(f"  stale: {text}")
-    return bool(stale)
+                        tally.stale.append(f"{number} {model}: {edit.kind}: {edit.what}")
+
+        try_edits(project, EDITS, tally, judge, edits, seed, seconds)
+    print(f"edits of {', '.join(CODE)} and what they read")
+    tally.print_lines("comparisons were taken")
+    return bool(tally.stale)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Does --compile-reuse ever hand out a stale pass? Seeded edits of a small project, and what each does to its cells.
 
-``python benchmarks/reuse_damage.py [EDITS] [SEED] [SECONDS]``. One run of pytest fills the store. Then each edit is made
+``python benchmarks/reuse_damage.py [EDITS] [SEED] [SECONDS]``. One run fills the store. Each edit is then made
 by itself: of models, data files, the matrix, packages, environment and settings. For each cell it is asked whether its
 result would be reused. What the edit really does is found by running it: a fork of a process with torch builds the
 model of the cell and hashes what it computes and the settings that it leaves. A result that would be reused, though

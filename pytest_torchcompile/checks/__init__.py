@@ -324,7 +324,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         logs="output_code", on_request=True, ranks="one",
     ),
     "determinism": CheckEntry(
-        f"{_HERE}.determinism:CHECK", "two processes, which order sets otherwise, compile the same graphs and kernels",
+        f"{_HERE}.determinism:CHECK", "five processes, which order sets otherwise, compile the same graphs and kernels",
         severity.OTHER_CODE, logs="aot_graphs,output_code", on_request=True, ranks="one"),
     "worth": CheckEntry(
         f"{_HERE}.worth:CHECK",

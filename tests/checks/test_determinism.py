@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
-from pytest_torchcompile.checks.determinism import CHECK
+from pytest_torchcompile.checks.determinism import _HASH_SEEDS, CHECK
 from pytest_torchcompile.observation import Job
 
 
@@ -18,13 +21,13 @@ def made(graph="g1", kernel="k1", failure="", **stages):
     return {"graphs": graphs, "texts": texts, "stages": keys, "failure": failure}
 
 
-def problems_of(first, second, error=None):
-    """What the check makes of two processes, and the hash seeds that it asked for."""
-    answers, seeds = iter((first, second)), []
+def problems_of(first, *others, error=None):
+    """What the check makes of some processes, the last for all that come after it, and the hash seeds it asked for."""
+    answers, seeds = [first, *others], []
 
     def compile_apart(seed):
         seeds.append(seed)
-        return next(answers)
+        return answers[min(len(seeds), len(answers)) - 1]
 
     compiled = SimpleNamespace(error=error)
     section = CHECK.measure(SimpleNamespace(compiled=compiled, side=object(), compile_apart=compile_apart))
@@ -35,8 +38,41 @@ def test_the_same_code():
     """No problem; the remark tells what was compared, and the seeds differ."""
     problems, seeds, section = problems_of(made(), made())
     assert problems == []
-    assert len(set(seeds)) == 2
-    assert CHECK.remark(section) == "1 graph and 1 kernel are the same in two processes"
+    assert len(set(seeds)) == 5
+    assert CHECK.remark(section) == "1 graph and 1 kernel are the same in 5 processes"
+    # A report of an earlier version.
+    del section["processes"]
+    assert CHECK.remark(section) == "1 graph and 1 kernel are the same in 2 processes"
+
+
+@pytest.mark.parametrize("number", [2, 3, 4, 5])
+def test_the_first_process_that_differs_is_the_last(number):
+    """What two seeds order alike a later one does not; no more is compiled than is needed."""
+    same = [made() for _ in range(number - 1)]
+    (problem,), seeds, _ = problems_of(*same, made(kernel="k2", code="x"))
+    assert len(seeds) == number
+    assert f"+++ PYTHONHASHSEED={seeds[-1]}" in problem.evidence
+
+
+def test_five_seeds_order_small_sets_otherwise():
+    """Of pairs of words at most a tenth are in the same order under all seeds, and of two seeds half."""
+    words = [f"{first}{second}" for first in ("weight", "bias", "query", "key", "value") for second in range(12)]
+    script = f"for a in {words!r}:\n  for b in {words!r}:\n    print(int(a < b and next(iter({{a, b}})) == a), end='')"
+    orders = []
+    for seed in _HASH_SEEDS:
+        environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+        orders.append(subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True,
+                                     check=True).stdout)
+    pairs = len(words) * (len(words) - 1) / 2
+
+    def alike(number):
+        """The share of pairs whose order is the same in so many processes."""
+        always = sum(set(each) == {"1"} for each in zip(*orders[:number], strict=True))
+        ever = sum("1" in each for each in zip(*orders[:number], strict=True))
+        return (always + pairs - ever) / pairs
+
+    assert alike(2) > 0.4
+    assert alike(len(orders)) < 0.1
 
 
 @pytest.mark.parametrize(("second", "names", "lines", "hint"), [
@@ -73,7 +109,7 @@ def test_a_graph_that_one_process_has_not():
 ])
 def test_where_nothing_can_be_said(first, error, message):
     """It never passes then."""
-    (problem,), *_ = problems_of(first, first, error)
+    (problem,), *_ = problems_of(first, error=error)
     assert problem.message == message
 
 

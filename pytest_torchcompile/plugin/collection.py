@@ -32,6 +32,7 @@ __all__ = ["CellNode", "CheckFailure", "CheckItem", "MatrixFile", "MatrixSession
 TIMES_ITEMS = "timeout"
 """pytest-timeout, by the name of its plugin and of its marker. It would end the waiting for a cell, not the cell."""
 SECONDS_KEY = "compile-matrix/seconds"
+GRAPHS_KEY = "compile-matrix/graphs"
 """Where pytest's cache keeps how long each cell took, so that the next run starts the longest first."""
 PROPERTY = "compile_matrix"
 """The attribute of a test report that carries a verdict, as JSON text, from an xdist worker to the controller."""
@@ -259,7 +260,7 @@ class MatrixSession:
             return None
         from pytest_torchcompile.plugin.scheduler_choice import choose_scheduler
 
-        return choose_scheduler(config, log, self.known_seconds(), self.planned)
+        return choose_scheduler(config, log, self.known_seconds(), self.known_graphs(), self.planned)
 
     # running
 
@@ -302,6 +303,13 @@ class MatrixSession:
         if cache is None:
             return {}
         return dict(cache.get(SECONDS_KEY, {}))
+
+    def known_graphs(self) -> dict[str, list[str]]:
+        """Keys of the graphs that each cell shared with another one when it was last run here."""
+        cache = getattr(self.config, "cache", None)
+        if cache is None:
+            return {}
+        return dict(cache.get(GRAPHS_KEY, {}))
 
 
 SESSION = pytest.StashKey[MatrixSession]()

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from pytest_torchcompile.gate.announcement import compare_with_baseline
-from pytest_torchcompile.plugin.collection import SECONDS_KEY, MatrixSession
+from pytest_torchcompile.plugin.collection import GRAPHS_KEY, SECONDS_KEY, MatrixSession
 from pytest_torchcompile.plugin.kept_logs import kept_log_lines
 from pytest_torchcompile.plugin.telling_axes import telling_axes
 from pytest_torchcompile.quantity import first_names
@@ -152,6 +152,7 @@ class Ending:
         cache = getattr(self.config, "cache", None)
         if cache is not None:
             cache.set(SECONDS_KEY, self.session.known_seconds() | self.journal.seconds())
+            cache.set(GRAPHS_KEY, self.session.known_graphs() | self.journal.graphs())
 
 
 class SavedFile:

@@ -6,7 +6,7 @@ pytest-xdist 3.6 to 3.8 (``xdist/scheduler/load.py``, ``xdist/workermanage.py``)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -24,16 +24,17 @@ _OF_WORKER: Final = ("send_runtest_some", "shutdown", "shutting_down")
 
 
 def choose_scheduler(config: pytest.Config, log: Any, seconds: Mapping[str, float],
-                     planned: Iterable[PlannedCell]) -> Any:
+                     graphs: Mapping[str, Collection[str]], planned: Iterable[PlannedCell]) -> Any:
     """The scheduler of this run; where it is not ours, one line says why.
 
     :param seconds: what each cell took in an earlier run.
+    :param graphs: the graphs that it shared with other cells then.
     """
     missing = missing_internals(config, log)
     if not missing:
         from pytest_torchcompile.plugin.scheduling import CellScheduling, cell_families
 
-        return CellScheduling(config, log, seconds, cell_families(planned))
+        return CellScheduling(config, log, seconds, cell_families(planned), graphs)
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
         reporter.write_line(f"note: this pytest-xdist lacks {', '.join(missing)}, of which the scheduler for cells is "

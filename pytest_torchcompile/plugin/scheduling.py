@@ -3,6 +3,10 @@
 In a first run nobody knows how long a cell takes, and nothing is compiled yet. Then a worker stays with the cells of
 one model: they share graphs and kernels, which two workers would compile at the same time.
 
+Later runs know which cells have shared a graph. The first of these that starts is the leader. The others wait for it
+while there is anything else to run, and find the graph in the cache: the sources may be others, or the cache be empty.
+A worker for which only such cells are left waits, as long as another one is at work.
+
 xdist's own ``loadgroup`` does not group on pytest 9.2 with xdist 3.8 (pytest-dev/pytest-xdist#1386; docs/upstream
 has a patch), and its ``load`` hands the two longest tests to the same worker. Derives from ``LoadScheduling``, whose
 internals are not a stable API: seen in pytest-xdist 3.6 to 3.8.
@@ -11,7 +15,7 @@ internals are not a stable API: seen in pytest-xdist 3.6 to 3.8.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from xdist.scheduler.load import LoadScheduling  # type: ignore[import-untyped]  # it has no py.typed
@@ -73,13 +77,18 @@ class CellScheduling(LoadScheduling):  # type: ignore[misc]  # its base is untyp
     """Sends whole units; a worker always knows one item beyond the one it runs, as xdist demands."""
 
     def __init__(self, config: pytest.Config, log: Any, seconds: Mapping[str, float],
-                 families: Mapping[str, str]) -> None:
+                 families: Mapping[str, str], graphs: Mapping[str, Collection[str]]) -> None:
         super().__init__(config, log)
         self.collection: list[str] | None = None
         self._seconds = seconds
         self._families = families
         self._at: dict[Any, str] = {}
         """The family of the cell that each worker was last sent."""
+        self._graphs = {cell: frozenset(shared) for cell, shared in graphs.items()}
+        self._begun: dict[Any, dict[int, frozenset[str]]] = {}
+        """For each worker the first items of cells that are not run yet, and the graphs that the cell shares."""
+        self._in_cache: frozenset[str] = frozenset()
+        """The graphs of cells that have run."""
         self._units: deque[list[int]] = deque()
 
     def schedule(self) -> None:
@@ -105,21 +114,61 @@ class CellScheduling(LoadScheduling):  # type: ignore[misc]  # its base is untyp
             return
         while self._units and len(self.node2pending[node]) < 2:
             unit = self._next_unit(node)
+            if unit is None:
+                break
+            self._units.remove(unit)
+            self._begun.setdefault(node, {})[unit[0]] = self._shared_graphs(unit)
             self.node2pending[node].extend(unit)
             node.send_runtest_some(unit)
         self._mirror_pending()
         if not self._units:
             node.shutdown()
 
-    def _next_unit(self, node: Any) -> list[int]:
-        """Take the longest unit; of cells that were never timed, one that shares graphs with the worker's last."""
-        untimed = [unit for unit in self._units if self._untimed_family(unit)]
-        unit = self._units[0]
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        """The first item of a cell has run the whole cell: what it compiled is in the cache for those that wait."""
+        self._in_cache |= self._begun.get(node, {}).pop(item_index, frozenset())
+        super().mark_test_complete(node, item_index, duration)
+        # Those that wait; when nothing is left they are to be told so.
+        for other in self.nodes:
+            if other is not node and len(self.node2pending[other]) < 2:
+                self.check_schedule(other)
+
+    def _next_unit(self, node: Any) -> list[int] | None:
+        """Take the longest unit; of cells that were never timed, one that shares graphs with the worker's last.
+
+        None where the worker had better wait for what another one compiles.
+        """
+        busy = self._busy_graphs(node)
+        units = [unit for unit in self._units if busy.isdisjoint(self._shared_graphs(unit))]
+        if not units:
+            if self._is_any_at_work(node):
+                return None
+            units = list(self._units)
+        untimed = [unit for unit in units if self._untimed_family(unit)]
+        unit = units[0]
         if unit in untimed:
             unit = self._share_graphs(node, untimed)
             self._at[node] = self._untimed_family(unit)
-        self._units.remove(unit)
         return unit
+
+    def _busy_graphs(self, node: Any) -> set[str]:
+        """The graphs that other workers compile now, or are about to."""
+        busy: set[str] = set()
+        for other, cells in self._begun.items():
+            if other is not node:
+                busy.update(*cells.values())
+        return busy - self._in_cache
+
+    def _is_any_at_work(self, node: Any) -> bool:
+        """Will another worker end an item, and so have this one looked after again?"""
+        # A worker runs its last item only when it knows the next one, or that there is none.
+        return any(len(pending) > 1 for other, pending in self.node2pending.items() if other is not node)
+
+    def _shared_graphs(self, unit: list[int]) -> frozenset[str]:
+        """The graphs that the cell of a unit has shared with others in an earlier run."""
+        if self.collection is None:
+            return frozenset()
+        return self._graphs.get(_cell_of(self.collection[unit[0]]), frozenset())
 
     def _share_graphs(self, node: Any, untimed: list[list[int]]) -> list[int]:
         """A unit of the worker's family; else one of a family that no other worker is at; else the last one."""
@@ -155,6 +204,7 @@ class CellScheduling(LoadScheduling):  # type: ignore[misc]  # its base is untyp
         """A worker is gone: what it had not run goes back, first in the queue. Returns the item it was running."""
         pending = self.node2pending.pop(node)
         self._at.pop(node, None)
+        self._begun.pop(node, None)
         if not pending or self.collection is None:
             return None
         running: int = pending.pop(0)

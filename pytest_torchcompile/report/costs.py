@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -20,12 +21,13 @@ from pytest_torchcompile.report.reading import read_report
 from pytest_torchcompile.report.safe_output import harmless_text
 
 __all__ = ["CellCost", "RunCost", "cost_lines", "costs_of_block", "measure_costs",
-           "run_command", "seconds_between", "time_line"]
+           "run_command", "seconds_between", "shared_graphs", "time_line"]
 
 _DEAREST: Final = 10
 """Cells that are listed."""
 _MISS: Final = "fx miss"
 """What Inductor's cache answers about a graph that it has to compile."""
+_LOOKED_UP: Final = frozenset({_MISS, "fx hit"})
 _COMPILED: Final = "compiled"
 """The phase of a cell in which compiled code runs; compiling is part of it."""
 _WITHIN: Final = "autotuning, in these"
@@ -115,6 +117,24 @@ def _missed_graphs(facts: Facts, compiled: Compile) -> list[str]:
         return []
     answers = zip(compiled.caches, compiled.cache_keys, strict=False)
     return [key for answer, key in answers if answer == _MISS and key]
+
+
+def shared_graphs(observations: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Cell to the keys of the graphs that it has in common with another one, in the cache that cells share.
+
+    ``observations``: by cell, as a report has them.
+    """
+    keys: dict[str, set[str]] = {}
+    for cell, observation in observations.items():
+        # Ranks after the first have caches of their own, and so has then the first.
+        if observation.get("ranks"):
+            continue
+        compiles = as_mapping(as_mapping(observation.get("sections")).get("compiles")).get("compiles") or ()
+        answers = [pair for each in compiles for pair in zip(each["caches"], each["cache_keys"], strict=False)]
+        keys[cell] = {key for answer, key in answers if answer in _LOOKED_UP and key}
+    cells_of = Counter(key for mine in keys.values() for key in mine)
+    shared = {cell: sorted(key for key in mine if cells_of[key] > 1) for cell, mine in keys.items()}
+    return {cell: mine for cell, mine in shared.items() if mine}
 
 
 def _cost_of_cell(facts: Facts, dearest: Mapping[str, Compile]) -> CellCost:

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from pytest_torchcompile.oracle.proof import compiled_code_ran
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
+from pytest_torchcompile.report.costs import shared_graphs
 from pytest_torchcompile.report.metrics import Sections
 from pytest_torchcompile.report.provenance import Sources, fingerprint, run_provenance
 from pytest_torchcompile.report.record import Record, utc_time
@@ -212,6 +213,10 @@ class Journal:
     def seconds(self) -> dict[str, float]:
         """Wall seconds of each cell that ran."""
         return {cell: round(seconds, 3) for cell, seconds in self._current().seconds.items() if seconds}
+
+    def graphs(self) -> dict[str, list[str]]:
+        """Keys of the graphs that each cell shares with another one, as Inductor's cache knows them."""
+        return shared_graphs(self._current().observations)
 
     def status(self, cell: str) -> str:
         """The cell's status: the worst of its verdicts; ``not_run`` counts too."""

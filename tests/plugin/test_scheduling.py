@@ -38,7 +38,7 @@ def test_another_xdist_keeps_cells_whole_too(where, name, monkeypatch):
     monkeypatch.delattr(f"{where}.{name}")
     lines = []
     config.pluginmanager = SimpleNamespace(get_plugin=lambda name: SimpleNamespace(write_line=lines.append))
-    chosen = choose_scheduler(config, None, {}, [])
+    chosen = choose_scheduler(config, None, {}, {}, [])
     assert type(chosen).__name__ == "LoadScopeScheduling"
     assert {chosen._split_scope(item) for item in ITEMS} == {"matrix/m.yaml::short", "matrix/m.yaml::long",
                                                              "matrix/m.yaml::new"}
@@ -74,23 +74,24 @@ class Node:
         self.shutting_down = True
 
 
-def scheduler(items, nodes, families=None, seconds=None):
+def scheduler(items, nodes, families=None, seconds=None, graphs=None):
     config = SimpleNamespace(getoption=lambda name: {"tx": ["popen"] * len(nodes), "maxschedchunk": None}.get(name),
                              getvalue=lambda name: ["popen"] * len(nodes),
                              option=SimpleNamespace(tx=["popen"] * len(nodes)))
-    made = CellScheduling(config, None, seconds or {}, families or {})
+    made = CellScheduling(config, None, seconds or {}, families or {}, graphs or {})
     for node in nodes:
         made.add_node(node)
         made.add_node_collection(node, items)
     return made
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.integers(1, 4), st.randoms())
-def test_every_item_runs_once_and_cells_stay_whole(sizes, count, random):
-    """Whatever the sizes of the cells and the order in which workers finish."""
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.integers(1, 4), st.integers(0, 4), st.randoms())
+def test_every_item_runs_once_and_cells_stay_whole(sizes, count, graphs, random):
+    """Whatever the sizes of the cells, the graphs that they share, and the order in which workers finish."""
     items = [f"m.yaml::cell{i}::check{j}" for i, size in enumerate(sizes) for j in range(size)]
     nodes = [Node() for _ in range(count)]
-    made = scheduler(items, nodes)
+    shared = {f"cell{i}": {str(random.randrange(graphs))} for i in range(len(sizes)) if graphs}
+    made = scheduler(items, nodes, graphs=shared)
     made.schedule()
     while busy := [n for n in nodes if made.node2pending[n] and (n.shutting_down or len(made.node2pending[n]) > 1)]:
         node = random.choice(busy)
@@ -153,6 +154,76 @@ def test_timed_cells_start_longest_first_whatever_they_share():
     made = scheduler(CELLS, nodes, FAMILIES, {cell: float(k) for k, cell in enumerate(FAMILIES)})
     made.schedule()
     assert [sent(node) for node in nodes] == [["c3", "c2"], ["c1", "c0"]]
+
+
+def at_once(made, nodes, graphs, in_cache):
+    """Graphs that two workers compile at the same time: each runs its first cell, and what ran is in the cache."""
+    compiled = []
+    for node in nodes:
+        cells = {CELLS[index].split("::")[1] for index in made.node2pending[node][:1]}
+        compiled.append({graph for cell in cells for graph in graphs[cell]} - in_cache)
+    return compiled[0] & compiled[1]
+
+
+def test_a_graph_is_compiled_by_one_worker_alone():
+    """Followers wait for the leader while anything else is left; then their worker waits, until the leader has run."""
+    graphs = {cell: {cell[0]} for cell in FAMILIES}
+    nodes = [Node(), Node()]
+    made = scheduler(CELLS, nodes, FAMILIES, dict.fromkeys(FAMILIES, 1.0), graphs)
+    made.schedule()
+    # The first worker has what shares a graph with its own cell; the second has another model.
+    assert [{cell[0] for cell in sent(node)} for node in nodes] == [{sent(nodes[0])[0][0]}, {sent(nodes[1])[0][0]}]
+    assert len({sent(node)[0][0] for node in nodes}) == 2
+    in_cache = set()
+    while not made.tests_finished:
+        assert not at_once(made, nodes, graphs, in_cache)
+        ready = next(node for node in nodes if may_run(made, node))
+        in_cache |= graphs[CELLS[made.node2pending[ready][0]].split("::")[1]]
+        finish(made, ready)
+    assert sorted(sent(nodes[0]) + sent(nodes[1])) == sorted(FAMILIES)
+
+
+def run_all(made, nodes):
+    """Each worker runs an item as soon as it may, the first one first."""
+    while not made.tests_finished:
+        finish(made, next(node for node in nodes if may_run(made, node)))
+
+
+def may_run(made, node):
+    """Has the worker an item, and knows it what comes next?"""
+    return len(made.node2pending[node]) > (not node.shutting_down)
+
+
+ALIKE = ("one", "two", "three", "four")
+"""Cells that share a graph."""
+
+
+@pytest.mark.parametrize("checks", ["a", "ab"])
+def test_a_worker_waits_for_the_leader_and_goes_on(checks):
+    """All cells share one graph: the second worker begins when the leader's first item is done."""
+    items = [f"m.yaml::{cell}::{check}" for cell in ALIKE for check in checks]
+    nodes = [Node(), Node()]
+    made = scheduler(items, nodes, {}, dict.fromkeys(ALIKE, 1.0), dict.fromkeys(ALIKE, "k"))
+    made.schedule()
+    # Of single items a worker has to know the next one.
+    assert [node.sent for node in nodes] == [[0, 1], []]
+    finish(made, nodes[0])
+    assert nodes[1].sent
+    run_all(made, nodes)
+    assert sorted(nodes[0].sent + nodes[1].sent) == list(range(len(items)))
+
+
+def test_a_worker_that_waits_is_not_forgotten():
+    """Where the leader's worker dies its cells are the other's."""
+    items = [f"m.yaml::{cell}::a" for cell in ALIKE]
+    nodes = [Node(), Node()]
+    made = scheduler(items, nodes, {}, dict.fromkeys(ALIKE, 1.0), dict.fromkeys(ALIKE, "k"))
+    made.schedule()
+    assert [node.sent for node in nodes] == [[0, 1], []]
+    assert made.remove_node(nodes[0]) == items[0]
+    run_all(made, nodes[1:])
+    assert sorted(nodes[1].sent) == [1, 2, 3]
+    assert nodes[1].shutting_down
 
 
 def test_families_of_cells():

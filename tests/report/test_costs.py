@@ -7,7 +7,7 @@ import json
 import pytest
 
 from pytest_torchcompile.cli import main
-from pytest_torchcompile.report.costs import cost_lines, measure_costs, time_line
+from pytest_torchcompile.report.costs import cost_lines, measure_costs, shared_graphs, time_line
 from pytest_torchcompile.report.facts import Facts
 
 
@@ -137,3 +137,17 @@ def test_the_command_reads_a_report(tmp_path, capsys):
     assert {"cells", "wall", "workers", "earlier", "idle", "cores"} == set(json.loads(capsys.readouterr().out))
     assert main(["costs", str(tmp_path / "none.json")]) == 2
     assert "no such file" in capsys.readouterr().err
+
+
+def test_graphs_that_cells_share():
+    """Found in the cache or not; for what one cell alone has nobody waits, and ranks have caches of their own."""
+    cells = {
+        "a": cell("a", 3.0, [compiled(2.0, ("fx miss", "g1"), ("aot miss", "h"))]),
+        "b": cell("b", 3.0, [compiled(2.0, ("fx hit", "g1"), ("fx miss", "g2"), ("fx miss", ""))]),
+        "c": cell("c", 3.0, [compiled(2.0, ("fx miss", "g3"), ("aot miss", "h"))]),
+        "d": cell("d", 3.0, [compiled(2.0, ("fx miss", "g3"))]),
+    }
+    observations = {name: each["observation"] for name, each in cells.items()}
+    observations["d"]["ranks"] = [{"sections": {}}]
+    observations["e"] = {"sections": {"compiles": None}}
+    assert shared_graphs(observations) == {"a": ["g1"], "b": ["g1"]}

@@ -28,6 +28,7 @@ COMMIT: Final = 8
 """Letters of a commit's name."""
 MOST: Final = 30
 """Runs that a trend shows; of more, the newest."""
+PACKAGES_SHOWN: Final = 6
 SOFTWARE: Final = ("torch", "triton", "python", "compiler", "cuda", "driver")
 
 
@@ -54,6 +55,8 @@ class PastRun:
     speedups: dict[str, float] = field(default_factory=dict)
     compile_seconds: dict[str, float] = field(default_factory=dict)
     """Of cells that no compile cache answered for: with its answers a compile is another thing."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Every installed package and its version; empty: not told (reports of older versions of this package)."""
     matrix_path: str = ""
     """The matrix as the run was given it; :attr:`matrix` is the name of its file."""
 
@@ -70,9 +73,24 @@ class PastRun:
             # Where nothing ran no environment is known.
             if before.environment and self.environment and old != new:
                 changes.append(f"{name} {old or 'none'} to {new or 'none'}")
+        changes += self._package_changes(before)
         if before.environment and self.environment and another_machine(self.environment, before.environment):
             changes.append("another machine")
         return changes
+
+    def _package_changes(self, before: PastRun) -> Iterator[str]:
+        """The same of all other packages, where both runs tell them."""
+        if not before.packages or not self.packages:
+            return
+        changed = []
+        for name in sorted(before.packages.keys() | self.packages.keys()):
+            old, new = before.packages.get(name), self.packages.get(name)
+            if old != new and name not in SOFTWARE:
+                changed.append(f"{name} {old or 'none'} to {new or 'none'}")
+        yield from changed[:PACKAGES_SHOWN]
+        # In another environment everything may be another one.
+        if len(changed) > PACKAGES_SHOWN:
+            yield f"{count(len(changed) - PACKAGES_SHOWN, 'package')} more"
 
 
 @dataclass(frozen=True)
@@ -231,7 +249,8 @@ def shorten_run(merged: Merged) -> PastRun:
     """What a trend needs of a run."""
     started = min(map(_started, merged.reports))
     run = PastRun(tuple(report.name for report in merged.reports), started, merged.git, merged.environment,
-                  PurePath(merged.matrix["path"].replace("\\", "/")).name, matrix_path=merged.matrix["path"])
+                  PurePath(merged.matrix["path"].replace("\\", "/")).name, matrix_path=merged.matrix["path"],
+                  packages=(merged.reports[0].block["run"] or {}).get("packages", {}))
     for name, cell in merged.cells.items():
         facts = Facts(cell)
         run.statuses[name], run.axes[name] = facts.status, facts.axes

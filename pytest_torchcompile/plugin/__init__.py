@@ -31,7 +31,6 @@ MARKERS = (
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare the options, each with an ini twin."""
-    _mark_earlier_report(pluginmanager.getplugin("pytestconfig"))
     group = parser.getgroup("compile", "torch.compile matrix (pytest-torchcompile)")
     for option in OPTIONS:
         if not option.metavar:
@@ -41,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
         parser.addini(option.ini, option.help_with_default, default=option.default)
         value: dict[str, Any] = {"nargs": "?", "const": option.bare} if option.optional else {}
         group.addoption(option.flag, default=None, metavar=option.metavar, help=option.help_with_default, **value)
+    # Behind the keys of the ini file, one of which says where a report is.
+    _mark_earlier_report(pluginmanager.getplugin("pytestconfig"))
 
 
 # Before pytest-json-report looks at its own option.
@@ -101,7 +102,10 @@ def _mark_earlier_report(config: pytest.Config | None) -> None:
         return
     from pytest_torchcompile.report.earlier import later_run_mark, left_by_earlier_runs, mark_earlier
 
-    for path in left_by_earlier_runs(config.rootpath, config.invocation_params.dir, arguments):
+    files = config.rootpath
+    if folder := config.getini(_BY_NAME["folder"].ini):
+        files = config.invocation_params.dir / folder
+    for path in left_by_earlier_runs(files, config.invocation_params.dir, arguments):
         # The run itself says that it can't write there.
         with contextlib.suppress(OSError):
             mark_earlier(path, later_run_mark(arguments))

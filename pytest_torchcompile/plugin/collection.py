@@ -149,7 +149,7 @@ class CellNode(pytest.Collector):
     @property
     def reproduction_file(self) -> Path:
         """Where a test that fails as the cell does is written."""
-        return self.config.rootpath / REPRODUCTIONS / file_name(self.planned.cell)
+        return self.parent.session_of.files / REPRODUCTIONS / file_name(self.planned.cell)
 
     def forget_reproduction(self) -> None:
         """Remove the file of an earlier run: the cell has run, and may fail for another reason or for none."""
@@ -193,19 +193,20 @@ class MatrixSession:
     """The hooks of a run with ``--compile-matrix``."""
 
     def __init__(self, config: pytest.Config, settings: Settings, matrix: Matrix, named: Named,
-                 torchrun: Torchrun | None, report: Path) -> None:
-        """``report`` is where the report will be."""
+                 torchrun: Torchrun | None, report: Path, files: Path) -> None:
+        """``report`` is where the report will be, ``files`` the folder with ``.compile-matrix``."""
         self.config, self.settings, self.matrix, self.named = config, settings, matrix, named
+        self.files = files
         self.torchrun = torchrun
         self.planned = cells_of_shard(matrix.cells, *settings.shard)
         self.judged: dict[str, tuple[CellResult, Judgement]] = {}
         # Of xdist; the controller has all verdicts.
         self.is_worker = hasattr(config, "workerinput")
         self.execution = Execution(matrix, settings, torchrun=self.torchrun)
-        self.journal = Journal(matrix, self.planned, settings, own_file(config.rootpath, self.torchrun, JOURNAL_FILE))
+        self.journal = Journal(matrix, self.planned, settings, own_file(files, self.torchrun, JOURNAL_FILE))
         # xdist has one specification for each of its workers.
         self.journal.workers = max(1, len(config.getoption("tx", None) or ()))
-        self.keeper = ReportKeeper(config.rootpath, report, self.journal.path, matrix.root)
+        self.keeper = ReportKeeper(files, report, self.journal.path, matrix.root)
         self.journal.report = Path(os.path.relpath(self.keeper.report, self.journal.path.parent)).as_posix()
 
     @pytest.hookimpl(tryfirst=True)

@@ -75,7 +75,7 @@ class Ending:
         if self.keeper.saved != self.keeper.report or self.journal.exit_status not in (0, 1):
             return
         with suppress(OSError):
-            keep_run(self.config.rootpath, self.keeper.report, self.journal.block(), self.session.settings.keep_runs)
+            keep_run(self.session.files, self.keeper.report, self.journal.block(), self.session.settings.keep_runs)
 
     def _why_unsaved(self) -> str:
         """Why there is no readable report file; pytest-json-report only prints that it could not save one."""
@@ -126,7 +126,7 @@ class Ending:
             fresh = beside.fresh
         if self.session.settings.logs:
             terminalreporter.section("torch's log", sep="-")
-            for line in kept_log_lines(self.config.rootpath, [planned.cell.id for planned in self.session.planned]):
+            for line in kept_log_lines(self.session.files, [planned.cell.id for planned in self.session.planned]):
                 terminalreporter.write_line(line)
         terminalreporter.section("torch.compile matrix", sep="-")
         for line, markup in summary_lines(self.journal, fresh, telling_axes):

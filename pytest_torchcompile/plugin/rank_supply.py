@@ -34,18 +34,19 @@ class CellNotRun(Exception):
 class RankSupply:
     """Starts what starts rank processes when it is needed, and ends every process with the run."""
 
-    def __init__(self, config: pytest.Config, settings: Settings, execution: Execution) -> None:
+    def __init__(self, config: pytest.Config, settings: Settings, execution: Execution, files: Path) -> None:
+        """``files``: the folder with ``.compile-matrix``."""
         self.config, self.settings, self.execution = config, settings, execution
         self.processes: RankProcesses | None = None
-        self.code = CodeStore(config.rootpath / FOLDER / CODE)
+        self.code = CodeStore(files / FOLDER / CODE)
         execution.keep_code = self.code.keep
         if settings.logs:
-            execution.log_folder = str(log_folder(config.rootpath))
+            execution.log_folder = str(log_folder(files))
         # What xdist gives to a worker.
         given: dict[str, Any] | None = getattr(config, "workerinput", None)
         self.is_worker = given is not None
         if settings.logs and not self.is_worker and not config.option.collectonly:
-            start_logs_anew(config.rootpath)
+            start_logs_anew(files)
         if given is not None:
             execution.workers = int(given["workercount"])
             # Empty where cells run in the workers themselves, or where no folder could be made.

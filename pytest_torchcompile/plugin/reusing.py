@@ -35,7 +35,7 @@ class Reusing:
         self._began = utc_time()
         supply = session.config.pluginmanager.getplugin("compile-matrix-ranks")
         execution = session.execution
-        execution.reuse = CellReuse(session.config.rootpath / REUSED, self._describe_run)
+        execution.reuse = CellReuse(session.files / REUSED, self._describe_run)
         if session.settings.reuse == "code":
             execution.code_reuse = CodeReuse(execution.reuse)
         if isinstance(supply, RankSupply):
@@ -61,7 +61,7 @@ class Reusing:
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self) -> None:
         """Hide the folder from git."""
-        folder = self.session.config.rootpath / REUSED
+        folder = self.session.files / REUSED
         self.session.journal.trouble.try_writing(folder, lambda: make_folder(folder))
 
     # Behind the summary of the matrix, which is outermost too and registered before.

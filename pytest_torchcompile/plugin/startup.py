@@ -80,17 +80,19 @@ def start_matrix(config: pytest.Config, settings: Settings) -> None:
     typed: list[str] = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
     config.args, parts = named_parts(typed, matrix, settings.matrix, config.invocation_params.dir, config.rootpath)
     torchrun = _read_torchrun(config, settings)
+    files = _folder_of_files(config, settings)
     baseline = None
     # The summary is the controller's: workers of xdist have no use for it.
     if settings.baseline and not hasattr(config, "workerinput"):
-        baseline = _read_baseline(config, settings)
+        baseline = _read_baseline(config, settings, files)
     _switch_report_on(config)
-    session = MatrixSession(config, settings, matrix, parts, torchrun, _report_path(config, torchrun))
+    report = _report_path(config, torchrun, files)
+    session = MatrixSession(config, settings, matrix, parts, torchrun, report, files)
     config.stash[SESSION] = session
     config.pluginmanager.register(session, "compile-matrix")
     config.pluginmanager.register(Ending(session, baseline), "compile-matrix-ending")
     config.pluginmanager.register(SavedFile(session), "compile-matrix-saved")
-    config.pluginmanager.register(RankSupply(config, settings, session.execution), "compile-matrix-ranks")
+    config.pluginmanager.register(RankSupply(config, settings, session.execution, files), "compile-matrix-ranks")
     if not session.is_worker and not config.option.collectonly:
         config.pluginmanager.register(RepeatedFailures(), "compile-matrix-repeated")
         config.pluginmanager.register(ProgressHooks(session), "compile-matrix-progress")
@@ -129,14 +131,21 @@ def _refuse_idle_checks(config: pytest.Config, settings: Settings, matrix: Matri
     refuse_idle(settings.checks or matrix.checks, axes, where, each=asked_now)
 
 
-def _read_baseline(config: pytest.Config, settings: Settings) -> Report | None:
+def _folder_of_files(config: pytest.Config, settings: Settings) -> Path:
+    """What ``.compile-matrix`` lies in. As typed, a folder is looked up where the user stands."""
+    if not settings.folder:
+        return config.rootpath
+    return config.invocation_params.dir / settings.folder
+
+
+def _read_baseline(config: pytest.Config, settings: Settings, files: Path) -> Report | None:
     """Read the baseline before anything runs, so that a mistake in its name does not cost a run.
 
     None for ``last``, where no run of another commit is kept; the summary says so.
     """
     path: Path | None = config.invocation_params.dir / settings.baseline
     if settings.baseline == LAST:
-        path = newest_of_other_commit(config.rootpath, head_commit(config.rootpath) or "", settings.shard)
+        path = newest_of_other_commit(files, head_commit(config.rootpath) or "", settings.shard)
     if path is None:
         return None
     try:
@@ -167,14 +176,14 @@ def _switch_report_on(config: pytest.Config) -> None:
         option.json_report_omit = [*option.json_report_omit, "collectors", "keywords", "log"]
 
 
-def _report_path(config: pytest.Config, torchrun: Torchrun | None) -> Path:
+def _report_path(config: pytest.Config, torchrun: Torchrun | None, files: Path) -> Path:
     """Where this run's report is, of which pytest-json-report is told."""
     option = config.option
     named = getattr(option, "json_report_file", None)
     # Its own default is as good as nothing: our report has a place of its own.
     if named and named != ".report.json":
         return Path(config.invocation_params.dir, named)
-    path = own_file(config.rootpath, torchrun, REPORT_FILE)
+    path = own_file(files, torchrun, REPORT_FILE)
     if named and option.json_report:
         option.json_report_file = str(path)
     return path

@@ -66,8 +66,8 @@ _TAIL: Final = 4000
 def left_by_earlier_runs(root: Path, base: Path, arguments: Sequence[str]) -> list[Path]:
     """The report and the journal that this run will replace, named by arguments that nobody has read yet.
 
-    ``root`` is pytest's root folder, ``base`` the folder in which it was started. Without a matrix, tests that use our
-    fixtures are in pytest-json-report's file.
+    ``root`` has ``.compile-matrix``, unless an argument names another folder; ``base`` is where pytest was started.
+    Without a matrix, tests that use our fixtures are in pytest-json-report's file.
     """
     if _only_shows(arguments):
         return []
@@ -76,6 +76,9 @@ def left_by_earlier_runs(root: Path, base: Path, arguments: Sequence[str]) -> li
     if "--json-report" in arguments:
         paths.append(base / ".report.json")
     if any(text.partition("=")[0] in _RUNS_CELLS for text in arguments):
+        for folder in _values_of(arguments, "--compile-folder"):
+            # The last one counts, as pytest reads options.
+            root = base / folder
         paths += _files_of_matrix_run(root)
     return list(filter(Path.is_file, paths))
 

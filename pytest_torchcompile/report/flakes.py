@@ -49,13 +49,17 @@ def key_of_cell(cell: Mapping[str, Any], run: Mapping[str, Any] | None, environm
     """What a report knows that the cell's verdicts rest on; empty where that is too little, or another run's.
 
     The files of the project that the cell imported, by their contents, else the commit with its edits; what the matrix
-    asks of it; environment and version of this package. Versions of packages other than torch and Triton are not told.
+    asks of it; environment, version of this package, and of every other package that was installed. A report of a
+    version of this package that did not tell them says too little: an upgrade of one would look like a flake.
     """
     run = run or {}
+    if "packages" not in run:
+        return ""
     observation = cell.get("observation") or {}
     rests_on = observation.get("sources") or run.get("sources") or run.get("git")
     if not rests_on or "kept" in cell or "reused" in cell or run.get("sources_edited"):
         return ""
     planned = {name: value for name, value in (cell.get("planned") or {}).items() if name != "rule"}
-    told = json.dumps([rests_on, planned, dict(environment), run.get("plugin")], sort_keys=True)
+    told = json.dumps([rests_on, planned, dict(environment), run.get("plugin"), run["packages"]],
+                      sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:12]

@@ -16,16 +16,19 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
+
+from packaging.utils import canonicalize_name
 
 from pytest_torchcompile.quantity import first_names
 from pytest_torchcompile.run.imported import edited_since, hash_of
 
 __all__ = [
     "CI_VARIABLES", "EVIDENCE", "HEAD", "SEAL", "SOURCES", "Sources", "add_seal", "cell_fingerprint",
-    "edited_since_run", "fingerprint", "git_output", "git_state", "head_commit", "head_fingerprint", "is_sealed",
-    "is_source", "remove_seal", "run_provenance",
+    "edited_since_run", "fingerprint", "git_output", "git_state", "head_commit", "head_fingerprint",
+    "installed_packages", "is_sealed", "is_source", "remove_seal", "run_provenance",
 ]
 
 CI_VARIABLES: Final = (
@@ -46,11 +49,26 @@ PATIENCE: Final = 10.0
 
 
 def run_provenance(root: Path, variables: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The block ``run``, without its times: version of this package, commit of ``root``, variables of CI."""
+    """The block ``run``, without its times: version of this package and of all others, commit of ``root``, variables
+    of CI."""
     from pytest_torchcompile import __version__
 
     ci = {name: variables[name][:LONGEST] for name in CI_VARIABLES if variables.get(name)}
-    return {"plugin": __version__, "git": git_state(root), "ci": ci}
+    return {"plugin": __version__, "packages": installed_packages(), "git": git_state(root), "ci": ci}
+
+
+def installed_packages() -> dict[str, str]:
+    """Every package that this Python finds, by its normalised name, and its version.
+
+    Of one that is there twice it is the one that is imported: the first on the path.
+    """
+    versions: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        # A folder that an interrupted installation left has no name, and nothing imports it.
+        name = distribution.metadata["Name"]
+        if name:
+            versions.setdefault(canonicalize_name(name), distribution.version)
+    return dict(sorted(versions.items()))
 
 
 def head_commit(folder: Path) -> str | None:

@@ -137,6 +137,7 @@ _MATRIX: Final = _object({
 })
 _RUN: Final = _object({
     "plugin": _TEXT,
+    "packages": _map(_TEXT),
     "started": _TEXT,
     "finished": {"type": ["string", "null"]},
     "exit_status": {"type": ["integer", "null"]},
@@ -146,8 +147,9 @@ _RUN: Final = _object({
     "sources_edited": _list(_TEXT),
     "tests_deselected": _list(_TEXT),
     "workers": {"type": "integer", "minimum": 1},
-}, optional=("sources", "sources_edited", "tests_deselected", "workers"))
-"""``sources``: the project's files that were imported, from the matrix' root, each with its SHA-256."""
+}, optional=("packages", "sources", "sources_edited", "tests_deselected", "workers"))
+"""``sources``: the project's files that were imported, from the matrix' root, each with its SHA-256. ``packages``:
+every installed package and its version."""
 
 
 def block_schema() -> dict[str, Any]:

@@ -57,6 +57,8 @@ OPTIONS = (
            "that is kept in .compile-matrix/runs", "", "REPORT"),
     Option("keep-runs", "Reports of whole runs that are kept, each in .compile-matrix/runs/DATE-COMMIT; 0: none", "10",
            "N"),
+    Option("folder", "The folder that gets .compile-matrix, with all files that a run writes and looks for (default: "
+           "pytest's root folder); another one leaves report and journal of other runs alone", "", "FOLDER"),
     Option("timeout", "Seconds that one cell may take before its process is stopped", "300", "SECONDS"),
     Option("isolation", "'rank': processes are reused between cells; 'cell': a fresh one for each", "rank", "WHAT"),
     Option("workers-per-gpu", "Cells that may run on one GPU at a time, if its memory is enough for so many; a cell "

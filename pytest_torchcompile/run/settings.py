@@ -38,6 +38,8 @@ class Settings:
     """What is taken of earlier runs, a word of :data:`~pytest_torchcompile.run.options.REUSES`; empty: nothing."""
     logs: tuple[str, ...] = ()
     """Channels of torch's log that are kept of each cell."""
+    folder: str = ""
+    """The folder that gets ``.compile-matrix``; empty: pytest's root folder."""
     resume: bool = False
     """Are cells left out that the report has verdicts of?"""
     fuzz: FuzzOptions = field(default_factory=FuzzOptions)
@@ -67,6 +69,7 @@ class Settings:
             workers_per_gpu=_read_workers(given["workers-per-gpu"]),
             reuse=reuse,
             logs=_read_logs(given["logs"]),
+            folder=given["folder"],
             resume=_read_flag(given["resume"]),
         )
 

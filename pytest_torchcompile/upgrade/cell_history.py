@@ -115,9 +115,8 @@ def history_lines(history: CellHistory) -> Iterator[str]:
         yield f"  {run.label:<22} torch {run.torch:<14} {run.status or 'not in this run'}{red}"
     for flake in history.flakes:
         verdicts = count(len(set(flake.verdicts)), "verdict")
-        yield (f"\nflake: {flake.check} has {verdicts} with the same code, matrix and environment ({flake.key}): "
-               f"{', '.join(flake.verdicts)}; reports have no versions of packages but torch and Triton: had another "
-               "one changed, it may be that")
+        yield (f"\nflake: {flake.check} has {verdicts} with the same code, matrix, packages and environment "
+               f"({flake.key}): {', '.join(flake.verdicts)}")
 
 
 def _now_in_words(history: CellHistory) -> str:

@@ -249,13 +249,9 @@ class Environments:
 
 
 _LIST: Final = """
-import json, re
-from importlib import metadata
-versions = {}
-for each in metadata.distributions():
-    name = re.sub("[-_.]+", "-", each.metadata["Name"] or "").lower()
-    versions.setdefault(name, each.version)
-print(json.dumps(versions))
+import json
+from pytest_torchcompile.report.provenance import installed_packages
+print(json.dumps(installed_packages()))
 """
 
 

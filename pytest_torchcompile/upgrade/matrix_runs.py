@@ -47,7 +47,8 @@ def run_matrix(python: str, matrix: str, report: Path, *, cells: Sequence[str] =
                arguments: Sequence[str] = (), begin: Start = start) -> MatrixRun:
     """Run the matrix by this Python, and read the report.
 
-    ``cells``: only these; empty: all. ``arguments``: more of pytest's. The output is kept beside the report.
+    ``cells``: only these; empty: all. ``arguments``: more of pytest's. The output is kept beside the report, and so is
+    all else that a run writes: report, journal and files to run a cell again are those of the user's own last run.
     Raises :class:`~pytest_torchcompile.errors.UsageError` for a matrix that pytest does not take, and
     :class:`~pytest_torchcompile.errors.ReportError` where the run left no report of itself.
     """
@@ -55,7 +56,8 @@ def run_matrix(python: str, matrix: str, report: Path, *, cells: Sequence[str] =
     report.unlink(missing_ok=True)
     log = report.with_suffix(".log")
     command = [python, "-m", "pytest", f"--compile-matrix={matrix}", "--compile-keep-runs=0",
-               f"--json-report-file={report.absolute()}", "-q", "-p", "no:cacheprovider"]
+               f"--json-report-file={report.absolute()}", f"--compile-folder={report.parent.absolute()}",
+               "-q", "-p", "no:cacheprovider"]
     command += [*arguments, *(f"{matrix}::{cell}" for cell in cells)]
     began = time.monotonic()
     # A compile that a cache answers is another thing, so each run has caches of its own, which are empty.

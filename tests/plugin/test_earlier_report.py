@@ -125,6 +125,30 @@ def test_a_journal_of_an_earlier_run(green, capsys):
     assert read_report(journal).later_run
 
 
+def files_of(repo) -> dict[str, bytes]:
+    """What a run has left, each file with its contents."""
+    return {str(path): path.read_bytes() for path in (repo.path / ".compile-matrix").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("key", [False, True], ids=["option", "ini"])
+def test_a_run_with_a_folder_of_its_own_leaves_all_others_alone(green, capsys, key):
+    """Report and journal stay as they were, byte for byte, also where the run fails or its command has a mistake."""
+    before, words = files_of(green), ["--compile-folder=out/second"]
+    assert any(name.endswith("journal.jsonl") for name in before)
+    if key:
+        green.file("pyproject.toml", "[tool.pytest.ini_options]\ncompile_folder = 'out/second'\n")
+        words = []
+    green.file("models.py", (green.path / "models.py").read_text().replace("return self.outer", "raise ValueError #"))
+    assert green.run(*PLAIN, *words).ret == 1
+    own = green.path / "out/second/.compile-matrix"
+    assert {"report.json", "journal.jsonl", ".gitignore"} <= {path.name for path in own.iterdir()}
+    assert (own / "runs").is_dir()
+    assert green.run(*PLAIN, *words, "--compile-shard=9/8").ret == pytest.ExitCode.USAGE_ERROR
+    assert files_of(green) == before
+    assert read_report(str(own / "report.json")).later_run
+    assert not read_report(report(green)).later_run
+
+
 @pytest.mark.parametrize("listing", ["--co", "--help", "--markers"])
 def test_what_only_lists_is_no_run(green, capsys, listing):
     green.run(*PLAIN, "-q", listing)

@@ -35,6 +35,8 @@ def folder(tmp_path):
     (["--compile-matrix", "--json-report-file"], ["report.json", "journal.jsonl"]),
     (["--json-report", "tests"], [".report.json"]),
     (["tests", "--compile-matrices"], []),
+    (["--compile-matrix", "--compile-folder=.compile-matrix/none", "--unknown"], []),
+    (["--compile-matrix", "--compile-folder", "none"], []),
     (["--compile-matrix", "--co"], []),
     (["--compile-matrix", "-k", "--co", "--bogus"], ["report.json", "journal.jsonl"]),
     (["--compile-matrix", "--", "--co"], ["report.json", "journal.jsonl"]),

@@ -290,6 +290,24 @@ def test_no_environment_variable_but_the_allowed_ones(tmp_path):
     assert not [name for name in CI_VARIABLES if any(word in name for word in words)]
 
 
+def test_a_run_tells_the_version_of_every_package(tmp_path, monkeypatch):
+    """Of one that is installed twice it is the one that is imported; an upgrade of it is another list."""
+    from importlib import metadata
+
+    assert run_provenance(tmp_path, {})["packages"]["pytest"] == metadata.version("pytest")
+    for folder, version in (("first", "2.0"), ("second", "1.0")):
+        made = tmp_path / folder / f"Some_Thing-{version}.dist-info"
+        made.mkdir(parents=True)
+        (made / "METADATA").write_text(f"Metadata-Version: 2.1\nName: Some_Thing\nVersion: {version}\n")
+        # What an interrupted installation leaves.
+        (tmp_path / folder / "~broken-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "second")
+    monkeypatch.syspath_prepend(tmp_path / "first")
+    packages = run_provenance(tmp_path, {})["packages"]
+    assert packages["some-thing"] == "2.0"
+    assert list(packages) == sorted(packages)
+
+
 def test_the_validator_and_jsonschema_agree():
     """The published schema says to other tools what the reader enforces."""
     jsonschema = pytest.importorskip("jsonschema")

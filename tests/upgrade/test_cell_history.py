@@ -32,7 +32,8 @@ def put_run(folder: Path, day: int, *, broken: bool = False, torch: str = "2.13.
     run.environment["torch"] = torch
     block = copy.deepcopy(run.blocks()[0])
     git = {"commit": f"{commit or day:02}" * 20, "changed": False, "prefix": ""}
-    block["run"] |= {"started": f"2026-11-{day:02}T10:00:00+00:00", "git": git, **more}
+    block["run"] |= {"started": f"2026-11-{day:02}T10:00:00+00:00", "git": git,
+                     "packages": {"transformers": "5.20"}, **more}
     block["environment"] = ENVIRONMENT | {"torch": torch}
     path = folder / str(day) / "report.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +70,8 @@ def test_a_flake_is_two_verdicts_on_one_key(tmp_path, capsys):
     assert "flake" not in capsys.readouterr().out
     put_run(tmp_path, 3, commit=8)
     assert main(["history", CELL, str(tmp_path)]) == 1
-    assert "flake: graph_breaks has 2 verdicts with the same code, matrix and environment (" in capsys.readouterr().out
+    told = "flake: graph_breaks has 2 verdicts with the same code, matrix, packages and environment ("
+    assert told in capsys.readouterr().out
     put_run(tmp_path, 3, commit=8, torch="2.14.0")
     assert main(["history", CELL, str(tmp_path)]) == 0
     put_run(tmp_path, 2, broken=True, sources={"net.py": "aa"})
@@ -79,12 +81,41 @@ def test_a_flake_is_two_verdicts_on_one_key(tmp_path, capsys):
     assert main(["history", CELL, str(tmp_path)]) == 1
 
 
+def test_an_upgrade_of_a_package_is_no_flake(tmp_path, capsys):
+    """It is told at the turn; of many packages only the first, and their number."""
+    put_run(tmp_path, 1, commit=7, packages={"transformers": "5.20", "timm": "1.0"})
+    put_run(tmp_path, 2, commit=7, packages={"transformers": "5.23", "timm": "1.0"}, broken=True)
+    assert main(["history", CELL, str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert "flake" not in told
+    assert "fails since 07070707, 2026-11-02 (graph_breaks), with transformers 5.20 to 5.23; before it" in told
+    put_run(tmp_path, 2, commit=7, packages={f"a{number}": "1" for number in range(9)}, broken=True)
+    assert main(["history", CELL, str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert "with a0 none to 1, a1 none to 1, a2 none to 1, a3 none to 1, a4 none to 1, a5 none to 1, 5 packages more;" \
+           in told
+
+
+def test_a_report_without_packages_tells_of_no_flake(tmp_path, capsys):
+    """Older versions of this package did not write them, so a package may have been upgraded between two of them."""
+    for day in (1, 2):
+        path = put_run(tmp_path, day, commit=7, broken=day == 2)
+        content = json.loads(path.read_text())
+        block = content["compile_matrix"]
+        del block["run"]["packages"], block["head_sha256"]
+        path.write_text(json.dumps({"compile_matrix": block | {"head_sha256": head_fingerprint(block)}}))
+    assert main(["history", CELL, str(tmp_path)]) == 1
+    assert "flake" not in capsys.readouterr().out
+
+
 def test_what_is_not_known_is_no_flake():
     """Nor is a result that another run has, nor a skip."""
     assert key_of_cell({"observation": None}, None, {}) == ""
-    assert key_of_cell({"observation": {"sources": {"a": "b"}}, "reused": {}}, {}, {}) == ""
-    assert key_of_cell({"observation": {"sources": {"a": "b"}}}, {"sources_edited": ["a"]}, {}) == ""
-    assert key_of_cell({"observation": {"sources": {"a": "b"}}}, {}, {}) != ""
+    run, cell = {"packages": {}}, {"observation": {"sources": {"a": "b"}}}
+    assert key_of_cell(cell | {"reused": {}}, run, {}) == ""
+    assert key_of_cell(cell, run | {"sources_edited": ["a"]}, {}) == ""
+    assert key_of_cell(cell, {}, {}) == ""
+    assert key_of_cell(cell, run, {}) != ""
     assert find_flakes([("", {"c": "pass"}), ("", {"c": "fail"}), ("k", {"c": "pass"}), ("k", {"c": "skip"})]) == []
     (flake,) = find_flakes([("k", {"c": "pass", "d": "pass"}), ("k", {"c": "fail", "d": "pass"})])
     assert (flake.check, flake.verdicts) == ("c", ("pass", "fail"))

@@ -38,7 +38,7 @@ class Programs:
         out = ""
         if "sysconfig" in text:
             out = str(Path(command[0]).parents[1] / "site") + "\n"
-        elif "metadata" in text:
+        elif "installed_packages" in text:
             out = json.dumps({"lego": self.found, "numpy": "2.4.6"})
         return subprocess.CompletedProcess(command, 0, out, "")
 

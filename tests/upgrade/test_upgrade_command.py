@@ -247,6 +247,8 @@ def test_a_run_has_caches_of_its_own(tmp_path):
     assert list(ran.merged.cells) == Run(**AXES).ids
     assert seen["command"][:4] == ["python9", "-m", "pytest", "--compile-matrix=m.yaml"]
     assert seen["command"][-3:] == ["-k", "gpt", "m.yaml::a-b"]
+    # Report and journal of the user's own last run stay as they are.
+    assert f"--compile-folder={tmp_path}" in seen["command"]
     assert not seen["folder"].exists()
 
 

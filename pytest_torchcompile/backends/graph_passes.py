@@ -15,6 +15,8 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import fx
 
+from pytest_torchcompile.backends.collective_buckets import bucket_collectives
+from pytest_torchcompile.backends.constant_nodes import constant_folding
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.loading import kind_of, one_line, resolve
 
@@ -229,6 +231,18 @@ def recompute_pointwise(module: fx.GraphModule) -> None:
             node.meta.setdefault("ac_graph_id", 0)
 
 
+def save_products(module: fx.GraphModule) -> None:
+    """Keep what is dear to compute anew, in a joint graph: matrix products, convolutions, attention."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    aten = torch.ops.aten
+    products = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default}
+    for node in _forward_nodes(module):
+        if node.target in products or "scaled_dot_product" in str(node.target):
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+            node.meta.setdefault("ac_graph_id", 0)
+
+
 def _inputs_written_to(module: fx.GraphModule) -> set[fx.Node]:
     """The inputs that get a new value: buffers, as a rule. All of them, if the graph does not say."""
     placeholders = module.graph.find_nodes(op="placeholder")
@@ -260,5 +274,8 @@ PASSES: Final[dict[str, PassFunction]] = {
     "common_subexpressions": common_subexpressions,
     "no_op_views": no_op_views,
     "recompute_pointwise": recompute_pointwise,
+    "save_products": save_products,
+    "constant_folding": constant_folding,
+    "bucket_collectives": bucket_collectives,
 }
 """The passes that are known by a name."""

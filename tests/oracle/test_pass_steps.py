@@ -128,7 +128,8 @@ def test_right_passes_are_silent():
     """Three of one's own and all that have a name."""
     found = judged([another_order, twice_as_sum, sum_in_parts, *PASS_NAMES])
     assert found.ok, str(found)
-    assert all("dead_code" in told or "no_op_views" in told for told in found.unused)
+    idle = ("dead_code", "no_op_views", "constant_folding", "bucket_collectives")
+    assert all(any(name in told for name in idle) for told in found.unused)
 
 
 def test_decompositions_are_a_step_with_its_noise():

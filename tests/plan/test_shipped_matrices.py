@@ -181,3 +181,16 @@ def test_the_fake_lane_is_fake():
     assert {Wrapping.read(planned.cell.wrapper).ranks for planned in matrix.cells} == {4, 8, 64}
     assert all(CHECKS[name].fake for name in matrix.checks)
     assert {planned.outcome for planned in matrix.cells} == {"run", "xfail"}
+
+
+def test_toolkit_crosses_passes_with_wrappers():
+    """At least 24 cells without a GPU; passes meet every wrapper on one model, each compiler and each table."""
+    matrix = shipped("toolkit")
+    cells = [planned.cell for planned in matrix.cells if planned.cell.device == "cpu"]
+    assert len(cells) >= 24
+    assert len(cells) < len(matrix.cells)
+    assert {cell.backend for cell in cells} == {"toolkit"}
+    assert len({(cell.passes, cell.wrapper) for cell in cells if cell.model == "feed_forward"}) == 12
+    assert {(cell.compiler, cell.decompositions) for cell in cells} == {
+        ("eager", "default"), ("eager", "core_aten"), ("inductor", "default")}
+    assert {cell.wrapper for cell in cells} == {"none", "tp", "fsdp2", "fsdp2+tp*fake4"}

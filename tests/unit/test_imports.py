@@ -19,7 +19,8 @@ USES_PYTEST = {
 NEEDS_TORCH = {
     "adoption/examination", "adoption/guesses", "adoption/library_models", "adoption/shape_trial", "batch", "zoo",
     "ledger", "gauges", "lowering", "state",
-    "oracle", "layer", "wrappers", "gates", "faults", "backends/decomposition_tables",
+    "oracle", "layer", "wrappers", "gates", "faults", "backends/collective_buckets",
+    "backends/constant_nodes", "backends/decomposition_tables",
     "backends/graph_passes", "backends/toolkit", "backends/whole_graph", "explain/capture",
     "explain/decompositions", "explain/dynamo_hooks", "explain/graph_runs",
     "contract/history_run", "contract/mutations", "explain/roofline", "explain/runnable",

@@ -53,6 +53,8 @@ class Job:
     locate: float = 0.0
     """Where something differs, look for the stage of the compiler that brings it in, if the run took no more seconds
     than this."""
+    culprit: float = 0.0
+    """Seconds for finding the operator to blame, where a stage is found; 0: it is not looked for."""
     modules: tuple[str, ...] = ()
     """The modules that the matrix names. All are imported before the cell, so that a setting that one of them makes
     when it is imported holds for every cell, whichever ran before."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.check import Check, unjudged
 from pytest_torchcompile.checks.layout import is_stride
+from pytest_torchcompile.culprit.culprit_record import Culprit, culprit_text
 from pytest_torchcompile.observation import Problem
 from pytest_torchcompile.oracle.diagnosis import stage_summary
 from pytest_torchcompile.oracle.discrepancies import NOT_HELD, find_discrepancies, undecided_notes, why_vacuous
@@ -167,7 +168,11 @@ def located_stage(section: Mapping[str, Any]) -> str:
     """A line about the stages of the compiler that were tried, to be added to evidence; empty if none was."""
     if not section.get("located"):
         return ""
-    return "\n" + stage_summary(section["located"])
+    text = "\n" + stage_summary(section["located"])
+    # Asked for by an option.
+    if found := section["located"].get("culprit"):
+        text += "\n" + culprit_text(Culprit.from_dict(found))
+    return text
 
 
 def _judge_decided(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:

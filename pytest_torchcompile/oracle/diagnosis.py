@@ -14,7 +14,7 @@ from pytest_torchcompile.oracle.discrepancies import find_discrepancies
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["STAGES", "locate_stage", "stage_summary", "stages_before", "try_hints"]
+__all__ = ["STAGES", "first_stage", "locate_stage", "stage_summary", "stages_before", "try_hints"]
 
 STAGES: Final = {
     "eager": "Dynamo's capture of the program",
@@ -25,6 +25,7 @@ STAGES: Final = {
 """Backend to what it adds to the one before it."""
 # What a stage did where it computes what eager computes; reports hold the word.
 _AGREES: Final = "agrees"
+_UNTRIED: Final = "could not be tried"
 _SETTING_IN_HINT: Final = re.compile(r"torch\._dynamo\.config\.(\w+) ?= ?True")
 # Settings that are tried in one cell: each costs a compile.
 _MOST_HINTS: Final = 3
@@ -49,6 +50,14 @@ def stage_summary(located: Mapping[str, Any]) -> str:
         if did == _AGREES:
             text += f"; {name} works where {located['backend']} raises"
     return text
+
+
+def first_stage(located: Mapping[str, Any]) -> str:
+    """The first backend that shows it: one of those before the one under test, or that one."""
+    for name, did in located["stages"]:
+        if did != _AGREES and not did.startswith(_UNTRIED):
+            return str(name)
+    return str(located["backend"])
 
 
 def _first_that_differs(backend: str, tried: Sequence[tuple[str, str]]) -> str:
@@ -100,7 +109,7 @@ def _try_backend(trial: Trial, backend: str, wrong_places: set[tuple[str, str]])
     try:
         other.run()
     except Exception as why:
-        return f"could not be tried ({type(why).__name__})"
+        return f"{_UNTRIED} ({type(why).__name__})"
     if other.compiled.error:
         return f"raises {other.compiled.error.type}"
     return "differs" if wrong_places & _wrong_places(other) else _AGREES

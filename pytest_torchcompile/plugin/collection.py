@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pytest_torchcompile.culprit.culprit_record import Culprit, issue_text
 from pytest_torchcompile.observation import NO_RANK, Judgement
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.plan.selection import cells_of_shard
@@ -153,17 +154,35 @@ class CellNode(pytest.Collector):
 
     def forget_reproduction(self) -> None:
         """Remove the file of an earlier run: the cell has run, and may fail for another reason or for none."""
-        remove = partial(self.reproduction_file.unlink, missing_ok=True)
-        self.parent.session_of.journal.trouble.try_writing(self.reproduction_file, remove)
+        for file in (self.reproduction_file, self.issue_file):
+            remove = partial(file.unlink, missing_ok=True)
+            self.parent.session_of.journal.trouble.try_writing(file, remove)
+
+    @property
+    def issue_file(self) -> Path:
+        """Where an issue draft for torch's tracker is written, if the operator to blame is known."""
+        return self.reproduction_file.with_suffix(".issue.md")
+
+    def culprit(self) -> Culprit | None:
+        """The operator to blame, where it was looked for."""
+        for section in self.cell_result().observation.sections.values():
+            located = section.get("located")
+            if located and located.get("culprit"):
+                return Culprit.from_dict(located["culprit"])
+        return None
 
     def write_reproduction(self) -> str:
         """The command that runs such a file; the first item that asks has it written. Empty where it can't be."""
         cell, matrix, file = self.planned.cell, self.parent.matrix, self.reproduction_file
         if not self._reproduced:
             self._reproduced = True
+            trouble, culprit = self.parent.session_of.journal.trouble, self.culprit()
             text = reproduction_text(cell, matrix.models[cell.model], Path(matrix.root), file,
-                                     self.reproducible_checks(), self.planned.limits)
-            self.parent.session_of.journal.trouble.try_writing(file, partial(replace_file, file, text))
+                                     self.reproducible_checks(), self.planned.limits, culprit)
+            trouble.try_writing(file, partial(replace_file, file, text))
+            issue = issue_text(culprit) if culprit else ""
+            if issue:
+                trouble.try_writing(self.issue_file, partial(replace_file, self.issue_file, issue))
         if not file.exists():
             return ""
         return f"pytest {os.path.relpath(file, self.config.invocation_params.dir)}"

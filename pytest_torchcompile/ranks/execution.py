@@ -182,6 +182,7 @@ class Execution:
             checks=tuple(selected),
             limits=planned.limits,
             locate=locate,
+            culprit=self.settings.culprit,
             modules=self.matrix_modules,
             fuzz=self.settings.fuzz.of_cells(self.matrix.fuzz_seconds, self.matrix.root).to_dict(),
             # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.

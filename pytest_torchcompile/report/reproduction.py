@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from pytest_torchcompile import __version__
 from pytest_torchcompile.cell import AXES, Cell
 from pytest_torchcompile.checks import COMPARING
+from pytest_torchcompile.culprit.culprit_record import Culprit, culprit_text
 from pytest_torchcompile.dims import batch_sizes
 from pytest_torchcompile.observation import Judgement, Observation
 from pytest_torchcompile.oracle.proof import compiled_code_ran
@@ -39,7 +41,7 @@ def is_reproducible(check: str, judgement: Judgement, observation: Observation) 
 
 
 def reproduction_text(cell: Cell, entry: ModelEntry, root: Path, file: Path, failed: Mapping[str, str],
-                      limits: Mapping[str, float]) -> str:
+                      limits: Mapping[str, float], culprit: Culprit | None = None) -> str:
     """The text of ``file``: a test that compares the cell's model as the cell did.
 
     Args:
@@ -49,23 +51,36 @@ def reproduction_text(cell: Cell, entry: ModelEntry, root: Path, file: Path, fai
         file: Where the text will be.
         failed: Check to the first line of what it said.
         limits: The cell's.
+        culprit: The operator to blame, where it was looked for; its script becomes a test of torch alone.
     """
     # Only a failure of several steps needs as many to show again.
     steps = int(limits.get("steps", 2)) if "training_steps" in failed else None
     targets = Targets(root)
     folder = os.path.relpath(root, file.parent)
+    told = ""
+    if culprit is not None:
+        told = f"\n{culprit_text(culprit)}\n"
     return "".join([
-        _docstring(cell, file, failed),
+        _docstring(cell, file, failed, told),
         _imports(cell),
         _constants(cell, entry, targets, folder),
         _test(cell, entry, targets, steps),
+        _smallest_graph(culprit),
     ])
 
 
-def _docstring(cell: Cell, file: Path, failed: Mapping[str, str]) -> str:
+def _smallest_graph(culprit: Culprit | None) -> str:
+    """A test of what torch alone shows; empty where there is no script."""
+    if culprit is None or not culprit.script:
+        return ""
+    # Its own imports make it whole: it may be taken out and filed.
+    return f"\n\ndef test_smallest_graph():\n{textwrap.indent(culprit.script, '    ')}"
+
+
+def _docstring(cell: Cell, file: Path, failed: Mapping[str, str], told: str) -> str:
     says = "".join(f"{check}: {_escape_quotes(text)}\n" for check, text in failed.items())
     command = f"pytest {_escape_quotes(os.path.relpath(file))}"
-    return (f'"""{_escape_quotes(cell.id)}\n\n{says}'
+    return (f'"""{_escape_quotes(cell.id)}\n\n{says}{_escape_quotes(told)}'
             f'\nWritten by pytest-torchcompile {__version__}. Run it with:  {command}\n"""\n\n')
 
 

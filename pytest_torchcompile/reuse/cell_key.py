@@ -36,6 +36,7 @@ __all__ = [
 _NOT_ASKED: Final = (
     "root",
     "locate",
+    "culprit",
     "compile_threads",
     "rank",
     "world",

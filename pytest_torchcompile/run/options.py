@@ -78,5 +78,8 @@ OPTIONS = (
     Option("resume", "Go on with a run that was interrupted: cells that its report has verdicts of are not run again"),
     Option("logs", "Channels of TORCH_LOGS, separated by commas: what torch logs in them of each cell is printed at "
            "the end and kept in .compile-matrix/logs; 'trace' writes a file for tlparse", "", "CHANNELS"),
+    Option("culprit", "Of each failing cell whose stage of the compiler is found name the operator to blame, its line "
+           "and a script that needs torch alone; takes up to so many seconds more for each", "", "SECONDS",
+           optional=True, bare="120"),
     Option("inprocess", "Run cells in pytest's own process, for debuggers: a crash then ends pytest"),
 )

@@ -43,6 +43,7 @@ from pytest_torchcompile.oracle.trial import EagerRaised
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run import subject
 from pytest_torchcompile.run.cold_compile import compile_in_process
+from pytest_torchcompile.run.culprit_cell import culprit_of
 from pytest_torchcompile.run.environment import environment
 from pytest_torchcompile.run.imported import imported_sources
 from pytest_torchcompile.run.offspring import end_offspring, offspring_of
@@ -321,6 +322,8 @@ def _observe_run(run: Run, seen: Observation) -> None:
     # What takes more runs of the cell is tried only with cells that take little time: asked anew before each.
     if run.compared and sum(run.seconds.values()) <= run.job.locate:
         stage = locate_stage(run)
+        if stage and run.job.culprit and run.single:
+            stage["culprit"] = culprit_of(run, stage)
         if stage:
             for name in _LOCATED & seen.sections.keys():
                 seen.sections[name]["located"] = stage

@@ -42,6 +42,8 @@ class Settings:
     """The folder that gets ``.compile-matrix``; empty: pytest's root folder."""
     resume: bool = False
     """Are cells left out that the report has verdicts of?"""
+    culprit: float = 0.0
+    """Seconds for finding the operator to blame in a failing cell; 0: it is not looked for."""
     fuzz: FuzzOptions = field(default_factory=FuzzOptions)
 
     @classmethod
@@ -60,6 +62,7 @@ class Settings:
             checks=_read_checks(given["checks"]),
             shard=_read_shard(given["shard"]),
             timeout=_read_seconds(given["timeout"]),
+            culprit=_read_culprit(given["culprit"]),
             isolation=_known_word("isolation", given["isolation"], ISOLATION, "a way to isolate cells"),
             inprocess=inprocess,
             ranks=_read_ranks(given["ranks"], inprocess),
@@ -123,6 +126,19 @@ def _read_seconds(text: str) -> float:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
         raise UsageError(f"--compile-timeout: {text!r} is not a number of seconds above 0, for example 300")
+    return seconds
+
+
+def _read_culprit(text: str) -> float:
+    if text in ("", "0"):
+        return 0.0
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"--compile-culprit: {text!r} is no number of seconds; expected one above 0, such as 120, or "
+                         "0 for not at all")
     return seconds
 
 

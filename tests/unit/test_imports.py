@@ -24,13 +24,15 @@ NEEDS_TORCH = {
     "backends/graph_passes", "backends/toolkit", "backends/whole_graph", "explain/capture",
     "explain/decompositions", "explain/dynamo_hooks", "explain/graph_runs",
     "contract/history_run", "contract/mutations", "explain/roofline", "explain/runnable",
-    "fuzz/sequence_run", "run/cold_process", "run/environment", "run/runner", "run/subject",
+    "culprit",
+    "fuzz/sequence_run", "run/environment", "run/prepared_run", "run/runner", "run/subject",
 }
 """Modules and rooms that may import torch at their top."""
 TORCH_FREE_IN_THEM = {
     "contract/mutations", "gauges", "gauges/code_pieces",
     "wrappers", "wrappers/wrapping", "gates", "layer", "layer/benchmark_result", "layer/config", "layer/shape_ways",
     "oracle", "oracle/diagnosis", "oracle/discrepancies", "oracle/leaf_limits", "oracle/pass_records", "oracle/proof",
+    "culprit", "culprit/culprit_record",
     "ledger", "ledger/break_sites", "ledger/explain", "ledger/ledger",
     "ledger/reasons", "ledger/records",
     "lowering", "lowering/kernel_records", "lowering/places",

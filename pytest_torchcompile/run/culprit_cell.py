@@ -1,0 +1,46 @@
+"""The culprit of a cell: looked for in a process of its own, which a compiler may end. No torch at its top."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_torchcompile.culprit.culprit_record import Culprit
+from pytest_torchcompile.oracle.diagnosis import first_stage
+from pytest_torchcompile.oracle.discrepancies import find_discrepancies
+from pytest_torchcompile.run.job_process import ask_process
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pytest_torchcompile.wrappers.protocol import CellTrial
+
+__all__ = ["culprit_of"]
+
+_PROCESS: Final = "pytest_torchcompile.run.culprit_process"
+_GRACE: Final = 30.0
+"""Seconds that the process gets beyond its budget: to start, and for the compile that it is in."""
+
+
+def culprit_of(run: CellTrial, located: Mapping[str, Any]) -> dict[str, Any]:
+    """Find the culprit of a cell that has run and shown something, as plain data.
+
+    ``located``: which stage brings it in. What the cell may still take of its time-out is the most that is spent.
+    """
+    from pytest_torchcompile.culprit.graph_trial import signs_of
+
+    backend = first_stage(located)
+    kinds = [each.kind for each in find_discrepancies([*run.leaves, *run.trained])]
+    error = run.compiled.error
+    signs = signs_of(kinds, error.type if error else "")
+    left = run.job.timeout - sum(run.seconds.values()) - 2 * _GRACE
+    seconds = min(run.job.culprit, left)
+    if seconds <= 0:
+        return Culprit(backend, why_not="nothing is left of the cell's time: raise --compile-timeout").to_dict()
+    also = {"backend": backend, "signs": sorted(signs), "seconds": seconds}
+    with run.phase("culprit"):
+        found, why = ask_process(_PROCESS, run.job, also, seconds=seconds + _GRACE)
+    if found is None:
+        # One sentence: the end of what it said, where it said anything.
+        first, *_, last = [*why.splitlines(), why.splitlines()[-1]]
+        return Culprit(backend, why_not=f"{first.partition(':')[0]}: {last.partition(': ')[2] or last}").to_dict()
+    return found

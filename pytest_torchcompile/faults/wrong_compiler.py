@@ -133,11 +133,11 @@ def _pre_grad() -> Any:
 
 
 @contextlib.contextmanager
-def _wrong_no_ops(target: str) -> Iterator[None]:
-    """Inductor's pass that drops what does nothing drops one operator too many."""
+def _wrong_pass(target: str) -> Iterator[None]:
+    """Inductor's pass that drops assertions drops one operator too many."""
     from torch._inductor.fx_passes import post_grad
 
-    theirs = post_grad.remove_noop_ops
+    theirs = post_grad.remove_assert_ops
 
     def remove(graph: torch.fx.Graph) -> None:
         for node in graph.find_nodes(op="call_function", target=_aten(target)):
@@ -145,7 +145,7 @@ def _wrong_no_ops(target: str) -> Iterator[None]:
             graph.erase_node(node)
         theirs(graph)
 
-    with mock.patch.object(post_grad, "remove_noop_ops", remove):
+    with mock.patch.object(post_grad, "remove_assert_ops", remove):
         yield
 
 
@@ -244,7 +244,7 @@ WRONG_COMPILERS: Final = (
            partial(_dropping_pattern, _pre_grad, torch.sin), "pre_grad_passes"),
     _fault("pattern", "floor",
            lambda x: torch.floor(x * 4) + x,
-           partial(_wrong_no_ops, "floor.default"), "post_grad_passes"),
+           partial(_wrong_pass, "floor.default"), "post_grad_passes"),
     _fault("fusion", "softmax",
            lambda x: torch.softmax(x, -1) + x,
            partial(_wrong_when_fused, "exp"), "inductor_max_fusion_size"),

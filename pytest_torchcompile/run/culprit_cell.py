@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pytest_torchcompile.wrappers.protocol import CellTrial
 
-__all__ = ["culprit_of"]
+__all__ = ["culprit_of", "one_sentence"]
 
 _PROCESS: Final = "pytest_torchcompile.run.culprit_process"
 _GRACE: Final = 30.0
@@ -40,7 +40,13 @@ def culprit_of(run: CellTrial, located: Mapping[str, Any]) -> dict[str, Any]:
     with run.phase("culprit"):
         found, why = ask_process(_PROCESS, run.job, also, seconds=seconds + _GRACE)
     if found is None:
-        # One sentence: the end of what it said, where it said anything.
-        first, *_, last = [*why.splitlines(), why.splitlines()[-1]]
-        return Culprit(backend, why_not=f"{first.partition(':')[0]}: {last.partition(': ')[2] or last}").to_dict()
+        return Culprit(backend, why_not=one_sentence(why)).to_dict()
     return found
+
+
+def one_sentence(why: str) -> str:
+    """How a process ended, and of what it said the last line."""
+    first, *others = why.strip().splitlines()
+    if not others:
+        return first.removesuffix(":")
+    return f"{first.partition(':')[0]}: {others[-1].strip()}"

@@ -25,7 +25,8 @@ NEEDS_TORCH = {
     "explain/decompositions", "explain/dynamo_hooks", "explain/graph_runs",
     "contract/history_run", "contract/mutations", "explain/roofline", "explain/runnable",
     "culprit",
-    "fuzz/sequence_run", "run/cold_process", "run/culprit_process", "run/environment", "run/prepared_run", "run/runner", "run/subject",
+    "fuzz/sequence_run", "run/cold_process", "run/culprit_process", "run/environment",
+    "run/prepared_run", "run/runner", "run/subject",
 }
 """Modules and rooms that may import torch at their top."""
 TORCH_FREE_IN_THEM = {

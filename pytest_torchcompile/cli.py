@@ -22,6 +22,7 @@ from pytest_torchcompile.adoption import (
     add_init_arguments,
     add_shapes_arguments,
 )
+from pytest_torchcompile.contract import add_hunt_arguments
 from pytest_torchcompile.errors import TorchcompileError, UsageError, nearest
 from pytest_torchcompile.explain import add_explain_arguments
 from pytest_torchcompile.report.safe_output import harmless_text
@@ -80,7 +81,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     about = ("Matrices and reports of pytest-torchcompile; only `init`, `benchmark`, `explain`, `gates`, `shapes`, "
-             "`upgrade` and `history --rerun` run models, and only `explain`, `gates` and `doctor` import torch.")
+             "`upgrade`, `hunt` and `history --rerun` run models, and only `explain`, `gates` and `doctor` import "
+             "torch.")
     parser = _Parser(prog="pytest-torchcompile", description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"pytest-torchcompile {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -311,6 +313,9 @@ COMMANDS: Final[dict[str, Command]] = {
     "history": Command("Say when a cell turned, with which commit or version, and whether it is a flake; exit code 1 "
                        "if it fails, or is one.", add_history_arguments,
                        _call_later("pytest_torchcompile.upgrade.cell_history:run_command")),
+    "hunt": Command("Look for errors of torch itself: run histories of calls over the layers of torch.nn, chains of "
+                    "functions and small models, for as long as it is given; exit code 1 if a new one is found.",
+                    add_hunt_arguments, _call_later("pytest_torchcompile.contract.hunt_command:run_command")),
     "schema": Command("Print the JSON Schema of reports, or of matrix files or policies.", _schema_arguments,
                       _print_schema),
 }

@@ -16,7 +16,7 @@ from pytest_torchcompile.fuzz.search import WORST, Budget, Examined, FailingSequ
 if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
-__all__ = ["ContractFinding", "ContractResult", "search_contract"]
+__all__ = ["ContractFinding", "ContractResult", "search_contract", "search_with"]
 
 MAX_CALLS: Final = 4
 """Calls of a drawn history: what matters is most often what was called before, and once before."""
@@ -59,27 +59,44 @@ class ContractResult:
 
 def search_contract(source: ProgramSource, dims: Dims, budget: Budget, *, flips: bool = False, seed: int = 0,
                     database: ExampleDatabase | None = None, key: str = "") -> ContractResult:
+    """Search a program in a process of its own: see :func:`search_with`. Raises UsageError where it can't be made."""
+    with Worker(source) as worker:
+        return search_with(worker, worker.offered, dims, budget, flips=flips, seed=seed, database=database, key=key)
+
+
+def search_with(worker: Worker, offered: dict[str, list[str]], dims: Dims, budget: Budget, *, flips: bool = False,
+                seed: int = 0, database: ExampleDatabase | None = None, key: str = "",
+                swept: bool = True) -> ContractResult:
     """Run histories until one shows something, or the budget is spent; every mutation once before any is drawn.
 
-    Only what eager accepts and repeats is judged. Raises UsageError where the program can't be made in a process of its
-    own, and for what is our own fault.
+    Args:
+        worker: Has the program.
+        offered: The choices of each mutation that are tried, of those that the worker offers.
+        dims: The sizes.
+        budget: How long.
+        flips: Whether calls switch between training and evaluation.
+        seed: Of what is drawn.
+        database: Where Hypothesis keeps what failed.
+        key: The program's name there.
+        swept: Whether every choice is run alone before any history is drawn.
+
+    Only what eager accepts and repeats is judged. Raises UsageError for what is our own fault.
     """
-    with Worker(source) as worker:
-        attempts = _Attempts(worker)
-        plain = DrawnCall(tuple(source.sizes.items()))
-        strategy = shape_sequences(dims, MAX_CALLS, flips=flips, mutations=worker.offered)
-        first = list(_sweep(plain, worker.offered))
-        # What is offered is tried whatever the number of drawn ones is.
-        whole = Budget(budget.examples + len(first), budget.seconds, max(budget.drawing, 0.6), budget.compiles)
-        search = Search(strategy, dims, attempts, whole, seed, database, key, first)
-        search.find()
-        search.shrink()
-        uncompared = [name for name in worker.offered if name not in attempts.compared]
-        came = ContractResult(search.result, worker.offered, counts=attempts.counts, uncompared=uncompared)
-        deadline = search.started + whole.seconds
-        for failing in search.result.worst_first:
-            came.findings.append(_examined_finding(worker, failing, deadline))
-        came.processes = worker.started
+    started, attempts = worker.started, _Attempts(worker)
+    plain = DrawnCall(tuple(worker.source.sizes.items()))
+    strategy = shape_sequences(dims, MAX_CALLS, flips=flips, mutations=offered)
+    first = list(_sweep(plain, offered)) if swept else [(plain, plain)]
+    # What is offered is tried whatever the number of drawn ones is.
+    whole = Budget(budget.examples + len(first), budget.seconds, max(budget.drawing, 0.6), budget.compiles)
+    search = Search(strategy, dims, attempts, whole, seed, database, key, first)
+    search.find()
+    search.shrink()
+    uncompared = [name for name in offered if name not in attempts.compared]
+    came = ContractResult(search.result, offered, counts=attempts.counts, uncompared=uncompared)
+    deadline = search.started + whole.seconds
+    for failing in search.result.worst_first:
+        came.findings.append(_examined_finding(worker, failing, deadline))
+    came.processes += worker.started - started
     return came
 
 

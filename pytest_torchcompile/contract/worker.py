@@ -71,7 +71,11 @@ class Worker:
         self.source = source
         self.started = 0
         """How many processes it took."""
-        self._start()
+        try:
+            self._start()
+        except UsageError:
+            self.close()
+            raise
 
     def _start(self) -> None:
         # Not fork: torch's threads do not survive it.
@@ -82,6 +86,15 @@ class Worker:
         self._process.start()
         theirs.close()
         self.started += 1
+        self._wait_until_ready()
+
+    def load(self, source: ProgramSource) -> None:
+        """Go on with another program, in the same process. Raises UsageError where it can't be made; then too."""
+        self.source = source
+        self._connection.send(("load", source))
+        self._wait_until_ready()
+
+    def _wait_until_ready(self) -> None:
         if not self._connection.poll(START_SECONDS):
             self.close()
             raise UsageError(f"the process for histories has not answered in {START_SECONDS:g} s")
@@ -91,7 +104,6 @@ class Worker:
             self.close()
             raise UsageError(f"the process for histories {self._end()} while it made the program") from None
         if kind == "failed":
-            self.close()
             raise UsageError(value)
         self.offered: dict[str, list[str]] = value[0]
         self.paths: list[str] = value[1]
@@ -99,7 +111,7 @@ class Worker:
 
     def run(self, history: Sequence, without: tuple[str, ...] = (), backend: Any = None) -> Told:
         """Run a history there; ``without`` and ``backend`` as for :func:`~.history_run.run_history`."""
-        self._connection.send((as_plain(history), without, backend))
+        self._connection.send(("run", (as_plain(history), without, backend)))
         index, side = 0, "eager"
         while True:
             try:
@@ -152,20 +164,29 @@ class Worker:
 
 def serve(connection: Connection, source: ProgramSource) -> None:
     """The worker's side: make the program, then run histories until the other side closes."""
-    from pytest_torchcompile.contract.history_run import offered_choices
     from pytest_torchcompile.state.torch_state import isolated, same_random_draws
+
+    program, answer = _made_program(source)
+    if program is None:
+        connection.send(answer)
+        return
+    with isolated([]), same_random_draws():
+        connection.send(answer)
+        for answer in _answers(connection, program):
+            connection.send(answer)
+
+
+def _made_program(source: ProgramSource) -> tuple[Program | None, tuple[str, Any]]:
+    """The program, and what is said of it: what it offers, or why there is none."""
+    from pytest_torchcompile.contract.history_run import offered_choices
 
     try:
         program = source.load()
         offered = offered_choices(program, source.names, source.sizes)
         paths = [path for path, _ in program.make_model().named_modules() if path]
     except Exception as error:
-        connection.send(("failed", f"{type(error).__name__}: {error}"))
-        return
-    with isolated([]), same_random_draws():
-        connection.send(("ready", (offered, paths)))
-        for answer in _answers(connection, program):
-            connection.send(answer)
+        return None, ("failed", f"{type(error).__name__}: {error}")
+    return program, ("ready", (offered, paths))
 
 
 def _answers(connection: Connection, program: Program) -> Iterator[tuple[str, Any]]:
@@ -176,9 +197,15 @@ def _answers(connection: Connection, program: Program) -> Iterator[tuple[str, An
 
     while True:
         try:
-            plain, without, backend = connection.recv()
+            order, given = connection.recv()
         except (EOFError, OSError):
             return
+        if order == "load":
+            made, answer = _made_program(given)
+            program = made or program
+            yield answer
+            continue
+        plain, without, backend = given
         try:
             outcome = run_history(program, from_plain(plain), tell, without, backend)
         except Exception:

@@ -1,0 +1,36 @@
+"""The command ``pytest-torchcompile hunt``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pytest_torchcompile.contract.hunt import Hunt
+from pytest_torchcompile.contract.hunt_report import issue_draft, script_outcome, summary
+from pytest_torchcompile.errors import UsageError
+
+__all__ = ["run_command"]
+
+
+def run_command(given: argparse.Namespace) -> int:
+    """Hunt; returns 1 if this run found a cause that the folder did not have, else 0."""
+    if given.seconds <= 0:
+        raise UsageError(f"--seconds {given.seconds:g}: expected more than 0")
+    if given.seed < 0:
+        raise UsageError(f"--seed {given.seed}: expected 0 or more")
+    hunt = Hunt(Path(given.output), given.backend, given.seed, given.seconds, _tell)
+    try:
+        hunt.run()
+    except KeyboardInterrupt:
+        _tell("interrupted; the same command goes on from here")
+    for finding in hunt.new:
+        script = hunt.folder / f"finding-{finding.number:03}.py"
+        draft = issue_draft(finding, script_outcome(script))
+        script.with_suffix(".md").write_text(draft, encoding="utf-8")
+    for line in summary(hunt):
+        _tell(line)
+    return 1 if hunt.new else 0
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)

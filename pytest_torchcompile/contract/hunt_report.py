@@ -1,0 +1,82 @@
+"""What a hunt leaves for people: a draft of an issue for each finding, and a summary on the terminal. No torch."""
+
+from __future__ import annotations
+
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from pytest_torchcompile.contract.hunt import Hunt, HuntFinding
+
+__all__ = ["issue_draft", "script_outcome", "summary"]
+
+SCRIPT_SECONDS: Final = 300.0
+"""After so long a script counts as hanging."""
+_LAST_LINES: Final = 20
+
+
+def script_outcome(path: Path) -> str:
+    """What a script prints in a process of its own, and how that ends; empty if it shows nothing."""
+    try:
+        done = subprocess.run([sys.executable, "-W", "ignore", str(path)], capture_output=True, text=True, check=False,
+                              timeout=SCRIPT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"no end in {SCRIPT_SECONDS:g} s"
+    lines = (done.stdout + done.stderr).splitlines()[-_LAST_LINES:]
+    if done.returncode < 0:
+        name = str(-done.returncode)
+        with suppress(ValueError):
+            name = signal.Signals(-done.returncode).name
+        lines.append(f"ended by signal {name}")
+    elif done.returncode:
+        lines.append(f"exit code {done.returncode}")
+    return "\n".join(lines)
+
+
+def issue_draft(finding: HuntFinding, outcome: str) -> str:
+    """Markdown for a tracker: what is wrong, the script, what it printed here, versions; a person reads it first."""
+    record = finding.record
+    stage = "No backend of torch alone has it."
+    if record["stage"]:
+        stage = f"It comes in with the backend `{record['stage']}`."
+    elif record["kind"] in ("crash", "hang") and record["where"] == "eager":
+        stage = "Eager itself shows it; nothing is compiled."
+    said = outcome or "nothing: the script does not show it. What was found may need what ran before, or is ours."
+    return "\n".join([
+        f"# {record['kind']}: {finding.program}", "",
+        f"{record['message']}", "",
+        f"After `{record['code']}`. {stage}", "",
+        "## Script", "", "```python", record["script"].rstrip(), "```", "",
+        "## What it printed", "", "```", said, "```", "",
+        "## Versions", "",
+        f"torch {version('torch')}, Python {platform.python_version()}, {platform.system()} {platform.machine()}", "",
+        f"To look for it in the tracker: {record['search']}", "",
+    ])  # fmt: skip
+
+
+def summary(hunt: Hunt) -> Iterable[str]:
+    """The lines that a run ends with."""
+    counts = hunt.progress.counts
+    yield (f"{counts['programs']} programs, {counts['histories']} histories, {counts['calls']} calls compared, "
+           f"{counts['refused']} refused by eager, {counts['mute']} that prove nothing, {counts['graphs']} graphs; "
+           "all runs of this folder together")
+    for finding in hunt.progress.findings:
+        mark = "new" if finding in hunt.new else "   "
+        record = finding.record
+        yield (f"  {mark} {finding.number:3}  {record['kind']:8} {record['stage'] or record['where'] or '-':26} "
+               f"{finding.program:10} {finding.times:3} times  {record['code']}")
+    if hunt.progress.skipped:
+        some = ", ".join(sorted(hunt.progress.skipped)[:8])
+        yield (f"{len(hunt.progress.skipped)} programs could not be searched: {some}; {hunt.folder}/hunt.json has the "
+               "reasons")
+    found = len(hunt.progress.findings)
+    if found:
+        yield f"{found} causes, {len(hunt.new)} of them new; scripts and drafts are in {hunt.folder}"
+    else:
+        yield "nothing found"

@@ -1,0 +1,205 @@
+"""The hunt: its library, where it goes on, one finding a cause, what it leaves for people."""
+
+from __future__ import annotations
+
+import ast
+import json
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_torchcompile.cli import main
+from pytest_torchcompile.contract import contract_search, hunt, hunt_report
+from pytest_torchcompile.contract.hunt import (
+    ZOO,
+    HuntFinding,
+    HuntProgress,
+    cause_of,
+    hunted_programs,
+    parts_of,
+)
+from pytest_torchcompile.contract.layer_library import LAYERS, chain_source, layer_source
+
+PLANTED = '''
+import torch
+
+
+def off_where_sliced(module, example_inputs):
+    def run(*arguments):
+        first, *others = module(*arguments)
+        if any(isinstance(each, torch.Tensor) and each.numel() and each.stride()[-1:] == (2,) for each in arguments):
+            first = first + 1
+        return first, *others
+
+    return run
+
+
+if "off_where_sliced" not in torch._dynamo.list_backends(None):
+    torch._dynamo.register_backend(off_where_sliced, "off_where_sliced")
+
+
+class Mixed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(6, 6)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+
+def model():
+    return Mixed()
+
+
+def inputs(B):
+    return (torch.randn(B, 6),)
+'''
+
+
+def record(**changes):
+    """A finding as plain data."""
+    return {"kind": "value", "where": "output", "message": "output: off", "at": 0, "history": [], "code": "[call(B=2)]",
+            "drawn": "[call(B=2)]", "cut": "", "without": [], "stage": "aot_eager", "search": "wrong result",
+            "script": "print(1)"} | changes
+
+
+def test_programs_follow_from_the_seed():
+    """All layers and models of the zoo, each between two chains; a later run goes on where it is told to."""
+    count = 2 * (len(LAYERS) + len(ZOO))
+    first = list(islice(hunted_programs(0), count))
+    assert {(kind, number) for _, kind, number in first if kind != "chain"} == (
+        {("layer", number) for number in range(len(LAYERS))} | {("zoo", number) for number in range(len(ZOO))})
+    assert len({number for _, kind, number in first if kind == "chain"}) == count // 2
+    assert list(islice(hunted_programs(0, 7), 5)) == first[7:12]
+    other = list(islice(hunted_programs(1), count))
+    assert not {each[1:] for each in first if each[1] == "chain"} & {each[1:] for each in other}
+
+
+def test_files_are_python():
+    assert chain_source(3) == chain_source(3) != chain_source(4)
+    for text in [layer_source(number) for number in range(len(LAYERS))] + [chain_source(seed) for seed in range(50)]:
+        names = [each.name for each in ast.parse(text).body if isinstance(each, ast.FunctionDef)]
+        assert names == ["model", "inputs"]
+
+
+def test_one_finding_a_cause():
+    """Numbers and options of a layer are no cause of their own; stage, kind and mutation are."""
+    conv = [number for number, (layer, _) in enumerate(LAYERS) if layer.startswith("Conv2d(")]
+    one, other = f"layer_{conv[0]}", f"layer_{conv[1]}"
+    assert cause_of(record(), one) == cause_of(record(message="output: 3 off"), other)
+    assert cause_of(record(), one) != cause_of(record(stage="inductor"), one)
+    assert cause_of(record(), one) != cause_of(record(kind="stride"), one)
+    assert cause_of(record(), one) != cause_of(record(history=[{"mutations": {"strides": "sliced 0"}}]), one)
+    progress = HuntProgress()
+    assert progress.add(HuntFinding("a", one, record())).number == 1
+    assert progress.add(HuntFinding("a", other, record())) is None
+    assert progress.add(HuntFinding("b", one, record())).number == 2
+    assert [each.times for each in progress.findings] == [2, 1]
+
+
+def test_what_is_kept(tmp_path):
+    progress = HuntProgress(places={"eager 0": 3})
+    progress.counts["calls"] += 5
+    progress.add(HuntFinding("a", "layer_0", record()))
+    progress.write(tmp_path)
+    read = HuntProgress.read(tmp_path)
+    assert (read.places, read.counts, read.findings) == (progress.places, progress.counts, progress.findings)
+    (tmp_path / "hunt.json").write_text("{}")
+    assert main(["hunt", "-o", str(tmp_path)]) == 4
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--seconds", "0"], "--seconds 0: expected more than 0"), (["--seed", "-1"], "--seed -1: expected 0 or more"),
+])
+def test_mistakes(arguments, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["hunt", *arguments]) == 4
+    assert capsys.readouterr().err == f"{says}\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_that_is_none(tmp_path, capsys):
+    (tmp_path / "hunt.json").write_text("[]")
+    assert main(["hunt", "-o", str(tmp_path)]) == 4
+    assert "hunt.json: not the state of a hunt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("code", "says"), [
+    ("print('apart by 1')", "apart by 1"), ("import os; os.abort()", "ended by signal SIGABRT"),
+    ("raise SystemExit(3)", "exit code 3"), ("", ""),
+])
+def test_what_a_script_shows(code, says, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(code)
+    assert hunt_report.script_outcome(path).splitlines()[-1:] == [says][:bool(says)]
+
+
+def test_a_script_without_an_end(tmp_path, monkeypatch):
+    path = tmp_path / "script.py"
+    path.write_text("while True: pass")
+    monkeypatch.setattr(hunt_report, "SCRIPT_SECONDS", 0.2)
+    assert hunt_report.script_outcome(path) == "no end in 0.2 s"
+
+
+@pytest.mark.needs_torch
+def test_drafts():
+    """A person reads whether the script shows it, and whose it is."""
+    told = HuntFinding("a", "layer_0", record(), 1)
+    assert "comes in with the backend `aot_eager`" in hunt_report.issue_draft(told, "apart")
+    assert "the script does not show it" in hunt_report.issue_draft(told, "")
+    crash = HuntFinding("a", "layer_0", record(kind="crash", where="eager", stage=""), 1)
+    assert "Eager itself shows it" in hunt_report.issue_draft(crash, "ended by signal SIGSEGV")
+
+
+def test_the_summary_without_a_finding(tmp_path):
+    progress = HuntProgress(skipped={"layer_3": "no such layer"})
+    lines = list(hunt_report.summary(SimpleNamespace(progress=progress, folder=tmp_path, new=[])))
+    assert lines[0].startswith("0 programs, 0 histories")
+    assert "1 programs could not be searched: layer_3" in lines[1]
+    assert lines[-1] == "nothing found"
+
+
+@pytest.mark.needs_torch
+@pytest.mark.filterwarnings("ignore")
+def test_every_layer_runs(tmp_path):
+    """Eagerly; of the chains most do: the others have shapes that do not fit."""
+    path, ran = tmp_path / "program.py", 0
+    for number in range(len(LAYERS)):
+        path.write_text(layer_source(number))
+        model, inputs = parts_of({"file": str(path)})
+        model()(*inputs(2))
+    for seed in range(60):
+        path.write_text(chain_source(seed))
+        model, inputs = parts_of({"file": str(path)})
+        try:
+            model()(*inputs(2))
+        except (RuntimeError, IndexError, ValueError):
+            continue
+        ran += 1
+    assert ran >= 30
+
+
+@pytest.mark.needs_torch
+def test_a_hunt(tmp_path, monkeypatch, capsys):
+    """A planted backend is found and told once; the next run goes on behind it."""
+    monkeypatch.setattr(hunt, "NAMES", ("strides",))
+    monkeypatch.setattr(hunt, "LAYERS", LAYERS[:1])
+    monkeypatch.setattr(hunt, "ZOO", {})
+    monkeypatch.setattr(hunt, "_DRAWN", 0)
+    monkeypatch.setattr(contract_search, "STAGES", ("eager",))
+    monkeypatch.setattr(hunt, "layer_source", lambda number: PLANTED)
+    monkeypatch.setattr(hunt, "hunted_programs", lambda seed, start: islice(hunted_programs(seed, start), 1))
+    command = ["hunt", "--backend", "off_where_sliced", "-o", str(tmp_path), "--seconds", "600"]
+    assert main(command) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "finding 1: layer_0: value after [call(B=2, strides='transposed 0')]"
+    assert told[-1] == f"1 causes, 1 of them new; scripts and drafts are in {tmp_path}"
+    assert "def model():" in (tmp_path / "finding-001.py").read_text()
+    assert "No backend of torch alone has it." in (tmp_path / "finding-001.md").read_text()
+    state = json.loads((tmp_path / "hunt.json").read_text())
+    assert state["places"] == {"off_where_sliced 0": 1}
+    # Transposed, then with gaps: two histories of one cause, of which the first was left out in the second search.
+    assert [each["times"] for each in state["findings"]] == [2]
+    assert state["counts"]["programs"] == 1
+    assert state["counts"]["calls"] > state["counts"]["histories"] > 6

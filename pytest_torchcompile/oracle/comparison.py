@@ -105,6 +105,8 @@ class _Judge:
         self._measured: dict[str, _Values] = {}
         # Of those whose first measure settles them.
         self._settled: set[str] = set()
+        # Of those that no measure without draws can settle: they are measured once there are some.
+        self._waiting: set[str] = set()
 
     def first_leaf(self, values: _Values) -> Leaf:
         """Judge a value by the draws that there are: none at first, then by eager's own error."""
@@ -119,6 +121,9 @@ class _Judge:
             if settled is not None:
                 self._settled.add(values.name)
                 return settled
+            if self._is_far(values):
+                self._waiting.add(values.name)
+                return _new_leaf(values, values.eager)
         return self._measure(values)
 
     def decide(self, leaves: list[Leaf]) -> list[Leaf]:
@@ -132,12 +137,15 @@ class _Judge:
         suspicious = []
         for name, place in places.items():
             # Eager's own error has decided about those that are settled: no draw can say more.
-            if name not in self._settled and self._is_suspicious(leaves[place]):
+            if name in self._waiting or (name not in self._settled and self._is_suspicious(leaves[place])):
                 suspicious.append(name)
         while suspicious and self._reference().more(suspicious):
             for name in suspicious:
                 leaves[places[name]] = self._measure(self._measured[name])
+                self._waiting.discard(name)
             suspicious = [name for name in suspicious if self._is_suspicious(leaves[places[name]])]
+        for name in self._waiting:
+            leaves[places[name]] = self._measure(self._measured[name])
         eps = self._coarsest_eps()
         for name, place in places.items():
             if self._wavers(self._measured[name]):
@@ -208,6 +216,11 @@ class _Judge:
         if estimate.offered:
             return undecided and not estimate.drowned
         return undecided or not eager_is_near(self._measured[leaf.name].eager, estimate)
+
+    def _is_far(self, values: _Values) -> bool:
+        """Whether nothing is drawn yet, and eager is too far from what is expected for its error to be a measure."""
+        estimate = self._reference().estimates.get(values.name)
+        return estimate is not None and not estimate.offered and not eager_is_near(values.eager, estimate)
 
     def _reference(self) -> Reference:
         if not isinstance(self._source, Reference):

@@ -39,7 +39,7 @@ class Levels:
             columns = (loudest - loudness).clamp_(max=_NOISES - 1).masked_fill_(loudness == 0, _NOISES)
             cells = self._bins_of(magnitude) * (_NOISES + 1) + columns
             counts = torch.bincount(cells, minlength=_BINS * (_NOISES + 1))
-            medians = _row_medians(counts.view(_BINS, _NOISES + 1).tolist())
+            medians = _row_medians(counts.view(_BINS, _NOISES + 1).cpu())
             # The middle of a bin: half an exponent above its lower end.
             levels = [2.0 ** (loudest - median - 1022.5) for median in medians]
             self._table = torch.tensor(levels, dtype=torch.float64, device=value.device)
@@ -82,7 +82,10 @@ class Levels:
 
 
 def _lower_median(sizes: torch.Tensor) -> float:
-    sizes = sizes[sizes > 0]
+    positive = sizes > 0
+    # To choose elements takes as long as the median of them, and most leaves hold no zero.
+    if not bool(positive.all()):
+        sizes = sizes[positive]
     if not sizes.numel():
         return 0.0
     return float(sizes.median())
@@ -105,36 +108,31 @@ def _exponents(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double().view(torch.int64).bitwise_right_shift(52).bitwise_and_(0x7FF)
 
 
-def _row_medians(counts: list[list[int]]) -> list[int]:
-    """The bin of the lower median of each row, of the row's nearest neighbours too where it has few."""
-    loud = [sum(row[:-1]) for row in counts]
+def _row_medians(counts: torch.Tensor) -> list[int]:
+    """The bin of the lower median of each row, of the row's nearest neighbours too where it has few.
+
+    ``counts``: (_BINS, _NOISES + 1) on the CPU; the last column are elements without noise. Some leaf has some.
+    """
+    filled = counts.sum(1).nonzero().flatten()
+    noisy = counts[:, :-1]
+    loud = noisy.sum(1).tolist()
     enough = min(_LEAST, sum(loud))
-    medians = {}
-    for number, row in enumerate(counts):
-        if any(row):
-            low, high = number, number + 1
-            while sum(loud[low:high]) < enough:
-                low, high = max(0, low - 1), min(len(counts), high + 1)
-            columns = [sum(column) for column in zip(*counts[low:high], strict=True)]
-            medians[number] = _median_bin(columns[:-1])
+    lows, highs = [], []
+    for number in filled.tolist():
+        low, high, found = number, number + 1, loud[number]
+        while found < enough:
+            low, high = max(0, low - 1), min(len(loud), high + 1)
+            found = sum(loud[low:high])
+        lows.append(low)
+        highs.append(high)
+    above = torch.nn.functional.pad(noisy.cumsum(0), (0, 0, 1, 0))
+    below = (above[highs] - above[lows]).cumsum(1)
+    # The first bin is the loudest: the lower median is the last one that has at most half of all before it.
+    medians = (below <= below[:, -1:] // 2).sum(1).clamp_(max=_NOISES - 1)
     # Rows without elements take the median of the nearest row that has some.
-    known = list(medians)
-    filled, nearest = [], 0
-    for number in range(len(counts)):
-        while nearest + 1 < len(known) and abs(known[nearest + 1] - number) < abs(known[nearest] - number):
-            nearest += 1
-        filled.append(medians[known[nearest]])
-    return filled
-
-
-def _median_bin(counts: list[int]) -> int:
-    # the first bin is the loudest: the lower median is the last one that has at most half of all before it
-    remaining = sum(counts) // 2
-    for number, count in enumerate(counts):
-        remaining -= count
-        if remaining < 0:
-            return number
-    return len(counts) - 1
+    nearest = (torch.arange(len(loud))[:, None] - filled).abs().argmin(1)
+    found_medians: list[int] = medians[nearest].tolist()
+    return found_medians
 
 
 class Projections:

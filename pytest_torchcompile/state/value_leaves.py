@@ -261,7 +261,17 @@ def own_attributes(part: torch.nn.Module) -> dict[str, Any]:
 
 def holds_tensors(value: Any) -> bool:
     """Whether a value of an attribute holds a tensor that is no submodule's."""
-    return not isinstance(value, _WITHOUT_TENSORS) and any(True for _ in tensors_of(value))
+    return not _is_without_tensors(value) and any(True for _ in tensors_of(value))
+
+
+def _is_without_tensors(value: Any) -> bool:
+    """Whether a look at the value alone says so: a number, a text, a submodule, or a plain tuple or list of these.
+
+    Most attributes are such values, and taking a pytree apart costs as much as an operator.
+    """
+    if type(value) in (tuple, list):
+        return all(isinstance(each, _WITHOUT_TENSORS) for each in value)
+    return isinstance(value, _WITHOUT_TENSORS)
 
 
 def attribute_tensors(module: torch.nn.Module | None) -> Iterator[tuple[str, torch.Tensor]]:
@@ -269,11 +279,14 @@ def attribute_tensors(module: torch.nn.Module | None) -> Iterator[tuple[str, tor
     if module is None:
         return
     seen = set()
+    # All modules of a model may hold one configuration: it is taken apart once.
+    opened = set()
     for where, part in module.named_modules():
         prefix = f"{where}." if where else ""
         for name, value in own_attributes(part).items():
-            if isinstance(value, _WITHOUT_TENSORS):
+            if _is_without_tensors(value) or id(value) in opened:
                 continue
+            opened.add(id(value))
             for path, tensor in tensors_of(value):
                 if id(tensor) not in seen:
                     seen.add(id(tensor))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Leaf, Limits, Reference, compare, problem, record, reference
 from pytest_torchcompile.oracle.judging import judge_numbers
+from pytest_torchcompile.oracle.noise_levels import _row_medians
 from pytest_torchcompile.oracle.settling import settle_by_eager
 
 pytestmark = pytest.mark.needs_torch
@@ -123,3 +125,54 @@ def test_a_comparison_settles_and_says_the_same() -> None:
     assert not [leaf for leaf in leaves if problem(leaf)]
     assert expected.draws == 0
     assert {leaf.draws for leaf in leaves if leaf.kind == "gradient"} == {1}
+
+
+def long_row_medians(counts: list[list[int]]) -> list[int]:
+    """What ``_row_medians`` makes at once, row by row."""
+    loud = [sum(row[:-1]) for row in counts]
+    medians = {}
+    for number, row in enumerate(counts):
+        if not any(row):
+            continue
+        low, high = number, number + 1
+        while sum(loud[low:high]) < min(16, sum(loud)):
+            low, high = max(0, low - 1), min(len(counts), high + 1)
+        elements = [place for near in counts[low:high] for place, many in enumerate(near[:-1]) for _ in range(many)]
+        medians[number] = sorted(elements)[len(elements) // 2]
+    nearest = [min(medians, key=lambda row: (abs(row - number), row)) for number in range(len(counts))]
+    return [medians[row] for row in nearest]
+
+
+def test_usual_noise_by_magnitude() -> None:
+    """In few and in many bins, with neighbours that have to lend theirs, and with elements that have no noise."""
+    torch.manual_seed(0)
+    for case in range(60):
+        count, width = (5, 40, 3000)[case % 3], (1, 6, 60)[case // 3 % 3]
+        rows, columns = (torch.randint(0, width, (count,)) for _ in range(2))
+        columns[0] = 0
+        counts = torch.bincount(rows * 65 + columns, minlength=64 * 65).view(64, 65)
+        assert _row_medians(counts) == long_row_medians(counts.tolist()), case
+
+
+def cancelled(x: torch.Tensor) -> torch.Tensor:
+    return (x + 1e4) - 1e4
+
+
+def test_a_leaf_that_eager_is_far_from_is_measured_after_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What eager's error says of it is no measure: it was made, and thrown away."""
+    offered = []
+
+    def counted(leaf: Leaf, *given: Any) -> Leaf:
+        if leaf.name == "output":
+            offered.append(wide.estimates["output"].offered)
+        return judge_numbers(leaf, *given)
+
+    monkeypatch.setattr("pytest_torchcompile.oracle.comparison.judge_numbers", counted)
+    batch = Batch.of(torch.linspace(0.5, 1.5, 1000))
+    eager = record(cancelled, None, batch, train=False)
+    compiled = record(lambda x: cancelled(x + 2.0**-11), None, batch, train=False)
+    wide = reference(cancelled, batch, train=False, draw=False)
+    (output,) = (leaf for leaf in compare(eager, compiled, wide) if leaf.name == "output")
+    assert offered[0] == 1
+    assert output.rms
+    assert output.draws == wide.draws + 1

@@ -185,6 +185,23 @@ def test_hooks_of_parameters(accumulated):
     assert twin.inner.weight.grad.max() == 0.5
 
 
+def test_empty_registries_are_the_copys_own():
+    """A hook of either model is not the other's; what two modules share stays shared in the copy."""
+    model, shared = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), {}
+    model[0].notes = model[1].notes = shared
+    called = []
+    copied = copy_model(model)
+    copied[0].register_forward_hook(lambda *given: called.append("copy"))
+    model[1].register_forward_pre_hook(lambda *given: called.append("model"))
+    copied[0].notes["copy"] = 1
+    assert copied[1].notes == {"copy": 1}
+    assert not shared
+    model(torch.ones(1, 2))
+    assert called == ["model"]
+    copied(torch.ones(1, 2))
+    assert called == ["model", "copy"]
+
+
 def test_parameters_may_be_shared():
     """By a memo; they have their hooks already."""
     net = Clipped(False)

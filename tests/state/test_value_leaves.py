@@ -156,6 +156,36 @@ def test_tensors_in_attributes():
     assert list(attribute_tensors(None)) == []
 
 
+class Settings:
+    """What all modules of a model hold, as a configuration of a library."""
+
+    def __init__(self):
+        self.scale, self.names = torch.ones(2), ["a"]
+
+
+class Configured(nn.Module):
+    def __init__(self, settings):
+        super().__init__()
+        self.settings, self.kernel, self.sizes = settings, (3, 3), [1, None, "same"]
+        self.mixed = (1, torch.ones(1))
+
+
+def test_what_modules_share_is_taken_apart_once(monkeypatch):
+    """And what holds numbers and texts alone not at all: else a look at a model costs more than a step of it."""
+    settings, opened = Settings(), []
+    model = nn.Sequential(*(Configured(settings) for _ in range(20)))
+
+    def counted(value, find=value_leaves.leaves_of):
+        opened.append(value)
+        return find(value)
+
+    monkeypatch.setattr(value_leaves, "leaves_of", counted)
+    names = [name for name, _ in attribute_tensors(model)]
+    assert names == ["0.settings.scale", *(f"{number}.mixed[1]" for number in range(20))]
+    assert opened.count(settings) == 1
+    assert not [value for value in opened if value == (3, 3) or value == [1, None, "same"]]
+
+
 def test_own_attributes():
     """What torch has made in each module is no attribute of the user's."""
     assert sorted(own_attributes(Held())) == ["again", "cache", "calls", "table"]

@@ -1,4 +1,4 @@
-"""What a full comparison costs: ``python benchmarks/oracle_cost.py``.
+"""What a full comparison costs: ``python benchmarks/oracle_cost.py``; ``--real bert swin``: of models of ``zoo.real``.
 
 CPU seconds of ``reference`` and ``compare`` over those of one eager training step (forward, loss, backward), made in
 turn; medians of their ratios. The compiled side is eager's with half of all values moved by one rounding, so that every
@@ -11,6 +11,7 @@ follows the storages that operators return; a step's own figure has parameters, 
 
 from __future__ import annotations
 
+import argparse
 import logging
 import resource
 import statistics
@@ -27,8 +28,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.oracle import Tape, compare, default_loss, problem, record, reference
+from pytest_torchcompile.zoo import real
 
 _TIMES = 7
+_REAL = {
+    "bert": ("tokens", {"B": 16, "S": 96}),
+    "gpt2": ("tokens", {"B": 16, "S": 96}),
+    "llama": ("tokens", {"B": 16, "S": 96}),
+    "t5": ("decoder_tokens", {"B": 16, "S": 96, "T": 40}),
+    "mixtral": ("tokens", {"B": 8, "S": 64}),
+    "mamba": ("tokens", {"B": 3, "S": 28}),
+    "swin": ("pixel_values", {"B": 32}),
+    "convnext": ("pixel_values", {"B": 8, "H": 64, "W": 64}),
+    "resnet": ("pixel_values", {"B": 8, "H": 64, "W": 64}),
+    "mobilenet_v2": ("pixel_values", {"B": 8, "H": 64, "W": 64}),
+    "wav2vec2": ("waveform", {"B": 8, "L": 2400}),
+    "hubert": ("waveform", {"B": 8, "L": 2400}),
+}
+"""Models with a step of some ten milliseconds: what makes their batch, and its sizes."""
 
 
 class Bytes(TorchDispatchMode):
@@ -78,8 +95,10 @@ def seconds(action) -> float:
     return time.process_time() - start
 
 
-def moved(value: torch.Tensor) -> torch.Tensor:
-    """Half of the values one rounding nearer to zero."""
+def moved(value):
+    """Half of the values one rounding nearer to zero; what is no floating tensor stays."""
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
     return torch.where(torch.rand(value.shape) < 0.5, value, torch.nextafter(value, torch.zeros_like(value)))
 
 
@@ -152,7 +171,18 @@ def outputs_of(recording):
     return [v for _, _, v in recording.values() if isinstance(v, torch.Tensor)]
 
 
+def real_cases(names):
+    """Models of libraries, each with a batch."""
+    for name in names:
+        kind, sizes = _REAL[name]
+        torch.manual_seed(0)
+        yield name, real.build(name).train(), Batch.of(getattr(real, kind)(**sizes))
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--real", nargs="*", choices=_REAL, help="real models instead of our own; without names: all")
+    args = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
     torch.set_num_threads(1)
@@ -160,6 +190,10 @@ def main() -> None:
     print("| program | parameters | one step | first comparison, in steps | a further one | with a draw | "
           "bytes of a step | bytes, times that | alarms | leaves equal |")
     print("|---|---|---|---|---|---|---|---|---|---|")
+    if args.real is not None:
+        for name, model, batch in real_cases(args.real or _REAL):
+            print(measured(name, model, batch), flush=True)
+        return
     wide = nn.Sequential(nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024))
     cases = {
         "mlp (16, 48)": (Mlp(), torch.randn(16, 48)),

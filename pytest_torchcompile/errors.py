@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 __all__ = [
     "CannotFallBack",
@@ -29,8 +30,12 @@ __all__ = [
     "TorchcompileError",
     "Unavailable",
     "UsageError",
+    "headline",
     "nearest",
 ]
+
+_LONGEST_HEADLINE: Final = 200
+"""Characters."""
 
 
 class TorchcompileError(Exception):
@@ -94,6 +99,20 @@ class CannotFallBack(TorchcompileError):
 
 # Known names that an error lists; there are more models than checks.
 _LISTED = 30
+
+
+def headline(text: str) -> str:
+    """The first line of an error's text, cut where it is long; where it only leads up to the next one, that one too.
+
+    >>> headline("Unsupported:\\n  Data-dependent branching\\n  Explanation: ...")
+    'Unsupported: Data-dependent branching'
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = 2 if lines and lines[0].endswith(":") else 1
+    start = " ".join(lines[:told])
+    if len(start) <= _LONGEST_HEADLINE:
+        return start
+    return f"{start[:_LONGEST_HEADLINE - 3]}..."
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_torchcompile.checks.check import Check
 from pytest_torchcompile.checks.numerics import located_stage
 from pytest_torchcompile.checks.severity import RAISED, SLOW_GUARDS, UNCOVERED
+from pytest_torchcompile.errors import headline
 from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.observation import Problem
-from pytest_torchcompile.oracle.discrepancies import headline
 from pytest_torchcompile.oracle.proof import doubts, eager_frames, proof
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pytest_torchcompile.errors import headline
 from pytest_torchcompile.layer.config import CompileConfig
 
-__all__ = ["RESULTS", "Attempt", "Seconds", "headline"]
+__all__ = ["RESULTS", "Attempt", "Seconds", "error_headline"]
 
 RESULTS: Final = {
     "disabled": (logging.DEBUG, "it is not enabled, so it runs eagerly"),
@@ -72,7 +73,7 @@ class Attempt:
         """Write one record. ``error`` and ``reason`` say why; without a reason it is the error's first line."""
         level, meaning = RESULTS[result]
         if not reason and error is not None:
-            reason = headline(error)
+            reason = error_headline(error)
         record = {"model": self.model, **_settings_of(self.config), "result": result, "phase": phase,
                   **seconds.rounded(), "reason": reason, "exception": _as_plain_data(error)}
         text = (f"torch.compile of {self.model} (backend {record['backend']}, mode {record['mode']}, dynamic "
@@ -82,17 +83,10 @@ class Attempt:
         _write_record(self.logger, level, text, error, {"torchcompile": record})
 
 
-def headline(error: BaseException) -> str:
-    """Type and first line of an exception; two lines where the first only leads to the second."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    kind = type(error).__name__
-    if not lines:
-        return kind
-    text = lines[0]
-    # Such a line only leads to the next.
-    if text.endswith(":"):
-        text = " ".join(lines[:2])
-    return f"{kind}: {text}"
+def error_headline(error: BaseException) -> str:
+    """Type and headline of an exception."""
+    kind, text = type(error).__name__, headline(str(error))
+    return f"{kind}: {text}" if text else kind
 
 
 def _settings_of(config: CompileConfig) -> dict[str, Any]:

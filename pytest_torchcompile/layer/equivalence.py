@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.errors import UsageError, headline
 from pytest_torchcompile.layer.compiled_modules import is_compiled_module
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
@@ -23,7 +23,6 @@ from pytest_torchcompile.oracle.discrepancies import (
     NOT_HELD,
     Discrepancy,
     find_discrepancies,
-    headline,
     never_repeats,
     undecided_notes,
     why_vacuous,

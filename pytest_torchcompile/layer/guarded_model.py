@@ -20,7 +20,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from pytest_torchcompile.errors import CannotFallBack, CompileFailed
-from pytest_torchcompile.layer.attempt_log import Attempt, Seconds, headline
+from pytest_torchcompile.layer.attempt_log import Attempt, Seconds, error_headline
 from pytest_torchcompile.layer.later_calls import Hooks, Outstanding, need_gradient, saving
 
 __all__ = ["RAN", "Guard", "guard_of_this_call", "guarded_call"]
@@ -106,20 +106,21 @@ class Guard:
     def refuse(self, error: BaseException, why: str, phase: str = "call") -> None:
         """Raise :class:`CannotFallBack`. Calls from then on run eagerly, if none is left to be recomputed."""
         if not self.trial:
-            self._log("cannot_fall_back", phase, error, f"{headline(error)}; {why}")
+            self._log("cannot_fall_back", phase, error, f"{error_headline(error)}; {why}")
             # The step is lost, and the next one does not depend on it.
             if not self.outstanding.count:
                 self.drop()
-        raise CannotFallBack(f"{self.attempt.model}, compiled, failed ({headline(error)}), and to go on eagerly could "
-                             f"give other results than eager gives: {why}.") from error
+        raise CannotFallBack(f"{self.attempt.model}, compiled, failed ({error_headline(error)}), and to go on eagerly "
+                             f"could give other results than eager gives: {why}.") from error
 
     def failed_backward(self, error: BaseException) -> None:
         """A compiled backward pass failed, and its graph is run eagerly instead: that is the end of compiled code."""
         if self.trial:
             self.note(error)
         elif self.outstanding.count and self.attempt.config.fail_policy != "raise":
-            self._log("fallback_eager", "backward", error, f"{headline(error)}; its forward pass runs eagerly from the "
-                      "first call on in which none is left to be recomputed by activation checkpointing")
+            self._log("fallback_eager", "backward", error, f"{error_headline(error)}; its forward pass runs "
+                      "eagerly from the first call on in which none is left to be recomputed by activation "
+                      "checkpointing")
             # Watchful, so that each call asks whether the last recompute has come.
             self.postponed = self.watchful = True
         else:
@@ -182,7 +183,7 @@ class Guard:
         error = pending.error
         if self.attempt.config.fail_policy == "raise":
             self._log("raised", pending.phase, error)
-            raise CompileFailed(f"{self.attempt.model} does not run compiled: {headline(error)}") from error
+            raise CompileFailed(f"{self.attempt.model} does not run compiled: {error_headline(error)}") from error
         # Two threads may fail at once; one of them logs it and takes back what was put in.
         with self._lock:
             if self.eager:

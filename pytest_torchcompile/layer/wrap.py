@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from torch import nn
 
 from pytest_torchcompile.errors import CompileFailed
-from pytest_torchcompile.layer.attempt_log import Attempt, Seconds, headline
+from pytest_torchcompile.layer.attempt_log import Attempt, Seconds, error_headline
 from pytest_torchcompile.layer.compiled_modules import compiled_module_of, modules_of, refuse_mistaken, refuse_unusable
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.dynamo import CacheEntries, backend_of, dynamo_context, remember_sizes
@@ -197,7 +197,7 @@ class _Failure:
     @property
     def text(self) -> str:
         """The reason, or what the error says."""
-        return self.reason or headline(self.error)
+        return self.reason or error_headline(self.error)
 
 
 class _Healthcheck:
@@ -257,7 +257,7 @@ class _Healthcheck:
             result = self._smoketest_result(made)
         except Exception as ours:
             # What the model itself raises is in the result.
-            return _Failure("healthcheck", ours, f"the healthcheck itself failed: {headline(ours)}", final=True)
+            return _Failure("healthcheck", ours, f"the healthcheck itself failed: {error_headline(ours)}", final=True)
         if result.ok:
             made.praise = result.reason
             slow = self._too_slow(made)
@@ -286,9 +286,9 @@ class _Healthcheck:
             answer = measure_speed(self.model, made.compiled, guard, self.sample_batch, wanted)
         except Exception as error:
             if guard.failure is not None:
-                return _Failure("benchmark", guard.failure, f"in its timed steps: {headline(guard.failure)}")
+                return _Failure("benchmark", guard.failure, f"in its timed steps: {error_headline(guard.failure)}")
             # What the smoketest saw to work stands.
-            made.praise += f"; its speed was not measured: {headline(error)}"
+            made.praise += f"; its speed was not measured: {error_headline(error)}"
             return None
         finally:
             guard.trial = False

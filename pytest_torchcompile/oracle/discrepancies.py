@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, note, problem
 
-__all__ = ["NOT_HELD", "Discrepancy", "find_discrepancies", "headline", "never_repeats", "undecided_notes",
+__all__ = ["NOT_HELD", "Discrepancy", "find_discrepancies", "never_repeats", "undecided_notes",
            "why_vacuous"]
 
 NOT_HELD = ("what is held of a call when the next one runs was not compared: CUDA graphs write to the same memory "
@@ -20,8 +20,6 @@ _SHORT_OF_FLOAT64 = {
     "eager-draws": "measured from eager itself; noise was drawn on its parameters and inputs",
     "eager-only": "measured from eager itself, with a tolerance made from the dtype",
 }
-# Characters of an error that one line has room for.
-_LONGEST_HEADLINE = 200
 
 
 @dataclass(frozen=True)
@@ -73,16 +71,6 @@ def _calls_as_evidence(labels: list[str]) -> str:
     if len(labels) == 1:
         return f"in {labels[0]}"
     return f"in {labels[0]}, and in {len(labels) - 1} more call(s)"
-
-
-def headline(text: str) -> str:
-    """The first line of an error's text; where that only leads up to the next one, that one too."""
-    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
-    count = 2 if lines and lines[0].endswith(":") else 1
-    start = " ".join(lines[:count])
-    if len(start) <= _LONGEST_HEADLINE:
-        return start
-    return f"{start[:_LONGEST_HEADLINE - 3]}..."
 
 
 def undecided_notes(leaves: Iterable[tuple[str, Leaf]]) -> list[str]:

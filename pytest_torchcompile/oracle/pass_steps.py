@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_torchcompile.backends.toolkit import Toolkit
+from pytest_torchcompile.errors import headline
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.oracle.calls import Call, Side
 from pytest_torchcompile.oracle.comparison import compare
-from pytest_torchcompile.oracle.discrepancies import headline, why_vacuous
+from pytest_torchcompile.oracle.discrepancies import why_vacuous
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.pass_records import PassStep, WrongLeaf

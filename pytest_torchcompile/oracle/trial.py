@@ -16,7 +16,7 @@ import torch
 
 from pytest_torchcompile.backends import promised
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.errors import TorchcompileError
+from pytest_torchcompile.errors import TorchcompileError, headline
 from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.ledger.records import Text
@@ -31,7 +31,6 @@ from pytest_torchcompile.oracle.calls import (
     passes_over,
 )
 from pytest_torchcompile.oracle.comparison import compare
-from pytest_torchcompile.oracle.discrepancies import headline
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.held import HeldName, held_leaves
 from pytest_torchcompile.oracle.leaf_limits import Leaf

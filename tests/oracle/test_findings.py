@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile.checks import load
+from pytest_torchcompile.errors import headline
 from pytest_torchcompile.oracle.diagnosis import stage_summary, stages_before
-from pytest_torchcompile.oracle.discrepancies import Discrepancy, find_discrepancies, headline
+from pytest_torchcompile.oracle.discrepancies import Discrepancy, find_discrepancies
 from pytest_torchcompile.oracle.leaf_limits import Leaf
 
 WRONG = Leaf("output", "value", 8, dtype="float32", rms=50.0, bias=1.0, peak=60.0, index=(0,), eager=1.0, compiled=2.0,

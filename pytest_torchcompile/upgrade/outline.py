@@ -302,6 +302,9 @@ def _cells_of(changes: Sequence[CodeChange]) -> tuple[str, ...]:
 
 def _lines_of_wavers(found: UpgradeComparison) -> Iterator[OutlineLine]:
     """One line for each check and way in which it wavers, and one for cells that were judged at times."""
+    if found.ended_early:
+        yield OutlineLine("wavers", "came to no verdict with the old version, so nothing of them is better",
+                          found.ended_early)
     if found.partly:
         yield OutlineLine("wavers", "judged in some runs of one version, and not in others of it", found.partly)
     alike: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[str]] = {}

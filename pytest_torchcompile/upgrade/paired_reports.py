@@ -91,6 +91,9 @@ class UpgradeComparison:
     wavers: list[Waver] = field(default_factory=list)
     partly: tuple[str, ...] = ()
     """Cells that some runs of one version judged, and others of the same version did not."""
+    ended_early: tuple[str, ...] = ()
+    """Cells of which the old version came to no verdict, for their process ended or gave no answer: of them nothing is
+    better."""
     code: CodeChanges = field(default_factory=CodeChanges)
     code_wavers: tuple[str, ...] = ()
     """Cells whose code differs between runs of one version, and is not compared."""
@@ -105,18 +108,21 @@ def compare_versions(olds: Sequence[Merged], news: Sequence[Merged],
     today = today or datetime.date.today()
     old_cells = [judge_cells(run, Policy(), today) for run in olds]
     new_cells = [judge_cells(run, Policy(), today) for run in news]
-    both = _judged_by_all([*old_cells, *new_cells])
+    ended_early = _without_verdict(old_cells)
+    both = [name for name in _judged_by_all([*old_cells, *new_cells]) if name not in ended_early]
     if not both:
         raise NothingToJudge("upgrade: no cell was judged with both versions, so nothing can be said; see the logs "
                              "beside the reports")
     found = UpgradeComparison(len(both), (len(olds), len(news)))
     found.wavers = list(_find_wavers(both, old_cells, new_cells))
     found.partly = tuple(_judged_at_times(old_cells, new_cells))
+    found.ended_early = tuple(ended_early)
     found.measured = frozenset(_measured_metrics(both, old_cells[0], new_cells[0]))
     elsewhere = another_machine(news[0].environment, olds[0].environment)
     found.figures_note = _why_no_figures(elsewhere, olds, news)
     worse = _steady_changes(old_cells, new_cells, figures=not found.figures_note)
-    better = _steady_changes(new_cells, old_cells, figures=not found.figures_note)
+    then, now = ([_cells_without_names(run, ended_early) for run in runs] for runs in (old_cells, new_cells))
+    better = _steady_changes(now, then, figures=not found.figures_note)
     fresh = fresh_places(worse)
     found.causes = list(_new_causes(news[0], new_cells[0], fresh))
     found.changes = [change for change in worse if change.kind != "slower" and not _is_told(change, found.causes)]
@@ -134,6 +140,19 @@ def compare_versions(olds: Sequence[Merged], news: Sequence[Merged],
 def _judged_by_all(runs: Sequence[Cells]) -> list[str]:
     """Cells of which each run has a verdict that says something."""
     return [name for name in runs[0] if all(name in run and _was_judged(run[name]) for run in runs)]
+
+
+def _without_verdict(olds: Sequence[Cells]) -> list[str]:
+    """Cells with the status ``error`` in some run of the old version.
+
+    With the new version it counts: a crash that every run has is a fault. With the old one it may be the machine's.
+    """
+    names = [name for run in olds for name, cell in run.items() if cell.status == "error"]
+    return list(dict.fromkeys(names))
+
+
+def _cells_without_names(run: Cells, names: Sequence[str]) -> Cells:
+    return {name: cell for name, cell in run.items() if name not in names}
 
 
 def _judged_at_times(olds: Sequence[Cells], news: Sequence[Cells]) -> Iterator[str]:

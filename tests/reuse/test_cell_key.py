@@ -32,6 +32,7 @@ NOT_ASKED = {
     "log_folder": "/logs",
     "root": "/elsewhere/repo",
     "locate": 9.0,
+    "culprit": 120.0,
     "compile_threads": 4,
     "rank": 1,
     "world": 2,

@@ -216,3 +216,37 @@ def test_a_cell_that_is_judged_at_times_is_told():
     (line,) = found.lines
     assert (line.section, line.cells) == ("wavers", (bad.ids[0],))
     assert line.text == "judged in some runs of one version, and not in others of it"
+
+
+def test_a_cell_without_a_verdict_of_the_old_version_is_nothing_better():
+    """No process answered in time, on a busy machine: the new version has mended nothing, and is not said to."""
+    def unanswered() -> Run:
+        run = Run()
+        run.fails(run.ids[0], "no_rank", "no rank process has answered in 180 s")
+        return run
+
+    found = outline_of([unanswered(), unanswered()], [Run(), Run()])
+    assert (found.code, sections_of(found)) == (0, ["wavers"])
+    assert "nothing is worse, nothing better" in found.sentence
+    (line,) = found.lines
+    assert line.text == "came to no verdict with the old version, so nothing of them is better"
+    assert line.cells == (unanswered().ids[0],)
+    # With the new version the same is told as worse; in both it is no difference.
+    assert outline_of([Run(), Run()], [unanswered(), unanswered()]).code == 1
+    assert sections_of(outline_of([unanswered()], [unanswered()])) == ["wavers"]
+
+
+def test_a_crash_that_is_gone_is_better():
+    """The process ended by a signal in every old run: the new version mended that."""
+    broken = Run()
+    plant_crash(broken)
+    told = outline_of([broken, broken], [Run(), Run()]).lines_of("better")
+    assert {line.cells for line in told} == {(broken.ids[0],)}
+
+
+def test_a_failure_that_is_gone_beside_such_a_cell_is_better():
+    broken = Run()
+    broken.fails(broken.ids[0], "no_rank", "no rank process has answered in 180 s")
+    broken.breaks(broken.ids[1])
+    found = outline_of([broken], [Run()])
+    assert {line.cells for line in found.lines_of("better")} == {(broken.ids[1],)}

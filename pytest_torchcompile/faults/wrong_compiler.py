@@ -249,7 +249,7 @@ WRONG_COMPILERS: Final = (
            lambda x: torch.softmax(x, -1) + x,
            partial(_wrong_when_fused, "exp"), "inductor_max_fusion_size"),
     _fault("fusion", "sigmoid",
-           lambda x: torch.sigmoid(x) - torch.sigmoid(x).amax(-1, keepdim=True),
+           lambda x: torch.sigmoid(x) / torch.sigmoid(x).sum(-1, keepdim=True).add(9),
            partial(_wrong_when_fused, "sigmoid"), "inductor_max_fusion_size"),
     _fault("fusion", "cos",
            lambda x: torch.cos(x) / torch.cos(x).sum(-1, keepdim=True).add(9),

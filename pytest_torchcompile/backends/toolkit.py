@@ -27,6 +27,7 @@ from torch import fx
 
 from pytest_torchcompile.backends.decomposition_tables import decomposition_table
 from pytest_torchcompile.backends.graph_passes import GraphPass, read_passes
+from pytest_torchcompile.backends.partitioner import partition_function
 from pytest_torchcompile.backends.whole_graph import GraphNote, WholeGraph
 from pytest_torchcompile.errors import InstrumentError, UsageError, nearest
 
@@ -151,17 +152,14 @@ class Toolkit:
 def _aot_autograd(*, recompute: bool, **compilers: Any) -> Callable[..., Any]:
     """AOTAutograd around two compilers.
 
-    Private: ``torch._dynamo.backends.common.aot_autograd`` and ``torch._functorch.partitioners`` (torch 2.8 to 2.15).
+    Private: ``torch._dynamo.backends.common.aot_autograd`` (torch 2.8 to 2.15).
     """
     try:
         from torch._dynamo.backends.common import aot_autograd
-        from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
     except ImportError as error:
         raise InstrumentError(f"torch {torch.__version__} has no AOTAutograd where the toolkit looks for it ({error}); "
                               "please report it with this version") from None
-    if recompute:
-        return aot_autograd(partition_fn=min_cut_rematerialization_partition, **compilers)
-    return aot_autograd(partition_fn=default_partition, **compilers)
+    return aot_autograd(partition_fn=partition_function(recompute), **compilers)
 
 
 def _compile_boxed(module: fx.GraphModule, change: Pass | None) -> Runner:

@@ -20,6 +20,7 @@ from torch import fx
 from pytest_torchcompile.backends.decomposition_tables import decomposition_table, needs_table
 from pytest_torchcompile.backends.graph_dumps import dump_change, dump_graph
 from pytest_torchcompile.backends.graph_passes import GraphPass, apply_pass
+from pytest_torchcompile.backends.partitioner import partition_function
 from pytest_torchcompile.cell import CAPTURES, COMPILERS
 from pytest_torchcompile.errors import InstrumentError, TorchcompileError, UsageError, nearest
 
@@ -185,11 +186,7 @@ class _Compiler:
     @property
     def partition(self) -> Callable[..., Any]:
         """What splits the joint graph into forward and backward."""
-        from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
-
-        if self.choice.recompute:
-            return min_cut_rematerialization_partition
-        return default_partition
+        return partition_function(self.choice.recompute)
 
     def compile_graph(self, module: fx.GraphModule, values: Sequence[Any], *, inference: bool = False,
                       backward: bool = False) -> Any:

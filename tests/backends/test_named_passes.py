@@ -14,7 +14,7 @@ pytestmark = pytest.mark.needs_torch
 
 
 class Masked(nn.Module):
-    """A mask and positions that depend on no input, and some that the caller gets."""
+    """A mask and positions that depend on no input, some that the caller gets, and random numbers."""
 
     def __init__(self):
         super().__init__()
@@ -24,7 +24,7 @@ class Masked(nn.Module):
         places = torch.arange(6, dtype=x.dtype) * 0.5 + 1
         mask = torch.ones(6, 6).tril() == 0
         scores = (self.up(x) * places).masked_fill(mask, -1.0)
-        return scores.tanh(), (torch.arange(4) * 2).view(2, 2)
+        return scores.tanh(), (torch.arange(4) * 2).view(2, 2), torch.rand(3) + scores.mean()
 
 
 def test_constants_are_folded():
@@ -58,6 +58,19 @@ def test_inductor_takes_folded_constants():
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(model.up.weight.grad, gradient)
     assert "constant_folding" in backend.notes[0].changed
+
+
+@pytest.mark.parametrize("settings", [{}, {"capture": "joint"}], ids=["as Dynamo's graph", "whole"])
+def test_what_the_forward_draws_is_not_drawn_again_backward(settings):
+    """With fallback_random the default partitioner copies such draws, and nothing reads them there."""
+    model, states = Masked(), []
+    for run in (model, torch.compile(model, backend=Toolkit(compiler="eager", **settings), fullgraph=True)):
+        with torch._inductor.config.patch(fallback_random=True), torch.random.fork_rng():
+            torch.manual_seed(0)
+            found = run(torch.ones(6, 6))
+            (found[0].sum() + found[2].sum()).backward()
+            states.append(torch.get_rng_state())
+    assert torch.equal(*states)
 
 
 def shared_answers():

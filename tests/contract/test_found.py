@@ -14,14 +14,26 @@ import pytest
 FOUND = Path(__file__).parents[2] / "docs" / "found"
 
 
+def run_script(page: str) -> subprocess.CompletedProcess[str]:
+    """Run the script of a page in a process of its own."""
+    script = re.findall(r"```python\n(.*?)```", (FOUND / page).read_text(encoding="utf-8"), re.DOTALL)[0]
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+
 @pytest.mark.needs_torch
 def test_groupnorm_ends_the_process():
     if not version("torch").startswith(("2.12", "2.13")):
         pytest.skip("seen on torch 2.12 and 2.13")
-    text = (FOUND / "groupnorm-channels-last-crash.md").read_text(encoding="utf-8")
-    script = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    ended = run_script("groupnorm-channels-last-crash.md")
     assert ended.returncode == -signal.SIGSEGV, ended.stderr
+
+
+@pytest.mark.needs_torch
+def test_draws_of_the_forward_run_twice():
+    if not version("torch").startswith("2.13"):
+        pytest.skip("seen on torch 2.13")
+    ended = run_script("fallback-random-drawn-twice.md")
+    assert ended.stdout.split() == ["aot_eager", "True", "aot_eager_default_partitioner", "False"], ended.stderr
 
 
 def test_the_index_has_every_page():

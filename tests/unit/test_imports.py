@@ -20,7 +20,7 @@ NEEDS_TORCH = {
     "adoption/examination", "adoption/guesses", "adoption/library_models", "adoption/shape_trial", "batch", "zoo",
     "ledger", "gauges", "lowering", "state",
     "oracle", "layer", "wrappers", "gates", "faults", "backends/collective_buckets",
-    "backends/constant_nodes", "backends/decomposition_tables",
+    "backends/constant_nodes", "backends/partitioner", "backends/decomposition_tables",
     "backends/graph_passes", "backends/toolkit", "backends/whole_graph", "explain/capture",
     "explain/decompositions", "explain/dynamo_hooks", "explain/graph_runs",
     "contract/history_run", "contract/mutations", "explain/roofline", "explain/runnable",

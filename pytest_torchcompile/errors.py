@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from typing import Final
 
 __all__ = [
+    "OWN_FAILURE",
     "CannotFallBack",
     "CompileFailed",
     "InstrumentError",
@@ -34,6 +35,8 @@ __all__ = [
     "nearest",
 ]
 
+OWN_FAILURE: Final = 70
+"""Exit code for a mistake of ours (EX_SOFTWARE of sysexits.h): Python's own 1 would read as a verdict."""
 _LONGEST_HEADLINE: Final = 200
 """Characters."""
 

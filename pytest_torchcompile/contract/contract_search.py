@@ -80,7 +80,7 @@ def search_with(worker: Worker, offered: dict[str, list[str]], dims: Dims, budge
         key: The program's name there.
         swept: Whether every choice is run alone before any history is drawn.
 
-    Only what eager accepts and repeats is judged. Raises UsageError for what is our own fault.
+    Only what eager accepts and repeats is judged. Raises OwnFailure for what is our own fault.
     """
     started, attempts = worker.started, _Attempts(worker)
     plain = DrawnCall(tuple(worker.source.sizes.items()))

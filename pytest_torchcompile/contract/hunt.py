@@ -21,7 +21,7 @@ from pytest_torchcompile.contract.finding_text import finding_record
 from pytest_torchcompile.contract.layer_library import LAYERS, chain_source, layer_source
 from pytest_torchcompile.contract.mutation import NAMES
 from pytest_torchcompile.contract.script import Shown, written_script
-from pytest_torchcompile.contract.worker import ProgramSource, Worker
+from pytest_torchcompile.contract.worker import OwnFailure, ProgramSource, Worker
 from pytest_torchcompile.dims import Dim
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.search import Budget
@@ -43,6 +43,8 @@ _STATE: Final = "hunt.json"
 _DRAWN: Final = 12
 """Histories drawn for a program in a turn."""
 _PROGRAM_SECONDS: Final = 300.0
+_LAST_WORDS: Final = 600
+"""Characters of an error that are kept."""
 _ROUNDS: Final = 4
 """Searches of one program in a turn: each leaves out what those before it have found."""
 
@@ -71,6 +73,8 @@ class HuntProgress:
     findings: list[HuntFinding] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     """Programs that could not be searched, with the reason."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Programs at which this package itself failed, with its last lines."""
 
     @classmethod
     def read(cls, folder: Path) -> HuntProgress:
@@ -81,14 +85,14 @@ class HuntProgress:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             findings = [HuntFinding(**each) for each in data["findings"]]
-            return cls(data["places"], Counter(data["counts"]), findings, data["skipped"])
+            return cls(data["places"], Counter(data["counts"]), findings, data["skipped"], data.get("failed", {}))
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path}: not the state of a hunt ({error}); name another folder by --output") from None
 
     def write(self, folder: Path) -> None:
         """Keep it; a run that is ended meanwhile leaves the one before."""
         beside = folder / f"{_STATE}.new"
-        data = {"places": self.places, "counts": dict(self.counts), "skipped": self.skipped,
+        data = {"places": self.places, "counts": dict(self.counts), "skipped": self.skipped, "failed": self.failed,
                 "findings": [asdict(each) for each in self.findings]}
         beside.write_text(json.dumps(data, indent=1), encoding="utf-8")
         beside.replace(folder / _STATE)
@@ -133,6 +137,8 @@ class Hunt:
     progress: HuntProgress = field(init=False)
     new: list[HuntFinding] = field(default_factory=list)
     """Causes that this run has found first."""
+    failed: list[str] = field(default_factory=list)
+    """Programs at which this package itself failed in this run."""
 
     def __post_init__(self) -> None:
         (self.folder / "programs").mkdir(parents=True, exist_ok=True)
@@ -164,14 +170,19 @@ class Hunt:
                 worker.load(source)
             self.progress.counts["programs"] += 1
             self._search_rounds(worker, name, place, left)
+        except OwnFailure as error:
+            self.progress.failed[name] = str(error)[-_LAST_WORDS:]
+            self.failed.append(name)
+            self.tell(f"{name}: pytest-torchcompile itself failed here; {self.folder / _STATE} has its last lines")
         except (UsageError, EOFError, OSError) as error:
             # A layer that this torch does not have, or a chain whose shapes do not fit.
-            self.progress.skipped[name] = str(error)[-600:]
+            self.progress.skipped[name] = str(error)[-_LAST_WORDS:]
             self.progress.counts["skipped"] += 1
-            if worker is not None:
-                worker.close()
-            return None
-        return worker
+        else:
+            return worker
+        if worker is not None:
+            worker.close()
+        return None
 
     def _program(self, kind: str, number: int) -> tuple[str, ProgramSource]:
         if kind == "zoo":

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from pytest_torchcompile.contract.hunt import Hunt
 from pytest_torchcompile.contract.hunt_report import issue_draft, script_outcome, summary
-from pytest_torchcompile.errors import UsageError
+from pytest_torchcompile.errors import OWN_FAILURE, UsageError
 
 __all__ = ["run_command"]
 
 
 def run_command(given: argparse.Namespace) -> int:
-    """Hunt; returns 1 if this run found a cause that the folder did not have, else 0."""
+    """Hunt; returns 1 if this run found a cause that the folder did not have, 70 if we failed ourselves, else 0."""
     if given.seconds <= 0:
         raise UsageError(f"--seconds {given.seconds:g}: expected more than 0")
     if given.seed < 0:
@@ -29,7 +29,9 @@ def run_command(given: argparse.Namespace) -> int:
         script.with_suffix(".md").write_text(draft, encoding="utf-8")
     for line in summary(hunt):
         _tell(line)
-    return 1 if hunt.new else 0
+    if hunt.new:
+        return 1
+    return OWN_FAILURE if hunt.failed else 0
 
 
 def _tell(line: str) -> None:

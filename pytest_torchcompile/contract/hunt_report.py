@@ -75,6 +75,10 @@ def summary(hunt: Hunt) -> Iterable[str]:
         some = ", ".join(sorted(hunt.progress.skipped)[:8])
         yield (f"{len(hunt.progress.skipped)} programs could not be searched: {some}; {hunt.folder}/hunt.json has the "
                "reasons")
+    if hunt.progress.failed:
+        some = ", ".join(sorted(hunt.progress.failed)[:8])
+        yield (f"{len(hunt.progress.failed)} programs made pytest-torchcompile itself fail, so nothing is known of "
+               f"them: {some}; please report {hunt.folder}/hunt.json")
     found = len(hunt.progress.findings)
     if found:
         yield f"{found} causes, {len(hunt.new)} of them new; scripts and drafts are in {hunt.folder}"

@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 
     from pytest_torchcompile.contract.history_run import Program
 
-__all__ = ["ProgramSource", "Told", "Worker"]
+__all__ = ["OwnFailure", "ProgramSource", "Told", "Worker"]
 
 START_SECONDS: Final = 600.0
 """Importing torch, building the model."""
 HISTORY_SECONDS: Final = 600.0
 """After so long a history counts as hanging."""
+
+
+class OwnFailure(RuntimeError):
+    """Running or comparing a history failed by a mistake of this package: nobody's model, and no finding."""
 
 
 @dataclass(frozen=True)
@@ -126,12 +130,12 @@ class Worker:
                 self._start_again()
                 # Our own comparing is no side of the user's.
                 if side == "comparing":
-                    raise UsageError(f"comparing a call, the process for histories {self._end()}") from None
+                    raise OwnFailure(f"comparing a call, the process for histories {self._end()}") from None
                 return Told("crash", side, message, index)
             if kind == "at":
                 index, side = value
             elif kind == "failed":
-                raise UsageError(value)
+                raise OwnFailure(value)
             else:
                 return Told(**value)
 

@@ -20,7 +20,7 @@ from typing import Final
 
 import yaml
 
-from pytest_torchcompile.errors import MatrixError, ReportError, TorchcompileError, UsageError
+from pytest_torchcompile.errors import OWN_FAILURE, MatrixError, ReportError, TorchcompileError, UsageError
 from pytest_torchcompile.gate import ci_formats, markdown
 from pytest_torchcompile.gate.announcement import announcement, outcome_record, refusal, refusal_record
 from pytest_torchcompile.gate.gate import GateOutcome, gate
@@ -33,7 +33,7 @@ from pytest_torchcompile.report.provenance import edited_since_run, head_commit
 from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.report.safe_output import JOURNAL_FILE, REPORT_FILE, harmless_text, replace_file, write_output
 
-__all__ = ["INTERNAL", "SUMMARY_VARIABLE", "PolicyEdit", "apply_edits", "possible_edits", "run_command", "update"]
+__all__ = ["SUMMARY_VARIABLE", "PolicyEdit", "apply_edits", "possible_edits", "run_command", "update"]
 
 
 @dataclass(frozen=True)
@@ -129,8 +129,6 @@ def _selectors_of_limits(policy: Policy) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
-INTERNAL: Final = 70
-"""Exit code for a mistake of ours (EX_SOFTWARE of sysexits.h): Python's own 1 would read as a verdict."""
 SUMMARY_VARIABLE: Final = "GITHUB_STEP_SUMMARY"
 """Names the file whose Markdown GitHub shows on the page of the run."""
 
@@ -152,7 +150,7 @@ def run_command(given: argparse.Namespace) -> int:
         traceback.print_exc()
         print("pytest-torchcompile gate: this is a mistake of pytest-torchcompile, and no verdict: please report it "
               "with the lines above", file=sys.stderr)
-        return INTERNAL
+        return OWN_FAILURE
 
 
 def _judge_and_write(given: argparse.Namespace) -> int:

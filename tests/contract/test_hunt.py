@@ -20,6 +20,8 @@ from pytest_torchcompile.contract.hunt import (
     parts_of,
 )
 from pytest_torchcompile.contract.layer_library import LAYERS, chain_source, layer_source
+from pytest_torchcompile.contract.worker import OwnFailure
+from pytest_torchcompile.errors import UsageError
 
 PLANTED = '''
 import torch
@@ -203,3 +205,31 @@ def test_a_hunt(tmp_path, monkeypatch, capsys):
     assert [each["times"] for each in state["findings"]] == [2]
     assert state["counts"]["programs"] == 1
     assert state["counts"]["calls"] > state["counts"]["histories"] > 6
+
+
+@pytest.mark.parametrize(("error", "code", "says"), [
+    (OwnFailure("comparing a call, the process for histories ended by SIGSEGV"), 70, "please report"),
+    (UsageError("no such layer"), 0, "could not be searched"),
+])
+def test_our_own_failure_is_loud(tmp_path, monkeypatch, capsys, error, code, says):
+    """It is no layer that this torch lacks: the run tells it at once, keeps it, and ends with a code of its own."""
+    class Fails:
+        def __init__(self, source):
+            self.source = source
+            self.closed = False
+
+        def close(self):
+            self.closed = True
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(hunt, "Worker", Fails)
+    monkeypatch.setattr(hunt.Hunt, "_search_rounds", fail)
+    monkeypatch.setattr(hunt, "hunted_programs", lambda seed, start: islice(hunted_programs(seed, start), 1))
+    assert main(["hunt", "-o", str(tmp_path), "--seconds", "60"]) == code
+    told = capsys.readouterr().out
+    assert says in told
+    assert ("layer_0: pytest-torchcompile itself failed here" in told) is (code == 70)
+    state = json.loads((tmp_path / "hunt.json").read_text())
+    assert (list(state["failed"]), list(state["skipped"])) == ((["layer_0"], []) if code else ([], ["layer_0"]))

@@ -17,9 +17,8 @@ from pytest_torchcompile.backends import BACKENDS
 from pytest_torchcompile.cell import AXES
 from pytest_torchcompile.checks import CHECKS, LIMITS, CheckEntry, Limit
 from pytest_torchcompile.cli import COMMANDS
-from pytest_torchcompile.errors import NothingToJudge, ReportError, UsageError
+from pytest_torchcompile.errors import OWN_FAILURE, NothingToJudge, ReportError, UsageError
 from pytest_torchcompile.gate.announcement import WORDS
-from pytest_torchcompile.gate.gate_command import INTERNAL
 from pytest_torchcompile.gate.policy import BASELINE, RATIOS
 from pytest_torchcompile.gate.policyfile import KEYS as POLICY_KEYS
 from pytest_torchcompile.observation import BAD, GOOD, VERDICTS
@@ -253,7 +252,7 @@ def exit_codes_page() -> str:
                 ReportError.exit_code: "the reports can't be judged, or not as a whole",
                 NothingToJudge.exit_code: "nothing to judge",
                 UsageError.exit_code: "wrong usage, or a mistake in a file (`file:line:column`)",
-                INTERNAL: "a mistake of pytest-torchcompile, and no verdict"}
+                OWN_FAILURE: "a mistake of pytest-torchcompile, and no verdict"}
     rows = [(number, code(WORDS.get(number, "")), text) for number, text in meanings.items()]
     told = [(code(name), command.help) for name, command in COMMANDS.items() if "exit code" in command.help]
     return page(

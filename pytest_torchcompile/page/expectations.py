@@ -46,6 +46,10 @@ def _limits_in_words(facts: Facts) -> Iterator[str]:
     limits: Mapping[str, Any] = facts.planned.get("limits", {})
     for name, value in limits.items():
         known = LIMITS.get(name)
+        # Without a share of its own, `compiles` excuses what allowed graph breaks leave to eager.
+        if name == "coverage" and value == 1 and limits.get("graph_breaks", 0) > 0:
+            yield f"coverage {_SIGNS['min']} 1, except at allowed graph breaks"
+            continue
         yield f"{name} {_SIGNS[known.kind] if known else '='} {value:g}"
 
 

@@ -23,7 +23,7 @@ from pytest_torchcompile.ranks.torchrun import Torchrun, own_file
 from pytest_torchcompile.report.journal import Journal
 from pytest_torchcompile.report.keeping import ReportKeeper
 from pytest_torchcompile.report.reproduction import file_name, is_reproducible, reproduction_text
-from pytest_torchcompile.report.safe_output import JOURNAL_FILE, REPRODUCTIONS, harmless_text, replace_file
+from pytest_torchcompile.report.safe_output import FOLDER, JOURNAL_FILE, REPRODUCTIONS, harmless_text, replace_file
 from pytest_torchcompile.report.terminal import failure_text, header_lines
 from pytest_torchcompile.run.settings import Settings
 from pytest_torchcompile.wrappers.wrapping import Wrapping
@@ -212,8 +212,11 @@ class MatrixSession:
     """The hooks of a run with ``--compile-matrix``."""
 
     def __init__(self, config: pytest.Config, settings: Settings, matrix: Matrix, named: Named,
-                 torchrun: Torchrun | None, report: Path, files: Path) -> None:
-        """``report`` is where the report will be, ``files`` the folder with ``.compile-matrix``."""
+                 torchrun: Torchrun | None, report: Path, files: Path, folder: str = FOLDER) -> None:
+        """``report`` is where the report will be, ``files`` the folder with ``.compile-matrix``.
+
+        ``folder``, below ``files``, has the journal and what is kept of earlier reports.
+        """
         self.config, self.settings, self.matrix, self.named = config, settings, matrix, named
         self.files = files
         self.torchrun = torchrun
@@ -222,10 +225,11 @@ class MatrixSession:
         # Of xdist; the controller has all verdicts.
         self.is_worker = hasattr(config, "workerinput")
         self.execution = Execution(matrix, settings, torchrun=self.torchrun)
-        self.journal = Journal(matrix, self.planned, settings, own_file(files, self.torchrun, JOURNAL_FILE))
+        journal_file = f"{folder}/{Path(JOURNAL_FILE).name}"
+        self.journal = Journal(matrix, self.planned, settings, own_file(files, self.torchrun, journal_file))
         # xdist has one specification for each of its workers.
         self.journal.workers = max(1, len(config.getoption("tx", None) or ()))
-        self.keeper = ReportKeeper(files, report, self.journal.path, matrix.root)
+        self.keeper = ReportKeeper(files, report, self.journal.path, matrix.root, folder)
         self.journal.report = Path(os.path.relpath(self.keeper.report, self.journal.path.parent)).as_posix()
 
     @pytest.hookimpl(tryfirst=True)

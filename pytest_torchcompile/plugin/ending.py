@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from pytest_torchcompile.gate.announcement import compare_with_baseline
+from pytest_torchcompile.plan.matrix_path import MODEL_PREFIX, is_of_model
 from pytest_torchcompile.plugin.collection import GRAPHS_KEY, SECONDS_KEY, MatrixSession
 from pytest_torchcompile.plugin.kept_logs import kept_log_lines
 from pytest_torchcompile.plugin.telling_axes import telling_axes
@@ -73,6 +74,9 @@ class Ending:
     def _keep_run(self) -> None:
         """Keep the report of a whole run that came to its end; that it cannot be kept is no failure of the run."""
         if self.keeper.saved != self.keeper.report or self.journal.exit_status not in (0, 1):
+            return
+        # Kept runs are those of a matrix file: --compile-baseline=last must not find one of a single model.
+        if is_of_model(self.session.settings.matrix):
             return
         with suppress(OSError):
             keep_run(self.session.files, self.keeper.report, self.journal.block(), self.session.settings.keep_runs)
@@ -144,6 +148,10 @@ class Ending:
             terminalreporter.write_line(text, yellow=True)
         if self.keeper.message:
             terminalreporter.write_line(self.keeper.message)
+        if is_of_model(self.session.settings.matrix):
+            model = self.session.settings.matrix.removeprefix(MODEL_PREFIX).partition(",")[0]
+            terminalreporter.write_line(
+                f"next: `pytest-torchcompile init {model}` writes a matrix to keep and to change")
         if lost := self._why_unsaved():
             terminalreporter.write_line(lost, red=True)
 

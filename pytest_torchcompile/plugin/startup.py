@@ -28,7 +28,7 @@ from pytest_torchcompile.ranks.torchrun import Torchrun, own_file
 from pytest_torchcompile.report.kept_runs import newest_of_other_commit
 from pytest_torchcompile.report.provenance import head_commit
 from pytest_torchcompile.report.reading import Report, read_report
-from pytest_torchcompile.report.safe_output import REPORT_FILE
+from pytest_torchcompile.report.safe_output import FOLDER, MODEL_FOLDER, REPORT_FILE
 from pytest_torchcompile.run.settings import Settings
 
 __all__ = ["refuse_options", "start_matrix"]
@@ -86,8 +86,10 @@ def start_matrix(config: pytest.Config, settings: Settings) -> None:
     if settings.baseline and not hasattr(config, "workerinput"):
         baseline = _read_baseline(config, settings, files)
     _switch_report_on(config)
-    report = _report_path(config, torchrun, files)
-    session = MatrixSession(config, settings, matrix, parts, torchrun, report, files)
+    # A run of one model must leave the report of the repository's matrix, and its marks, alone.
+    folder = MODEL_FOLDER if is_of_model(settings.matrix) else FOLDER
+    report = _report_path(config, torchrun, files / folder)
+    session = MatrixSession(config, settings, matrix, parts, torchrun, report, files, folder)
     config.stash[SESSION] = session
     config.pluginmanager.register(session, "compile-matrix")
     config.pluginmanager.register(Ending(session, baseline), "compile-matrix-ending")
@@ -176,14 +178,14 @@ def _switch_report_on(config: pytest.Config) -> None:
         option.json_report_omit = [*option.json_report_omit, "collectors", "keywords", "log"]
 
 
-def _report_path(config: pytest.Config, torchrun: Torchrun | None, files: Path) -> Path:
+def _report_path(config: pytest.Config, torchrun: Torchrun | None, folder: Path) -> Path:
     """Where this run's report is, of which pytest-json-report is told."""
     option = config.option
     named = getattr(option, "json_report_file", None)
     # Its own default is as good as nothing: our report has a place of its own.
     if named and named != ".report.json":
         return Path(config.invocation_params.dir, named)
-    path = own_file(files, torchrun, REPORT_FILE)
+    path = own_file(folder, torchrun, Path(REPORT_FILE).name)
     if named and option.json_report:
         option.json_report_file = str(path)
     return path

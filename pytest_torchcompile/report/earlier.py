@@ -31,7 +31,14 @@ from typing import Any, Final
 
 from pytest_torchcompile.report.provenance import add_seal, fingerprint, remove_seal
 from pytest_torchcompile.report.record import utc_time
-from pytest_torchcompile.report.safe_output import JOURNAL_FILE, REPORT_FILE, behind_link, replace_file
+from pytest_torchcompile.report.safe_output import (
+    FOLDER,
+    JOURNAL_FILE,
+    MODEL_FOLDER,
+    REPORT_FILE,
+    behind_link,
+    replace_file,
+)
 from pytest_torchcompile.report.strictjson import dumps
 
 __all__ = ["INTERRUPTED", "LATER_RUN", "RENAMED", "later_run_mark", "left_by_earlier_runs", "mark_earlier",
@@ -49,8 +56,10 @@ _ONLY_SHOWS: Final = frozenset({
 })
 """Options of pytest with which nothing is judged, so that a report stays that of the last run."""
 _OURS: Final = "--compile-"
-_RUNS_CELLS: Final = ("--compile-matrix", "--compile-model")
-"""Options that run cells, and so write a report."""
+_RUNS_CELLS: Final = {"--compile-matrix": FOLDER, "--compile-model": MODEL_FOLDER}
+"""Options that run cells, and so write a report, and the folder that it is in."""
+_NAMES_MODEL: Final = "model:"
+"""How the name of a matrix begins that is made for one model."""
 RENAMED: Final = "earlier."
 """How the name of a file begins that there was no room to mark."""
 _TAKE_A_VALUE: Final = frozenset({
@@ -75,11 +84,11 @@ def left_by_earlier_runs(root: Path, base: Path, arguments: Sequence[str]) -> li
     # That is where pytest-json-report writes, unless an option says otherwise.
     if "--json-report" in arguments:
         paths.append(base / ".report.json")
-    if any(text.partition("=")[0] in _RUNS_CELLS for text in arguments):
-        for folder in _values_of(arguments, "--compile-folder"):
-            # The last one counts, as pytest reads options.
-            root = base / folder
-        paths += _files_of_matrix_run(root)
+    for folder in _values_of(arguments, "--compile-folder"):
+        # The last one counts, as pytest reads options.
+        root = base / folder
+    for folder in sorted(_folders_of_runs(arguments)):
+        paths += _files_of_matrix_run(root, folder)
     return list(filter(Path.is_file, paths))
 
 
@@ -96,11 +105,25 @@ def _only_shows(arguments: Sequence[str]) -> bool:
     return False
 
 
-def _files_of_matrix_run(root: Path) -> Iterator[Path]:
+def _folders_of_runs(arguments: Sequence[str]) -> set[str]:
+    """Where runs of cells have their files; ``--compile-matrix=model:...`` is a run of one model too."""
+    folders: set[str] = set()
+    for place, text in enumerate(arguments):
+        option, _, value = text.partition("=")
+        folder = _RUNS_CELLS.get(option)
+        if folder is None:
+            continue
+        if "=" not in text:
+            value = "".join(arguments[place + 1:place + 2])
+        folders.add(MODEL_FOLDER if value.startswith(_NAMES_MODEL) else folder)
+    return folders
+
+
+def _files_of_matrix_run(root: Path, folder: str) -> Iterator[Path]:
     # Only torchrun's RANK counts: others may use a variable of that name for something else.
     rank = os.environ.get("RANK", "0") if "TORCHELASTIC_RUN_ID" in os.environ else "0"
     for file in (REPORT_FILE, JOURNAL_FILE):
-        path = root / file
+        path = root / folder / Path(file).name
         # A rank after the first has files of its own.
         if rank != "0":
             path = path.parent / f"rank{rank}" / path.name

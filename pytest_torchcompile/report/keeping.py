@@ -8,6 +8,7 @@ a part (``-k``, node ids, ``--lf``, ...)  its cells and tests are taken over int
                                           part's own record is ``.compile-matrix/part/report.json``
 nothing (``-k nothing``, a usage error)   it stays, with the mark that a later run began (:mod:`.earlier`)
 tests only, by ``--json-report``          it is replaced; one that holds cells goes to ``.compile-matrix/previous``
+one model (``--compile-model``)           it stays, without a mark: all of that run is in ``.compile-matrix/model``
 ========================================  ===================================================================
 
 Of two runs at once the one that began later has the report. The other one's is replaced, or marked while that goes on.
@@ -21,7 +22,7 @@ run that was killed. So what is lost can always be had by one run that judges ev
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from pytest_torchcompile.errors import ReportError
@@ -36,7 +37,7 @@ from pytest_torchcompile.report.earlier import (
 )
 from pytest_torchcompile.report.provenance import SEAL, add_seal
 from pytest_torchcompile.report.reading import read_content
-from pytest_torchcompile.report.safe_output import PART_FILE, PREVIOUS, behind_link, make_folder, replace_file
+from pytest_torchcompile.report.safe_output import FOLDER, PART_FILE, PREVIOUS, behind_link, make_folder, replace_file
 from pytest_torchcompile.report.strictjson import dumps
 from pytest_torchcompile.report.takeover import is_whole, judged_cells, judges_all_cells, not_mergeable, take_over
 from pytest_torchcompile.run.imported import edited_since
@@ -49,9 +50,15 @@ BLOCK: Final = "compile_matrix"
 class ReportKeeper:
     """Writes the report of one run."""
 
-    def __init__(self, root: Path, report: Path, journal: Path, project: Path | None = None) -> None:
-        """``root`` is pytest's root folder, ``project`` the one from which modules are imported (default: the same)."""
+    def __init__(self, root: Path, report: Path, journal: Path, project: Path | None = None,
+                 folder: str = FOLDER) -> None:
+        """``root`` is pytest's root folder, ``project`` the one from which modules are imported (default: the same).
+
+        ``folder``: the run's own, below the root: earlier reports, and the record of a part, lie in it.
+        """
         self.root, self.project = root, project or root
+        self.part_file = str(PurePosixPath(folder, PurePosixPath(PART_FILE).relative_to(FOLDER)))
+        self.previous = root / folder / PurePosixPath(PREVIOUS).relative_to(FOLDER)
         self.report, self.journal = behind_link(report), behind_link(journal)
         self.message = ""
         """What became of an earlier report, in one sentence; empty if there is nothing to say."""
@@ -92,7 +99,7 @@ class ReportKeeper:
         if kept is not None and LATER_RUN not in kept:
             self._write_part(content, indent)
             self.message = f"{self._report_name()} is left as a run wrote it that began after this one ({later}); " \
-                           f"the record of this run is {PART_FILE}"
+                           f"the record of this run is {self.part_file}"
             return False
         self.message = f"{self._report_name()} is marked as of an earlier run, because another one began beside it " \
                        f"({later})"
@@ -117,7 +124,7 @@ class ReportKeeper:
         elif nothing_judged or (is_whole(kept[BLOCK]) and not judges_all_cells(block)):
             why = "nothing was judged" if nothing_judged else f"it {obstacle}"
             self.message = f"{self._report_name()} is left as an earlier run wrote it, because {why}; " \
-                           f"the record of this run is {PART_FILE}"
+                           f"the record of this run is {self.part_file}"
         else:
             self._replace(content, kept, indent)
 
@@ -131,7 +138,7 @@ class ReportKeeper:
         left = [count(len(cells), "cell")] * bool(cells) + [count(len(tests), "test")] * bool(tests)
         if left:
             self.message = f"{self._report_name()} has {count(judged, 'cell')} of this run, and verdicts of an " \
-                           f"earlier run in {' and '.join(left)}; the record of this run alone is {PART_FILE}"
+                           f"earlier run in {' and '.join(left)}; the record of this run alone is {self.part_file}"
 
     def _replace(self, content: dict[str, Any], kept: dict[str, Any] | None, indent: int | None) -> None:
         self._keep_previous(kept)
@@ -142,14 +149,14 @@ class ReportKeeper:
         self.saved = self.report
 
     def _write_part(self, content: dict[str, Any], indent: int | None) -> None:
-        self.saved = self.root / PART_FILE
+        self.saved = self.root / self.part_file
         _write_sealed(self.saved, content, indent)
 
     def _keep_previous(self, kept: dict[str, Any] | None) -> None:
         """Copy the report that is about to be replaced, unless it would displace one that says more."""
         if not self.report.is_file():
             return
-        there = self.root / PREVIOUS / self.report.name
+        there = self.previous / self.report.name
         if kept is None or _is_of_one_run(kept) or not there.exists():
             self._move(self.report)
 
@@ -159,9 +166,9 @@ class ReportKeeper:
             self._keep_previous(self._read_kept())
 
     def _move(self, path: Path) -> None:
-        make_folder(self.root / PREVIOUS)
+        make_folder(self.previous)
         # Not Path.replace: a link may have led to another disk.
-        shutil.move(path, self.root / PREVIOUS / path.name)
+        shutil.move(path, self.previous / path.name)
 
     def _read_kept(self) -> dict[str, Any] | None:
         """What is in the report file, without its seal; None without a report that is as its run wrote it."""

@@ -22,12 +22,14 @@ from pytest_torchcompile.bounded_folder import beside_place
 from pytest_torchcompile.errors import UsageError
 
 __all__ = [
-    "CODE", "FOLDER", "JOURNAL_FILE", "LOGS", "OUR_COMMENT", "PART_FILE", "PREVIOUS", "REPORT_FILE", "REPRODUCTIONS",
-    "REUSED", "WRITTEN_BY", "behind_link", "harmless_text", "make_folder", "refuse_others", "replace_file",
-    "write_output",
+    "CODE", "FOLDER", "JOURNAL_FILE", "LOGS", "MODEL_FOLDER", "OUR_COMMENT", "PART_FILE", "PREVIOUS", "REPORT_FILE",
+    "REPRODUCTIONS", "REUSED", "WRITTEN_BY", "behind_link", "harmless_text", "make_folder", "refuse_others",
+    "replace_file", "write_output",
 ]
 
 FOLDER: Final = ".compile-matrix"
+MODEL_FOLDER: Final = f"{FOLDER}/model"
+"""Where a run with --compile-model has its files, apart from those of the repository's matrix."""
 REPORT_FILE: Final = f"{FOLDER}/report.json"
 JOURNAL_FILE: Final = f"{FOLDER}/journal.jsonl"
 REPRODUCTIONS: Final = f"{FOLDER}/repro"

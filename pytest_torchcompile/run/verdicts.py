@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile import checks
 from pytest_torchcompile.checks import CHECKS
@@ -27,6 +27,9 @@ _HINTS = {
     NO_RANK: "see that python -c 'import torch' works here, and that memory and disk suffice",
     "internal": "this is a mistake of pytest-torchcompile: please report it with the evidence",
 }
+
+_SLOW_COMPILER: Final = "raise --compile-timeout, try smaller sizes or a smaller model, or take " \
+                        "`backend: aot_eager`, which needs no such compiler"
 
 
 def judge_observation(observation: Observation, names: Iterable[str],
@@ -104,7 +107,26 @@ def _judge_failure(failure: Failure, several: bool) -> Judgement:
     if verdict == "skip":
         return Judgement("skip", note=failure.message)
     kind = "crash of ranks" if several and failure.kind == "crash" else failure.kind
+    if kind == "timeout" and (compiler := _compiler_that_ran(failure.evidence)):
+        message = f"{failure.message}; {compiler} was running"
+        return Judgement(verdict, (Problem(message, failure.evidence, _SLOW_COMPILER),))
     return Judgement(verdict, (Problem(failure.message, failure.evidence, _HINTS.get(kind, "")),))
+
+
+def _compiler_that_ran(stacks: str) -> str:
+    """Which compiler a rank waited for when its time was over, by the files in its stacks; empty for none.
+
+    The files are torch 2.8's to 2.13's, in ``torch/_inductor``. Triton's own compiler lies in ``triton/compiler``.
+    """
+    # Of a rank's stacks: the innermost frame does not say which compiler, those around it do.
+    if "_inductor/cpp_builder.py" in stacks:
+        return "the C++ compiler"
+    if "triton/compiler/" in stacks:
+        return "Triton's compiler"
+    # Inductor waits there for compilers in processes of their own, which have no frames here.
+    if "_inductor/async_compile.py" in stacks:
+        return "a compiler that Inductor waited for (C++ or Triton)"
+    return ""
 
 
 def apply_xfail(judgements: Mapping[str, Judgement], planned: PlannedCell,

@@ -154,3 +154,13 @@ def test_what_to_try_and_the_command():
     assert again("pytest 'a'") == ('<p class="again">again <code>pytest &#x27;a&#x27;</code> '
                                    '<button type="button" class="js copy">copy</button></p>')
     assert again("") is None
+
+
+@pytest.mark.parametrize(("limits", "shown"), [
+    ({"coverage": 1.0, "graph_breaks": 1}, "coverage ≥ 1, except at allowed graph breaks"),
+    ({"coverage": 1.0, "graph_breaks": 0}, "coverage ≥ 1<"), ({"coverage": 0.5, "graph_breaks": 1}, "coverage ≥ 0.5<"),
+])  # fmt: skip
+def test_allowed_graph_breaks_lower_the_coverage_that_is_asked(limits, shown):
+    one = cell({"model": "a"})
+    one["planned"] = {"limits": limits}
+    assert shown in str(expectations_section([Facts(one)]))

@@ -65,10 +65,10 @@ class Repo:
     def block(self, name: str = ".compile-matrix/report.json") -> dict:
         return json.loads((self.path / name).read_text(encoding="utf-8"))["compile_matrix"]
 
-    def verdicts(self) -> dict[str, str]:
+    def verdicts(self, name: str = ".compile-matrix/report.json") -> dict[str, str]:
         """``cell::check`` to verdict, of the last run."""
-        return {f"{cell['id']}::{name}": check["verdict"]
-                for cell in self.block()["cells"] for name, check in cell["checks"].items()}
+        return {f"{cell['id']}::{check}": found["verdict"]
+                for cell in self.block(name)["cells"] for check, found in cell["checks"].items()}
 
     def problems(self, cell: str, check: str) -> list[dict]:
         (found,) = (c for c in self.block()["cells"] if c["id"] == cell)

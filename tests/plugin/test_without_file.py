@@ -8,6 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.needs_torch
 MODEL = "--compile-model=models:Net"
+OWN_REPORT = ".compile-matrix/model/report.json"
 EAGER = "compile_cell(backend='eager')"
 
 
@@ -28,10 +29,10 @@ def test_first_verdicts(bare):
         "model:models:Net *",
         "3 cells: 3 pass; 3 ran compiled code",
     ])
-    verdicts = bare.verdicts()
+    verdicts = bare.verdicts(OWN_REPORT)
     assert {name.split("-")[1] for name in verdicts} == {"eager", "aot_eager", "inductor"}
     assert "net-inductor-default-auto-none::gradients" in verdicts
-    block = bare.block()
+    block = bare.block(OWN_REPORT)
     assert block["matrix"]["path"] == "model:models:Net"
     sizes = block["cells"][0]["observation"]["sections"]["recompiles"]["sizes"]
     assert sizes == 3
@@ -145,3 +146,20 @@ def test_pytest_itself_does_not_load_torch(bare):
     result = bare.run(MODEL, "-m", EAGER, "--compile-checks=compiles", "-s", option="")
     assert "torch loaded: False" in result.stdout.str()
     assert result.ret == 0
+
+
+def test_the_report_of_the_matrix_stays_as_it_is(repo):
+    """A run of one model has files of its own, says where to go next, and is no run that a baseline finds."""
+    folder = repo.path / ".compile-matrix"
+    folder.mkdir()
+    kept = {name: folder / name for name in ("report.json", "journal.jsonl", "part/report.json")}
+    for name, path in kept.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f'{{"compile_matrix": "{name}"}}')
+    result = repo.run(MODEL, "-m", EAGER, "--compile-checks=compiles", option="")
+    assert result.ret == 0
+    for name, path in kept.items():
+        assert path.read_text() == f'{{"compile_matrix": "{name}"}}'
+    assert (folder / "model/report.json").is_file()
+    assert not (folder / "runs").exists()
+    result.stdout.fnmatch_lines(["next: `pytest-torchcompile init models:Net` writes a matrix to keep and to change"])

@@ -29,7 +29,6 @@ def folder(tmp_path):
 @pytest.mark.parametrize(("arguments", "names"), [
     (["--compile-matrix"], ["report.json", "journal.jsonl"]),
     (["--compile-matrix=m.yaml", "-k", "x", "--unknown"], ["report.json", "journal.jsonl"]),
-    (["--compile-model=models:Net"], ["report.json", "journal.jsonl"]),
     (["--compile-matrix", "--json-report-file=named.json"], ["named.json", "report.json", "journal.jsonl"]),
     (["--compile-matrix", "--json-report-file", "named.json"], ["named.json", "report.json", "journal.jsonl"]),
     (["--compile-matrix", "--json-report-file"], ["report.json", "journal.jsonl"]),
@@ -47,6 +46,21 @@ def test_which_files(folder, monkeypatch, arguments, names):
     for variable in ("RANK", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(variable, raising=False)
     assert [path.name for path in left_by_earlier_runs(folder, folder, arguments)] == names
+
+
+@pytest.mark.parametrize("arguments", [
+    ["--compile-model=models:Net"], ["--compile-matrix=model:models:Net", "-k", "eager"],
+    ["--compile-matrix", "model:models:Net"],
+], ids=" ".join)
+def test_a_run_of_one_model_marks_its_own_files_alone(folder, monkeypatch, arguments):
+    """The matrix's report is none that such a run could replace."""
+    for variable in ("RANK", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(variable, raising=False)
+    assert left_by_earlier_runs(folder, folder, arguments) == []
+    own = folder / ".compile-matrix/model/report.json"
+    own.parent.mkdir()
+    own.touch()
+    assert left_by_earlier_runs(folder, folder, arguments) == [own]
 
 
 def test_a_rank_after_the_first_has_files_of_its_own(folder, monkeypatch):

@@ -265,6 +265,22 @@ def test_failures(kind, verdict):
     assert {j.verdict for j in found.values()} == {verdict}
 
 
+@pytest.mark.parametrize(("stacks", "compiler"), [
+    ('File "/s/torch/_inductor/cpp_builder.py", line 1700 in build', "; the C++ compiler was running"),
+    ('File "/s/triton/compiler/compiler.py", line 300 in compile', "; Triton's compiler was running"),
+    ('File "/s/torch/_inductor/async_compile.py", line 700 in wait',
+     "; a compiler that Inductor waited for (C++ or Triton) was running"),
+    ('File "/s/models.py", line 3 in forward', ""),
+])  # fmt: skip
+def test_a_time_out_names_the_compiler_that_ran(stacks, compiler):
+    """Other sizes and aot_eager help against a slow compiler, and against nothing else."""
+    failure = Failure("timeout", "no result after 60 s", evidence=stacks)
+    (problem,) = judge_observation(Observation("c", failure=failure), ["compiles"], {})["compiles"].problems
+    assert problem.message == f"no result after 60 s{compiler}"
+    assert ("aot_eager" in problem.hint and "smaller sizes" in problem.hint) == bool(compiler)
+    assert "--compile-timeout" in problem.hint
+
+
 def planned(checks=()):
     return SimpleNamespace(outcome="xfail", checks=checks, reason="known", issue="a/b#1", rule="m.yaml:3",
                            expired=None)

@@ -27,7 +27,7 @@ from pytest_torchcompile.plan.matrix_path import DEFAULT, find_matrix, is_of_mod
 from pytest_torchcompile.plan.nodes import compose, offsets_of_entry, scalar_text
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.merging import Merged, merge_reports
-from pytest_torchcompile.report.reading import read_report
+from pytest_torchcompile.report.reading import model_report_hint, read_report
 from pytest_torchcompile.report.safe_output import OUR_COMMENT, REPORT_FILE, harmless_text, replace_file
 
 __all__ = ["AcceptedRule", "add_rules", "rules_of", "rules_text", "run_command"]
@@ -248,7 +248,8 @@ def _cells_not_run(run: Merged, matrix: Matrix) -> list[str]:
 
 def _read_run(paths: Sequence[str]) -> Merged:
     if paths == [REPORT_FILE] and not Path(REPORT_FILE).is_file():
-        raise ReportError(f"{REPORT_FILE}: there is no report here; run `pytest --compile-matrix` first, or name one")
+        raise ReportError(f"{REPORT_FILE}: there is no report here; run `pytest --compile-matrix` first, or name one"
+                          f"{model_report_hint()}")
     reports = [read_report(path) for path in paths]
     for report in reports:
         if report.later_run:

@@ -29,8 +29,8 @@ from pytest_torchcompile.gate.policy import Policy
 from pytest_torchcompile.gate.policy_limits import Slack, slack_numbers
 from pytest_torchcompile.gate.policyfile import parse_policy, read_policy
 from pytest_torchcompile.plan.nodes import offsets_of_entry
-from pytest_torchcompile.report.provenance import edited_since_run, head_commit
-from pytest_torchcompile.report.reading import Report, read_report
+from pytest_torchcompile.report.provenance import changed_by_policy_alone, edited_since_run, head_commit
+from pytest_torchcompile.report.reading import Report, model_report_hint, read_report
 from pytest_torchcompile.report.safe_output import JOURNAL_FILE, REPORT_FILE, harmless_text, replace_file, write_output
 
 __all__ = ["SUMMARY_VARIABLE", "PolicyEdit", "apply_edits", "possible_edits", "run_command", "update"]
@@ -198,7 +198,7 @@ def _default_report() -> str:
         if Path(name).exists():
             return name
     raise UsageError(f"there is no {REPORT_FILE} here: run `pytest --compile-matrix` first, or name a report, as in "
-                     "`pytest-torchcompile gate report.json`")
+                     f"`pytest-torchcompile gate report.json`{model_report_hint()}")
 
 
 @contextmanager
@@ -222,15 +222,20 @@ def _origin_request(given: argparse.Namespace, reports: list[Report]) -> OriginR
     commits: dict[Path, str] = {}
     heads: dict[str, str] = {}
     edited: dict[str, str] = {}
+    policy = None
+    if given.policy is not None:
+        policy = Path(given.policy)
     for report in reports:
         folder = Path(report.name).parent
         if folder not in commits:
             commits[folder] = head_commit(folder) or ""
         heads[report.name] = commits[folder]
-        what = edited_since_run(report.block["run"], folder)
+        what = edited_since_run(report.block["run"], folder, policy)
         if what:
             edited[report.name] = what
-    return OriginRequest(commit, given.earlier, heads, edited)
+    by_policy = frozenset(report.name for report in reports
+                          if changed_by_policy_alone(report.block["run"], Path(report.name).parent, policy))
+    return OriginRequest(commit, given.earlier, heads, edited, by_policy)
 
 
 def _refuse_reports(given: argparse.Namespace, error: ReportError) -> int:

@@ -38,6 +38,8 @@ class OriginRequest:
     """Report to the commit that is checked out in the folder in which it lies."""
     edited: Mapping[str, str] = field(default_factory=dict)
     """Report to what of its sources is not any more, in its folder, as its run had it; only where something is not."""
+    changed_by_policy: Collection[str] = ()
+    """Reports whose run had no uncommitted changes but those of the policy, which is read only now."""
     now: datetime.datetime | None = None
     """The time of judging; None: this moment."""
 
@@ -251,8 +253,9 @@ class WantedCommit:
 
 
 def _check_commit(merged: Merged, policy: Policy, request: OriginRequest) -> Iterator[Finding]:
+    by_policy = all(report.name in request.changed_by_policy for report in merged.reports)
     for wanted in _wanted_commits(policy, request):
-        text = _why_not_of_commit(merged.git, wanted.sha)
+        text = _why_not_of_commit(merged.git, wanted.sha, by_policy)
         if text:
             yield Finding("commit", "unusable", text, file=wanted.file, line=wanted.line)
 
@@ -272,14 +275,14 @@ def _wanted_commits(policy: Policy, request: OriginRequest) -> Iterator[WantedCo
     yield WantedCommit(head, policy.path, line)
 
 
-def _why_not_of_commit(git: Mapping[str, Any] | None, wanted: str) -> str:
-    """Empty if the reports are of the commit that is wanted."""
+def _why_not_of_commit(git: Mapping[str, Any] | None, wanted: str, by_policy: bool) -> str:
+    """Empty if the reports are of the commit that is wanted; ``by_policy``: what was changed is the policy alone."""
     if git is None:
         return f"the reports do not tell their commit, and {wanted[:SHOWN]} is wanted"
     shown = git["commit"][:SHOWN]
     if not git["commit"].startswith(wanted):
         return f"the reports are of commit {shown}, and {wanted[:SHOWN]} is wanted"
-    if git["changed"]:
+    if git["changed"] and not by_policy:
         return f"the reports are of commit {shown} with uncommitted changes, and {wanted[:SHOWN]} without any is wanted"
     return ""
 

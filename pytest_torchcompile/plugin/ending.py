@@ -149,9 +149,10 @@ class Ending:
         if self.keeper.message:
             terminalreporter.write_line(self.keeper.message)
         if is_of_model(self.session.settings.matrix):
-            model = self.session.settings.matrix.removeprefix(MODEL_PREFIX).partition(",")[0]
+            model, _, inputs = self.session.settings.matrix.removeprefix(MODEL_PREFIX).partition(",")
+            again = f"init {model} --inputs {inputs}" if inputs else f"init {model}"
             terminalreporter.write_line(
-                f"next: `pytest-torchcompile init {model}` writes a matrix to keep and to change")
+                f"next: `pytest-torchcompile {again}` writes a matrix to keep and to change")
         if lost := self._why_unsaved():
             terminalreporter.write_line(lost, red=True)
 

@@ -84,7 +84,9 @@ class Cause:
     @property
     def name(self) -> str:
         """The checks that show it; of cells without a result, what ended them."""
-        if self.verdict in ("error", "crash", "timeout") and len(self.checks) > 1:
+        # What ends a process takes all checks along, also where one alone was asked for.
+        ended = self.verdict in ("crash", "timeout")
+        if ended or (self.verdict == "error" and len(self.checks) > 1):
             return f"{self.verdict}, so no check has a result"
         return ", ".join(self.checks)
 

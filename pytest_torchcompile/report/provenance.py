@@ -14,7 +14,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -27,8 +27,8 @@ from pytest_torchcompile.run.imported import edited_since, hash_of
 
 __all__ = [
     "CI_VARIABLES", "EVIDENCE", "HEAD", "SEAL", "SOURCES", "Sources", "add_seal", "cell_fingerprint",
-    "edited_since_run", "fingerprint", "git_output", "git_state", "head_commit", "head_fingerprint",
-    "installed_packages", "is_sealed", "is_source", "remove_seal", "run_provenance",
+    "changed_by_policy_alone", "edited_since_run", "fingerprint", "git_output", "git_state", "head_commit",
+    "head_fingerprint", "installed_packages", "is_sealed", "is_source", "remove_seal", "run_provenance",
 ]
 
 CI_VARIABLES: Final = (
@@ -80,20 +80,20 @@ def head_commit(folder: Path) -> str | None:
     return commit
 
 
-def git_state(root: Path) -> dict[str, Any] | None:
+def git_state(root: Path, counted: Sequence[str] = (":(top)",)) -> dict[str, Any] | None:
     """The commit that is checked out, whether tracked files differ from it and how, and where ``root`` lies in it.
 
     None where there is no git. Of differences, and of sources that git does not track, only a hash is kept: it tells
-    two edits apart, and nothing else.
+    two edits apart, and nothing else. ``counted``: pathspecs of the tracked files whose edits count; all by default.
     """
     commit = head_commit(root)
     if commit is None:
         return None
-    changes = git_output(root, "status", "--porcelain", "--untracked-files=no")
+    changes = git_output(root, "status", "--porcelain", "--untracked-files=no", "--", *counted)
     difference = None
     if changes:
         # What the user has configured for git (another program for diffs, filters) would make other texts of it.
-        command = ("diff", "--no-ext-diff", "--no-textconv", "--binary", "--submodule=diff", "HEAD")
+        command = ("diff", "--no-ext-diff", "--no-textconv", "--binary", "--submodule=diff", "HEAD", "--", *counted)
         difference = git_output(root, *command)
     digest = hashlib.sha256(difference.encode("utf-8", "surrogateescape")).hexdigest() if difference else ""
     return {"commit": commit, "changed": changes != "", "diff_sha256": digest,
@@ -176,10 +176,11 @@ class Sources:
         return Path(git_output(self.root, "rev-parse", "--show-toplevel") or self.root)
 
 
-def edited_since_run(run: Mapping[str, Any] | None, folder: Path) -> str:
+def edited_since_run(run: Mapping[str, Any] | None, folder: Path, policy: Path | None = None) -> str:
     """What of a run's sources is not any more as the run had it, told in the repository in which ``folder`` lies.
 
     Empty where nothing is, and where another commit is checked out, or no git: then nothing is like it was anyway.
+    ``policy``: the one that judges. It is read when a run is over, so an edit of it makes no run an earlier one.
     """
     git, top = (run or {}).get("git"), git_output(folder, "rev-parse", "--show-toplevel")
     if run is None or git is None or top is None or head_commit(folder) != git["commit"]:
@@ -191,10 +192,46 @@ def edited_since_run(run: Mapping[str, Any] | None, folder: Path) -> str:
     # That git was too slow is no edit.
     if state is None:
         return ""
-    alike = state["changed"] == git.get("changed") and state["diff_sha256"] == git.get("diff_sha256")
-    if alike:
+    if _is_state(state, git):
         return ""
+    name = _name_of_policy(run, root, Path(top), policy)
+    if name:
+        rest = git_state(root, (":(top)", f":(top,exclude,literal){name}"))
+        if rest is not None and _is_state(rest, git):
+            return ""
     return "files that git tracks"
+
+
+def changed_by_policy_alone(run: Mapping[str, Any] | None, folder: Path, policy: Path | None) -> bool:
+    """Were the uncommitted changes of a run those that the policy has in the repository of ``folder``, and no others?
+
+    The run knows a hash of its changes only, so a policy that was edited once more since is one that nobody knows.
+    """
+    git, top = (run or {}).get("git"), git_output(folder, "rev-parse", "--show-toplevel")
+    if run is None or git is None or top is None or head_commit(folder) != git["commit"]:
+        return False
+    root = Path(top) / git["prefix"]
+    name = _name_of_policy(run, root, Path(top), policy)
+    if not name:
+        return False
+    state = git_state(root, (f":(top,literal){name}",))
+    return state is not None and state["changed"] and _is_state(state, git)
+
+
+def _name_of_policy(run: Mapping[str, Any], root: Path, top: Path, policy: Path | None) -> str:
+    """The policy as git names it, from the top; empty where it lies elsewhere, or may be more than a policy."""
+    # A file of Python may be a policy by its text, and a module that a run imports.
+    if policy is None or policy.suffix not in (".yaml", ".yml"):
+        return ""
+    # Git looks through links to folders, and at a link itself: what it leads to counts as all files do.
+    path = policy.parent.resolve() / policy.name
+    if not path.is_relative_to(top.resolve()) or os.path.relpath(path, root.resolve()) in run.get("sources", {}):
+        return ""
+    return path.relative_to(top.resolve()).as_posix()
+
+
+def _is_state(state: Mapping[str, Any], git: Mapping[str, Any]) -> bool:
+    return (state["changed"], state["diff_sha256"]) == (git.get("changed"), git.get("diff_sha256"))
 
 
 def _edited_and_there(root: Path, imported: Mapping[str, str]) -> list[str]:

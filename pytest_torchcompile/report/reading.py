@@ -23,10 +23,11 @@ from pytest_torchcompile.observation import BAD
 from pytest_torchcompile.report.earlier import LATER_RUN, RENAMED
 from pytest_torchcompile.report.provenance import SEAL, fingerprint, head_fingerprint, is_sealed
 from pytest_torchcompile.report.record import Record
+from pytest_torchcompile.report.safe_output import MODEL_REPORT, REPORT_FILE
 from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, line_schemas, upgrade_block
 from pytest_torchcompile.report.strictjson import StrictError, Validator, compile_schema, loads
 
-__all__ = ["Report", "read_content", "read_report"]
+__all__ = ["Report", "model_report_hint", "read_content", "read_report"]
 
 KEY: Final = "compile_matrix"
 MAX_BYTES: Final = 512 << 20
@@ -172,6 +173,13 @@ def _other_failures(tests: Any, block: dict[str, Any]) -> Iterator[str]:
             yield nodeid
 
 
+def model_report_hint() -> str:
+    """The end of a text that says that no report is here: a run of one model has its own. Empty where it has none."""
+    if not Path(MODEL_REPORT).is_file():
+        return ""
+    return f"; the last run with --compile-model left {MODEL_REPORT}"
+
+
 def _read_bytes(path: Path, name: str) -> bytes:
     try:
         if path.is_dir():
@@ -182,6 +190,8 @@ def _read_bytes(path: Path, name: str) -> bytes:
     except FileNotFoundError:
         others = list(map(str, path.parent.glob("*.json*")))
         hint = f"; {nearest(name, others)}" if others else ""
+        if path == Path(REPORT_FILE):
+            hint += model_report_hint()
         raise ReportError(f"{name}: no such file{hint}") from None
     except MemoryError:
         raise ReportError(f"{name}: is larger than this machine's memory") from None

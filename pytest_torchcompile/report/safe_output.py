@@ -22,9 +22,9 @@ from pytest_torchcompile.bounded_folder import beside_place
 from pytest_torchcompile.errors import UsageError
 
 __all__ = [
-    "CODE", "FOLDER", "JOURNAL_FILE", "LOGS", "MODEL_FOLDER", "OUR_COMMENT", "PART_FILE", "PREVIOUS", "REPORT_FILE",
-    "REPRODUCTIONS", "REUSED", "WRITTEN_BY", "behind_link", "harmless_text", "make_folder", "refuse_others",
-    "replace_file", "write_output",
+    "CODE", "FOLDER", "JOURNAL_FILE", "LOGS", "MODEL_FOLDER", "MODEL_REPORT", "OUR_COMMENT", "PART_FILE", "PREVIOUS",
+    "REPORT_FILE", "REPRODUCTIONS", "REUSED", "WRITTEN_BY", "behind_link", "harmless_text", "make_folder",
+    "refuse_others", "replace_file", "write_output",
 ]
 
 FOLDER: Final = ".compile-matrix"
@@ -32,6 +32,7 @@ MODEL_FOLDER: Final = f"{FOLDER}/model"
 """Where a run with --compile-model has its files, apart from those of the repository's matrix."""
 REPORT_FILE: Final = f"{FOLDER}/report.json"
 JOURNAL_FILE: Final = f"{FOLDER}/journal.jsonl"
+MODEL_REPORT: Final = f"{MODEL_FOLDER}/report.json"
 REPRODUCTIONS: Final = f"{FOLDER}/repro"
 """Where a failed cell's file is written."""
 PREVIOUS: Final = f"{FOLDER}/previous"

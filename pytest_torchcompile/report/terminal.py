@@ -126,7 +126,9 @@ def _problem_lines(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdic
     if first := first_with_problem(verdict, problem, verdicts):
         yield f"{check}: the cell has no result, as {first} tells: {short}"
         return
-    yield f"{check}: {problem.message}"
+    # What ended the process is no finding of the check that is the first to tell it.
+    ended = verdict.verdict in ("crash", "timeout")
+    yield f"{verdict.verdict if ended else check}: {problem.message}"
     if problem.evidence:
         yield textwrap.indent(problem.evidence, "    ")
     if problem.hint:

@@ -116,7 +116,8 @@ def _judge_failure(failure: Failure, several: bool) -> Judgement:
 def _compiler_that_ran(stacks: str) -> str:
     """Which compiler a rank waited for when its time was over, by the files in its stacks; empty for none.
 
-    The files are torch 2.8's to 2.13's, in ``torch/_inductor``. Triton's own compiler lies in ``triton/compiler``.
+    The files are torch 2.13's, in ``torch/_inductor``; the first was seen in a time-out with a g++ that hung. Triton's
+    own compiler lies in ``triton/compiler``.
     """
     # Of a rank's stacks: the innermost frame does not say which compiler, those around it do.
     if "_inductor/cpp_builder.py" in stacks:

@@ -55,6 +55,21 @@ def test_without_arguments_it_judges_the_report_of_the_last_run_here(tmp_path, m
     assert main(["gate"]) == 0
 
 
+@pytest.mark.parametrize(("command", "code"), [
+    (["gate"], 4), (["accept"], 2), (["html", ".compile-matrix/report.json"], 2), (["costs"], 2),
+])
+def test_where_only_a_model_was_run_its_report_is_named(tmp_path, monkeypatch, capsys, command, code):
+    """Such a run has a report of its own, which no command reads unless it is named."""
+    monkeypatch.chdir(tmp_path)
+    told = "; the last run with --compile-model left .compile-matrix/model/report.json"
+    assert main(command) == code
+    assert told not in capsys.readouterr().err
+    (tmp_path / ".compile-matrix/model").mkdir(parents=True)
+    Run().write(tmp_path / ".compile-matrix/model")
+    assert main(command) == code
+    assert told in capsys.readouterr().err
+
+
 def test_exit_codes(run, tmp_path, capsys):
     """0 pass, 1 fail, 2 unusable, 3 nothing to judge, 4 usage."""
     good = run.write(tmp_path)

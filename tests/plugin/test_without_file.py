@@ -47,6 +47,7 @@ def test_inputs_that_are_named(bare):
     result.stdout.fnmatch_lines([
         "compile matrix: model:models:Net,models:batch: 3 cells planned*",
         "  note: net: inputs by models:batch; B = 4, 5, 10",
+        "next: `pytest-torchcompile init models:Net --inputs models:batch` writes a matrix to keep and to change",
     ])
     assert result.ret == 0
 

@@ -154,3 +154,55 @@ def test_a_note_where_sources_were_edited_after_the_run(project, capsys, importe
     told = capsys.readouterr().out
     assert f"note      {path} is older than edits in its folder: {what}" in told
     assert "run the matrix again to have them judged" in told
+
+
+POLICY = "version: 1\n"
+EDITED = "version: 1\n# What we take.\n"
+
+
+@pytest.fixture
+def judged(project):
+    """The repository with a policy, and nothing else that is changed; its commit's SHA is what the gate wants."""
+    (project / "policy.yaml").write_text(POLICY)
+    (project / "link.yaml").symlink_to("policy.yaml")
+    (project / "policy.py").write_text(POLICY)
+    git(project, "add", "policy.yaml", "policy.py", "link.yaml", "changed.py")
+    git(project, "commit", "-qm", "policy")
+    return project
+
+
+@pytest.mark.parametrize(("edited", "policy", "code"), [
+    (["policy.yaml"], "policy.yaml", 0),
+    (["policy.yaml", "models.py"], "policy.yaml", 2),
+    (["models.py"], "policy.yaml", 2),
+    # What a link leads to, and what Python could import, counts as every other file.
+    (["policy.yaml"], "link.yaml", 2),
+    (["policy.py"], "policy.py", 2),
+    (["policy.yaml"], "", 2),
+])
+def test_the_policy_that_judges_is_no_source(judged, capsys, edited, policy, code):
+    """It is read when the run is over: an edit before the run, or after it, made no other verdict."""
+    clean = git_state(judged)
+    for name in edited:
+        (judged / name).write_text(EDITED)
+    arguments = ["--policy", str(judged / policy)] * bool(policy)
+    run = Run()
+    run.git = git_state(judged)
+    (path,) = run.write(judged)
+    assert main(["gate", path, "--commit", clean["commit"], *arguments]) == code
+    assert ("with uncommitted changes" in capsys.readouterr().out) == (code == 2)
+    run.git = clean
+    (path,) = run.write(judged)
+    assert main(["gate", path, *arguments]) == 0
+    assert ("is older than edits in its folder" in capsys.readouterr().out) == (code == 2)
+
+
+def test_a_policy_that_was_edited_once_more_is_an_unknown_change(judged, capsys):
+    """The run told a hash of its changes, and it is another one now."""
+    (judged / "policy.yaml").write_text(EDITED)
+    run = Run()
+    run.git = git_state(judged)
+    (path,) = run.write(judged)
+    (judged / "policy.yaml").write_text(POLICY + "# And this.\n")
+    assert main(["gate", path, "--commit", run.git["commit"], "--policy", str(judged / "policy.yaml")]) == 2
+    assert "with uncommitted changes" in capsys.readouterr().out

@@ -98,7 +98,7 @@ def test_a_crash_is_shown_once():
     judged = Judgement("crash", (Problem("aborted (SIGABRT)", "a long stack"),))
     told = {"compiles": judged, "gradients": judged}
     assert failure_text("compiles", told, "pytest x") == (
-        "compiles: aborted (SIGABRT)\n    a long stack\n  same as above: 1 check: gradients\n  again  pytest x")
+        "crash: aborted (SIGABRT)\n    a long stack\n  same as above: 1 check: gradients\n  again  pytest x")
     assert failure_text("gradients", told, "pytest x") == (
         "gradients: the cell has no result, as compiles tells: aborted (SIGABRT)\n  again  pytest x")
 

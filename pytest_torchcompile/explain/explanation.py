@@ -12,7 +12,7 @@ from pytest_torchcompile.explain.guards import Guard
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, FailedCompile, GraphBreak
 from pytest_torchcompile.lowering.kernel_records import KernelCall
 
-__all__ = ["FORMAT", "Explanation", "total_bytes"]
+__all__ = ["FORMAT", "Explanation", "resumed_text", "total_bytes"]
 
 FORMAT: Final = 1
 """Of the JSON; a number more where a key changes its meaning."""
@@ -48,6 +48,10 @@ class Explanation:
     def stages_of(self, compile_id: str, stage: str) -> list[Stage]:
         """The graphs of one stage that a compile made."""
         return [found for found in self.stages if found.compile_id == compile_id and found.stage == stage]
+
+    def compile_of(self, compile_id: str) -> Compile | None:
+        """The ledger's record of a compile; None where it has none."""
+        return next((found for found in self.compiles if found.compile_id == compile_id), None)
 
     @property
     def traced_graphs(self) -> list[Stage]:
@@ -87,6 +91,11 @@ class Explanation:
         saved = {compile_id: [asdict(tensor) for tensor in self.saved_of(compile_id)]
                  for compile_id in self.compile_ids}
         return {"format": FORMAT, **plain, "saved": saved}
+
+
+def resumed_text(compiled: Compile) -> str:
+    """Which part of its function a compile is of: empty for a whole one, or the first part of one that breaks."""
+    return f", from line {compiled.resumed_at}" if compiled.resumed_at else ""
 
 
 def total_bytes(tensors: Iterable[SavedTensor]) -> int:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from pytest_torchcompile.explain.explanation import Explanation, total_bytes
+from pytest_torchcompile.explain.explanation import Explanation, resumed_text, total_bytes
 from pytest_torchcompile.explain.graph_texts import Stage
 from pytest_torchcompile.explain.guards import count_kinds
 from pytest_torchcompile.lowering.kernel_records import (
@@ -45,10 +45,10 @@ def explanation_lines(explained: Explanation) -> Iterator[str]:
 
 
 def _compile_lines(explained: Explanation, compile_id: str) -> Iterator[str]:
-    compiled = next((found for found in explained.compiles if found.compile_id == compile_id), None)
+    compiled = explained.compile_of(compile_id)
     title = f"compile {compile_id}"
     if compiled is not None:
-        title += f"  {compiled.function}  {_short(f'{compiled.file}:{compiled.line}')}"
+        title += f"  {compiled.function}  {_short(f'{compiled.file}:{compiled.line}')}{resumed_text(compiled)}"
     yield title
     yield f"  stages     {_stages_text(explained, compile_id)}"
     saved = explained.saved_of(compile_id)

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchcompile.explain.columns import compile_columns, short_place
-from pytest_torchcompile.explain.explanation import Explanation
+from pytest_torchcompile.explain.explanation import Explanation, resumed_text
 from pytest_torchcompile.explain.guards import Guard, count_kinds
 from pytest_torchcompile.page.markup import Html, columns, tag
 from pytest_torchcompile.page.shell import shell, themed
@@ -61,10 +61,10 @@ def _summary(explained: Explanation) -> str:
 
 def _compile_section(explained: Explanation, compile_id: str, places: Sequence[str]) -> Html:
     title = f"Compile {compile_id}"
-    for compiled in explained.compiles:
-        if compiled.compile_id == compile_id and compiled.function:
-            title = f"{compiled.function}, {short_place(f'{compiled.file}:{compiled.line}')} (compile {compile_id})"
-            break
+    compiled = explained.compile_of(compile_id)
+    if compiled is not None and compiled.function:
+        place = short_place(f"{compiled.file}:{compiled.line}")
+        title = f"{compiled.function}, {place}{resumed_text(compiled)} (compile {compile_id})"
     return tag("section", tag("h2", title), compile_columns(explained, compile_id, places),
                _guards_section(explained, compile_id), _texts_section(explained, compile_id), class_="compile")
 

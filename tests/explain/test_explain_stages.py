@@ -17,13 +17,15 @@ from torch._inductor.decomposition import select_decomp_table
 
 from pytest_torchcompile import CompileConfig, zoo
 from pytest_torchcompile.explain import explain
+from pytest_torchcompile.explain.explanation import Explanation
 from pytest_torchcompile.explain.explanation_text import explanation_lines
 from pytest_torchcompile.explain.files import write_files
 from pytest_torchcompile.explain.graph_drawing import svg_text
-from pytest_torchcompile.explain.graph_texts import read_graph
+from pytest_torchcompile.explain.graph_texts import Stage, read_graph
 from pytest_torchcompile.explain.guards import explain_symbolic, read_guards
 from pytest_torchcompile.explain.page import explanation_page
 from pytest_torchcompile.explain.runnable import write_runnables
+from pytest_torchcompile.ledger.records import Compile
 
 pytestmark = pytest.mark.needs_torch
 
@@ -204,3 +206,16 @@ def test_a_click_lights_up_all_stages(head, tmp_path):
         browser.open(file.as_uri(), width=480)
         assert browser.evaluate("document.documentElement.scrollWidth") <= 480
         assert not browser.complaints()
+
+
+def test_parts_of_a_function_that_breaks_are_told_apart():
+    """Both compiles are of one function and begin in its line; the second goes on behind the break."""
+    whole = Compile("Net.forward", "models.py", 9, "0/0", "first")
+    rest = replace(whole, compile_id="1/0", kind="resume", resumed_at=11)
+    explained = Explanation("net", "2.13.0", "", compiles=[whole, rest],
+                            stages=[Stage("0/0", "dynamo", 0, "", ()), Stage("1/0", "dynamo", 0, "", ())])
+    titles = [line for line in explanation_lines(explained) if line.startswith("compile ")]
+    assert titles == ["compile 0/0  Net.forward  models.py:9", "compile 1/0  Net.forward  models.py:9, from line 11"]
+    page = explanation_page(explained)
+    assert "Net.forward, models.py:9 (compile 0/0)" in page
+    assert "Net.forward, models.py:9, from line 11 (compile 1/0)" in page

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pytest_torchcompile.checks import CHECKS, LIMITS, fails_by_wrong_numbers, way_of
+from pytest_torchcompile.checks.compiles import broken_library
 from pytest_torchcompile.checks.severity import RAISED, Severity, without_ranks
 from pytest_torchcompile.observation import BAD, Judgement, Observation, Problem
 from pytest_torchcompile.plan.matrix import PlannedCell
@@ -158,8 +159,9 @@ class _Acceptance:
     def _expected_failure(self, found: Mapping[str, Judgement]) -> Need | None:
         """The expected failure of what no limit allows; what must not be expected is left."""
         expected: dict[str, Judgement] = {}
+        broken = _broken_cache(found.values())
         for name, judgement in found.items():
-            why = self._why_left(name, judgement)
+            why = broken or self._why_left(name, judgement)
             if why:
                 self.result.left.append(Left(self.result.planned.cell.id, name, why))
             else:
@@ -221,6 +223,16 @@ class _Acceptance:
             if self.result.planned.cell.wrapper.startswith(bug.wrapper) and bug.words in said:
                 return bug.issue
         return ""
+
+
+def _broken_cache(judgements: Iterable[Judgement]) -> str:
+    """Why nothing may be written for a cell that met a broken file in torch's cache; empty if it met none."""
+    for judgement in judgements:
+        for problem in judgement.problems:
+            if library := broken_library(f"{problem.message}\n{problem.evidence}"):
+                return ("a file in torch's cache is broken, which says nothing of the model: "
+                        f"`rm {library}`, and run again")
+    return ""
 
 
 def _may_tell_wrong_numbers(check: str) -> bool:

@@ -22,13 +22,13 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from pytest_torchcompile.adoption.example_inputs import ExampleTensor
 from pytest_torchcompile.adoption.guesses import Guess, guesses, needed_parameters, sizes_of_parameters
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import TorchcompileError, UsageError
 from pytest_torchcompile.loading import kind_of, one_line, resolve
+from pytest_torchcompile.state.value_leaves import tensors_of
 
 __all__ = ["examine"]
 
@@ -63,7 +63,7 @@ class _Model:
                 shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
                 self.first_error = self.first_error or f"{one_line(error)}{f' with {shown}' if shown else ''}"
                 return False
-            if not _tensors_in(output):
+            if not any(tensors_of(output)):
                 self.first_error = self.first_error or f"forward returned {kind_of(output)}, without a tensor in it"
                 return False
         return True
@@ -260,17 +260,13 @@ def _phase_of(model: _Model, make: Callable[[Mapping[str, int]], Any], dims: Dim
     module = model.module.train()
     try:
         output = model.call(make(next(_rows(dims))))
-        losses = [tensor.sum() for tensor in _tensors_in(output) if tensor.requires_grad and not tensor.is_complex()]
+        losses = [tensor.sum() for _, tensor in tensors_of(output) if tensor.requires_grad and not tensor.is_complex()]
         if not losses or not any(parameter.requires_grad for parameter in module.parameters()):
             return "inference"
         torch.autograd.backward(losses)
     except Exception:
         return "inference"
     return "training"
-
-
-def _tensors_in(output: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
 
 
 def _seed() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchcompile.adoption.example_inputs import BATCH, Examined, Request, examine_apart
+from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.plan.matrix import Matrix, ModelEntry, find_root, parse_matrix
 from pytest_torchcompile.plan.matrix_path import MODEL_PREFIX
@@ -46,17 +47,19 @@ _HEAD: Final = f"""\
 #   pytest-torchcompile accept                     allows what the last run found, each with its reason, below `rules`
 version: 1
 """
-_TAIL: Final = """\
+_BY_NAME: Final = ", ".join(sorted(name for name, record in CHECKS.items() if record.on_request))
+_TAIL: Final = f"""\
 # Limits and known failures. `pytest-torchcompile accept` writes here what a first run needs; by hand:
 # rules:
-#   - limits: {graph_breaks: 1}
-#     when: {model: NAME}
+#   - limits: {{graph_breaks: 1}}
+#     when: {{model: NAME}}
 #     reason: a branch on a tensor's value
-#   - xfail: {model: NAME, backend: inductor}
+#   - xfail: {{model: NAME, backend: inductor}}
 #     reason: known
 #     issue: pytorch/pytorch#1
 
-# checks: [compiles, equivalence]               # all by default; fuzz, kernels, worth and randomness only if named
+# checks: [compiles, equivalence]               # all by default, but for those that run only if named:
+#   {_BY_NAME}
 """
 
 

@@ -7,10 +7,11 @@ are not all zero, and the share of the model's operator calls that ran inside co
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.checks.check import Check
 from pytest_torchcompile.checks.numerics import located_stage
@@ -23,9 +24,10 @@ from pytest_torchcompile.oracle.proof import doubts, eager_frames, proof
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["CHECK"]
+__all__ = ["CHECK", "broken_library"]
 
-
+_BROKEN: Final = re.compile(r"(/\S+\.so): (?:file too short|invalid ELF header)")
+"""What the system's loader says of a library that the linker did not finish."""
 def measure(run: Trial) -> dict[str, Any]:
     """Compiled frames and graphs, frames that ran eagerly, coverage per call, the error if there was one."""
     from pytest_torchcompile.ledger.break_sites import raising_line
@@ -68,12 +70,27 @@ def _raised_problem(section: Mapping[str, Any], error: Mapping[str, Any]) -> Pro
     if file:
         evidence = f"the operator comes from {file}:{line}\n    {source}\n{evidence}"
     hint = ""
+    if library := broken_library(error["text"]):
+        return Problem(f"{RAISED} {error['type']} in {error['phase']}: a broken file in torch's cache, {library}",
+                       evidence=evidence.strip(), file=file, line=line,
+                       hint="a compile that was interrupted left it so, which says nothing of the model: "
+                            f"`rm {library}`, and run again")
     if not section.get("located"):
         hint = "the same call with backend='eager' and then 'aot_eager' tells which stage raises"
     return Problem(
         f"{RAISED} {error['type']} in {error['phase']}; eager did not: {headline(error['text'])}",
         evidence=evidence.strip() + located_stage(section), hint=hint, file=file, line=line,
     )
+
+
+def broken_library(text: str) -> str:
+    """The compiled library that cannot be loaded, for its compile was interrupted; empty where that is not why.
+
+    >>> broken_library("ImportError: /tmp/torchinductor_me/zt/c1.main.so: file too short")
+    '/tmp/torchinductor_me/zt/c1.main.so'
+    """
+    found = _BROKEN.search(text)
+    return found[1] if found else ""
 
 
 def _breaks_explain(section: Mapping[str, Any], limits: Mapping[str, float]) -> bool:

@@ -12,6 +12,7 @@ from runs import Run, compiled
 
 from pytest_torchcompile.adoption.accept_command import add_rules, rules_of
 from pytest_torchcompile.adoption.acceptance import CellNeeds, Need
+from pytest_torchcompile.checks import compiles
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.observation import BAD
@@ -231,6 +232,25 @@ def test_a_run_that_raises(here):
     assert text.count("issue: pytorch/pytorch#191113\n") == 1
     assert "checks: [compiles, graph_breaks" not in text.partition("rules:")[2]
     assert still_bad(run) == []
+
+
+def test_a_broken_file_in_the_cache_is_no_failure_of_torch(here, capsys):
+    """A compile that was interrupted left it; the cell passes once it is gone, and a strict xfail would fail then."""
+    run = Run(model=["net"], backend=["inductor"])
+    library = "/tmp/torchinductor_me/zt/c1.main.so"
+    sections = run.observations[run.ids[0]].sections
+    sections["compiles"]["error"] = {"type": "InductorError", "phase": "forward", "traceback": "", "at": 0,
+                                     "text": f"InductorError: ImportError: {library}: file too short"}
+    sections["graph_breaks"]["raised"] = sections["recompiles"]["raised"] = "InductorError"
+    file = here(run)
+    before = file.read_text()
+    assert main(["accept"]) == 1
+    assert file.read_text() == before
+    assert f"says nothing of the model: `rm {library}`, and run again" in capsys.readouterr().out
+    found = compiles.CHECK.judge(sections["compiles"], {})
+    problem = next(iter(found))
+    assert problem.message.endswith(f"in forward: a broken file in torch's cache, {library}")
+    assert problem.hint.endswith(f"`rm {library}`, and run again")
 
 
 def test_a_crash_is_accepted_and_what_says_nothing_is_not(here, capsys):

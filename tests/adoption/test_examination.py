@@ -15,6 +15,8 @@ from pytest_torchcompile.errors import UsageError
 
 pytestmark = pytest.mark.needs_torch
 MODELS = """
+import dataclasses
+
 import torch
 from torch import nn
 
@@ -44,6 +46,16 @@ class Positions(Tokens):
 
     def forward(self, idx):
         return self.head(self.embed(idx) + self.position)
+
+
+@dataclasses.dataclass
+class Scores:
+    logits: torch.Tensor
+
+
+class Recorded(Features):
+    def forward(self, x):
+        return Scores(self.layer(x))
 
 
 class Images(nn.Module):
@@ -189,6 +201,7 @@ def examined(tmp_path, request):
 @pytest.mark.parametrize(("model", "tensors", "dims", "phase"), [
     ("Features", {"x": "float32[B, 12]"}, {"B": [4, 6, 10]}, "training"),
     ("Tokens", {"idx": "int64[B, S] 3..49"}, {"B": [4, 6, 10], "S": [12, 20, 28]}, "training"),
+    ("Recorded", {"x": "float32[B, 12]"}, {"B": [4, 6, 10]}, "training"),
     ("Positions", {"idx": "int64[B, S] 3..49"}, {"B": [4, 6, 10], "S": [30]}, "training"),
     ("Images", {"pictures": "float32[B, 1, 28, 28]"}, {"B": [6, 7, 10]}, "training"),
     ("Towers", {"words": "int64[B, S] 3..49", "numbers": "float32[B, 12]"},

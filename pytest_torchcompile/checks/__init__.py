@@ -354,6 +354,15 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         severity.WRONG,
         ways=severity.OF_HISTORIES, logs="recompiles_verbose", on_request=True, ranks="one",
     ),
+    "artifacts": CheckEntry(
+        f"{_HERE}.artifacts:CHECK",
+        "what another process takes of the compiled model computes what eager computes, and compiles nothing",
+        severity.WRONG,
+        (Limit("cache_misses", "max", 0, "graphs that a second process compiles again, by a route that keeps them"),
+         Limit("routes", "min", 1, "routes by which the model must have been shipped", least=1)),
+        (Way("^load: ", severity.RAISES), *severity.OF_HISTORIES),
+        logs="output_code", on_request=True, ranks="one",
+    ),
     "fuzz": CheckEntry(
         f"{_HERE}.fuzz:CHECK",
         "drawn sequences of shapes find nothing wrong either",

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.contract.mutation import Kind, Mutation, in_order, mutation
 from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence
+from pytest_torchcompile.gauges.compile_caches import count_caches
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.oracle.comparison import compare
@@ -51,6 +52,8 @@ class Program:
     loss: Callable[..., Any] | None = None
     train: bool = True
     seed: int = 0
+    compiler: Callable[[nn.Module], Callable[..., Any]] | None = None
+    """What makes the compiled side of a module, where ``torch.compile`` with the settings does not."""
 
 
 @dataclass
@@ -68,6 +71,10 @@ class HistoryOutcome:
     """Calls whose agreement proves nothing: zeros, NaN, rounding noise, or values that eager does not repeat."""
     graphs: int = 0
     """Graphs that were compiled and ran."""
+    hits: int = 0
+    """Graphs that torch's caches had."""
+    misses: int = 0
+    """Graphs that they had not."""
     seconds: float = 0.0
     in_calls: float = 0.0
     """Seconds of them within the calls themselves, compiling included."""
@@ -108,6 +115,8 @@ def run_history(program: Program, history: Sequence, tell: Callable[[int, str], 
                     outcome.at = index
                     break
             outcome.graphs = sum(graph.runs > 0 for graph in seen.graphs)
+            caches = count_caches()
+            outcome.hits, outcome.misses = caches.hits, caches.misses
     finally:
         settings.restore()
     outcome.seconds = time.perf_counter() - start
@@ -133,7 +142,8 @@ class _Sides:
         if self.backend is not None:
             settings = {name: value for name, value in settings.items() if name != "mode"} | {"backend": self.backend}
         # A module is compiled once, however often it is called.
-        self.compile = functools.cache(functools.partial(torch.compile, **settings))
+        compiler = self.program.compiler or functools.partial(torch.compile, **settings)
+        self.compile = functools.cache(compiler)
 
     def _make_module(self) -> nn.Module:
         module = self.program.make_model()

@@ -61,7 +61,7 @@ class Told:
     message: str = ""
     at: int = -1
     counts: Mapping[str, float] = field(default_factory=dict)
-    """``calls, refused, mute, graphs, seconds, in_calls``."""
+    """``calls, refused, mute, graphs, hits, misses, seconds, in_calls``."""
 
 
 class Worker:
@@ -217,7 +217,7 @@ def _answers(connection: Connection, program: Program) -> Iterator[tuple[str, An
             yield "failed", f"pytest-torchcompile itself failed, not the model:\n{traceback.format_exc()}"
             continue
         counts = {name: getattr(outcome, name)
-                  for name in ("calls", "refused", "mute", "graphs", "seconds", "in_calls")}
+                  for name in ("calls", "refused", "mute", "graphs", "hits", "misses", "seconds", "in_calls")}
         found = outcome.problem
         if found is None:
             yield "done", {"counts": counts}

@@ -45,7 +45,7 @@ def test_checks():
     assert list(CHECKS) == ["graph_breaks", "compiles", "equivalence", "gradients", "training_steps", "aliasing",
                             "layout", "recompiles", "shape_stability", "cudagraphs", "smoketest", "safe_fallback",
                             "rank_divergence", "randomness", "kernels", "memory", "determinism", "worth", "contract",
-                            "fuzz", "passes"]
+                            "artifacts", "fuzz", "passes"]
     assert {name: (limit.kind, limit.default) for name, limit in LIMITS.items()} == {
         "coverage": ("min", 1.0), "guard_us": ("max", None),
         "steps": ("min", 3), "graph_breaks": ("max", 0), "recompiles": ("max", None),
@@ -54,4 +54,4 @@ def test_checks():
         "kernels_share": ("max", None),
         "fuzz_recompiles": ("max", None), "zero_gradients": ("max", None), "rms": ("max", None), "bias": ("max", None),
         "peak": ("max", None), "strides": ("max", None), "unexplained": ("max", None),
-        "decided": ("min", None)}
+        "decided": ("min", None), "cache_misses": ("max", 0), "routes": ("min", 1)}

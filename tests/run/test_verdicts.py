@@ -155,6 +155,7 @@ EMPTY = {
     "determinism": {"raised": None, "failure": "", "graphs": 0, "kernels": 0, "changed": [], "begins": ""},
     "worth": {"verdict": "nothing was compiled", "text": ""},
     "contract": {"wrapper": "none", "calls": 0, "graphs": 0, "mute": 0, "findings": []},
+    "artifacts": {"raised": None, "unfit": "", "routes": []},
     "fuzz": {"rungs": [{"tries": 0}], "finding": None},
     "passes": {"passes": []},
 }

@@ -19,8 +19,8 @@ MODULES = {p.relative_to(PACKAGE).with_suffix("").as_posix().replace("/__init__"
            for p in sorted(PACKAGE.rglob("*.py"))}
 ROOMS = (
     "ground", "ledger", "gauges", "lowering", "state", "backends", "zoo", "oracle", "layer", "wrappers", "fuzz",
-    "culprit", "contract", "checks", "plan", "run", "reuse", "ranks", "gates", "faults", "report", "gate", "page",
-    "playbook", "adoption", "explain", "upgrade", "plugin", "cli",
+    "culprit", "contract", "artifacts", "checks", "plan", "run", "reuse", "ranks", "gates", "faults", "report", "gate",
+    "page", "playbook", "adoption", "explain", "upgrade", "plugin", "cli",
 )
 """From the bottom to the top: a room imports from those before it, and from itself."""
 PICTURE = Path(__file__).parents[2] / "docs" / "rooms.svg"

@@ -23,14 +23,14 @@ NEEDS_TORCH = {
     "backends/constant_nodes", "backends/partitioner", "backends/decomposition_tables",
     "backends/graph_passes", "backends/toolkit", "backends/whole_graph", "explain/capture",
     "explain/decompositions", "explain/dynamo_hooks", "explain/graph_runs",
-    "contract/history_run", "contract/mutations", "explain/roofline", "explain/runnable",
+    "contract/history_run", "contract/mutations", "artifacts/routes", "explain/roofline", "explain/runnable",
     "culprit",
     "fuzz/sequence_run", "run/cold_process", "run/culprit_process", "run/environment",
     "run/prepared_run", "run/runner", "run/subject",
 }
 """Modules and rooms that may import torch at their top."""
 TORCH_FREE_IN_THEM = {
-    "contract/mutations", "gauges", "gauges/code_pieces",
+    "contract/mutations", "artifacts/routes", "gauges", "gauges/code_pieces",
     "wrappers", "wrappers/wrapping", "gates", "layer", "layer/benchmark_result", "layer/config", "layer/shape_ways",
     "oracle", "oracle/diagnosis", "oracle/discrepancies", "oracle/leaf_limits", "oracle/pass_records", "oracle/proof",
     "culprit", "culprit/culprit_record",

@@ -1,0 +1,54 @@
+"""A route: how compiled code gets into another process. To add one: a file in ``routes/``, its name here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pytest_torchcompile.contract.history_run import Program
+    from pytest_torchcompile.fuzz.drawn_call import Sequence
+
+__all__ = ["ROUTES", "Route", "load_route", "version_of"]
+
+ROUTES: Final = ("warm_folder", "cache_artifacts", "aot_compile", "precompile", "aot_inductor")
+"""All routes, in the order in which they are tried."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way to ship."""
+
+    name: str
+    ship: Callable[[Program, Sequence, Path], None]
+    """``ship(program, declared, folder)``, in the first process: compiles for the declared calls, and writes."""
+    load: Callable[[Path], Callable[[nn.Module], Callable[..., Any]] | None]
+    """``load(folder)``, in the second process: what makes a callable of a module; None: ``torch.compile`` does."""
+    missing: Callable[[tuple[int, int], bool], str]
+    """``missing(version, trains)``: why this torch has no such route for the program; empty where it has."""
+    cached: bool = False
+    """Dynamo traces anew and asks its guards, and caches hold the rest: then no miss is expected. Else the artifact is
+    called, which was made of the first call alone and may have dropped guards."""
+    takes_module: bool = True
+    """The artifact reads the module that it is called for, with its flags; else it has everything inside."""
+    moved: bool = False
+    """The second process begins with an empty cache folder."""
+
+
+@cache
+def load_route(name: str) -> Route:
+    """The route of that name; loads torch."""
+    route: Route = importlib.import_module(f"pytest_torchcompile.artifacts.routes.{name}").ROUTE
+    return route
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """``2.13.0+cpu``: (2, 13)."""
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)

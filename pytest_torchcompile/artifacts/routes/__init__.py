@@ -1,0 +1,1 @@
+"""Each route in a file of its own."""

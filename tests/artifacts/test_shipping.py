@@ -1,0 +1,108 @@
+"""Two processes, one artifact between them: what was planted in it is found, and the clean one is silent."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from pytest_torchcompile.artifacts.shipping import Shipment, ship
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.checks import load
+from pytest_torchcompile.fuzz.drawn_call import call
+from pytest_torchcompile.observation import Job
+from pytest_torchcompile.plan.models import ModelEntry
+
+pytestmark = pytest.mark.needs_torch
+
+HERE = Path(__file__).parent
+MAKER = "pytest_torchcompile.run.artifact_cell:make_artifact"
+LOADER = "pytest_torchcompile.run.artifact_cell:program_of"
+ENDED_AT_ONCE = b"\x0f\x0b"
+"""``ud2``: what a processor of x86 does with an instruction that it does not know."""
+
+
+@pytest.fixture
+def shipped(tmp_path, monkeypatch):
+    """Ships a model by a route; returns the section."""
+    monkeypatch.setenv("ARTIFACT_MODELS_SEEN", str(tmp_path / "seen"))
+
+    def by(route, factory="heads", phase="inference", tamper=lambda folder: None):
+        entry = ModelEntry("net", f"artifact_models:{factory}", "artifact_models:vectors", where=f"{HERE}/a.yaml:1:1")
+        job = Job(Cell(model="net", phase=phase).to_dict(), entry.to_dict(), str(HERE), ("artifacts",), threads=1,
+                  modules=("artifact_models",))
+        return ship(Shipment(MAKER, LOADER, asdict(job), route, (call(B=4), call(B=6)), tamper))
+
+    return by
+
+
+def problems_of(section):
+    """What the check says of one route."""
+    return list(load("artifacts").judge({"raised": None, "unfit": "", "routes": [section]}, {}))
+
+
+def test_a_warm_folder_compiles_nothing(shipped):
+    """The second process counts no compile, and computes the same, backward too."""
+    section = shipped("warm_folder", phase="training")
+    assert problems_of(section) == []
+    assert section["misses"] == 0
+    assert section["hits"] > 0
+    assert section["calls"] == 2
+
+
+def test_a_clean_artifact(shipped):
+    """Loaded, it does what eager does, or refuses."""
+    section = shipped("aot_compile")
+    assert problems_of(section) == []
+    assert section["calls"] > 2
+
+
+def test_a_stale_key(shipped):
+    """The cache gives what an older pass made: its key is the same."""
+    (problem,) = problems_of(shipped("warm_folder", "passed_heads"))
+    assert problem.message.startswith("value: route warm_folder, [call(B=4), call(B=6)]: output")
+    assert "custom passes and their uuid" in problem.hint
+
+
+def test_a_dropped_hook(shipped):
+    """``forward`` is traced, and the hook of the module that is called is not in it."""
+    messages = [problem.message for problem in problems_of(shipped("aot_compile", "hooked_heads"))]
+    assert messages[0].startswith("value: route aot_compile, [call(B=4)]: output")
+
+
+def test_a_dropped_guard(shipped):
+    """Guards on globals are dropped, and the other process has another value there."""
+    messages = [problem.message for problem in problems_of(shipped("aot_compile", "scaled_heads"))]
+    assert re.match(r"(shape|value|structure): route aot_compile, \[call\(B=4\)\]: output", messages[0])
+
+
+@pytest.mark.skipif(shutil.which("nm") is None, reason="nm, which finds a function in a library, is not installed")
+def test_another_instruction_set(shipped):
+    """The library has an instruction that the processor does not know."""
+
+    def tamper(folder):
+        package, other = folder / "model.pt2", folder / "other.pt2"
+        with zipfile.ZipFile(package) as old, zipfile.ZipFile(other, "w") as new:
+            for member in old.infolist():
+                data = old.read(member)
+                if member.filename.endswith(".so"):
+                    data = with_unknown_instruction(data, folder / "library.so")
+                new.writestr(member.filename, data)
+        other.replace(package)
+
+    (problem, *_) = problems_of(shipped("aot_inductor", tamper=tamper))
+    assert problem.message.startswith("crash: route aot_inductor, [call(B=4)]: the compiled side ended its process by "
+                                      "signal SIGILL")
+
+
+def with_unknown_instruction(data, file):
+    """A library whose function that runs the model begins with one."""
+    file.write_bytes(data)
+    symbols = subprocess.run(["nm", "-D", str(file)], capture_output=True, text=True, check=True).stdout
+    place = int(re.search(r"^(\w+) T AOTInductorModelContainerRun$", symbols, re.MULTILINE)[1], 16)
+    return data[:place] + ENDED_AT_ONCE + data[place + len(ENDED_AT_ONCE):]

@@ -21,6 +21,7 @@ __all__ = ["Shipment", "ship"]
 
 _GUARDED: Final = ("strides", "dtypes", "aliasing", "grad_mode", "autocast", "python_values")
 """Mutations of the contract that guards of Dynamo tell apart, and that an artifact may not."""
+_ENDED: Final = ("crash", "hang")
 _TRIED: Final = 4
 """Choices that are tried of each."""
 
@@ -100,12 +101,18 @@ def _call_artifact(worker: Worker, declared: Sequence, made: Mapping[str, Any], 
     told = worker.run(shipped)
     section["loaded_seconds"] = time.perf_counter() - begun
     section["hits"], section["misses"] = int(told.counts.get("hits", 0)), int(told.counts.get("misses", 0))
-    _take(section, shipped, told, may_refuse=False)
+    if not _take(section, shipped, told, may_refuse=False):
+        # What is wrong with the calls that it was made for would be told again of each other one.
+        return
     if made["cached"]:
         # Dynamo asks its guards of every call anew: that is judged by the check `contract`.
         return
     for call in _other_calls(declared, worker.offered, made["takes_module"]):
-        _take(section, (call,), worker.run((call,)), may_refuse=True)
+        told = worker.run((call,))
+        _take(section, (call,), told, may_refuse=True)
+        if told.kind in _ENDED:
+            # Each further one would end a process, too.
+            return
 
 
 def _other_calls(declared: Sequence, offered: Mapping[str, Iterable[str]], takes_module: bool) -> list[DrawnCall]:
@@ -119,14 +126,16 @@ def _other_calls(declared: Sequence, offered: Mapping[str, Iterable[str]], takes
     return others
 
 
-def _take(section: dict[str, Any], calls: Sequence, told: Told, may_refuse: bool) -> None:
+def _take(section: dict[str, Any], calls: Sequence, told: Told, may_refuse: bool) -> bool:
+    """Write down what became of calls; False where it is a problem."""
+    code = as_code(calls)
+    # An exception is an honest answer to a call that nobody has promised; nothing was compared then.
+    if may_refuse and told.kind == "error":
+        section["refusals"].append(code)
+        return True
     section["calls"] += int(told.counts.get("calls", 0))
     section["mute"] += int(told.counts.get("mute", 0))
     if not told.kind:
-        return
-    code = as_code(calls)
-    # An exception is an honest answer to a call that nobody has promised.
-    if may_refuse and told.kind == "error":
-        section["refusals"].append(code)
-        return
+        return True
     section["problems"].append({"kind": told.kind, "code": code, "where": told.where, "message": told.message})
+    return False

@@ -25,8 +25,8 @@ _STALE: Final = "a key of the cache does not hold all that the code depends on: 
 _HINTS: Final = {
     "aot_inductor": "AOTInductor's package asks no guards: run it with AOTI_RUNTIME_CHECK_INPUTS=1, or make sure that "
                     "nobody calls it so",
-    "aot_compile": "aot_compile traces `forward`, so hooks of the module that is called are lost, and it drops guards "
-                   "on globals",
+    "aot_compile": "aot_compile drops guards on globals, and hooks that are registered later are not called: make the "
+                   "artifact where both are as they are where it is loaded",
     "warm_folder": _STALE,
     "cache_artifacts": _STALE,
 }

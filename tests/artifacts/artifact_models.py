@@ -26,11 +26,24 @@ def heads():
     return Heads()
 
 
+def in_second_process():
+    """Is this another process than the first that asked, as told by a file?"""
+    seen = Path(os.environ["ARTIFACT_MODELS_SEEN"])
+    if not seen.exists():
+        seen.write_text(str(os.getpid()))
+    return seen.read_text() != str(os.getpid())
+
+
 def hooked_heads():
-    """A hook on the module that is called: it is no part of ``forward``."""
+    """The same hook in both processes: the artifact has it inside."""
     model = Heads()
     model.register_forward_hook(lambda module, args, output: output * 2)
     return model
+
+
+def hooked_where_loaded():
+    """A hook that is registered after the artifact was made: compiled code doesn't ask for it."""
+    return hooked_heads() if in_second_process() else Heads()
 
 
 SCALE = 3.0
@@ -46,12 +59,7 @@ class Scaled(Heads):
 def scaled_heads():
     """The process that loads finds another value of the global than the one that compiled."""
     global SCALE
-    SCALE = 3.0
-    seen = Path(os.environ["ARTIFACT_MODELS_SEEN"])
-    if seen.exists() and seen.read_text() != str(os.getpid()):
-        SCALE = 1.0
-    else:
-        seen.write_text(str(os.getpid()))
+    SCALE = 1.0 if in_second_process() else 3.0
     return Scaled()
 
 
@@ -59,14 +67,12 @@ def vectors(B):
     return torch.randn(B, 8)
 
 
-class OlderPass(CustomGraphPass):
-    """A pass on graphs that was changed, and kept its key: the process that compiles still has the older one."""
+class Doubling(CustomGraphPass):
+    """A pass on graphs. Only the process that compiles first has it do something; its key is always the same."""
 
     def __call__(self, graph):
-        seen = Path(os.environ["ARTIFACT_MODELS_SEEN"])
-        if seen.exists() and seen.read_text() != str(os.getpid()):
+        if in_second_process():
             return
-        seen.write_text(str(os.getpid()))
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default):
             node.kwargs = {"alpha": 2}
 
@@ -74,7 +80,20 @@ class OlderPass(CustomGraphPass):
         return "a key that says nothing of the version"
 
 
+class Harmless(Doubling):
+    """Its clean twin: it does the same in both, nothing."""
+
+    def __call__(self, graph):
+        pass
+
+
 def passed_heads():
     """Compiled with a pass whose key does not tell its two versions apart."""
-    inductor_config.post_grad_custom_post_pass = OlderPass()
+    inductor_config.post_grad_custom_post_pass = Doubling()
+    return Heads()
+
+
+def harmlessly_passed_heads():
+    """Compiled with a pass that was not changed."""
+    inductor_config.post_grad_custom_post_pass = Harmless()
     return Heads()

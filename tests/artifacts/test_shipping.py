@@ -55,35 +55,48 @@ def test_a_warm_folder_compiles_nothing(shipped):
     assert section["calls"] == 2
 
 
-def test_a_clean_artifact(shipped):
-    """Loaded, it does what eager does, or refuses."""
-    section = shipped("aot_compile")
+@pytest.mark.parametrize("factory", ["heads", "hooked_heads"])
+def test_a_clean_artifact(shipped, factory):
+    """Loaded, it does what eager does, or refuses; a hook that both processes have is inside."""
+    section = shipped("aot_compile", factory)
     assert problems_of(section) == []
     assert section["calls"] > 2
+    assert "[call(B=6)]" in section["refusals"]
 
 
 def test_a_stale_key(shipped):
     """The cache gives what an older pass made: its key is the same."""
     (problem,) = problems_of(shipped("warm_folder", "passed_heads"))
-    assert problem.message.startswith("value: route warm_folder, [call(B=4), call(B=6)]: output")
+    assert problem.message.startswith("value: route warm_folder, [call(B=4), call(B=6)]: output: error is")
     assert "custom passes and their uuid" in problem.hint
 
 
+def test_the_same_pass_in_both(shipped):
+    """The clean twin: the caches are asked with the pass in the key, and have it."""
+    section = shipped("warm_folder", "harmlessly_passed_heads")
+    assert problems_of(section) == []
+    assert section["hits"] > 0
+
+
 def test_a_dropped_hook(shipped):
-    """``forward`` is traced, and the hook of the module that is called is not in it."""
-    messages = [problem.message for problem in problems_of(shipped("aot_compile", "hooked_heads"))]
-    assert messages[0].startswith("value: route aot_compile, [call(B=4)]: output")
+    """The process that loads registers a hook, and the artifact does not call it."""
+    (problem,) = problems_of(shipped("aot_compile", "hooked_where_loaded"))
+    assert problem.message.startswith("value: route aot_compile, [call(B=4)]: output: error is")
+    assert "hooks that are registered later" in problem.hint
 
 
 def test_a_dropped_guard(shipped):
     """Guards on globals are dropped, and the other process has another value there."""
-    messages = [problem.message for problem in problems_of(shipped("aot_compile", "scaled_heads"))]
-    assert re.match(r"(shape|value|structure): route aot_compile, \[call\(B=4\)\]: output", messages[0])
+    (problem,) = problems_of(shipped("aot_compile", "scaled_heads"))
+    assert problem.message == ("shape: route aot_compile, [call(B=4)]: output: shape is (4, 8) in eager, "
+                               "(4, 4) compiled")
+    assert "guards on globals" in problem.hint
 
 
 @pytest.mark.skipif(shutil.which("nm") is None, reason="nm, which finds a function in a library, is not installed")
-def test_another_instruction_set(shipped):
+def test_another_instruction_set(shipped, monkeypatch):
     """The library has an instruction that the processor does not know."""
+    monkeypatch.setenv("AOTI_RUNTIME_CHECK_INPUTS", "1")
 
     def tamper(folder):
         package, other = folder / "model.pt2", folder / "other.pt2"
@@ -95,9 +108,17 @@ def test_another_instruction_set(shipped):
                 new.writestr(member.filename, data)
         other.replace(package)
 
-    (problem, *_) = problems_of(shipped("aot_inductor", tamper=tamper))
+    (problem,) = problems_of(shipped("aot_inductor", tamper=tamper))
     assert problem.message.startswith("crash: route aot_inductor, [call(B=4)]: the compiled side ended its process by "
                                       "signal SIGILL")
+
+
+def test_a_clean_package(shipped, monkeypatch):
+    """Told to check its inputs, it refuses another size."""
+    monkeypatch.setenv("AOTI_RUNTIME_CHECK_INPUTS", "1")
+    section = shipped("aot_inductor")
+    assert problems_of(section) == []
+    assert "[call(B=6)]" in section["refusals"]
 
 
 def with_unknown_instruction(data, file):

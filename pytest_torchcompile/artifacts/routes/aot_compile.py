@@ -1,7 +1,8 @@
 """aot_compile: ``torch.compile(model).forward.aot_compile(...)``, saved, and loaded by another process.
 
-It traces ``forward``, so hooks of the module that is called are not in it, and guards on globals are dropped
-(torch/_dynamo/aot_compile.py: aot_compile_fullgraph, torch 2.13).
+Guards on globals are dropped (torch/_dynamo/aot_compile.py: aot_compile_fullgraph, torch 2.13). Hooks that the module
+had are inside, and those that are registered later are not called: Dynamo asks no guards of hooks by default
+(torch/_dynamo/config.py: skip_nnmodule_hook_guards).
 """
 
 from __future__ import annotations

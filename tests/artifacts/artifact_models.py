@@ -63,6 +63,10 @@ def scaled_heads():
     return Scaled()
 
 
+def raises():
+    raise ValueError("no such weights")
+
+
 def vectors(B):
     return torch.randn(B, 8)
 

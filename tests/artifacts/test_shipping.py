@@ -14,6 +14,7 @@ import pytest
 from pytest_torchcompile.artifacts.shipping import Shipment, ship
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks import load
+from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.drawn_call import call
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.plan.models import ModelEntry
@@ -62,6 +63,12 @@ def test_a_clean_artifact(shipped, factory):
     assert problems_of(section) == []
     assert section["calls"] > 2
     assert "[call(B=6)]" in section["refusals"]
+
+
+def test_a_factory_that_raises(shipped):
+    """That is no refusal of torch's."""
+    with pytest.raises(UsageError, match="raised ValueError: no such weights"):
+        shipped("aot_compile", "raises")
 
 
 def test_a_stale_key(shipped):

@@ -60,7 +60,7 @@ def ship(shipment: Shipment) -> dict[str, Any]:
     section: dict[str, Any] = {"route": shipment.route, "skipped": "", "refused": "", "cached": False,
                                "cold_seconds": 0.0, "loaded_seconds": 0.0, "hits": 0, "misses": 0, "calls": 0,
                                "mute": 0, "refusals": [], "problems": []}
-    with TemporaryDirectory(prefix="torchcompile-shipped-") as folder:
+    with TemporaryDirectory(prefix="pytest-torchcompile-shipped-") as folder:
         order = shipment.order(folder)
         try:
             made = _in_first_process(shipment.maker, order)

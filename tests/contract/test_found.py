@@ -36,6 +36,13 @@ def test_draws_of_the_forward_run_twice():
     assert ended.stdout.split() == ["aot_eager", "True", "aot_eager_default_partitioner", "False"], ended.stderr
 
 
+@pytest.mark.needs_torch
+def test_gradients_of_attention():
+    if not version("torch").startswith("2.13"):
+        pytest.skip("seen on torch 2.13")
+    assert run_script("core-aten-attention-gradients.md").stdout.split() == ["False"]
+
+
 def test_the_index_has_every_page():
     index = (FOUND / "index.md").read_text(encoding="utf-8")
     pages = {path.name for path in FOUND.glob("*.md")} - {"index.md"}

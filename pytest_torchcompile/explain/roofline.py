@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from pytest_torchcompile.explain.explanation import Explanation
 from pytest_torchcompile.explain.graph_texts import Stage
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks, machine_peaks
+from pytest_torchcompile.gauges.step_work import flop_formula
 from pytest_torchcompile.lowering.kernel_records import KernelCall, readable_bytes
 from pytest_torchcompile.page.markup import Html
 from pytest_torchcompile.page.roofline_figure import RoofPoint, readable_rate, roofline_figure
@@ -29,7 +29,6 @@ __all__ = ["KernelRoof", "Roofline", "flops_of_stage", "kernel_roofs"]
 _CALL: Final = re.compile(r'^\s*(\w+)(?:: "(.*?)")? = (torch\.ops\.aten\.(\w+)\.\w+\(.*)$')
 _SHAPE: Final = re.compile(r"^[a-z]+\d+\w*\[([\d, ]*)\]")
 _SHOWN: Final = 12
-_ATTENTION: Final = "_scaled_dot_product"
 
 Shape = tuple[int, ...]
 
@@ -135,14 +134,8 @@ def flops_of_stage(stage: Stage) -> dict[str, int]:
 
 
 def _formula(operator: str) -> Any:
-    """``flop_registry`` by packet (torch/utils/flop_counter.py, torch 2.8 to 2.15); None for an unknown operator."""
     packet = getattr(torch.ops.aten, operator, None)
-    formula = flop_registry.get(packet)
-    if formula is None and operator.startswith(_ATTENTION):
-        # The one for CPUs is missing there; its first arguments are those of flash attention.
-        direction = "_backward" if "_backward" in operator else ""
-        formula = flop_registry.get(getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention{direction}"))
-    return formula
+    return None if packet is None else flop_formula(packet)
 
 
 def _apply(formula: Any, code: str, result: Shape | None, shapes: Mapping[str, Shape | None]) -> int | None:

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks
 from pytest_torchcompile.gauges.step_profile import computes
 
-__all__ = ["OperatorWork", "Roof", "StepWork", "measure_work", "operator_flops", "roof_of"]
+__all__ = ["OperatorWork", "Roof", "StepWork", "flop_formula", "measure_work", "operator_flops", "roof_of"]
 
 _LOOKS_UP: Final = frozenset({"embedding", "gather", "index", "index_select", "take"})
 """Operators that read as much of their first tensor as they return."""
@@ -113,17 +113,24 @@ def roof_of(work: StepWork, peaks: MachinePeaks, library_only: bool = True) -> R
     return Roof(max(computing, moving), bound, peaks.bandwidth, peak, peaks.device)
 
 
+def flop_formula(packet: Any) -> Any:
+    """The formula for an operator, by its packet; None where torch has none.
+
+    ``flop_registry`` has one for each operator that it knows (torch/utils/flop_counter.py, torch 2.8 to 2.15).
+    Attention on a CPU is missing there: its formula is that of flash attention, whose first arguments are the same.
+    """
+    formula = flop_registry.get(packet)
+    if formula is None and packet.__name__.startswith(_ATTENTION):
+        direction = "_backward" if "_backward" in packet.__name__ else ""
+        formula = flop_registry.get(getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention{direction}"))
+    return formula
+
+
 def operator_flops(function: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, bool]:
     """FLOPs of a call, and whether ``torch.utils.flop_counter`` knows the operator.
 
-    ``flop_registry`` has one formula for each operator, by its packet (torch/utils/flop_counter.py, torch 2.8 to 2.15).
-    Attention on a CPU is missing there: its formula is that of flash attention, whose first arguments are the same.
     """
-    packet = function._overloadpacket
-    formula = flop_registry.get(packet)
-    if formula is None and packet.__name__.startswith(_ATTENTION):
-        known = "_backward" if "_backward" in packet.__name__ else ""
-        formula = flop_registry.get(getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention{known}"))
+    formula = flop_formula(function._overloadpacket)
     if formula is not None:
         return int(formula(*args, **kwargs, out_val=result)), True
     first = next(_tensors_in(result), None)

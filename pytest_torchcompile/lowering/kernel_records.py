@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["KINDS", "KernelCall", "Operator", "TensorAccess", "call_facts", "readable_bytes", "readable_shape",
-           "sum_bytes"]
+__all__ = ["KINDS", "KernelCall", "Operator", "TensorAccess", "call_facts", "kernel_name", "readable_bytes",
+           "readable_shape", "sum_bytes"]
 
 KINDS: Final = {
     "pointwise": "generated: each element by itself",
@@ -16,6 +17,10 @@ KINDS: Final = {
     "extern": "an operator is called as eager does",
 }
 """What a kernel is, and what that means."""
+
+
+_NAMESPACES: Final = re.compile(r"^torch\.ops\.|^extern_kernels\.")
+"""What the generated code writes before the name of a library's kernel."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,15 @@ class KernelCall:
     def bytes_kept_inside(self) -> int:
         """What writing the intermediates would have cost, and reading them once."""
         return sum(operator.bytes for operator in self.kept_inside)
+
+
+def kernel_name(called: str) -> str:
+    """The name of a kernel by what the generated code calls.
+
+    >>> kernel_name("extern_kernels.addmm"), kernel_name("torch.ops.aten.sort.stable"), kernel_name("cpp_fused_add_0")
+    ('addmm', 'aten.sort.stable', 'cpp_fused_add_0')
+    """
+    return _NAMESPACES.sub("", called)
 
 
 def call_facts(call: KernelCall) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,12 +22,10 @@ from typing import Any, Final
 
 from pytest_torchcompile.gauges.kernels import functions_of_graph
 from pytest_torchcompile.ledger.torch_internals import private_name
-from pytest_torchcompile.lowering.kernel_records import KernelCall
+from pytest_torchcompile.lowering.kernel_records import KernelCall, kernel_name
 
 __all__ = ["KernelTimer"]
 
-_LIBRARY: Final = re.compile(r"^torch\.ops\.|^extern_kernels\.")
-"""What the generated code writes before the name of a library's kernel."""
 _CLOCK: Final = "_kernel_clock"
 _STEPS: Final = 30
 _LEAST_STEPS: Final = 4
@@ -224,7 +221,7 @@ class _ClockedCalls(ast.NodeTransformer):
     def _kernel_called(self, statement: ast.stmt) -> str:
         for node in ast.walk(statement):
             if isinstance(node, ast.Call):
-                name = _LIBRARY.sub("", ast.unparse(node.func))
+                name = kernel_name(ast.unparse(node.func))
                 if name in self._kernels:
                     return name
         return ""

@@ -17,14 +17,13 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.ledger.torch_internals import private_name
-from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, TensorAccess
+from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, TensorAccess, kernel_name
 from pytest_torchcompile.lowering.places import place_of_stack
 
 __all__ = ["KernelNote", "KernelNotes", "compile_anew"]
 
 _PLACEHOLDERS: Final = re.compile(r"\b(?:KERNEL_NAME|DESCRIPTIVE_NAME|triton_)(?=\()|\bDESCRIPTIVE_NAME\b")
 _CONSEQUENCE: Final = "kernels can't be explained"
-_SUFFIX: Final = re.compile(r"^torch\.ops\.|^extern_kernels\.")
 _LIBRARIES: Final = (
     ("SDPA", re.compile(r"scaled_dot_product|flash_attn|efficient_attention")),
     ("mkldnn", re.compile(r"mkldnn|onednn|mkl\.")),
@@ -157,7 +156,7 @@ def _extern_name(operation: Any) -> str:
     """What the generated code calls (``ExternKernel.python_kernel_name``, torch 2.13)."""
     name = getattr(operation, "python_kernel_name", None)
     if name:
-        return _SUFFIX.sub("", str(name))
+        return kernel_name(str(name))
     kernel = getattr(operation, "op_overload", None) or getattr(operation, "kernel", None)
     return str(kernel or type(operation).__name__)
 

@@ -145,7 +145,7 @@ def _judged_by_all(runs: Sequence[Cells]) -> list[str]:
 def _without_verdict(olds: Sequence[Cells]) -> list[str]:
     """Cells with the status ``error`` in some run of the old version.
 
-    With the new version it counts: a crash that every run has is a fault. With the old one it may be the machine's.
+    With the new version it counts. With the old one it may be the machine's; a crash is a status of its own.
     """
     names = [name for run in olds for name, cell in run.items() if cell.status == "error"]
     return list(dict.fromkeys(names))

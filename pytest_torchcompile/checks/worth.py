@@ -134,6 +134,7 @@ def _evidence(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
         "skips": list(dict.fromkeys(skip["reason"] for skip in run.compiled.seen.get("cudagraph_skips", ()))),
         "late": late,
         "work": timed.work.to_dict() if timed.work is not None else None,
+        "parts": timed.parts.to_dict() if timed.parts is not None else None,
         **_by_peaks(run, timed),
     }
 
@@ -146,7 +147,7 @@ def _by_peaks(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
     from pytest_torchcompile.gauges.speed_prediction import predict_speed
     from pytest_torchcompile.gauges.step_work import roof_of
 
-    if timed.work is None:
+    if timed.work is None or timed.parts is None:
         return {"roof": None, "predicted": None}
     device = "cpu"
     for tensor in run.calls[0].batch.tensors():
@@ -156,7 +157,7 @@ def _by_peaks(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
     roof = roof_of(timed.work, peaks)
     eager = timed.launches.get("eager")
     predicted = predict_speed(
-        timed.work, peaks, timed.eager.low, trains=run.train,
+        timed.work, timed.parts, peaks, timed.eager.low, trains=run.train,
         coverage=min((each["share"] for each in run.compiled.coverage), default=1.0),
         busy_seconds=None if eager is None else eager.busy_seconds,
         replayed=eager is not None and promised(run.cell.axes),
@@ -178,7 +179,8 @@ def _roof_lines(section: Mapping[str, Any]) -> Iterator[str]:
     yield (f"at this machine's peaks a step takes {roof['seconds'] * 1e3:.3f} ms, bound by {roof['bound']}: compiled "
            f"it is at {roof['share']:.0%} of that roof, and {max(0.0, left) * 1e3:.3f} ms are left to win")
     yield (f"an eager step lets expect {predicted['speedup']:.2f} times the speed ({predicted['launch_share']:.0%} of "
-           f"it are calls, fusion saves {predicted['bytes_saved']:.0%} of its bytes), {predicted['error']:+.0%} off")
+           f"it are calls, {predicted['rest_share']:.0%} is not the model's, fusion saves "
+           f"{predicted['bytes_saved']:.0%} of the model's bytes), {predicted['error']:+.0%} off")
 
 
 def _steady_rows(table: str) -> str:

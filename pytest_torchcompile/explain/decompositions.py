@@ -7,7 +7,7 @@ that it stands for. Only the outermost counts: what decomposes further on the wa
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,8 +43,8 @@ class DecompositionNotes:
     def taken(self) -> Iterator[None]:
         """Note decompositions while the block runs.
 
-        ``maybe_handle_decomp(mode, operator, args, kwargs)`` in torch/fx/experimental/proxy_tensor.py: torch 2.13.
-        It asks the table, and returns NotImplemented where the operator is kept.
+        ``maybe_handle_decomp(mode, operator, args, kwargs)`` in torch/fx/experimental/proxy_tensor.py (torch 2.8 to
+        2.15) asks the table, and returns NotImplemented where the operator is kept.
         """
         original = private_name("torch.fx.experimental.proxy_tensor", "maybe_handle_decomp", "looks decompositions up",
                                 "they can't be explained")
@@ -71,7 +71,7 @@ class DecompositionNotes:
         finally:
             self.depth -= 1
         if result is not NotImplemented:
-            self._enter(graph, str(operator), _name_of(mode.decomposition_table[operator]), last)
+            self._enter(graph, str(operator), _name_of(_table_asked(mode).get(operator)), last)
         return result
 
     def _enter(self, graph: Any, operator: str, by: str, last: Any) -> None:
@@ -85,7 +85,24 @@ class DecompositionNotes:
         self.traces[-1].taken_apart.append((operator, by, tuple(reversed(made))))
 
 
+def _table_asked(mode: Any) -> Mapping[Any, Any]:
+    """The decompositions that ``maybe_handle_decomp`` asks: the tracing mode's (torch 2.13 to 2.15), or the module's.
+
+    ``CURRENT_DECOMPOSITION_TABLE`` in torch/fx/experimental/proxy_tensor.py: torch 2.8 to 2.12. Without either, what
+    takes an operator apart has no name; that it was taken apart is seen all the same.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    table: Mapping[Any, Any] | None = getattr(mode, "decomposition_table", None)
+    if table is None:
+        table = getattr(proxy_tensor, "CURRENT_DECOMPOSITION_TABLE", None)
+    return {} if table is None else table
+
+
 def _name_of(function: Any) -> str:
+    if function is None:
+        # Empty would say that the operator was kept.
+        return "a function that this torch does not name"
     module = getattr(function, "__module__", "")
     return f"{module}.{getattr(function, '__name__', type(function).__name__)}"
 

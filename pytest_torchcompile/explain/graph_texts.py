@@ -25,7 +25,8 @@ STAGES: Final = {
 }
 """Each stage of the compiler, in order, and what its text is."""
 
-_PLACE: Final = re.compile(r"^\s*# File: (.+?):(\d+) in ")
+_PLACE: Final = re.compile(r"^\s*# (?:Backward of forward node: )?File: (.+?):(\d+) in ")
+"""Torch 2.15 begins the comments of a backward graph with other words; without them in torch 2.8 to 2.14."""
 _NO_PLACE: Final = re.compile(r"^\s*# No stacktrace found")
 _NODE: Final = re.compile(r'^\s*(\w+): "(.*?)" = (.+)$')
 _UNTYPED: Final = re.compile(r"^\s*(\w+)() = ([\w.]+\(.*)$")

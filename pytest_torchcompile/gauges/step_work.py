@@ -19,7 +19,9 @@ from torch.utils.flop_counter import flop_registry
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks
 from pytest_torchcompile.gauges.step_profile import computes
 
-__all__ = ["OperatorWork", "Roof", "StepWork", "flop_formula", "measure_work", "operator_flops", "roof_of"]
+__all__ = [
+    "OperatorWork", "Roof", "StepWork", "WorkCounter", "flop_formula", "measure_work", "operator_flops", "roof_of",
+]
 
 _LOOKS_UP: Final = frozenset({"embedding", "gather", "index", "index_select", "take"})
 """Operators that read as much of their first tensor as they return."""
@@ -93,7 +95,7 @@ class Roof:
 
 def measure_work(step: Callable[[], object]) -> StepWork:
     """Run ``step`` once, eagerly, and count. What runs compiled in it is not seen."""
-    counted = _Counting()
+    counted = WorkCounter()
     with counted:
         step()
     return counted.work()
@@ -152,8 +154,8 @@ def _place_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts every operator that is dispatched, views and allocations aside."""
+class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts every operator that is dispatched while it is entered, views and allocations aside."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -18,6 +18,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.gauges.kernels import Launches, count_launches, read_kernels
 from pytest_torchcompile.gauges.memory import measure_memory
 from pytest_torchcompile.gauges.replays import step_begins
+from pytest_torchcompile.gauges.step_parts import StepParts, measure_parts
 from pytest_torchcompile.gauges.step_profile import StepProfile, profile_step
 from pytest_torchcompile.gauges.step_work import StepWork, measure_work
 from pytest_torchcompile.layer.batch_items import Items, count_items
@@ -165,7 +166,8 @@ def benchmark_sides(
     cached = sum(came_from_cache(compile_record.caches) for compile_record in seen.compiles)
     return Benchmark(figures[0], figures[1], ratio, verdict, plan.repeats[0], len(seen.compiles), cached,
                      len(seen.recompiles) - first_recompiles, len(late), peaks[0].source, counted.unit, asked,
-                     insides.profile, insides.launches, insides.work, [record.to_dict() for record in late])
+                     insides.profile, insides.launches, insides.work, insides.parts,
+                     [record.to_dict() for record in late])
 
 
 def steady_ratio(
@@ -321,6 +323,10 @@ class StepRunner:
         for parameter in self._parameters:
             parameter.grad = None
 
+    def measure_parts(self, batch: Batch) -> StepParts:
+        """What of some steps is the model, and what is not."""
+        return measure_parts(self.call, batch, self.loss, self._parameters)
+
 
 def _device_of(batch: Batch) -> str:
     for tensor in batch.tensors():
@@ -338,6 +344,7 @@ class _Insides:
     profile: StepProfile
     launches: dict[str, Launches] = field(default_factory=dict)
     work: StepWork | None = None
+    parts: StepParts | None = None
 
 
 def _look_inside(sides: Sequence[StepRunner], batch: Batch, texts: Iterable[Text]) -> _Insides:
@@ -357,6 +364,7 @@ def _look_inside(sides: Sequence[StepRunner], batch: Batch, texts: Iterable[Text
     # A model may be one that no dispatch mode can look into, and its times are worth telling all the same.
     with contextlib.suppress(RuntimeError, TypeError, NotImplementedError):
         insides.work = measure_work(partial(sides[0].step, batch.clone()))
+        insides.parts = sides[0].measure_parts(batch.clone())
     return insides
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from pytest_torchcompile.gauges.kernels import Launches
+    from pytest_torchcompile.gauges.step_parts import StepParts
     from pytest_torchcompile.gauges.step_profile import StepProfile
     from pytest_torchcompile.gauges.step_work import StepWork
 
@@ -203,6 +204,8 @@ class Benchmark:
     """On a GPU what a step of each side, ``eager`` and ``compiled``, does there."""
     work: StepWork | None = None
     """What an eager step computes and moves; None for a model that torch cannot look into."""
+    parts: StepParts | None = None
+    """The same step in parts, the model and the rest; None where ``work`` is."""
     late: list[dict[str, Any]] = field(default_factory=list)
     """The compiles in the timed rounds (:class:`~pytest_torchcompile.ledger.records.Compile`)."""
 

@@ -11,7 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from pytest_torchcompile import zoo
 from pytest_torchcompile.gauges import machine_peaks as peaks_module
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks, machine_peaks
-from pytest_torchcompile.gauges.speed_prediction import predict_speed
 from pytest_torchcompile.gauges.step_work import OperatorWork, StepWork, measure_work, roof_of
 
 pytestmark = pytest.mark.needs_torch
@@ -78,40 +77,6 @@ def test_the_roof_is_the_longer_of_both(flops, least, seconds, bound):
     work = StepWork([OperatorWork("mm", "float32", 1, flops, least, library=True)], least)
     roof = roof_of(work, PEAKS)
     assert (roof.seconds, roof.bound, roof.device) == (seconds, bound, "cpu")
-
-
-# ----------------------------------------------------------------------------------------------------- prediction
-def chain(calls, size):
-    """So many cheap operators in a row on tensors of a size."""
-    return StepWork([OperatorWork("sin", "float32", calls, 0, 2 * calls * size)], 2 * size, 2 * size, 1)
-
-
-def test_large_tensors_are_predicted_by_their_bytes():
-    """Ten operators that move what one has to."""
-    found = predict_speed(chain(10, 10**8), PEAKS, eager_seconds=2.0)
-    assert found.speedup == pytest.approx(10, rel=0.01)
-    assert found.bytes_saved == pytest.approx(0.9)
-    assert found.launch_share < 0.01
-
-
-def test_small_steps_are_predicted_by_their_calls():
-    """A hundred calls of a microsecond become one, and what is fixed."""
-    found = predict_speed(chain(100, 8), PEAKS, eager_seconds=100e-6)
-    assert found.launch_share == pytest.approx(1.0)
-    assert found.speedup == pytest.approx(100 / 21, rel=0.1)
-    assert predict_speed(chain(3, 8), PEAKS, eager_seconds=3e-6).speedup < 0.2
-
-
-def test_what_stays_eager_is_not_faster():
-    whole = predict_speed(chain(10, 10**8), PEAKS, eager_seconds=2.0)
-    half = predict_speed(chain(10, 10**8), PEAKS, eager_seconds=2.0, coverage=0.5)
-    assert half.speedup == pytest.approx(1 / (0.5 / whole.speedup + 0.5))
-
-
-def test_a_gpu_that_waits_for_its_host_gains_by_graphs():
-    work = StepWork([OperatorWork("mm", "float32", 10, 10**6, 10**4, library=True)], 10**4, 10**4, 0)
-    given = {"eager_seconds": 200e-6, "busy_seconds": 22e-6}
-    assert predict_speed(work, PEAKS, **given).speedup < predict_speed(work, PEAKS, **given, replayed=True).speedup
 
 
 # ---------------------------------------------------------------------------------------------------------- peaks

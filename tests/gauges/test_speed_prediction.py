@@ -1,0 +1,150 @@
+"""What an eager step lets expect of compiling: its parts, measured, and the prediction, by hand beside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytest_torchcompile import zoo
+from pytest_torchcompile.batch import Batch
+from pytest_torchcompile.gauges.machine_peaks import MachinePeaks
+from pytest_torchcompile.gauges.speed_prediction import predict_speed
+from pytest_torchcompile.gauges.step_parts import StepParts, measure_parts
+from pytest_torchcompile.gauges.step_work import OperatorWork, StepWork, measure_work
+
+pytestmark = pytest.mark.needs_torch
+PEAKS = MachinePeaks("cpu", bandwidth=1e9, call_seconds=1e-6, products={"float32": 1e10})
+
+
+# ---------------------------------------------------------------------------------------------------------- parts
+def test_a_forward_pass_is_the_model_alone():
+    parts = measure_parts(zoo.feed_forward(), Batch.of(zoo.vector_batch(4)), None)
+    assert parts.work.calls == 9
+    assert parts.model_seconds > 0
+    assert (parts.gradients, parts.model_share) == (0, pytest.approx(1.0, abs=0.2))
+
+
+def test_the_loss_is_no_part_of_the_model():
+    """Three operators of a loss, and those of its backward pass, are in the step and not in the model's work."""
+    model, batch = zoo.feed_forward(), Batch.of(zoo.vector_batch(4))
+
+    def loss(output, _):
+        return (output * 2).sin().mean()
+
+    parts = measure_parts(model, batch, loss, list(model.parameters()))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    step = measure_work(lambda: loss(model(*batch.args), batch.value).backward())
+    names = {operator.name for operator in parts.work.operators}
+    assert {"native_layer_norm", "native_layer_norm_backward", "gelu_backward"} <= names
+    assert names.isdisjoint({"sin", "cos", "mean", "neg"})
+    assert 0 < parts.work.calls < step.calls
+    assert parts.rest_seconds > 0
+    # The batch wants one too.
+    assert parts.gradients == len(list(model.parameters())) + 1
+
+
+def test_a_model_that_computes_its_loss_has_no_rest():
+    """All of the backward pass is the model's."""
+
+    class WithLoss(torch.nn.Linear):
+        def forward(self, x):
+            logits = super().forward(x)
+            return {"logits": logits, "loss": logits.sin().mean()}
+
+    model, batch = WithLoss(4, 3), Batch.of(torch.randn(2, 4))
+    parts = measure_parts(model, batch, lambda output, _: output["loss"])
+    whole = measure_work(lambda: model(*batch.args)["loss"].backward())
+    assert parts.work.calls >= whole.calls - 2          # gradients that are there are added to
+    assert "cos" in {operator.name for operator in parts.work.operators}
+
+
+def test_a_loss_of_two_outputs_of_which_one_is_made_of_the_other():
+    """The graph between them is needed by the loss and by the model."""
+
+    class Twice(torch.nn.Linear):
+        def forward(self, x):
+            first = super().forward(x)
+            return first, first.sin()
+
+    parts = measure_parts(Twice(4, 3), Batch.of(torch.randn(2, 4)), lambda output, _: (output[0] + output[1]).sum())
+    assert "cos" in {operator.name for operator in parts.work.operators}
+
+
+@pytest.mark.parametrize("output", [lambda x: x.detach(), lambda x: None], ids=["detached", "nothing"])
+def test_an_output_without_a_gradient_leaves_the_forward_pass(output):
+    model = torch.nn.Linear(4, 3)
+    held = []
+
+    def call(x):
+        held.append(model(x))
+        return output(held[-1])
+
+    parts = measure_parts(call, Batch.of(torch.randn(2, 4)), lambda *_: held[-1].sum())
+    assert {operator.name for operator in parts.work.operators} == {"addmm"}
+
+
+# ----------------------------------------------------------------------------------------------------- prediction
+def chain(calls, size):
+    """So many cheap operators in a row on tensors of a size."""
+    return StepWork([OperatorWork("sin", "float32", calls, 0, 2 * calls * size)], 2 * size, 2 * size, 1)
+
+
+def alone(work, seconds):
+    """A step that is nothing but the model."""
+    return StepParts(seconds, 0.0, 0, work)
+
+
+def test_large_tensors_are_predicted_by_their_bytes():
+    """Ten operators that move what one has to."""
+    work = chain(10, 10**8)
+    found = predict_speed(work, alone(work, 2.0), PEAKS, eager_seconds=2.0)
+    assert found.speedup == pytest.approx(10, rel=0.01)
+    assert found.bytes_saved == pytest.approx(0.9)
+    assert found.launch_share < 0.01
+
+
+def test_small_steps_are_predicted_by_their_calls():
+    """A hundred calls of a microsecond become one, and what is fixed."""
+    work, short = chain(100, 8), chain(3, 8)
+    found = predict_speed(work, alone(work, 100e-6), PEAKS, eager_seconds=100e-6)
+    assert found.launch_share == pytest.approx(1.0)
+    assert found.speedup == pytest.approx(100 / 21, rel=0.1)
+    assert predict_speed(short, alone(short, 3e-6), PEAKS, eager_seconds=3e-6).speedup < 0.2
+
+
+def test_what_stays_eager_is_not_faster():
+    """By a graph break, and as the loss does."""
+    work = chain(10, 10**8)
+    whole = predict_speed(work, alone(work, 2.0), PEAKS, eager_seconds=2.0)
+    half = predict_speed(work, alone(work, 2.0), PEAKS, eager_seconds=2.0, coverage=0.5)
+    assert half.speedup == pytest.approx(1 / (0.5 / whole.speedup + 0.5))
+    step = StepWork([*work.operators, *chain(10, 10**8).operators], work.least_bytes, work.fused_bytes, 1)
+    lossy = predict_speed(step, StepParts(1.0, 1.0, 0, work), PEAKS, eager_seconds=2.0)
+    assert lossy.rest_share == pytest.approx(0.5)
+    assert lossy.speedup == pytest.approx(half.speedup, rel=0.01)
+
+
+LIBRARY = StepWork([OperatorWork("mm", "float32", 10, 10**6, 10**4, library=True)], 10**4, 10**4, 0)
+
+
+def test_a_gpu_that_waits_for_its_host_gains_by_graphs():
+    parts = alone(LIBRARY, 200e-6)
+    given = {"eager_seconds": 200e-6, "busy_seconds": 22e-6}
+    by_calls = predict_speed(LIBRARY, parts, PEAKS, **given)
+    assert by_calls.speedup < predict_speed(LIBRARY, parts, PEAKS, **given, replayed=True).speedup
+    # As many calls as before, each as dear as before, and what is fixed.
+    assert by_calls.speedup == pytest.approx(200 / (200 + 15))
+
+
+def test_a_busy_gpu_is_predicted_by_its_work():
+    """Half of its work is the loss, which stays; of the rest fusion leaves a tenth."""
+    work = chain(10, 10**8)
+    step = StepWork([*work.operators, *work.operators], work.least_bytes, work.fused_bytes, 1)
+    found = predict_speed(step, StepParts(1e-4, 1e-4, 0, work), PEAKS, eager_seconds=4.0, busy_seconds=4.0)
+    assert found.speedup == pytest.approx(4 / (2 + 0.2), rel=0.01)
+
+
+def test_gradients_of_a_replayed_graph_cost_the_host():
+    few, many = StepParts(200e-6, 0.0, 1, LIBRARY), StepParts(200e-6, 0.0, 40, LIBRARY)
+    given = {"eager_seconds": 200e-6, "busy_seconds": 22e-6, "replayed": True, "trains": True}
+    assert predict_speed(LIBRARY, few, PEAKS, **given).speedup > predict_speed(LIBRARY, many, PEAKS, **given).speedup

@@ -32,6 +32,7 @@ CALLS_OF_GRADIENT: Final = 4.5
 """What each gradient that a replayed graph returns costs the host."""
 SHORT_KERNEL: Final = 2e-6
 """Seconds that the shortest kernel keeps a GPU."""
+_CONVOLUTIONS: Final = ("convolution", "convolution_backward")
 APART: Final = 0.5
 """The share of the shorter of both, host and GPU, that replayed graphs do not hide behind the longer."""
 
@@ -135,7 +136,10 @@ def _seconds_on_gpu(
         return max(host, busy) + APART * min(host, busy)
     # A call from generated code, with the memory that it needs, costs the host what one from the model does.
     each = parts.model_seconds / parts.work.calls if parts.work.calls else 0.0
-    host = parts.rest_seconds + FIXED_CALLS_ON_GPU[trains] * peaks.call_seconds + fusion.calls_after * each
+    # Inductor gives convolutions on a GPU their channels last, and copies each weight into that layout in each step.
+    convolutions = sum(operator.calls for operator in parts.work.operators if operator.name in _CONVOLUTIONS)
+    host = parts.rest_seconds + FIXED_CALLS_ON_GPU[trains] * peaks.call_seconds
+    host += (fusion.calls_after + convolutions) * each
     return max(host, busy)
 
 

@@ -148,3 +148,11 @@ def test_gradients_of_a_replayed_graph_cost_the_host():
     few, many = StepParts(200e-6, 0.0, 1, LIBRARY), StepParts(200e-6, 0.0, 40, LIBRARY)
     given = {"eager_seconds": 200e-6, "busy_seconds": 22e-6, "replayed": True, "trains": True}
     assert predict_speed(LIBRARY, few, PEAKS, **given).speedup > predict_speed(LIBRARY, many, PEAKS, **given).speedup
+
+
+def test_a_convolution_on_a_gpu_needs_a_copy_of_its_weight():
+    """Ten products stay ten calls; ten convolutions become twenty."""
+    convolutions = StepWork([OperatorWork("convolution", "float32", 10, 10**6, 10**4, library=True)], 10**4, 10**4, 0)
+    given = {"eager_seconds": 200e-6, "busy_seconds": 22e-6}
+    found = predict_speed(convolutions, alone(convolutions, 200e-6), PEAKS, **given)
+    assert found.speedup == pytest.approx(200 / (2 * 200 + 15))

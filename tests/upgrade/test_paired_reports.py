@@ -136,6 +136,30 @@ def test_figures_need_every_pair():
     assert (alone.lines, alone.notes["compile_seconds"][:31]) == ([], "each version was run once, so t")
 
 
+def begun(minute: int, factor: float) -> Run:
+    """The run of :func:`timed` that began in a minute."""
+    run = timed(factor)
+    run.started = f"2026-11-21T10:{minute:02}:00+00:00"
+    return run
+
+
+def test_figures_need_runs_in_turn():
+    """A load that comes between runs that were not made in turn looks as another version does: it is not told."""
+    quiet, busy = [begun(1, 1.0), begun(2, 1.0)], [begun(3, 2.0), begun(4, 2.0)]
+    found = outline_of(quiet, busy)
+    assert (found.lines, found.code) == ([], 0)
+    assert found.notes["compile_seconds"] == (
+        "the runs of both versions were not made in turn, so the load of the machine would look like the version, and "
+        "times and sizes are not compared")
+    in_turn = outline_of([begun(1, 1.0), begun(3, 1.0)], [begun(2, 2.0), begun(4, 2.0)])
+    assert sections_of(in_turn) == ["compile_seconds"]
+
+
+def test_a_load_that_grows_is_no_slower_version():
+    """In turn: each new run is slower than the old one before it, and each old one than the new one before it."""
+    assert outline_of([begun(1, 1.0), begun(3, 2.0)], [begun(2, 1.5), begun(4, 2.5)]).lines == []
+
+
 def test_what_was_not_looked_at_is_said():
     """A section without a line says that nothing is there only where something looked."""
     found = outline_of([timed(), timed()], [timed(), timed()])

@@ -61,7 +61,7 @@ class Route:
     """Dynamo traces anew and asks its guards, and caches hold the rest: then no miss is expected. Else the artifact is
     called, which was made of the first call alone and may have dropped guards."""
     takes_module: bool = True
-    """The artifact reads the module that it is called for, with its flags; else it has everything inside."""
+    """The artifact may be called for a module in training and in evaluation; else for what it was made of alone."""
     moved: bool = False
     """The second process begins with an empty cache folder."""
 

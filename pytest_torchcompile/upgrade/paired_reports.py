@@ -25,6 +25,7 @@ from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.flakes import SAYS_NOTHING, find_flakes
 from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.metrics import METRICS
+from pytest_torchcompile.upgrade.run_noise import is_beyond_noise
 
 __all__ = ["Figure", "NewCause", "UpgradeComparison", "Waver", "compare_versions"]
 
@@ -222,7 +223,7 @@ def _steady_changes(befores: Sequence[Cells], afters: Sequence[Cells], *, figure
     kept = []
     for change in find_changes(afters[0], befores[0], comparable=figures):
         cells = tuple(cell for cell in change.cells if _atom(change, cell) in (steady or ()))
-        if cells:
+        if cells and (change.kind != "slower" or is_beyond_noise(change, befores, afters)):
             kept.append(replace(change, cells=cells))
     return kept
 

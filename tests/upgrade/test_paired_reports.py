@@ -155,6 +155,28 @@ def test_figures_need_runs_in_turn():
     assert sections_of(in_turn) == ["compile_seconds"]
 
 
+def slowed(*factors: float) -> Run:
+    """The first cells' compiles take so many times as long as those of :func:`timed`."""
+    run = timed()
+    for name, factor in zip(run.ids, factors, strict=False):
+        (compile,) = run.section(name, "compiles")["compiles"]
+        run.section(name, "compiles")["compiles"] = [compile | {"seconds": compile["seconds"] * factor}]
+    return run
+
+
+def test_one_cell_is_slower():
+    """By more than any cell differs between two runs of one version; else it is an outlier like theirs."""
+    (line,) = outline_of([timed(), timed()], [slowed(3.0), slowed(3.1)]).lines
+    assert line.cells == (timed().ids[0],)
+    assert outline_of([timed(), slowed(1, 2.0)], [slowed(3.0), slowed(3.1)]).lines == []
+
+
+def test_all_cells_are_slower_by_more_than_noise():
+    """Twice the largest difference between two runs of one version."""
+    assert sections_of(outline_of([timed(), timed(1.2)], [timed(1.9), timed(1.9)])) == ["compile_seconds"]
+    assert outline_of([timed(), timed(1.2)], [timed(1.6), timed(1.6)]).lines == []
+
+
 def test_a_load_that_grows_is_no_slower_version():
     """In turn: each new run is slower than the old one before it, and each old one than the new one before it."""
     assert outline_of([begun(1, 1.0), begun(3, 2.0)], [begun(2, 1.5), begun(4, 2.5)]).lines == []

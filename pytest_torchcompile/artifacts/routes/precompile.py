@@ -72,4 +72,5 @@ def _missing(version: tuple[int, int], trains: bool) -> str:
     return ""
 
 
-ROUTE = Route("precompile", _ship, _load, _missing, moved=True)
+# A call in training has a backward pass, and the artifact has none.
+ROUTE = Route("precompile", _ship, _load, _missing, takes_module=False, moved=True)

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 from unittest.mock import patch
 
-KERNEL = re.compile(r"^(cpp_\w+) = async_compile\.cpp_pybinding\((\[.*?\]), r?'''(.*?)'''\)", re.MULTILINE | re.DOTALL)
+KERNEL = re.compile(r"^(cpp_\w+) = async_compile\.cpp_pybinding\(\[.*?\], r?'''(.*?)'''\)", re.MULTILINE | re.DOTALL)
 SHOWN = 4
 """Lines of each difference, as the page has them."""
 
@@ -36,8 +36,8 @@ def write(file: str, names: list[str]) -> None:
             # Of itself it forgets what was compiled before, and the second size would be compiled as a first one is.
             with torch.no_grad(), patch.object(torch._dynamo, "reset"):
                 _, codes = run_and_get_code(compiled, *batch.args, **batch.kwargs)
-            for kernel, types, text in KERNEL.findall("\n".join(codes)):
-                kept[name][f"{when} {kernel}"] = [types, *text.strip().splitlines()]
+            for kernel, text in KERNEL.findall("\n".join(codes)):
+                kept[name][f"{when} {kernel}"] = text.strip().splitlines()
         print(torch.__version__, name, len(kept[name]), "kernels")
     Path(file).write_text(json.dumps(kept))
 

@@ -207,7 +207,8 @@ def test_changed_kernels_are_told_and_never_fail(tmp_path):
         ("code", "changed kernel 0/0 forward: cpp_fused_add_0")]
     assert (found.code, found.code_summary) == (0, "1 of 1 kernel and 0 of 1 graph changed")
     store = CodeStore(tmp_path)
-    store.keep({"k1": "one\ntwo\n", "k2": "one\ntwo\nand three\n"})
+    # Types of arguments come first, and are not told apart from the head of the function.
+    store.keep({"k1": "['float*']\none\ntwo\n", "k2": "['int*']\none\ntwo\nand three\n"})
     assert "1 kernel changed (0/0 forward: cpp_fused_add_0): + and three" in \
         [line.text for line in outline_of([run_with("k1")], [run_with("k2")], store).lines]
     wavering = outline_of([run_with("k1"), run_with("k3")], [run_with("k2")] * 2)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.loading import one_line
@@ -22,6 +23,7 @@ __all__ = ["ROUTES", "Refused", "Route", "asked_of_torch", "load_route", "versio
 
 ROUTES: Final = ("warm_folder", "cache_artifacts", "aot_compile", "precompile", "aot_inductor")
 """All routes, in the order in which they are tried."""
+_FOLDER: Final = Path(__file__).parent
 
 
 class Refused(Exception):
@@ -41,7 +43,14 @@ def asked_of_torch() -> Iterator[None]:
         raise
     except Exception as why:
         # Each route has its own ways to say that a model is none for it.
-        raise Refused(one_line(why)) from why
+        raise Refused(one_line(why.with_traceback(_below_routes(why.__traceback__)))) from why
+
+
+def _below_routes(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without this package's own frames, which would be named as the user's line."""
+    while trace is not None and _FOLDER in Path(trace.tb_frame.f_code.co_filename).parents:
+        trace = trace.tb_next
+    return trace
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,8 @@ def test_torch_refuses(shipped, route, text):
     section = shipped(route, "branching")
     assert section["refused"].startswith(text)
     assert "Could not guard on data-dependent expression" in section["refused"]
+    # No line of ours, as if it were the model's.
+    assert f"({route}.py:" not in section["refused"]
     (problem,) = problems_of(section)
     assert problem.message == "vacuous: 0 routes shipped the model, and 1 must"
     assert problem.evidence.startswith(f"{route} refused: {text}")

@@ -66,6 +66,7 @@ class Run:
         self.environment = dict(ENVIRONMENT)
         self.plugin = plugin
         self.git: dict[str, Any] | None = None
+        self.started = "2026-11-21T10:00:00+00:00"
         self.sources: dict[str, str] = {}
         self.exit_status: int | None = None
         """Of pytest; None: 1 where a cell of the shard fails, else 0."""
@@ -134,7 +135,7 @@ class Run:
         mine = [name for k, name in enumerate(self.cells) if k % of == index - 1]
         record = Record({
             "schema_version": SCHEMA_VERSION,
-            "run": {"plugin": self.plugin, "git": self.git, "ci": {}, "started": "2026-11-21T10:00:00+00:00"},
+            "run": {"plugin": self.plugin, "git": self.git, "ci": {}, "started": self.started},
             "matrix": {"path": "matrix/smoke.yaml", "sha256": "6c" * 32, "cells_planned": self.ids,
                        "checks": self.checks, "excluded": {}},
             "shard": {"index": index, "of": of},

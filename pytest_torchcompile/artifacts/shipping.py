@@ -5,15 +5,22 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from pytest_torchcompile.contract.worker import ProgramSource, Told, Worker
+from pytest_torchcompile.contract.worker import (
+    NotLoaded,
+    OwnFailure,
+    ProgramSource,
+    Told,
+    Worker,
+    ended_in_words,
+    own_failure_text,
+)
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.drawn_call import DrawnCall, Sequence, as_code, as_plain
 
@@ -56,16 +63,18 @@ def ship(shipment: Shipment) -> dict[str, Any]:
         to make the artifact), ``cached``, ``cold_seconds`` and ``loaded_seconds`` (wall, of making, and of loading with
         the first calls), ``hits`` and ``misses`` of the caches in the second process, ``calls`` that were compared,
         ``mute`` ones, ``refusals`` (calls that the artifact refuses and eager does not), and ``problems``.
+
+    Raises :class:`~pytest_torchcompile.errors.UsageError` where the user's own functions raise, and
+    :class:`~pytest_torchcompile.contract.worker.OwnFailure` for a mistake of this package.
     """
     section: dict[str, Any] = {"route": shipment.route, "skipped": "", "refused": "", "cached": False,
                                "cold_seconds": 0.0, "loaded_seconds": 0.0, "hits": 0, "misses": 0, "calls": 0,
                                "mute": 0, "refusals": [], "problems": []}
     with TemporaryDirectory(prefix="pytest-torchcompile-shipped-") as folder:
         order = shipment.order(folder)
-        try:
-            made = _in_first_process(shipment.maker, order)
-        except BrokenProcessPool:
-            section["refused"] = "the process that made the artifact ended without a word"
+        made = _in_first_process(shipment.maker, order)
+        if "ended" in made:
+            section["problems"].append(_problem("crash", f"making the artifact {made['ended']}"))
             return section
         section |= {"skipped": made["missing"], "refused": made["failure"], "cold_seconds": made["seconds"],
                     "cached": made["cached"]}
@@ -77,22 +86,50 @@ def ship(shipment: Shipment) -> dict[str, Any]:
         try:
             with Worker(source) as worker:
                 _call_artifact(worker, shipment.declared, made, section, begun)
-        except UsageError as why:
-            section["problems"].append({"kind": "load", "code": "", "where": "", "message": str(why)})
+        except NotLoaded as why:
+            section["problems"].append(_problem("load", str(why)))
     return section
 
 
+def _problem(kind: str, message: str) -> dict[str, str]:
+    """A problem of no call."""
+    return {"kind": kind, "code": "", "where": "", "message": message}
+
+
 def _in_first_process(maker: str, order: dict[str, Any]) -> dict[str, Any]:
+    """What the maker returns; ``ended``, in words, where its process ended before."""
     # Not fork: torch's threads do not survive it.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
-        return pool.submit(_make, maker, order).result()
-
-
-def _make(maker: str, order: dict[str, Any]) -> dict[str, Any]:
-    module, _, name = maker.partition(":")
-    made: dict[str, Any] = getattr(import_module(module), name)(order)
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_make, args=(theirs, maker, order))
+    process.start()
+    theirs.close()
+    try:
+        word, value = ours.recv()
+    except EOFError:
+        process.join()
+        return {"ended": ended_in_words(process.exitcode)}
+    finally:
+        ours.close()
+        process.join()
+    if word == "usage":
+        raise UsageError(value)
+    if word == "own":
+        raise OwnFailure(value)
+    made: dict[str, Any] = value
     return made
+
+
+def _make(connection: Connection, maker: str, order: dict[str, Any]) -> None:
+    """The first process. Texts, not exceptions: some exceptions of torch's cannot be sent."""
+    module, _, name = maker.partition(":")
+    try:
+        answer = ("made", getattr(import_module(module), name)(order))
+    except UsageError as why:
+        answer = ("usage", str(why))
+    except Exception:
+        answer = ("own", own_failure_text())
+    connection.send(answer)
 
 
 def _call_artifact(worker: Worker, declared: Sequence, made: Mapping[str, Any], section: dict[str, Any],

@@ -361,6 +361,8 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         (Limit("cache_misses", "max", 0, "graphs that a second process compiles again, by a route that keeps them"),
          Limit("routes", "min", 1, "routes by which the model must have been shipped", least=1)),
         (Way("^load: ", severity.RAISES), *severity.OF_HISTORIES),
+        columns=(Column("shipped_routes", "min", "routes by which another process took the model, and all was well"),
+                 Column("cache_misses", "max", "graphs that a second process compiled again")),
         logs="output_code", on_request=True, ranks="one",
     ),
     "fuzz": CheckEntry(

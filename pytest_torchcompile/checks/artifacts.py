@@ -27,6 +27,8 @@ _HINTS: Final = {
                     "nobody calls it so",
     "aot_compile": "aot_compile drops guards on globals, and hooks that are registered later are not called: make the "
                    "artifact where both are as they are where it is loaded",
+    "precompile": "torch.compiler.precompile asks nothing of flags, globals, hooks and Python's values: make an "
+                  "artifact for each that the model is called with",
     "warm_folder": _STALE,
     "cache_artifacts": _STALE,
 }
@@ -85,7 +87,8 @@ def _judge_route(route: Mapping[str, Any], limits: Mapping[str, float]) -> Itera
             yield Problem(f"load: route {name}: another process could not load what was shipped", found["message"],
                           "ship it to a machine and a torch like those that made it")
         else:
-            yield Problem(f"{found['kind']}: route {name}, {found['code']}: {found['message']}", hint=hint)
+            call = f", {found['code']}" if found["code"] else ""
+            yield Problem(f"{found['kind']}: route {name}{call}: {found['message']}", hint=hint)
     if route["problems"]:
         return
     if not route["calls"] or route["mute"] == route["calls"]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pytest_torchcompile.contract.history_run import Program
 
-__all__ = ["OwnFailure", "ProgramSource", "Told", "Worker"]
+__all__ = ["NotLoaded", "OwnFailure", "ProgramSource", "Told", "Worker", "ended_in_words", "own_failure_text"]
 
 START_SECONDS: Final = 600.0
 """Importing torch, building the model."""
@@ -30,6 +30,25 @@ HISTORY_SECONDS: Final = 600.0
 
 class OwnFailure(RuntimeError):
     """Running or comparing a history failed by a mistake of this package: nobody's model, and no finding."""
+
+
+class NotLoaded(UsageError):
+    """What a program is made of is there, and cannot be loaded: no mistake in the user's own functions."""
+
+
+def own_failure_text() -> str:
+    """What is said of the exception that is handled just now, where it is of this package's own making."""
+    return f"pytest-torchcompile itself failed, not the model:\n{traceback.format_exc()}"
+
+
+def ended_in_words(code: int | None) -> str:
+    """How a process ended, by its exit code; a negative one is the signal that ended it."""
+    if not code or code > 0:
+        return f"ended its process with exit code {code or 0}"
+    name = str(-code)
+    with contextlib.suppress(ValueError):
+        name = signal.Signals(-code).name
+    return f"ended its process by signal {name}"
 
 
 @dataclass(frozen=True)
@@ -64,20 +83,25 @@ class Told:
     """``calls, refused, mute, graphs, hits, misses, seconds, in_calls``."""
 
 
+_FAILURES: Final[Mapping[str, type[Exception]]] = {"failed": UsageError, "not_loaded": NotLoaded, "own": OwnFailure}
+"""What is raised where the other side has no program, by its first word."""
+
+
 class Worker:
     """The owner's side. Close it in the end."""
 
     def __init__(self, source: ProgramSource) -> None:
         """Start the process.
 
-        Raises :class:`UsageError` where it can't make the program.
+        Raises :class:`UsageError` where it can't make the program, of which :class:`NotLoaded` is one kind; and
+        :class:`OwnFailure` where that is our mistake.
         """
         self.source = source
         self.started = 0
         """How many processes it took."""
         try:
             self._start()
-        except UsageError:
+        except (UsageError, OwnFailure):
             self.close()
             raise
 
@@ -101,14 +125,15 @@ class Worker:
     def _wait_until_ready(self) -> None:
         if not self._connection.poll(START_SECONDS):
             self.close()
-            raise UsageError(f"the process for histories has not answered in {START_SECONDS:g} s")
+            raise NotLoaded(f"the process for histories has not answered in {START_SECONDS:g} s")
         try:
             kind, value = self._connection.recv()
         except EOFError:
             self.close()
-            raise UsageError(f"the process for histories {self._end()} while it made the program") from None
-        if kind == "failed":
-            raise UsageError(value)
+            # Nothing was raised: what is loaded has ended it, rather than the user's own function.
+            raise NotLoaded(f"the process for histories {self._end()} while it made the program") from None
+        if kind in _FAILURES:
+            raise _FAILURES[kind](value)
         self.offered: dict[str, list[str]] = value[0]
         self.paths: list[str] = value[1]
         """Of all submodules."""
@@ -140,13 +165,7 @@ class Worker:
                 return Told(**value)
 
     def _end(self) -> str:
-        code = self._process.exitcode or 0
-        if code >= 0:
-            return f"ended its process with exit code {code}"
-        name = str(-code)
-        with contextlib.suppress(ValueError):
-            name = signal.Signals(-code).name
-        return f"ended its process by signal {name}"
+        return ended_in_words(self._process.exitcode)
 
     def _start_again(self) -> None:
         self.close()
@@ -188,6 +207,10 @@ def _made_program(source: ProgramSource) -> tuple[Program | None, tuple[str, Any
         program = source.load()
         offered = offered_choices(program, source.names, source.sizes)
         paths = [path for path, _ in program.make_model().named_modules() if path]
+    except NotLoaded as error:
+        return None, ("not_loaded", str(error))
+    except OwnFailure as error:
+        return None, ("own", str(error))
     except Exception as error:
         return None, ("failed", f"{type(error).__name__}: {error}")
     return program, ("ready", (offered, paths))
@@ -214,7 +237,7 @@ def _answers(connection: Connection, program: Program) -> Iterator[tuple[str, An
             outcome = run_history(program, from_plain(plain), tell, without, backend)
         except Exception:
             # Of ours: what the model raises is recorded.
-            yield "failed", f"pytest-torchcompile itself failed, not the model:\n{traceback.format_exc()}"
+            yield "failed", own_failure_text()
             continue
         counts = {name: getattr(outcome, name)
                   for name in ("calls", "refused", "mute", "graphs", "hits", "misses", "seconds", "in_calls")}

@@ -73,6 +73,21 @@ def _kernel_count(sections: Sections) -> float | None:
     return sum(len(graph["generated"]) for graph in sections["kernels"]["graphs"])
 
 
+def _shipped_routes(sections: Sections) -> float | None:
+    if "artifacts" not in sections:
+        return None
+    shipped = [each for each in sections["artifacts"]["routes"] if not each["skipped"] and not each["refused"]]
+    return sum(not each["problems"] for each in shipped)
+
+
+def _cache_misses(sections: Sections) -> float | None:
+    """None where no route that keeps graphs has shipped any: nothing was counted."""
+    if "artifacts" not in sections:
+        return None
+    counted = [each["misses"] for each in sections["artifacts"]["routes"] if each["cached"] and not each["refused"]]
+    return sum(counted) if counted else None
+
+
 def _number_reader(key: str) -> Callable[[Sections], float | None]:
     """Reads a number that a section holds at its top, whichever section it is."""
     def read_number(sections: Sections) -> float | None:
@@ -95,7 +110,8 @@ def metric_spread(sections: Sections, name: str) -> float | None:
 
 _READERS: Final[dict[str, Callable[[Sections], float | None]]] = {
     "silent_eager": _silent_eager, "compile_seconds": _compile_seconds, "kernels": _kernel_count,
-    "guard_microseconds": _guard_microseconds, "step_ms": _step_ms,
+    "guard_microseconds": _guard_microseconds, "step_ms": _step_ms, "shipped_routes": _shipped_routes,
+    "cache_misses": _cache_misses,
 }
 """How the columns are read that are neither a number at the top of a section nor the length of a list there."""
 

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_torchcompile.contract.worker import NotLoaded, OwnFailure, own_failure_text
 from pytest_torchcompile.fuzz.drawn_call import from_plain
-from pytest_torchcompile.loading import import_all, one_line
+from pytest_torchcompile.loading import import_all
 from pytest_torchcompile.run.contract_cell import program_of as cell_program
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def make_artifact(order: Mapping[str, Any]) -> dict[str, Any]:
     """The first process; :class:`~pytest_torchcompile.artifacts.shipping.Shipment` has what it takes and returns."""
     import torch
 
-    from pytest_torchcompile.artifacts.route import load_route, version_of
+    from pytest_torchcompile.artifacts.route import Refused, load_route, version_of
     from pytest_torchcompile.state.torch_state import isolated, same_random_draws
 
     folder = Path(order["folder"])
@@ -39,7 +40,7 @@ def make_artifact(order: Mapping[str, Any]) -> dict[str, Any]:
             "cached": route.cached, "takes_module": route.takes_module}
     if made["missing"]:
         return made
-    # What the user's own functions raise is no refusal of torch's, and ends the check.
+    # What the user's own functions raise is told before torch is asked, with their names.
     program.make_model()
     program.batch(dict(from_plain(order["declared"])[0].sizes), program.seed)
     begun = time.perf_counter()
@@ -47,16 +48,18 @@ def make_artifact(order: Mapping[str, Any]) -> dict[str, Any]:
         # As the second process runs it: torch's settings are part of every key.
         with isolated([]), same_random_draws():
             route.ship(program, from_plain(order["declared"]), folder)
-    except Exception as why:
-        # Each route has its own ways to say that a model is none for it.
-        made["failure"] = one_line(why)
+    except Refused as why:
+        made["failure"] = str(why)
     made["seconds"] = time.perf_counter() - begun
     return made
 
 
 def program_of(order: Mapping[str, Any]) -> Program:
-    """The second process: the cell's program, whose compiled side is what was shipped."""
-    from pytest_torchcompile.artifacts.route import load_route
+    """The second process: the cell's program, whose compiled side is what was shipped.
+
+    Raises :class:`~pytest_torchcompile.contract.worker.NotLoaded` where torch does not take that.
+    """
+    from pytest_torchcompile.artifacts.route import Refused, load_route
 
     folder = Path(order["folder"])
     route = load_route(order["route"])
@@ -66,4 +69,10 @@ def program_of(order: Mapping[str, Any]) -> Program:
     # An artifact names the modules of its model, which are found as the cell finds them.
     import_all(tuple(job["modules"]), Path(job["root"]))
     program = cell_program(job)
-    return replace(program, compiler=route.load(folder))
+    try:
+        compiler = route.load(folder)
+    except Refused as why:
+        raise NotLoaded(str(why)) from why
+    except Exception as why:
+        raise OwnFailure(own_failure_text()) from why
+    return replace(program, compiler=compiler)

@@ -4,7 +4,8 @@ The same matrix is run with the old version and with the new one, in turn and mo
 of runs is told; what one version's own runs differ in is said to waver. No torch here: other processes run the cells.
 
 To read in this order: ``environments`` (a folder for each version, kept for reuse), ``matrix_runs`` (pytest in one of
-them), ``paired_reports`` (what is worse and what got better; it asks the function that baseline and page ask),
+them), ``paired_reports`` (what is worse and what got better; it asks the function that baseline and page ask; whether
+figures differ by more than noise ``run_noise`` says),
 ``outline`` (the same in sections, which page, Markdown and JSON show), ``upgrade_page``, ``upgrade_command``. Then
 ``bisection`` (a pure search with three answers) and ``first_bad`` (which asks it of real versions). ``cell_history``
 follows one cell through the runs that were kept (``pytest-torchcompile history``).

@@ -288,7 +288,8 @@ def _changed_lines(change: CodeChange, store: CodeStore | None) -> tuple[str, ..
         return ()
     found: dict[str, None] = {}
     for line in difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0):
-        if line[:3] not in ("---", "+++") and line[:2] != "@@":
+        # The types of a kernel's arguments, a list in its first line, are there again in the head of its function.
+        if line[:3] not in ("---", "+++") and line[:2] != "@@" and line[1:2] != "[":
             found[f"{line[0]} {line[1:].strip()}"] = None
     return tuple(found)
 

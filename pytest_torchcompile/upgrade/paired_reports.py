@@ -25,6 +25,7 @@ from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.flakes import SAYS_NOTHING, find_flakes
 from pytest_torchcompile.report.merging import Merged
 from pytest_torchcompile.report.metrics import METRICS
+from pytest_torchcompile.upgrade.run_noise import is_beyond_noise
 
 __all__ = ["Figure", "NewCause", "UpgradeComparison", "Waver", "compare_versions"]
 
@@ -182,7 +183,28 @@ def _why_no_figures(elsewhere: str, olds: Sequence[Merged], news: Sequence[Merge
         return f"{elsewhere}; times and sizes are not compared"
     if min(len(olds), len(news)) < FIGURES_NEED:
         return "each version was run once, so the noise of times and sizes is not known, and they are not compared"
+    if not _ran_in_turn(olds, news):
+        return ("the runs of both versions were not made in turn, so the load of the machine would look like the "
+                "version, and times and sizes are not compared")
     return ""
+
+
+def _ran_in_turn(olds: Sequence[Merged], news: Sequence[Merged]) -> bool:
+    """Did each run of one version come after one of the other? A load that grows then slows both down.
+
+    Reports that do not tell when they began are taken in the order in which they are given.
+    """
+    runs = []
+    for old, new in itertools.zip_longest(olds, news):
+        runs += [(_began(run), version) for run, version in ((old, "old"), (new, "new")) if run is not None]
+    # Stable, so that runs of the same second stay as they are.
+    runs.sort(key=lambda run: run[0])
+    return all(one[1] != other[1] for one, other in itertools.pairwise(runs))
+
+
+def _began(run: Merged) -> str:
+    """In UTC, as ISO 8601 has it, which sorts as times do."""
+    return min(str((report.block.get("run") or {}).get("started", "")) for report in run.reports)
 
 
 # ------------------------------------------------------------------------------------------------------- what is steady
@@ -201,7 +223,7 @@ def _steady_changes(befores: Sequence[Cells], afters: Sequence[Cells], *, figure
     kept = []
     for change in find_changes(afters[0], befores[0], comparable=figures):
         cells = tuple(cell for cell in change.cells if _atom(change, cell) in (steady or ()))
-        if cells:
+        if cells and (change.kind != "slower" or is_beyond_noise(change, befores, afters)):
             kept.append(replace(change, cells=cells))
     return kept
 

@@ -1,14 +1,18 @@
-"""Models that are shipped: products of matrices alone, for which Inductor builds no kernel."""
+"""Models that are shipped: products of matrices alone, for which Inductor builds no kernel. And makers that fail."""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from pytest_torchcompile.errors import MatrixError
+from pytest_torchcompile.run import artifact_cell
 
 
 class Heads(nn.Module):
@@ -67,6 +71,32 @@ def raises():
     raise ValueError("no such weights")
 
 
+class Branching(Heads):
+    """Asks for a value, which torch cannot trace whole."""
+
+    def forward(self, x):
+        return self.second(x if x.sum().item() > 0 else self.first(x))
+
+
+class Powered(Heads):
+    """Has a number among its arguments."""
+
+    def forward(self, x, power=2):
+        return super().forward(x) ** power
+
+
+def branching():
+    return Branching()
+
+
+def powered():
+    return Powered()
+
+
+def with_power(B):
+    return (torch.randn(B, 8),), {"power": 2}
+
+
 def vectors(B):
     return torch.randn(B, 8)
 
@@ -101,3 +131,26 @@ def harmlessly_passed_heads():
     """Compiled with a pass that was not changed."""
     inductor_config.post_grad_custom_post_pass = Harmless()
     return Heads()
+
+
+def maker_with_a_mistake(order):
+    """As if a route of this package had a mistake of its own."""
+    return artifact_cell.make_artifact(order | {"declared": []})
+
+
+def maker_that_is_killed(order):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def maker_of_a_matrix(order):
+    """An exception that cannot be sent from process to process."""
+    raise MatrixError("a.yaml", 1, 2, "no such model")
+
+
+def loader_with_a_mistake(order):
+    """The folder is none, so that no file is found in it; torch is not asked."""
+    return artifact_cell.program_of(order | {"folder": order["folder"] + "-gone"})
+
+
+def loader_that_is_killed(order):
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -40,6 +40,8 @@ def test_all_is_well():
      "load: route aot_compile: another process could not load what was shipped"),
     (AOT | {"problems": [{"kind": "value", "code": "[call(B=2)]", "where": "output", "message": "output is off"}]},
      "value: route aot_compile, [call(B=2)]: output is off"),
+    (AOT | {"problems": [{"kind": "crash", "code": "", "where": "", "message": "making the artifact ended"}]},
+     "crash: route aot_compile: making the artifact ended"),
 ])
 def test_what_is_wrong(route, message):
     (problem,) = problems(route)
@@ -84,7 +86,8 @@ def test_versions():
     ("aot_compile", (2, 11), False, "in torch 2.11 aot_compile is off by default"),
     ("aot_compile", (2, 13), True, ""),
     ("precompile", (2, 13), False, "torch 2.13 has no torch.compiler.precompile; it came with 2.14"),
-    ("precompile", (2, 15), False, "torch.compiler.precompile of torch 2.15 is a prototype"),
+    ("precompile", (2, 14), False, ""),
+    ("precompile", (2, 15), True, "what torch.compiler.precompile makes of a forward has no backward pass"),
     ("aot_inductor", (2, 13), True, "AOTInductor's package has no backward pass"),
     ("warm_folder", (2, 8), True, ""),
 ])

@@ -7,13 +7,17 @@ import shutil
 import subprocess
 import zipfile
 from dataclasses import asdict
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from pytest_torchcompile.artifacts.route import version_of
 from pytest_torchcompile.artifacts.shipping import Shipment, ship
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.checks import load
+from pytest_torchcompile.contract.worker import OwnFailure
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.drawn_call import call
 from pytest_torchcompile.observation import Job
@@ -24,6 +28,8 @@ pytestmark = pytest.mark.needs_torch
 HERE = Path(__file__).parent
 MAKER = "pytest_torchcompile.run.artifact_cell:make_artifact"
 LOADER = "pytest_torchcompile.run.artifact_cell:program_of"
+TORCH = metadata.version("torch") if find_spec("torch") else "0.0"
+PRECOMPILES = pytest.mark.skipif(version_of(TORCH) < (2, 14), reason="torch.compiler.precompile came with torch 2.14")
 ENDED_AT_ONCE = b"\x0f\x0b"
 """``ud2``: what a processor of x86 does with an instruction that it does not know."""
 
@@ -32,12 +38,15 @@ ENDED_AT_ONCE = b"\x0f\x0b"
 def shipped(tmp_path, monkeypatch):
     """Ships a model by a route; returns the section."""
     monkeypatch.setenv("ARTIFACT_MODELS_SEEN", str(tmp_path / "seen"))
+    # Makers and loaders are named, and processes that are spawned look where this one does.
+    monkeypatch.syspath_prepend(str(HERE))
 
-    def by(route, factory="heads", phase="inference", tamper=lambda folder: None):
-        entry = ModelEntry("net", f"artifact_models:{factory}", "artifact_models:vectors", where=f"{HERE}/a.yaml:1:1")
+    def by(route, factory="heads", phase="inference", tamper=lambda folder: None, inputs="vectors", maker=MAKER,
+           loader=LOADER):
+        entry = ModelEntry("net", f"artifact_models:{factory}", f"artifact_models:{inputs}", where=f"{HERE}/a.yaml:1:1")
         job = Job(Cell(model="net", phase=phase).to_dict(), entry.to_dict(), str(HERE), ("artifacts",), threads=1,
                   modules=("artifact_models",))
-        return ship(Shipment(MAKER, LOADER, asdict(job), route, (call(B=4), call(B=6)), tamper))
+        return ship(Shipment(maker, loader, asdict(job), route, (call(B=4), call(B=6)), tamper))
 
     return by
 
@@ -69,6 +78,85 @@ def test_a_factory_that_raises(shipped):
     """That is no refusal of torch's."""
     with pytest.raises(UsageError, match="raised ValueError: no such weights"):
         shipped("aot_compile", "raises")
+
+
+@pytest.mark.parametrize(("route", "text"), [
+    ("aot_compile", "UserError: "), ("aot_inductor", "GuardOnDataDependentSymNode: "),
+])
+def test_torch_refuses(shipped, route, text):
+    """In its own words; nothing got out, so nothing fails but the number of routes."""
+    section = shipped(route, "branching")
+    assert section["refused"].startswith(text)
+    assert "Could not guard on data-dependent expression" in section["refused"]
+    # No line of ours, as if it were the model's.
+    assert f"({route}.py:" not in section["refused"]
+    (problem,) = problems_of(section)
+    assert problem.message == "vacuous: 0 routes shipped the model, and 1 must"
+    assert problem.evidence.startswith(f"{route} refused: {text}")
+
+
+def test_our_own_mistake_in_the_first_process(shipped):
+    """It is no refusal of torch's: the check has not judged."""
+    with pytest.raises(OwnFailure, match=r"(?s)pytest-torchcompile itself failed, not the model:.*IndexError"):
+        shipped("aot_compile", maker="artifact_models:maker_with_a_mistake")
+
+
+def test_our_own_mistake_in_the_second_process(shipped):
+    """It is no artifact that cannot be loaded."""
+    with pytest.raises(OwnFailure, match=r"(?s)pytest-torchcompile itself failed, not the model:.*FileNotFoundError"):
+        shipped("aot_compile", loader="artifact_models:loader_with_a_mistake")
+
+
+def test_what_cannot_be_sent_is_told(shipped):
+    """The user's mistake, in its own words, though the exception does not survive the way between processes."""
+    with pytest.raises(UsageError, match=r"^a\.yaml:1:2: no such model$"):
+        shipped("aot_compile", maker="artifact_models:maker_of_a_matrix")
+
+
+def test_a_process_that_ends_while_it_makes(shipped):
+    """A crash of the compiler is one, and no refusal."""
+    (problem,) = problems_of(shipped("aot_compile", maker="artifact_models:maker_that_is_killed"))
+    assert problem.message == ("crash: route aot_compile: making the artifact ended its process by signal SIGKILL")
+
+
+def test_a_process_that_ends_while_it_loads(shipped):
+    (problem,) = problems_of(shipped("aot_compile", loader="artifact_models:loader_that_is_killed"))
+    assert problem.message == "load: route aot_compile: another process could not load what was shipped"
+    assert problem.evidence == "the process for histories ended its process by signal SIGKILL while it made the program"
+
+
+def test_a_damaged_artifact(shipped):
+    """Torch does not take it, and says so."""
+    section = shipped("aot_compile", tamper=lambda folder: (folder / "aot_compiled.bin").write_bytes(b"nothing"))
+    (problem,) = problems_of(section)
+    assert problem.message == "load: route aot_compile: another process could not load what was shipped"
+    assert problem.evidence.startswith("UnpicklingError: ")
+
+
+@PRECOMPILES
+@pytest.mark.parametrize("factory", ["heads", "hooked_heads"])
+def test_a_clean_precompiled_file(shipped, factory):
+    """It takes the parameters of the module that it is called for, and refuses another size."""
+    section = shipped("precompile", factory)
+    assert problems_of(section) == []
+    assert section["calls"] > 0
+    assert "[call(B=6)]" in section["refusals"]
+
+
+@PRECOMPILES
+def test_a_hook_that_a_precompiled_file_drops(shipped):
+    (problem,) = problems_of(shipped("precompile", "hooked_where_loaded"))
+    assert problem.message.startswith("value: route precompile, [call(B=4)]: output: error is")
+    assert "asks nothing of flags, globals, hooks" in problem.hint
+
+
+@PRECOMPILES
+def test_a_value_of_python_in_a_precompiled_file(shipped):
+    """Whatever becomes of another one: eager's answer or a refusal, or it is told."""
+    section = shipped("precompile", "powered", inputs="with_power")
+    for problem in problems_of(section):
+        assert "power" in problem.message
+    assert any("power" in code for code in section["refusals"]) or problems_of(section)
 
 
 def test_a_stale_key(shipped):

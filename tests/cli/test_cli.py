@@ -54,8 +54,8 @@ def test_cells_of_a_shipped_matrix(tmp_path, monkeypatch, capsys):
     assert lines[-1].startswith("4 excluded by shipped:smoke:2")
     assert main(["cells", "shipped:smok"]) == 4
     assert capsys.readouterr().err == ("'shipped:smok' is not a shipped matrix; did you mean 'smoke'? "
-                                       "Known: contract, default, fake, fuzz, gpu, multi_gpu, nightly, real, smoke, "
-                                       "toolkit\n")
+                                       "Known: artifacts, contract, default, fake, fuzz, gpu, multi_gpu, nightly, "
+                                       "real, smoke, toolkit\n")
 
 
 def test_cells_say_what_they_need(here, capsys, monkeypatch):

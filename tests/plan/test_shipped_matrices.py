@@ -183,6 +183,16 @@ def test_the_fake_lane_is_fake():
     assert {planned.outcome for planned in matrix.cells} == {"run", "xfail"}
 
 
+def test_artifacts_ships_real_models():
+    """Each by every route that has no backward pass either; one cell trains."""
+    matrix = shipped("artifacts")
+    assert matrix.checks == ("artifacts",)
+    assert {planned.cell.backend for planned in matrix.cells} == {"inductor"}
+    phases = {planned.cell.model: planned.cell.phase for planned in matrix.cells if planned.cell.phase == "inference"}
+    assert {"bert", "gpt2", "llama", "t5", "vit"} <= phases.keys()
+    assert [planned.cell.model for planned in matrix.cells if planned.cell.phase == "training"] == ["tiny_head"]
+
+
 def test_toolkit_crosses_passes_with_wrappers():
     """At least 24 cells without a GPU; passes meet every wrapper on one model, each compiler and each table."""
     matrix = shipped("toolkit")

@@ -29,7 +29,8 @@ def test_without_a_matrix_the_shipped_ones_are_named(pytester):
     assert line == (f"ERROR: there is no matrix/default.yaml in {pytester.path}: `pytest-torchcompile init "
                     "module:Class` writes one for your model, --compile-model=module:Class does without, and "
                     "--compile-matrix=shipped:smoke names a shipped one "
-                    "(shipped are contract, default, fake, fuzz, gpu, multi_gpu, nightly, real, smoke, toolkit)")
+                    "(shipped are artifacts, contract, default, fake, fuzz, gpu, multi_gpu, nightly, real, smoke, "
+                    "toolkit)")
 
 
 def test_a_name_that_is_not_shipped(pytester):
@@ -41,8 +42,8 @@ def test_a_name_that_is_not_shipped(pytester):
 
 def test_every_shipped_matrix_has_its_name():
     """They are the files of the folder `matrix`, or in a wheel their copies."""
-    assert shipped_names() == ("contract", "default", "fake", "fuzz", "gpu", "multi_gpu", "nightly", "real", "smoke",
-                               "toolkit")
+    assert shipped_names() == ("artifacts", "contract", "default", "fake", "fuzz", "gpu", "multi_gpu", "nightly",
+                               "real", "smoke", "toolkit")
     assert all(shipped_path(f"shipped:{name}").is_file() for name in shipped_names())
 
 

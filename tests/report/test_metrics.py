@@ -10,6 +10,10 @@ from pytest_torchcompile.report.metrics import METRICS, metric_spread
 
 FRAMES = [{"kind": kind} for kind in (*sorted(SILENT), "graph_break", "off")]
 
+ROUTE = {"skipped": "", "refused": "", "problems": [], "cached": False, "misses": 0}
+SHIPPED = [ROUTE | {"cached": True, "misses": 3}, ROUTE, ROUTE | {"problems": [{"kind": "value"}]},
+           ROUTE | {"skipped": "no such route"}, ROUTE | {"refused": "a graph break"}]
+
 
 @pytest.mark.parametrize(("name", "sections", "value"), [
     ("graph_breaks", {"graph_breaks": {"graph_breaks": []}}, 0),
@@ -23,6 +27,9 @@ FRAMES = [{"kind": kind} for kind in (*sorted(SILENT), "graph_break", "off")]
     ("kernels", {"kernels": {"graphs": [{"generated": [1, 2]}, {"generated": []}, {"generated": [3]}]}}, 3),
     ("speedup", {"worth": {"speedup": 1.5}}, 1.5),
     ("speedup", {"worth": {"speedup": 0}}, 0),
+    ("shipped_routes", {"artifacts": {"routes": SHIPPED}}, 2),
+    ("cache_misses", {"artifacts": {"routes": SHIPPED}}, 3),
+    ("cache_misses", {"artifacts": {"routes": SHIPPED[2:]}}, None),
     ("memory_mib", {"anything": {"memory_mib": 12.5}}, 12.5),
     ("memory_mib", {"a": {"memory_mib": None}, "b": {"memory_mib": 3}}, 3),
 ])
@@ -63,4 +70,4 @@ def test_each_column_of_a_check_is_a_metric():
     assert list(METRICS) == list(columns)
     for name, metric in METRICS.items():
         assert (metric.kind, metric.whole, metric.help) == (columns[name].kind, columns[name].whole, columns[name].help)
-    assert [name for name, metric in METRICS.items() if metric.kind == "min"] == ["speedup"]
+    assert [name for name, metric in METRICS.items() if metric.kind == "min"] == ["speedup", "shipped_routes"]

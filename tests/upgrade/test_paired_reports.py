@@ -136,6 +136,52 @@ def test_figures_need_every_pair():
     assert (alone.lines, alone.notes["compile_seconds"][:31]) == ([], "each version was run once, so t")
 
 
+def begun(minute: int, factor: float) -> Run:
+    """The run of :func:`timed` that began in a minute."""
+    run = timed(factor)
+    run.started = f"2026-11-21T10:{minute:02}:00+00:00"
+    return run
+
+
+def test_figures_need_runs_in_turn():
+    """A load that comes between runs that were not made in turn looks as another version does: it is not told."""
+    quiet, busy = [begun(1, 1.0), begun(2, 1.0)], [begun(3, 2.0), begun(4, 2.0)]
+    found = outline_of(quiet, busy)
+    assert (found.lines, found.code) == ([], 0)
+    assert found.notes["compile_seconds"] == (
+        "the runs of both versions were not made in turn, so the load of the machine would look like the version, and "
+        "times and sizes are not compared")
+    in_turn = outline_of([begun(1, 1.0), begun(3, 1.0)], [begun(2, 2.0), begun(4, 2.0)])
+    assert sections_of(in_turn) == ["compile_seconds"]
+
+
+def slowed(*factors: float) -> Run:
+    """The first cells' compiles take so many times as long as those of :func:`timed`."""
+    run = timed()
+    for name, factor in zip(run.ids, factors, strict=False):
+        (compile,) = run.section(name, "compiles")["compiles"]
+        run.section(name, "compiles")["compiles"] = [compile | {"seconds": compile["seconds"] * factor}]
+    return run
+
+
+def test_one_cell_is_slower():
+    """By more than any cell differs between two runs of one version; else it is an outlier like theirs."""
+    (line,) = outline_of([timed(), timed()], [slowed(3.0), slowed(3.1)]).lines
+    assert line.cells == (timed().ids[0],)
+    assert outline_of([timed(), slowed(1, 2.0)], [slowed(3.0), slowed(3.1)]).lines == []
+
+
+def test_all_cells_are_slower_by_more_than_noise():
+    """Twice the largest difference between two runs of one version."""
+    assert sections_of(outline_of([timed(), timed(1.2)], [timed(1.9), timed(1.9)])) == ["compile_seconds"]
+    assert outline_of([timed(), timed(1.2)], [timed(1.6), timed(1.6)]).lines == []
+
+
+def test_a_load_that_grows_is_no_slower_version():
+    """In turn: each new run is slower than the old one before it, and each old one than the new one before it."""
+    assert outline_of([begun(1, 1.0), begun(3, 2.0)], [begun(2, 1.5), begun(4, 2.5)]).lines == []
+
+
 def test_what_was_not_looked_at_is_said():
     """A section without a line says that nothing is there only where something looked."""
     found = outline_of([timed(), timed()], [timed(), timed()])
@@ -161,7 +207,8 @@ def test_changed_kernels_are_told_and_never_fail(tmp_path):
         ("code", "changed kernel 0/0 forward: cpp_fused_add_0")]
     assert (found.code, found.code_summary) == (0, "1 of 1 kernel and 0 of 1 graph changed")
     store = CodeStore(tmp_path)
-    store.keep({"k1": "one\ntwo\n", "k2": "one\ntwo\nand three\n"})
+    # Types of arguments come first, and are not told apart from the head of the function.
+    store.keep({"k1": "['float*']\none\ntwo\n", "k2": "['int*']\none\ntwo\nand three\n"})
     assert "1 kernel changed (0/0 forward: cpp_fused_add_0): + and three" in \
         [line.text for line in outline_of([run_with("k1")], [run_with("k2")], store).lines]
     wavering = outline_of([run_with("k1"), run_with("k3")], [run_with("k2")] * 2)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_torchcompile.artifacts.route import Route
+from pytest_torchcompile.artifacts.route import Route, asked_of_torch
 from pytest_torchcompile.contract.history_run import Program
 from pytest_torchcompile.fuzz.drawn_call import Sequence
 
@@ -29,14 +29,15 @@ _BY_DEFAULT = (2, 12)
 
 def _ship(program: Program, declared: Sequence, folder: Path) -> None:
     batch = program.batch(dict(declared[0].sizes), program.seed)
-    compiled: Any = torch.compile(program.make_model(), **{**program.settings, "fullgraph": True})
-    with torch.set_grad_enabled(program.train):
+    model, settings = program.make_model(), {**program.settings, "fullgraph": True}
+    with asked_of_torch(), torch.set_grad_enabled(program.train):
+        compiled: Any = torch.compile(model, **settings)
         artifact = compiled.forward.aot_compile((tuple(batch.args), dict(batch.kwargs)))
-    artifact.save_compiled_function(str(Path(folder, _FILE)))
+        artifact.save_compiled_function(str(Path(folder, _FILE)))
 
 
 def _load(folder: Path) -> Callable[[nn.Module], Callable[..., Any]]:
-    with Path(folder, _FILE).open("rb") as file:
+    with Path(folder, _FILE).open("rb") as file, asked_of_torch():
         artifact: Any = torch.compiler.load_compiled_function(file)
 
     def bind(module: nn.Module) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_torchcompile.artifacts.route import Route
+from pytest_torchcompile.artifacts.route import Route, asked_of_torch
 from pytest_torchcompile.contract.history_run import Program
 from pytest_torchcompile.fuzz.drawn_call import Sequence
 
@@ -25,15 +25,18 @@ def _ship(program: Program, declared: Sequence, folder: Path) -> None:
     from torch._inductor import aoti_compile_and_package
 
     batch = program.batch(dict(declared[0].sizes), program.seed)
-    with torch.no_grad():
-        exported = torch.export.export(program.make_model(), tuple(batch.args), dict(batch.kwargs))
-    aoti_compile_and_package(exported, package_path=str(Path(folder, _FILE)))
+    model = program.make_model()
+    with asked_of_torch():
+        with torch.no_grad():
+            exported = torch.export.export(model, tuple(batch.args), dict(batch.kwargs))
+        aoti_compile_and_package(exported, package_path=str(Path(folder, _FILE)))
 
 
 def _load(folder: Path) -> Callable[[nn.Module], Callable[..., Any]]:
     from torch._inductor import aoti_load_package
 
-    package: Any = aoti_load_package(str(Path(folder, _FILE)))
+    with asked_of_torch():
+        package: Any = aoti_load_package(str(Path(folder, _FILE)))
 
     def bind(module: nn.Module) -> Callable[..., Any]:
         # The weights are in the package.

@@ -177,8 +177,8 @@ def steady_ratio(
     """
     sides = (eager, compiled)
 
-    def make_batch(number: int) -> Any:
-        return batch.value
+    def make_batch(number: int) -> Batch:
+        return batch
 
     with preserved(eager.module):
         for _ in range(3):

@@ -166,3 +166,110 @@ def test_what_is_to_be_typed_in_its_place(repo):
         told = repo.run("--co", "-q", *options).stdout.str()
         assert "hidden=32::" in told
         assert "hidden=8::" not in told
+
+
+MISTAKEN_INPUTS = """
+version: 1
+models:
+  net: {factory: "models:net", inputs: "models:mistaken", dims: {B: 4}}
+axes:
+  backend: [aot_eager, eager]
+  dynamic: [auto, static]
+"""
+
+
+def test_inputs_that_raise_are_one_failure(repo):
+    """One letter, one text, and the inputs function is called in one cell of four; all stay failed for --lf."""
+    repo.matrix(MISTAKEN_INPUTS)
+    repo.models("""
+    from pathlib import Path
+
+    def mistaken(B):
+        with Path("calls.txt").open("a") as calls:
+            calls.write("called ")
+        raise IndexError("no such file in the data set")
+    """)
+    result = repo.run("-q")
+    lines = result.outlines
+    assert lines[0].split()[0] == "F"
+    assert "inputs 'models:mistaken' raised IndexError: no such file in the data set" in result.stdout.str()
+    assert (repo.path / "calls.txt").read_text().split() == ["called"]
+    verdicts = repo.verdicts()
+    assert set(verdicts.values()) == {"error"}
+    assert len({name.partition("::")[0] for name in verdicts}) == 4
+
+
+def test_inputs_that_may_work_the_next_time(repo):
+    """What a network or the memory has to do with is tried again in each cell."""
+    repo.matrix(MISTAKEN_INPUTS)
+    repo.models("""
+    from pathlib import Path
+
+    def mistaken(B):
+        first = not Path("called").exists()
+        Path("called").touch()
+        if first:
+            raise ConnectionError("the server is busy")
+        return torch.ones(B, 6)
+    """)
+    repo.run()
+    verdicts = repo.verdicts()
+    assert verdicts["net-aot_eager-default-auto-none::compiles"] == "error"
+    assert verdicts["net-aot_eager-default-static-none::compiles"] == "pass"
+
+
+def test_a_loss_that_raises_is_not_the_model(repo):
+    """The loss is blamed, and what it was given is told."""
+    repo.matrix("""
+    version: 1
+    models:
+      net: {factory: "models:net", inputs: "models:batch", loss: "models:entropy", dims: {B: 4}}
+    axes: {backend: [aot_eager]}
+    """)
+    repo.models("""
+    def entropy(output, target):
+        return torch.nn.functional.cross_entropy(output, target["label"])
+    """)
+    result = repo.run()
+    text = result.stdout.str()
+    assert "the loss function raises without torch.compile too, at call 1 (B=4): " in text
+    assert "it is called with the output and the batch as it was given, an object of type Tensor" in text
+    assert "try    mend the loss function first: eager must work" in text
+    assert set(repo.verdicts().values()) == {"error"}
+
+
+def test_a_dict_that_is_no_keywords(repo):
+    """The model takes the dict itself: what the error says is what to write."""
+    repo.matrix("""
+    version: 1
+    models:
+      net: {factory: "models:takes_dict", inputs: "models:dict_batch", dims: {B: 4}}
+    axes: {backend: [aot_eager]}
+    """)
+    repo.models("""
+    class TakesDict(torch.nn.Linear):
+        def forward(self, batch):
+            return super().forward(batch["image"])
+
+    def takes_dict():
+        return TakesDict(4, 2)
+
+    def dict_batch(B):
+        return {"image": torch.ones(B, 4)}
+    """)
+    result = repo.run()
+    assert ("the batch is a dict with image, and a dict is keyword arguments; for a model that takes the dict itself "
+            "make it a tuple of one, `(batch,)`") in result.stdout.str()
+    repo.models("""
+    class TakesDict(torch.nn.Linear):
+        def forward(self, batch):
+            return super().forward(batch["image"])
+
+    def takes_dict():
+        return TakesDict(4, 2)
+
+    def dict_batch(B):
+        return ({"image": torch.ones(B, 4)},)
+    """)
+    repo.run()
+    assert set(repo.verdicts().values()) == {"pass"}

@@ -13,6 +13,8 @@ CASES = {
                       "test_it.py:2: compile_modes: unknown mode 'max-autotun'; did you mean 'max-autotune'? *"),
     "no combination": (f"@pytest.mark.compile_modes('max-autotune', backend='eager')\n{USED}",
                        "test_it.py:2: compile_modes: mode 'max-autotune' is for backends that take modes *"),
+    "a marker's own name": (f"@pytest.mark.compile_mode('max-autotune')\n{USED}",
+                            "test_it.py:2: compile_mode: unknown marker; did you mean 'compile_modes'?"),
     "limit": ("@pytest.mark.compile_limits(recompile=0)\ndef test_it(): pass",
               "test_it.py:2: compile_limits: unknown argument 'recompile'; did you mean 'recompiles'? Known: *"),
     "buckets": ("@pytest.mark.shape_buckets(256, 128)\ndef test_it(shape_buckets): pass",
@@ -40,6 +42,19 @@ def test_a_mistake_in_a_marker(repo, case):
     assert "Traceback" not in everything
     assert "INTERNALERROR" not in everything
     result.assert_outcomes()
+
+
+@pytest.mark.parametrize(("marker", "test", "ini"), [
+    ("compile_mode", "def test_it(): pass", ""),
+    ("compile_mode", "def test_it(compile_config): pass", "markers = compile_mode: mine"),
+    ("slow", "def test_it(compile_config): pass", ""),
+], ids=["without a fixture of ours", "somebody's own", "nothing like it"])
+def test_a_marker_of_others_is_no_mistake(repo, marker, test, ini):
+    """Only what is used with our fixtures, is registered by nobody and looks like a marker of ours."""
+    repo.pytester.makeini(f"[pytest]\n{ini}\n")
+    repo.file("test_it.py", f"import pytest\n@pytest.mark.{marker}\n{test}\n")
+    result = repo.pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    assert result.ret == 0
 
 
 TWO = """

@@ -71,7 +71,7 @@ def test_the_older_run_ends_while_the_later_one_goes_on(tmp_path, before):
         Beside(tmp_path, "09:00").end()
     older, later = Beside(tmp_path, "10:00"), Beside(tmp_path, "10:01")
     assert older.end() == (".compile-matrix/report.json is marked as of an earlier run, because another one began "
-                           "beside it (10:01)")
+                           "beside it (10:01); --compile-folder gives each run files of its own")
     report = tmp_path / ".compile-matrix/report.json"
     assert whose(tmp_path) == "10:00"
     assert main(["gate", str(report)]) == 2

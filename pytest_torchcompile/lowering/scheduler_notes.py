@@ -18,7 +18,7 @@ import torch
 
 from pytest_torchcompile.ledger.torch_internals import private_name
 from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, TensorAccess, kernel_name
-from pytest_torchcompile.lowering.places import place_of_stack
+from pytest_torchcompile.lowering.places import module_name, place_of_stack
 
 __all__ = ["KernelNote", "KernelNotes", "compile_anew"]
 
@@ -269,7 +269,7 @@ def _operator_of(node: Any) -> Operator:
     return Operator(
         node.name, target, _short_name(original) if original is not None else target, shape, dtype, size,
         _is_view(node.target), place_of_stack(node.meta.get("stack_trace") or ""),
-        _module_name(modules[-1][0]) if modules else "", tuple(given.name for given in node.all_input_nodes),
+        module_name(modules[-1][0]) if modules else "", tuple(given.name for given in node.all_input_nodes),
     )  # fmt: skip
 
 
@@ -277,17 +277,6 @@ def _short_name(target: Any) -> str:
     name = getattr(target, "__name__", None)
     # An overload's own name lacks its namespace.
     return str(target) if isinstance(target, torch._ops.OpOverload) or name is None else str(name)
-
-
-def _module_name(path: str) -> str:
-    """``blocks.0.norm`` of ``L['self'].blocks._modules['0'].norm``, as Dynamo writes it.
-
-    >>> _module_name("L['self']._modules['blocks']._modules['0'].norm")
-    'blocks.0.norm'
-    """
-    path = re.sub(r"\._modules\['(.+?)'\]", r".\1", path)
-    path = re.sub(r"\[(\d+)\]", r".\1", path)
-    return re.sub(r"^L\['\w+'\]\.?", "", path)
 
 
 def _is_view(target: Any) -> bool:

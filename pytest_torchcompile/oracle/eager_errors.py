@@ -34,7 +34,8 @@ def whose_code(error: Fault) -> str:
     >>> whose_code(Fault("ValueError", "", "loss"))
     'the loss function'
     """
-    return _WHO.get(error.phase, "the model")
+    phase, _, _of_which = error.phase.partition(",")
+    return _WHO.get(phase, "the model")
 
 
 def given_text(error: Fault, batch: Batch) -> str:

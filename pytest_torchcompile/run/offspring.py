@@ -94,6 +94,7 @@ def kill_group(pid: int) -> None:
 def end_own_group() -> NoReturn:
     """Kill the process group of this process, and with it this process."""
     if sys.platform != "win32":
+        remove_unfinished(offspring_of(os.getpid()))
         os.killpg(0, signal.SIGKILL)
     # Not sys.exit(): this is called in a thread, while the main one does whatever it does.
     os._exit(1)

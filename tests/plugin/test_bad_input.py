@@ -147,25 +147,29 @@ def test_an_option_of_cells_without_a_matrix(repo, option):
 
 
 @pytest.mark.parametrize(("words", "expected"), [
-    ("hidden=32", "-k 'hidden=32': pytest takes no `=` there; expected -m \"compile_cell(hidden=32)\", for exactly "
-                  "those cells, or -k hidden-32, for an axis of your own"),
+    ("hidden == 32", "-k 'hidden == 32': pytest takes no `=` there; expected -m \"compile_cell(hidden=32)\", for "
+                     "exactly those cells, or -k hidden-32, for an axis of your own"),
     ("net and backend == 'eager'", "expected -m \"compile_cell(backend='eager')\""),
 ])
 def test_an_equals_sign_among_words(words, expected, repo):
-    """Ids of cells have it, and pytest's -k does not take it: what to type is told before anything is collected."""
+    """No id has it so, and pytest's -k does not take it: what to type is told before anything is collected."""
     result = repo.run("-k", words)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert expected in result.stderr.str()
     assert "Traceback" not in result.stderr.str()
 
 
-def test_what_is_to_be_typed_in_its_place(repo):
-    """Both ways that the text tells take the cells, and only those."""
+@pytest.mark.parametrize("options", [
+    ("-k", "hidden=32"), ("-k", "net-eager-default-auto-none-hidden=32"), ("-k", "hidden=32 and not hidden=8"),
+    ("-k", "hidden=32", "-n", "1"), ("-k", "hidden-32"), ("-m", "compile_cell(hidden=32)"),
+], ids=" ".join)
+def test_an_id_is_taken(options, repo):
+    """As it stands in the report, whole or a part of it, and by the ways that the text above tells."""
     repo.matrix(HEAD + "axes:\n  backend: [eager]\n  hidden: [8, 32]\n")
-    for options in (("-m", "compile_cell(hidden=32)"), ("-k", "hidden-32")):
-        told = repo.run("--co", "-q", *options).stdout.str()
-        assert "hidden=32::" in told
-        assert "hidden=8::" not in told
+    result = repo.run("--compile-checks=compiles", *options)
+    assert {name: verdict for name, verdict in repo.verdicts().items() if verdict != "not_run"} == {
+        "net-eager-default-auto-none-hidden=32::compiles": "pass"}
+    assert result.ret == 0
 
 
 MISTAKEN_INPUTS = """

@@ -6,6 +6,7 @@ import pytest
 
 pytestmark = pytest.mark.needs_torch
 USED = "def test_it(compiled_model): pass"
+UNKNOWN_MARKERS = ("-W", "ignore::pytest.PytestUnknownMarkWarning")
 CASES = {
     "unknown argument": (f"@pytest.mark.compile_modes(dynamc='auto')\n{USED}",
                          "test_it.py:2: compile_modes: unknown argument 'dynamc'; did you mean 'dynamic'? Known: *"),
@@ -35,7 +36,8 @@ def test_a_mistake_in_a_marker(repo, case):
     """Each kind of mistake is one line with file and line of the test, exit code 4, no traceback."""
     test, expected = CASES[case]
     repo.file("test_it.py", f"import pytest\n{test}\ndef test_other(): pass\n")
-    result = repo.pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    # Where warnings are errors pytest's own word of the marker comes first, and has no nearest name.
+    result = repo.pytester.runpytest_inprocess("-p", "no:cacheprovider", *UNKNOWN_MARKERS)
     assert result.ret == 4
     result.stderr.fnmatch_lines([f"ERROR: {expected}"])
     everything = result.stdout.str() + result.stderr.str()
@@ -53,7 +55,7 @@ def test_a_marker_of_others_is_no_mistake(repo, marker, test, ini):
     """Only what is used with our fixtures, is registered by nobody and looks like a marker of ours."""
     repo.pytester.makeini(f"[pytest]\n{ini}\n")
     repo.file("test_it.py", f"import pytest\n@pytest.mark.{marker}\n{test}\n")
-    result = repo.pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result = repo.pytester.runpytest_inprocess("-p", "no:cacheprovider", *UNKNOWN_MARKERS)
     assert result.ret == 0
 
 

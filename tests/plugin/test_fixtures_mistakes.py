@@ -53,7 +53,7 @@ def test_a_mistake_in_a_marker(repo, case):
 ], ids=["without a fixture of ours", "somebody's own", "nothing like it"])
 def test_a_marker_of_others_is_no_mistake(repo, marker, test, ini):
     """Only what is used with our fixtures, is registered by nobody and looks like a marker of ours."""
-    repo.pytester.makeini(f"[pytest]\n{ini}\n")
+    repo.file("pytest.ini", f"[pytest]\n{ini}\n")
     repo.file("test_it.py", f"import pytest\n@pytest.mark.{marker}\n{test}\n")
     result = repo.pytester.runpytest_inprocess("-p", "no:cacheprovider", *UNKNOWN_MARKERS)
     assert result.ret == 0

@@ -98,6 +98,19 @@ def test_runs_with_reports_of_their_own_leave_each_other_alone(tmp_path):
     assert main(["gate", str(tmp_path / "a.json")]) == 0
 
 
+def test_files_in_a_folder_of_their_own(tmp_path):
+    """With --compile-folder messages name the files where they are, from the project's folder on."""
+    files = tmp_path / "runs" / "first"
+    ours = files / ".compile-matrix"
+    keeper = ReportKeeper(files, ours / "report.json", ours / "journal.jsonl", tmp_path)
+    (block,) = Run().blocks()
+    keeper.save({"compile_matrix": block})
+    keeper.save({"compile_matrix": block}, None, "10:01")
+    assert keeper.message == (
+        "runs/first/.compile-matrix/report.json is left as a run wrote it that began after this one (10:01); the "
+        "record of this run is runs/first/.compile-matrix/part/report.json")
+
+
 def test_a_report_behind_a_link(tmp_path):
     """The link stays one, and what it leads to is marked, replaced and kept as any other report."""
     target = tmp_path / "elsewhere" / "report.json"

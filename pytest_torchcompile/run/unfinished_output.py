@@ -1,8 +1,8 @@
 """What compilers were writing when they are killed: it goes with them.
 
 A linker that is killed leaves half a library under its final name. Torch's cache takes a file that is there for a whole
-one, so every later run would fail to load it. So whoever kills processes first stops them, removes what compilers among
-them are writing, and kills them then: while they are stopped nobody writes, and locks that they hold are still held.
+one, so every later run would fail to load it. So whoever kills processes first stops the compilers among them, removes
+what they are writing, and kills them then: while they are stopped nobody writes, and their locks are still held.
 
 Only Linux tells what a process was called with (``/proc``); elsewhere nothing is removed.
 """
@@ -25,19 +25,26 @@ _WRITTEN: Final = frozenset({".so", ".o", ".gch", ".pch"})
 
 
 def remove_unfinished(pids: Iterable[int]) -> None:
-    """Stop the processes, and remove the files that compilers among them were told to make. They are to be killed."""
+    """Of processes that are to be killed stop the compilers, remove what they were told to make, and kill them."""
     if sys.platform != "linux":
         return
-    writing: set[Path] = set()
-    for pid in pids:
-        if outputs := _outputs_of(pid):
-            # It may have ended meanwhile; then what it has written is whole, and is made again.
+    writing = {pid: _outputs_of(pid) for pid in pids}
+    compilers = [pid for pid, outputs in writing.items() if outputs]
+    for pid in compilers:
+        # It may have ended meanwhile; then what it has written is whole, and is made again.
+        _send(pid, signal.SIGSTOP)
+    for pid in compilers:
+        for path in writing[pid]:
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGSTOP)
-            writing |= outputs
-    for path in writing:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+    # Here, for one in a process group of its own would stay stopped for ever.
+    for pid in compilers:
+        _send(pid, signal.SIGKILL)
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
 
 
 def _outputs_of(pid: int) -> set[Path]:

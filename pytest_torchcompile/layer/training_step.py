@@ -15,7 +15,7 @@ from torch import nn
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT
-from pytest_torchcompile.oracle import Fault, Recording, default_loss, given_text, whose_code
+from pytest_torchcompile.oracle import Fault, Recording, default_loss
 from pytest_torchcompile.quantity import numbered
 
 __all__ = [
@@ -89,6 +89,9 @@ def _user_failure(fault: Fault, step: int, batch: Batch) -> StepFailed:
     if fault.ours:
         return StepFailed(f"the test itself failed, which is no fault of the model: {_described(fault)}", fault.phase,
                           step, fault.traceback)
+    # Here, for a model that raises nothing needs none of it.
+    from pytest_torchcompile.oracle import given_text, whose_code
+
     reason = f"{whose_code(fault)} raises without torch.compile too: {_described(fault)}"
     if given := given_text(fault, batch):
         reason = f"{reason}; {given}"

@@ -31,7 +31,6 @@ from pytest_torchcompile.oracle.calls import (
     passes_over,
 )
 from pytest_torchcompile.oracle.comparison import compare
-from pytest_torchcompile.oracle.eager_errors import EagerRaised, given_text
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.held import HeldName, held_leaves
 from pytest_torchcompile.oracle.leaf_limits import Leaf
@@ -218,6 +217,9 @@ class Trial:
         if eager.error is not None:
             eager.error.raise_own_mistake()
             if not self.options.may_raise:
+                # Here, for compare() has no use for it.
+                from pytest_torchcompile.oracle.eager_errors import EagerRaised, given_text
+
                 raised = EagerRaised(call.label, eager.error)
                 raised.given = given_text(eager.error, call.batch)
                 raise raised

@@ -85,9 +85,15 @@ class Batch:
         if device is not None:
             device = torch.device(device)
         copies = _Copies(self.value, device, dtype)
-        copied = Batch.of(pytree.tree_map(copies.copy_of, self.value))
+        value = pytree.tree_map(copies.copy_of, self.value)
+        copied = Batch((value,), {}, value) if self.is_one_argument else Batch.of(value)
         others = tuple(other.to(device, dtype) for other in self.other_replicas)
         return replace(copied, other_replicas=others)
+
+    @property
+    def is_one_argument(self) -> bool:
+        """Whether the value as a whole is the only argument: a tensor is, a dict where somebody has made it so."""
+        return len(self.args) == 1 and self.args[0] is self.value and not self.kwargs
 
     @property
     def replicas(self) -> tuple[Batch, ...]:

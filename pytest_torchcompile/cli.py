@@ -209,9 +209,10 @@ def _gate_arguments(parser: argparse.ArgumentParser) -> None:
 
 # html: the page that people look at
 def _html_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("reports", nargs="+", metavar="REPORT",
+    parser.add_argument("reports", nargs="*", metavar="REPORT",
                         help="the JSON report of a run, or of each of its shards; or a journal; or one folder of the "
-                             "reports of several runs: then the newest is shown, and the others are its trend")
+                             "reports of several runs: then the newest is shown, and the others are its trend; "
+                             "default: that of the last run here")
     parser.add_argument("-o", "--output", metavar="FILE", default="compile-matrix.html", help="default: %(default)s")
     parser.add_argument("--baseline", metavar="REPORT", nargs="+", help="reports of an earlier run to compare with")
     parser.add_argument("--policy", metavar="FILE", help="judge as `gate --policy` does")

@@ -114,11 +114,12 @@ def _is_import_machinery(filename: str) -> bool:
 
 def _library_folders() -> set[Path]:
     """Folders in which no file of the user's is."""
+    # This package in a checkout, and a torch that was built from one, are in none of the folders of what is installed.
+    folders = _INSTALLED | {Path(__file__).parent}
     torch = sys.modules.get("torch")
-    if torch is None:
-        return _INSTALLED
-    # One that was built from a checkout is in none of the folders of what is installed.
-    return _INSTALLED | {Path(torch.__file__ or "").parent}
+    if torch is not None:
+        folders |= {Path(torch.__file__ or "").parent}
+    return folders
 
 
 _IMPORTLIB = Path(importlib.__file__).parent

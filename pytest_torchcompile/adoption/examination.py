@@ -28,6 +28,7 @@ from pytest_torchcompile.adoption.guesses import Guess, guesses, needed_paramete
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import TorchcompileError, UsageError
 from pytest_torchcompile.loading import kind_of, one_line, resolve
+from pytest_torchcompile.oracle import Fault, given_text
 from pytest_torchcompile.state.value_leaves import tensors_of
 
 __all__ = ["examine"]
@@ -55,13 +56,14 @@ class _Model:
     def takes(self, make: Callable[[Mapping[str, int]], Any], dims: Dims) -> bool:
         """Does it return tensors for a batch of each of the sizes?"""
         for sizes in _rows(dims):
+            value: Any = None
             try:
                 torch.manual_seed(0)
                 with torch.no_grad():
-                    output = self.call(make(sizes))
+                    value = make(sizes)
+                    output = self.call(value)
             except Exception as error:
-                shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
-                self.first_error = self.first_error or f"{one_line(error)}{f' with {shown}' if shown else ''}"
+                self.first_error = self.first_error or _told_error(error, sizes, value)
                 return False
             if not any(tensors_of(output)):
                 self.first_error = self.first_error or f"forward returned {kind_of(output)}, without a tensor in it"
@@ -75,6 +77,17 @@ class _Model:
     @property
     def out_of_time(self) -> bool:
         return time.monotonic() - self.began > DEADLINE
+
+
+def _told_error(error: Exception, sizes: Mapping[str, int], value: Any) -> str:
+    """What a model or an inputs function raised, with which sizes; and what a batch means that does not fit."""
+    text = one_line(error)
+    if sizes:
+        shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        text = f"{text} with {shown}"
+    if given := given_text(Fault.of(error, "forward"), Batch.of(value)):
+        text = f"{text}; {given}"
+    return text
 
 
 def examine(request: Mapping[str, Any]) -> dict[str, Any]:

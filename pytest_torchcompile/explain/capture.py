@@ -21,6 +21,7 @@ from pytest_torchcompile.layer.benchmark import StepRunner
 from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modules
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.preservation import preserved
+from pytest_torchcompile.layer.sample_batch import batch_for
 from pytest_torchcompile.layer.training_step import loss_of_step
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.torch_logs import traced_to_file
@@ -71,7 +72,7 @@ def explain(
         return StepRunner(torch.compile(model, **settings), module, loss)
 
     shown = ", ".join(f"{key}={value}" for key, value in settings.items())
-    return explain_step(compile_model, module, Batch.of(batch), name or _name_of(model), shown)
+    return explain_step(compile_model, module, batch_for(model, batch), name or _name_of(model), shown)
 
 
 def _name_of(model: Any) -> str:

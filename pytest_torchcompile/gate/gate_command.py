@@ -30,8 +30,8 @@ from pytest_torchcompile.gate.policy_limits import Slack, slack_numbers
 from pytest_torchcompile.gate.policyfile import parse_policy, read_policy
 from pytest_torchcompile.plan.nodes import offsets_of_entry
 from pytest_torchcompile.report.provenance import changed_by_policy_alone, edited_since_run, head_commit
-from pytest_torchcompile.report.reading import Report, model_report_hint, read_report
-from pytest_torchcompile.report.safe_output import JOURNAL_FILE, REPORT_FILE, harmless_text, replace_file, write_output
+from pytest_torchcompile.report.reading import Report, default_report, read_report
+from pytest_torchcompile.report.safe_output import harmless_text, replace_file, write_output
 
 __all__ = ["SUMMARY_VARIABLE", "PolicyEdit", "apply_edits", "possible_edits", "run_command", "update"]
 
@@ -158,7 +158,7 @@ def _judge_and_write(given: argparse.Namespace) -> int:
         raise UsageError("--json: --github prints annotations where the JSON would be; run the gate once for each")
     if given.update_policy and given.policy is None:
         raise UsageError("--update-policy: there is no policy to update; give one by --policy")
-    given.reports = given.reports or [_default_report()]
+    given.reports = given.reports or [default_report("gate")]
     policy = Policy()
     if given.policy is not None:
         policy = read_policy(given.policy)
@@ -190,15 +190,6 @@ def _judge_and_write(given: argparse.Namespace) -> int:
     for line in lines:
         print(line)
     return outcome.code
-
-
-def _default_report() -> str:
-    """The report of the last run here; where it left none, its journal."""
-    for name in (REPORT_FILE, JOURNAL_FILE):
-        if Path(name).exists():
-            return name
-    raise UsageError(f"there is no {REPORT_FILE} here: run `pytest --compile-matrix` first, or name a report, as in "
-                     f"`pytest-torchcompile gate report.json`{model_report_hint()}")
 
 
 @contextmanager

@@ -35,6 +35,7 @@ from pytest_torchcompile.layer.benchmark_result import (
 from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modules
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.preservation import preserved
+from pytest_torchcompile.layer.sample_batch import batch_for
 from pytest_torchcompile.layer.training_step import loss_of_step
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.records import Text
@@ -103,8 +104,13 @@ def benchmark(
     module = join_modules(model, loss_fn)
     loss = loss_of_step(module, loss_fn, train)
     compiled = torch.compile(model, **config.settings()) if config.enabled else model
+    maker = _maker_by_round(make_batch)
+
+    def batch_of_round(number: int) -> Batch:
+        return batch_for(model, maker(number))
+
     return benchmark_sides(
-        StepRunner(model, module, loss), StepRunner(compiled, module, loss), _maker_by_round(make_batch), rounds=rounds,
+        StepRunner(model, module, loss), StepRunner(compiled, module, loss), batch_of_round, rounds=rounds,
         warmup=warmup, least=least, items=items, asked=config.enabled,
     )  # fmt: skip
 
@@ -179,8 +185,8 @@ def steady_ratio(
     """
     sides = (eager, compiled)
 
-    def make_batch(number: int) -> Any:
-        return batch.value
+    def make_batch(number: int) -> Batch:
+        return batch
 
     with preserved(eager.module):
         for _ in range(3):

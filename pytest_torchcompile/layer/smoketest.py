@@ -20,6 +20,7 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.layer.compiled_modules import join_modules
 from pytest_torchcompile.layer.preservation import DeepSnapshot, preserved
 from pytest_torchcompile.layer.rank_votes import FailedElsewhere, RankVotes
+from pytest_torchcompile.layer.sample_batch import batch_for
 from pytest_torchcompile.layer.step_comparison import StepComparison
 from pytest_torchcompile.layer.step_runs import RecordedStep, StepRuns
 from pytest_torchcompile.layer.training_step import (
@@ -241,8 +242,8 @@ class CompileSmoketest:
 
         Args:
             model: What ``torch.compile`` or ``maybe_compile`` returned, also wrapped in DDP or compiled in parts.
-            sample_batch: A tensor, a tuple of positional or a dict of keyword arguments; see :class:`Batch`. It is
-                not written to.
+            sample_batch: A tensor, a tuple of positional or a dict of keyword arguments; see :class:`Batch`. A dict is
+                the argument itself where the model takes one, and no key by its name. It is not written to.
             optimizer: Its steps are real, and undone. None: small steps of plain gradient descent.
             loss_fn: ``loss_fn(output, sample_batch)`` or ``loss_fn(output)``; of a tuple that it returns the first
                 element is the loss. None: a weighted mean of y^2 + y over every floating output.
@@ -259,7 +260,7 @@ class CompileSmoketest:
             module = join_modules(model, loss_fn, loose=_optimized_parameters(optimizer))
             votes = RankVotes(module)
             agreed = votes.run_agreed
-            batch = agreed(_usable_batch, module, sample_batch)
+            batch = agreed(_usable_batch, model, module, sample_batch)
             with ExitStack() as around:
                 around.enter_context(_gradients_possible(training))
                 agreed(_enter, around, preserved, module, optimizer)
@@ -324,10 +325,10 @@ def _gradients_possible(training: bool) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _usable_batch(module: nn.Module, sample_batch: Any) -> Batch:
+def _usable_batch(model: Callable[..., Any], module: nn.Module, sample_batch: Any) -> Batch:
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         raise StepFailed("it has parameters that are not initialised yet: call it once before it is compiled", "state")
-    return Batch.of(sample_batch)
+    return batch_for(model, sample_batch)
 
 
 def _praise(count: int, steps: Steps) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.layer.benchmark import StepRunner, steady_ratio
 from pytest_torchcompile.layer.benchmark_result import NOT_TOLD, speed_text
 from pytest_torchcompile.layer.compiled_modules import join_modules
 from pytest_torchcompile.layer.guarded_model import Guard
+from pytest_torchcompile.layer.sample_batch import batch_for
 from pytest_torchcompile.layer.training_step import loss_of_step
 
 __all__ = ["SpeedAnswer", "measure_speed"]
@@ -47,7 +47,7 @@ def measure_speed(
         finally:
             guard.eager = False
 
-    batch = Batch.of(sample_batch)
+    batch = batch_for(model, sample_batch)
     eager_side, compiled_side = StepRunner(run_eagerly, module, loss), StepRunner(compiled, module, loss)
     ratio, verdict = steady_ratio(eager_side, compiled_side, batch, seconds=SECONDS)
     found = speed_text(ratio.speedup, ratio.speedup_interval)

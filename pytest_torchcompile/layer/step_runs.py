@@ -95,7 +95,7 @@ class StepRuns:
         if self.votes.any_rank(eager.error is not None):
             agreed(before.restore)
             eager = agreed(self.run_eagerly, number, None)
-        agreed(refuse_user_error, eager.error, number)
+        agreed(refuse_user_error, eager.error, number, self.current_batch)
         return eager, tape
 
     def compiled_step(self, number: int, gradients: LeftGradients) -> tuple[Recording, Ledger]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.ledger import Ledger
 from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.oracle import Fault, Recording, default_loss
@@ -74,13 +75,13 @@ def left_alone(
                       user_error=raised)
 
 
-def refuse_user_error(fault: Fault | None, step: int) -> None:
-    """Refuse what eager raised."""
+def refuse_user_error(fault: Fault | None, step: int, batch: Batch) -> None:
+    """Refuse what eager raised, called with ``batch``."""
     if fault is not None:
-        raise _user_failure(fault, step)
+        raise _user_failure(fault, step, batch)
 
 
-def _user_failure(fault: Fault, step: int) -> StepFailed:
+def _user_failure(fault: Fault, step: int, batch: Batch) -> StepFailed:
     # The test holds copies, so that eager alone might have had room enough: nobody's error.
     if isinstance(fault.exception, torch.OutOfMemoryError):
         return StepFailed("not enough memory for the test, which holds two more copies of the model", "state", step,
@@ -88,8 +89,13 @@ def _user_failure(fault: Fault, step: int) -> StepFailed:
     if fault.ours:
         return StepFailed(f"the test itself failed, which is no fault of the model: {_described(fault)}", fault.phase,
                           step, fault.traceback)
-    return StepFailed(f"the model raises without torch.compile too: {_described(fault)}", fault.phase, step,
-                      fault.traceback, fault.exception)
+    # Here, for a model that raises nothing needs none of it.
+    from pytest_torchcompile.oracle import given_text, whose_code
+
+    reason = f"{whose_code(fault)} raises without torch.compile too: {_described(fault)}"
+    if given := given_text(fault, batch):
+        reason = f"{reason}; {given}"
+    return StepFailed(reason, fault.phase, step, fault.traceback, fault.exception)
 
 
 def compiler_failure(fault: Fault, step: int) -> StepFailed:

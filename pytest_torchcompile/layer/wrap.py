@@ -51,8 +51,8 @@ def maybe_compile(model: M, cfg: CompileConfig, logger: Logger = None, sample_ba
         model: A module, or a function. Not one that torch.compile or maybe_compile has returned.
         cfg: Disabled: ``model`` itself is returned, untouched, with one record of level DEBUG.
         logger: Gets one record for each attempt (:class:`~.attempt_log.Attempt`); None: ``pytest_torchcompile``.
-        sample_batch: A tensor, a tuple of positional or a dict of keyword arguments, or ``(args, kwargs)``. It is not
-            written to.
+        sample_batch: A tensor, a tuple of positional or a dict of keyword arguments, or ``(args, kwargs)``. A dict is
+            the argument itself where the model takes one, and no key by its name. It is not written to.
         min_speedup: In the place of ``cfg.min_speedup``. Only a difference that is certain counts against the model.
 
     Raises:

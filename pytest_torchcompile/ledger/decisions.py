@@ -183,6 +183,7 @@ def _compile_record(attempt: FrameAttempt, compile_id: str, reason: Reason, race
         graphs=attempt.graphs, ops=attempt.ops, guards=metrics.get("guard_count") or 0,
         guard_microseconds=metrics.get("guard_latency_us") or 0,
         seconds=(metrics.get("duration_us") or 0) / 1e6, seconds_in=seconds_in(metrics),
+        specialised=dict(attempt.specialised),
         resumed_at=attempt.resumed_at, caches=tuple(attempt.caches), cache_keys=tuple(attempt.cache_keys),
         thread=other.name, missed=other.missed,
     )  # fmt: skip

@@ -188,6 +188,13 @@ def _advise_shape(found: Compile) -> str:
         mark = _mark_call("it", "dim")
         return (f"pad the input that this size comes from to a few buckets (ShapeStabilizer); or {mark}; "
                 f"without the graph break there would be one recompile less; {_LAST_RESORT}")  # fmt: skip
+    # Torch kept this size open, and the code fixed it: marked as dynamic it raises ConstraintViolationError.
+    if found.what in found.specialised:
+        place = _short_path(found.specialised[found.what])
+        where = f" at {place}" if place else ""
+        return (f"the code makes a constant of this size{where} (a loop over it, a dictionary, a comparison), so "
+                "mark_dynamic would raise and dynamic=True changes nothing: write it with tensor operations, or pad "
+                "to a few buckets (ShapeStabilizer, shape_buckets)")  # fmt: skip
     # Buckets come first, dynamic=True last: it traces 2 to 3 times as long, and every size becomes dynamic.
     if match := _SIZE.match(found.what):
         mark = _mark_call(match["tensor"], match["dim"])

@@ -153,6 +153,8 @@ class Compile(GuardFacts, FrameRecord):
     seconds_in: dict[str, float] = field(default_factory=dict)
     """The same by stage, each without the next: ``dynamo``, ``aot`` (AOTAutograd, or another backend), ``inductor``,
     ``kernels`` (g++ or Triton)."""
+    specialised: dict[str, str] = field(default_factory=dict)
+    """Sizes that torch had kept open in this compile and the code made constants of, to ``file:line`` of that code."""
     resumed_at: int = 0
     """For a resume function the line of the graph break; else 0."""
     caches: tuple[str, ...] = ()

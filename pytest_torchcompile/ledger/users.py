@@ -53,6 +53,8 @@ class FrameAttempt:
     """Whether any record of the structured trace came."""
     metrics: dict[str, Any] = field(default_factory=dict)
     """``CompilationMetrics`` of torch's. Empty where the frame was refused before anything was traced."""
+    specialised: dict[str, str] = field(default_factory=dict)
+    """As :attr:`Compile.specialised`."""
     breaks: list[GraphBreak] = field(default_factory=list)
     """As entered in the ledgers, newest last."""
     caches: list[str] = field(default_factory=list)

@@ -10,7 +10,7 @@ are those between what it writes and what it reads.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -76,11 +76,12 @@ class _GeneratedGraph:
         completed = replace(call, stage=self.stage, reads=tuple(reads), writes=tuple(writes))
         if not call.source:
             return completed
-        operators = self._operators_between(call.operators, reads, writes) or _copies(writes)
+        operators = _Computation(note, self.by_libraries).operators_between(reads, writes) or _copies(writes)
         places = dict.fromkeys(operator.place for operator in operators if operator.place)
         in_cpp = 'extern "C"' in call.source
         return replace(
-            completed, operators=operators, places=tuple(places), kept_inside=_kept_inside(operators, writes),
+            completed, operators=operators, places=tuple(places),
+            kept_inside=_kept_inside(operators, writes, note.unchanged),
             vectorised="at::vec::" in call.source if in_cpp else None,
             parallel="#pragma omp parallel" in call.source if in_cpp else None,
         )  # fmt: skip
@@ -98,14 +99,22 @@ class _GeneratedGraph:
                 return replace(tensor, of=origin, partly=True)
         return tensor
 
-    def _operators_between(
-        self, operators: Iterable[Operator], reads: Iterable[TensorAccess], writes: Iterable[TensorAccess]
+
+@dataclass(frozen=True)
+class _Computation:
+    """The nodes of the graph that one kernel may compute."""
+
+    note: KernelNote
+    by_libraries: Collection[str]
+
+    def operators_between(
+        self, reads: Iterable[TensorAccess], writes: Iterable[TensorAccess]
     ) -> tuple[Operator, ...]:
-        """Of the operators those that the writes need, and that are not read as they are."""
-        known = {operator.node: operator for operator in operators}
-        finished = {tensor.of for tensor in reads if not tensor.partly}
-        half_made = {tensor.of for tensor in reads if tensor.partly}
-        waiting = [tensor.of for tensor in writes if tensor.of]
+        """Of the kernel's operators those that the writes need, and that are not read as they are."""
+        known = {operator.node: operator for operator in self.note.call.operators}
+        finished = {self._value_of(tensor.of) for tensor in reads if not tensor.partly} | set(self.by_libraries)
+        half_made = {self._value_of(tensor.of) for tensor in reads if tensor.partly}
+        waiting = [self._value_of(tensor.of) for tensor in writes if tensor.of]
         needed: set[str] = set()
         while waiting:
             node = waiting.pop()
@@ -114,8 +123,13 @@ class _GeneratedGraph:
             needed.add(node)
             # What is half made by another kernel is finished here, out of nothing else.
             if node not in half_made:
-                waiting += [given for given in known[node].inputs if given not in finished | self.by_libraries]
+                given = set(map(self._value_of, known[node].inputs))
+                waiting += given - finished
         return tuple(operator for name, operator in known.items() if name in needed)
+
+    def _value_of(self, node: str) -> str:
+        """The node that made what a node hands on."""
+        return self.note.unchanged.get(node, node)
 
 
 def _copies(writes: Iterable[TensorAccess]) -> tuple[Operator, ...]:
@@ -124,9 +138,11 @@ def _copies(writes: Iterable[TensorAccess]) -> tuple[Operator, ...]:
                  for tensor in writes)
 
 
-def _kept_inside(operators: Iterable[Operator], writes: Iterable[TensorAccess]) -> tuple[Operator, ...]:
+def _kept_inside(
+    operators: Iterable[Operator], writes: Iterable[TensorAccess], unchanged: Mapping[str, str]
+) -> tuple[Operator, ...]:
     """Operators whose result is none of what is written."""
-    stored = {tensor.of for tensor in writes}
+    stored = {unchanged.get(tensor.of, tensor.of) for tensor in writes}
     kept = []
     for operator in operators:
         copies = operator.target.startswith("aten.copy_")

@@ -7,7 +7,7 @@ from typing import Final
 
 from pytest_torchcompile.ledger.break_sites import is_torch
 
-__all__ = ["place_of_stack"]
+__all__ = ["module_name", "place_of_stack"]
 
 _FRAME: Final = re.compile(r'File "(.+?)", line (\d+)')
 
@@ -23,3 +23,14 @@ def place_of_stack(stack: str) -> str:
         if not is_torch(file):
             return f"{file}:{line}"
     return ""
+
+
+def module_name(path: str) -> str:
+    """``blocks.0.norm`` of ``L['self'].blocks._modules['0'].norm``, as Dynamo writes it.
+
+    >>> module_name("L['self']._modules['blocks']._modules['0'].norm")
+    'blocks.0.norm'
+    """
+    path = re.sub(r"\._modules\['(.+?)'\]", r".\1", path)
+    path = re.sub(r"\[(\d+)\]", r".\1", path)
+    return re.sub(r"^L\['\w+'\]\.?", "", path)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ import torch
 
 from pytest_torchcompile.ledger.torch_internals import private_name
 from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, TensorAccess, kernel_name
-from pytest_torchcompile.lowering.places import place_of_stack
+from pytest_torchcompile.lowering.places import module_name, place_of_stack
 
 __all__ = ["KernelNote", "KernelNotes", "compile_anew"]
 
@@ -61,6 +61,8 @@ class KernelNote:
     call: KernelCall
     origins: dict[str, tuple[str, ...]]
     """Tensor that is written to the nodes of the graph that it was made of, the last first."""
+    unchanged: dict[str, str] = field(default_factory=dict)
+    """A node whose result is its input as it is, to the node of that input: Inductor makes nothing of such a node."""
 
 
 @dataclass
@@ -198,7 +200,7 @@ def _described(call: KernelCall, nodes: list[Any], source: str) -> KernelNote:
     for node in nodes:
         names = tuple(origin.name for origin in reversed(origins.sorted([node])))
         made_of.update(dict.fromkeys((write.name for write in node.read_writes.writes), names))
-    return KernelNote(described, made_of)
+    return KernelNote(described, made_of, origins.unchanged(computing))
 
 
 def _kind_of(name: str, nodes: list[Any], source: str) -> str:
@@ -242,6 +244,22 @@ class _Origins:
             found.update(dict.fromkeys(origin for origin in node.node.origins if origin.op == "call_function"))
         return sorted(found, key=lambda origin: self.order.get(origin, -1))
 
+    def unchanged(self, named: Iterable[Any]) -> dict[str, str]:
+        """Views of the graph that the scheduler does not name, each with its input: ``expand`` to the same size, say.
+
+        Inductor's lowering of such a view returns the value that it was given, and nobody notes the node (torch 2.13,
+        ``torch/_inductor/lowering.py: expand``). Without this an operator before it would look like one of nobody's.
+        """
+        known = set(named)
+        found: dict[str, str] = {}
+        for node in self.order:
+            if node.op != "call_function" or node in known or not _is_view(node.target):
+                continue
+            given = node.all_input_nodes
+            if len(given) == 1 and _value_of(given[0])[2] == _value_of(node)[2]:
+                found[node.name] = found.get(given[0].name, given[0].name)
+        return found
+
 
 def _operator_of(node: Any) -> Operator:
     shape, dtype, size = _value_of(node)
@@ -251,7 +269,7 @@ def _operator_of(node: Any) -> Operator:
     return Operator(
         node.name, target, _short_name(original) if original is not None else target, shape, dtype, size,
         _is_view(node.target), place_of_stack(node.meta.get("stack_trace") or ""),
-        _module_name(modules[-1][0]) if modules else "", tuple(given.name for given in node.all_input_nodes),
+        module_name(modules[-1][0]) if modules else "", tuple(given.name for given in node.all_input_nodes),
     )  # fmt: skip
 
 
@@ -259,17 +277,6 @@ def _short_name(target: Any) -> str:
     name = getattr(target, "__name__", None)
     # An overload's own name lacks its namespace.
     return str(target) if isinstance(target, torch._ops.OpOverload) or name is None else str(name)
-
-
-def _module_name(path: str) -> str:
-    """``blocks.0.norm`` of ``L['self'].blocks._modules['0'].norm``, as Dynamo writes it.
-
-    >>> _module_name("L['self']._modules['blocks']._modules['0'].norm")
-    'blocks.0.norm'
-    """
-    path = re.sub(r"\._modules\['(.+?)'\]", r".\1", path)
-    path = re.sub(r"\[(\d+)\]", r".\1", path)
-    return re.sub(r"^L\['\w+'\]\.?", "", path)
 
 
 def _is_view(target: Any) -> bool:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pytest_torchcompile.oracle.comparison import compare as compare
     from pytest_torchcompile.oracle.disturbed_runs import DisturbedRuns as DisturbedRuns
     from pytest_torchcompile.oracle.disturbed_runs import disturb as disturb
+    from pytest_torchcompile.oracle.eager_errors import given_text as given_text
+    from pytest_torchcompile.oracle.eager_errors import whose_code as whose_code
     from pytest_torchcompile.oracle.expected import Reference as Reference
     from pytest_torchcompile.oracle.held import Held as Held
     from pytest_torchcompile.oracle.held import HeldName as HeldName
@@ -53,6 +55,7 @@ _EXPORTS = {
     "compare_means": "mean_comparison",
     "default_loss": "training",
     "disturb": "disturbed_runs",
+    "given_text": "eager_errors",
     "has_drawn": "mean_comparison",
     "note": "leaf_limits",
     "other_values": "calls",
@@ -61,6 +64,7 @@ _EXPORTS = {
     "program_unit": "operator_rounding",
     "record": "recorder",
     "reference": "reference_runs",
+    "whose_code": "eager_errors",
 }
 __all__ = [
     "DisturbedRuns",
@@ -78,6 +82,7 @@ __all__ = [
     "compare_means",
     "default_loss",
     "disturb",
+    "given_text",
     "has_drawn",
     "note",
     "other_values",
@@ -86,5 +91,6 @@ __all__ = [
     "program_unit",
     "record",
     "reference",
+    "whose_code",
 ]
 __getattr__, __dir__ = on_first_use(__name__, globals(), _EXPORTS)

@@ -16,7 +16,7 @@ import torch
 
 from pytest_torchcompile.backends import promised
 from pytest_torchcompile.batch import Batch
-from pytest_torchcompile.errors import TorchcompileError, headline
+from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.ledger import Ledger, observe
 from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.ledger.records import Text
@@ -44,7 +44,7 @@ from pytest_torchcompile.oracle.training import Training, learning_rate, no_loss
 from pytest_torchcompile.state.model_copy import copy_model
 from pytest_torchcompile.state.torch_state import SettingsSnapshot
 
-__all__ = ["Compiled", "EagerRaised", "Trial"]
+__all__ = ["Compiled", "Trial"]
 
 # Kinds of leaves in which a part of a model may differ from the whole.
 _LAYOUT = frozenset({"stride", "alias", "requires_grad", "rng"})
@@ -75,15 +75,6 @@ class _EagerCall:
     """The same by one process, if there are several."""
     settings: list[str]
     """Settings of torch that it has left changed."""
-
-
-class EagerRaised(Exception):
-    """The model raises without torch.compile too."""
-
-    def __init__(self, label: str, error: Fault) -> None:
-        super().__init__(f"the model raises without torch.compile too, at {label}: {error.type}: "
-                         f"{headline(error.text)}")
-        self.error = error
 
 
 class Trial:
@@ -226,7 +217,12 @@ class Trial:
         if eager.error is not None:
             eager.error.raise_own_mistake()
             if not self.options.may_raise:
-                raise EagerRaised(call.label, eager.error)
+                # Here, for compare() has no use for it.
+                from pytest_torchcompile.oracle.eager_errors import EagerRaised, given_text
+
+                raised = EagerRaised(call.label, eager.error)
+                raised.given = given_text(eager.error, call.batch)
+                raise raised
 
     def _compare_call(self, done: _EagerCall, compiled: Recording, spread: Spread) -> None:
         call = done.call

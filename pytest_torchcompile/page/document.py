@@ -40,7 +40,7 @@ from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.code_changes import CodeStore, store_of
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.merging import Merged, merge_reports
-from pytest_torchcompile.report.reading import Report, read_report
+from pytest_torchcompile.report.reading import Report, default_report, read_report
 from pytest_torchcompile.report.safe_output import write_output
 
 __all__ = ["page", "run_command"]
@@ -54,6 +54,7 @@ def run_command(given: argparse.Namespace) -> int:
     :raises ReportError: the reports cannot be read, or are not of one run.
     :raises UsageError: a file cannot be written, or `--source` is no address.
     """
+    given.reports = given.reports or [default_report("html")]
     source = _source_address(given.source)
     (reports, history), baseline = _read_given(given.reports), list(map(read_report, given.baseline or ()))
     policy = None if given.policy is None else read_policy(given.policy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pytest_torchcompile.gate.announcement import judged_facts, sentence
@@ -39,8 +39,21 @@ def masthead(outcome: GateOutcome, groups: Sequence[FindingGroup], news: News) -
 
 
 def _when(run: Merged) -> str:
+    """Begin and length, and those of the earlier runs of which verdicts are kept, as after a resumed run."""
+    text = _span_of([report.block["run"] for report in run.reports if report.block["run"]])
+    kept = [cell for cell in run.cells.values() if cell.get("kept")]
+    earlier = {}
+    for cell in kept:
+        earlier.update({(each["started"], each["finished"]): each for each in cell["kept"]})
+    if not text or not earlier:
+        return text
+    whose = "an earlier run" if len(earlier) == 1 else f"{len(earlier)} earlier runs"
+    spans = filter(None, (_span_of([each]) for each in earlier.values()))
+    return f"{text}; {count(len(kept), 'cell')} of {whose}: {'; '.join(sorted(spans)) or _NOT_TOLD}"
+
+
+def _span_of(runs: Sequence[Mapping[str, Any]]) -> str:
     """Begin and length; of shards, from the first that began to the last that ended."""
-    runs = [report.block["run"] for report in run.reports if report.block["run"]]
     begins = list(filter(None, (moment_in_words(str(each["started"])) for each in runs)))
     ends = list(filter(None, (moment_in_words(str(each["finished"])) for each in runs)))
     if not begins:

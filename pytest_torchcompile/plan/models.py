@@ -24,7 +24,8 @@ MODEL_KEYS: Final = {
                "{call: module:attribute, NAME: VALUE} hands it more keywords",
     "inputs": "module:attribute, called with the dims as keywords; returns the arguments of one call. "
               "{call: module:attribute, NAME: VALUE} hands it more keywords",
-    "loss": "module:attribute, called with output and batch; default: weighted mean of y^2 + y over every float output",
+    "loss": "module:attribute, called as loss(output, batch) with the batch as `inputs` returned it; returns a tensor "
+            "of one element; default: weighted mean of y^2 + y over every float output",
     "dims": "the named sizes that inputs are made for",
     "axes": "axis to the values it takes for this model, instead of those of the key `axes`",
     "mode_of_modules": "phase (default): train() or eval() of the whole model, as the axis phase says; keep: each "

@@ -107,7 +107,7 @@ class CellNode(pytest.Collector):
         super().__init__(**kwargs)
         self.planned = planned
         self.own_markers.append(pytest.mark.compile_cell(**planned.cell.axes).mark)
-        # `-k` takes no "=", which the ids of axes of one's own have: `-k hidden-8` finds `hidden=8`.
+        # Pytest's `-k` takes no "=", which the ids of axes of one's own have; its words are changed in the same way.
         self.extra_keyword_matches.add(planned.cell.id.replace("=", "-"))
         if self.config.pluginmanager.hasplugin(TIMES_ITEMS):
             # Not at all: --compile-timeout ends a cell with its process.

@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_torchcompile.plugin.marker_mistakes import (
+    MARKERS,
+    marker_mistake,
+    misspelt_marker,
+    place_of,
+    registered_markers,
+)
+
 if TYPE_CHECKING:
     from pytest_torchcompile.fuzz.fuzz_options import FuzzOptions
     from pytest_torchcompile.ledger import Ledger
@@ -19,9 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FuzzCutShortWarning", "RanEagerlyWarning", "StateLeakWarning", "WarmUpLostWarning"]
 
-_NAMES = ("compile_modes", "compile_limits", "shape_buckets", "graph_passes")
-_USERS = {"compile_modes": "compile_config", "shape_buckets": "shape_buckets", "graph_passes": "graph_pass"}
-"""Marker to the fixture without which it says nothing."""
 _WATCH = "_compile_watch"
 _MISTAKES = "compile_marker_mistakes"
 _NO_MODEL = """compiled_model compiles what the fixture `model` returns, and there is none here.
@@ -182,14 +187,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse markers that say what we do not know, all at once; have tests with limits watched."""
     mistakes: dict[tuple[str, str], str] = {}
+    registered = registered_markers(config)
     for item in items:
         for mark in item.iter_markers():
-            if mark.name not in _NAMES:
-                continue
-            text = _marker_mistake(item, mark)
+            if mark.name in MARKERS:
+                text = marker_mistake(item, mark)
+            else:
+                text = misspelt_marker(item, mark.name, registered)
             if text:
                 # A marker of a class or module is told once, at the first of its tests.
-                mistakes.setdefault((item.location[0], text), f"{_place_of(item)}: {mark.name}: {text}")
+                mistakes.setdefault((item.location[0], text), f"{place_of(item)}: {mark.name}: {text}")
         if not hasattr(item, "fixturenames"):
             continue
         if _WATCH in item.fixturenames or item.get_closest_marker("compile_limits"):
@@ -202,12 +209,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.clear()
     else:
         raise pytest.UsageError("\n".join(mistakes.values()))
-
-
-def _place_of(item: pytest.Item) -> str:
-    """``test_net.py:12``; pytest counts lines from 0, and has none for what is no function."""
-    file, line, _ = item.location
-    return f"{file}:{(line or 0) + 1}"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -271,7 +272,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return report
     error = call.excinfo.value
     if isinstance(error, pytest.FixtureLookupError) and error.argname == "model":
-        report.longrepr = f"{_place_of(item)}: {_NO_MODEL}"
+        report.longrepr = f"{place_of(item)}: {_NO_MODEL}"
     return report
 
 
@@ -358,27 +359,3 @@ def _takes_fixture(item: pytest.Item, fixture: str) -> bool:
     """Whether the test itself takes a fixture; one that a fixture of its own takes may be for other tests."""
     function = getattr(item, "obj", None)
     return function is not None and fixture in inspect.signature(function).parameters
-
-
-def _marker_mistake(item: pytest.Item, mark: pytest.Mark) -> str:
-    from pytest_torchcompile.errors import UsageError
-    from pytest_torchcompile.plan.markers import READERS
-
-    try:
-        READERS[mark.name](mark.args, mark.kwargs)
-    except UsageError as error:
-        return str(error)
-    names = getattr(item, "fixturenames", None)
-    if names is None:
-        return f"{item.name} takes no fixtures; the marker is for test functions"
-    user = _USERS.get(mark.name)
-    own = mark in item.own_markers
-    if user and own and user not in names:
-        if user == "compile_config":
-            # What the user writes: compiled_model takes the other one.
-            user = "compiled_model"
-        return f"{item.name} does not use the fixture {user}"
-    callspec = getattr(item, "callspec", None)
-    if mark.name == "compile_modes" and own and (callspec is None or "compile_config" not in callspec.params):
-        return f"the marker of one parameter cannot make several tests of {item.name}; put it on the function"
-    return ""

@@ -122,7 +122,7 @@ class RankSupply:
             return
         # It imports torch meanwhile: nobody waits for it before the first cell.
         try:
-            self.processes = open_processes()
+            self.processes = open_processes(self.settings.timeout)
         except OSError as error:
             self.execution.unable = f"no folder for rank processes could be made: {error}"
             return

@@ -69,7 +69,7 @@ class RepeatedFailures:
     # Before pytest's own, which calls it `failed` and lists its text at the end.
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.CollectReport | pytest.TestReport) -> StatusTexts | None:
-        """Count under a name of its own what has been told; its letter and its colour stay those of a failure."""
+        """Count under a name of its own what has been told; one failure has one letter. With -v each has its word."""
         if not report.failed or report.nodeid not in self._repeated:
             return None
-        return SAME_CAUSE, "F", ("FAILED", {"red": True})
+        return SAME_CAUSE, "", ("FAILED", {"red": True})

@@ -31,7 +31,7 @@ from pytest_torchcompile.report.reading import Report, read_report
 from pytest_torchcompile.report.safe_output import FOLDER, MODEL_FOLDER, REPORT_FILE
 from pytest_torchcompile.run.settings import Settings
 
-__all__ = ["refuse_options", "start_matrix"]
+__all__ = ["refuse_options", "start_matrix", "words_of_ids"]
 
 _REFUSED: Final = {
     "forked": "--forked ends the process of an item with it, so a cell could not be run once for all of its checks; "
@@ -54,13 +54,22 @@ def refuse_options(option: Callable[[str, Any], Any]) -> None:
     for name, text in _REFUSED.items():
         if option(name, False):
             raise UsageError(text)
-    words = option("keyword", "") or ""
+    words = words_of_ids(option("keyword", "") or "")
     if "=" in words:
         raise UsageError(_text_of_equals(words))
 
 
+def words_of_ids(words: str) -> str:
+    """The words of ``-k`` with parts of ids as pytest's grammar takes them: each cell is known by that spelling too.
+
+    >>> words_of_ids("net-eager-hidden=32 or not hidden=8")
+    'net-eager-hidden-32 or not hidden-8'
+    """
+    return re.sub(r"(?<=[\w.])=(?=[\w.+-])", "-", words)
+
+
 def _text_of_equals(words: str) -> str:
-    """What to type in place of ``-k hidden=32``: ids of cells have such parts, and pytest's words have no ``=``."""
+    """What to type in place of ``-k "backend == 'eager'"``, which no id has in it."""
     found = re.search(r"([\w.]+)\s*=+\s*[\"']?([\w.]*)", words)
     axis, value = found.groups() if found else ("hidden", "32")
     exact = value if value.isdigit() else f"'{value}'"
@@ -71,6 +80,7 @@ def _text_of_equals(words: str) -> str:
 def start_matrix(config: pytest.Config, settings: Settings) -> None:
     """Load the matrix and register the session's hooks. Raises UsageError for a mistake in the matrix."""
     bases = config.invocation_params.dir, config.rootpath
+    config.option.keyword = words_of_ids(config.option.keyword)
     if is_of_model(settings.matrix):
         matrix = _matrix_of_model(config, settings.matrix)
     else:

@@ -16,6 +16,7 @@ from pytest_torchcompile.observation import NO_RANK, Failure, Job, Judgement, Ob
 from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.ranks.gpus import Leases, open_leases
+from pytest_torchcompile.ranks.known_mistakes import KnownMistakes
 from pytest_torchcompile.ranks.rank_group import Group, cell_observation
 from pytest_torchcompile.ranks.torchrun import Nodes, Torchrun
 from pytest_torchcompile.reuse.cell_reuse import CellReuse
@@ -85,6 +86,7 @@ class Execution:
     _nodes: Nodes | None = None
     """This node's rank, where torchrun has started several."""
     _leases: Leases | None = None
+    _mistakes: KnownMistakes = field(default_factory=KnownMistakes)
     _done: dict[str, CellResult] = field(default_factory=dict)
 
     def cell_result(self, planned: PlannedCell, selected: Sequence[str], applicable: Sequence[str]) -> CellResult:
@@ -124,6 +126,10 @@ class Execution:
         if isinstance(earlier, CellResult):
             return earlier
         job = self._make_job(planned, selected)
+        mistaken = self._mistakes.observation_of(planned.cell, job)
+        # The nodes of torchrun have to run the same cells, whatever one of them knows.
+        if mistaken is not None and self.torchrun is None:
+            return CellResult(self._judge(planned, mistaken, selected, applicable), mistaken, 0.0)
         known = EarlierComparisons({}, ())
         if self.code_reuse is not None:
             known = self.code_reuse.look_up(planned, job)
@@ -143,6 +149,7 @@ class Execution:
             if outcome.value and "read" in outcome.value:
                 read.append(outcome.value.pop("read"))
         observation = cell_observation(planned.cell.id, outcomes)
+        self._mistakes.note(planned.cell, job, observation)
         seconds = max(outcome.seconds for outcome in outcomes)
         judgements = self._judge(planned, observation, selected, applicable)
         origin = known.origin(comparisons["taken"]) if comparisons.get("taken") else None

@@ -105,9 +105,10 @@ class Rank:
     def close(self) -> None:
         """End the process, whatever it is doing."""
         if self._connection is not None:
+            # Before the connection is closed, at which the process would end itself.
+            kill_group(self.pid)
             self._connection.close()
             self._connection = None
-            kill_group(self.pid)
 
     def _start_process(self) -> Channel:
         self._connection, self.pid, self._home = start_rank(self.folder)

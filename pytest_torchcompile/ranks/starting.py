@@ -9,13 +9,16 @@ import sys
 from collections.abc import Iterable
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from pytest_torchcompile.ranks.fresh import FreshChannel, FreshProcesses, start_fresh
 from pytest_torchcompile.ranks.message_frames import Channel
 from pytest_torchcompile.system import can_fork
 
 __all__ = ["RankProcesses", "ask_for_stacks", "may_still_tell", "open_processes", "start_rank", "wait_for_any"]
+
+WARM_SECONDS: Final = 90.0
+"""By default, and at most: half of what whoever wants a rank process waits for one."""
 
 
 class RankProcesses(Protocol):
@@ -31,12 +34,15 @@ class RankProcesses(Protocol):
         """End every rank process and remove the folder."""
 
 
-def open_processes() -> RankProcesses:
-    """Make the folder of a run, and what starts its rank processes. Raises OSError where there is no room for it."""
+def open_processes(warm_seconds: float = WARM_SECONDS) -> RankProcesses:
+    """Make the folder of a run, and what starts its rank processes. Raises OSError where there is no room for it.
+
+    ``warm_seconds``: how long the first compile may take, by which rank processes are made warm before they start.
+    """
     if sys.platform != "win32" and can_fork():
         from pytest_torchcompile.ranks.zygotes import Zygote
 
-        return Zygote()
+        return Zygote(min(warm_seconds, WARM_SECONDS))
     return FreshProcesses()
 
 

@@ -25,6 +25,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +39,7 @@ __all__ = ["main", "preload_torch"]
 # Loaded only where `can_fork` says so; a type checker for Windows reads no further.
 if sys.platform == "win32":
     raise ImportError("this system has no fork and no locks that end with a process")
-from pytest_torchcompile.ranks.zygotes import is_alive
+from pytest_torchcompile.ranks.zygotes import WARM_SECONDS_FILE, is_alive
 
 LOOK_SECONDS: Final = 0.25
 """How often the logs are looked at."""
@@ -48,8 +49,16 @@ FAST_BYTES: Final = 4 << 20
 """What a log may grow by between two looks."""
 
 
-def preload_torch() -> None:
-    """Import what every rank needs, and run one tiny compile where a fork afterwards is safe."""
+class _TookTooLong(BaseException):
+    """The first compile has not ended in time. No Exception, for torch would call it a failure of the backend."""
+
+
+def preload_torch(warm_seconds: float) -> None:
+    """Import what every rank needs, and run one tiny compile where a fork afterwards is safe.
+
+    One that has not ended after so many seconds is given up, with the compiler that it waits for: the first cell meets
+    the same one, and has its own time for it.
+    """
     import torch
     import torch._dynamo
     import torch._inductor.compile_fx
@@ -58,10 +67,28 @@ def preload_torch() -> None:
     if not gpu_device_files() and os.environ.get(WARM, "1") != "0":
         from pytest_torchcompile.gauges.compiler import pay_first_compile
 
-        pay_first_compile()
+        with contextlib.suppress(_TookTooLong), _interrupted_after(warm_seconds):
+            pay_first_compile()
     gc.collect()
     # So the pages of all these modules stay shared with the children.
     gc.freeze()
+
+
+@contextlib.contextmanager
+def _interrupted_after(seconds: float) -> Iterator[None]:
+    """Raise :class:`_TookTooLong` in this thread when the time is over, and end what it has started."""
+
+    def give_up(*_: object) -> None:
+        end_offspring()
+        raise _TookTooLong
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def spoilt_for_cuda() -> bool:
@@ -95,13 +122,13 @@ def main(folder: Path, alive: int) -> None:
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     server.bind(str(folder / "socket"))
     server.listen(64)
+    adopt_orphans()
     try:
-        preload_torch()
+        preload_torch(float((folder.parent / WARM_SECONDS_FILE).read_text(encoding="ascii")))
     except Exception as error:
         traceback.print_exc()
         (folder / "failed").write_text(_cannot_import(error), encoding="utf-8")
         sys.exit(1)
-    adopt_orphans()
     wake, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     os.set_blocking(wake, False)

@@ -5,6 +5,7 @@ A run has a folder that its owner, the pytest that sees all verdicts, makes and 
     torchcompile-XXXX/
       alive        locked by the owner as long as it lives
       lifeline     a FIFO that the owner holds open; each zygote ends when it closes
+      warm_seconds how long a zygote's first compile may take
       renewing     locked by whoever starts another zygote
       1/           the first zygote's: alive (locked by it), socket, its log, the files of its rank processes
       2/           the second one's
@@ -19,7 +20,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import socket
 import stat
 import subprocess
@@ -33,6 +33,7 @@ from typing import Final
 from pytest_torchcompile.errors import NoRank
 from pytest_torchcompile.ranks.capped_log import read_ends
 from pytest_torchcompile.ranks.fresh import START_SECONDS
+from pytest_torchcompile.run.offspring import kill_group
 from pytest_torchcompile.system import make_pipe
 
 # Loaded only where `can_fork` says so; a type checker for Windows reads no further.
@@ -40,8 +41,10 @@ if sys.platform == "win32":
     raise ImportError("this system has no fork and no locks that end with a process")
 import fcntl
 
-__all__ = ["Zygote", "connect_rank", "is_alive"]
+__all__ = ["WARM_SECONDS_FILE", "Zygote", "connect_rank", "is_alive"]
 
+WARM_SECONDS_FILE: Final = "warm_seconds"
+"""The file in the run's folder that says how long a zygote's first compile may take."""
 ZYGOTES: Final = 2
 """How many a run may have: one, and one more where it was killed."""
 _PREFIX: Final = "torchcompile-"
@@ -61,14 +64,15 @@ _COMMAND: Final = (
 class Zygote:
     """The owner's side: makes the folder with the first zygote, and ends all of them, and with them every rank."""
 
-    def __init__(self) -> None:
-        """Raises OSError where there is no room for the folder."""
+    def __init__(self, warm_seconds: float) -> None:
+        """``warm_seconds``: how long the first compile may take. Raises OSError where the folder has no room."""
         parent = Path(tempfile.gettempdir())
         if len(str(parent)) >= 60:
             # AF_UNIX paths are limited to about 100 bytes, so a long TMPDIR can't be used.
             parent = Path("/tmp")
         _remove_left_folders(parent)
         self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        (self.folder / WARM_SECONDS_FILE).write_text(str(warm_seconds), encoding="ascii")
         self._alive = _open_locked(self.folder / "alive")
         make_pipe(self.folder / "lifeline")
         # For reading too, since to open a FIFO for writing waits for a reader.
@@ -220,8 +224,9 @@ def _wait_for_end(folder: Path) -> None:
     deadline = time.monotonic() + _END_SECONDS
     while is_alive(folder):
         if time.monotonic() > deadline:
+            # Its group too: a compiler that it has started for the first compile may hang.
             with contextlib.suppress(OSError, ValueError):
-                os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
+                kill_group(int((folder / "pid").read_text()))
             return
         time.sleep(0.01)
 

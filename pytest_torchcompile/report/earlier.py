@@ -41,13 +41,15 @@ from pytest_torchcompile.report.safe_output import (
 )
 from pytest_torchcompile.report.strictjson import dumps
 
-__all__ = ["INTERRUPTED", "LATER_RUN", "RENAMED", "later_run_mark", "left_by_earlier_runs", "mark_earlier",
-           "mark_interrupted", "planned_in"]
+__all__ = ["INTERRUPTED", "INTERRUPTED_RUN", "LATER_RUN", "RENAMED", "later_run_mark", "left_by_earlier_runs",
+           "mark_earlier", "mark_interrupted", "planned_in", "start_told_by"]
 
 LATER_RUN: Final = "compile_matrix_later_run"
 """The key that the mark is, at the top of a report."""
 INTERRUPTED: Final = "compile_matrix_interrupted"
 """The key, beside the mark, of what later runs were to judge that were killed: cells, and node ids of tests."""
+INTERRUPTED_RUN: Final = "compile_matrix_interrupted_run"
+"""The key, beside these, of the last run that was killed: the mark that it left, or what its journal says."""
 LATER_LINE: Final = "later_run"
 """The kind of line that it is in a journal."""
 _ONLY_SHOWS: Final = frozenset({
@@ -161,7 +163,9 @@ def _quote_word(word: str) -> str:
 
 
 def mark_earlier(path: Path, mark: dict[str, str]) -> None:
-    """Mark a report or a journal as of an earlier run; one that is marked, or no whole file of ours, stays as it is.
+    """Mark a report or a journal as of an earlier run; what is no whole file of ours stays as it is.
+
+    Of several later runs the last one is told: the one that whoever reads it has just seen fail.
 
     Where there is no room for the mark, the file gets another name, which says the same. Raises OSError where that
     can't be done either.
@@ -171,9 +175,6 @@ def mark_earlier(path: Path, mark: dict[str, str]) -> None:
     try:
         data.decode("utf-8")
     except UnicodeDecodeError:
-        return
-    # The first run that came later is the one that is told.
-    if LATER_RUN.encode() in data[-_TAIL:] or b'{"kind": "later_run"' in data[-_TAIL:]:
         return
     try:
         if path.suffix == ".jsonl":
@@ -199,10 +200,20 @@ def planned_in(journal: Path) -> list[str]:
     return names
 
 
-def mark_interrupted(report: Path, names: Sequence[str]) -> None:
+def start_told_by(journal: Path) -> str:
+    """When the run of a journal began; empty where it does not say so."""
+    try:
+        with journal.open(encoding="utf-8") as file:
+            return str(json.loads(file.readline())["head"]["run"]["started"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ""
+
+
+def mark_interrupted(report: Path, names: Sequence[str], began: str) -> None:
     """Note in a marked report what was to be judged anew by a run that was killed. Raises OSError.
 
-    The mark alone goes when a run of a part is taken over. What was in the killed run's hands is then still in doubt.
+    The mark alone goes when a run of a part is taken over. What was in the killed run's hands is then still in doubt,
+    and it is that run that is named, not the one that found this out. ``began``: when it did; empty if nobody knows.
     """
     body, was_sealed = remove_seal(report.read_bytes())
     try:
@@ -211,7 +222,8 @@ def mark_interrupted(report: Path, names: Sequence[str]) -> None:
         before = content.pop(INTERRUPTED, [])
         interrupted = list(dict.fromkeys([*before, *names]))
         # The mark comes last, because it is looked for at the end of a file.
-        marked = dumps({**content, INTERRUPTED: interrupted, LATER_RUN: mark})
+        killed = {"began": began or "an unknown time", "command": "pytest ..."}
+        marked = dumps({**content, INTERRUPTED: interrupted, INTERRUPTED_RUN: killed, LATER_RUN: mark})
     # Not ours, or without a mark.
     except (ValueError, KeyError, AttributeError, TypeError):
         return
@@ -223,12 +235,29 @@ def _mark_report(path: Path, data: bytes, mark: dict[str, str]) -> None:
     # Cut off, or not ours: nobody takes it for a good report.
     if not body.endswith(b"}") or b'"compile_matrix"' not in body:
         return
+    body = _without_mark(body)
     marked = f'{body[:-1].decode("utf-8")}, "{LATER_RUN}": {json.dumps(mark)}}}'
     replace_file(path, add_seal(marked) if was_sealed else marked + "\n")
 
 
+def _without_mark(body: bytes) -> bytes:
+    """A report without the mark of a run before, which is the last key of its object."""
+    before, found, mark = body.rpartition(f', "{LATER_RUN}": '.encode())
+    if not found or len(mark) > _TAIL:
+        return body
+    try:
+        marks = json.loads(b'{"mark": ' + mark)
+    # Text of the report that looks like a mark.
+    except ValueError:
+        return body
+    return before + b"}" if marks.keys() == {"mark"} else body
+
+
 def _mark_journal(path: Path, data: bytes, mark: dict[str, str]) -> None:
-    last = data.rstrip().rpartition(b"\n")[2]
+    before, _, last = data.rstrip().rpartition(b"\n")
+    if last.startswith(b'{"kind": "later_run"'):
+        data = before
+        last = data.rpartition(b"\n")[2]
     # Without an end its run was killed, which it says by itself.
     if not last.startswith(b'{"kind": "end"'):
         return

@@ -29,11 +29,13 @@ from pytest_torchcompile.errors import ReportError
 from pytest_torchcompile.quantity import count
 from pytest_torchcompile.report.earlier import (
     INTERRUPTED,
+    INTERRUPTED_RUN,
     LATER_RUN,
     later_run_mark,
     mark_earlier,
     mark_interrupted,
     planned_in,
+    start_told_by,
 )
 from pytest_torchcompile.report.provenance import SEAL, add_seal
 from pytest_torchcompile.report.reading import read_content
@@ -81,7 +83,7 @@ class ReportKeeper:
         if not self.report.is_file() or not self.journal.is_file():
             return
         if names := planned_in(self.journal):
-            mark_interrupted(self.report, names)
+            mark_interrupted(self.report, names, start_told_by(self.journal))
 
     def save(self, content: dict[str, Any], indent: int | None = None, overtaken_by: str = "") -> None:
         """Write the content of the report file, as the table above says. Raises OSError.
@@ -99,10 +101,10 @@ class ReportKeeper:
         if kept is not None and LATER_RUN not in kept:
             self._write_part(content, indent)
             self.message = f"{self._report_name()} is left as a run wrote it that began after this one ({later}); " \
-                           f"the record of this run is {self.part_file}"
+                           f"the record of this run is {self._part_name()}"
             return False
         self.message = f"{self._report_name()} is marked as of an earlier run, because another one began beside it " \
-                       f"({later})"
+                       f"({later}); --compile-folder gives each run files of its own"
         content[LATER_RUN] = {"began": later, "command": "pytest ..."}
         return True
 
@@ -124,7 +126,7 @@ class ReportKeeper:
         elif nothing_judged or (is_whole(kept[BLOCK]) and not judges_all_cells(block)):
             why = "nothing was judged" if nothing_judged else f"it {obstacle}"
             self.message = f"{self._report_name()} is left as an earlier run wrote it, because {why}; " \
-                           f"the record of this run is {self.part_file}"
+                           f"the record of this run is {self._part_name()}"
         else:
             self._replace(content, kept, indent)
 
@@ -138,7 +140,7 @@ class ReportKeeper:
         left = [count(len(cells), "cell")] * bool(cells) + [count(len(tests), "test")] * bool(tests)
         if left:
             self.message = f"{self._report_name()} has {count(judged, 'cell')} of this run, and verdicts of an " \
-                           f"earlier run in {' and '.join(left)}; the record of this run alone is {self.part_file}"
+                           f"earlier run in {' and '.join(left)}; the record of this run alone is {self._part_name()}"
 
     def _replace(self, content: dict[str, Any], kept: dict[str, Any] | None, indent: int | None) -> None:
         self._keep_previous(kept)
@@ -183,10 +185,17 @@ class ReportKeeper:
         return content
 
     def _report_name(self) -> str:
-        try:
-            return str(self.report.relative_to(self.root))
-        except ValueError:
-            return str(self.report)
+        return self._shown_path(self.report)
+
+    def _part_name(self) -> str:
+        return self._shown_path(self.root / self.part_file)
+
+    def _shown_path(self, path: Path) -> str:
+        """As the user finds it: from the project's folder on, whichever folder ``--compile-folder`` has named."""
+        for folder in (self.project, Path.cwd()):
+            if path.is_relative_to(folder):
+                return str(path.relative_to(folder))
+        return str(path)
 
 
 def _with_mark(merged: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +204,9 @@ def _with_mark(merged: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
     left = [name for name in kept.get(INTERRUPTED, ()) if name in older]
     if not left or LATER_RUN not in kept:
         return merged
-    return {**merged, INTERRUPTED: left, LATER_RUN: kept[LATER_RUN]}
+    # Of a report of an earlier version nobody knows which run was killed.
+    killed = kept.get(INTERRUPTED_RUN, kept[LATER_RUN])
+    return {**merged, INTERRUPTED: left, INTERRUPTED_RUN: killed, LATER_RUN: killed}
 
 
 def _kept_names(block: dict[str, Any]) -> tuple[list[str], list[str]]:

@@ -88,8 +88,12 @@ class RunProgress:
             parts.append(f"{count(len(self.failing), 'fails', 'fail')}: {first_names(self.failing, _FAILING_SHOWN)}")
         left = self.seconds_left(now)
         if left is not None and self.left:
-            # What runs has taken longer than it did, and nobody knows how much longer.
-            parts.append(f"about {_short_time(left)} left" if left >= 1 else "longer than expected")
+            if left >= 1:
+                parts.append(f"about {_short_time(left)} left")
+            # What runs has taken longer than it did, and nobody knows how much longer. Of a cell that never ran
+            # nothing was expected: the others of this run may be of another backend.
+            elif self.seconds.keys() & self.running.keys():
+                parts.append("longer than expected")
         if self.running:
             runs = [f"{cell} ({_short_time(now - began)})" for cell, began in self.running.items()]
             parts.append(f"runs {first_names(runs, _RUNNING_SHOWN)}")

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from pytest_torchcompile.errors import ReportError, nearest
+from pytest_torchcompile.errors import ReportError, UsageError, nearest
 from pytest_torchcompile.observation import BAD
 from pytest_torchcompile.report.earlier import LATER_RUN, RENAMED
 from pytest_torchcompile.report.provenance import SEAL, fingerprint, head_fingerprint, is_sealed
 from pytest_torchcompile.report.record import Record
-from pytest_torchcompile.report.safe_output import MODEL_REPORT, REPORT_FILE
+from pytest_torchcompile.report.safe_output import JOURNAL_FILE, MODEL_REPORT, REPORT_FILE
 from pytest_torchcompile.report.schema import SCHEMA_VERSION, block_schema, line_schemas, upgrade_block
 from pytest_torchcompile.report.strictjson import StrictError, Validator, compile_schema, loads
 
-__all__ = ["Report", "model_report_hint", "read_content", "read_report"]
+__all__ = ["Report", "default_report", "model_report_hint", "read_content", "read_report"]
 
 KEY: Final = "compile_matrix"
 MAX_BYTES: Final = 512 << 20
@@ -171,6 +171,18 @@ def _other_failures(tests: Any, block: dict[str, Any]) -> Iterator[str]:
         _, *names = nodeid.split("::")
         if nodeid not in ours and names and names[0] not in planned:
             yield nodeid
+
+
+def default_report(command: str) -> str:
+    """The report of the last run here; where it left none, its journal. ``command``: of ours, for whom it is.
+
+    Raises :class:`~pytest_torchcompile.errors.UsageError` where there is neither.
+    """
+    for name in (REPORT_FILE, JOURNAL_FILE):
+        if Path(name).exists():
+            return name
+    raise UsageError(f"there is no {REPORT_FILE} here: run `pytest --compile-matrix` first, or name a report, as in "
+                     f"`pytest-torchcompile {command} report.json`{model_report_hint()}")
 
 
 def model_report_hint() -> str:

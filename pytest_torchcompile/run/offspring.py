@@ -18,6 +18,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final, NoReturn
 
+from pytest_torchcompile.run.unfinished_output import remove_unfinished
+
 __all__ = ["adopt_orphans", "children_of", "end_offspring", "end_own_group", "kill_group", "offspring_of"]
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
@@ -61,6 +63,7 @@ def end_offspring(keep: Collection[int] = ()) -> None:
         left = offspring_of(me, keep)
         if not left:
             return
+        remove_unfinished(left)
         for pid in left:
             _kill_one(pid)
         if sys.platform != "win32":
@@ -72,12 +75,16 @@ def end_offspring(keep: Collection[int] = ()) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill the process group that a rank process leads, and the process; on Windows it and what it has started."""
+    """Kill the process group that a rank process leads, and the process; on Windows it and what it has started.
+
+    What compilers in it were writing goes with them.
+    """
     if sys.platform == "win32":
         # Nothing else there knows what a process has started.
         with contextlib.suppress(OSError):
             subprocess.run(["taskkill", "/F", "/T", "/PID", str(pid)], capture_output=True, check=False)
     else:
+        remove_unfinished(offspring_of(pid))
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
     # One that was forked just now has no group of its own yet.
@@ -87,6 +94,7 @@ def kill_group(pid: int) -> None:
 def end_own_group() -> NoReturn:
     """Kill the process group of this process, and with it this process."""
     if sys.platform != "win32":
+        remove_unfinished(offspring_of(os.getpid()))
         os.killpg(0, signal.SIGKILL)
     # Not sys.exit(): this is called in a thread, while the main one does whatever it does.
     os._exit(1)

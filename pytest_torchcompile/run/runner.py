@@ -35,11 +35,11 @@ from pytest_torchcompile.lowering.kernel_watch import KernelWatch
 from pytest_torchcompile.observation import Failure, Job, Observation
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
 from pytest_torchcompile.oracle.diagnosis import locate_stage, try_hints
+from pytest_torchcompile.oracle.eager_errors import EagerRaised
 from pytest_torchcompile.oracle.expected import References
 from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.spread import OneProcess, same_batches
-from pytest_torchcompile.oracle.trial import EagerRaised
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run import subject
 from pytest_torchcompile.run.cold_compile import compile_in_process
@@ -347,6 +347,11 @@ def _failure_of_eager(why: EagerRaised, root: Path) -> Failure:
         if Path(file).is_relative_to(root):
             shown = os.path.relpath(file, root)
         frames.append(f"{shown}:{line} in {name}")
+    text = str(why)
+    if frames:
+        text = f"{why} ({frames[-1]})"
+    if why.given:
+        text = f"{text}; {why.given}"
     if not frames:
-        return Failure("user", str(why), why.error.phase, why.error.traceback)
-    return Failure("user", f"{why} ({frames[-1]})", why.error.phase, "\n".join(frames[:-1]))
+        return Failure("user", text, why.error.phase, why.error.traceback)
+    return Failure("user", text, why.error.phase, "\n".join(frames[:-1]))

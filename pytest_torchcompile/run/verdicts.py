@@ -24,6 +24,7 @@ _HINTS = {
     "crash of ranks": "TORCH_LOGS=+dynamo TORCH_LOGS_OUT=torch.log in the environment tells how far each rank came",
     "timeout": "raise --compile-timeout if the cell is just slow",
     "user": "mend the model or its inputs first: eager must work",
+    "user in loss": "mend the loss function first: eager must work",
     NO_RANK: "see that python -c 'import torch' works here, and that memory and disk suffice",
     "internal": "this is a mistake of pytest-torchcompile: please report it with the evidence",
 }
@@ -106,7 +107,11 @@ def _judge_failure(failure: Failure, several: bool) -> Judgement:
     verdict = _VERDICT_OF_FAILURE.get(failure.kind, "error")
     if verdict == "skip":
         return Judgement("skip", note=failure.message)
-    kind = "crash of ranks" if several and failure.kind == "crash" else failure.kind
+    kind = failure.kind
+    if several and kind == "crash":
+        kind = "crash of ranks"
+    elif kind == "user" and failure.phase == "loss":
+        kind = "user in loss"
     if kind == "timeout" and (compiler := _compiler_that_ran(failure.evidence)):
         message = f"{failure.message}; {compiler} was running"
         return Judgement(verdict, (Problem(message, failure.evidence, _SLOW_COMPILER),))

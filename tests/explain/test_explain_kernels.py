@@ -78,6 +78,38 @@ def test_library_calls(head, images):
     assert not backward.kept_inside
 
 
+class Attention(torch.nn.Module):
+    """Queries are scaled after a bias was added; ``@`` expands each to the size that it has, which makes nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = torch.nn.Linear(32, 96)
+
+    def forward(self, images):
+        # Not contiguous, so the bias is added apart from the product.
+        tokens = images.flatten(2).transpose(1, 2)
+        query, key, value = self.project(tokens).reshape(-1, 16, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        scores = (query * 0.5) @ key.transpose(-2, -1)
+        return scores.softmax(-1) @ value
+
+
+def test_operators_before_what_makes_nothing():
+    """A kernel that adds a bias and scales is told so, not as three copies; a softmax has its division."""
+    torch.manual_seed(0)
+    explained = explain(Attention(), torch.randn(4, 32, 4, 4))
+    generated = [kernel for kernel in explained.kernels if kernel.stage == "forward" and not kernel.library]
+    scaling = next(kernel for kernel in generated if "_mul_" in kernel.name)
+    assert {"add", "mul"} <= {operator.node for operator in scaling.operators}
+    assert [operator.node for operator in scaling.kept_inside] == ["add", "mul"]
+    softmax = next(kernel for kernel in generated if "softmax" in kernel.name)
+    assert [operator.node for operator in softmax.operators][-1] == "div"
+    assert "div" not in [operator.node for operator in softmax.kept_inside]
+    for kernel in generated:
+        # Inductor names a kernel by the operators that it was made of.
+        operators = {operator.original.split(".")[1] for operator in kernel.operators}
+        assert kernel.name.startswith("cpp_fused_" + "_".join(sorted(operators)))
+
+
 def test_a_mean_in_two_kernels(images):
     """The sum is written as a part of the mean, and the kernel that divides it is told nothing that was before."""
     written = next(tensor for kernel in images.kernels for tensor in kernel.writes if tensor.of == "mean")

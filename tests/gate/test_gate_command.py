@@ -55,6 +55,20 @@ def test_without_arguments_it_judges_the_report_of_the_last_run_here(tmp_path, m
     assert main(["gate"]) == 0
 
 
+def test_the_page_is_of_the_last_run_here_too(tmp_path, monkeypatch, capsys):
+    """Nobody should have to type what `gate` finds by itself."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["html"]) == 4
+    assert capsys.readouterr().err == (
+        "there is no .compile-matrix/report.json here: run `pytest --compile-matrix` first, or name a report, as in "
+        "`pytest-torchcompile html report.json`\n")
+    folder = tmp_path / ".compile-matrix"
+    folder.mkdir()
+    Run().write(folder)
+    assert main(["html"]) == 0
+    assert "compile-matrix.html written" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("command", "code"), [
     (["gate"], 4), (["accept"], 2), (["html", ".compile-matrix/report.json"], 2), (["costs"], 2),
 ])

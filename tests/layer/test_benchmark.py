@@ -205,6 +205,16 @@ def test_training_steps(clock):
     assert passes
 
 
+def test_a_batch_that_is_a_dict(clock):
+    """It is the model's one argument where the model names none of its keys, as for maybe_compile."""
+    class TakesDict(Net):
+        def forward(self, batch):
+            return super().forward(batch["x"])
+
+    found = benchmark(TakesDict(clock).eval(), on(backend(clock, 0.5)), lambda: {"x": torch.ones(6, 4)}, rounds=8)
+    assert found.verdict == "faster"
+
+
 def test_nothing_compiled_is_no_verdict(clock):
     """A model that only runs eagerly can be no faster."""
     net = Net(clock).eval()

@@ -158,6 +158,6 @@ def test_the_smoketest_blames_no_model_for_us(ours, text):
     """Only what is the user's has an error that is raised to him."""
     error = KeyError("weights")
     with pytest.raises(StepFailed) as found:
-        refuse_user_error(Fault.of(error, "forward", ours=ours), 1)
+        refuse_user_error(Fault.of(error, "forward", ours=ours), 1, Batch.of(torch.ones(1)))
     assert str(found.value) == text
     assert found.value.user_error is (None if ours else error)

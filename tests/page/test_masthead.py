@@ -84,6 +84,22 @@ def test_when_and_where_it_ran(tmp_path):
         "judged": "12 cells: 6 pass, 6 fail; 12 ran compiled code"}
 
 
+def test_when_the_run_before_ran_whose_verdicts_are_kept(tmp_path):
+    """After --compile-resume most cells are of the run before: its seconds are told beside those of the last one."""
+    content = sample_report(SMALL)
+    git = content["compile_matrix"]["run"]["git"]
+    earlier = {"checks": ["compiles"], "started": "2026-11-20T09:00:00+00:00",
+               "finished": "2026-11-20T09:50:00+00:00", "git": git, "sources": "same"}
+    cells = content["compile_matrix"]["cells"]
+    for each in cells[:5]:
+        each["kept"] = [earlier]
+    assert facts_at_top(made(content, tmp_path))["when"] == (
+        "2026-11-20 10:00 UTC, took 20.0 min; 5 cells of an earlier run: 2026-11-20 09:00 UTC, took 50.0 min")
+    cells[0]["kept"] = [{**earlier, "started": "2026-11-20T08:00:00+00:00", "finished": "2026-11-20T08:01:00+00:00"}]
+    assert facts_at_top(made(content, tmp_path))["when"].endswith(
+        "; 5 cells of 2 earlier runs: 2026-11-20 08:00 UTC, took 60.0 s; 2026-11-20 09:00 UTC, took 50.0 min")
+
+
 def test_what_an_old_report_does_not_tell(tmp_path):
     """A report of schema 1.0 has neither run nor plan: the page says that it is not told."""
     content = sample_report(SMALL)

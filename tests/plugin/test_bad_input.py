@@ -147,22 +147,133 @@ def test_an_option_of_cells_without_a_matrix(repo, option):
 
 
 @pytest.mark.parametrize(("words", "expected"), [
-    ("hidden=32", "-k 'hidden=32': pytest takes no `=` there; expected -m \"compile_cell(hidden=32)\", for exactly "
-                  "those cells, or -k hidden-32, for an axis of your own"),
+    ("hidden == 32", "-k 'hidden == 32': pytest takes no `=` there; expected -m \"compile_cell(hidden=32)\", for "
+                     "exactly those cells, or -k hidden-32, for an axis of your own"),
     ("net and backend == 'eager'", "expected -m \"compile_cell(backend='eager')\""),
 ])
 def test_an_equals_sign_among_words(words, expected, repo):
-    """Ids of cells have it, and pytest's -k does not take it: what to type is told before anything is collected."""
+    """No id has it so, and pytest's -k does not take it: what to type is told before anything is collected."""
     result = repo.run("-k", words)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert expected in result.stderr.str()
     assert "Traceback" not in result.stderr.str()
 
 
-def test_what_is_to_be_typed_in_its_place(repo):
-    """Both ways that the text tells take the cells, and only those."""
+@pytest.mark.parametrize("options", [
+    ("-k", "hidden=32"), ("-k", "net-eager-default-auto-none-hidden=32"), ("-k", "hidden=32 and not hidden=8"),
+    ("-k", "hidden=32", "-n", "1"), ("-k", "hidden-32"), ("-m", "compile_cell(hidden=32)"),
+], ids=" ".join)
+def test_an_id_is_taken(options, repo):
+    """As it stands in the report, whole or a part of it, and by the ways that the text above tells."""
     repo.matrix(HEAD + "axes:\n  backend: [eager]\n  hidden: [8, 32]\n")
-    for options in (("-m", "compile_cell(hidden=32)"), ("-k", "hidden-32")):
-        told = repo.run("--co", "-q", *options).stdout.str()
-        assert "hidden=32::" in told
-        assert "hidden=8::" not in told
+    result = repo.run("--compile-checks=compiles", *options)
+    assert {name: verdict for name, verdict in repo.verdicts().items() if verdict != "not_run"} == {
+        "net-eager-default-auto-none-hidden=32::compiles": "pass"}
+    assert result.ret == 0
+
+
+MISTAKEN_INPUTS = """
+version: 1
+models:
+  net: {factory: "models:net", inputs: "models:mistaken", dims: {B: 4}}
+axes:
+  backend: [aot_eager, eager]
+  dynamic: [auto, static]
+"""
+
+
+def test_inputs_that_raise_are_one_failure(repo):
+    """One letter, one text, and the inputs function is called in one cell of four; all stay failed for --lf."""
+    repo.matrix(MISTAKEN_INPUTS)
+    repo.models("""
+    from pathlib import Path
+
+    def mistaken(B):
+        with Path("calls.txt").open("a") as calls:
+            calls.write("called ")
+        raise IndexError("no such file in the data set")
+    """)
+    result = repo.run("-q")
+    lines = result.outlines
+    assert lines[0].split()[0] == "F"
+    assert "inputs 'models:mistaken' raised IndexError: no such file in the data set" in result.stdout.str()
+    assert (repo.path / "calls.txt").read_text().split() == ["called"]
+    verdicts = repo.verdicts()
+    assert set(verdicts.values()) == {"error"}
+    assert len({name.partition("::")[0] for name in verdicts}) == 4
+
+
+def test_inputs_that_may_work_the_next_time(repo):
+    """What a network or the memory has to do with is tried again in each cell."""
+    repo.matrix(MISTAKEN_INPUTS)
+    repo.models("""
+    from pathlib import Path
+
+    def mistaken(B):
+        first = not Path("called").exists()
+        Path("called").touch()
+        if first:
+            raise ConnectionError("the server is busy")
+        return torch.ones(B, 6)
+    """)
+    repo.run()
+    verdicts = repo.verdicts()
+    assert verdicts["net-aot_eager-default-auto-none::compiles"] == "error"
+    assert verdicts["net-aot_eager-default-static-none::compiles"] == "pass"
+
+
+def test_a_loss_that_raises_is_not_the_model(repo):
+    """The loss is blamed, and what it was given is told."""
+    repo.matrix("""
+    version: 1
+    models:
+      net: {factory: "models:net", inputs: "models:batch", loss: "models:entropy", dims: {B: 4}}
+    axes: {backend: [aot_eager]}
+    """)
+    repo.models("""
+    def entropy(output, target):
+        return torch.nn.functional.cross_entropy(output, target["label"])
+    """)
+    result = repo.run()
+    text = result.stdout.str()
+    assert "the loss function raises without torch.compile too, at call 1 (B=4): " in text
+    assert "it is called with the output and the batch as it was given, an object of type Tensor" in text
+    assert "try    mend the loss function first: eager must work" in text
+    assert set(repo.verdicts().values()) == {"error"}
+
+
+def test_a_dict_that_is_no_keywords(repo):
+    """The model takes the dict itself: what the error says is what to write."""
+    repo.matrix("""
+    version: 1
+    models:
+      net: {factory: "models:takes_dict", inputs: "models:dict_batch", dims: {B: 4}}
+    axes: {backend: [aot_eager]}
+    """)
+    repo.models("""
+    class TakesDict(torch.nn.Linear):
+        def forward(self, batch):
+            return super().forward(batch["image"])
+
+    def takes_dict():
+        return TakesDict(4, 2)
+
+    def dict_batch(B):
+        return {"image": torch.ones(B, 4)}
+    """)
+    result = repo.run()
+    assert ("the batch is a dict with image, and a dict is keyword arguments; for a model that takes the dict itself "
+            "make it a tuple of one, `(batch,)`") in result.stdout.str()
+    repo.models("""
+    class TakesDict(torch.nn.Linear):
+        def forward(self, batch):
+            return super().forward(batch["image"])
+
+    def takes_dict():
+        return TakesDict(4, 2)
+
+    def dict_batch(B):
+        return ({"image": torch.ones(B, 4)},)
+    """)
+    repo.run()
+    assert set(repo.verdicts().values()) == {"pass"}

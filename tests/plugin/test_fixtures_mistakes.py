@@ -6,6 +6,7 @@ import pytest
 
 pytestmark = pytest.mark.needs_torch
 USED = "def test_it(compiled_model): pass"
+UNKNOWN_MARKERS = ("-W", "ignore::pytest.PytestUnknownMarkWarning")
 CASES = {
     "unknown argument": (f"@pytest.mark.compile_modes(dynamc='auto')\n{USED}",
                          "test_it.py:2: compile_modes: unknown argument 'dynamc'; did you mean 'dynamic'? Known: *"),
@@ -13,6 +14,8 @@ CASES = {
                       "test_it.py:2: compile_modes: unknown mode 'max-autotun'; did you mean 'max-autotune'? *"),
     "no combination": (f"@pytest.mark.compile_modes('max-autotune', backend='eager')\n{USED}",
                        "test_it.py:2: compile_modes: mode 'max-autotune' is for backends that take modes *"),
+    "a marker's own name": (f"@pytest.mark.compile_mode('max-autotune')\n{USED}",
+                            "test_it.py:2: compile_mode: unknown marker; did you mean 'compile_modes'?"),
     "limit": ("@pytest.mark.compile_limits(recompile=0)\ndef test_it(): pass",
               "test_it.py:2: compile_limits: unknown argument 'recompile'; did you mean 'recompiles'? Known: *"),
     "buckets": ("@pytest.mark.shape_buckets(256, 128)\ndef test_it(shape_buckets): pass",
@@ -33,13 +36,27 @@ def test_a_mistake_in_a_marker(repo, case):
     """Each kind of mistake is one line with file and line of the test, exit code 4, no traceback."""
     test, expected = CASES[case]
     repo.file("test_it.py", f"import pytest\n{test}\ndef test_other(): pass\n")
-    result = repo.pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    # Where warnings are errors pytest's own word of the marker comes first, and has no nearest name.
+    result = repo.pytester.runpytest_inprocess("-p", "no:cacheprovider", *UNKNOWN_MARKERS)
     assert result.ret == 4
     result.stderr.fnmatch_lines([f"ERROR: {expected}"])
     everything = result.stdout.str() + result.stderr.str()
     assert "Traceback" not in everything
     assert "INTERNALERROR" not in everything
     result.assert_outcomes()
+
+
+@pytest.mark.parametrize(("marker", "test", "ini"), [
+    ("compile_mode", "def test_it(): pass", ""),
+    ("compile_mode", "def test_it(compile_config): pass", "markers = compile_mode: mine"),
+    ("slow", "def test_it(compile_config): pass", ""),
+], ids=["without a fixture of ours", "somebody's own", "nothing like it"])
+def test_a_marker_of_others_is_no_mistake(repo, marker, test, ini):
+    """Only what is used with our fixtures, is registered by nobody and looks like a marker of ours."""
+    repo.file("pytest.ini", f"[pytest]\n{ini}\n")
+    repo.file("test_it.py", f"import pytest\n@pytest.mark.{marker}\n{test}\n")
+    result = repo.pytester.runpytest_inprocess("-p", "no:cacheprovider", *UNKNOWN_MARKERS)
+    assert result.ret == 0
 
 
 TWO = """

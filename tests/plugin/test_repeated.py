@@ -102,4 +102,7 @@ def test_the_last_line_counts_them(options, pytester):
     result = pytester.runpytest(*options)
     result.stdout.fnmatch_lines(["FAILED test_the_last_line_counts_them.py::test_a*", "=* 1 failed, 1 same cause in *"])
     result.stdout.no_fnmatch_line("FAILED *::test_b*")
+    # One failure has one letter.
+    if not options:
+        result.stdout.re_match_lines([r"test_the_last_line_counts_them\.py F +\["])
     assert result.ret == 1

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.needs_torch
 def started(monkeypatch):
     """A zygote that imports only, and its end."""
     monkeypatch.setenv(serving.WARM, "0")
-    made = Zygote()
+    made = Zygote(300.0)
     yield made
     made.close()
 

@@ -31,7 +31,7 @@ def group():
     """Rank processes that all tests of this file share."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(serving.WARM, "0")
-        started = Zygote()
+        started = Zygote(300.0)
     made = Group(started.folder)
     yield made
     made.close()

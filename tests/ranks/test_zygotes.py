@@ -58,7 +58,7 @@ def torch_file(tmp_path, monkeypatch):
 @pytest.fixture
 def run(torch_file):
     """The owner's side of a run."""
-    made = Zygote()
+    made = Zygote(300.0)
     yield made
     made.close()
     assert not made.folder.exists()
@@ -117,7 +117,7 @@ def test_a_killed_zygote_is_replaced_once(run):
 def test_a_torch_that_cannot_be_imported_is_tried_once(torch_file, code, sentence):
     """One sentence, and the traceback as evidence; whoever asks again hears the same at once."""
     torch_file.write_text(code)
-    run = Zygote()
+    run = Zygote(300.0)
     try:
         for _ in range(3):
             with pytest.raises(NoRank) as caught:
@@ -132,7 +132,7 @@ def test_a_torch_that_cannot_be_imported_is_tried_once(torch_file, code, sentenc
 def test_a_zygote_that_dies_while_it_imports_is_tried_twice(torch_file):
     """As of an illegal instruction; what Python wrote of it is the evidence."""
     torch_file.write_text("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
-    run = Zygote()
+    run = Zygote(300.0)
     try:
         with pytest.raises(NoRank, match="was killed 2 times") as caught:
             connect_rank(run.folder)
@@ -150,7 +150,7 @@ OWNER = """
 import json, sys, time
 sys.path[:] = json.loads(sys.argv[1])
 from pytest_torchcompile.ranks.zygotes import Zygote
-print(Zygote().folder, flush=True)
+print(Zygote(300.0).folder, flush=True)
 time.sleep(600)
 """
 WORKER = """

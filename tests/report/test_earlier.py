@@ -79,7 +79,7 @@ def test_the_mark_holds_our_options_and_nothing_else():
 @pytest.mark.parametrize("whole", [True, False], ids=["sealed", "not sealed"])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_marked_report_is_the_same_report(tmp_path, whole, indent):
-    """Its seal still holds, if it did; to mark it twice changes nothing."""
+    """Its seal still holds, if it did; of two marks the later one is there, alone."""
     path = tmp_path / "report.json"
     text = json.dumps({"compile_matrix": Run().blocks()[0]}, indent=indent)
     path.write_text(add_seal(text) if whole else text)
@@ -91,6 +91,12 @@ def test_a_marked_report_is_the_same_report(tmp_path, whole, indent):
     assert after.later_run == "`pytest --compile-matrix` of 2026-11-22T10:00:00+00:00"
     marked = path.read_bytes()
     mark_earlier(path, MARK | {"command": "pytest again"})
+    again = read_report(path)
+    assert again.later_run == "`pytest again` of 2026-11-22T10:00:00+00:00"
+    assert again.block == before.block
+    assert (again.sealed, again.seal_broken) == (whole, False)
+    assert path.read_bytes().count(b"compile_matrix_later_run") == 1
+    mark_earlier(path, MARK)
     assert path.read_bytes() == marked
 
 

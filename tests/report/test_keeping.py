@@ -71,7 +71,7 @@ def test_the_older_run_ends_while_the_later_one_goes_on(tmp_path, before):
         Beside(tmp_path, "09:00").end()
     older, later = Beside(tmp_path, "10:00"), Beside(tmp_path, "10:01")
     assert older.end() == (".compile-matrix/report.json is marked as of an earlier run, because another one began "
-                           "beside it (10:01)")
+                           "beside it (10:01); --compile-folder gives each run files of its own")
     report = tmp_path / ".compile-matrix/report.json"
     assert whose(tmp_path) == "10:00"
     assert main(["gate", str(report)]) == 2
@@ -96,6 +96,19 @@ def test_runs_with_reports_of_their_own_leave_each_other_alone(tmp_path):
     assert (later.end(), older.end()) == ("", "")
     assert (whose(tmp_path, "a.json"), whose(tmp_path, "b.json")) == ("10:00", "10:01")
     assert main(["gate", str(tmp_path / "a.json")]) == 0
+
+
+def test_files_in_a_folder_of_their_own(tmp_path):
+    """With --compile-folder messages name the files where they are, from the project's folder on."""
+    files = tmp_path / "runs" / "first"
+    ours = files / ".compile-matrix"
+    keeper = ReportKeeper(files, ours / "report.json", ours / "journal.jsonl", tmp_path)
+    (block,) = Run().blocks()
+    keeper.save({"compile_matrix": block})
+    keeper.save({"compile_matrix": block}, None, "10:01")
+    assert keeper.message == (
+        "runs/first/.compile-matrix/report.json is left as a run wrote it that began after this one (10:01); the "
+        "record of this run is runs/first/.compile-matrix/part/report.json")
 
 
 def test_a_report_behind_a_link(tmp_path):

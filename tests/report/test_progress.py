@@ -52,6 +52,16 @@ def test_the_time_left_is_told_from_earlier_runs():
     assert "about 2 h 5 min left" in progress(dict.fromkeys("abc", 2500.0)).line(0)
 
 
+def test_of_a_first_run_nothing_was_expected():
+    """The last cell takes longer than those before, which were of other backends: no time left is told."""
+    made = progress()
+    for cell in "ab":
+        made.begin(cell, 0)
+        judge(made, cell, 2)
+    made.begin("c", 2)
+    assert made.line(60) == "compile matrix: 2/3 cells, runs c (58 s)"
+
+
 def test_workers_tell_the_same_items():
     """What is expected a second time is no more than what was expected."""
     made = progress()

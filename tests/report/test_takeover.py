@@ -231,7 +231,8 @@ def test_a_report_that_was_edited_is_not_sealed_anew(run, tmp_path, edit):
 
 def killed(keeper, run, *, ended=False):
     """The journal of a later run, which was to judge everything."""
-    plan = {"kind": "plan", "head": {}, "expected": dict.fromkeys(run.ids, run.checks), "expected_tests": []}
+    head = {"run": {"started": "2026-11-22T09:00:00+00:00"}}
+    plan = {"kind": "plan", "head": head, "expected": dict.fromkeys(run.ids, run.checks), "expected_tests": []}
     lines = [plan, {"kind": "verdict", "cell": run.ids[0], "verdict": "fail"}, *[{"kind": "end"}] * ended]
     keeper.journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -250,7 +251,8 @@ def test_what_a_killed_run_was_to_judge_stays_in_doubt(run, tmp_path, ended):
         assert report.sealed
         in_doubt = not ended and k + 1 < len(run.ids)
         assert gate([report]).code == (2 if in_doubt else 0)
-        assert bool(report.later_run) == in_doubt
+        # The run that was killed is named, not the first one that came after it.
+        assert report.later_run == ("`pytest ...` of 2026-11-22T09:00:00+00:00" if in_doubt else "")
 
 
 def test_a_run_of_everything_ends_the_doubt(run, tmp_path):

@@ -12,7 +12,7 @@ from unit.rooms import MODULES, ROOMS, edges, imports, room_of
 
 USES_PYTEST = {
     "plugin", "plugin/collection", "plugin/ending", "plugin/fixture_model", "plugin/fixtures", "plugin/graph_pass",
-    "plugin/progress_line",
+    "plugin/marker_mistakes", "plugin/progress_line",
     "plugin/rank_supply", "plugin/repeated", "plugin/resuming", "plugin/reusing", "plugin/scheduling",
     "plugin/scheduler_choice", "plugin/startup", "plugin/test_lane",
 }

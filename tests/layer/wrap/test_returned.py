@@ -215,6 +215,43 @@ def test_an_exception_of_the_model_is_the_users(attempts, given, batch):
     assert attempts("result") == ["user_error"]
 
 
+class TakesDict(nn.Module):
+    """Its one argument is a dict, as a data loader's batches are."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Net()
+
+    def forward(self, batch):
+        return self.inner(batch["x"])
+
+
+@pytest.mark.parametrize("given", [{}, {"min_speedup": 0.0001}])
+def test_a_dict_may_be_the_one_argument(attempts, given):
+    """The model takes one argument, and no key by its name; so the dict is no list of keywords."""
+    model = TakesDict()
+    compiled = maybe_compile(model, on(**given), sample_batch={"x": X, "labels": X})
+    assert attempts("result") == ["compiled"]
+    assert "not measured" not in attempts("reason")[0]
+    torch.testing.assert_close(compiled({"x": X}), model({"x": X}))
+
+
+def test_a_dict_of_keywords_stays_one(attempts):
+    """The clean twin: a key that the model knows by name."""
+    maybe_compile(Net(), on(), sample_batch={"x": X})
+    assert attempts("result") == ["compiled"]
+
+
+def test_keywords_that_do_not_fit_are_told(attempts):
+    """The exception is the model's own; the record says what a dict means, and what to write for the other thing."""
+    with pytest.raises(TypeError, match="unexpected keyword argument 'labels'"):
+        maybe_compile(Net(), on(), sample_batch={"x": X, "labels": X})
+    assert attempts("result") == ["user_error"]
+    assert attempts("reason")[0].endswith(
+        "unexpected keyword argument 'labels'; the batch is a dict with x, labels, and a dict is keyword arguments; "
+        "for a model that takes the dict itself make it a tuple of one, `(batch,)`")
+
+
 def test_what_torch_refuses_is_a_failure_too(attempts):
     model = Net()
     assert maybe_compile(model, on("inductor", options={"no_such_option": 1}), sample_batch=X) is model

@@ -1,0 +1,62 @@
+"""What compilers were writing when they are killed: it goes with them.
+
+A linker that is killed leaves half a library under its final name. Torch's cache takes a file that is there for a whole
+one, so every later run would fail to load it. So whoever kills processes first stops the compilers among them, removes
+what they are writing, and kills them then: while they are stopped nobody writes, and their locks are still held.
+
+Only Linux tells what a process was called with (``/proc``); elsewhere nothing is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+__all__ = ["remove_unfinished"]
+
+_WRITTEN: Final = frozenset({".so", ".o", ".gch", ".pch"})
+"""Endings of what a C++ compiler or a linker makes for torch."""
+
+
+def remove_unfinished(pids: Iterable[int]) -> None:
+    """Of processes that are to be killed stop the compilers, remove what they were told to make, and kill them."""
+    if sys.platform != "linux":
+        return
+    writing = {pid: _outputs_of(pid) for pid in pids}
+    compilers = [pid for pid, outputs in writing.items() if outputs]
+    for pid in compilers:
+        # It may have ended meanwhile; then what it has written is whole, and is made again.
+        _send(pid, signal.SIGSTOP)
+    for pid in compilers:
+        for path in writing[pid]:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+    # Here, for one in a process group of its own would stay stopped for ever.
+    for pid in compilers:
+        _send(pid, signal.SIGKILL)
+
+
+def _send(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def _outputs_of(pid: int) -> set[Path]:
+    """Files that follow ``-o`` in a command line, if their ending is a compiler's."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        folder = Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:
+        return set()
+    outputs: set[Path] = set()
+    for option, value in pairwise(words):
+        path = folder / os.fsdecode(value)
+        if option == b"-o" and path.suffix in _WRITTEN:
+            outputs.add(path)
+    return outputs

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from pytest_torchcompile.reuse.digests import digest_of
+
 __all__ = ["Definition", "ModuleText", "SourceUse", "numbered_definitions", "read_module", "use_of_sources"]
 
 _DYNAMIC_FUNCTIONS: Final = frozenset({"globals", "vars", "locals", "eval", "exec", "dir"})
@@ -149,6 +151,8 @@ class SourceUse:
     """Every name and attribute in the definitions that count."""
     texts: frozenset[str] = field(default=frozenset())
     """Every word of a text in any definition of the modules."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Module to the hash of what counts of it."""
 
 
 def use_of_sources(modules: Mapping[str, Path], names: Collection[str], everything: bool = False) -> SourceUse:
@@ -169,15 +173,19 @@ def use_of_sources(modules: Mapping[str, Path], names: Collection[str], everythi
     for module in read.values():
         for definition in module.definitions():
             texts |= definition.texts
+    parts = {name: _digest_of_module(module, counted, identifiers) for name, module in read.items()}
+    return SourceUse(digest_of(parts), frozenset(identifiers), frozenset(texts), parts)
+
+
+def _digest_of_module(module: ModuleText, counted: Collection[Definition], identifiers: Collection[str]) -> str:
+    """The hash of what counts of a module: all bytes, where something that counts reads its own text."""
     digest = hashlib.sha256()
-    for name, module in read.items():
-        digest.update(f"{name}\n".encode())
-        if not identifiers.isdisjoint(READS_TEXT):
-            digest.update(f"{module.bytes_digest}\n".encode())
-        for definition in module.definitions():
-            if definition in counted:
-                digest.update(f"{definition.digest}\n".encode())
-    return SourceUse(digest.hexdigest(), frozenset(identifiers), frozenset(texts))
+    if not READS_TEXT.isdisjoint(identifiers):
+        digest.update(f"{module.bytes_digest}\n".encode())
+    for definition in module.definitions():
+        if definition in counted:
+            digest.update(f"{definition.digest}\n".encode())
+    return digest.hexdigest()
 
 
 def _counted_definitions(modules: Collection[ModuleText], names: Collection[str]) -> set[Definition]:

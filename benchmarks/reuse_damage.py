@@ -41,7 +41,7 @@ from edited_project import (
 from pytest_torchcompile.plan.matrix import load_matrix
 from pytest_torchcompile.ranks.execution import CellResult, Execution
 from pytest_torchcompile.report.safe_output import REUSED
-from pytest_torchcompile.reuse import cell_key, run_inputs
+from pytest_torchcompile.reuse import machine_facts, run_inputs
 from pytest_torchcompile.reuse.cell_reuse import CellReuse
 from pytest_torchcompile.run.settings import Settings
 
@@ -70,7 +70,7 @@ class ReusingProject(Project):
 
     def ask(self, *options: str) -> dict[str, bool]:
         """Model to whether the result of its cell would be reused; a matrix that can't be read reuses nothing."""
-        cell_key.machine_digests.cache_clear()
+        machine_facts.machine_facts.cache_clear()
         run_inputs._importable_names.cache_clear()
         run_inputs._first_hash.cache_clear()
         importlib.invalidate_caches()
@@ -175,7 +175,7 @@ def edit_settings(project: Project, chance: random.Random) -> Edit:
 
 EDITS: tuple[tuple[MakeEdit, int], ...] = (
     (edit_code, 40), (edit_harmless, 12), (edit_imports, 10), (edit_files, 6), (edit_data, 10), (edit_packages, 6),
-    (edit_environment, 6), (edit_matrix, 6), (edit_settings, 4),
+    (edit_environment, 12), (edit_matrix, 6), (edit_settings, 4),
 )
 
 

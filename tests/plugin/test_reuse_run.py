@@ -111,7 +111,7 @@ def test_what_is_unchanged_is_not_run(reuse):
     edit(reuse, "torch.tanh(super", "torch.sin(super")
     result, reused = run(reuse)
     assert reused.keys() == {NET}
-    result.stdout.fnmatch_lines([f"1 cell not reused: the code of its model changed: {OTHER}"])
+    result.stdout.fnmatch_lines([f"1 cell not reused: the code of its model changed (models): {OTHER}"])
     edit(reuse, "class Other(Net):", "class Other(Net):\n    '''A text.'''  # and a comment")
     _, reused = run(reuse)
     assert reused.keys() == {NET, OTHER}
@@ -203,7 +203,7 @@ def test_an_environment_variable_is_of_the_key(reuse, monkeypatch):
         monkeypatch.setenv(name, "2")
         result, reused = run(reuse)
         assert not reused
-        result.stdout.fnmatch_lines(["1 cell not reused: the environment variables changed: *"])
+        result.stdout.fnmatch_lines([f"1 cell not reused: the environment variables changed ({name} is new): *"])
 
 
 def test_workers_reuse_too(reuse):

@@ -20,7 +20,7 @@ from pytest_torchcompile.reuse.definitions import SourceUse, use_of_sources
 from pytest_torchcompile.reuse.digests import digest_of, short_marks
 from pytest_torchcompile.reuse.machine_facts import facts_of_gpus, machine_digests, machine_facts
 from pytest_torchcompile.reuse.run_inputs import RunInputs
-from pytest_torchcompile.reuse.variables import environment_digest, variable_marks
+from pytest_torchcompile.reuse.variables import environment_digest, named_variables, variable_marks
 from pytest_torchcompile.reuse.watched_files import is_installed
 
 __all__ = [
@@ -155,7 +155,7 @@ def source_use(inputs: RunInputs, job: Job) -> SourceUse:
     files = {name: root / file for name, file in inputs.modules.items()}
     # A file of data may name what is to be built of it; one of an installed package knows nothing of the project.
     data = any(digest and not is_installed(file) for file, digest in inputs.files.items())
-    return use_of_sources(files, start_names(job), everything=data)
+    return use_of_sources(files, start_names(job), everything=data or inputs.all_code)
 
 
 _VARIABLES: Final = "the environment variables"
@@ -166,7 +166,7 @@ def key_parts(job: Job, use: SourceUse, variables: Mapping[str, str]) -> dict[st
     """Each part of the key that is not compared file by file, in words, and its hash."""
     return {
         **machine_parts(job, variables),
-        _VARIABLES: environment_digest(variables, use.texts | use.identifiers),
+        _VARIABLES: environment_digest(variables, named_variables(use)),
         _CODE: use.digest,
     }
 
@@ -184,7 +184,7 @@ def key_marks(use: SourceUse, variables: Mapping[str, str]) -> dict[str, dict[st
     """For each part of the key a mark of each fact in it: where a part differs, they tell in what."""
     return {
         **{part: short_marks(facts) for part, facts in machine_facts().items()},
-        _VARIABLES: variable_marks(variables, use.texts | use.identifiers),
+        _VARIABLES: variable_marks(variables, named_variables(use)),
         _CODE: short_marks(use.modules),
     }
 

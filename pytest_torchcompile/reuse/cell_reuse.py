@@ -196,6 +196,8 @@ class CellReuse:
         self._run: dict[str, Any] | None = None
         self._variables = dict(os.environ)
         self._same_installed: dict[str, str] = {}
+        # Asked once: while the run goes on, what it keeps itself is there.
+        self._began_empty = self.store.is_empty()
 
     def look_up(self, planned: PlannedCell, job: Job) -> EarlierResult | str:
         """The result of an earlier run that still holds; or why there is none, in words."""
@@ -226,8 +228,8 @@ class CellReuse:
             # Comparisons of same code, and what another version has written, tell nothing of this.
             if isinstance(entry.get("asked"), dict):
                 return f"what is asked of it changed{names_that_differ(entry['asked'], asked)}"
-        if self.store.is_empty():
-            return f"nothing is kept yet in {self.store.folder}"
+        if self._began_empty:
+            return f"nothing was kept in {self.store.folder} before this run"
         return "no result of it is kept"
 
     def _what_changed(self, entry: Mapping[str, Any], job: Job) -> str:

@@ -10,10 +10,11 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from pytest_torchcompile.reuse.definitions import SourceUse
 from pytest_torchcompile.reuse.digests import digest_of, short_marks
 from pytest_torchcompile.reuse.machine_facts import tools_of_path
 
-__all__ = ["counted_variables", "environment_digest", "is_passing", "variable_marks"]
+__all__ = ["counted_variables", "environment_digest", "is_passing", "named_variables", "variable_marks"]
 
 PASSING: Final = re.compile(
     r"PWD|OLDPWD|SHLVL|_|TERM.*|COLORTERM|COLUMNS|LINES|LS_COLORS|LESS.*|PAGER|EDITOR|VISUAL|PS[0-9]|PROMPT.*|HIST.*|"
@@ -30,7 +31,8 @@ PASSING: Final = re.compile(
 """Variables that are others in each run, or change no verdict."""
 _PATH: Final = "PATH"
 _LAST_PROGRAM: Final = "_"
-"""A shell sets it to the program that it starts. It is also the name of what a loop does not need."""
+"""A shell sets it to the program that it starts. It is also the name of what a loop does not need, so that it counts
+only as a text, of code that reads variables."""
 _READS_VARIABLES: Final = frozenset({"environ", "environb", "getenv"})
 
 
@@ -39,14 +41,22 @@ def is_passing(name: str) -> bool:
     return PASSING.fullmatch(name) is not None
 
 
+def named_variables(use: SourceUse) -> set[str]:
+    """Every name and word of the project's code, which may be that of a variable."""
+    named = use.texts | use.identifiers
+    if _LAST_PROGRAM not in use.texts or _READS_VARIABLES.isdisjoint(use.identifiers):
+        named -= {_LAST_PROGRAM}
+    return set(named)
+
+
 def counted_variables(variables: Mapping[str, str], named: Collection[str]) -> dict[str, str]:
-    """Those that count, with their values. ``named``: every name and word of the project's code.
+    """Those that count, with their values. ``named``: of :func:`named_variables`.
 
     ``PATH`` counts by the programs that are found in it, unless it is named.
     """
     counted = {}
     for name, value in variables.items():
-        if name in named and (name != _LAST_PROGRAM or not _READS_VARIABLES.isdisjoint(named)):
+        if name in named:
             counted[name] = value
         elif name == _PATH:
             for tool, file in tools_of_path(variables).items():

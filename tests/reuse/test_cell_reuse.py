@@ -62,7 +62,7 @@ def project(tmp_path, monkeypatch):
 
 def test_a_result_is_found_again(project):
     """With the run that it is of, and the files as they are now."""
-    assert project.look_up() == f"nothing is kept yet in {project.root / 'kept'}"
+    assert project.look_up() == f"nothing was kept in {project.root / 'kept'} before this run"
     assert project.keep() == ""
     found = project.look_up()
     assert isinstance(found, EarlierResult)
@@ -161,7 +161,7 @@ def test_variables_that_change_while_pytest_runs(project, monkeypatch):
     why = "the environment variables changed while pytest ran (MY_SWITCH is new)"
     assert reuse.look_up(PLANNED, project.job) == why
     assert reuse.keep(PLANNED, project.job, project.observation, 1.0, project.read) == why
-    assert project.look_up().startswith("nothing is kept yet in ")
+    assert project.look_up().startswith("nothing was kept in ")
 
 
 @pytest.mark.parametrize(("spoil", "why"), [
@@ -178,7 +178,7 @@ def test_what_is_not_kept(project, spoil, why):
     """With the reason; a later run finds nothing."""
     spoil(project)
     assert project.keep().startswith(why)
-    assert project.look_up().startswith("nothing is kept yet in ")
+    assert project.look_up().startswith("nothing was kept in ")
 
 
 def test_expected_failures_are_never_kept(project):

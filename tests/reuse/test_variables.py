@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_torchcompile.reuse import variables
-from pytest_torchcompile.reuse.variables import counted_variables, environment_digest, is_passing, variable_marks
+from pytest_torchcompile.reuse.definitions import SourceUse
+from pytest_torchcompile.reuse.variables import environment_digest, is_passing, named_variables, variable_marks
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +38,18 @@ def test_a_variable_that_may_change_a_verdict(name):
     assert environment_digest({name: ""}, ()) != environment_digest({}, ())
 
 
-def test_the_name_of_what_a_loop_does_not_need():
+@pytest.mark.parametrize(("identifiers", "texts", "counts"), [
+    ({"_", "range"}, set(), False),
+    ({"_", "environ"}, {"MY_FLAG"}, False),
+    ({"_", "replace"}, {"_"}, False),
+    ({"getenv"}, {"_"}, True),
+], ids=["a loop", "a loop and another variable", "a text", "the variable"])
+def test_the_name_of_what_a_loop_does_not_need(identifiers, texts, counts):
     """``for _ in range(3)`` does not name the variable ``_``, which is the program that a shell has started."""
-    assert environment_digest({"_": "/bin/pytest"}, {"_", "range"}) == environment_digest({"_": "/bin/time"}, {"_"})
-    assert counted_variables({"_": "/bin/pytest"}, {"_", "getenv"}) == {"_": "/bin/pytest"}
+    named = named_variables(SourceUse("", frozenset(identifiers), frozenset(texts)))
+    assert named >= (identifiers | texts) - {"_"}
+    one, other = ({"_": program} for program in ("/bin/pytest", "/bin/time"))
+    assert (environment_digest(one, named) != environment_digest(other, named)) is counts
 
 
 def test_a_path_counts_by_what_is_found_in_it(monkeypatch):

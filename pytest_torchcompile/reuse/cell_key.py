@@ -60,6 +60,7 @@ _ASKS_FOR_FILES: Final = frozenset(
         "st_mtime",
         "st_size",
         "which",
+        "find_spec",
     }
 )
 _UNSEEN_READERS: Final = frozenset(

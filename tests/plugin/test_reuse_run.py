@@ -172,7 +172,7 @@ def test_reuse_is_off_unless_asked_for(reuse):
 def test_a_failing_cell_always_runs(reuse):
     """A failure is not kept, which the run says too."""
     reuse.matrix(MATRIX.replace("models:net", "models:fails"))
-    reuse.models("\ndef fails():\n    raise ValueError('no')\n")
+    reuse.models(f"{MODELS}\ndef fails():\n    raise ValueError('no')\n")
     for why in ("nothing was kept in * before this run", "no result of it is kept"):
         result, reused = run(reuse)
         assert result.ret
@@ -214,7 +214,7 @@ def test_an_environment_variable_is_of_the_key(reuse, monkeypatch):
 
 def test_what_changes_no_verdict_runs_nothing(reuse, monkeypatch, tmp_path):
     """The shell's variables, where caches are, a folder more in the path; also for code with a loop over ``_``."""
-    reuse.models("for _ in range(1):\n    pass\n")
+    reuse.models(f"{MODELS}\nfor _ in range(1):\n    pass\n")
     run(reuse)
     for name in ("_", "PYTHONDONTWRITEBYTECODE", "TORCHINDUCTOR_CACHE_DIR", "VIRTUAL_ENV"):
         monkeypatch.setenv(name, str(tmp_path / "other"))

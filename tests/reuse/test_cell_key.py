@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_torchcompile import checks
+import pytest_torchcompile
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.plan.models import ModelEntry
@@ -100,9 +100,13 @@ def test_the_root_of_a_fuzzer_counts_for_nothing(check):
 
 
 def test_which_checks_draw_by_the_fuzzers_options():
-    """A check that reads them has to be named in the key."""
-    files = Path(checks.__file__).parent.glob("*.py")
-    assert {file.stem for file in files if "job.fuzz" in ast.unparse(ast.parse(file.read_text()))} == cell_key._DRAWING
+    """A check that reads them has to be named in the key; nothing else reads them where a cell is run."""
+    package = Path(pytest_torchcompile.__file__).parent
+    reading = set()
+    for file in package.rglob("*.py"):
+        if "job.fuzz" in ast.unparse(ast.parse(file.read_text())):
+            reading.add(file.relative_to(package).as_posix())
+    assert reading - {"reuse/cell_key.py"} == {f"checks/{name}.py" for name in cell_key._DRAWING}
 
 
 def test_names_that_lead_to_the_projects_code():

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -67,7 +68,9 @@ class Scaled(Plain):
 
 
 def plain():
-    return Plain()
+    # The name of what a loop does not need is that of a shell's variable too.
+    for _ in range(1):
+        return Plain()
 
 
 def gated():
@@ -82,7 +85,8 @@ def scaled():
     """The scale is read from a file, the shift is found in a folder."""
     with open("data/scale.json") as file:
         SETTINGS.update(json.load(file))
-    return Scaled(SETTINGS["scale"] + len(os.listdir("data/parts")))
+    # A variable of a kind that counts only because it is named here.
+    return Scaled(SETTINGS["scale"] + len(os.listdir("data/parts")) + float(os.environ.get("CI_SCALE", "0")))
 
 
 class Broken(Plain):
@@ -194,6 +198,7 @@ class Project:
 
     def restore(self) -> None:
         """Every file and variable as it was at first, but what is kept of results."""
+        shutil.rmtree(self.packages.parent / "bin", ignore_errors=True)
         for folder, files in ((self.root, FILES), (self.packages, PACKAGE)):
             for path in sorted(folder.rglob("*"), reverse=True) if folder.exists() else ():
                 name = path.relative_to(folder).as_posix()
@@ -347,9 +352,24 @@ def edit_data(project: Project, chance: random.Random) -> Edit:
 
 
 def edit_environment(project: Project, chance: random.Random) -> Edit:
-    """A variable that the project reads, any other, or one of CI's."""
-    counted = ("MODEL_KIND", "OMP_NUM_THREADS", "TORCH_LOGS_OUT", "MY_FLAG", "TORCHINDUCTOR_FREEZING")
-    name = chance.choice([*counted, "GITHUB_RUN_ID", "TERM"])
+    """A variable that the project reads, any other, one that changes no verdict, or a path."""
+    counted = ("MODEL_KIND", "OMP_NUM_THREADS", "TORCH_LOGS_OUT", "MY_FLAG", "TORCHINDUCTOR_FREEZING", "CXX",
+               "PYTHONHASHSEED", "LD_LIBRARY_PATH")
+    read = ("CI_SCALE",)
+    passing = ("GITHUB_RUN_ID", "TERM", "_", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "TORCHINDUCTOR_CACHE_DIR")
+    name = chance.choice([*counted, *read, *read, *passing, "PATH", "PATH"])
+    if name == "PATH":
+        return _edit_path(project, chance)
     values = {"MODEL_KIND": "Second", "OMP_NUM_THREADS": "2"}
     os.environ[name] = values.get(name, str(chance.randrange(1, 999)))
     return Edit("environment", name, every=name in counted)
+
+
+def _edit_path(project: Project, chance: random.Random) -> Edit:
+    """A folder more before all others: with a compiler in it, or with a script that no compiler needs."""
+    program = chance.choice(["g++", "gcc", "as", "pytest", "ninja", "python"])
+    file = project.packages.parent / "bin" / program
+    write(file, f"#!/bin/sh\n# {chance.random()}\n")
+    file.chmod(0o755)
+    os.environ["PATH"] = f"{file.parent}{os.pathsep}{os.environ['PATH']}"
+    return Edit("environment", f"PATH with {program}", every=program in ("g++", "gcc", "as"))

@@ -1,7 +1,11 @@
 """A matrix run beside the same cells in a plain parametrized pytest file: ``python benchmarks/matrix_run.py``.
 
-Each variant runs in processes of its own with ``-n WORKERS``, cold (an empty Inductor cache) and then warm (the cache
-that the cold run left). Wall and CPU seconds, the compiler's processes included, and the ratios to ours.
+Each variant runs in processes of its own with ``-n WORKERS``: all of them cold (an empty Inductor cache of its own),
+and then all warm (the cache that its cold run left). Wall and CPU seconds, the compiler's processes included, and the
+ratios to ours.
+
+The variant ``pytest-torch`` has the same models in forward passes by that plugin's own assertions, if it is installed.
+It knows no wrappers, so that with it all variants run the cells without one.
 
 The variants ``reuse`` and ``reuse-code`` are ours with ``--compile-reuse`` and ``--compile-reuse=code``, in a copy of
 this repository: a first run, then one after no change, after a comment in the zoo, and after another initialisation of
@@ -14,6 +18,7 @@ one model of it.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -51,6 +56,13 @@ def comparable(cell: dict[str, Any]) -> bool:
     if cell["outcome"] not in ("run", "xfail") or cell["also"] or Wrapping.read(axes["wrapper"]).ranks > 1:
         return False
     return axes["model"] != "triton_op" or axes["device"].startswith("cuda")
+
+
+def missing_rivals(variants: list[str]) -> dict[str, str]:
+    """Variants that can't be run, each with the reason."""
+    if "pytest-torch" in variants and importlib.util.find_spec("pytest_torch") is None:
+        return {"pytest-torch": "it is not installed: pip install pytest-torch"}
+    return {}
 
 
 def run_reusing(name: str, command: list[str], environment: dict[str, str], copy: Path) -> None:
@@ -95,35 +107,46 @@ def main() -> None:
     args = parser.parse_args()
     found = subprocess.run([sys.executable, "-m", "pytest_torchcompile", "cells", "--json", args.matrix],
                            capture_output=True, text=True, cwd=REPOSITORY, check=True)
+    variants_asked = args.variants.split(",")
+    unable = missing_rivals(variants_asked)
+    for name, why in unable.items():
+        print(f"{name}: not run: {why}", flush=True)
+    asked = [name for name in variants_asked if name not in unable]
     modes = args.modes.split(",") if args.modes else ()
     cells = [cell for cell in json.loads(found.stdout) if comparable(cell)
-             and (not modes or cell["axes"]["mode"] in modes)][:: args.cells]
+             and (not modes or cell["axes"]["mode"] in modes)
+             and ("pytest-torch" not in asked or cell["axes"]["wrapper"] == "none")][:: args.cells]
     results: dict[tuple[str, str], tuple[float, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "cells.json"
         plan.write_text(json.dumps(cells))
         naive = {"NAIVE_CELLS": str(plan), "NAIVE_MATRIX": args.matrix}
         pytest = [sys.executable, "-m", "pytest", "-q", "-n", args.workers, "-p", "no:cacheprovider", "--tb=no"]
-        file = [*pytest, "-W", "default", "-r", "N", "benchmarks/naive/test_naive.py"]
+        by_hand = [*pytest, "-W", "default", "-r", "N"]
+        file = [*by_hand, "benchmarks/naive/test_naive.py"]
         ours = [*pytest, f"--compile-matrix={args.matrix}", f"--compile-workers-per-gpu={args.workers}",
                 *(f"{args.matrix}::{cell['id']}" for cell in cells)]
         variants: dict[str, tuple[list[str], dict[str, str]]] = {
             "ours": (ours, {}),
             "one-a-check": (file, naive),
+            "pytest-torch": ([*by_hand, "benchmarks/naive/test_pytest_torch.py"], naive),
             "one-a-cell": (file, naive | {"NAIVE_ONE": "1", "OMP_WAIT_POLICY": "PASSIVE"}),
         }
         print(f"{len(cells)} cells of {args.matrix}, -n {args.workers}, {os.cpu_count()} cores", flush=True)
-        for name in args.variants.split(","):
+        for name in asked:
             if name in ("reuse", "reuse-code"):
                 run_reusing(name, ours, {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache-{name}"}, Path(folder) / name)
-                continue
-            command, environment = variants[name]
-            cache = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache-{name}"}
-            for state in ("cold", "warm"):
+        # By turns, so that a machine that is busy for a while is so for all of them.
+        for state in ("cold", "warm"):
+            for name in asked:
+                if name not in variants:
+                    continue
+                command, environment = variants[name]
+                cache = {"TORCHINDUCTOR_CACHE_DIR": f"{folder}/cache-{name}"}
                 wall, cpu, last = run(command, environment | cache)
                 results[name, state] = wall, cpu
                 print(f"{name:12} {state}  {wall:7.1f} s wall  {cpu:7.1f} s CPU  ({last})", flush=True)
-    for name in args.variants.split(","):
+    for name in asked:
         is_compared = ("ours", "cold") in results and (name, "cold") in results and name != "ours"
         for state in ("cold", "warm") if is_compared else ():
             wall, cpu = (ours_ / theirs for ours_, theirs in

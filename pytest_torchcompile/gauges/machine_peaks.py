@@ -10,19 +10,17 @@ import contextlib
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-__all__ = ["PEAKS_FILE", "MachinePeaks", "machine_peaks", "peaks_path"]
+from pytest_torchcompile.gauges.peaks_file import peaks_path
 
-PEAKS_FILE: Final = "PYTEST_TORCHCOMPILE_PEAKS"
-"""Environment variable: the file in which peaks are kept."""
+__all__ = ["MachinePeaks", "machine_peaks"]
+
 _RUNS: Final = 30
 _CALLS: Final = 200
 """Of a small operator in a row: fewer than a GPU's queue holds."""
@@ -57,16 +55,6 @@ class MachinePeaks:
         """Plain data."""
         return {"device": self.device, "bandwidth": self.bandwidth, "call_seconds": self.call_seconds,
                 "products": dict(self.products)}
-
-
-def peaks_path() -> Path:
-    """The file: as :data:`PEAKS_FILE` says, else in the user's folder for caches, else in that for temporary files."""
-    named = os.environ.get(PEAKS_FILE)
-    if named:
-        return Path(named)
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    folder = Path(caches) if os.access(os.path.dirname(caches) or ".", os.W_OK) else Path(tempfile.gettempdir())
-    return folder / "pytest-torchcompile" / "peaks.json"
 
 
 def machine_peaks(device: str = "cpu") -> MachinePeaks:

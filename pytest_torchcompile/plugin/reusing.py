@@ -6,9 +6,8 @@ torch. Under xdist the controller looks every cell up beforehand, for its worker
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -24,7 +23,10 @@ from pytest_torchcompile.reuse.code_reuse import CodeReuse
 if TYPE_CHECKING:
     from pytest_torchcompile.plugin.collection import MatrixSession
 
-__all__ = ["Reusing"]
+__all__ = ["Reusing", "lines_of_causes"]
+
+_MOST_CAUSES: Final = 10
+"""Causes that are told without ``-v``."""
 
 
 class Reusing:
@@ -67,18 +69,14 @@ class Reusing:
     # Behind the summary of the matrix, which is outermost too and registered before.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, Any, Any]:
-        """With ``-v``: why the other cells were run, or are not kept."""
+        """Say why the other cells were run, or are not kept."""
         result = yield
+        most: int | None = _MOST_CAUSES
         if self.session.config.get_verbosity() >= 1:
-            self._write_reasons(terminalreporter)
+            most = None
+        for line in lines_of_causes(self.session.journal.why_run, most):
+            terminalreporter.write_line(line)
         return result
-
-    def _write_reasons(self, terminalreporter: pytest.TerminalReporter) -> None:
-        by_reason: dict[str, list[str]] = {}
-        for cell, why in self.session.journal.why_run.items():
-            by_reason.setdefault(why, []).append(cell)
-        for why, number in Counter({why: len(cells) for why, cells in by_reason.items()}).most_common():
-            terminalreporter.write_line(f"{count(number, 'cell')} not reused: {why}: {first_names(by_reason[why])}")
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
@@ -86,3 +84,21 @@ class Reusing:
         reuse = self.session.execution.reuse
         if not self.session.is_worker and reuse is not None:
             reuse.store.tidy()
+
+
+def lines_of_causes(why_run: Mapping[str, str], most: int | None = None) -> Iterator[str]:
+    """A line for each cause for which cells were run, that of most cells first. ``why_run``: by cell.
+
+    ``most``: lines, beyond which there is one that says how many causes it leaves out.
+    """
+    by_cause: dict[str, list[str]] = {}
+    for cell, why in why_run.items():
+        by_cause.setdefault(why, []).append(cell)
+    # Cells of one cause stand in the order of the run.
+    causes = sorted(by_cause, key=lambda why: len(by_cause[why]), reverse=True)
+    for why in causes[:most]:
+        yield f"{count(len(by_cause[why]), 'cell')} not reused: {why}: {first_names(by_cause[why])}"
+    left = causes[len(causes[:most]):]
+    if left:
+        cells = sum(len(by_cause[why]) for why in left)
+        yield f"{count(cells, 'cell')} not reused for {count(len(left), 'other cause')}; -v shows them"

@@ -19,7 +19,7 @@ from pytest_torchcompile.ranks.gpus import Leases, open_leases
 from pytest_torchcompile.ranks.known_mistakes import KnownMistakes
 from pytest_torchcompile.ranks.rank_group import Group, cell_observation
 from pytest_torchcompile.ranks.torchrun import Nodes, Torchrun
-from pytest_torchcompile.reuse.cell_reuse import CellReuse
+from pytest_torchcompile.reuse.cell_reuse import CellReuse, why_always_run
 from pytest_torchcompile.reuse.code_reuse import CodeReuse, EarlierComparisons
 from pytest_torchcompile.run.settings import Settings
 from pytest_torchcompile.run.verdicts import apply_xfail, judge_observation
@@ -154,7 +154,10 @@ class Execution:
         judgements = self._judge(planned, observation, selected, applicable)
         origin = known.origin(comparisons["taken"]) if comparisons.get("taken") else None
         why_run = earlier
-        if self.reuse is not None and _all_pass(judgements) and len(read) == len(outcomes):
+        if self.reuse is not None and not _all_pass(judgements):
+            if not why_always_run(planned, job):
+                why_run = f"{earlier}; this one does not pass, and is not kept"
+        elif self.reuse is not None and len(read) == len(outcomes):
             why_run = self.reuse.keep(planned, job, observation, seconds, read, origin) or earlier
             self._keep_comparisons(planned, job, observation, known, comparisons, read)
         return CellResult(judgements, observation, seconds, origin, why_run)

@@ -23,13 +23,17 @@ from pytest_torchcompile.bounded_folder import beside_place, tidy_folder
 from pytest_torchcompile.observation import Job, Observation
 from pytest_torchcompile.plan.matrix import PlannedCell
 from pytest_torchcompile.reuse.cell_key import (
+    asked_of,
     cell_folder,
-    environment_digest,
+    folder_prefix,
     is_settled,
+    key_marks,
     key_parts,
     source_use,
     why_untraceable,
 )
+from pytest_torchcompile.reuse.definitions import SourceUse
+from pytest_torchcompile.reuse.digests import names_that_differ
 from pytest_torchcompile.reuse.named_lines import LinesMoved, NamedLines, find_lines, move_lines
 from pytest_torchcompile.reuse.run_inputs import (
     RunInputs,
@@ -38,6 +42,7 @@ from pytest_torchcompile.reuse.run_inputs import (
     modules_differ,
     places_of_names,
 )
+from pytest_torchcompile.reuse.variables import environment_digest, variable_marks
 from pytest_torchcompile.run.imported import edited_since, hash_of
 
 __all__ = ["LARGEST", "OLDEST", "VERSION", "CellReuse", "EarlierResult", "ResultStore", "why_always_run"]
@@ -49,7 +54,7 @@ OLDEST: Final = 30 * 24 * 3600.0
 _VARIANTS: Final = 8
 """Entries of one cell that are looked at, the last used first: of the branches that one works on."""
 _LISTS: Final = "lists"
-VERSION: Final = 2
+VERSION: Final = 3
 """Of an entry's content: one of another version is not read."""
 _TIMED: Final = "worth"
 _SHARED: Final = ("installed", "names")
@@ -78,6 +83,20 @@ class ResultStore:
         """Keep an entry in the folder ``name``; whether it could be written."""
         data = _encode(content)
         return self._write(self.folder / name / f"{hashlib.sha256(data).hexdigest()[:32]}.entry", data)
+
+    def entries_of_prefix(self, prefix: str) -> Iterator[dict[str, Any]]:
+        """The last used entry of each folder whose name begins so, the last used first."""
+        newest: dict[Path, Path] = {}
+        for file in sorted(self.folder.glob(f"{prefix}*/*.entry"), key=_time_of_use):
+            newest[file.parent] = file
+        for file in sorted(newest.values(), key=_time_of_use, reverse=True):
+            content = _read_file(file)
+            if content is not None:
+                yield content
+
+    def is_empty(self) -> bool:
+        """Is nothing kept at all?"""
+        return next(self.folder.glob("*/*.entry"), None) is None
 
     def mark_used(self, entry: dict[str, Any]) -> None:
         """Take note that an entry was of use, so that it goes later than others."""
@@ -122,6 +141,13 @@ class ResultStore:
                 beside.unlink()
             return False
         return True
+
+
+def _time_of_use(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _encode(content: Any) -> bytes:
@@ -170,13 +196,15 @@ class CellReuse:
         self._run: dict[str, Any] | None = None
         self._variables = dict(os.environ)
         self._same_installed: dict[str, str] = {}
+        # Asked once: while the run goes on, what it keeps itself is there.
+        self._began_empty = self.store.is_empty()
 
     def look_up(self, planned: PlannedCell, job: Job) -> EarlierResult | str:
         """The result of an earlier run that still holds; or why there is none, in words."""
         if why := why_always_run(planned, job):
             return why
-        if not self.has_steady_environment():
-            return "the environment variables changed while pytest ran"
+        if why := self.unsteady_environment():
+            return why
         reason = ""
         for entry in self.store.entries(cell_folder(job)):
             try:
@@ -191,7 +219,18 @@ class CellReuse:
             except (KeyError, TypeError, AttributeError, ValueError):
                 continue
             reason = reason or changed
-        return reason or "no result of it is kept"
+        return reason or self._why_none_is_kept(job)
+
+    def _why_none_is_kept(self, job: Job) -> str:
+        """Why there is no result of which what was asked is what is asked now."""
+        asked = asked_of(job)
+        for entry in self.store.entries_of_prefix(folder_prefix(job)):
+            # Comparisons of same code, and what another version has written, tell nothing of this.
+            if isinstance(entry.get("asked"), dict):
+                return f"what is asked of it changed{names_that_differ(entry['asked'], asked)}"
+        if self._began_empty:
+            return f"nothing was kept in {self.store.folder} before this run"
+        return "no result of it is kept"
 
     def _what_changed(self, entry: Mapping[str, Any], job: Job) -> str:
         """What is not as it was when the entry was made; empty where all is."""
@@ -211,12 +250,19 @@ class CellReuse:
         now, then = key_parts(job, use, os.environ), entry["parts"]
         for part in {**then, **now}:
             if now.get(part) != then.get(part):
-                return f"{part} changed"
+                return f"{part} changed{self._names_in_part(entry, part, use)}"
         if file := self.installed_change(entry["shared"]):
             return f"{file} changed"
         if file := files_differ(inputs, root):
             return f"{file} changed"
         return ""
+
+    def _names_in_part(self, entry: Mapping[str, Any], part: str, use: SourceUse) -> str:
+        """What has changed in a part of the key, as a clause; empty where it can't be told."""
+        then = (self.store.read_list(entry["marks"]) or {}).get(part)
+        if then is None:
+            return ""
+        return names_that_differ(then, key_marks(use, os.environ).get(part, {}))
 
     def installed_change(self, shared: str) -> str:
         """A file of an installed package that is not as it was, by the name of what :meth:`keep_shared` kept."""
@@ -248,8 +294,8 @@ class CellReuse:
         content = observation.to_dict()
         if not is_settled(content):
             return "a model whose runs differ is always run"
-        if not self.has_steady_environment():
-            return "the environment variables changed while pytest ran"
+        if why := self.unsteady_environment():
+            return why
         inputs = RunInputs.of_ranks(read)
         inputs.places = places_of_names(inputs, root)
         if edited_since(root, observation.sources or {}):
@@ -266,6 +312,8 @@ class CellReuse:
             "version": VERSION,
             "inputs": told,
             "shared": shared,
+            "marks": self.store.keep_list(key_marks(use, os.environ)),
+            "asked": asked_of(job),
             "lines": lines.to_dict(),
             "parts": key_parts(job, use, os.environ),
             "observation": content,
@@ -282,9 +330,12 @@ class CellReuse:
             self._run = self._describe_run()
         return self._run
 
-    def has_steady_environment(self) -> bool:
-        """Is the environment as when this process began? Rank processes have the variables of then."""
-        return environment_digest(os.environ, ()) == environment_digest(self._variables, ())
+    def unsteady_environment(self) -> str:
+        """Why the environment is not as when this process began, for rank processes have the variables of then."""
+        if environment_digest(os.environ, ()) == environment_digest(self._variables, ()):
+            return ""
+        then, now = variable_marks(self._variables, ()), variable_marks(os.environ, ())
+        return f"the environment variables changed while pytest ran{names_that_differ(then, now)}"
 
 
 def _time_and_run(origin: Mapping[str, Any]) -> dict[str, Any]:

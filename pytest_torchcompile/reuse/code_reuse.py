@@ -52,7 +52,7 @@ class CodeReuse:
         """The comparisons that may be taken for a cell; none of one that always runs."""
         entries: list[dict[str, Any]] = []
         leaves: dict[str, Any] = {}
-        if not why_always_run(planned, job) and self._results.has_steady_environment():
+        if not why_always_run(planned, job) and not self._results.unsteady_environment():
             entries += self._valid_entries(job)
         for entry in entries:
             for key, found in entry["comparisons"].items():
@@ -84,8 +84,8 @@ class CodeReuse:
             return why
         if not is_settled(observation.to_dict()):
             return "a model whose runs differ is always run"
-        if not self._results.has_steady_environment():
-            return "the environment variables changed while pytest ran"
+        if why := self._results.unsteady_environment():
+            return why
         shared, _ = self._results.keep_shared(RunInputs.of_ranks(read))
         entry = {"version": _VERSION, "parts": machine_parts(job, os.environ), "shared": shared,
                  "comparisons": dict(made), "run": self._results.this_run(), "at": time.time()}

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from pytest_torchcompile.reuse.digests import digest_of
+
 __all__ = ["Definition", "ModuleText", "SourceUse", "numbered_definitions", "read_module", "use_of_sources"]
 
 _DYNAMIC_FUNCTIONS: Final = frozenset({"globals", "vars", "locals", "eval", "exec", "dir"})
@@ -49,6 +51,8 @@ _DYNAMIC: Final = frozenset(
     }
 )
 """The same, also as attributes."""
+_KERNEL_LANGUAGE: Final = "triton.language"
+"""The module whose ``load`` reads memory, and no file."""
 _BY_NAME: Final = frozenset({"getattr", "setattr", "hasattr", "delattr"})
 """Functions that name an attribute by a text; where it is a constant, its words are known."""
 READS_TEXT: Final = frozenset(
@@ -109,6 +113,7 @@ _HARMLESS_DECORATORS: Final = frozenset(
 _WORD: Final = re.compile(r"[^\W\d]\w*")
 _AT_IMPORT: Final = "at import"
 _Named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+_NAMED: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
@@ -149,6 +154,8 @@ class SourceUse:
     """Every name and attribute in the definitions that count."""
     texts: frozenset[str] = field(default=frozenset())
     """Every word of a text in any definition of the modules."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Module to the hash of what counts of it."""
 
 
 def use_of_sources(modules: Mapping[str, Path], names: Collection[str], everything: bool = False) -> SourceUse:
@@ -169,15 +176,19 @@ def use_of_sources(modules: Mapping[str, Path], names: Collection[str], everythi
     for module in read.values():
         for definition in module.definitions():
             texts |= definition.texts
+    parts = {name: _digest_of_module(module, counted, identifiers) for name, module in read.items()}
+    return SourceUse(digest_of(parts), frozenset(identifiers), frozenset(texts), parts)
+
+
+def _digest_of_module(module: ModuleText, counted: Collection[Definition], identifiers: Collection[str]) -> str:
+    """The hash of what counts of a module: all bytes, where something that counts reads its own text."""
     digest = hashlib.sha256()
-    for name, module in read.items():
-        digest.update(f"{name}\n".encode())
-        if not identifiers.isdisjoint(READS_TEXT):
-            digest.update(f"{module.bytes_digest}\n".encode())
-        for definition in module.definitions():
-            if definition in counted:
-                digest.update(f"{definition.digest}\n".encode())
-    return SourceUse(digest.hexdigest(), frozenset(identifiers), frozenset(texts))
+    if not READS_TEXT.isdisjoint(identifiers):
+        digest.update(f"{module.bytes_digest}\n".encode())
+    for definition in module.definitions():
+        if definition in counted:
+            digest.update(f"{definition.digest}\n".encode())
+    return digest.hexdigest()
 
 
 def _counted_definitions(modules: Collection[ModuleText], names: Collection[str]) -> set[Definition]:
@@ -223,15 +234,37 @@ def read_module(file: Path) -> ModuleText:
 
 @functools.lru_cache(maxsize=4096)
 def _take_apart(data: bytes) -> ModuleText:
-    at_import, apart = _split_module(ast.parse(data))
+    tree = ast.parse(data)
+    kernels = _names_of_kernel_language(tree)
+    at_import, apart = _split_module(tree)
     named: dict[str, list[Definition]] = {}
     for node, where in apart:
-        named.setdefault(node.name, []).append(_describe([node], where))
+        named.setdefault(node.name, []).append(_describe([node], where, kernels))
     return ModuleText(
         hashlib.sha256(data).hexdigest(),
-        _describe(at_import, _AT_IMPORT),
+        _describe(at_import, _AT_IMPORT, kernels),
         {name: tuple(same) for name, same in named.items()},
     )
+
+
+def _names_of_kernel_language(tree: ast.Module) -> frozenset[str]:
+    """Names that a module binds to Triton's language at its top, and to nothing else anywhere."""
+    imports = [node for node in tree.body if isinstance(node, ast.Import)]
+    names = [alias for node in imports for alias in node.names]
+    imported = {alias.asname for alias in names if alias.name == _KERNEL_LANGUAGE and alias.asname}
+    bound: Counter[str] = Counter()
+    for inner in ast.walk(tree):
+        if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
+            bound[inner.id] += 1
+        elif isinstance(inner, ast.arg):
+            bound[inner.arg] += 1
+        elif isinstance(inner, ast.alias):
+            bound[inner.asname or inner.name] += 1
+        elif isinstance(inner, (*_NAMED, ast.ExceptHandler)):
+            bound[inner.name or ""] += 1
+        elif isinstance(inner, (ast.Global, ast.Nonlocal)):
+            bound.update(inner.names)
+    return frozenset(name for name in imported if bound[name] == 1)
 
 
 def numbered_definitions(tree: ast.Module) -> Iterator[tuple[str, list[ast.stmt]]]:
@@ -305,7 +338,7 @@ def _contains_call(nodes: Iterable[ast.AST | None]) -> bool:
     return any(isinstance(inner, ast.Call) for inner in inside)
 
 
-def _describe(nodes: Collection[ast.stmt], where: str) -> Definition:
+def _describe(nodes: Collection[ast.stmt], where: str, kernels: Collection[str] = ()) -> Definition:
     digest = hashlib.sha256(where.encode())
     identifiers: set[str] = set()
     texts: set[str] = set()
@@ -317,7 +350,7 @@ def _describe(nodes: Collection[ast.stmt], where: str) -> Definition:
             continue
         for inner in ast.walk(node):
             _collect_names(inner, identifiers, texts)
-            is_dynamic = is_dynamic or _is_dynamic(inner)
+            is_dynamic = is_dynamic or _is_dynamic(inner, kernels)
         is_dynamic = is_dynamic or _names_by_computed_text(node)
     return Definition(digest.hexdigest(), frozenset(identifiers), frozenset(texts), is_dynamic)
 
@@ -337,12 +370,15 @@ def _collect_names(node: ast.AST, identifiers: set[str], texts: set[str]) -> Non
         texts.update(_WORD.findall(node.value.decode("utf-8", "replace")))
 
 
-def _is_dynamic(node: ast.AST) -> bool:
+def _is_dynamic(node: ast.AST, kernels: Collection[str]) -> bool:
+    """Does the node look names up at run time? ``kernels``: of :func:`_names_of_kernel_language`."""
     if isinstance(node, ast.Name):
         return node.id in _DYNAMIC or node.id in _DYNAMIC_FUNCTIONS
     if isinstance(node, ast.Attribute):
-        of_sys = isinstance(node.value, ast.Name) and node.value.id == "sys"
-        return node.attr in _DYNAMIC or (of_sys and node.attr == "modules")
+        owner = node.value.id if isinstance(node.value, ast.Name) else ""
+        if node.attr == "load" and owner in kernels:
+            return False
+        return node.attr in _DYNAMIC or (owner == "sys" and node.attr == "modules")
     if isinstance(node, ast.keyword):
         return node.arg == "metaclass"
     if isinstance(node, ast.FunctionDef):

@@ -43,6 +43,8 @@ class RunInputs:
     """Folder that was listed to the hash of the names in it."""
     untraceable: list[str] = field(default_factory=list)
     """Why what the process did can't be followed."""
+    all_code: bool = False
+    """Do all definitions of the modules count, whichever the cell comes to?"""
     installed: dict[str, str] = field(default_factory=dict)
     """File of an installed package that was imported to the hash of its bytes."""
     names: list[str] = field(default_factory=list)
@@ -75,6 +77,7 @@ class RunInputs:
                 mine.update(theirs)
             joined.absent = sorted({*joined.absent, *each.absent})
             joined.names = sorted({*joined.names, *each.names})
+            joined.all_code |= each.all_code
             joined.untraceable += [why for why in each.untraceable if why not in joined.untraceable]
         return joined
 
@@ -92,6 +95,7 @@ def collect_inputs(root: Path) -> dict[str, Any]:
     inputs.files = {_from_root(path, root): digest for path, digest in opened.files.items()}
     inputs.folders = {_from_root(path, root): digest for path, digest in opened.folders.items()}
     inputs.untraceable += opened.untraceable
+    inputs.all_code = opened.all_code
     asked = opened.imports | set(sys.modules)
     inputs.names = sorted({name.partition(".")[0] for name in asked})
     packages = {name.partition(".")[0] for name in inputs.modules}

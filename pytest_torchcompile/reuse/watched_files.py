@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from pytest_torchcompile.gauges.peaks_file import peaks_path
 from pytest_torchcompile.run.imported import hash_of
 
 __all__ = [
@@ -68,6 +69,8 @@ _ZIPPED: Final = frozenset(path for path in sys.path if path.endswith(".zip"))
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _COMPILERS: Final = ("torch", "torchgen", "functorch", "triton")
 """Installed packages whose processes, libraries and caches are the compiler's own affair."""
+_DRAWS_FROM_CODE: Final = "hypothesis"
+"""An installed package that reads modules for the constants in them, and draws these more often. No comment is one."""
 _MACHINE: Final = ("/proc/", "/sys/", "/dev/null", "/dev/nvidia", "/dev/shm/", "/etc/ld.so")
 """What tells of the machine, which a key tells in its own way."""
 _OUR_FOLDERS: Final = frozenset({"__pycache__", ".compile-matrix", ".pytest_cache", ".hypothesis"})
@@ -85,6 +88,8 @@ class Opened:
     """Every module that was asked for, those that were not found too."""
     untraceable: list[str] = field(default_factory=list)
     """Why what the process did can't be followed."""
+    all_code: bool = False
+    """Has something drawn from the constants of all modules, whichever the cell uses?"""
 
 
 _noted: deque[tuple[str, Any, Any, str, bool]] = deque()
@@ -151,6 +156,9 @@ def _take_open(subject: Any, flags: Any, answers: str, root: Path, imported: set
         return
     # Who shows a line of code opens its file too; that the project itself reads it is another matter.
     if path in imported and (_is_compilers(answers) or not answers):
+        return
+    if path in imported and _package_of(answers) == _DRAWS_FROM_CODE:
+        _seen.all_code = True
         return
     _seen.files[path] = _watch_file(path, root)
 
@@ -238,6 +246,9 @@ def _is_outside(path: str, root: Path) -> bool:
     """Is it of Python, this package, the machine or a cache, of which the key tells in its own way?"""
     if path.startswith(_MACHINE) or is_own(path) or is_standard(path) or is_cache(path):
         return True
+    # Only timed cells read it, and these always run.
+    if path == os.path.abspath(peaks_path()):
+        return True
     if not _OUR_FOLDERS.isdisjoint(Path(path).parts) or path.endswith(".pyc") or path in _ZIPPED:
         return True
     # The lists of what is installed are of the key as a whole.
@@ -296,10 +307,13 @@ def is_standard(path: str) -> bool:
 
 def _is_compilers(path: str) -> bool:
     """Is it a file of torch, Triton or this package?"""
-    if is_own(path):
-        return True
+    return is_own(path) or is_cache(path) or _package_of(path) in _COMPILERS
+
+
+def _package_of(path: str) -> str:
+    """The installed package that has a file; empty for another file."""
     for folder in _INSTALLED:
         _, found, inside = path.rpartition(folder)
         if found:
-            return inside.partition(os.sep)[0] in _COMPILERS
-    return is_cache(path)
+            return inside.partition(os.sep)[0]
+    return ""

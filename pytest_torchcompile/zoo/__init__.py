@@ -9,7 +9,6 @@ because each kernel that Inductor writes costs most of a second of g++.
 # (what a module returns when called is Any to a type checker)
 from __future__ import annotations
 
-import importlib.util
 from typing import ClassVar
 
 import torch
@@ -309,10 +308,17 @@ def triton_op(device: str = "cuda") -> nn.Module:
         raise Unavailable(f"triton_op is a Triton kernel for GPUs and CPUs, and this cell runs on {device!r}")
     if kind == "cuda" and not torch.cuda.is_available():
         raise Unavailable("triton_op needs a GPU on device cuda, and torch.cuda.is_available() is false")
-    if importlib.util.find_spec("triton") is None:
-        raise Unavailable("triton_op needs Triton, which is not installed (pip install triton)")
-    if kind == "cpu" and importlib.util.find_spec("numpy") is None:
-        raise Unavailable("triton_op needs NumPy on a CPU, for Triton's interpreter (pip install numpy)")
+    # Imported, not looked for: what looks names up at run time rests on all code of a project.
+    try:
+        import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
+    except ModuleNotFoundError:
+        raise Unavailable("triton_op needs Triton, which is not installed (pip install triton)") from None
+    try:
+        import numpy  # noqa: F401
+    except ModuleNotFoundError:
+        if kind == "cpu":
+            raise Unavailable(
+                "triton_op needs NumPy on a CPU, for Triton's interpreter (pip install numpy)") from None
     from pytest_torchcompile.zoo.gated_unit import GatedUnit
 
     return GatedUnit()

@@ -9,6 +9,7 @@ import time
 import jsonschema
 import pytest
 
+from pytest_torchcompile.plugin.reusing import lines_of_causes
 from pytest_torchcompile.report.schema import report_schema
 
 pytestmark = pytest.mark.needs_torch
@@ -72,7 +73,7 @@ def reuse(repo):
 
 
 def run(repo, *args):
-    result = repo.run("--compile-reuse", "-v", *args)
+    result = repo.run("--compile-reuse", *args)
     return result, {cell["id"]: cell["reused"] for cell in repo.block()["cells"] if "reused" in cell}
 
 
@@ -94,9 +95,11 @@ def test_what_is_unchanged_is_not_run(reuse):
     result, reused = run(reuse)
     assert result.ret == 0
     assert not reused
+    result.stdout.fnmatch_lines([f"2 cells not reused: nothing was kept in {reuse.path}/* before this run: {NET}, *"])
     first = reuse.block()
     result, reused = run(reuse)
     assert result.ret == 0
+    assert "not reused" not in result.stdout.str()
     result.assert_outcomes(passed=4)
     assert reused.keys() == {NET, OTHER}
     assert {origin["run"] for origin in reused.values()} == {first["run"]["started"]}
@@ -111,7 +114,7 @@ def test_what_is_unchanged_is_not_run(reuse):
     edit(reuse, "torch.tanh(super", "torch.sin(super")
     result, reused = run(reuse)
     assert reused.keys() == {NET}
-    result.stdout.fnmatch_lines([f"1 cell not reused: the code of its model changed: {OTHER}"])
+    result.stdout.fnmatch_lines([f"1 cell not reused: the code of its model changed (models): {OTHER}"])
     edit(reuse, "class Other(Net):", "class Other(Net):\n    '''A text.'''  # and a comment")
     _, reused = run(reuse)
     assert reused.keys() == {NET, OTHER}
@@ -167,13 +170,16 @@ def test_reuse_is_off_unless_asked_for(reuse):
 
 
 def test_a_failing_cell_always_runs(reuse):
-    """A failure is not kept."""
-    reuse.matrix(MATRIX.replace("models:net", "models:fails").replace("  other:", "  # other:"))
-    reuse.models("\ndef fails():\n    raise ValueError('no')\n")
-    for _ in range(2):
+    """A failure is not kept, which the run says too."""
+    reuse.matrix(MATRIX.replace("models:net", "models:fails"))
+    reuse.models(f"{MODELS}\ndef fails():\n    raise ValueError('no')\n")
+    for why in ("nothing was kept in * before this run", "no result of it is kept"):
         result, reused = run(reuse)
         assert result.ret
-        assert not reused
+        assert NET not in reused
+        result.stdout.fnmatch_lines([
+            f"1 cell not reused: {why}; this one does not pass, and is not kept: {NET}"])
+    assert reused.keys() == {OTHER}
 
 
 def test_data_that_a_model_reads_is_of_the_key(reuse):
@@ -203,7 +209,19 @@ def test_an_environment_variable_is_of_the_key(reuse, monkeypatch):
         monkeypatch.setenv(name, "2")
         result, reused = run(reuse)
         assert not reused
-        result.stdout.fnmatch_lines(["1 cell not reused: the environment variables changed: *"])
+        result.stdout.fnmatch_lines([f"1 cell not reused: the environment variables changed ({name} is new): *"])
+
+
+def test_what_changes_no_verdict_runs_nothing(reuse, monkeypatch, tmp_path):
+    """The shell's variables, where caches are, a folder more in the path; also for code with a loop over ``_``."""
+    reuse.models(f"{MODELS}\nfor _ in range(1):\n    pass\n")
+    run(reuse)
+    for name in ("_", "PYTHONDONTWRITEBYTECODE", "TORCHINDUCTOR_CACHE_DIR", "VIRTUAL_ENV"):
+        monkeypatch.setenv(name, str(tmp_path / "other"))
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    _, reused = run(reuse)
+    assert reused.keys() == {NET, OTHER}
 
 
 def test_workers_reuse_too(reuse):
@@ -262,3 +280,13 @@ def test_what_the_option_may_be_given(reuse):
     reuse.file("test_one.py", "def test_one():\n    pass\n")
     reuse.matrix(MATRIX.replace("  other:", "  # other:"))
     reuse.run("--compile-checks=compiles", "--compile-reuse", "test_one.py").assert_outcomes(passed=2)
+
+
+def test_a_line_for_each_cause():
+    """The cause of most cells first; of more than a few the number, unless all are asked for."""
+    why_run = {"a-1": "data.txt changed", "b-1": "the machine changed (cores)", "b-2": "the machine changed (cores)"}
+    lines = ["2 cells not reused: the machine changed (cores): b-1, b-2", "1 cell not reused: data.txt changed: a-1"]
+    assert list(lines_of_causes(why_run)) == lines
+    assert list(lines_of_causes(why_run, 1)) == [lines[0], "1 cell not reused for 1 other cause; -v shows them"]
+    assert list(lines_of_causes(why_run, 2)) == lines
+    assert list(lines_of_causes({})) == []

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
+import pytest_torchcompile
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.reuse import cell_key
-from pytest_torchcompile.reuse.cell_key import cell_folder, key_parts, machine_digests, start_names
+from pytest_torchcompile.reuse.cell_key import asked_of, cell_folder, folder_prefix, key_marks, key_parts, start_names
 from pytest_torchcompile.reuse.definitions import SourceUse
 
 ENTRY = ModelEntry("net", "models:net", "models:batch", where="matrix/a.yaml:3:5",
@@ -42,6 +45,12 @@ NOT_ASKED = {
     "watched": True,
     "comparisons": {"k1": []},
 }
+WORDS = {
+    "entry": "the model's entry in the matrix",
+    "modules": "the modules that the matrix names",
+    "fuzz": "the options of the fuzzer",
+    "autotune_choices": "autotuning choices",
+}
 
 
 def test_each_field_of_a_job_is_asked_or_not():
@@ -51,8 +60,14 @@ def test_each_field_of_a_job_is_asked_or_not():
 
 @pytest.mark.parametrize("name", ASKED)
 def test_what_is_asked_names_another_folder(name):
-    """Each of these may change what comes of a cell."""
-    assert cell_folder(replace(JOB, **{name: ASKED[name]})) != cell_folder(JOB)
+    """Each of these may change what comes of a cell, and is told by its own word."""
+    job = replace(JOB, checks=("compiles", "fuzz"))
+    other = replace(job, **{name: ASKED[name]})
+    assert cell_folder(other) != cell_folder(job)
+    # Another cell has folders of its own altogether.
+    assert other.cell != job.cell or cell_folder(other).startswith(folder_prefix(job))
+    word = WORDS.get(name, name)
+    assert word in [word for word, digest in asked_of(job).items() if asked_of(other)[word] != digest]
 
 
 @pytest.mark.parametrize("name", NOT_ASKED)
@@ -73,11 +88,25 @@ def test_the_matrix_counts_by_its_file(where, same):
     assert (cell_folder(moved) == cell_folder(JOB)) is same
 
 
-def test_the_root_of_a_fuzzer_counts_for_nothing():
-    """It is the folder of found sequences, and all else of its options counts."""
-    searched = replace(JOB, fuzz={"examples": 5, "root": "/repo"})
-    assert cell_folder(searched) == cell_folder(replace(JOB, fuzz={"examples": 5, "root": "/elsewhere"}))
-    assert cell_folder(searched) != cell_folder(replace(JOB, fuzz={"examples": 6, "root": "/repo"}))
+@pytest.mark.parametrize("check", ["fuzz", "contract"])
+def test_the_root_of_a_fuzzer_counts_for_nothing(check):
+    """It is the folder of found sequences, and all else of its options counts, where a check draws by them."""
+    searched = replace(JOB, fuzz={"examples": 5, "root": "/repo"}, checks=("compiles", check))
+    assert cell_folder(searched) == cell_folder(replace(searched, fuzz={"examples": 5, "root": "/elsewhere"}))
+    other = replace(searched, fuzz={"examples": 6, "root": "/repo"})
+    assert cell_folder(searched) != cell_folder(other)
+    without = ("compiles", "equivalence")
+    assert cell_folder(replace(searched, checks=without)) == cell_folder(replace(other, checks=without))
+
+
+def test_which_checks_draw_by_the_fuzzers_options():
+    """A check that reads them has to be named in the key; nothing else reads them where a cell is run."""
+    package = Path(pytest_torchcompile.__file__).parent
+    reading = set()
+    for file in package.rglob("*.py"):
+        if "job.fuzz" in ast.unparse(ast.parse(file.read_text())):
+            reading.add(file.relative_to(package).as_posix())
+    assert reading - {"reuse/cell_key.py"} == {f"checks/{name}.py" for name in cell_key._DRAWING}
 
 
 def test_names_that_lead_to_the_projects_code():
@@ -109,46 +138,15 @@ def test_parts_that_differ(monkeypatch):
     assert changed(key_parts(job, use, {"A": "1", "TERM": "xterm"})) == []
 
 
-@pytest.fixture
-def fresh_machine():
-    """What was read of the machine is forgotten, before and after."""
-    machine_digests.cache_clear()
-    yield
-    machine_digests.cache_clear()
-
-
-@pytest.mark.usefixtures("fresh_machine")
-def test_what_is_read_of_the_machine(monkeypatch, tmp_path):
-    """A package more, another compiler, another driver: the part that holds it differs, and no other."""
-    monkeypatch.setattr("sys.path", [str(tmp_path)])
-    monkeypatch.setattr(cell_key, "_own_code", lambda: iter([("wrap.py", "1")]))
-    files = {"/proc/cpuinfo": "model name\t: A\ncpu MHz\t\t: 1\n\nmodel name\t: B\n"}
-    monkeypatch.setattr(cell_key, "_read", lambda path: files.get(path, ""))
-    compiler = ["g++", "g++ 12"]
-    monkeypatch.setattr(cell_key, "_compiler", lambda: compiler)
-
-    def read():
-        machine_digests.cache_clear()
-        return machine_digests()
-
-    first = read()
-
-    def changed():
-        now = read()
-        return [name for name in now if now[name] != first[name]]
-
-    # The clock rate, and what comes behind the first processor, are no difference.
-    files["/proc/cpuinfo"] = "model name\t: A\ncpu MHz\t\t: 2\n\nmodel name\t: C\n"
-    assert changed() == []
-    files["/proc/cpuinfo"] = "model name\t: B\n"
-    assert changed() == ["the machine"]
-    files["/proc/cpuinfo"] = "model name\t: A\ncpu MHz\t\t: 1\n\n"
-    files["/proc/driver/nvidia/version"] = "580"
-    assert changed() == ["the machine"]
-    del files["/proc/driver/nvidia/version"]
-    compiler[1] = "g++ 13"
-    assert changed() == ["the C++ compiler"]
-    compiler[1] = "g++ 12"
-    (tmp_path / "numpy-2.dist-info").mkdir()
-    (tmp_path / "numpy-2.dist-info" / "RECORD").write_text("numpy/core.py,sha256=1,5\n")
-    assert changed() == ["the installed packages"]
+def test_marks_name_what_differs(monkeypatch):
+    """Each fact of a part has one, and none of them is a value."""
+    monkeypatch.setattr(cell_key, "machine_facts", lambda: {"the machine": {"cores": "4"}})
+    use = SourceUse("code", modules={"models": "a", "layers": "b"})
+    marks = key_marks(use, {"A": "secret"})
+    assert marks.keys() == {"the machine", "the environment variables", "the code of its model"}
+    assert marks["the machine"].keys() == {"cores"}
+    assert marks["the code of its model"].keys() == {"models", "layers"}
+    assert {len(mark) for each in marks.values() for mark in each.values()} == {4}
+    other = key_marks(replace(use, modules={"models": "a", "layers": "c"}), {"A": "secret"})
+    assert other["the code of its model"]["models"] == marks["the code of its model"]["models"]
+    assert other["the code of its model"]["layers"] != marks["the code of its model"]["layers"]

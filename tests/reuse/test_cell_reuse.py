@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import time
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -61,7 +62,7 @@ def project(tmp_path, monkeypatch):
 
 def test_a_result_is_found_again(project):
     """With the run that it is of, and the files as they are now."""
-    assert project.look_up() == "no result of it is kept"
+    assert project.look_up() == f"nothing was kept in {project.root / 'kept'} before this run"
     assert project.keep() == ""
     found = project.look_up()
     assert isinstance(found, EarlierResult)
@@ -82,7 +83,7 @@ def test_a_comment_changes_nothing_but_the_files_hash(project):
 
 
 @pytest.mark.parametrize(("change", "text"), [
-    (lambda project: project.model.write_text(MODEL.replace("= 2", "= 3")), "the code of its model changed"),
+    (lambda project: project.model.write_text(MODEL.replace("= 2", "= 3")), "the code of its model changed (models)"),
     (lambda project: project.model.write_text("def net(:\n"), "the code of its model can't be read: "),
     (lambda project: project.data.write_text("3"), "scale.json changed"),
     (lambda project: project.data.unlink(), "scale.json changed"),
@@ -106,10 +107,49 @@ def test_another_machine(project, monkeypatch):
     assert project.look_up() == "the machine changed"
 
 
+@pytest.mark.parametrize(("then", "now", "text"), [
+    ({}, {"MY_FLAG": "1"}, "(MY_FLAG is new)"),
+    ({"MY_FLAG": "1"}, {}, "(MY_FLAG is gone)"),
+    ({"MY_FLAG": "1", "B": "2"}, {"MY_FLAG": "2", "B": "2"}, "(MY_FLAG)"),
+    ({}, {"A": "1", "B": "1", "C": "1", "D": "1", "E": "1"}, "(A is new, B is new, C is new, 2 more)"),
+], ids=["new", "gone", "other", "many"])
+def test_the_variable_that_changed_is_named(project, monkeypatch, then, now, text):
+    """Of many the first few."""
+    monkeypatch.setattr("os.environ", then)
+    project.keep()
+    monkeypatch.setattr("os.environ", now)
+    assert project.look_up() == f"the environment variables changed {text}"
+
+
+def test_a_fact_of_the_machine_that_changed_is_named(project, monkeypatch):
+    """Such as the package; where it is not known any more which, the part is told alone."""
+    def installed(**packages):
+        monkeypatch.setattr("pytest_torchcompile.reuse.cell_key.machine_digests", lambda: {"packages": str(packages)})
+        monkeypatch.setattr("pytest_torchcompile.reuse.cell_key.machine_facts", lambda: {"packages": packages})
+
+    installed(numpy="1", torch="2")
+    project.keep()
+    installed(numpy="1", torch="3", tiny="1")
+    assert project.look_up() == "packages changed (tiny is new, torch)"
+    for file in (project.root / "kept" / "lists").glob("*"):
+        if b"numpy" in zlib.decompress(file.read_bytes().partition(b"\n")[2]):
+            file.unlink()
+    assert project.look_up() == "packages changed"
+
+
 def test_another_cell_has_results_of_its_own(project):
     """By what is asked of it."""
     project.keep()
-    project.job = replace(project.job, seed=1)
+    job = project.job
+    project.job = replace(job, seed=1)
+    assert project.look_up() == "what is asked of it changed (seed)"
+    project.job = replace(job, seed=1, limits={"graph_breaks": 1.0}, checks=("compiles", "equivalence"))
+    assert project.look_up() == "what is asked of it changed (checks, limits, seed)"
+    project.keep()
+    project.job = replace(job, limits={"graph_breaks": 2.0}, checks=("compiles", "equivalence"), seed=1)
+    # That of the last run is told.
+    assert project.look_up() == "what is asked of it changed (limits)"
+    project.job = replace(job, cell=Cell(model="net", backend="eager").to_dict())
     assert project.look_up() == "no result of it is kept"
 
 
@@ -118,10 +158,10 @@ def test_variables_that_change_while_pytest_runs(project, monkeypatch):
     monkeypatch.delenv("MY_SWITCH", raising=False)
     reuse = project.reuse()
     monkeypatch.setenv("MY_SWITCH", "1")
-    why = "the environment variables changed while pytest ran"
+    why = "the environment variables changed while pytest ran (MY_SWITCH is new)"
     assert reuse.look_up(PLANNED, project.job) == why
     assert reuse.keep(PLANNED, project.job, project.observation, 1.0, project.read) == why
-    assert project.look_up() == "no result of it is kept"
+    assert project.look_up().startswith("nothing was kept in ")
 
 
 @pytest.mark.parametrize(("spoil", "why"), [
@@ -138,7 +178,7 @@ def test_what_is_not_kept(project, spoil, why):
     """With the reason; a later run finds nothing."""
     spoil(project)
     assert project.keep().startswith(why)
-    assert project.look_up() == "no result of it is kept"
+    assert project.look_up().startswith("nothing was kept in ")
 
 
 def test_expected_failures_are_never_kept(project):
@@ -164,9 +204,10 @@ def test_an_entry_of_another_version(project, monkeypatch):
 
 @pytest.mark.parametrize(("entry", "why"), [
     ({}, "no result of it is kept"),
+    ({"asked": 3}, "no result of it is kept"),
     ({"version": cell_reuse.VERSION}, "no result of it is kept"),
     ({"version": cell_reuse.VERSION, "shared": 5}, "a part of the kept result is gone"),
-], ids=["empty", "a key too few", "another type"])
+], ids=["empty", "a number", "a key too few", "another type"])
 def test_an_entry_that_somebody_has_written_by_hand(project, entry, why):
     """It is passed over, and the next one serves."""
     reuse = project.reuse()
@@ -188,7 +229,7 @@ def test_of_several_results_the_newest_says_what_changed(project, monkeypatch):
     assert project.look_up() == "the machine changed"
     project.keep()
     project.model.write_text(MODEL.replace("SCALE = 2", "SCALE = 4"))
-    assert project.look_up() == "the code of its model changed"
+    assert project.look_up() == "the code of its model changed (models)"
     # What was kept first serves again on its own machine.
     project.model.write_text(MODEL)
     monkeypatch.setattr("pytest_torchcompile.reuse.cell_key.machine_digests", PARTS.copy)
@@ -206,4 +247,4 @@ def test_the_reason_is_that_of_the_newest_result(project, monkeypatch):
     assert project.look_up() == "the kept result is of another version"
     project.keep()
     project.model.write_text(MODEL.replace("SCALE = 2", "SCALE = 4"))
-    assert project.look_up() == "the code of its model changed"
+    assert project.look_up() == "the code of its model changed (models)"

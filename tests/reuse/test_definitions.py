@@ -90,6 +90,34 @@ def test_what_is_reached_in_another_way_counts(tmp_path, reached):
     assert digest_of(tmp_path, text.replace("size = 1", "size = 2"), "net") != first
 
 
+KERNEL = """import triton.language as tl
+def kernel(x):
+    return tl.load(x)
+def net():
+    return kernel
+class Other:
+    size = 1
+"""
+
+
+@pytest.mark.parametrize(("before", "after", "changes"), [
+    ("", "", False),
+    ("triton.language", "pickle", True),
+    ("def kernel(x)", "def kernel(x, tl=None)", True),
+    ("    return tl.load(x)", "    tl = x\n    return tl.load(x)", True),
+    ("import triton.language as tl\n", "import triton.language as tl\nimport pickle as tl\n", True),
+    ("import triton.language as tl\n", "import triton.language as tl\ndef tl(x): pass\n", True),
+    ("tl.load(x)", "tl.loads(x)", True),
+    ("tl.load(x)", "tl.other.load(x)", True),
+], ids=["kernel", "pickle", "parameter", "other name", "imported again", "function", "loads", "of another"])
+def test_a_kernel_that_reads_memory_reads_no_file(tmp_path, before, after, changes):
+    """``tl.load`` finds no class by its name, where ``tl`` is Triton's language and nothing else in the module."""
+    assert before in KERNEL
+    text = KERNEL.replace(before, after, 1) if before else KERNEL
+    first = digest_of(tmp_path, text, "net")
+    assert (digest_of(tmp_path, text.replace("size = 1", "size = 2"), "net") != first) == changes
+
+
 def test_code_that_reads_its_own_text_has_its_text_in_the_hash(tmp_path):
     """Who reads a docstring may do another thing after an edit of it."""
     text = MODELS.replace("return Net()", "return Net(net.__doc__)")

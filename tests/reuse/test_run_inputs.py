@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import pytest
 
+from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.reuse import run_inputs
-from pytest_torchcompile.reuse.cell_key import environment_digest, why_untraceable
+from pytest_torchcompile.reuse.cell_key import source_use, why_untraceable
 from pytest_torchcompile.reuse.definitions import SourceUse
 from pytest_torchcompile.reuse.run_inputs import RunInputs, files_differ, modules_differ, places_of_names
 from pytest_torchcompile.reuse.watched_files import hash_of_listing
@@ -80,6 +83,24 @@ def test_ranks_that_read_different_contents():
     assert joined.files.keys() == {"a", "b"}
 
 
+def test_constants_of_all_definitions_may_be_drawn(make_job, tmp_path):
+    """Where that is done in any rank, an edit of a model that the cell does not use counts too; a comment does not."""
+    joined = RunInputs.of_ranks([RunInputs(all_code=True).to_dict(), RunInputs().to_dict()])
+    assert joined.all_code
+    entry = ModelEntry("net", "models:net", "models:batch", where="a.yaml:1:1").to_dict()
+    job = replace(make_job("cpu"), cell=Cell(model="net").to_dict(), entry=entry, root=str(tmp_path))
+
+    def digest(text, all_code):
+        (tmp_path / "models.py").write_text(text)
+        return source_use(RunInputs(modules={"models": "models.py"}, all_code=all_code), job).digest
+
+    text = "def net():\n    return 1\n\ndef other():\n    return 2\n"
+    for all_code in (True, False):
+        first = digest(text, all_code)
+        assert (digest(text.replace("2", "3"), all_code) != first) is all_code
+        assert digest(f"{text}# a comment\n", all_code) == first
+
+
 @pytest.mark.parametrize(("identifiers", "device", "text"), [
     ({"forward"}, "cpu", ""),
     ({"exists", "stat"}, "cpu", "its code asks whether files are there (exists, stat)"),
@@ -100,15 +121,6 @@ def make_job():
     from pytest_torchcompile.observation import Job
 
     return lambda device: Job({"device": device}, {}, "", ())
-
-
-def test_which_variables_count():
-    """Those of terminals and CI only where the project's code names them."""
-    first = environment_digest({"A": "1"}, ())
-    assert environment_digest({"A": "1", "GITHUB_RUN_ID": "5", "TERM": "xterm", "CI": "true"}, ()) == first
-    assert environment_digest({"A": "1", "GITHUB_RUN_ID": "5"}, {"GITHUB_RUN_ID"}) != first
-    assert environment_digest({"A": "2"}, ()) != first
-    assert environment_digest({"A": "1", "B": ""}, ()) != first
 
 
 @pytest.mark.parametrize(("place", "cached"), [("cache/ab/k.main.so", True), ("cache-of-project/k.main.so", False)])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
+import types
 
 import pytest
 import torch
@@ -227,13 +229,14 @@ def test_triton_op_names_what_is_missing(monkeypatch):
     with pytest.raises(Unavailable, match=text):
         zoo.triton_op()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "triton", None)
     text = r"^triton_op needs Triton, which is not installed \(pip install triton\)$"
     with pytest.raises(Unavailable, match=text):
         zoo.triton_op(device="cuda:0")
     with pytest.raises(Unavailable, match=text):
         zoo.triton_op(device="cpu")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numpy" else name)
+    monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
+    monkeypatch.setitem(sys.modules, "numpy", None)
     text = r"^triton_op needs NumPy on a CPU, for Triton's interpreter \(pip install numpy\)$"
     with pytest.raises(Unavailable, match=text):
         zoo.triton_op(device="cpu")

@@ -25,7 +25,8 @@ def specialised_sizes(event: Mapping[str, Any]) -> dict[str, str]:
     >>> specialised_sizes({"sources": ["L['x'].size()[0]"], "user_stack": None})
     {'x.size(0)': ''}
     """
-    place = _innermost_place(event.get("user_stack") or ())
+    stack = event.get("user_stack")
+    place = _innermost_place(stack) if stack else ""
     return {_size_name(str(source)): place for source in event.get("sources") or ()}
 
 

@@ -14,7 +14,8 @@ from typing import Final
 
 from pytest_torchcompile.errors import UsageError, nearest
 
-__all__ = ["Dim", "Dims", "batch_sizes", "complete_sizes", "dim_mistakes", "evaluate", "first_sizes", "names_in"]
+__all__ = ["Dim", "Dims", "batch_sizes", "complete_sizes", "dim_mistakes", "evaluate", "first_sizes", "names_in",
+           "sample_of_range"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,20 @@ class Dim:
     def sizes(self) -> range:
         """Every size within the bounds of a dim that has a ``max``."""
         return range(_next_multiple(self.min, self.multiple_of), (self.max or 0) + 1, self.multiple_of)
+
+
+    @property
+    def is_range(self) -> bool:
+        """Are only its bounds known, and do they leave more than one size?"""
+        return self.size is None and self.expression is None and not self.listed and len(self.sizes) > 1
+
+
+def sample_of_range(dim: Dim, middle: int) -> list[int]:
+    """The middle, least and greatest size of a dim that is a range, each once."""
+    sizes = dim.sizes
+    # 0 and 1 are compiled apart, and say little of others.
+    least = next((size for size in sizes if size > 1), sizes[0])
+    return list(dict.fromkeys((middle, least, sizes[-1])))
 
 
 Dims = Mapping[str, Dim]

@@ -57,6 +57,8 @@ class CheckEntry:
     """It takes long, so it runs only where a matrix or ``--compile-checks`` names it."""
     ranks: Literal["any", "one", "several"] = "any"
     """Has it something to judge in cells of one rank, of several, or of any number?"""
+    draws: bool = False
+    """It draws sizes of its own, out of the whole range of a dim."""
     toolkit: bool = False
     """Does it judge what the backend ``toolkit`` does, and nothing of other backends?"""
     fake: bool = False
@@ -352,7 +354,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         f"{_HERE}.contract:CHECK",
         "whatever a caller may do with the module, compiled code does what eager does",
         severity.WRONG,
-        ways=severity.OF_HISTORIES, logs="recompiles_verbose", on_request=True, ranks="one",
+        ways=severity.OF_HISTORIES, logs="recompiles_verbose", draws=True, on_request=True, ranks="one",
     ),
     "artifacts": CheckEntry(
         f"{_HERE}.artifacts:CHECK",
@@ -371,7 +373,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
         severity.WRONG,
         (_GRAPH_BREAKS,
          Limit("fuzz_recompiles", "max", None, "recompiles in a drawn sequence; by default what its sizes explain")),
-        severity.OF_HISTORIES, logs="recompiles_verbose", on_request=True, ranks="one",
+        severity.OF_HISTORIES, logs="recompiles_verbose", draws=True, on_request=True, ranks="one",
     ),
     # What a compiler engineer asks. It forgets what was compiled, so it comes last.
     "passes": CheckEntry(

@@ -6,7 +6,7 @@ import datetime
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +16,7 @@ import yaml
 
 from pytest_torchcompile.cell import Scalar
 from pytest_torchcompile.checks import CHECKS, default_limits
+from pytest_torchcompile.dims import first_sizes, sample_of_range
 from pytest_torchcompile.plan.axes import Axes, read_axes
 from pytest_torchcompile.plan.expansion import MAX_CELLS, Excluded, Expansion, PlannedCell, count_combinations, expand
 from pytest_torchcompile.plan.matrix_path import is_shipped, shipped_path
@@ -228,7 +229,25 @@ def _expand_sections(reader: Reader, node: yaml.Node, sections: _Sections,
     for index in sorted(expired - elsewhere):
         rule = rules[index]
         notes.append(f"{rule.where}: this xfail expired on {rule.until}, its cells are expected to pass: {rule.reason}")
-    return expansion, notes
+    return expansion, [*notes, *_notes_of_ranges(sections, expansion)]
+
+
+def _notes_of_ranges(sections: _Sections, expansion: Expansion) -> Iterator[str]:
+    """For each model with a dim of which only the bounds are known: one size of it is run, whatever its range promises.
+
+    A model that some check draws sizes for has others as well.
+    """
+    drawn = {planned.cell.model for planned in expansion.planned
+             if any(CHECKS[name].draws for name in (*sections.checks, *planned.also))}
+    for name, model in sections.models.items():
+        row = first_sizes(model.dims)
+        ranges = [dim for dim in model.dims if model.dims[dim].is_range]
+        if not ranges or name in drawn:
+            continue
+        one = ", ".join(f"{dim} = {row[dim]}" for dim in ranges)
+        listed = ", ".join(str(size) for size in sample_of_range(model.dims[ranges[0]], row[ranges[0]]))
+        yield (f"{model.where}: {name} runs with {one} only, for min and max are the bounds of what the check fuzz "
+               f"draws; {ranges[0]}: {{choices: [{listed}]}} has it vary")
 
 
 def torch_version() -> str | None:

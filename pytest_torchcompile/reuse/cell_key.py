@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.observation import Job
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.reuse.definitions import SourceUse, use_of_sources
@@ -99,7 +100,7 @@ _ASKED_WORDS: Final = {
     "autotune_choices": "autotuning choices",
 }
 """Parts of a job in the words of a user; the others are called as they are."""
-_DRAWING: Final = frozenset({"fuzz", "contract"})
+_DRAWING: Final = frozenset(name for name, check in CHECKS.items() if check.draws)
 """Checks that draw by the options of the fuzzer."""
 
 

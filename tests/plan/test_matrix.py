@@ -159,6 +159,31 @@ def test_expired_xfail(project):
         "m.yaml:4: this xfail expired on 2026-05-01, its cells are expected to pass: known",)
 
 
+RANGED = """version: 1
+models:
+  m: {factory: zoo:anything, inputs: zoo:batch, dims: {B: {choices: [4, 6]}, T: {min: 400, max: 1600, multiple_of: 8}}}
+axes: {backend: [eager]}
+"""
+
+
+def test_a_range_is_said_to_be_one_size(project):
+    """Who writes a range expects it to vary, and outside of fuzz it does not; the note has the sizes that do."""
+    assert project.load(RANGED).notes == (
+        "m.yaml:3:3: m runs with T = 1000 only, for min and max are the bounds of what the check fuzz draws; "
+        "T: {choices: [1000, 400, 1600]} has it vary",)
+
+
+@pytest.mark.parametrize("change", [
+    lambda text: text + "checks: [compiles, fuzz]\n",
+    lambda text: text + "rules: [{also: [fuzz], when: {model: m}}]\n",
+    lambda text: text.replace("{min: 400, max: 1600, multiple_of: 8}", "{choices: [1000, 400], max: 1600}"),
+    lambda text: text.replace("{min: 400, max: 1600, multiple_of: 8}", "{min: 8, max: 8}"),
+    lambda text: text.replace("{min: 400, max: 1600, multiple_of: 8}", "B + 1"),
+], ids=["fuzz", "also fuzz", "choices", "one size", "expression"])
+def test_no_note_where_sizes_vary_or_cannot(project, change):
+    assert project.load(change(RANGED)).notes == ()
+
+
 def test_checks_restrict_limits(project):
     """Cells carry the limits of the checks that the matrix has, and no others."""
     (planned,) = project.load(HEAD + "checks: [recompiles, graph_breaks]").cells

@@ -142,7 +142,8 @@ def test_a_script_around_a_compiler(tmp_path, monkeypatch, size):
     script = tmp_path / "g++"
     told = []
     for option in ("-O2", "-O3"):
-        script.write_text(f"#!/bin/sh\n[ $1 = --version ] && echo g++ 12 || exec /usr/bin/g++ {option} $*\n{' ' * size}")
+        told_version = "[ $1 = --version ] && echo g++ 12"
+        script.write_text(f"#!/bin/sh\n{told_version} || exec /usr/bin/g++ {option} $*\n{' ' * size}")
         script.chmod(0o755)
         module._tools_of.cache_clear()
         monkeypatch.setenv("CXX", str(script))

@@ -22,8 +22,9 @@ def one_compiler(monkeypatch):
 
 
 @pytest.mark.parametrize("name", [
-    "_", "SHELL", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONPYCACHEPREFIX", "VIRTUAL_ENV", "PIP_NO_INPUT",
-    "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "GITHUB_RUN_ID", "TERM", "CI_JOB_ID", "XDG_RUNTIME_DIR", "CCACHE_DIR",
+    "_", "SHELL", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONPYCACHEPREFIX", "VIRTUAL_ENV",
+    "PIP_NO_INPUT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "GITHUB_RUN_ID", "TERM", "CI_JOB_ID",
+    "XDG_RUNTIME_DIR", "CCACHE_DIR",
 ])
 def test_a_variable_that_changes_no_verdict(name):
     """Set, unset or another: the key is the same, unless the project's code names it."""
@@ -78,7 +79,7 @@ def test_a_name_that_is_put_together(named, name, counts):
 
 
 def test_names_in_data(tmp_path):
-    """A file of settings may name a variable; a large one is none of settings, and one that is gone is told elsewhere."""
+    """A file of settings may name a variable; a large one is none, and one that is gone is told elsewhere."""
     settings, large = tmp_path / "settings.yaml", tmp_path / "weights.pt"
     settings.write_text("size: ${oc.env:JOB_SIZE}\n")
     large.write_bytes(b"JOB_NAME" + bytes(1 << 20))

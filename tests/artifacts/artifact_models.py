@@ -1,4 +1,4 @@
-"""Models that are shipped: products of matrices alone, for which Inductor builds no kernel, but one. And makers that fail."""
+"""Models that are shipped: products of matrices, which need no C++ kernel, and one with one. And makers that fail."""
 
 from __future__ import annotations
 

@@ -354,7 +354,7 @@ def edit_data(project: Project, chance: random.Random) -> Edit:
 def edit_environment(project: Project, chance: random.Random) -> Edit:
     """A variable that the project reads, any other, one that changes no verdict, or a path."""
     counted = ("MODEL_KIND", "OMP_NUM_THREADS", "TORCH_LOGS_OUT", "MY_FLAG", "TORCHINDUCTOR_FREEZING", "CXX",
-               "PYTHONHASHSEED", "LD_LIBRARY_PATH")
+               "PYTHONHASHSEED", "LD_LIBRARY_PATH", "CI", "XDG_CACHE_HOME")
     read = ("CI_SCALE",)
     passing = ("GITHUB_RUN_ID", "TERM", "_", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "TORCHINDUCTOR_CACHE_DIR")
     name = chance.choice([*counted, *read, *read, *passing, "PATH", "PATH"])

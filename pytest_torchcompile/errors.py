@@ -5,6 +5,7 @@
     TorchcompileError            1   whatever we raise on purpose
       UsageError                 4   the caller gave something we cannot use (pytest's own code for it)
         MatrixError              4   ... in a matrix or policy file, with file:line:column
+      RepeatedMistake            4   ... in a function of theirs, and every cell that calls it alike would find it
       ReportError                2   a report that cannot be read, or not by this version
       NothingToJudge             3   nothing ran, so nothing may pass
       NoRank                       1   no process can be had to run a cell in
@@ -27,6 +28,7 @@ __all__ = [
     "MatrixError",
     "NoRank",
     "NothingToJudge",
+    "RepeatedMistake",
     "ReportError",
     "TorchcompileError",
     "Unavailable",
@@ -62,6 +64,10 @@ class MatrixError(UsageError):
         self.line = line
         self.column = column
         self.text = text
+
+
+class RepeatedMistake(UsageError):
+    """A factory or inputs function that cannot be called as the matrix says, or raised the same twice."""
 
 
 class NoRank(TorchcompileError):

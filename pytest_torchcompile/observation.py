@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-__all__ = ["BAD", "GOOD", "NO_RANK", "VERDICTS", "Failure", "Job", "Judgement", "Observation", "Problem", "RankOutcome",
-           "rank_failed", "verdicts_in", "worst"]
+__all__ = ["BAD", "GOOD", "NO_RANK", "RAISED_TWICE", "VERDICTS", "Failure", "Job", "Judgement", "Observation",
+           "Problem", "RankOutcome", "rank_failed", "verdicts_in", "worst"]
 
 VERDICTS: Final = (
     "pass", "skip", "xfail", "not_run", "xpass", "fail", "error", "timeout", "crash",
@@ -24,6 +24,8 @@ BAD: Final = ("xpass", "fail", "error", "timeout", "crash")
 
 NO_RANK: Final = "no_rank"
 """The kind of failure of a cell that was not run, because no rank process could be had."""
+RAISED_TWICE: Final = "raised twice"
+"""The phase of a failure ``usage`` that every cell has which calls the user's functions alike."""
 
 
 def worst(verdicts: list[str]) -> str:

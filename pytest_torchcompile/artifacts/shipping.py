@@ -61,15 +61,16 @@ def ship(shipment: Shipment) -> dict[str, Any]:
     Returns:
         A section with ``route``, ``skipped`` (why there is nothing to ship), ``refused`` (what torch said when it was
         to make the artifact), ``cached``, ``cold_seconds`` and ``loaded_seconds`` (wall, of making, and of loading with
-        the first calls), ``hits`` and ``misses`` of the caches in the second process, ``calls`` that were compared,
+        the first calls), ``hits`` and ``misses`` of the caches in the second process, ``built`` (libraries of C++
+        kernels that it compiled, which no cache of graphs counts), ``calls`` that were compared,
         ``mute`` ones, ``refusals`` (calls that the artifact refuses and eager does not), and ``problems``.
 
     Raises :class:`~pytest_torchcompile.errors.UsageError` where the user's own functions raise, and
     :class:`~pytest_torchcompile.contract.worker.OwnFailure` for a mistake of this package.
     """
     section: dict[str, Any] = {"route": shipment.route, "skipped": "", "refused": "", "cached": False,
-                               "cold_seconds": 0.0, "loaded_seconds": 0.0, "hits": 0, "misses": 0, "calls": 0,
-                               "mute": 0, "refusals": [], "problems": []}
+                               "cold_seconds": 0.0, "loaded_seconds": 0.0, "hits": 0, "misses": 0, "built": 0,
+                               "calls": 0, "mute": 0, "refusals": [], "problems": []}
     with TemporaryDirectory(prefix="pytest-torchcompile-shipped-") as folder:
         order = shipment.order(folder)
         made = _in_first_process(shipment.maker, order)
@@ -81,6 +82,7 @@ def ship(shipment: Shipment) -> dict[str, Any]:
         if made["missing"] or made["failure"]:
             return section
         shipment.tamper(Path(folder))
+        shipped = _libraries_in(folder)
         begun = time.perf_counter()
         source = ProgramSource(shipment.loader, order, _GUARDED, dict(shipment.declared[0].sizes))
         try:
@@ -88,7 +90,13 @@ def ship(shipment: Shipment) -> dict[str, Any]:
                 _call_artifact(worker, shipment.declared, made, section, begun)
         except NotLoaded as why:
             section["problems"].append(_problem("load", str(why)))
+        section["built"] = len(_libraries_in(folder) - shipped)
     return section
+
+
+def _libraries_in(folder: str) -> set[Path]:
+    """Inductor's libraries of C++ kernels; the others that it builds try out the processor (seen in torch 2.13)."""
+    return set(Path(folder).rglob("*.main.so"))
 
 
 def _problem(kind: str, message: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""artifacts: what one process has compiled and another one loads computes what eager computes, and compiles nothing.
+"""artifacts: what one process has compiled and another one loads computes what eager computes, and compiles no graph.
 
 By each route: a warm cache folder, torch's cache artifacts, ``aot_compile``, AOTInductor's package. An artifact may
 have dropped guards, so it is called as it was not made for, too: eager's answer is right then, and a refusal is.
@@ -122,6 +122,9 @@ def remark(section: Mapping[str, Any]) -> str:
         line = f"{each['route']}: {each['cold_seconds']:.1f} s cold, {each['loaded_seconds']:.1f} s loaded"
         if each["cached"]:
             line += f", {count(each['misses'], 'miss', 'misses')} and {count(each['hits'], 'hit')}"
+            # Torch's cache artifacts have the source of C++ kernels, and no library.
+            if each.get("built"):
+                line += f", {count(each['built'], 'C++ kernel library', 'C++ kernel libraries')} built again"
         else:
             line += f", {count(each['calls'], 'call')} as eager, {len(each['refusals'])} refused"
         told.append(line)

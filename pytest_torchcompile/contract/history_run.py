@@ -80,9 +80,8 @@ class HistoryOutcome:
     """Seconds of them within the calls themselves, compiling included."""
 
 
-def offered_choices(program: Program, names: tuple[str, ...], sizes: Mapping[str, int]) -> dict[str, list[str]]:
-    """What each mutation has to choose from for a program; those without anything are left out."""
-    module, batch = program.make_model(), program.batch(sizes, program.seed)
+def offered_choices(module: nn.Module, batch: Batch, names: tuple[str, ...]) -> dict[str, list[str]]:
+    """What each mutation has to choose from for a model and a batch; those without anything are left out."""
     offered: dict[str, list[str]] = {}
     for name in names:
         if choices := mutation(name).choices(module, batch):

@@ -205,14 +205,19 @@ def _made_program(source: ProgramSource) -> tuple[Program | None, tuple[str, Any
 
     try:
         program = source.load()
-        offered = offered_choices(program, source.names, source.sizes)
-        paths = [path for path, _ in program.make_model().named_modules() if path]
+        module, batch = program.make_model(), program.batch(source.sizes, program.seed)
     except NotLoaded as error:
         return None, ("not_loaded", str(error))
     except OwnFailure as error:
         return None, ("own", str(error))
     except Exception as error:
         return None, ("failed", f"{type(error).__name__}: {error}")
+    try:
+        offered = offered_choices(module, batch, source.names)
+        paths = [path for path, _ in module.named_modules() if path]
+    except Exception:
+        # No function of the user's runs here.
+        return None, ("own", own_failure_text())
     return program, ("ready", (offered, paths))
 
 

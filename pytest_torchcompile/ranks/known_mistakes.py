@@ -2,6 +2,10 @@
 
 A factory or an inputs function that raises does so in each cell that calls it alike: same arguments, device and dtype.
 The first of these cells is run, and the others get its failure, so that one mistake costs the seconds of one.
+
+That holds only for what was raised before the model ran, and once more when the function was called again alike
+(:data:`~pytest_torchcompile.observation.RAISED_TWICE`). A check may ask for sizes that other cells never see, and a
+function that reads a clock or a server raises now and then.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pytest_torchcompile.cell import Cell
-from pytest_torchcompile.observation import Failure, Job, Observation
+from pytest_torchcompile.observation import RAISED_TWICE, Failure, Job, Observation
 
 __all__ = ["KnownMistakes"]
 
@@ -33,10 +37,10 @@ class KnownMistakes:
         failure = observation.failure
         if failure is None or failure.kind != "usage" or _MAY_PASS.search(failure.message):
             return
-        where = job.entry["where"]
-        # Other mistakes depend on axes that these functions are not told.
-        if failure.message.startswith((f"{where}: factory ", f"{where}: inputs ")):
-            self._found.setdefault(_given_to_functions(cell, job), (cell.id, failure))
+        # A cell whose model has run has seconds of it.
+        if failure.phase != RAISED_TWICE or observation.seconds:
+            return
+        self._found.setdefault(_given_to_functions(cell, job), (cell.id, failure))
 
     def observation_of(self, cell: Cell, job: Job) -> Observation | None:
         """What there is to say of a cell that need not be run; None where it has to be."""

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +21,8 @@ from pytest_torchcompile.reuse.definitions import SourceUse, use_of_sources
 from pytest_torchcompile.reuse.digests import digest_of, short_marks
 from pytest_torchcompile.reuse.machine_facts import facts_of_gpus, machine_digests, machine_facts
 from pytest_torchcompile.reuse.run_inputs import RunInputs
-from pytest_torchcompile.reuse.variables import environment_digest, named_variables, variable_marks
+from pytest_torchcompile.reuse.syntax import WAYS_THROUGH_LINKS
+from pytest_torchcompile.reuse.variables import environment_digest, named_variables, names_in_data, variable_marks
 from pytest_torchcompile.reuse.watched_files import is_installed
 
 __all__ = [
@@ -60,10 +61,14 @@ _ASKS_FOR_FILES: Final = frozenset(
         "lstat",
         "st_mtime",
         "st_size",
+        "access",
+        "getctime",
+        "getatime",
         "which",
         "find_spec",
     }
 )
+_FOLLOWS_LINKS: Final = frozenset({"readlink", "islink", "is_symlink", "samefile", *WAYS_THROUGH_LINKS})
 _UNSEEN_READERS: Final = frozenset(
     {
         "safetensors",
@@ -156,8 +161,9 @@ def source_use(inputs: RunInputs, job: Job) -> SourceUse:
     root = Path(job.root)
     files = {name: root / file for name, file in inputs.modules.items()}
     # A file of data may name what is to be built of it; one of an installed package knows nothing of the project.
-    data = any(digest and not is_installed(file) for file, digest in inputs.files.items())
-    return use_of_sources(files, start_names(job), everything=data or inputs.all_code)
+    data = [root / file for file, digest in inputs.files.items() if digest and not is_installed(file)]
+    use = use_of_sources(files, start_names(job), everything=bool(data) or inputs.all_code)
+    return replace(use, texts=use.texts | names_in_data(data))
 
 
 _VARIABLES: Final = "the environment variables"
@@ -195,6 +201,7 @@ def why_untraceable(inputs: RunInputs, use: SourceUse, job: Job) -> str:
     """Why nobody can tell whether the cell has changed; empty where one can."""
     reasons = list(inputs.untraceable)
     reasons += _reasons_of_names(use.identifiers & _ASKS_FOR_FILES, "asks whether files are there")
+    reasons += _reasons_of_names(use.identifiers & _FOLLOWS_LINKS, "asks where links lead")
     reasons += _reasons_of_names(use.identifiers & _UNSEEN_READERS, "may read files where Python does not see it")
     device = str(job.cell["device"]).partition(":")[0]
     if device == "cuda" and not facts_of_gpus():

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from pytest_torchcompile.reuse.digests import digest_of
+from pytest_torchcompile.reuse.syntax import names_of_kernel_language, way_through_links
 
 __all__ = ["Definition", "ModuleText", "SourceUse", "numbered_definitions", "read_module", "use_of_sources"]
 
@@ -51,8 +52,6 @@ _DYNAMIC: Final = frozenset(
     }
 )
 """The same, also as attributes."""
-_KERNEL_LANGUAGE: Final = "triton.language"
-"""The module whose ``load`` reads memory, and no file."""
 _BY_NAME: Final = frozenset({"getattr", "setattr", "hasattr", "delattr"})
 """Functions that name an attribute by a text; where it is a constant, its words are known."""
 READS_TEXT: Final = frozenset(
@@ -153,7 +152,7 @@ class SourceUse:
     identifiers: frozenset[str] = field(default=frozenset())
     """Every name and attribute in the definitions that count."""
     texts: frozenset[str] = field(default=frozenset())
-    """Every word of a text in any definition of the modules."""
+    """Every word of a text in any definition of the modules, and the names that the cell begins with."""
     modules: Mapping[str, str] = field(default_factory=dict)
     """Module to the hash of what counts of it."""
 
@@ -170,7 +169,8 @@ def use_of_sources(modules: Mapping[str, Path], names: Collection[str], everythi
     else:
         counted = _counted_definitions(read.values(), names)
     identifiers: set[str] = set()
-    texts: set[str] = set()
+    # What the cell hands to its factory may be the name of a variable.
+    texts: set[str] = set(names)
     for definition in counted:
         identifiers |= definition.identifiers
     for module in read.values():
@@ -235,7 +235,7 @@ def read_module(file: Path) -> ModuleText:
 @functools.lru_cache(maxsize=4096)
 def _take_apart(data: bytes) -> ModuleText:
     tree = ast.parse(data)
-    kernels = _names_of_kernel_language(tree)
+    kernels = names_of_kernel_language(tree)
     at_import, apart = _split_module(tree)
     named: dict[str, list[Definition]] = {}
     for node, where in apart:
@@ -245,26 +245,6 @@ def _take_apart(data: bytes) -> ModuleText:
         _describe(at_import, _AT_IMPORT, kernels),
         {name: tuple(same) for name, same in named.items()},
     )
-
-
-def _names_of_kernel_language(tree: ast.Module) -> frozenset[str]:
-    """Names that a module binds to Triton's language at its top, and to nothing else anywhere."""
-    imports = [node for node in tree.body if isinstance(node, ast.Import)]
-    names = [alias for node in imports for alias in node.names]
-    imported = {alias.asname for alias in names if alias.name == _KERNEL_LANGUAGE and alias.asname}
-    bound: Counter[str] = Counter()
-    for inner in ast.walk(tree):
-        if isinstance(inner, ast.Name) and not isinstance(inner.ctx, ast.Load):
-            bound[inner.id] += 1
-        elif isinstance(inner, ast.arg):
-            bound[inner.arg] += 1
-        elif isinstance(inner, ast.alias):
-            bound[inner.asname or inner.name] += 1
-        elif isinstance(inner, (*_NAMED, ast.ExceptHandler)):
-            bound[inner.name or ""] += 1
-        elif isinstance(inner, (ast.Global, ast.Nonlocal)):
-            bound.update(inner.names)
-    return frozenset(name for name in imported if bound[name] == 1)
 
 
 def numbered_definitions(tree: ast.Module) -> Iterator[tuple[str, list[ast.stmt]]]:
@@ -364,6 +344,8 @@ def _collect_names(node: ast.AST, identifiers: set[str], texts: set[str]) -> Non
         identifiers.update(node.name.split("."))
     elif isinstance(node, ast.ImportFrom):
         identifiers.update((node.module or "").split("."))
+    elif way := way_through_links(node):
+        identifiers.add(way)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         texts.update(_WORD.findall(node.value))
     elif isinstance(node, ast.Constant) and isinstance(node.value, bytes):
@@ -371,7 +353,7 @@ def _collect_names(node: ast.AST, identifiers: set[str], texts: set[str]) -> Non
 
 
 def _is_dynamic(node: ast.AST, kernels: Collection[str]) -> bool:
-    """Does the node look names up at run time? ``kernels``: of :func:`_names_of_kernel_language`."""
+    """Does the node look names up at run time? ``kernels``: of :func:`names_of_kernel_language`."""
     if isinstance(node, ast.Name):
         return node.id in _DYNAMIC or node.id in _DYNAMIC_FUNCTIONS
     if isinstance(node, ast.Attribute):

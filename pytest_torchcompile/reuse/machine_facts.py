@@ -48,6 +48,8 @@ _TOOLS: Final = (
     *("nvcc", "ptxas", "cuobjdump", "nvdisasm", "hipcc"),
 )
 """Programs that torch, Triton or a compiler of theirs looks for in ``PATH``."""
+_LARGEST_SCRIPT: Final = 1 << 20
+"""Bytes of a program that may be a script around another one."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -150,11 +152,11 @@ def _compiler() -> dict[str, str]:
         told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
     except (OSError, subprocess.TimeoutExpired):
         told = ""
-    return {"place": program, "version": told}
+    return {"place": program, "version": told, "file": _mark_of_file(program)}
 
 
 def tools_of_path(variables: Mapping[str, str]) -> dict[str, str]:
-    """The programs by which ``PATH`` may change what is compiled, each with its file and size.
+    """The programs by which ``PATH`` may change what is compiled, each with its file and a mark of it.
 
     A project that starts a program, or looks for one, is run each time.
     """
@@ -167,9 +169,18 @@ def _tools_of(path: str) -> tuple[tuple[str, str], ...]:
     for name in _TOOLS:
         program = shutil.which(name, path=path)
         if program is not None:
-            file = os.path.realpath(program)
-            found.append((name, f"{file} {os.path.getsize(file)}"))
+            found.append((name, _mark_of_file(program)))
     return tuple(found)
+
+
+def _mark_of_file(program: str) -> str:
+    """The file that a program is, through links, and the hash of its bytes; of a large one the size.
+
+    A script around a compiler may hand on other options, and tell the same version.
+    """
+    file = os.path.realpath(program)
+    size = os.path.getsize(file)
+    return f"{file} {size if size > _LARGEST_SCRIPT else hash_of(Path(file))}"
 
 
 def _read(path: str) -> str:

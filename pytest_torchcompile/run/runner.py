@@ -22,7 +22,7 @@ from pytest_torchcompile import checks
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import Cell, file_word
 from pytest_torchcompile.checks.numerics import STEPS
-from pytest_torchcompile.errors import Unavailable, UsageError
+from pytest_torchcompile.errors import RepeatedMistake, Unavailable, UsageError
 from pytest_torchcompile.gauges import memory
 from pytest_torchcompile.gauges.autotune import limit_autotuning
 from pytest_torchcompile.gauges.compiler import kept_processes, set_compile_threads
@@ -32,7 +32,7 @@ from pytest_torchcompile.ledger.records import Text
 from pytest_torchcompile.ledger.torch_logs import TRACE, logged_channels, traced_to_file
 from pytest_torchcompile.loading import import_all
 from pytest_torchcompile.lowering.kernel_watch import KernelWatch
-from pytest_torchcompile.observation import Failure, Job, Observation
+from pytest_torchcompile.observation import RAISED_TWICE, Failure, Job, Observation
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
 from pytest_torchcompile.oracle.diagnosis import locate_stage, try_hints
 from pytest_torchcompile.oracle.eager_errors import EagerRaised
@@ -274,6 +274,8 @@ def _observe_cell(job: Job, cell: Cell, seen: Observation) -> Failure | None:
             _observe_run(Run(job, cell, wrapper, mesh), seen)
     except Unavailable as why:
         return Failure("skip", str(why))
+    except RepeatedMistake as why:
+        return Failure("usage", str(why), RAISED_TWICE)
     except UsageError as why:
         return Failure("usage", str(why))
     except EagerRaised as why:

@@ -25,7 +25,7 @@ from pytest_torchcompile.backends import BACKENDS
 from pytest_torchcompile.backends.toolkit import Toolkit
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import DEFAULTS, TOOLKIT, Cell
-from pytest_torchcompile.errors import Unavailable, UsageError
+from pytest_torchcompile.errors import RepeatedMistake, Unavailable, UsageError
 from pytest_torchcompile.loading import kind_of, one_line, resolve
 from pytest_torchcompile.oracle.recording import says_fork
 from pytest_torchcompile.state.torch_state import seed_everything
@@ -50,11 +50,9 @@ def build_model(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.n
     if "device" in _keywords_of(factory):
         axes.setdefault("device", cell.device)
     _check_keywords(factory, axes, f"{entry.where}: factory {entry.factory!r}", "axis", "axes")
-    # Seeded last: to look the factory up may have imported a module that draws numbers.
-    seed_everything(seed)
-    model = _call_factory(factory, axes, f"{entry.where}: factory {entry.factory!r}")
+    model = _call_factory(factory, axes, f"{entry.where}: factory {entry.factory!r}", seed)
     if not isinstance(model, torch.nn.Module):
-        raise UsageError(f"{entry.where}: factory {entry.factory!r} returned {kind_of(model)}; "
+        raise RepeatedMistake(f"{entry.where}: factory {entry.factory!r} returned {kind_of(model)}; "
                          "expected a torch.nn.Module (wrap a function in one)")
     model = model.to(device=device, dtype=dtype)
     if entry.mode_of_modules == "keep":
@@ -82,8 +80,7 @@ def make_batch(entry: ModelEntry, cell: Cell, root: Path, seed: int, sizes: Mapp
     keywords = {name: value for name, value in cell.user if name in named}
     keywords |= entry.arguments_of("inputs") | dict(sizes)
     _check_keywords(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}", "dim", "dims")
-    seed_everything(seed)
-    value = _call_factory(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}")
+    value = _call_factory(inputs, keywords, f"{entry.where}: inputs {entry.inputs!r}", seed)
     return Batch.of(value).to(device=device, dtype=dtype)
 
 
@@ -151,7 +148,7 @@ def _keywords_of(function: Callable[..., Any]) -> list[str]:
 
 def _check_keywords(function: Callable[..., Any], given: dict[str, Any], what: str, one: str,
                     many: str) -> None:
-    """Raise :class:`UsageError` if the keywords do not fit the function's parameters."""
+    """Raise :class:`RepeatedMistake` if the keywords do not fit the function's parameters."""
     signature = _signature_of(function)
     # Without one the call itself will tell.
     if signature is None:
@@ -164,20 +161,39 @@ def _check_keywords(function: Callable[..., Any], given: dict[str, Any], what: s
         takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         if not takes_any:
             for name in given.keys() - set(keywords):
-                raise UsageError(f"{what} has no parameter for the {one} {name!r}; {takes}") from None
-        raise UsageError(f"{what} cannot be called with the {many} {', '.join(given) or '(none)'}: "
-                         f"{error}; {takes}") from None
+                raise RepeatedMistake(f"{what} has no parameter for the {one} {name!r}; {takes}") from None
+        raise RepeatedMistake(f"{what} cannot be called with the {many} {', '.join(given) or '(none)'}: "
+                              f"{error}; {takes}") from None
 
 
-def _call_factory(function: Callable[..., Any], keywords: dict[str, Any], what: str) -> Any:
+def _call_factory(function: Callable[..., Any], keywords: dict[str, Any], what: str, seed: int) -> Any:
+    """What the function returns. One that raises is called once more, alike: it may do so now and then only."""
     try:
+        # Seeded last: to look the function up may have imported a module that draws numbers.
+        seed_everything(seed)
         return function(**keywords)
     except (Unavailable, UsageError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
         if says_fork(error):
             raise
-        raise UsageError(f"{what} raised {one_line(error)}") from error
+        told = f"{what} raised {one_line(error)}"
+        again = _raised_again(function, keywords, seed)
+        if not again:
+            raise UsageError(f"{told}; called once more, it returned") from error
+        if again != one_line(error):
+            raise UsageError(f"{told}; called once more, it raised {again}") from error
+        raise RepeatedMistake(told) from error
+
+
+def _raised_again(function: Callable[..., Any], keywords: dict[str, Any], seed: int) -> str:
+    """What the function raises when it is called once more, in one line; empty where it returns."""
+    try:
+        seed_everything(seed)
+        function(**keywords)
+    except (Exception, SystemExit) as error:
+        return one_line(error)
+    return ""
 
 
 def _placement(cell: Cell, where: str) -> tuple[torch.device, torch.dtype]:

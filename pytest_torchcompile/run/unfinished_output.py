@@ -31,14 +31,17 @@ def remove_unfinished(pids: Iterable[int]) -> None:
     writing = {pid: _outputs_of(pid) for pid in pids}
     compilers = [pid for pid, outputs in writing.items() if outputs]
     for pid in compilers:
-        # It may have ended meanwhile; then what it has written is whole, and is made again.
         _send(pid, signal.SIGSTOP)
     for pid in compilers:
+        # One that has ended meanwhile has written it whole, and another run, which waited for its lock, may load it.
+        # Its number may be another process' by now, which goes on.
+        if _outputs_of(pid) != writing[pid]:
+            _send(pid, signal.SIGCONT)
+            continue
         for path in writing[pid]:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
-    # Here, for one in a process group of its own would stay stopped for ever.
-    for pid in compilers:
+        # Here, for one in a process group of its own would stay stopped for ever.
         _send(pid, signal.SIGKILL)
 
 

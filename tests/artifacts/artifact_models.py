@@ -1,4 +1,4 @@
-"""Models that are shipped: products of matrices alone, for which Inductor builds no kernel. And makers that fail."""
+"""Models that are shipped: products of matrices, which need no C++ kernel, and one with one. And makers that fail."""
 
 from __future__ import annotations
 
@@ -65,6 +65,17 @@ def scaled_heads():
     global SCALE
     SCALE = 1.0 if in_second_process() else 3.0
     return Scaled()
+
+
+class Kernel(nn.Module):
+    """One C++ kernel, of which Inductor builds a library."""
+
+    def forward(self, x):
+        return torch.relu(x) * 2
+
+
+def kernel():
+    return Kernel()
 
 
 def raises():

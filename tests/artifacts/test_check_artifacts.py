@@ -31,6 +31,14 @@ def test_all_is_well():
         "precompile skipped: torch 2.13 has no torch.compiler.precompile")
 
 
+@pytest.mark.parametrize(("built", "told"), [(0, ""), (1, ", 1 C++ kernel library built again"),
+                                             (3, ", 3 C++ kernel libraries built again")])
+def test_libraries_that_were_built_again(built, told):
+    """No cache of graphs counts them, so that a hit says nothing of them."""
+    section = {"raised": None, "unfit": "", "routes": [WARM | {"built": built}]}
+    assert load("artifacts").remark(section) == f"warm_folder: 9.0 s cold, 2.0 s loaded, 0 misses and 2 hits{told}"
+
+
 @pytest.mark.parametrize(("route", "message"), [
     (WARM | {"misses": 1}, "recompiles: route warm_folder: 1 graph compiled again in a second process (limit "
                            "cache_misses 0, 2 hits)"),

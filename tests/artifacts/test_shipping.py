@@ -65,6 +65,15 @@ def test_a_warm_folder_compiles_nothing(shipped):
     assert section["calls"] == 2
 
 
+@pytest.mark.parametrize(("route", "built"), [("warm_folder", 0), ("cache_artifacts", 1)])
+def test_libraries_of_kernels(shipped, route, built):
+    """A folder has them; torch's cache artifacts do not, so that the C++ compiler is called again for a hit."""
+    section = shipped(route, "kernel")
+    assert problems_of(section) == []
+    assert section["misses"] == 0
+    assert min(section["built"], 1) == built
+
+
 @pytest.mark.parametrize("factory", ["heads", "hooked_heads"])
 def test_a_clean_artifact(shipped, factory):
     """Loaded, it does what eager does, or refuses; a hook that both processes have is inside."""

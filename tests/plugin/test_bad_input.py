@@ -183,7 +183,7 @@ axes:
 
 
 def test_inputs_that_raise_are_one_failure(repo):
-    """One letter, one text, and the inputs function is called in one cell of four; all stay failed for --lf."""
+    """One letter, one text, and the inputs function is called in one cell of four, twice; all stay failed for --lf."""
     repo.matrix(MISTAKEN_INPUTS)
     repo.models("""
     from pathlib import Path
@@ -197,7 +197,7 @@ def test_inputs_that_raise_are_one_failure(repo):
     lines = result.outlines
     assert lines[0].split()[0] == "F"
     assert "inputs 'models:mistaken' raised IndexError: no such file in the data set" in result.stdout.str()
-    assert (repo.path / "calls.txt").read_text().split() == ["called"]
+    assert (repo.path / "calls.txt").read_text().split() == ["called", "called"]
     verdicts = repo.verdicts()
     assert set(verdicts.values()) == {"error"}
     assert len({name.partition("::")[0] for name in verdicts}) == 4
@@ -277,3 +277,51 @@ def test_a_dict_that_is_no_keywords(repo):
     """)
     repo.run()
     assert set(repo.verdicts().values()) == {"pass"}
+
+
+DRAWN_SIZES = """
+version: 1
+models:
+  net: {factory: "models:net", inputs: "models:limited", dims: {B: {buckets: [4, 8]}}}
+axes:
+  backend: [aot_eager, eager]
+checks: [compiles]
+rules:
+  - also: [shape_stability]
+    when: {backend: aot_eager}
+"""
+
+
+def test_inputs_that_raise_for_a_size_that_a_check_drew(repo):
+    """Only cells with that check ask for the size, so that the others are run."""
+    repo.matrix(DRAWN_SIZES)
+    repo.models("""
+    def limited(B):
+        if B not in (4, 8):
+            raise IndexError(f"no batch of {B}")
+        return torch.ones(B, 6)
+    """)
+    result = repo.run()
+    assert "inputs 'models:limited' raised IndexError: no batch of " in result.stdout.str()
+    verdicts = repo.verdicts()
+    assert verdicts["net-aot_eager-default-auto-none::shape_stability"] == "error"
+    assert verdicts["net-eager-default-auto-none::compiles"] == "pass"
+
+
+def test_inputs_that_raise_now_and_then(repo):
+    """Called again alike they return, so that each cell tries for itself."""
+    repo.matrix(MISTAKEN_INPUTS)
+    repo.models("""
+    from pathlib import Path
+
+    def mistaken(B):
+        first = not Path("called").exists()
+        Path("called").touch()
+        if first:
+            raise IndexError("unlucky")
+        return torch.ones(B, 6)
+    """)
+    repo.run()
+    verdicts = repo.verdicts()
+    assert verdicts["net-aot_eager-default-auto-none::compiles"] == "error"
+    assert verdicts["net-aot_eager-default-static-none::compiles"] == "pass"

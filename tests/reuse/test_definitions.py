@@ -138,3 +138,10 @@ def test_definitions_of_other_modules_count_by_their_names(tmp_path):
     first = digest("class Block:\n    a = 1\n\nclass Unused:\n    b = 1\n")
     assert digest("class Block:\n    a = 1\n\nclass Unused:\n    b = 2\n") == first
     assert digest("class Block:\n    a = 2\n\nclass Unused:\n    b = 1\n") != first
+
+
+def test_names_that_the_cell_begins_with_are_texts(tmp_path):
+    """One may be that of an environment variable, which the factory is handed."""
+    file = tmp_path / "models.py"
+    file.write_text("def net(variable):\n    return os.environ[variable]\n")
+    assert "JOB_SIZE" in use_of_sources({"models": file}, {"net", "JOB_SIZE"}).texts

@@ -122,7 +122,7 @@ def test_rooms_that_no_cell_loads():
 
 
 def test_programs_that_are_found_in_a_path(tmp_path):
-    """Each with its file, through links, and its size; a folder without any changes nothing."""
+    """Each with its file, through links, and its bytes; a folder without any changes nothing."""
     for folder in ("a", "b", "empty"):
         (tmp_path / folder).mkdir()
     gcc = tmp_path / "a" / "gcc"
@@ -131,5 +131,22 @@ def test_programs_that_are_found_in_a_path(tmp_path):
     (tmp_path / "b" / "gcc").symlink_to(gcc)
     one, linked, both = (tools_of_path({"PATH": path}) for path in (
         f"{tmp_path}/a", f"{tmp_path}/b", f"{tmp_path}/empty:{tmp_path}/b"))
-    assert one == linked == both == {"gcc": f"{gcc} 1"}
+    assert one == linked == both
+    assert one["gcc"].startswith(f"{gcc} ")
     assert tools_of_path({"PATH": f"{tmp_path}/empty"}) == tools_of_path({}) or not tools_of_path({"PATH": "/nowhere"})
+
+
+@pytest.mark.parametrize("size", [0, 1 << 20], ids=["a script", "a program"])
+def test_a_script_around_a_compiler(tmp_path, monkeypatch, size):
+    """It hands on another option, tells the same version, and is as long as it was: of a large program that is one."""
+    script = tmp_path / "g++"
+    told = []
+    for option in ("-O2", "-O3"):
+        told_version = "[ $1 = --version ] && echo g++ 12"
+        script.write_text(f"#!/bin/sh\n{told_version} || exec /usr/bin/g++ {option} $*\n{' ' * size}")
+        script.chmod(0o755)
+        module._tools_of.cache_clear()
+        monkeypatch.setenv("CXX", str(script))
+        told.append((tools_of_path({"PATH": str(tmp_path)}), module._compiler()))
+    assert (told[0][0] == told[1][0]) is (told[0][1] == told[1][1]) is bool(size)
+    assert told[0][1]["version"] == "g++ 12\n"

@@ -105,6 +105,8 @@ def test_constants_of_all_definitions_may_be_drawn(make_job, tmp_path):
     ({"forward"}, "cpu", ""),
     ({"exists", "stat"}, "cpu", "its code asks whether files are there (exists, stat)"),
     ({"safetensors"}, "cpu", "its code may read files where Python does not see it (safetensors)"),
+    ({"access"}, "cpu", "its code asks whether files are there (access)"),
+    ({"readlink", "resolve()"}, "cpu", "its code asks where links lead (readlink, resolve())"),
     ({"forward"}, "mps", "nothing is known of the device mps"),
 ])
 def test_what_can_not_be_followed(identifiers, device, text, make_job):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pytest_torchcompile.run import unfinished_output
 from pytest_torchcompile.run.offspring import end_offspring, kill_group, offspring_of
 from pytest_torchcompile.run.unfinished_output import remove_unfinished
 
@@ -64,3 +66,35 @@ def test_a_process_that_has_ended(tmp_path):
     process.wait()
     remove_unfinished([process.pid])
     assert (tmp_path / "lib.so").exists()
+
+
+def test_a_linker_that_ends_just_then(tmp_path, monkeypatch):
+    """Between the look at it and its stop: what it has written is whole, and another run may load it already."""
+    linker = begun(tmp_path / "whole.so")
+    send = unfinished_output._send
+
+    def end_first(pid, number):
+        if number == signal.SIGSTOP:
+            os.kill(pid, signal.SIGKILL)
+            # It has ended and was not waited for, so its number is still its own.
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        send(pid, number)
+
+    monkeypatch.setattr(unfinished_output, "_send", end_first)
+    remove_unfinished([linker.pid])
+    linker.wait(10)
+    assert (tmp_path / "whole.so").exists()
+
+
+def test_a_process_that_has_got_its_number(monkeypatch):
+    """It is no compiler, so it is neither killed nor left stopped."""
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    outputs_of = unfinished_output._outputs_of
+    looks = iter([{Path("half.so")}])
+    monkeypatch.setattr(unfinished_output, "_outputs_of", lambda pid: next(looks, None) or outputs_of(pid))
+    remove_unfinished([other.pid])
+    time.sleep(0.1)
+    assert other.poll() is None
+    assert Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[0] in ("R", "S", "D")
+    other.kill()
+    other.wait()

@@ -6,6 +6,7 @@ differ, and in which operators. Graphs that compute the same of the same, in ano
 """
 
 import hashlib
+import itertools
 import json
 import re
 import sys
@@ -157,12 +158,12 @@ def batches_of(kind: str) -> Batches:
 
 def programs(names: list[str]) -> Iterator[tuple[str, nn.Module, Batches, str, bool]]:
     """Of each cell of the pages: its name, the model and its batches, the backend, and whether it is trained."""
-    torch.manual_seed(0)
-    for name, (model, batches) in smoke_models().items():
-        for training in (True, False):
-            for backend in ("inductor", "aot_eager", "eager"):
-                if (not names or name in names) and (backend != "inductor" or name in WITH_INDUCTOR):
-                    yield f"{name} {backend} {training=}", model.train(training), batches, backend, training
+    for backend, training in itertools.product(("inductor", "aot_eager", "eager"), (True, False)):
+        torch.manual_seed(0)
+        # Made anew: with a gradient of the cell before, a size was a symbol at once.
+        for name, (model, batches) in smoke_models().items():
+            if (not names or name in names) and (backend != "inductor" or name in WITH_INDUCTOR):
+                yield f"{name} {backend} {training=}", model.train(training), batches, backend, training
     for name, (kind, sizes, batch_kind) in MODELS.items():
         if names and name not in names:
             continue
@@ -183,7 +184,7 @@ def write(file: str, names: list[str]) -> None:
     kept: dict[str, dict[str, Any]] = {}
     for name, model, batches, backend, training in programs(names):
         torch._dynamo.reset()
-        # Else it remembers which sizes varied in the cell before, and takes them for symbols at once.
+        # Which sizes varied in the cell before is forgotten too.
         reset_code_state()
         kept[name] = records = {}
         if backend == "inductor":

@@ -1,8 +1,9 @@
 """Generated code: what the compiler has made of a cell, under keys that stay where the code stays. No torch.
 
 A key is the hash of a text without what says nothing about the code: names of variables, symbols and kernels, their
-numbers, comments, the lines of the user's code, paths, and what Inductor writes for its own benchmarks. Two compiles of
-one model in two processes have the same keys; a refactoring that the compiler does not see changes none.
+numbers, comments, the lines of the user's code, paths, and what Inductor writes for its own benchmarks. Of a graph that
+was traced it is also where sizes are computed, and when a value is freed. Two compiles of one model in two processes
+have the same keys; a refactoring that the compiler does not see changes none.
 
 Reads what :func:`pytest_torchcompile.ledger.observe` keeps with ``keep_texts`` (torch 2.13): Inductor's module
 (PythonWrapperCodegen in torch/_inductor/codegen/wrapper.py), where there is none the graphs of AOTAutograd, and where
@@ -20,6 +21,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.gauges.code_pieces import COMPILED_STAGES
 from pytest_torchcompile.gauges.kernels import functions_of_graph, stage_of_code
+from pytest_torchcompile.gauges.symbolic_lines import settle_symbolic_lines
 from pytest_torchcompile.ledger.records import Text
 
 __all__ = ["GeneratedCode", "GraphCode", "KernelCode", "read_generated_code", "stage_keys"]
@@ -151,7 +153,10 @@ def _functions_that_run(module: ast.Module) -> list[ast.FunctionDef]:
     of_inductor = functions_of_graph(module)
     if of_inductor:
         return of_inductor
-    return [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == "forward"]
+    graphs = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef) and node.name == "forward"]
+    for graph in graphs:
+        settle_symbolic_lines(graph, with_parameters=len(graphs) == 1)
+    return graphs
 
 
 class _NeutralNames(ast.NodeTransformer):

@@ -24,7 +24,7 @@ from pytest_torchcompile.report.reading import read_report
 from pytest_torchcompile.report.safe_output import CODE, FOLDER, harmless_text, replace_file
 
 __all__ = ["SHOWN_CHANGES", "CodeChange", "CodeChanges", "CodeStore", "change_difference", "change_lines",
-           "change_summary", "change_title", "compare_code", "run_command", "store_of"]
+           "change_summary", "change_title", "compare_code", "pieces_in_words", "run_command", "store_of"]
 
 _LARGEST: Final = 128 << 20
 """Bytes of a store, above which the texts that were written longest ago go."""
@@ -78,6 +78,15 @@ class CodeChange:
     new: str
     """Its key now; empty for what is gone."""
     cells: tuple[str, ...]
+    places: int = 1
+    """How many graphs or kernels of all cells it is: the same code may be there more than once."""
+
+    @property
+    def happened(self) -> str:
+        """``changed``, ``new`` or ``gone``."""
+        if not self.old:
+            return "new"
+        return "changed" if self.new else "gone"
 
 
 @dataclass
@@ -88,7 +97,7 @@ class CodeChanges:
     """Of the cells that both runs have, in the new one."""
     kernels: int = 0
     changed_graphs: int = 0
-    """Those that the old run has not in that cell."""
+    """Those that the old run has not in that cell; also new ones, which nothing of the old run stands beside."""
     changed_kernels: int = 0
     compared: int = 0
     """Cells of both runs."""
@@ -102,6 +111,10 @@ class CodeChanges:
     def is_same(self) -> bool:
         """Whether nothing differs in the cells of which both runs recorded code."""
         return not self.changes
+
+    def places(self, kind: str, happened: str) -> int:
+        """How many graphs or kernels are changed, new or gone, each counted in every cell."""
+        return sum(change.places for change in self.changes if (change.kind, change.happened) == (kind, happened))
 
 
 def compare_code(old_cells: Iterable[Mapping[str, Any]], new_cells: Iterable[Mapping[str, Any]]) -> CodeChanges:
@@ -131,7 +144,7 @@ def compare_code(old_cells: Iterable[Mapping[str, Any]], new_cells: Iterable[Map
                 found.changed_kernels += piece.kind == "kernel"
     for (kind, old_key, new_key), places in cells_of.items():
         cells = tuple(dict.fromkeys(cell for cell, _ in places))
-        found.changes.append(CodeChange(kind, places[0][1], old_key, new_key, cells))
+        found.changes.append(CodeChange(kind, places[0][1], old_key, new_key, cells, len(places)))
     # Kernels first: of a graph that only calls another kernel the kernel tells more.
     found.changes.sort(key=lambda change: (change.kind != "kernel", -len(change.cells)))
     return found
@@ -180,8 +193,22 @@ def change_lines(found: CodeChanges, old: CodeStore, new: CodeStore) -> Iterator
 
 def change_summary(found: CodeChanges) -> str:
     """``0 of 206 kernels and 0 of 41 graphs changed in 12 cells``."""
-    return (f"{found.changed_kernels} of {count(found.kernels, 'kernel')} and {found.changed_graphs} of "
-            f"{count(found.graphs, 'graph')} changed in {count(found.compared, 'cell')}")
+    return f"{pieces_in_words(found)} in {count(found.compared, 'cell')}"
+
+
+def pieces_in_words(found: CodeChanges) -> str:
+    """``4 of 24 kernels and 26 of 87 graphs changed or new, 10 graphs gone``; what is gone is none of the 87."""
+    how = "changed"
+    if found.places("kernel", "new") or found.places("graph", "new"):
+        how = "changed or new"
+    words = (f"{found.changed_kernels} of {count(found.kernels, 'kernel')} and {found.changed_graphs} of "
+             f"{count(found.graphs, 'graph')} {how}")
+    gone = []
+    for kind in ("kernel", "graph"):
+        number = found.places(kind, "gone")
+        if number:
+            gone.append(count(number, kind))
+    return f"{words}, {' and '.join(gone)} gone" if gone else words
 
 
 def change_title(change: CodeChange) -> str:
@@ -190,11 +217,9 @@ def change_title(change: CodeChange) -> str:
 
 
 def _what_happened(change: CodeChange) -> str:
-    if not change.old:
-        return f"new {change.kind} {change.name}"
-    if not change.new:
+    if change.happened == "gone":
         return f"no {change.kind} {change.name} any more"
-    return f"changed {change.kind} {change.name}"
+    return f"{change.happened} {change.kind} {change.name}"
 
 
 def change_difference(change: CodeChange, old: CodeStore, new: CodeStore) -> Iterator[str]:

@@ -14,7 +14,7 @@ from pytest_torchcompile.checks.severity import Effect, Severity
 from pytest_torchcompile.gate.baseline import Change
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.causes import check_effect, portable_path
-from pytest_torchcompile.report.code_changes import CodeChange, CodeStore
+from pytest_torchcompile.report.code_changes import CodeChange, CodeChanges, CodeStore, pieces_in_words
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.finding import EXIT_CODES
 from pytest_torchcompile.report.merging import Merged
@@ -157,9 +157,7 @@ def make_outline(outline: Outline, found: UpgradeComparison, new_run: Merged, st
     order = list(SECTIONS)
     # Stable: within a section the order in which they were found, which has the worst first.
     lines.sort(key=lambda line: order.index(line.section))
-    summary = (f"{found.code.changed_kernels} of {count(found.code.kernels, 'kernel')} and {found.code.changed_graphs} "
-               f"of {count(found.code.graphs, 'graph')} changed")
-    return replace(outline, lines=lines, cells=found.cells, runs=found.runs, code_summary=summary,
+    return replace(outline, lines=lines, cells=found.cells, runs=found.runs, code_summary=pieces_in_words(found.code),
                    notes=dict(_unseen_sections(found, new_run)))
 
 
@@ -259,24 +257,38 @@ def _lines_of_code(found: UpgradeComparison, store: CodeStore | None) -> Iterato
         names = first_names(change.name for change in same)
         more = f" and {count(len(difference) - _SHOWN_LINES, 'more line')}" if len(difference) > _SHOWN_LINES else ""
         lines = " · ".join(difference[:_SHOWN_LINES])
-        how = "changed by the same lines" if len(same) > 1 else "changed"
-        yield OutlineLine("code", f"{count(len(same), 'kernel')} {how} ({names}): {lines}{more}", _cells_of(same))
+        places = _places_of(same)
+        how = "changed by the same lines" if places > 1 else "changed"
+        yield OutlineLine("code", f"{count(places, 'kernel')} {how} ({names}): {lines}{more}", _cells_of(same))
     for change in kernels[:_CHANGED_KERNELS]:
-        what = "changed"
-        if not change.old:
-            what = "new"
-        elif not change.new:
-            what = "gone"
-        yield OutlineLine("code", f"{what} {change.kind} {change.name}", change.cells)
-    graphs = [change for change in found.code.changes if change.kind == "graph"]
+        times = f", {change.places} times" if change.places > 1 else ""
+        yield OutlineLine("code", f"{change.happened} {change.kind} {change.name}{times}", change.cells)
     left = kernels[_CHANGED_KERNELS:]
     if left:
-        yield OutlineLine("code", f"and {count(len(left), 'more kernel')}", _cells_of(left))
+        yield OutlineLine("code", f"and {count(_places_of(left), 'more kernel')}", _cells_of(left))
+    graphs = [change for change in found.code.changes if change.kind == "graph"]
     if graphs:
-        yield OutlineLine("code", f"{count(len(graphs), 'graph')} that call kernels or are captured otherwise",
-                          _cells_of(graphs))
+        yield OutlineLine("code", _graphs_in_words(found.code), _cells_of(graphs))
     if found.code_wavers:
         yield OutlineLine("wavers", "code that is not the same in two runs of one version", found.code_wavers)
+
+
+def _graphs_in_words(code: CodeChanges) -> str:
+    """So that they add up to the summary: changed and new ones of the new version's graphs, gone ones of the old's."""
+    changed, new, gone = (code.places("graph", happened) for happened in ("changed", "new", "gone"))
+    words = []
+    if changed:
+        words.append(count(changed, "graph that calls kernels or is captured otherwise",
+                           "graphs that call kernels or are captured otherwise"))
+    if new:
+        words.append(count(new, "new graph"))
+    if gone:
+        words.append(count(gone, "graph that is gone", "graphs that are gone"))
+    return ", ".join(words)
+
+
+def _places_of(changes: Sequence[CodeChange]) -> int:
+    return sum(change.places for change in changes)
 
 
 def _changed_lines(change: CodeChange, store: CodeStore | None) -> tuple[str, ...]:

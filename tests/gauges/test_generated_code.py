@@ -87,6 +87,66 @@ def test_graphs(old, new, same):
     assert (keys(GRAPH.replace(old, new), "forward") == keys(GRAPH, "forward")) == same
 
 
+SIZED = '''class Graph(torch.nn.Module):
+    def forward(self, size: "Sym(s77)", x: "f32[s77, 8][8, 1]cpu", other: "Sym(s9)", last: "i64[][]cpu"):
+        tripled: "Sym(3*s77)" = 3 * size;  size = None
+        stride: "Sym(s77)" = torch.ops.aten.sym_stride.int(x, 0)
+        relu: "f32[s77, 8][8, 1]cpu" = torch.ops.aten.relu.default(x);  x = None
+        added: "i64[][]cpu" = torch.ops.aten.add.Tensor(last, 1);  last = None
+        view: "f32[8*s77][1]cpu" = torch.ops.aten.view.default(relu, [tripled]);  relu = tripled = None
+        return (view, added, stride, other)
+'''
+TRIPLED = '        tripled: "Sym(3*s77)" = 3 * size;  size = None\n'
+ADDED = '        added: "i64[][]cpu" = torch.ops.aten.add.Tensor(last, 1);  last = None\n'
+STRIDE = '        stride: "Sym(s77)" = torch.ops.aten.sym_stride.int(x, 0)\n'
+ITEM = '        stride: "Sym(u0)" = torch.ops.aten._local_scalar_dense.default(x)\n'
+IN_PLACE = "        changed = torch.ops.aten.resize_.default(x, [2])\n"
+
+
+def moved(line, before, text=SIZED):
+    """The text with a line at another place; a line that it has not is put in."""
+    return text.replace(line, "").replace(before, line + before)
+
+
+SIZE_FIRST, SIZE_LATER = ('size: "Sym(s77)", x: "f32[s77, 8][8, 1]cpu"', 'x: "f32[s77, 8][8, 1]cpu", size: "Sym(s77)"')
+
+
+@pytest.mark.parametrize("other", [
+    moved(TRIPLED, ADDED), moved(STRIDE, ADDED), moved(STRIDE, TRIPLED), SIZED.replace(SIZE_FIRST, SIZE_LATER),
+    SIZED.replace(";  relu = tripled = None", ""), SIZED.replace(";  size = None", ";  last = None"),
+])  # fmt: skip
+def test_where_sizes_are_computed_says_nothing(other):
+    """As torch 2.15 has them elsewhere than 2.13; nor where they stand among the parameters, or a value is freed."""
+    assert other != SIZED
+    assert keys(other, "forward") == keys(SIZED, "forward")
+
+
+CHANGED = moved(IN_PLACE, TRIPLED)
+ASKED = SIZED.replace(STRIDE, ITEM)
+NESTED = SIZED + """
+    class body(torch.nn.Module):
+        def forward(self, size: "Sym(s77)", x: "f32[s77, 8][8, 1]cpu"):
+            return (size, x)
+"""
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    # Lines that read or change values, and what is returned.
+    (SIZED, moved(ADDED, "        return")), (CHANGED, moved(IN_PLACE, ADDED)),
+    (CHANGED, moved(STRIDE, IN_PLACE, CHANGED)), (ASKED, moved(ITEM, ADDED, ASKED)),
+    (SIZED, SIZED.replace("added, stride", "stride, added")),
+    # Tensors change places, and sizes do; each is known by its place alone.
+    (SIZED, SIZED.replace('add.Tensor(last, 1)', 'add.Tensor(x, 1)')),
+    (SIZED, SIZED.replace('size: "Sym(s77)"', 'size: "Sym(s9)"').replace('other: "Sym(s9)"', 'other: "Sym(s77)"')),
+    # The caller of a graph gives it its parameters in their order.
+    (NESTED, SIZE_LATER.join(NESTED.rsplit(SIZE_FIRST, 1))),
+])  # fmt: skip
+def test_the_order_of_other_lines_says_something(one, other):
+    """Two graphs are never taken for one."""
+    assert one != other
+    assert keys(one, "forward") != keys(other, "forward")
+
+
 def test_the_last_stage_stands_for_a_graph():
     """Inductor's code before AOTAutograd's graphs, these before Dynamo's; each compile by itself, in order."""
     texts = [Text("0/0", "dynamo", GRAPH), Text("0/0", "forward", GRAPH), Text("0/0", "code", MODULE),

@@ -74,6 +74,19 @@ def test_one_change_of_many_cells_is_told_once(tmp_path):
     assert lines[5] == "changed kernel 0/0 forward: add_0, in 2 cells: a, b"
 
 
+def test_what_is_new_and_what_is_gone_is_counted_apart():
+    """Of the graphs of the new run some changed and some are new; what is gone is of none of them."""
+    old = [cell("a", ONE, ("1/0 forward", "g2", {}), ("2/0 forward", "g3", {})), cell("b", ONE)]
+    other = ("0/0 forward", "g8", {"add_0": "k1", "relu_1": "k2"})
+    found = compare_code(old, [cell("a", other, ("7/0 forward", "g7", {"mul_0": "k7"})), cell("b", other)])
+    assert {happened: found.places("graph", happened) for happened in ("changed", "new", "gone")} == {
+        "changed": 2, "new": 1, "gone": 2}
+    # One change in two cells is two graphs.
+    assert (found.changed_graphs, len(found.changes)) == (3, 5)
+    assert next(change_lines(found, None, None)) == (
+        "1 of 5 kernels and 3 of 3 graphs changed or new, 2 graphs gone in 2 cells")
+
+
 def test_texts_are_kept_and_compared(tmp_path):
     """The difference is shown where both texts are there; a key of a report cannot lead out of the folder."""
     store = CodeStore(tmp_path / "code")

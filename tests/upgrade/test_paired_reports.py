@@ -215,6 +215,29 @@ def test_changed_kernels_are_told_and_never_fail(tmp_path):
     assert sections_of(wavering) == ["wavers"]
 
 
+def test_lines_of_code_add_up_to_their_summary(tmp_path):
+    """The same change in two cells is two; what is gone is none of the new version's graphs."""
+    def run_with(graphs):
+        run = Run(model=["net", "other"], backend=["inductor"])
+        for name in run.ids:
+            run.section(name, "compiles")["code"] = [
+                {"graph": graph, "key": key, "kernels": [["cpp_fused_add_0", kernel]] if kernel else []}
+                for graph, key, kernel in graphs]
+        return run
+
+    old = run_with([("0/0 forward", "g1", "k1"), ("1/0 forward", "g2", ""), ("2/0 forward", "g3", "")])
+    new = run_with([("0/0 forward", "g9", "k2"), ("7/0 forward", "g7", "")])
+    store = CodeStore(tmp_path)
+    store.keep({"k1": "one", "k2": "one\ntwo"})
+    found = outline_of([old], [new], store)
+    assert found.code_summary == "2 of 2 kernels and 4 of 4 graphs changed or new, 4 graphs gone"
+    assert [line.text for line in found.lines] == [
+        "2 kernels changed by the same lines (0/0 forward: cpp_fused_add_0): + two",
+        "2 graphs that call kernels or are captured otherwise, 2 new graphs, 4 graphs that are gone"]
+    assert next(line.text for line in outline_of([old], [new]).lines) == (
+        "changed kernel 0/0 forward: cpp_fused_add_0, 2 times")
+
+
 def test_nothing_to_judge():
     """No cell that both have judged is no green page."""
     run = Run()

@@ -91,7 +91,12 @@ class Zygote:
         os.close(self._lifeline)
         for number in range(1, _newest_zygote(self.folder) + 1):
             _wait_for_end(self.folder / str(number))
-        self._process.wait()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            # Nobody owns the folder any more, so a run that begins may have removed it, with the number in it.
+            kill_group(self._process.pid)
+            self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -60,13 +61,16 @@ def test_its_first_compile_is_given_up(hanging):
         zygote.close()
 
 
-def test_it_does_not_outlive_the_run(hanging):
-    """The run ends while the compiler hangs."""
+@pytest.mark.parametrize("swept", [False, True], ids=["", "swept"])
+def test_it_does_not_outlive_the_run(hanging, swept):
+    """The run ends while the compiler hangs, also where another run that begins has just removed its folder."""
     zygote = Zygote(600.0)
     deadline = time.monotonic() + 120
     while not hanging.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert alive(hanging)
+    if swept:
+        shutil.rmtree(zygote.folder)
     zygote.close()
     deadline = time.monotonic() + 10
     while alive(hanging) and time.monotonic() < deadline:

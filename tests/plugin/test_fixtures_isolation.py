@@ -176,7 +176,8 @@ def test_nothing_is_loaded_until_a_test_asks(repo):
     repo.run("-s", "-p", "no:hypothesispytest", option="").stdout.fnmatch_lines([
         "loaded: [[][]] [[]'pytest_torchcompile.errors', "
         "'pytest_torchcompile.plan', 'pytest_torchcompile.plan.matrix_path', 'pytest_torchcompile.plugin', "
-        "'pytest_torchcompile.plugin.fixtures', 'pytest_torchcompile.plugin.graph_pass', 'pytest_torchcompile.run', "
+        "'pytest_torchcompile.plugin.fixtures', 'pytest_torchcompile.plugin.graph_pass', "
+        "'pytest_torchcompile.plugin.marker_mistakes', 'pytest_torchcompile.run', "
         "'pytest_torchcompile.run.options'[]]",
     ])
     repo.file("test_it.py", """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -106,7 +106,7 @@ def _run_timed(call: Callable[..., Any], batch: Batch, loss: Callable[..., Any] 
 
 def _run_in_parts(
     call: Callable[..., Any], batch: Batch, loss: Callable[..., Any] | None,
-    around_model: Callable[[], AbstractContextManager[object]] = nullcontext,
+    around_model: Callable[[], AbstractContextManager[object]],
 ) -> None:
     """One step, with ``around_model()`` entered while the model works: for the forward pass, and for the backward."""
     with torch.set_grad_enabled(loss is not None):

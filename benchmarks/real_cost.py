@@ -188,6 +188,7 @@ def rounds(names: list[str], args: argparse.Namespace) -> None:
             folder = Path(text)
             for state in ("cold", "warm"):
                 mine = ours(names, args, f"{folder}/cache-ours", folder)
+                print(f"\nround {number + 1}, {state}: ours took {mine['wall']:.1f} s", flush=True)
                 theirs = plain(names, args, f"{folder}/cache-plain", folder)
                 walls[state].append(mine["wall"] / theirs["wall"])
                 print(f"\nround {number + 1}, {state}: ours {mine['wall']:.1f} s, plain {theirs['wall']:.1f} s, "

@@ -157,9 +157,10 @@ def _by_peaks(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
     roof = roof_of(timed.work, peaks)
     eager = timed.launches.get("eager")
     predicted = predict_speed(
-        timed.work, timed.parts, peaks, timed.eager.low, trains=run.train,
+        timed.work, timed.parts, peaks, timed.eager.median, trains=run.train,
         coverage=min((each["share"] for each in run.compiled.coverage), default=1.0),
         busy_seconds=None if eager is None else eager.busy_seconds,
+        product_seconds=0.0 if eager is None else eager.product_seconds,
         replayed=eager is not None and promised(run.cell.axes),
     )  # fmt: skip
     error = predicted.speedup / timed.speedup - 1

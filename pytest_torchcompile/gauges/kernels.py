@@ -10,7 +10,7 @@ import ast
 import contextlib
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -30,6 +30,8 @@ _LEVEL: Final = "trace.provenance_tracking_level"
 _LINE: Final = re.compile(r'File "(.+?)", line (\d+)')
 _NO_KERNELS: Final = ("Memcpy", "Memset", "Command Buffer")
 """What the profiler shows of the GPU beside kernels."""
+_PRODUCTS: Final = re.compile(r"mm$|mm_|convolution|attention")
+"""Operators whose work a library does, compiled or not: ``addmm``, ``_grouped_mm``, ``cudnn_convolution``."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,13 @@ class Launches:
     """Of that in Triton's kernels; the rest is a library's."""
     waits: int = 0
     """How often the host waited for a number of the GPU (``.item()``, a branch on a tensor, a print)."""
+    by_operator: dict[str, float] = field(default_factory=dict)
+    """Seconds of the kernels that each ATen operator launched from the host, with the longest first."""
+
+    @property
+    def product_seconds(self) -> float:
+        """Seconds of products, convolutions and attention, which a library does."""
+        return sum(seconds for name, seconds in self.by_operator.items() if _PRODUCTS.search(name))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -249,11 +258,14 @@ def count_launches(call: Callable[[], object]) -> Launches:
         torch.cuda.synchronize()
     on_gpu: Counter[str] = Counter()
     on_host: Counter[str] = Counter()
+    by_operator: defaultdict[str, float] = defaultdict(float)
     busy: list[tuple[float, float]] = []
     generated = 0.0
     for event in profiled.events() or ():
         if event.device_type.name == "CPU":
             on_host[event.name] += 1
+            if event.name.startswith("aten::"):
+                by_operator[event.name.removeprefix("aten::")] += sum(kernel.duration for kernel in event.kernels)
             continue
         begun, ended = float(event.time_range.start), float(event.time_range.end)
         busy.append((begun, ended))
@@ -264,8 +276,11 @@ def count_launches(call: Callable[[], object]) -> Launches:
     single = sum(count for name, count in on_host.items() if name.startswith(("cudaLaunchKernel", "cuLaunchKernel")))
     graphs = on_host["cudaGraphLaunch"] + on_host["cuGraphLaunch"]
     # A microsecond is the profiler's unit.
-    return Launches(sum(on_gpu.values()), graphs, single, dict(on_gpu), covered_length(busy) / 1e6, generated / 1e6,
-                    on_host["aten::_local_scalar_dense"])
+    longest_first = sorted(by_operator.items(), key=lambda operator: -operator[1])
+    return Launches(
+        sum(on_gpu.values()), graphs, single, dict(on_gpu), covered_length(busy) / 1e6, generated / 1e6,
+        on_host["aten::_local_scalar_dense"], {name: length / 1e6 for name, length in longest_first if length},
+    )  # fmt: skip
 
 
 def covered_length(spans: Iterable[tuple[float, float]]) -> float:

@@ -22,8 +22,10 @@ from pytest_torchcompile.gauges.peaks_file import peaks_path
 __all__ = ["MachinePeaks", "machine_peaks"]
 
 _RUNS: Final = 30
-_CALLS: Final = 200
+_CALLS: Final = 100
 """Of a small operator in a row: fewer than a GPU's queue holds."""
+_RUNS_OF_CALLS: Final = 300
+"""A run of calls takes a millisecond, and on a busy machine few of them go undisturbed."""
 _COPIED: Final = {"cpu": 1 << 26, "cuda": 1 << 30}
 """Bytes that are copied: more than caches hold."""
 _WIDTH: Final = {"cpu": 512, "cuda": 8192}
@@ -141,7 +143,7 @@ def _measure_call(device: str, kind: str) -> float:
     """Seconds of the host for one operator on a few numbers, of which a GPU is not waited for."""
     one = torch.ones(8, device=device)
     best = float("inf")
-    for _ in range(_RUNS):
+    for _ in range(_RUNS_OF_CALLS):
         if kind == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()

@@ -194,3 +194,10 @@ def test_triton_kernels_name_their_operators():
         torch.compile(lambda x: (x + 1).relu())(torch.ones(64, 64, device="cuda"))
     (found,) = kernels.read_kernels(seen.texts)
     assert [(k.language, set(k.ops), k.calls) for k in found.generated] == [("triton", {"add", "relu"}, 1)]
+
+
+def test_seconds_of_products_are_told_by_the_operator_that_launched_them():
+    """Those that a library computes, whatever its kernels are called; a gamma function is none of them."""
+    seconds = {"addmm": 1.0, "bmm": 2.0, "_grouped_mm": 4.0, "cudnn_convolution": 8.0, "convolution_backward": 16.0,
+               "_efficient_attention_forward": 32.0, "lgamma": 64.0, "native_layer_norm": 128.0}
+    assert kernels.Launches(8, 0, 8, by_operator=seconds).product_seconds == 63.0

@@ -132,8 +132,8 @@ def test_a_gpu_that_waits_for_its_host_gains_by_graphs():
     given = {"eager_seconds": 200e-6, "busy_seconds": 22e-6}
     by_calls = predict_speed(LIBRARY, parts, PEAKS, **given)
     assert by_calls.speedup < predict_speed(LIBRARY, parts, PEAKS, **given, replayed=True).speedup
-    # As many calls as before, each as dear as before, and what is fixed.
-    assert by_calls.speedup == pytest.approx(200 / (200 + 15))
+    # As many calls as before, each as dear as before, what is fixed, and the part of the GPU's work that shows.
+    assert by_calls.speedup == pytest.approx(200 / (200 + 10 + 22 / 4))
 
 
 def test_a_busy_gpu_is_predicted_by_its_work():
@@ -155,4 +155,28 @@ def test_a_convolution_on_a_gpu_needs_a_copy_of_its_weight():
     convolutions = StepWork([OperatorWork("convolution", "float32", 10, 10**6, 10**4, library=True)], 10**4, 10**4, 0)
     given = {"eager_seconds": 200e-6, "busy_seconds": 22e-6}
     found = predict_speed(convolutions, alone(convolutions, 200e-6), PEAKS, **given)
-    assert found.speedup == pytest.approx(200 / (2 * 200 + 15))
+    assert found.speedup == pytest.approx(200 / (2 * 200 + 10 + 22 / 4))
+
+
+def test_a_slow_kernel_of_eagers_becomes_one_at_the_memorys_speed():
+    """One operator that fusion saves no byte of, but that takes eager four times what its bytes take."""
+    norm = chain(1, 10**8)
+    at_peak = 2 * 10**8 / PEAKS.bandwidth
+    slow = predict_speed(norm, alone(norm, 1e-5), PEAKS, eager_seconds=4 * at_peak, busy_seconds=4 * at_peak)
+    assert slow.speedup == pytest.approx(4, rel=0.01)
+    fast = predict_speed(norm, alone(norm, 1e-5), PEAKS, eager_seconds=at_peak, busy_seconds=at_peak)
+    assert fast.speedup == pytest.approx(1, rel=0.01)
+
+
+def test_products_on_a_gpu_take_what_they_took():
+    """Three quarters of the GPU's time are a library's on both sides; of the last one fusion leaves a tenth."""
+    work = chain(10, 10**8)
+    given = {"eager_seconds": 8.0, "busy_seconds": 8.0, "product_seconds": 6.0}
+    assert predict_speed(work, alone(work, 1e-4), PEAKS, **given).speedup == pytest.approx(8 / 6.2, rel=0.01)
+
+
+def test_a_host_timed_longer_than_the_whole_step_was_disturbed():
+    """Seconds of the host were measured apart from those of the step."""
+    given = {"eager_seconds": 200e-6, "busy_seconds": 22e-6}
+    quiet = predict_speed(LIBRARY, alone(LIBRARY, 200e-6), PEAKS, **given)
+    assert predict_speed(LIBRARY, alone(LIBRARY, 300e-6), PEAKS, **given).speedup == pytest.approx(quiet.speedup)

@@ -20,6 +20,7 @@ from pytest_torchcompile.contract.contract_search import ContractFinding, search
 from pytest_torchcompile.contract.finding_text import finding_record
 from pytest_torchcompile.contract.layer_library import LAYERS, chain_source, layer_source
 from pytest_torchcompile.contract.mutation import NAMES
+from pytest_torchcompile.contract.operator_library import OPERATORS, operator_source
 from pytest_torchcompile.contract.script import Shown, written_script
 from pytest_torchcompile.contract.worker import OwnFailure, ProgramSource, Worker
 from pytest_torchcompile.dims import Dim
@@ -39,6 +40,8 @@ ZOO: Final = {
     "mini_gpt": ("token_batch", {"B": Dim(min=1, max=3), "S": Dim(min=4, max=12)}),
 }
 """Models of the zoo with their batch and sizes."""
+_SOURCES: Final = {"chain": chain_source, "layer": layer_source, "operator": operator_source}
+"""By the kind of a program what writes its file."""
 _STATE: Final = "hunt.json"
 _DRAWN: Final = 12
 """Histories drawn for a program in a turn."""
@@ -109,11 +112,13 @@ class HuntProgress:
 
 
 def hunted_programs(seed: int, start: int = 0) -> Iterator[tuple[int, str, int]]:
-    """Without an end: place, kind of program (``layer``, ``zoo``, ``chain``), and its number or seed.
+    """Without an end: place, kind of program (``layer``, ``operator``, ``zoo``, ``chain``), and its number or seed.
 
-    Layers take turns with chains, which are new ones each time; the zoo comes after the layers.
+    Layers, operators and the zoo take turns with chains, which are new ones each time.
     """
-    known = [("layer", number) for number in range(len(LAYERS))] + [("zoo", number) for number in range(len(ZOO))]
+    known: list[tuple[str, int]] = []
+    for kind, count in (("layer", len(LAYERS)), ("operator", len(OPERATORS)), ("zoo", len(ZOO))):
+        known += [(kind, number) for number in range(count)]
     place = start
     while True:
         index, is_chain = divmod(place, 2)
@@ -192,7 +197,7 @@ class Hunt:
             sizes = {dim: each.size or max(2, each.min or 2) for dim, each in dims.items()}
         else:
             name, sizes = f"{kind}_{number}", {"B": 2}
-            text = chain_source(number) if kind == "chain" else layer_source(number)
+            text = _SOURCES[kind](number)
             path = self.folder / "programs" / f"{name}.py"
             path.write_text(text, encoding="utf-8")
             data = {"file": str(path)}
@@ -205,7 +210,7 @@ class Hunt:
         dims = {"B": Dim(min=1, max=5)}
         if name in ZOO:
             dims = ZOO[name][1]
-        first_turn = place < 2 * (len(LAYERS) + len(ZOO))
+        first_turn = place < 2 * (len(LAYERS) + len(OPERATORS) + len(ZOO))
         for turn in range(_ROUNDS):
             seconds = min(_PROGRAM_SECONDS, ends - time.monotonic())
             if seconds <= 0:
@@ -256,6 +261,8 @@ def _without_choices(offered: Mapping[str, list[str]], shown: set[tuple[str, str
 
 def _layer_name(name: str) -> str:
     """The class of a layer, without its options: `Conv2d(4, 6, 3)` and `Conv2d(4, 4, 3, groups=4)` are one."""
+    if name.startswith("operator_"):
+        return OPERATORS[int(name.removeprefix("operator_"))][0]
     if not name.startswith("layer_"):
         return name
     return LAYERS[int(name.removeprefix("layer_"))][0].partition("(")[0]

@@ -43,6 +43,32 @@ def test_gradients_of_attention():
     assert run_script("core-aten-attention-gradients.md").stdout.split() == ["False"]
 
 
+_PRINTED = {
+    "softshrink-drops-nan.md": "[nan, 0.5] [0.0, 0.5]",
+    "grid-sample-nan-position.md": "[nan, 1.0]\n[0.0, 1.0]\n[0.0, 1.0]",
+    "max-pool-index-of-nan.md": "[[2]] [[1]]",
+    "multilabel-margin-padding.md": "1.25 2.65",
+    "remainder-of-large-numbers.md": "2 [2.0, 2147483648.0]\n64 [0.0, nan]",
+    "floor-division.md": "[9.0, -1.0, nan] [10.0, -0.0, inf]",
+    "times-zero-drops-nan.md": "[nan, nan, 0.0] [0.0, 0.0, 0.0]",
+    "acosh-overflows.md": "2 89.3\n64 inf",
+    "erfinv-near-one.md": "5.805 5.8054",
+    "gelu-of-infinity.md": "nan inf",
+}
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("page", _PRINTED)
+def test_numbers_of_single_operators(page):
+    """What the page says that its script prints, it prints."""
+    if not version("torch").startswith("2.13"):
+        pytest.skip("seen on torch 2.13")
+    ended = run_script(page)
+    assert ended.stdout.strip() == _PRINTED[page], ended.stderr
+    for line in _PRINTED[page].splitlines():
+        assert f"`{line}`" in (FOUND / page).read_text(encoding="utf-8")
+
+
 def test_the_index_has_every_page():
     index = (FOUND / "index.md").read_text(encoding="utf-8")
     pages = {path.name for path in FOUND.glob("*.md")} - {"index.md"}

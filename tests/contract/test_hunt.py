@@ -6,6 +6,7 @@ import ast
 import json
 from itertools import islice
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from pytest_torchcompile.contract.hunt import (
     parts_of,
 )
 from pytest_torchcompile.contract.layer_library import LAYERS, chain_source, layer_source
+from pytest_torchcompile.contract.operator_library import OPERATORS, operator_source
 from pytest_torchcompile.contract.worker import OwnFailure
 from pytest_torchcompile.errors import UsageError
 
@@ -67,11 +69,12 @@ def record(**changes):
 
 
 def test_programs_follow_from_the_seed():
-    """All layers and models of the zoo, each between two chains; a later run goes on where it is told to."""
-    count = 2 * (len(LAYERS) + len(ZOO))
+    """All layers, operators and models of the zoo, each between two chains; a later run goes on where it is told to."""
+    sizes = {"layer": len(LAYERS), "operator": len(OPERATORS), "zoo": len(ZOO)}
+    count = 2 * sum(sizes.values())
     first = list(islice(hunted_programs(0), count))
-    assert {(kind, number) for _, kind, number in first if kind != "chain"} == (
-        {("layer", number) for number in range(len(LAYERS))} | {("zoo", number) for number in range(len(ZOO))})
+    known = [(kind, number) for _, kind, number in first if kind != "chain"]
+    assert sorted(known) == sorted((kind, number) for kind, size in sizes.items() for number in range(size))
     assert len({number for _, kind, number in first if kind == "chain"}) == count // 2
     assert list(islice(hunted_programs(0, 7), 5)) == first[7:12]
     other = list(islice(hunted_programs(1), count))
@@ -80,9 +83,19 @@ def test_programs_follow_from_the_seed():
 
 def test_files_are_python():
     assert chain_source(3) == chain_source(3) != chain_source(4)
-    for text in [layer_source(number) for number in range(len(LAYERS))] + [chain_source(seed) for seed in range(50)]:
+    texts = [layer_source(number) for number in range(len(LAYERS))] + [chain_source(seed) for seed in range(50)]
+    for text in texts + [operator_source(number) for number in range(len(OPERATORS))]:
         names = [each.name for each in ast.parse(text).body if isinstance(each, ast.FunctionDef)]
         assert names == ["model", "inputs"]
+
+
+@pytest.mark.needs_torch
+def test_every_operator_runs_in_eager():
+    """On the batch that stands beside it, and without a warning."""
+    for number in range(len(OPERATORS)):
+        made: dict[str, Any] = {}
+        exec(operator_source(number), made)
+        assert made["model"]()(*made["inputs"](2)) is not None
 
 
 def test_one_finding_a_cause():
@@ -190,7 +203,7 @@ def test_a_hunt(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(hunt, "ZOO", {})
     monkeypatch.setattr(hunt, "_DRAWN", 0)
     monkeypatch.setattr(contract_search, "STAGES", ("eager",))
-    monkeypatch.setattr(hunt, "layer_source", lambda number: PLANTED)
+    monkeypatch.setitem(hunt._SOURCES, "layer", lambda number: PLANTED)
     monkeypatch.setattr(hunt, "hunted_programs", lambda seed, start: islice(hunted_programs(seed, start), 1))
     command = ["hunt", "--backend", "off_where_sliced", "-o", str(tmp_path), "--seconds", "600"]
     assert main(command) == 1

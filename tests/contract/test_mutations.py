@@ -47,6 +47,15 @@ def test_special_values_of_inputs_that_are_not_contiguous():
     assert other.isnan().sum() == 1
 
 
+def test_mixed_special_values_fill_a_tensor():
+    """Each of them more than once, so that a vectorised loop and its rest both meet it."""
+    (other,) = changed(torch.randn(2, 37), special_values="mixed 0")
+    largest = torch.finfo(torch.float32).max
+    found = [int(count) for count in (other.isnan().sum(), (other == largest).sum(), (other == 2.0**31).sum())]
+    assert min(found) >= 3
+    assert other.isinf().any()
+
+
 def test_an_expanded_input_is_one_row():
     (other,) = changed(torch.randn(3, 4), strides="expanded 0")
     assert other.stride() == (0, 1)

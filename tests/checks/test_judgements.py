@@ -86,6 +86,9 @@ def test_breaks_that_are_allowed():
     problem, _ = judged("graph_breaks", two, graph_breaks=1)
     assert problem.message == "graph break (2 place(s), 1 allowed): print"
     assert problem.hint == "if it is meant, allow it by the rule `- limits: {graph_breaks: 2}`"
+    problem, _ = judged("graph_breaks", two | {"coverage_needed": 0.4444}, graph_breaks=1)
+    assert problem.hint == ("if it is meant, allow it by the rule `- limits: {graph_breaks: 2}` and, for torch gave up "
+                            "whole functions because of it, `- limits: {coverage: 0.4444}` (both lines)")
 
 
 @pytest.mark.parametrize(("section", "message"), [

@@ -106,7 +106,8 @@ def _breaks_explain(section: Mapping[str, Any], limits: Mapping[str, float]) -> 
 def _are_allowed(section: Mapping[str, Any], limits: Mapping[str, float]) -> bool:
     """Whether graphs broke, and no more often than the limit allows."""
     # Older reports do not count the breaks.
-    return 0 < section.get("breaks", 0) <= limits.get("graph_breaks", 0)
+    breaks: int = section.get("breaks", 0)
+    return 0 < breaks <= limits.get("graph_breaks", 0)
 
 
 def _gave_up_frames(eager_frames: Iterable[Mapping[str, Any]]) -> bool:

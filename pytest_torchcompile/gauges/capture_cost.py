@@ -61,13 +61,13 @@ class TracedBackend:
         return CaptureCost(self._counting.operators, self._seconds, self._counting.given_up)
 
 
-class _Counting(TorchDispatchMode):
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operators that run below it."""
 
     supports_higher_order_operators = True
 
     def __init__(self, most: int | None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.most, self.operators, self.given_up = most, 0, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

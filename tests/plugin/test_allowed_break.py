@@ -48,7 +48,7 @@ def test_the_lines_to_paste(repo):
     text = repo.run().stdout.str()
     assert "silent" not in text
     assert "1 model runs more eagerly than is allowed (net)" in text
-    assert "of the model's operator calls ran inside compiled graphs beside graph breaks that are allowed at call 1" in text
+    assert "operator calls ran inside compiled graphs beside graph breaks that are allowed at call 1" in text
 
     repo.matrix(rules(lines))
     repo.run()

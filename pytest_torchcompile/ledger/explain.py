@@ -196,7 +196,8 @@ def _advise_shape(found: Compile) -> str:
         place = _short_path(found.specialised[found.what])
         # Where no line of the user's was running.
         if not place:
-            return _fixed_by_torch("most likely an operator, its backward pass or the backend (torch names no line of yours)")
+            return _fixed_by_torch("most likely an operator, its backward pass or the backend (torch names no line of "
+                                   "yours)")
         return (f"the code makes a constant of this size at {place} (a loop over it, a dictionary, a comparison), so "
                 "mark_dynamic would raise and dynamic=True changes nothing: write it with tensor operations, or pad "
                 "to a few buckets (ShapeStabilizer, shape_buckets)")  # fmt: skip

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile.adoption.example_inputs import ExampleTensor
 
-__all__ = ["Guess", "guesses", "needed_parameters", "sizes_of_parameters"]
+__all__ = ["Guess", "guesses", "left_out_parameters", "needed_parameters", "sizes_of_parameters"]
 
 Guess = tuple[ExampleTensor, ...]
 """A tensor for each argument."""
@@ -45,6 +45,16 @@ def needed_parameters(model: nn.Module) -> list[str] | None:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             return None
         if parameter.kind is not parameter.VAR_KEYWORD:
+            names.append(parameter.name)
+    return names
+
+
+def left_out_parameters(model: nn.Module, guess: Guess) -> list[str]:
+    """The optional parameters of ``forward`` that a guess leaves at their default: nothing of them is tried."""
+    given = {tensor.name for tensor in guess}
+    names = []
+    for parameter in inspect.signature(model.forward).parameters.values():
+        if parameter.default is not parameter.empty and parameter.name not in given:
             names.append(parameter.name)
     return names
 
@@ -140,7 +150,11 @@ def _forms_of_layer(module: nn.Module, model: nn.Module) -> list[_Form]:
         fill = f"{first}..{words - 1}"
         return [("int64", ("B", "S"), fill), ("int64", ("B",), fill)]
     if isinstance(module, nn.Conv1d):
-        return [("float32", ("B", module.in_channels or _WIDTH, "S"), "")]
+        forms: list[_Form] = [("float32", ("B", module.in_channels or _WIDTH, "S"), "")]
+        # Samples of sound, most often, to which the model adds the channel.
+        if module.in_channels == 1:
+            forms.append(("float32", ("B", "S"), ""))
+        return forms
     if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
         return _images(module.in_channels or 3, model)
     if isinstance(module, nn.Conv3d):

@@ -80,6 +80,10 @@ def _short_reason(graph_break: Mapping[str, Any]) -> str:
     reason = str(graph_break["reason"].splitlines()[0])
     if reason.startswith(_NOT_CONVERTED) and (rest := _RESUME.search(reason)):
         return f"the rest of {rest[1]} after the graph break at line {rest[2]} was given up"
+    # The headline says how torch goes on, and not what was in its way.
+    if reason.startswith(_NOT_RESUMED) and (why := graph_break.get("explanation")):
+        first_line = why.splitlines()[0].rstrip(".")
+        return f"{first_line}; torch cannot resume after it, so the rest of the function ran eagerly"
     return reason
 
 

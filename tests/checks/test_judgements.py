@@ -106,6 +106,11 @@ def test_a_rest_that_was_given_up():
     reason = "WON'T CONVERT torch_dynamo_resume_in_forward_at_12 net.py line 3\nmore"
     assert _short_reason(broke(reason)) == "the rest of forward after the graph break at line 12 was given up"
     assert _short_reason(broke("print\nmore")) == "print"
+    not_resumed = broke("Encountered graph break that we cannot resume from. Compiling up to the previous ...")
+    assert _short_reason(not_resumed).startswith("Encountered graph break")
+    assert _short_reason(not_resumed | {"explanation": "Dynamo does not support RNN, GRU, or LSTM."}) == (
+        "Dynamo does not support RNN, GRU, or LSTM; torch cannot resume after it, so the rest of the function ran "
+        "eagerly")
 
 
 def test_the_evidence_of_a_break():

@@ -30,6 +30,18 @@ def wave(B):
 """
 
 
+def test_it_is_told_in_full_once(repo):
+    """In the terminal: the second cell says "same as above", and JUnit's file has each in full."""
+    repo.models(MODELS)
+    repo.matrix(MATRIX.replace("[eager]", "[eager, aot_eager]"))
+    text = repo.run("--junitxml=junit.xml").stdout.str()
+    assert text.count("if it is meant, allow it by the rule") == 1
+    assert "graph_breaks: same as above, models.py:" in text
+    file = (repo.path / "junit.xml").read_text()
+    assert file.count("if it is meant, allow it by the rule") == 2
+    assert "same as above" not in file
+
+
 def rules(lines):
     return MATRIX + "rules:\n" + "".join(f"  {line}\n    when: {{model: net}}\n    reason: meant\n" for line in lines)
 

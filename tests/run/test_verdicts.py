@@ -277,8 +277,8 @@ def test_a_time_out_names_the_compiler_that_ran(stacks, compiler):
     """Other sizes and aot_eager help against a slow compiler, and against nothing else."""
     problem = timeout_problem("no result after 60 s", stacks)
     assert problem.message == f"no result after 60 s; {compiler} was running"
-    assert problem.hint == ("raise --compile-timeout (--compile-timeout=120 gives it twice the time), try smaller sizes or "
-                            "a smaller model, or take `backend: aot_eager`, which needs no such compiler")
+    assert problem.hint == ("raise --compile-timeout (--compile-timeout=120 gives it twice the time), try smaller "
+                            "sizes or a smaller model, or take `backend: aot_eager`, which needs no such compiler")
 
 
 @pytest.mark.parametrize(("stacks", "what"), [
@@ -300,8 +300,8 @@ def test_a_time_out_says_what_ran(stacks, what):
     failure = Failure("timeout", "rank 1: no result after 25 s", evidence=text)
     (problem,) = judge_observation(Observation("c", failure=failure), ["compiles"], {})["compiles"].problems
     assert problem.message == f"rank 1: no result after 25 s{what}"
-    assert problem.hint == ("raise --compile-timeout (--compile-timeout=50 gives it twice the time) if the cell is just "
-                            "slow")
+    assert problem.hint == ("raise --compile-timeout (--compile-timeout=50 gives it twice the time) if the cell is "
+                            "just slow")
     in_check = timeout_problem("killed", '  File "/s/pytest_torchcompile/checks/worth.py", line 44 in measure')
     assert (in_check.message, in_check.hint) == ("killed; it ran for the check worth",
                                                  "raise --compile-timeout if the cell is just slow")

@@ -96,6 +96,9 @@ def _forms_of_parameter(name: str, number: int, layers: Sequence[Sequence[_Form]
     forms: list[_Form] = []
     if "mask" in name:
         forms += [("int64", ("B", "S"), "ones"), ("bool", ("B", "S"), "ones"), ("bool", ("S", "S"), "ones")]
+    elif name == "edge_index":
+        # The edges of a graph as PyTorch Geometric has them: rows of sources and targets. Any batch has four nodes.
+        forms.append(("int64", (2, "E"), "0..3"))
     elif name in _SINGLE:
         forms += [("float32", ("B",), ""), ("int64", ("B",), "0..99")]
     # The first parameter goes into the first layer, most often, and the second into the second.

@@ -113,6 +113,13 @@ class Sound(nn.Module):
         return h
 
 
+class Nodes(Features):
+    def forward(self, x, edge_index):
+        source, target = edge_index
+        h = super().forward(x)
+        return {"nodes": h + torch.zeros_like(h).index_add(0, target, h[source])}
+
+
 class Lazy(nn.Module):
     def __init__(self):
         super().__init__()
@@ -229,6 +236,8 @@ def examined(tmp_path, request):
      {"B": [4, 6, 10], "S": [12, 20, 28]}, "training"),
     ("Recurrent", {"x": "float32[S, B, 10]"}, {"B": [4, 5, 7], "S": [12, 20, 28]}, "training"),
     ("Sound", {"wave": "float32[B, S]"}, {"B": [5, 6, 7], "S": [2048, 3072, 4096]}, "training"),
+    ("Nodes", {"x": "float32[B, 12]", "edge_index": "int64[2, E] 0..3"}, {"B": [4, 6, 10], "E": [18, 20, 28]},
+     "training"),
     ("Lazy", {"x": "float32[B, 16]"}, {"B": [5, 6, 10]}, "training"),
     ("NoGradient", {"idx": "int64[B, S] 3..49"}, {"B": [4, 6, 10], "S": [12, 20, 28]}, "inference"),
     ("Half", {"x": "float32[B, 12]"}, {"B": [4, 6, 10]}, "training"),

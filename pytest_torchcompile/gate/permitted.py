@@ -56,13 +56,19 @@ def _failing_by(cell: Mapping[str, Any], judged: JudgedCell, limits: Mapping[str
     return {name: each.to_dict() for name, each in again.items() if each.verdict == "fail"}
 
 
-def _needed_limits(cell: Mapping[str, Any], judged: JudgedCell) -> Iterator[tuple[str, float, float]]:
+def _needed_limits(cell: Mapping[str, Any], judged: JudgedCell) -> Iterator[tuple[str, float, float | None]]:
     """Each limit that is not the default, and without which the cell would fail: its name, its value, the default."""
     own, defaults = cell["planned"]["limits"], _defaults_of(cell)
-    for name, default in defaults.items():
-        value = own.get(name, default)
+    for name, value in own.items():
+        default = defaults.get(name)
+        # A report of another version may have limits that this one does not know.
+        if value == default or name not in LIMITS:
+            continue
+        others = {other: limit for other, limit in own.items() if other != name}
+        if default is not None:
+            others[name] = default
         # One by one: a lowered coverage lies hidden behind the graph break that it comes from.
-        if value != default and _failing_by(cell, judged, {**own, name: default}):
+        if _failing_by(cell, judged, others):
             yield name, value, default
 
 
@@ -98,7 +104,7 @@ def _cause_in_words(cause: Cause) -> str:
 def _limits_in_words(cells: Iterable[Mapping[str, Any]], judged: Mapping[str, JudgedCell],
                      names: Collection[str]) -> str:
     """``; by graph_breaks 1 instead of 0 (3 cells)``: each limit that is needed, at its loosest."""
-    found: dict[tuple[str, float], list[float]] = {}
+    found: dict[tuple[str, float | None], list[float]] = {}
     for cell in cells:
         if cell["id"] in names:
             for name, value, default in _needed_limits(cell, judged[cell["id"]]):
@@ -106,5 +112,6 @@ def _limits_in_words(cells: Iterable[Mapping[str, Any]], judged: Mapping[str, Ju
     words = []
     for (name, default), values in found.items():
         loosest = min(values) if LIMITS[name].kind == "min" else max(values)
-        words.append(f"{name} {loosest:g} instead of {default:g} ({count(len(values), 'cell')})")
+        instead = "" if default is None else f" instead of {default:g}"
+        words.append(f"{name} {loosest:g}{instead} ({count(len(values), 'cell')})")
     return f"; by {', '.join(words)}" if words else ""

@@ -395,6 +395,16 @@ def test_what_limits_allow_is_noted(run):
                          "(2 cells); by graph_breaks 1 instead of 0 (2 cells)")
 
 
+def test_a_limit_without_a_default_is_noted(run):
+    """And one that this version does not know is nothing to stumble over."""
+    run.plan(run.ids[0], "run", limits={"coverage": 1.0, "graph_breaks": 0, "unexplained": 1, "of_tomorrow": 3})
+    run.recompiles(run.ids[0])
+    found = outcome(run)
+    assert found.code == 0
+    (note,) = found.findings
+    assert note.text.endswith("; by unexplained 1 (1 cell)")
+
+
 def test_a_lowered_coverage_is_noted(run):
     """It comes of the graph break, which is allowed too: each limit that weakens a check is told, at its loosest."""
     for name, share in zip(run.ids, (0.4444, 0.75), strict=False):

@@ -43,8 +43,8 @@ def timeout_problem(message: str, stacks: str) -> Problem:
     compiler = _word_on_stack(_COMPILERS, stacks)
     hint = f"{_longer_time(message)} if the cell is just slow"
     if compiler:
-        hint = (f"{_longer_time(message)}, try smaller sizes or a smaller model, or take `backend: aot_eager`, which "
-                "needs no such compiler")
+        hint = (f"{_longer_time(message)}; or run again, for kernels that were finished are in torch's cache; or try "
+                "smaller sizes or a smaller model, or take `backend: aot_eager`, which needs no such compiler")
     if what := _what_ran(compiler, stacks):
         message = f"{message}; {what}"
     return Problem(message, stacks, hint)

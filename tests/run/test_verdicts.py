@@ -277,8 +277,9 @@ def test_a_time_out_names_the_compiler_that_ran(stacks, compiler):
     """Other sizes and aot_eager help against a slow compiler, and against nothing else."""
     problem = timeout_problem("no result after 60 s", stacks)
     assert problem.message == f"no result after 60 s; {compiler} was running"
-    assert problem.hint == ("raise --compile-timeout (--compile-timeout=120 gives it twice the time), try smaller "
-                            "sizes or a smaller model, or take `backend: aot_eager`, which needs no such compiler")
+    assert problem.hint == ("raise --compile-timeout (--compile-timeout=120 gives it twice the time); or run again, "
+                            "for kernels that were finished are in torch's cache; or try smaller sizes or a smaller "
+                            "model, or take `backend: aot_eager`, which needs no such compiler")
 
 
 @pytest.mark.parametrize(("stacks", "what"), [

@@ -13,7 +13,7 @@ from pytest_torchcompile.checks import CHECKS, LIMITS, default_limits
 from pytest_torchcompile.gate.judged import JudgedCell
 from pytest_torchcompile.observation import Observation
 from pytest_torchcompile.quantity import count, first_names
-from pytest_torchcompile.report.causes import Cause, group_causes
+from pytest_torchcompile.report.causes import Cause, group_causes, portable_path
 from pytest_torchcompile.report.facts import Facts
 from pytest_torchcompile.report.finding import Finding
 from pytest_torchcompile.run.verdicts import judge_observation
@@ -97,7 +97,8 @@ def permitted_findings(cells: Iterable[Mapping[str, Any]], judged: Mapping[str, 
 
 def _cause_in_words(cause: Cause) -> str:
     """``graph_breaks at models.py:12 (3 cells)``."""
-    where = f" at {cause.problem.place}" if cause.problem.place else ""
+    # Of an installed package without the folder of this environment.
+    where = f" at {portable_path(cause.problem.place)}" if cause.problem.place else ""
     return f"{cause.checks[0]}{where} ({count(len(cause.cells), 'cell')})"
 
 

@@ -395,6 +395,14 @@ def test_what_limits_allow_is_noted(run):
                          "(2 cells); by graph_breaks 1 instead of 0 (2 cells)")
 
 
+def test_a_break_in_an_installed_package_that_is_allowed(run):
+    """Told without the folder of the environment."""
+    run.plan(run.ids[0], "run", limits={"coverage": 1.0, "graph_breaks": 1})
+    run.breaks(run.ids[0], {"file": "/e/lib/python3.11/site-packages/lib/net.py", "line": 3})
+    (note,) = outcome(run).findings
+    assert "which allow: graph_breaks at lib/net.py:3 (1 cell)" in note.text
+
+
 def test_a_limit_without_a_default_is_noted(run):
     """And one that this version does not know is nothing to stumble over."""
     run.plan(run.ids[0], "run", limits={"coverage": 1.0, "graph_breaks": 0, "unexplained": 1, "of_tomorrow": 3})

@@ -39,8 +39,9 @@ def _checks_beyond_defaults(cell: Mapping[str, Any], judged: JudgedCell) -> dict
 
 
 def _defaults_of(cell: Mapping[str, Any]) -> dict[str, float]:
-    """The limits that the cell would have if nobody had chosen any."""
-    return default_limits(cell["planned"]["checks"], str(cell["axes"].get("wrapper", "none")))
+    """The limits that the cell would have if nobody had chosen any, of the checks that this version knows."""
+    known = [name for name in cell["planned"]["checks"] if name in CHECKS]
+    return default_limits(known, str(cell["axes"].get("wrapper", "none")))
 
 
 def _failing_by(cell: Mapping[str, Any], judged: JudgedCell, limits: Mapping[str, float]) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -27,11 +28,12 @@ _WARNING: Final = ("Inductor's time grows with the operators, and every size tha
                    "look at the compile time before you keep it, or allow the break")
 
 
-def try_hints(trial: Trial, breaks: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+def try_hints(trial: Trial, breaks: Sequence[Mapping[str, Any]], patience: float = math.inf) -> dict[int, str]:
     """Torch's own hints, tried before they are passed on: with the backend eager, on the first call.
 
     Returns what came of the setting that the hint of a break names, by the number of the break. Of a setting that helps
-    it says what it costs (:func:`_cost_of`). Everything compiled is forgotten.
+    it says what it costs (:func:`_cost_of`). Everything compiled is forgotten. ``patience``: seconds of trials after
+    which no further cost is measured.
     """
     by_setting: dict[str, list[int]] = {}
     for number, graph_break in enumerate(breaks):
@@ -41,7 +43,11 @@ def try_hints(trial: Trial, breaks: Sequence[Mapping[str, Any]]) -> dict[int, st
     for setting, numbers in list(by_setting.items())[:_MOST_HINTS]:
         places, raised = _breaks_with(trial, setting)
         helps = [number for number in numbers if not raised and _place_of(breaks[number]) not in places]
-        cost = _cost_of(trial, setting) if helps else ""
+        cost = ""
+        if helps and trial.seconds.get("hints", 0.0) > patience:
+            cost = "; what it costs was not measured, for the cell's time is short"
+        elif helps:
+            cost = _cost_of(trial, setting)
         for number in numbers:
             if raised:
                 outcomes[number] = f"with {setting} = True the compiled run raises {raised}"

@@ -333,7 +333,7 @@ def _observe_run(run: Run, seen: Observation) -> None:
     breaks = seen.sections.get("graph_breaks", {}).get("graph_breaks", ())
     broken = run.compared and run.single and len(breaks) > run.job.limits.get("graph_breaks", 0)
     if broken and sum(run.seconds.values()) <= run.job.locate:
-        for number, came in try_hints(run, breaks).items():
+        for number, came in try_hints(run, breaks, run.job.locate).items():
             breaks[number]["hint_tried"] = came
 
 

@@ -96,6 +96,16 @@ class Batch:
         return len(self.args) == 1 and self.args[0] is self.value and not self.kwargs
 
     @property
+    def for_loss(self) -> Any:
+        """What a loss is given beside the output: the value, of a tuple with one dict in it that dict.
+
+        The tuple is only there so that the dict is one argument of the model instead of its keyword arguments.
+        """
+        if type(self.value) in (tuple, list) and len(self.value) == 1 and isinstance(self.value[0], (dict, UserDict)):
+            return self.value[0]
+        return self.value
+
+    @property
     def replicas(self) -> tuple[Batch, ...]:
         """The batches of all replicas that are run, this one first."""
         return self, *self.other_replicas

@@ -24,7 +24,13 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.adoption.example_inputs import ExampleTensor
-from pytest_torchcompile.adoption.guesses import Guess, guesses, needed_parameters, sizes_of_parameters
+from pytest_torchcompile.adoption.guesses import (
+    Guess,
+    guesses,
+    left_out_parameters,
+    needed_parameters,
+    sizes_of_parameters,
+)
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.errors import TorchcompileError, UsageError
 from pytest_torchcompile.loading import kind_of, one_line, resolve
@@ -37,6 +43,9 @@ DEADLINE: Final = 40.0
 """Seconds after which no more guesses are tried."""
 _BATCHES: Final = (4, 6, 10, 5, 7, 9, 11, 13, 14, 15)
 _LENGTHS: Final = (12, 20, 28, 18, 22, 26, 13, 17, 19, 23)
+_LONG_LENGTHS: Final = ((128, 192, 256, 320, 384, 448), (512, 768, 1024, 1280, 1536, 1792),
+                        (2048, 3072, 4096, 5120, 6144, 7168), (8192, 12288, 16384, 20480, 24576, 28672))
+"""For models that take no short ones, as those of sound: a layer that sums up hundreds of samples."""
 _OF_BATCH: Final = ("B", "N", "b", "n", "batch", "batch_size", "rows", "bs")
 """Names of dims that say how many samples a batch has."""
 _OF_IMAGE: Final = ("H", "W", "h", "w", "height", "width", "image_size", "resolution")
@@ -93,8 +102,8 @@ def _told_error(error: Exception, sizes: Mapping[str, int], value: Any) -> str:
 def examine(request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer a request (:class:`~pytest_torchcompile.adoption.example_inputs.Request`, as plain data).
 
-    Returns ``tensors`` (name to text, empty where inputs were named), ``dims``, ``phase``, and
-    ``code`` of a model of a library.
+    Returns ``tensors`` (name to text, empty where inputs were named), ``left_out`` (optional arguments that guessed
+    inputs do not give), ``dims``, ``phase``, and ``code`` of a model of a library.
     Raises :class:`UsageError` for a model that can't be made or called, or whose inputs can't be guessed.
     """
     root = Path(request["root"])
@@ -107,6 +116,7 @@ def examine(request: Mapping[str, Any]) -> dict[str, Any]:
         make = _maker_of(tensors)
     return {
         "tensors": {tensor.name: str(tensor) for tensor in tensors},
+        "left_out": left_out_parameters(model.module, tensors) if tensors else [],
         "dims": dims,
         "phase": _phase_of(model, make, dims),
         "code": _code_of(request["arguments"]),
@@ -172,12 +182,13 @@ def _with_named_inputs(model: _Model, request: Mapping[str, Any],
     def make(sizes: Mapping[str, int]) -> Any:
         return function(**sizes)
 
-    options = _possible_sizes(names, model.module)
-    if known := request["dims"]:
-        options = iter([known])
-    for dims in options:
-        if model.takes(make, dims):
-            return make, dims
+    dims: Dims | None = request["dims"]
+    if not dims:
+        dims = _fitting_sizes(model, make, names)
+    elif not model.takes(make, dims):
+        dims = None
+    if dims is not None:
+        return make, dims
     raise UsageError(f"{where}: {request['factory']} does not take what {target} returns: {model.first_error}")
 
 
@@ -196,9 +207,9 @@ def _with_guessed_inputs(model: _Model, request: Mapping[str, Any]) -> tuple[Gue
             break
         tried.append(", ".join(f"{tensor.name}: {tensor}" for tensor in guess))
         names = list(dict.fromkeys(itertools.chain.from_iterable(tensor.dims for tensor in guess)))
-        for dims in _possible_sizes(names, model.module):
-            if model.takes(_maker_of(guess), dims):
-                return guess, dims
+        dims = _fitting_sizes(model, _maker_of(guess), names, long=any(map(_is_signal, guess)))
+        if dims is not None:
+            return guess, dims
     if not tried:
         raise UsageError(f"{where}: forward of {request['factory']} takes no argument, so there is nothing to guess; "
                          f"{advice}")
@@ -214,33 +225,60 @@ def _maker_of(guess: Sequence[ExampleTensor]) -> Callable[[Mapping[str, int]], A
     return make
 
 
-def _possible_sizes(names: Sequence[str], module: nn.Module) -> Iterator[Dims]:
-    """Sizes for dims: three of each, then fewer dims that vary, then lengths that some parameter has.
+def _is_signal(tensor: ExampleTensor) -> bool:
+    """Whether it may hold samples over time, of which a model may need many: numbers whose last dim is a length."""
+    return tensor.dtype == "float32" and tensor.shape[-1:] == ("S",)
 
-    None equals a size of a parameter where that can be avoided: torch gives equal sizes one symbol.
+
+def _fitting_sizes(model: _Model, make: Callable[[Mapping[str, int]], Any], names: Sequence[str],
+                   long: bool = True) -> Dims | None:
+    """Sizes for dims that the model takes: three of each, then fewer dims that vary, then lengths of some parameter.
+
+    None equals a size of a parameter where that can be avoided: torch gives equal sizes one symbol. ``long``: whether
+    lengths of hundreds and thousands are tried too. Returns None where the model takes none of them.
     """
-    lengths_of_parameters = sizes_of_parameters(module)
+    lengths_of_parameters = sizes_of_parameters(model.module)
     taken = set(lengths_of_parameters)
     batches = _three_of(_BATCHES, taken)
     lengths = _three_of(_LENGTHS, taken | set(batches))
-    options: list[tuple[list[int], list[int]]] = [(batches, lengths), (batches, [16, 32, 48]), (batches, lengths[:1])]
+    short = [_named_sizes(names, batches, lengths, [32])]
+    short += [_named_sizes(names, batches, others) for others in ([16, 32, 48], lengths[:1])]
+    long_ones = [_named_sizes(names, batches, _three_of(sizes, taken)) for sizes in _LONG_LENGTHS if long]
     # Positions of a fixed number want exactly so many.
     fixed = [size for size in lengths_of_parameters if 2 <= size <= 1024]
-    options += [(batches, [size]) for size in dict.fromkeys([*fixed[:8], 32, 64, 128])]
-    options.append((batches[:1], lengths[:1]))
-    seen: list[Dims] = []
-    for batch_sizes, others in options:
-        dims = {}
-        for name in names:
-            if name in _OF_BATCH:
-                dims[name] = batch_sizes
-            elif name in _OF_IMAGE and others == lengths:
-                dims[name] = [32]
-            else:
-                dims[name] = others
-        if dims not in seen:
-            seen.append(dims)
-            yield _apart(dims)
+    others = [_named_sizes(names, batches, [size]) for size in dict.fromkeys([*fixed[:8], 32, 64, 128])]
+    others.append(_named_sizes(names, batches[:1], lengths[:1], [32]))
+    tried: list[Dims] = []
+    for dims in (*short, *long_ones, *others):
+        # Of dims that are no lengths the sizes are the same each time.
+        if dims in tried:
+            continue
+        tried.append(dims)
+        if model.takes(make, dims):
+            return _roomier(model, make, dims, long_ones)
+    return None
+
+
+def _roomier(model: _Model, make: Callable[[Mapping[str, int]], Any], dims: Dims, long_ones: Sequence[Dims]) -> Dims:
+    """Of long sizes the next ones: of the shortest a layer may leave a single step, which torch compiles apart."""
+    if dims in long_ones[:-1]:
+        longer = long_ones[long_ones.index(dims) + 1]
+        if model.takes(make, longer):
+            return longer
+    return dims
+
+
+def _named_sizes(names: Sequence[str], batches: list[int], others: list[int], images: list[int] | None = None) -> Dims:
+    """Sizes for each dim, by what its name says it is; no two dims have the same ones. ``images``: else ``others``."""
+    dims: Dims = {}
+    for name in names:
+        if name in _OF_BATCH:
+            dims[name] = batches
+        elif name in _OF_IMAGE:
+            dims[name] = images or others
+        else:
+            dims[name] = others
+    return _apart(dims)
 
 
 def _apart(dims: Dims) -> Dims:

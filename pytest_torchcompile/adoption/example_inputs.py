@@ -1,8 +1,8 @@
 """Example inputs as plain data: what each argument of ``forward`` is given, as a text that a matrix can hold.
 
 ``float32[B, 16]`` are normal numbers, ``int64[B, S] 3..99`` whole ones from 3 to 99, ``int64[B, S] ones`` ones, and
-``bool[B, S] ones`` all true. Names are dims. :func:`batch` makes them; torch is imported when it is called. Matrices
-name it, so its place is public.
+``bool[B, S] ones`` all true. Names are dims. ``default`` leaves an optional argument out. :func:`batch` makes them;
+torch is imported when it is called. Matrices name it, so its place is public.
 
 An examiner finds them: it has a model examined in a process of its own, so that this one needs no torch and survives a
 crash.
@@ -21,10 +21,12 @@ from typing import Any, Final
 from pytest_torchcompile.adoption import LIBRARIES
 from pytest_torchcompile.errors import UsageError
 
-__all__ = ["BATCH", "Examined", "ExampleTensor", "Request", "batch", "examine_apart"]
+__all__ = ["BATCH", "LEFT_OUT", "Examined", "ExampleTensor", "Request", "batch", "examine_apart"]
 
 BATCH: Final = "pytest_torchcompile.adoption.example_inputs:batch"
 """What a matrix names as ``inputs`` where there is no file with code."""
+LEFT_OUT: Final = "default"
+"""What stands in place of a tensor for an argument that is not given."""
 _FORM: Final = re.compile(r"(?P<dtype>float32|int64|bool)\[(?P<shape>[\w, ]*)\](?: (?P<fill>ones|\d+\.\.\d+))?")
 
 
@@ -105,7 +107,7 @@ def batch(**given: int | str) -> dict[str, Any]:
     sizes = {name: value for name, value in given.items() if isinstance(value, int)}
     tensors = {}
     for name, text in given.items():
-        if isinstance(text, str):
+        if isinstance(text, str) and text != LEFT_OUT:
             tensors[name] = ExampleTensor.read(name, text).tensor(sizes)
     return tensors
 
@@ -148,6 +150,8 @@ class Examined:
     """``training`` where a backward pass works, else ``inference``."""
     code: str = ""
     """Of a model of a library: Python of a function ``model`` that makes it."""
+    left_out: tuple[str, ...] = ()
+    """Optional arguments that guessed inputs leave at their default."""
 
     @property
     def name(self) -> str:
@@ -178,4 +182,4 @@ def _read_answer(request: Request, answer: Mapping[str, Any]) -> Examined:
         raise UsageError(answer["error"])
     tensors = tuple(ExampleTensor.read(name, text) for name, text in answer["tensors"].items())
     return Examined(request.factory, request.inputs, tensors, answer["dims"], answer["phase"],
-                    answer["code"])
+                    answer["code"], tuple(answer["left_out"]))

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from pytest_torchcompile.adoption.example_inputs import ExampleTensor
 
-__all__ = ["Guess", "guesses", "needed_parameters", "sizes_of_parameters"]
+__all__ = ["Guess", "guesses", "left_out_parameters", "needed_parameters", "sizes_of_parameters"]
 
 Guess = tuple[ExampleTensor, ...]
 """A tensor for each argument."""
@@ -45,6 +45,16 @@ def needed_parameters(model: nn.Module) -> list[str] | None:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
             return None
         if parameter.kind is not parameter.VAR_KEYWORD:
+            names.append(parameter.name)
+    return names
+
+
+def left_out_parameters(model: nn.Module, guess: Guess) -> list[str]:
+    """The optional parameters of ``forward`` that a guess leaves at their default: nothing of them is tried."""
+    given = {tensor.name for tensor in guess}
+    names = []
+    for parameter in inspect.signature(model.forward).parameters.values():
+        if parameter.default is not parameter.empty and parameter.name not in given:
             names.append(parameter.name)
     return names
 
@@ -86,6 +96,9 @@ def _forms_of_parameter(name: str, number: int, layers: Sequence[Sequence[_Form]
     forms: list[_Form] = []
     if "mask" in name:
         forms += [("int64", ("B", "S"), "ones"), ("bool", ("B", "S"), "ones"), ("bool", ("S", "S"), "ones")]
+    elif name == "edge_index":
+        # The edges of a graph as PyTorch Geometric has them: rows of sources and targets. Any batch has four nodes.
+        forms.append(("int64", (2, "E"), "0..3"))
     elif name in _SINGLE:
         forms += [("float32", ("B",), ""), ("int64", ("B",), "0..99")]
     # The first parameter goes into the first layer, most often, and the second into the second.
@@ -140,7 +153,11 @@ def _forms_of_layer(module: nn.Module, model: nn.Module) -> list[_Form]:
         fill = f"{first}..{words - 1}"
         return [("int64", ("B", "S"), fill), ("int64", ("B",), fill)]
     if isinstance(module, nn.Conv1d):
-        return [("float32", ("B", module.in_channels or _WIDTH, "S"), "")]
+        forms: list[_Form] = [("float32", ("B", module.in_channels or _WIDTH, "S"), "")]
+        # Samples of sound, most often, to which the model adds the channel.
+        if module.in_channels == 1:
+            forms.append(("float32", ("B", "S"), ""))
+        return forms
     if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
         return _images(module.in_channels or 3, model)
     if isinstance(module, nn.Conv3d):

@@ -10,6 +10,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from pytest_torchcompile.adoption.matrix_text import (
     SCHEMA_FILE,
     MatrixModel,
     examine_target,
+    left_out_text,
     matrix_text,
     matrix_to_fill_in,
     refuse_wrong_names,
@@ -125,6 +127,9 @@ def _inputs_code(examined: Examined) -> str:
         lines += ["", "", f"def batch({', '.join(examined.dims)}):",
                   f'    """One batch of {examined.name}, as keyword arguments of its forward."""', "    return {"]
         lines += [f'        "{tensor.name}": {tensor.code()},' for tensor in examined.tensors]
+        if examined.left_out:
+            lines += textwrap.wrap(f"{', '.join(examined.left_out)}: left at the default, so not tried; add what your "
+                                   "callers give.", 110, initial_indent="        # ", subsequent_indent="        # ")
         lines += ["    }"]
     return "\n".join(lines)
 
@@ -305,6 +310,8 @@ def _inputs_text(examined: Examined) -> str:
     words = [examined.inputs] if examined.inputs else []
     words += [f"{tensor.name}: {tensor}" for tensor in examined.tensors]
     words += [f"{name} = {', '.join(map(str, sizes))}" for name, sizes in examined.dims.items()]
+    if examined.left_out:
+        words.append(left_out_text(examined.left_out))
     return "; ".join(words)
 
 

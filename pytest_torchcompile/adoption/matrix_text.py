@@ -8,22 +8,24 @@ ids and commands to run again say.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from pytest_torchcompile.adoption.example_inputs import BATCH, Examined, Request, examine_apart
+from pytest_torchcompile.adoption.example_inputs import BATCH, LEFT_OUT, Examined, Request, examine_apart
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.plan.matrix import Matrix, ModelEntry, find_root, parse_matrix
 from pytest_torchcompile.plan.matrix_path import MODEL_PREFIX
 from pytest_torchcompile.plan.targets import Targets
+from pytest_torchcompile.quantity import first_names
 
 __all__ = [
     "SCHEMA_FILE",
     "MatrixModel",
     "examine_target",
+    "left_out_text",
     "matrix_in_memory",
     "matrix_text",
     "matrix_to_fill_in",
@@ -36,6 +38,8 @@ SCHEMA_FILE: Final = "matrix.schema.json"
 """Beside the matrix, for editors."""
 _COLUMN: Final = 48
 """Where comments begin."""
+_MOST_LEFT_OUT: Final = 8
+"""Arguments that are named where more were left out."""
 
 _HEAD: Final = f"""\
 # yaml-language-server: $schema={SCHEMA_FILE}
@@ -81,6 +85,7 @@ class MatrixModel:
         if not inputs:
             # As JSON, which is YAML too: texts with brackets and colons in them need quotes.
             texts = [f"{tensor.name}: {json.dumps(str(tensor))}" for tensor in examined.tensors]
+            texts += [f"{name}: {LEFT_OUT}" for name in examined.left_out]
             inputs = f"{{{', '.join([f'call: {json.dumps(BATCH)}', *texts])}}}"
         return cls(examined.name, examined.factory, inputs, examined.dims, examined.phase)
 
@@ -184,11 +189,21 @@ def matrix_in_memory(name: str, text: str, base: Path) -> Matrix:
 def _note_of_inputs(model: ModelEntry) -> str:
     """What the model is called with, in one line: a guess is to be seen."""
     words = [f"inputs by {model.inputs}"]
-    if guessed := model.arguments_of("inputs"):
-        words = [f"inputs guessed, {', '.join(f'{name}: {text}' for name, text in guessed.items())}"]
+    guessed = model.arguments_of("inputs")
+    given = [f"{name}: {text}" for name, text in guessed.items() if text != LEFT_OUT]
+    if given:
+        words = [f"inputs guessed, {', '.join(given)}"]
     for name, dim in model.dims.items():
         words.append(f"{name} = {', '.join(map(str, dim.listed or (dim.size,)))}")
+    if left_out := [name for name, text in guessed.items() if text == LEFT_OUT]:
+        words.append(left_out_text(left_out))
     return f"{model.name}: {'; '.join(words)}"
+
+
+def left_out_text(names: Sequence[str]) -> str:
+    """Which optional arguments nobody gave, so that a green cell says nothing of them."""
+    defaults = "its default" if len(names) == 1 else "their defaults"
+    return f"left at {defaults}, so not tried: {first_names(names, _MOST_LEFT_OUT)}"
 
 
 def _root_of(base: Path) -> Path:

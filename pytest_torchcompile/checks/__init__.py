@@ -184,6 +184,7 @@ CHECKS: Final[dict[str, CheckEntry]] = {
          Limit("guard_us", "max", None, "microseconds in which the guards of one function are asked; by default they "
                "are only recorded")),
         (Way(severity.RAISED, severity.RAISES),
+         Way(severity.BESIDE_BREAKS, severity.PARTLY_EAGER, follows="graph_breaks"),
          Way(severity.UNCOVERED, severity.EAGER, follows="graph_breaks"),
          Way(f"^{severity.SLOW_GUARDS}", severity.TOO_MUCH),
          Way("^every output of the compiled model is zero", severity.WRONG),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.checks.check import Check
 from pytest_torchcompile.checks.numerics import located_stage
-from pytest_torchcompile.checks.severity import RAISED, SLOW_GUARDS, UNCOVERED
+from pytest_torchcompile.checks.severity import BESIDE_BREAKS, RAISED, SLOW_GUARDS, UNCOVERED
 from pytest_torchcompile.errors import headline
 from pytest_torchcompile.ledger.records import SILENT
 from pytest_torchcompile.observation import Problem
@@ -24,7 +24,7 @@ from pytest_torchcompile.oracle.proof import doubts, eager_frames, proof
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["CHECK", "broken_library"]
+__all__ = ["CHECK", "broken_library", "coverage_beside_breaks"]
 
 _BROKEN: Final = re.compile(r"(/\S+\.so): (?:file too short|invalid ELF header)")
 """What the system's loader says of a library that the linker did not finish."""
@@ -59,7 +59,8 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     yield from _judge_guards(section, limits)
     silent = any(frame["kind"] in SILENT for frame in section["eager_frames"])
     if section["graphs"] and not silent and not _breaks_explain(section, limits):
-        yield from _judge_coverage(section, limits.get("coverage", 1.0))
+        beside = f" {BESIDE_BREAKS}" if _are_allowed(section, limits) else ""
+        yield from _judge_coverage(section, limits.get("coverage", 1.0), beside)
 
 
 def _raised_problem(section: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
@@ -99,21 +100,42 @@ def _breaks_explain(section: Mapping[str, Any], limits: Mapping[str, float]) -> 
     Not where a limit asks for a share, nor where torch gave up whole frames because of a break.
     """
     asked = limits.get("coverage", 1.0) < 1
-    given_up = any(frame["kind"] == "graph_break" for frame in section["eager_frames"])
+    return _are_allowed(section, limits) and not asked and not _gave_up_frames(section["eager_frames"])
+
+
+def _are_allowed(section: Mapping[str, Any], limits: Mapping[str, float]) -> bool:
+    """Whether graphs broke, and no more often than the limit allows."""
     # Older reports do not count the breaks.
-    allowed = 0 < section.get("breaks", 0) <= limits.get("graph_breaks", 0)
-    return allowed and not asked and not given_up
+    breaks: int = section.get("breaks", 0)
+    return 0 < breaks <= limits.get("graph_breaks", 0)
 
 
-def _judge_coverage(section: Mapping[str, Any], least: float) -> Iterator[Problem]:
+def _gave_up_frames(eager_frames: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether torch gave up whole frames because of a break."""
+    return any(frame["kind"] == "graph_break" for frame in eager_frames)
+
+
+def coverage_beside_breaks(run: Trial) -> float | None:
+    """The limit ``coverage`` that a cell needs beside one for its graph breaks; None where that one is enough."""
+    if not run.compiled.coverage or not _gave_up_frames(run.compiled.seen["eager_frames"]):
+        return None
+    return _as_limit(min(map(itemgetter("share"), run.compiled.coverage)))
+
+
+def _as_limit(share: float) -> float:
+    """Rounded down, so that as a limit it passes."""
+    return math.floor(share * 10_000) / 10_000
+
+
+def _judge_coverage(section: Mapping[str, Any], least: float, beside: str) -> Iterator[Problem]:
+    """``beside``: what is allowed and made whole frames run eagerly; empty where nothing is."""
     if not section["coverage"]:
         return
     low = min(section["coverage"], key=itemgetter("share"))
     if low["share"] < least:
-        # Rounded down, so that as a limit it passes.
-        share = math.floor(low["share"] * 10_000) / 10_000
+        share = _as_limit(low["share"])
         yield Problem(
-            f"only {share:.4g} {UNCOVERED} at {low['call']}, "
+            f"only {share:.4g} {UNCOVERED}{beside} at {low['call']}, "
             f"{least:.4g} wanted ({low['outside']} of {low['total']} ran eagerly)",
             evidence="\n".join((*low.get("sites", ()), eager_frames(section))).strip(),
             hint=f"{_why_eager(section)}; if it is meant, allow it by the rule `- limits: {{coverage: {share:.4g}}}`",

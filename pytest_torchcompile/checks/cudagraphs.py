@@ -44,7 +44,7 @@ def _measure_step(run: CellTrial, side: Side, call: Call) -> dict[str, Any]:
     with count_replays() as seen, torch.set_grad_enabled(run.train):
         step_begins()
         output = side.call(*batch.args, **batch.kwargs)
-        loss = loss_of(run.loss, output, batch.value) if run.train else None
+        loss = loss_of(run.loss, output, batch.for_loss) if run.train else None
         if loss is not None and loss.requires_grad:
             seen.backwards = compiled_backwards(loss)
             loss.backward()  # type: ignore[no-untyped-call]

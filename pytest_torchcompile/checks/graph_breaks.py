@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.checks.check import Check
+from pytest_torchcompile.checks.compiles import coverage_beside_breaks
 from pytest_torchcompile.checks.severity import EMPTY, RAISED
 from pytest_torchcompile.observation import Problem
 
@@ -32,7 +33,7 @@ def measure(run: CellTrial) -> dict[str, Any]:
         source = linecache.getline(each["file"], each["line"]).strip()
         breaks.append(each | {"source": source})
     return {"raised": error.type if error else None, "graphs": len(run.compiled.seen["graphs"]),
-            "graph_breaks": breaks}
+            "graph_breaks": breaks, "coverage_needed": coverage_beside_breaks(run)}
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
@@ -40,6 +41,10 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     breaks, most = section["graph_breaks"], limits.get("graph_breaks", 0)
     if len(breaks) > most:
         paste = f"if it is meant, allow it by the rule `- limits: {{graph_breaks: {len(breaks)}}}`"
+        # Older reports do not say whether it needs that too.
+        if (share := section.get("coverage_needed")) is not None:
+            paste += (f" and, for torch gave up whole functions because of it, `- limits: {{coverage: {share:.4g}}}` "
+                      "(both lines)")
         # A frame that was given up broke because of a break inside: the cause is told first.
         for each in sorted(breaks, key=_is_consequence):
             hint = _torch_hint(each).rstrip(".")
@@ -75,6 +80,10 @@ def _short_reason(graph_break: Mapping[str, Any]) -> str:
     reason = str(graph_break["reason"].splitlines()[0])
     if reason.startswith(_NOT_CONVERTED) and (rest := _RESUME.search(reason)):
         return f"the rest of {rest[1]} after the graph break at line {rest[2]} was given up"
+    # The headline says how torch goes on, and not what was in its way.
+    if reason.startswith(_NOT_RESUMED) and (why := graph_break.get("explanation")):
+        first_line = why.splitlines()[0].rstrip(".")
+        return f"{first_line}; torch cannot resume after it, so the rest of the function ran eagerly"
     return reason
 
 

@@ -12,8 +12,8 @@ from enum import IntEnum
 from typing import Final
 
 # And the effects, one constant each.
-__all__ = ["EMPTY", "NUMBERS_OF_TESTS", "RAISED", "SLOW_GUARDS", "TEST_CHECK", "UNCOVERED", "Effect", "Severity", "Way",
-           "without_ranks"]
+__all__ = ["BESIDE_BREAKS", "EMPTY", "NUMBERS_OF_TESTS", "RAISED", "SLOW_GUARDS", "TEST_CHECK", "UNCOVERED", "Effect",
+           "Severity", "Way", "without_ranks"]
 
 EMPTY: Final = "nothing to judge"
 """How a check begins that has nothing to say; mostly because another one of the cell failed."""
@@ -22,6 +22,8 @@ RAISED: Final = "the compiled run raised"
 SLOW_GUARDS: Final = "the guards of"
 UNCOVERED: Final = "of the model's operator calls ran inside compiled graphs"
 """How `compiles` says that too little was compiled; where a graph breaks, that comes of it."""
+BESIDE_BREAKS: Final = "beside graph breaks that are allowed"
+"""How it says that torch told why: a limit allows the break, and torch gave up whole frames because of it."""
 TEST_CHECK: Final = "test"
 """Where a cell has the verdicts of checks, a test has one, under this name."""
 NUMBERS_OF_TESTS: Final = "equivalence"
@@ -100,6 +102,7 @@ UNLOGGED: Final = Effect(Severity.UNSTABLE, "falls back otherwise than promised"
 LEAKS: Final = Effect(Severity.UNSTABLE, "loses memory with every step", "lose memory with every step")
 OTHER_CODE: Final = Effect(Severity.UNSTABLE, "compiles to other code each time", "compile to other code each time")
 BREAKS: Final = Effect(Severity.SLOW, "has graph breaks", "have graph breaks")
+PARTLY_EAGER: Final = Effect(Severity.SLOW, "runs more eagerly than is allowed", "run more eagerly than is allowed")
 NO_REPLAY: Final = Effect(Severity.SLOW, "runs without CUDA graphs", "run without CUDA graphs")
 SLOWER: Final = Effect(Severity.SLOW, "is slower compiled", "are slower compiled")
 TOO_MUCH: Final = Effect(Severity.SLOW, "goes over a limit", "go over a limit")

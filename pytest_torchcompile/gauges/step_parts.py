@@ -114,7 +114,7 @@ def _run_in_parts(
             output = call(*batch.args, **batch.kwargs)
         if loss is None:
             return
-        value = loss(output, batch.value)
+        value = loss(output, batch.for_loss)
         outputs = _differentiable(output)
         if any(leaf is value for leaf in outputs):
             # The model computes its loss itself: all of the backward pass is its own.

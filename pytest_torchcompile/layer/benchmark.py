@@ -325,7 +325,7 @@ class StepRunner:
         with torch.set_grad_enabled(self.loss is not None):
             output = self.call(*batch.args, **batch.kwargs)
             if self.loss is not None:
-                self.loss(output, batch.value).backward()
+                self.loss(output, batch.for_loss).backward()
         for parameter in self._parameters:
             parameter.grad = None
 

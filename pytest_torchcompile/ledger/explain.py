@@ -150,6 +150,9 @@ def _changed_value(record: Compile) -> str:
 
 _SIZE: Final = re.compile(r"^(?P<tensor>.+)\.size\((?P<dim>\d+)\)$")
 _EQUAL_SIZES: Final = re.compile(r"\.size\(\)\[\d+\] == .*\.size\(\)\[\d+\]$")
+_FIXED_SIZE: Final = re.compile(r"\.size\(\)\[\d+\].* == \d+$")
+"""A guard that wants an expression of sizes to have one value, as a pooling layer's does."""
+_COMPARISON: Final = re.compile(r"\b(?:if|elif|while|assert|min|max)\b|[=!]=")
 _NUMBER: Final = re.compile(r"-?\d+(\.\d*)?(e[+-]?\d+)?|nan|inf")
 _LAST_RESORT: Final = "last, and discouraged: dynamic=True, which makes every size dynamic and often the code slower"
 
@@ -191,8 +194,11 @@ def _advise_shape(found: Compile) -> str:
     # Torch kept this size open, and the code fixed it: marked as dynamic it raises ConstraintViolationError.
     if found.what in found.specialised:
         place = _short_path(found.specialised[found.what])
-        where = f" at {place}" if place else ""
-        return (f"the code makes a constant of this size{where} (a loop over it, a dictionary, a comparison), so "
+        # Where no line of the user's was running.
+        if not place:
+            return _fixed_by_torch("most likely an operator, its backward pass or the backend (torch names no line of "
+                                   "yours)")
+        return (f"the code makes a constant of this size at {place} (a loop over it, a dictionary, a comparison), so "
                 "mark_dynamic would raise and dynamic=True changes nothing: write it with tensor operations, or pad "
                 "to a few buckets (ShapeStabilizer, shape_buckets)")  # fmt: skip
     # Buckets come first, dynamic=True last: it traces 2 to 3 times as long, and every size becomes dynamic.
@@ -221,7 +227,26 @@ def _advise_symbolic(found: Compile) -> str:
     if found.source:
         place = f", {found.at}" if found.at else ""
         line = f" ({found.source}{place})"
+    if _is_fixed(found):
+        who = "most likely an operator or its backward pass (torch names no line)"
+        if line:
+            who = f"an operator of torch's{line}"
+        return _fixed_by_torch(who)
     return f"the code decides by a size{line}: keep sizes on one side of it, or decide outside the model"
+
+
+def _fixed_by_torch(who: str) -> str:
+    return (f"{who} makes a constant of this size, so each value of it is compiled apart, and neither mark_dynamic nor "
+            "dynamic=True helps: pad to a few buckets (ShapeStabilizer, shape_buckets), or allow a recompile for each "
+            "size")  # fmt: skip
+
+
+def _is_fixed(found: Compile) -> bool:
+    """Whether an operator made a constant of a size, so that each other one is compiled apart."""
+    # A remainder has two sides, all even sizes, say; and so has a comparison that somebody wrote.
+    if "%" in found.reason or "Mod(" in found.reason or _COMPARISON.search(found.source):
+        return False
+    return _FIXED_SIZE.search(found.reason) is not None
 
 
 def _advise_value(found: Compile) -> str:

@@ -1,11 +1,10 @@
-"""Diagnosis: the same trial again with other settings. Which stage of the compiler brings a difference in? Do torch's
-own hints about graph breaks help? Torch is needed only where something is run.
+"""Diagnosis: the same trial again with other settings. Which stage of the compiler brings a difference in?
+
+Torch is needed only where something is run.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +13,7 @@ from pytest_torchcompile.oracle.discrepancies import find_discrepancies
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["STAGES", "first_stage", "locate_stage", "stage_summary", "stages_before", "try_hints"]
+__all__ = ["STAGES", "first_stage", "locate_stage", "stage_summary", "stages_before"]
 
 STAGES: Final = {
     "eager": "Dynamo's capture of the program",
@@ -26,9 +25,6 @@ STAGES: Final = {
 # What a stage did where it computes what eager computes; reports hold the word.
 _AGREES: Final = "agrees"
 _UNTRIED: Final = "could not be tried"
-_SETTING_IN_HINT: Final = re.compile(r"torch\._dynamo\.config\.(\w+) ?= ?True")
-# Settings that are tried in one cell: each costs a compile.
-_MOST_HINTS: Final = 3
 
 
 def stages_before(backend: str) -> list[str]:
@@ -122,51 +118,3 @@ def _settings_among(trial: Trial, keys: Sequence[str]) -> dict[str, Any]:
 def _wrong_places(trial: Trial) -> set[tuple[str, str]]:
     discrepancies = find_discrepancies([*trial.leaves, *trial.trained])
     return {(discrepancy.kind, discrepancy.where) for discrepancy in discrepancies}
-
-
-def try_hints(trial: Trial, breaks: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Torch's own hints, tried before they are passed on: with the backend eager, on the first call.
-
-    Returns what came of the setting that the hint of a break names, by the number of the break. Everything compiled is
-    forgotten.
-    """
-    by_setting: dict[str, list[int]] = {}
-    for number, graph_break in enumerate(breaks):
-        if match := _SETTING_IN_HINT.search(graph_break.get("hint") or ""):
-            by_setting.setdefault(match[1], []).append(number)
-    outcomes: dict[int, str] = {}
-    for setting, numbers in list(by_setting.items())[:_MOST_HINTS]:
-        places, raised = _breaks_with(trial, setting)
-        for number in numbers:
-            if raised:
-                outcomes[number] = f"with {setting} = True the compiled run raises {raised}"
-            elif _place_of(breaks[number]) in places:
-                outcomes[number] = f"{setting} = True was tried and does not help here"
-            else:
-                outcomes[number] = f"{setting} = True was tried: this break is gone with it"
-    return outcomes
-
-
-def _breaks_with(trial: Trial, setting: str) -> tuple[set[tuple[str, int]], str]:
-    """Places of breaks in the first call under a setting of Dynamo's, and what it raises."""
-    import torch._dynamo
-
-    from pytest_torchcompile.ledger import observe
-    from pytest_torchcompile.state.torch_state import forget_compiled
-
-    if not hasattr(torch._dynamo.config, setting):
-        return set(), "nothing, for this torch does not have it"
-    forget_compiled()
-    settings = _settings_among(trial, ("dynamic",))
-    try:
-        side = trial.make({**settings, "backend": "eager"})
-        with torch._dynamo.config.patch({setting: True}), observe(root=trial.root) as seen, trial.phase("hints"):
-            recording, _ = side.run(trial.calls[0], trial.loss, trial.train, trial.seed)
-    except Exception as why:  # a hint that cannot be tried says nothing of the model
-        return set(), type(why).__name__
-    places = {_place_of(graph_break.to_dict()) for graph_break in seen.graph_breaks}
-    return places, recording.error.type if recording.error else ""
-
-
-def _place_of(graph_break: Mapping[str, Any]) -> tuple[str, int]:
-    return os.path.basename(graph_break["file"]), graph_break["line"]

@@ -41,7 +41,7 @@ def whose_code(error: Fault) -> str:
 def given_text(error: Fault, batch: Batch) -> str:
     """What the code that raised was called with, where that may be the mistake; else empty."""
     if error.phase == "loss":
-        return f"it is called with the output and the batch as it was given, {_described(batch.value)}"
+        return f"it is called with the output and the batch as it was given, {_described(batch.for_loss)}"
     # Python's own words, of a call that does not fit the signature.
     unfitting = error.type == "TypeError" and ("keyword argument" in error.text or "required positional" in error.text)
     if error.phase == "forward" and unfitting and batch.kwargs and not batch.args:

@@ -70,7 +70,7 @@ def record(
         batch: Cloned first, so that a call that writes to its inputs leaves the caller's alone. Those of other replicas
             are run before it, and the gradients of parameters are the means over all of them. Everything else is of
             ``batch`` alone.
-        loss: ``loss(output, batch.value)``, a tensor of one element; ``None`` is ``default_loss``. Where it takes
+        loss: ``loss(output, batch.for_loss)``, a tensor of one element; ``None`` is ``default_loss``. Where it takes
             no gradient of some outputs, the call is run once more for a backward pass through those alone,
             unless ``rest`` is False.
         train: Whether to run backward; ``False`` runs under ``torch.no_grad()``. ``module.training`` is
@@ -334,7 +334,7 @@ class _Run:
 
     def compute_loss(self, output: Any, batch: Batch) -> torch.Tensor | None:
         if self.loss_function is not None and not self.only:
-            return loss_of(self.loss_function, output, batch.value)
+            return loss_of(self.loss_function, output, batch.for_loss)
         if self.only:
             chosen = []
             for leaf in named_leaves(output)[0]:

@@ -188,14 +188,14 @@ class Training(torch.nn.Module):
 
     def _train_step(self, name: str, batch: Batch, added_to: str, keeps_gradients: bool) -> Step:
         call = self.model if self.__dict__["call"] is None else self.__dict__["call"]
-        others = losses_of_others(call, self.model, batch, lambda out, each: loss_of(self.loss, out, each.value))
+        others = losses_of_others(call, self.model, batch, lambda out, each: loss_of(self.loss, out, each.for_loss))
         step_begins()
         output = run_theirs(call, *batch.args, **batch.kwargs)
         outputs = {}
         for path, leaf in leaves_of(output)[0]:
             # A copy before the backward pass: a replayed CUDA graph may reuse the memory of an output.
             outputs[f"output{path}"] = leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
-        loss, kept_loss = loss_of(self.loss, output, batch.value), None
+        loss, kept_loss = loss_of(self.loss, output, batch.for_loss), None
         if loss is not None and loss.requires_grad:
             kept_loss = loss.detach().clone()
             run_theirs(torch.autograd.backward, [loss, *others])

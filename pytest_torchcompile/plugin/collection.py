@@ -17,14 +17,14 @@ from pytest_torchcompile.plan.matrix import Matrix, PlannedCell
 from pytest_torchcompile.plan.selection import cells_of_shard
 from pytest_torchcompile.plugin.outside import Named
 from pytest_torchcompile.plugin.rank_supply import CellNotRun
-from pytest_torchcompile.plugin.repeated import mark_repeated
+from pytest_torchcompile.plugin.repeated import ShortText, mark_repeated
 from pytest_torchcompile.ranks.execution import CellResult, Execution
 from pytest_torchcompile.ranks.torchrun import Torchrun, own_file
 from pytest_torchcompile.report.journal import Journal
 from pytest_torchcompile.report.keeping import ReportKeeper
 from pytest_torchcompile.report.reproduction import file_name, is_reproducible, reproduction_text
 from pytest_torchcompile.report.safe_output import FOLDER, JOURNAL_FILE, REPRODUCTIONS, harmless_text, replace_file
-from pytest_torchcompile.report.terminal import failure_text, header_lines
+from pytest_torchcompile.report.terminal import failure_text, header_lines, same_text_key
 from pytest_torchcompile.run.settings import Settings
 from pytest_torchcompile.wrappers.wrapping import Wrapping
 
@@ -50,6 +50,8 @@ class CheckItem(pytest.Item):
     """One check of one cell."""
 
     parent: CellNode
+    short_text: ShortText | None = None
+    """What the terminal shows of its failure where another cell has told the same."""
 
     def runtest(self) -> None:
         """Have the cell run, unless an item before this one did, and report this check's verdict."""
@@ -70,7 +72,10 @@ class CheckItem(pytest.Item):
                 alone = ""
                 if self.name in self.parent.reproducible_checks():
                     alone = self.parent.write_reproduction()
-                raise CheckFailure(failure_text(self.name, result.judgements, self.rerun_command, alone))
+                tell = partial(failure_text, self.name, result.judgements, self.rerun_command, alone)
+                if same := same_text_key(self.name, result.judgements):
+                    self.short_text = ShortText(same, tell(told_before=True))
+                raise CheckFailure(tell())
 
     @property
     def first_of_cell(self) -> bool:
@@ -299,7 +304,7 @@ class MatrixSession:
             if item.first_of_cell:
                 carried |= result.carried()
             setattr(report, PROPERTY, json.dumps(carried))
-            mark_repeated(report, item.name, result)
+            mark_repeated(report, item.name, result, item.short_text)
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

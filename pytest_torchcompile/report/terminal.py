@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.report.journal import Journal
     from pytest_torchcompile.run.settings import Settings
 
-__all__ = ["failure_text", "header_lines", "summary_lines"]
+__all__ = ["failure_text", "header_lines", "same_text_key", "summary_lines"]
 
 _Line: TypeAlias = "tuple[str, dict[str, bool]]"
 """A line, and the markup that pytest's terminal gives it."""
@@ -47,6 +48,7 @@ _LONG_RUN: Final = 60
 """Seconds from which a run says where its time went."""
 _LONGEST_CAUSE: Final = 200
 """Characters of what a cause says."""
+_RULE_TO_PASTE: Final = re.compile(r"`- limits: [^`]*`")
 _LONGEST_CONSEQUENCE: Final = 100
 """Characters of a problem that only follows from another one of the cell."""
 
@@ -97,23 +99,47 @@ def _version_of(package: str) -> str:
         return "(not installed)"
 
 
-def failure_text(check: str, judgements: Mapping[str, Judgement], again: str, alone: str = "") -> str:
+def failure_text(check: str, judgements: Mapping[str, Judgement], again: str, alone: str = "", *,
+                 told_before: bool = False) -> str:
     """Culprit, evidence, what to try, and how to run it again, or ``alone``, without the matrix.
 
     A problem that only follows from that of another check is one line. ``judgements``: of each check of the cell.
+    ``told_before``: another cell has told the same, so that evidence and advice are left out.
     """
-    checks = {name: judgement.to_dict() for name, judgement in judgements.items()}
-    verdicts = Facts({"checks": checks}).verdicts
+    verdicts = _verdicts_of(judgements)
     own = next(verdict for verdict in verdicts if verdict.check == check)
     lines: list[str] = []
     for problem in own.problems:
-        lines += _problem_lines(own, problem, verdicts)
+        if told_before:
+            short = textwrap.shorten(problem.message, _LONGEST_CONSEQUENCE, placeholder=" ...")
+            lines.append(f"{check}: same as above, {problem.place}: {short}")
+        else:
+            lines += _problem_lines(own, problem, verdicts)
     lines += _lines_of_followers(own, verdicts)
-    lines += _lines_of_logs(own, verdicts)
+    if not told_before:
+        lines += _lines_of_logs(own, verdicts)
     lines.append(f"  again  {again}")
     if alone:
         lines.append(f"  alone  {alone}")
     return harmless_text("\n".join(lines))
+
+
+def same_text_key(check: str, judgements: Mapping[str, Judgement]) -> str:
+    """What failures of several cells have in common that are told once; empty for one that each cell tells in full.
+
+    That are failures with a place in somebody's code, such as graph breaks, with the same limits to paste.
+    """
+    own = next(verdict for verdict in _verdicts_of(judgements) if verdict.check == check)
+    if own.verdict != "fail" or not all(problem.place for problem in own.problems):
+        return ""
+    parts = [check]
+    for problem in own.problems:
+        parts += [problem.place, problem.message, *_RULE_TO_PASTE.findall(problem.hint)]
+    return "\n".join(parts)
+
+
+def _verdicts_of(judgements: Mapping[str, Judgement]) -> list[Verdict]:
+    return Facts({"checks": {name: judgement.to_dict() for name, judgement in judgements.items()}}).verdicts
 
 
 def _problem_lines(verdict: Verdict, problem: Problem, verdicts: Sequence[Verdict]) -> Iterator[str]:

@@ -34,12 +34,13 @@ from pytest_torchcompile.loading import import_all
 from pytest_torchcompile.lowering.kernel_watch import KernelWatch
 from pytest_torchcompile.observation import RAISED_TWICE, Failure, Job, Observation
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
-from pytest_torchcompile.oracle.diagnosis import locate_stage, try_hints
+from pytest_torchcompile.oracle.diagnosis import locate_stage
 from pytest_torchcompile.oracle.eager_errors import EagerRaised
 from pytest_torchcompile.oracle.expected import References
 from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.spread import OneProcess, same_batches
+from pytest_torchcompile.oracle.torch_hints import try_hints
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run import subject
 from pytest_torchcompile.run.cold_compile import compile_in_process
@@ -332,7 +333,7 @@ def _observe_run(run: Run, seen: Observation) -> None:
     breaks = seen.sections.get("graph_breaks", {}).get("graph_breaks", ())
     broken = run.compared and run.single and len(breaks) > run.job.limits.get("graph_breaks", 0)
     if broken and sum(run.seconds.values()) <= run.job.locate:
-        for number, came in try_hints(run, breaks).items():
+        for number, came in try_hints(run, breaks, run.job.locate).items():
             breaks[number]["hint_tried"] = came
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile import checks
 from pytest_torchcompile.checks import CHECKS
 from pytest_torchcompile.observation import NO_RANK, Failure, Judgement, Observation, Problem
 from pytest_torchcompile.oracle.proof import compiled_code_ran
 from pytest_torchcompile.quantity import numbered
+from pytest_torchcompile.run.timeout_text import timeout_problem
 
 if TYPE_CHECKING:
     from pytest_torchcompile.plan.matrix import PlannedCell
@@ -22,15 +23,11 @@ _VERDICT_OF_FAILURE = {"skip": "skip", "crash": "crash", "timeout": "timeout"}
 _HINTS = {
     "crash": "run the cell in pytest's own process under a debugger: --compile-inprocess",
     "crash of ranks": "TORCH_LOGS=+dynamo TORCH_LOGS_OUT=torch.log in the environment tells how far each rank came",
-    "timeout": "raise --compile-timeout if the cell is just slow",
     "user": "mend the model or its inputs first: eager must work",
     "user in loss": "mend the loss function first: eager must work",
     NO_RANK: "see that python -c 'import torch' works here, and that memory and disk suffice",
     "internal": "this is a mistake of pytest-torchcompile: please report it with the evidence",
 }
-
-_SLOW_COMPILER: Final = "raise --compile-timeout, try smaller sizes or a smaller model, or take " \
-                        "`backend: aot_eager`, which needs no such compiler"
 
 
 def judge_observation(observation: Observation, names: Iterable[str],
@@ -112,27 +109,9 @@ def _judge_failure(failure: Failure, several: bool) -> Judgement:
         kind = "crash of ranks"
     elif kind == "user" and failure.phase == "loss":
         kind = "user in loss"
-    if kind == "timeout" and (compiler := _compiler_that_ran(failure.evidence)):
-        message = f"{failure.message}; {compiler} was running"
-        return Judgement(verdict, (Problem(message, failure.evidence, _SLOW_COMPILER),))
+    if kind == "timeout":
+        return Judgement(verdict, (timeout_problem(failure.message, failure.evidence),))
     return Judgement(verdict, (Problem(failure.message, failure.evidence, _HINTS.get(kind, "")),))
-
-
-def _compiler_that_ran(stacks: str) -> str:
-    """Which compiler a rank waited for when its time was over, by the files in its stacks; empty for none.
-
-    The files are torch 2.13's, in ``torch/_inductor``; the first was seen in a time-out with a g++ that hung. Triton's
-    own compiler lies in ``triton/compiler``.
-    """
-    # Of a rank's stacks: the innermost frame does not say which compiler, those around it do.
-    if "_inductor/cpp_builder.py" in stacks:
-        return "the C++ compiler"
-    if "triton/compiler/" in stacks:
-        return "Triton's compiler"
-    # Inductor waits there for compilers in processes of their own, which have no frames here.
-    if "_inductor/async_compile.py" in stacks:
-        return "a compiler that Inductor waited for (C++ or Triton)"
-    return ""
 
 
 def apply_xfail(judgements: Mapping[str, Judgement], planned: PlannedCell,

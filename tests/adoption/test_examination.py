@@ -99,6 +99,27 @@ class Recurrent(nn.Module):
         return self.layer(x)[0]
 
 
+class Sound(nn.Module):
+    # Of 400 samples its layer leaves one step.
+
+    def __init__(self):
+        super().__init__()
+        self.front, self.norm = nn.Conv1d(1, 4, 400, stride=160), nn.LayerNorm(4)
+
+    def forward(self, wave, lengths=None, gain: float = 1.0):
+        h = self.norm(self.front(wave[:, None]).mT * gain)
+        if lengths is not None:
+            h = h * (torch.arange(h.shape[1]) < lengths[:, None])[..., None]
+        return h
+
+
+class Nodes(Features):
+    def forward(self, x, edge_index):
+        source, target = edge_index
+        h = super().forward(x)
+        return {"nodes": h + torch.zeros_like(h).index_add(0, target, h[source])}
+
+
 class Lazy(nn.Module):
     def __init__(self):
         super().__init__()
@@ -171,6 +192,10 @@ def pictures(B, H, W):
     return torch.randn(B, 1, 28, 28)
 
 
+def waves(B, samples):
+    return torch.randn(B, samples)
+
+
 def wrong(B):
     return torch.randn(B, 13)
 """
@@ -210,6 +235,9 @@ def examined(tmp_path, request):
     ("Masked", {"idx": "int64[B, S] 3..49", "mask": "int64[B, S] ones"},
      {"B": [4, 6, 10], "S": [12, 20, 28]}, "training"),
     ("Recurrent", {"x": "float32[S, B, 10]"}, {"B": [4, 5, 7], "S": [12, 20, 28]}, "training"),
+    ("Sound", {"wave": "float32[B, S]"}, {"B": [5, 6, 7], "S": [2048, 3072, 4096]}, "training"),
+    ("Nodes", {"x": "float32[B, 12]", "edge_index": "int64[2, E] 0..3"}, {"B": [4, 6, 10], "E": [18, 20, 28]},
+     "training"),
     ("Lazy", {"x": "float32[B, 16]"}, {"B": [5, 6, 10]}, "training"),
     ("NoGradient", {"idx": "int64[B, S] 3..49"}, {"B": [4, 6, 10], "S": [12, 20, 28]}, "inference"),
     ("Half", {"x": "float32[B, 12]"}, {"B": [4, 6, 10]}, "training"),
@@ -225,6 +253,20 @@ def test_inputs_are_guessed(examined, model, tensors, dims, phase):
         assert len(answer["dims"][name]) == len(sizes)
         if len(sizes) == 1:
             assert answer["dims"][name] == sizes
+
+
+def test_lengths_of_sound(examined):
+    """Short ones raise: longer ones are tried, with room for more than one step; also of named inputs."""
+    assert examined("Sound")["dims"]["S"] == [2048, 3072, 4096]
+    assert examined("Sound", "waves")["dims"]["samples"] == [2048, 3072, 4096]
+
+
+def test_optional_arguments_are_left_out(examined):
+    """Those that a guess does not give are told, in order; where the user has named the inputs, nothing is."""
+    assert examined("Sound")["left_out"] == ["lengths", "gain"]
+    assert examined("Tokens")["left_out"] == ["targets"]
+    assert examined("Features")["left_out"] == []
+    assert examined("Sound", "waves")["left_out"] == []
 
 
 def test_sizes_are_no_sizes_of_parameters(examined):
@@ -292,7 +334,8 @@ def test_example_tensors(text):
 def test_a_batch_of_texts_and_sizes():
     """Numbers are sizes, texts are inputs; drawn again they differ, with the same seed they don't."""
     torch.manual_seed(1)
-    made = batch(B=3, x="float32[B, 4]", ids="int64[B] 5..6")
+    made = batch(B=3, x="float32[B, 4]", ids="int64[B] 5..6", lengths="default")
+    assert list(made) == ["x", "ids"]
     assert made["x"].shape == (3, 4)
     assert set(made["ids"].tolist()) <= {5, 6}
     torch.manual_seed(1)

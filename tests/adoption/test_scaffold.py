@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
@@ -17,6 +18,7 @@ from pytest_torchcompile.adoption.init_command import (
     refuse_other_models,
     write_files,
 )
+from pytest_torchcompile.adoption.matrix_text import MatrixModel, left_out_text, matrix_in_memory, matrix_text
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.gate.policyfile import read_policy
@@ -49,6 +51,23 @@ def test_the_matrix_is_one(here):
     assert '"idx": torch.randint(3, 50, (B, S)),\n' in code
     assert read_policy("release.yaml").matrix == "matrix/default.yaml"
     assert "from models import TinyGPT as make\n" in Path("conftest.py").read_text()
+
+
+def test_arguments_that_are_left_out(here):
+    """The written file says which, and so does the matrix in memory, in a note and in a form that can be edited."""
+    examined = replace(GUESSED, left_out=("targets", "mask"))
+    write_files(files_of_model(examined), force=False)
+    code = Path("compile_inputs.py").read_text()
+    assert "        # targets, mask: left at the default, so not tried; add what your callers give.\n    }\n" in code
+    compile(code, "code", "exec")
+    text = matrix_text(MatrixModel.of(examined))
+    assert "targets: default, mask: default}" in text
+    (note,) = matrix_in_memory("model:models:TinyGPT", text, here).notes
+    assert note.endswith("S = 12; left at their defaults, so not tried: targets, mask")
+    assert left_out_text(["a"]) == "left at its default, so not tried: a"
+    assert left_out_text("abcdefghij") == "left at their defaults, so not tried: a, b, c, d, e, f, g, h and 2 more"
+    (clean,) = matrix_in_memory("model:models:TinyGPT", matrix_text(MatrixModel.of(GUESSED)), here).notes
+    assert "default" not in clean
 
 
 def test_named_inputs_need_no_file(here):

@@ -86,6 +86,9 @@ def test_breaks_that_are_allowed():
     problem, _ = judged("graph_breaks", two, graph_breaks=1)
     assert problem.message == "graph break (2 place(s), 1 allowed): print"
     assert problem.hint == "if it is meant, allow it by the rule `- limits: {graph_breaks: 2}`"
+    problem, _ = judged("graph_breaks", two | {"coverage_needed": 0.4444}, graph_breaks=1)
+    assert problem.hint == ("if it is meant, allow it by the rule `- limits: {graph_breaks: 2}` and, for torch gave up "
+                            "whole functions because of it, `- limits: {coverage: 0.4444}` (both lines)")
 
 
 @pytest.mark.parametrize(("section", "message"), [
@@ -103,6 +106,11 @@ def test_a_rest_that_was_given_up():
     reason = "WON'T CONVERT torch_dynamo_resume_in_forward_at_12 net.py line 3\nmore"
     assert _short_reason(broke(reason)) == "the rest of forward after the graph break at line 12 was given up"
     assert _short_reason(broke("print\nmore")) == "print"
+    not_resumed = broke("Encountered graph break that we cannot resume from. Compiling up to the previous ...")
+    assert _short_reason(not_resumed).startswith("Encountered graph break")
+    assert _short_reason(not_resumed | {"explanation": "Dynamo does not support RNN, GRU, or LSTM."}) == (
+        "Dynamo does not support RNN, GRU, or LSTM; torch cannot resume after it, so the rest of the function ran "
+        "eagerly")
 
 
 def test_the_evidence_of_a_break():

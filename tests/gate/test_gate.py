@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from runs import Run, stated
+from runs import CALL, Run, stated
 
 from pytest_torchcompile.errors import ReportError
 from pytest_torchcompile.gate.announcement import announcement, sentence
@@ -392,7 +392,40 @@ def test_what_limits_allow_is_noted(run):
     (note,) = found.findings
     assert (note.kind, note.weight, note.cells) == ("limits", "note", (one, other))
     assert note.text == ("2 cells hold only by limits of the matrix, which allow: graph_breaks at models.py:12 "
-                         "(2 cells)")
+                         "(2 cells); by graph_breaks 1 instead of 0 (2 cells)")
+
+
+def test_a_break_in_an_installed_package_that_is_allowed(run):
+    """Told without the folder of the environment."""
+    run.plan(run.ids[0], "run", limits={"coverage": 1.0, "graph_breaks": 1})
+    run.breaks(run.ids[0], {"file": "/e/lib/python3.11/site-packages/lib/net.py", "line": 3})
+    (note,) = outcome(run).findings
+    assert "which allow: graph_breaks at lib/net.py:3 (1 cell)" in note.text
+
+
+def test_a_limit_without_a_default_is_noted(run):
+    """And one that this version does not know is nothing to stumble over."""
+    run.plan(run.ids[0], "run", limits={"coverage": 1.0, "graph_breaks": 0, "unexplained": 1, "of_tomorrow": 3})
+    run.recompiles(run.ids[0])
+    found = outcome(run)
+    assert found.code == 0
+    (note,) = found.findings
+    assert note.text.endswith("; by unexplained 1 (1 cell)")
+
+
+def test_a_lowered_coverage_is_noted(run):
+    """It comes of the graph break, which is allowed too: each limit that weakens a check is told, at its loosest."""
+    for name, share in zip(run.ids, (0.4444, 0.75), strict=False):
+        run.plan(name, "run", limits={"coverage": share, "graph_breaks": 1})
+        run.breaks(name)
+        section = run.observations[name].sections["compiles"]
+        section["coverage"] = [CALL | {"share": share, "outside": 2, "total": 9}]
+        section["eager_frames"] = [{"function": "forward", "file": "models.py", "line": 9, "kind": "graph_break",
+                                    "reason": "a break", "calls": 1, "during": "call 1"}]
+    found = outcome(run)
+    assert found.code == 0
+    (note,) = found.findings
+    assert note.text.endswith("; by coverage 0.4444 instead of 1 (2 cells), graph_breaks 1 instead of 0 (2 cells)")
 
 
 def test_deselected_cells_are_missing(run):

@@ -49,6 +49,18 @@ def test_a_pair_of_sequence_and_dict_holds_both():
     assert Batch.of((x, {"y": y})).args[1] == {"y": y}
 
 
+def test_what_a_loss_is_given():
+    """The value as it was returned; a tuple that only makes a dict one argument is taken off."""
+    x = torch.ones(2)
+    for kind in (dict, UserDict):
+        given = kind(ids=x)
+        assert Batch.of((given,)).for_loss is given
+        assert Batch.of((given,)).args == (given,)
+        assert Batch.of([given]).clone().for_loss["ids"].equal(x)
+    for value in (x, (x,), (x, x), {"ids": x}, ((x,), {"y": x}), (x, {"y": x})):
+        assert Batch.of(value).for_loss is value
+
+
 def test_anything_else_is_one_argument():
     """An object that is no container is handed over whole."""
     thing = object()

@@ -123,6 +123,12 @@ def test_advice_about_sizes_begins_with_buckets_and_ends_with_dynamic(resumed_at
     (recompile("symbolic", "x.size(0)", "2 <= x.size(0)", "1", "2 <= x.size()[0]"), "mark_unbacked(x, 0)"),
     (recompile("symbolic", "x.size(0)", "2 <= x.size(0) <= 5", "6", "2 <= x.size()[0] <= 5", source="if n > 5:"),
      "decides by a size (if n > 5:)"),
+    (recompile("symbolic", "(x.size(2) // 5)", "249", "399", "(x.size()[2] // 5) == 249"),
+     "most likely an operator or its backward pass (torch names no line) makes a constant of this size, so each value "
+     "of it is compiled apart, and neither mark_dynamic nor dynamic=True helps: pad to a few buckets"),
+    (recompile("symbolic", "(x.size(2) // 5)", "249", "399", "(x.size()[2] // 5) == 249", source="if n // 5 == 249:"),
+     "decides by a size (if n // 5 == 249:): keep sizes on one side"),
+    (recompile("symbolic", "(x.size(0) % 2)", "0", "1", "(x.size()[0] % 2) == 0"), "keep sizes on one side"),
     (recompile("symbolic", "y.size(0)", "x.size(0)", "4", "y.size()[0] == x.size()[0]"), "use_duck_shape"),
     (recompile("symbolic", reason="_has_dynamo_dim_marking is present on runtime tensor"), "mark the same"),
     (recompile("value", "self.k", "1", "2", advice="considers integer attributes of the nn.Module static"),

@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch_versions import since
 
+from pytest_torchcompile import observe
+from pytest_torchcompile.ledger.explain import recompile_advice
+
 pytestmark = [pytest.mark.needs_torch,
               pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
               pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")]  # fmt: skip
@@ -120,6 +123,23 @@ def test_size_modulo(known_ledger):
     with known_ledger(AGAIN, [("symbolic", "(x.size(0) % 2)", "0", "1")], [2, 1], dynamic=True) as c:
         f = c(even)
         f(T(4)), f(T(6)), f(T(5))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_size_that_an_operator_fixes(dynamic):
+    """Pooling makes a constant of what a convolution leaves: each size is compiled apart, and no side is advised."""
+    net = torch.nn.Sequential(torch.nn.Conv1d(1, 2, 10, stride=5), torch.nn.MaxPool1d(2))
+    torch._dynamo.reset()
+    compiled = torch.compile(net, backend="eager", dynamic=dynamic)
+    with observe() as seen:
+        for size in (100, 150, 200, 300):
+            compiled(torch.ones(2, 1, size))
+    by_size = [found for found in seen.recompiles if found.cause == "symbolic"]
+    assert len(by_size) == (3 if dynamic else 2), "each size is compiled apart"
+    for found in by_size:
+        advice = recompile_advice(found, dynamic=bool(dynamic))
+        assert advice.startswith("an operator of torch's (return F.max_pool1d(, nn/modules/pooling.py:")
+        assert "one side" not in advice
 
 
 def test_duck_sizes(known_ledger):

@@ -86,4 +86,5 @@ def test_an_event_without_a_place():
     assert specialised_sizes(event) == {"batch['x'].size(0)": ""}
     found = Compile("f", "net.py", 3, "0/1", "recompile", "reason", "shape", what="x.size(0)", expected="3", actual="4",
                     specialised={"x.size(0)": ""})
-    assert recompile_advice(found).startswith("the code makes a constant of this size (a loop")
+    assert recompile_advice(found).startswith("most likely an operator, its backward pass or the backend "
+                                               "(torch names no line of yours) makes a constant of this size")

@@ -280,6 +280,37 @@ def test_a_dict_that_is_no_keywords(repo):
     assert set(repo.verdicts().values()) == {"pass"}
 
 
+def test_the_loss_of_a_model_of_dicts(repo):
+    """It gets the dict that the model returned, and the dict that the model was given: in every check."""
+    repo.matrix("""
+    version: 1
+    models:
+      net: {factory: "models:TakesDict", inputs: "models:batch", loss: "models:loss", dims: {B: {choices: [4, 6]}}}
+    axes: {backend: [aot_eager]}
+    checks: [compiles, equivalence, gradients, training_steps, smoketest, safe_fallback, worth, contract]
+    """)
+    repo.models("""
+    class TakesDict(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(4, 3)
+
+        def forward(self, batch):
+            return {"logits": self.head(batch["image"])}
+
+    def batch(B):
+        return ({"image": torch.randn(B, 4), "label": torch.randint(0, 3, (B,))},)
+
+    def loss(output, batch):
+        return torch.nn.functional.cross_entropy(output["logits"], batch["label"])
+    """)
+    repo.run()
+    verdicts = repo.verdicts()
+    # Whether it is worth it depends on the machine.
+    assert verdicts.pop("net-aot_eager-default-auto-none::worth") in ("pass", "fail")
+    assert set(verdicts.values()) == {"pass"}
+
+
 DRAWN_SIZES = """
 version: 1
 models:

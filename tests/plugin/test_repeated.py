@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_torchcompile.observation import NO_RANK, Failure, Judgement, Observation, Problem
-from pytest_torchcompile.plugin.repeated import RepeatedFailures, mark_repeated
+from pytest_torchcompile.plugin.repeated import RepeatedFailures, ShortText, mark_repeated
 from pytest_torchcompile.ranks.execution import CellResult
+from pytest_torchcompile.report.terminal import failure_text, same_text_key
 
 CHECKS = ("graph_breaks", "compiles", "equivalence")
 IMPORT = "m.yaml:3:3: cannot import 'models': ModuleNotFoundError: No module named 'lib' (models.py:2)"
@@ -69,6 +70,38 @@ def test_what_follows_is_shown_where_its_cause_was_not():
     breaks, compiles, wrong = (reported("a", check, result) for check in CHECKS)
     assert shown(breaks, compiles, wrong) == (["a::graph_breaks", "a::equivalence"], 1)
     assert shown(compiles) == (["a::compiles"], 0)
+
+
+def test_a_break_of_several_cells_is_told_in_full_once():
+    """Each is shown, the later ones in a line; a break elsewhere, or one that needs another limit, in full."""
+    def broken(cell, line=3, limit=1):
+        problem = Problem("graph break: item()", "all of it", f"if it is meant: `- limits: {{graph_breaks: {limit}}}`",
+                          "net.py", line)
+        judgements = {"graph_breaks": Judgement("fail", (problem,))}
+        same = same_text_key("graph_breaks", judgements)
+        short = failure_text("graph_breaks", judgements, f"pytest {cell}", told_before=True)
+        report = SimpleNamespace(nodeid=f"m.yaml::{cell}::graph_breaks", failed=True, longrepr="full")
+        mark_repeated(report, "graph_breaks", CellResult(judgements, Observation("c"), 1.0), ShortText(same, short))
+        return report
+
+    plugin = RepeatedFailures()
+    reports = [broken("a"), broken("b"), broken("c", line=4), broken("d", limit=2)]
+    for report in reports:
+        plugin.pytest_runtest_logreport(report)
+    assert [report.longrepr for report in reports] == ["full"] * 4, "files that are written meanwhile have it in full"
+    summary = plugin.pytest_terminal_summary()
+    next(summary)
+    assert [report.longrepr for report in reports] == [
+        "full", "graph_breaks: same as above, net.py:3: graph break: item()\n  again  pytest b", "full", "full"]
+    assert all(plugin.pytest_report_teststatus(report) is None for report in reports)
+
+
+def test_what_has_no_place_is_told_in_full():
+    """So are wrong numbers, which differ from cell to cell, and what ended a cell."""
+    no_place = {"equivalence": Judgement("fail", (Problem("output: error is 9 times the rounding noise"),))}
+    assert same_text_key("equivalence", no_place) == ""
+    crash = {"compiles": Judgement("crash", (Problem("SIGSEGV", file="net.py", line=3),))}
+    assert same_text_key("compiles", crash) == ""
 
 
 def test_what_could_not_be_run_has_a_word_of_its_own():

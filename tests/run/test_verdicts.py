@@ -10,6 +10,7 @@ import pytest
 from pytest_torchcompile.checks import CHECKS, computes_wrong_numbers, load, way_of
 from pytest_torchcompile.checks.severity import Severity
 from pytest_torchcompile.observation import Failure, Judgement, Observation, Problem, worst
+from pytest_torchcompile.run.timeout_text import timeout_problem
 from pytest_torchcompile.run.verdicts import apply_xfail, judge_observation
 
 
@@ -267,19 +268,44 @@ def test_failures(kind, verdict):
 
 
 @pytest.mark.parametrize(("stacks", "compiler"), [
-    ('File "/s/torch/_inductor/cpp_builder.py", line 1700 in build', "; the C++ compiler was running"),
-    ('File "/s/triton/compiler/compiler.py", line 300 in compile', "; Triton's compiler was running"),
+    ('File "/s/torch/_inductor/cpp_builder.py", line 1700 in build', "the C++ compiler"),
+    ('File "/s/triton/compiler/compiler.py", line 300 in compile', "Triton's compiler"),
     ('File "/s/torch/_inductor/async_compile.py", line 700 in wait',
-     "; a compiler that Inductor waited for (C++ or Triton) was running"),
-    ('File "/s/models.py", line 3 in forward', ""),
+     "a compiler that Inductor waited for (C++ or Triton)"),
 ])  # fmt: skip
 def test_a_time_out_names_the_compiler_that_ran(stacks, compiler):
     """Other sizes and aot_eager help against a slow compiler, and against nothing else."""
-    failure = Failure("timeout", "no result after 60 s", evidence=stacks)
+    problem = timeout_problem("no result after 60 s", stacks)
+    assert problem.message == f"no result after 60 s; {compiler} was running"
+    assert problem.hint == ("raise --compile-timeout (--compile-timeout=120 gives it twice the time); or run again, "
+                            "for kernels that were finished are in torch's cache; or try smaller sizes or a smaller "
+                            "model, or take `backend: aot_eager`, which needs no such compiler")
+
+
+@pytest.mark.parametrize(("stacks", "what"), [
+    ([], ""),
+    (["/e/lib/python3.11/threading.py", "/e/site-packages/torch/nn/modules/module.py"], ""),
+    (["/e/lib/python3.11/threading.py", "/me/models.py", "/s/pytest_torchcompile/oracle/trial.py"],
+     "; f at models.py:3 was running"),
+    (["/s/torch/_inductor/compile_fx.py", "/s/torch/_dynamo/symbolic_convert.py"], "; Inductor was running"),
+    (["/s/torch/_functorch/_aot_autograd/graph_compile.py", "/s/torch/_dynamo/symbolic_convert.py"],
+     "; AOTAutograd was running"),
+    (["/s/torch/_dynamo/symbolic_convert.py", "/s/pytest_torchcompile/oracle/torch_hints.py"],
+     "; Dynamo was running, to try torch's hint about a graph break"),
+    (["/s/pytest_torchcompile/oracle/reference_runs.py"],
+     "; it ran for the float64 run that numbers are held against"),
+])
+def test_a_time_out_says_what_ran(stacks, what):
+    """As far as the stacks say it; the option that gives more time is named with a number."""
+    text = "\n".join(f'  File "{file}", line 3 in f' for file in stacks)
+    failure = Failure("timeout", "rank 1: no result after 25 s", evidence=text)
     (problem,) = judge_observation(Observation("c", failure=failure), ["compiles"], {})["compiles"].problems
-    assert problem.message == f"no result after 60 s{compiler}"
-    assert ("aot_eager" in problem.hint and "smaller sizes" in problem.hint) == bool(compiler)
-    assert "--compile-timeout" in problem.hint
+    assert problem.message == f"rank 1: no result after 25 s{what}"
+    assert problem.hint == ("raise --compile-timeout (--compile-timeout=50 gives it twice the time) if the cell is "
+                            "just slow")
+    in_check = timeout_problem("killed", '  File "/s/pytest_torchcompile/checks/worth.py", line 44 in measure')
+    assert (in_check.message, in_check.hint) == ("killed; it ran for the check worth",
+                                                 "raise --compile-timeout if the cell is just slow")
 
 
 def planned(checks=()):

@@ -112,6 +112,12 @@ class Toolkit:
         """The passes over whole graphs."""
         return self._whole.passes if self._whole is not None else ()
 
+    @property
+    def brings_in(self) -> torch.dtype | None:
+        """The narrowest dtype that a pass computes in, where one brings it in."""
+        brought = [each.brings_in for each in self.graph_passes if each.brings_in is not None]
+        return max(brought, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+
     def _whole_graph(self) -> WholeGraph | None:
         asked = self.passes or self.capture or self.compiler or self.dump or isinstance(self.decompositions, str)
         if not asked:

@@ -19,6 +19,7 @@ from torch import fx
 
 from pytest_torchcompile.backends.decomposition_tables import decomposition_table, needs_table
 from pytest_torchcompile.backends.graph_dumps import dump_change, dump_graph
+from pytest_torchcompile.backends.graph_halves import put_backward_behind
 from pytest_torchcompile.backends.graph_passes import GraphPass, apply_pass
 from pytest_torchcompile.backends.partitioner import partition_function
 from pytest_torchcompile.cell import CAPTURES, COMPILERS
@@ -129,6 +130,8 @@ class WholeGraph:
                 changed.append(number)
             if self.dump is not None:
                 dump_change(self.dump, f"{graph}-{number_of_graph}", number, each.name, before, code)
+        if graph == "joint" and changed:
+            put_backward_behind(module)
         names = tuple(self.passes[number - 1].name for number in changed)
         self.notes.append(GraphNote(graph, operators, names, tuple(changed)))
         return module, runner
@@ -333,12 +336,15 @@ def _name_parameters(joint: fx.GraphModule, captured: fx.GraphModule) -> None:
         named[PlainAOTInput(index)] = kind(name)
 
     def with_name(descriptor: Any) -> Any:
-        """The descriptor of a parameter, of its gradient, or of its new value."""
-        for attribute in ("grad_of", "mutated_input"):
+        """The descriptor of a parameter, of its gradient, of its new value, or of a ``DTensor``'s part of one of them.
+        """
+        if descriptor in named:
+            return named[descriptor]
+        for attribute in ("grad_of", "mutated_input", "base"):
             inner = getattr(descriptor, attribute, None)
-            if inner in named:
-                return replace(descriptor, **{attribute: named[inner]})
-        return named.get(descriptor, descriptor)
+            if inner is not None:
+                return replace(descriptor, **{attribute: with_name(inner)})
+        return descriptor
 
     for node in joint.graph.nodes:
         if node.op == "placeholder":

@@ -80,9 +80,7 @@ class Run(CellTrial):
         steps = 1
         if "training_steps" in job.checks:
             steps = int(job.limits.get("steps", STEPS))
-        unit = None
-        if wrapper.unit:
-            unit = unit_of(getattr(torch, wrapper.unit))
+        unit = _brought_in_unit(wrapper, settings)
         one_process = None
         if mesh is not None and not self._fake:
             one_process = self._build_one_process
@@ -201,6 +199,17 @@ class Run(CellTrial):
                     if not is_lazy(tensor):
                         theirs[name].copy_(tensor)
         return other
+
+
+def _brought_in_unit(wrapper: Wrapper, settings: Mapping[str, Any]) -> float | None:
+    """The unit roundoff of the narrowest dtype that the wrapper or a graph pass brings in; None: they bring none."""
+    units = []
+    if wrapper.unit:
+        units.append(unit_of(getattr(torch, wrapper.unit)))
+    brought = getattr(settings["backend"], "brings_in", None)
+    if brought is not None:
+        units.append(unit_of(brought))
+    return max(units, default=None)
 
 
 def _shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:

@@ -97,11 +97,13 @@ def compile_settings(cell: Cell, root: Path, where: str) -> dict[str, Any]:
 
     A backend ``module:attribute`` is looked up. ``mode`` is handed only to a backend that takes modes (torch
     itself ignores it elsewhere). Raises :class:`UsageError` for a backend that cannot be looked up and
-    :class:`Unavailable` if it needs a C++ compiler and there is none.
+    :class:`Unavailable` if it needs a C++ compiler and there is none, or a pass of the toolkit is for another device.
     """
     settings: dict[str, Any] = {"backend": cell.backend, "dynamic": cell.torch_dynamic}
     if cell.backend == "toolkit":
-        settings |= {"backend": Toolkit(**cell.toolkit, root=root), "fullgraph": True}
+        toolkit = Toolkit(**cell.toolkit, root=root)
+        _refuse_other_device(toolkit, cell)
+        settings |= {"backend": toolkit, "fullgraph": True}
     else:
         _refuse_toolkit_axes(cell, where)
     record = BACKENDS.get(cell.backend)
@@ -113,6 +115,14 @@ def compile_settings(cell: Cell, root: Path, where: str) -> dict[str, Any]:
     if _needs_cxx(cell) and torch.device(cell.device).type == "cpu" and cxx_compiler() is None:
         raise Unavailable("no C++ compiler found; install g++ or clang")
     return settings
+
+
+def _refuse_other_device(toolkit: Toolkit, cell: Cell) -> None:
+    """Raise :class:`Unavailable` for a pass that is for another type of device than the cell's."""
+    for each in toolkit.graph_passes:
+        if each.needs_device not in ("", torch.device(cell.device).type):
+            raise Unavailable(f"pass {each.name} is for device {each.needs_device}, and this cell runs on "
+                              f"{cell.device}")
 
 
 def _needs_cxx(cell: Cell) -> bool:

@@ -7,14 +7,19 @@ import re
 import pytest
 import torch
 from torch import fx, nn
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from pytest_torchcompile.backends import PASS_NAMES, graph_passes, whole_graph
+from pytest_torchcompile.backends import PASS_NAMES, cuda_graphs, graph_passes, whole_graph
 from pytest_torchcompile.backends.toolkit import Toolkit
 from pytest_torchcompile.errors import InstrumentError, UsageError
 
 pytestmark = pytest.mark.needs_torch
 aten = torch.ops.aten
 Failed = torch._dynamo.exc.BackendCompilerFailed
+
+
+EXACT = [name for name in PASS_NAMES if name not in ("bf16_islands", "cuda_graphs")]
+"""Passes that change no value beyond the last bit, on any device."""
 
 
 class Net(nn.Module):
@@ -76,7 +81,7 @@ def assert_close(found, expected):
 @pytest.mark.parametrize("capture", ["joint", "forward_backward"])
 def test_all_known_passes_leave_what_the_model_computes(capture, train):
     """In one graph or two, for several sizes, with a buffer written to."""
-    backend = Toolkit(capture=capture, passes=PASS_NAMES)
+    backend = Toolkit(capture=capture, passes=EXACT)
     assert_close(outcome(backend, train, (3, 5, 7)), outcome(None, train, (3, 5, 7)))
     changed = {name for note in backend.notes for name in note.changed}
     assert "common_subexpressions" in changed
@@ -276,3 +281,71 @@ def test_dumps_before_and_after_each_pass(tmp_path):
 def test_the_names_are_those_of_the_passes():
     """The list that needs no torch, and the functions."""
     assert tuple(graph_passes.PASSES) == PASS_NAMES
+
+
+def early(module):
+    """A gradient is doubled and halved where it comes in, before all of the forward."""
+    tangent = next(node for node in module.graph.find_nodes(op="placeholder") if "tangents" in str(node.target))
+    with module.graph.inserting_after(tangent):
+        twice = module.graph.call_function(aten.mul.Tensor, (tangent, 2.0))
+    with module.graph.inserting_after(twice):
+        once = module.graph.call_function(aten.mul.Tensor, (twice, 0.5))
+    tangent.replace_all_uses_with(once, delete_user_cb=lambda user: user is not twice)
+
+
+@pytest.mark.parametrize("compiler", ["eager", "inductor"])
+def test_a_pass_may_put_the_backward_first(compiler):
+    """Torch's default_partition ended in `Node mul was invalid, but is output`."""
+    backend = Toolkit(passes=[early], compiler=compiler, decompositions="inductor")
+    assert_close(outcome(backend), outcome())
+
+
+def test_cuda_graphs_is_for_a_gpu_and_for_graphs_that_repeat():
+    """One sentence each: another device, sizes that vary, random numbers."""
+
+    settings = {"passes": ["dead_code", "cuda_graphs"], "compiler": "none"}
+    with pytest.raises(Failed, match=r"pass 2 of 2 \(cuda_graphs\): cuda_graphs records what runs on a GPU, and \w+ of "
+                                     "this graph is on cpu; write `device: cuda`, or leave the pass out"):
+        outcome(Toolkit(**settings))
+    with pytest.raises(UsageError, match=r"aten\.rand\.default of this graph draws random numbers anew"):
+        cuda_graphs.cuda_graphs(drawing())
+    with pytest.raises(UsageError, match="cuda_graphs records one set of sizes, and x of this graph is a size"):
+        cuda_graphs.cuda_graphs(sized())
+
+
+def drawing():
+    graph = fx.Graph()
+    graph.output((graph.call_function(aten.rand.default, ([2],)),))
+    return fx.GraphModule(nn.Module(), graph)
+
+
+def sized():
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = ShapeEnv().create_unbacked_symint()
+    graph.output((x,))
+    return fx.GraphModule(nn.Module(), graph)
+
+
+def on_gpu(backend=None):
+    """As :func:`outcome` of three calls with other numbers, on a GPU; parameters are moved after the first."""
+    torch.manual_seed(0)
+    net = Net().cuda()
+    call = net if backend is None else torch.compile(net, backend=backend, dynamic=False)
+    values = []
+    for number in range(3):
+        x = torch.randn(3, 4, device="cuda", requires_grad=True)
+        y = call(x)
+        y.square().sum().backward()
+        values += [y.detach(), x.grad]
+        if not number:
+            net.block[0].weight.data = net.block[0].weight.data.clone() * 1.5
+    return [*values, *(p.grad for p in net.parameters()), *net.buffers()]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU: a CPU has no CUDA graphs")
+def test_cuda_graphs_replay():
+    """Forward and backward; results of the call before are left alone, and moved parameters are noticed."""
+    backend = Toolkit(passes=["common_subexpressions", "cuda_graphs"], compiler="none")
+    assert_close(on_gpu(backend), on_gpu())
+    assert ["cuda_graphs" in note.changed for note in backend.notes] == [False, True, True]

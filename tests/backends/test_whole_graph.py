@@ -259,6 +259,32 @@ def test_core_aten_takes_less_apart_than_inductor():
     assert layer_norm["core_aten"] != layer_norm["inductor"]
 
 
+def test_no_tree_is_taken_apart_in_a_call(monkeypatch):
+    """Torch's own function does so with all parameters; where its inside is not known it is called as it is."""
+    calls = []
+    flatten = torch.utils._pytree.tree_flatten
+
+    def count(*args, **kwargs):
+        calls.append(args)
+        return flatten(*args, **kwargs)
+
+    def flattened():
+        torch.compiler.reset()
+        net = torch.nn.Linear(4, 4)
+        call = torch.compile(net, backend=Toolkit(capture="joint"))
+        call(torch.randn(2, 4))
+        calls.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.utils._pytree, "tree_flatten", count)
+            found = call(torch.ones(2, 4))
+        torch.testing.assert_close(found, net(torch.ones(2, 4)))
+        return len(calls)
+
+    assert flattened() == 0
+    monkeypatch.setattr(whole_graph, "_closure_of", lambda function: {})
+    assert flattened() > 0
+
+
 def test_an_older_torch_is_told_so(monkeypatch):
     """Before 2.9 there are no descriptors."""
     monkeypatch.delattr(torch._functorch.aot_autograd, "aot_export_joint_with_descriptors")

@@ -19,7 +19,8 @@ USES_PYTEST = {
 NEEDS_TORCH = {
     "adoption/examination", "adoption/guesses", "adoption/library_models", "adoption/shape_trial", "batch", "zoo",
     "ledger", "gauges", "lowering", "state",
-    "oracle", "layer", "wrappers", "gates", "faults", "backends/collective_buckets",
+    "oracle", "layer", "wrappers", "gates", "faults", "backends/bf16_islands",
+    "backends/collective_buckets", "backends/cuda_graphs", "backends/graph_halves", "backends/graph_names",
     "backends/constant_nodes", "backends/partitioner", "backends/decomposition_tables",
     "backends/graph_passes", "backends/toolkit", "backends/whole_graph", "explain/capture",
     "explain/decompositions", "explain/dynamo_hooks", "explain/graph_runs",

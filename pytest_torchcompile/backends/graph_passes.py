@@ -65,7 +65,7 @@ class GraphPass:
             return self.graph == graph
         if getattr(self.function, "returns_runner", False):
             return graph != "joint"
-        return (graph == "joint") == (capture == "joint")
+        return (graph == "joint") == (capture != "forward_backward")
 
 
 def read_passes(choice: str | Iterable[Any], root: Path | None = None) -> tuple[GraphPass, ...]:

@@ -66,9 +66,6 @@ class WholeGraph:
     """What became of each graph; a caller may read it."""
 
     def __post_init__(self) -> None:
-        if self.capture == "step":
-            raise UsageError("capture 'step' is not there yet: the optimiser's part of a step cannot be captured; "
-                             f"expected one of {', '.join(CAPTURES)}")
         for what, value, known in (("capture", self.capture, CAPTURES), ("compiler", self.compiler, COMPILERS)):
             if value not in known:
                 raise UsageError(f"{what} is {value!r}; {nearest(str(value), known)}")
@@ -87,12 +84,16 @@ class WholeGraph:
             name_parameters(joint.graph_module, graph)
             # Without a backward pass the one graph is the forward.
             whole = "joint" if compiler.has_backward(joint) else "forward"
+            if whole == "joint" and self.capture == "step":
+                raise UsageError("capture 'step' takes a step that does its own backward pass, and results of this "
+                                 "graph want a gradient: compile it with pytest_torchcompile.oracle.whole_step"
+                                 ":compile_step, under torch.no_grad(), or write `capture: joint`")
             if whole == "joint":
                 joint.graph_module = self._change("joint", joint.graph_module)[0]
 
             def compile_forward(module: fx.GraphModule, values: Sequence[Any]) -> Any:
-                if whole == "forward" and self.capture == "joint":
-                    # Inference: passes of the joint graph have this one alone.
+                if whole == "forward" and self.capture != "forward_backward":
+                    # Inference, or a step with its backward pass inside: passes of the joint graph have this alone.
                     module, _ = self._change("joint", module)
                 module, runner = self._change("forward", module)
                 return runner or compiler.compile_graph(module, values, inference=whole == "forward")

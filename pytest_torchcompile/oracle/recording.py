@@ -247,6 +247,19 @@ class TrainingOutput:
 
 
 @dataclass(frozen=True, eq=False)
+class StepOutput:
+    """What a step that does its own backward pass returns, by the names of a report."""
+
+    values: dict[str, Any]
+
+    def leaves(self) -> Iterator[NamedLeaf]:
+        """All of it: ``output``, ``loss of the step``, ``gradient of up.weight``."""
+        for name, value in self.values.items():
+            kind = "gradient" if name.startswith("gradient of ") else "output"
+            yield NamedLeaf(name, value, kind)
+
+
+@dataclass(frozen=True, eq=False)
 class NamedLeaf:
     """A leaf of what a call returned, under the name that a report prints."""
 
@@ -263,6 +276,8 @@ def named_leaves(output: Any) -> tuple[list[NamedLeaf], str]:
         for step in output.steps:
             leaves += step.leaves()
         return leaves, _structure_of_steps(output.steps)
+    if isinstance(output, StepOutput):
+        return list(output.leaves()), leaves_of(dict.fromkeys(output.values))[1]
     pairs, structure = leaves_of(output)
     return [NamedLeaf(f"output{path}", leaf) for path, leaf in pairs], structure
 
@@ -366,7 +381,12 @@ class Recording:
     @property
     def signalling_gradients(self) -> int:
         """How many gradients are neither missing nor all zero, NaN or infinite."""
-        return sum(gradient is not None and has_signal(gradient) for gradient in self.gradients.values())
+        gradients = list(self.gradients.values())
+        # Those of a step that does its own backward pass are what it returns.
+        for name, item in self.outputs.items():
+            if self.kinds.get(name) == "gradient":
+                gradients.append(item.value)
+        return sum(gradient is not None and has_signal(gradient) for gradient in gradients)
 
     def _output_tensors(self) -> list[torch.Tensor]:
         return [item.value for item in self.outputs.values() if isinstance(item.value, torch.Tensor)]

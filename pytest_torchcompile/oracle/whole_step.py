@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.errors import InstrumentError, UsageError
+from pytest_torchcompile.oracle.recording import StepOutput
 from pytest_torchcompile.oracle.training import loss_of
 from pytest_torchcompile.state.value_leaves import leaves_of
 
@@ -38,8 +39,12 @@ class WholeStep(torch.nn.Module):
         """Those of the model."""
         return self.model.named_buffers(*args, **kwargs)
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Outputs by their paths, ``loss``, and ``gradient of up.weight`` for each parameter that gets one.
+    def forward(self, *args: Any, **kwargs: Any) -> StepOutput:
+        """What :meth:`compute` gives."""
+        return StepOutput(self.compute(*args, **kwargs))
+
+    def compute(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Outputs by their paths, ``loss of the step``, and ``gradient of up.weight`` where a parameter gets one.
 
         Raises :class:`UsageError` where there is nothing to differentiate.
         """
@@ -54,7 +59,7 @@ class WholeStep(torch.nn.Module):
         found: dict[str, Any] = {}
         for path, leaf in leaves_of(output)[0]:
             found[f"output{path}"] = leaf.detach() if isinstance(leaf, torch.Tensor) else leaf
-        found["loss"] = loss.detach()
+        found["loss of the step"] = loss.detach()
         for name, gradient in zip(wanted, gradients, strict=True):
             if gradient is not None:
                 found[f"gradient of {name}"] = gradient
@@ -68,20 +73,22 @@ def _value_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return (args, kwargs) if args else kwargs
 
 
-def compile_step(step: WholeStep, settings: dict[str, Any]) -> Callable[..., Any]:
-    """``torch.compile(step, **settings)``, with Dynamo tracing through its backward pass.
+def compile_step(step: WholeStep, settings: dict[str, Any] | None) -> Callable[..., Any]:
+    """The step as ``torch.compile(**settings)`` makes it, with Dynamo tracing through its backward pass; None: eager.
 
     Private: ``torch._dynamo.config.trace_autograd_ops`` (torch 2.13). Raises :class:`InstrumentError` where there is
     none.
     """
+    if settings is None:
+        return step
     if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
         raise InstrumentError(f"torch {torch.__version__} cannot trace through torch.autograd.grad "
                               "(torch._dynamo.config.trace_autograd_ops); `capture: step` needs a newer one, and "
                               "`capture: joint` has forward and backward in one graph too")
-    compiled = torch.compile(step, **settings)
+    compiled = torch.compile(step.compute, **settings)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: Any, **kwargs: Any) -> StepOutput:
         with torch._dynamo.config.patch(trace_autograd_ops=True):
-            return compiled(*args, **kwargs)
+            return StepOutput(compiled(*args, **kwargs))
 
     return run

@@ -40,6 +40,8 @@ from pytest_torchcompile.oracle.expected import References
 from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.spread import OneProcess, same_batches
+from pytest_torchcompile.oracle.training import no_loss
+from pytest_torchcompile.oracle.whole_step import WholeStep, compile_step
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run import subject
 from pytest_torchcompile.run.cold_compile import compile_in_process
@@ -90,8 +92,14 @@ class Run(CellTrial):
         # This first one is never run.
         self._first = subject.build_model(self.entry, cell, root, job.seed)
         calls = self._draw_calls()
+        self._refuse_step()
+        loss, train = subject.loss_function(self.entry, root), cell.phase == "training"
+        if self.is_whole_step:
+            self._first = WholeStep(self._first, loss)
+            # The step itself has its loss and its backward pass.
+            loss, train = no_loss, False
         options = TrialOptions(
-            loss=subject.loss_function(self.entry, root), train=cell.phase == "training", seed=job.seed, root=root,
+            loss=loss, train=train, seed=job.seed, root=root,
             unit=unit,
             # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
             references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
@@ -122,6 +130,25 @@ class Run(CellTrial):
             others = tuple(other[index] for other in batches)
             calls.append(Call(index, batch, sizes, other_replicas=others))
         return calls
+
+    @property
+    def is_whole_step(self) -> bool:
+        """Whether what is compiled is a step with its loss and its backward pass, and not the model."""
+        return self.cell.backend == "toolkit" and self.cell.capture == "step"
+
+    def _refuse_step(self) -> None:
+        """Raise :class:`UsageError` where a whole step makes no sense, or nobody has looked whether it does."""
+        if not self.is_whole_step:
+            return
+        where = f"{self.entry.where}: capture 'step' is forward, loss and backward of a model in one process"
+        if self.cell.wrapper != "none" or self.cell.phase != "training":
+            raise UsageError(f"{where}, and this cell has wrapper {self.cell.wrapper!r} and phase {self.cell.phase!r}; "
+                             "write `wrapper: none` and `phase: training`, or `capture: joint`")
+        known = {"compiles", "graph_breaks", "recompiles", "equivalence", "gradients", "aliasing", "layout", "passes"}
+        others = [name for name in self.job.checks if name not in known]
+        if others:
+            raise UsageError(f"{where}, and check {others[0]!r} runs the model by itself; leave it out, or write "
+                             "`capture: joint`")
 
     @property
     def replicas(self) -> int:
@@ -173,6 +200,9 @@ class Run(CellTrial):
     def _side(self, settings: dict[str, Any] | None) -> Side:
         model = self._build_another()
         # A wrapper of one process takes no mesh.
+        if self.is_whole_step:
+            step = WholeStep(model, subject.loss_function(self.entry, self._home))
+            return Side(compile_step(step, settings), step)
         meshes = () if self._mesh is None else (self._mesh,)
         call = self.wrapper.wrap(model, settings, self.cell, *meshes)
         if not callable(call):

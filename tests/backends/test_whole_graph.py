@@ -215,7 +215,6 @@ def test_what_a_pass_does_wrong_is_told_with_its_number(function, text):
 
 
 @pytest.mark.parametrize(("settings", "text"), [
-    ({"capture": "step"}, "capture 'step' is not there yet"),
     ({"capture": "jiont"}, "capture is 'jiont'; did you mean 'joint'?"),
     ({"compiler": "inducter"}, "compiler is 'inducter'; did you mean 'inductor'?"),
     ({"passes": ["dead_cod"]}, "no pass is called 'dead_cod'; expected module:function, or did you mean 'dead_code'?"),

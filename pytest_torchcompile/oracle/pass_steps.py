@@ -42,14 +42,7 @@ class _Variant:
     @property
     def operators(self) -> dict[str, int]:
         """How often its graphs call each operator."""
-        counts: dict[str, int] = {}
-        notes = self.toolkit.notes if self.toolkit is not None else []
-        # The joint graph has all; inference has a forward alone.
-        whole = [note for note in notes if note.graph == "joint"] or notes
-        for note in whole:
-            for name, count in note.operators.items():
-                counts[name] = counts.get(name, 0) + count
-        return counts
+        return self.toolkit.operators if self.toolkit is not None else {}
 
 
 def judge_steps(trial: Trial) -> list[PassStep]:

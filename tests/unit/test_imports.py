@@ -25,6 +25,7 @@ NEEDS_TORCH = {
     "backends/graph_passes", "backends/toolkit", "backends/whole_graph", "explain/capture",
     "explain/decompositions", "explain/dynamo_hooks", "explain/graph_runs",
     "contract/history_run", "contract/mutations", "artifacts/routes", "explain/roofline", "explain/runnable",
+    "explain/toolkit_notes",
     "culprit",
     "fuzz/sequence_run", "run/cold_process", "run/culprit_process", "run/environment",
     "run/prepared_run", "run/runner", "run/subject",

@@ -42,7 +42,8 @@ def bf16_islands(module: fx.GraphModule) -> None:
 
 
 def _cast(node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    cast = node.graph.call_function(_aten._to_copy.default, (node,), {"dtype": dtype})
+    # As Inductor's own table writes a cast: it knows no other, with or without a table.
+    cast = node.graph.call_function(torch.ops.prims.convert_element_type.default, (node, dtype))
     cast.meta["val"] = node.meta["val"].to(dtype)
     return cast
 

@@ -16,7 +16,7 @@ from pytest_torchcompile.oracle.recording import StepOutput
 from pytest_torchcompile.oracle.training import loss_of
 from pytest_torchcompile.state.value_leaves import leaves_of
 
-__all__ = ["WholeStep", "compile_step"]
+__all__ = ["WholeStep", "compile_step", "why_no_step"]
 
 
 class WholeStep(torch.nn.Module):
@@ -73,18 +73,27 @@ def _value_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return (args, kwargs) if args else kwargs
 
 
+def why_no_step() -> str:
+    """Why this torch can't trace a whole step; empty where it can.
+
+    Private: ``torch._dynamo.config.trace_autograd_ops`` (torch 2.13).
+    """
+    if hasattr(torch._dynamo.config, "trace_autograd_ops"):
+        return ""
+    return (f"torch {torch.__version__} cannot trace through torch.autograd.grad "
+            "(torch._dynamo.config.trace_autograd_ops); `capture: step` needs a newer one, and `capture: joint` has "
+            "forward and backward in one graph too")
+
+
 def compile_step(step: WholeStep, settings: dict[str, Any] | None) -> Callable[..., Any]:
     """The step as ``torch.compile(**settings)`` makes it, with Dynamo tracing through its backward pass; None: eager.
 
-    Private: ``torch._dynamo.config.trace_autograd_ops`` (torch 2.13). Raises :class:`InstrumentError` where there is
-    none.
+    Raises :class:`InstrumentError` where this torch can't.
     """
     if settings is None:
         return step
-    if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
-        raise InstrumentError(f"torch {torch.__version__} cannot trace through torch.autograd.grad "
-                              "(torch._dynamo.config.trace_autograd_ops); `capture: step` needs a newer one, and "
-                              "`capture: joint` has forward and backward in one graph too")
+    if why := why_no_step():
+        raise InstrumentError(why)
     compiled = torch.compile(step.compute, **settings)
 
     def run(*args: Any, **kwargs: Any) -> StepOutput:

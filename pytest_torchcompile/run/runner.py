@@ -41,7 +41,7 @@ from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.spread import OneProcess, same_batches
 from pytest_torchcompile.oracle.training import no_loss
-from pytest_torchcompile.oracle.whole_step import WholeStep, compile_step
+from pytest_torchcompile.oracle.whole_step import WholeStep, compile_step, why_no_step
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run import subject
 from pytest_torchcompile.run.cold_compile import compile_in_process
@@ -137,9 +137,14 @@ class Run(CellTrial):
         return self.cell.backend == "toolkit" and self.cell.capture == "step"
 
     def _refuse_step(self) -> None:
-        """Raise :class:`UsageError` where a whole step makes no sense, or nobody has looked whether it does."""
+        """Raise :class:`UsageError` where a whole step makes no sense, or nobody has looked whether it does.
+
+        And :class:`Unavailable` where this torch can't trace one.
+        """
         if not self.is_whole_step:
             return
+        if why := why_no_step():
+            raise Unavailable(why)
         where = f"{self.entry.where}: capture 'step' is forward, loss and backward of a model in one process"
         if self.cell.wrapper != "none" or self.cell.phase != "training":
             raise UsageError(f"{where}, and this cell has wrapper {self.cell.wrapper!r} and phase {self.cell.phase!r}; "

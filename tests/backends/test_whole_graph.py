@@ -188,6 +188,28 @@ def test_a_missing_table_is_one_sentence_with_the_fix():
         outcome(Toolkit(compiler="inductor", decompositions="none"))
 
 
+def puts_in_a_cast(module):
+    for node in module.graph.find_nodes(op="call_function", target=aten.tanh.default):
+        with module.graph.inserting_after(node):
+            cast = module.graph.call_function(aten._to_copy.default, (node,), {"dtype": torch.float32})
+        node.replace_all_uses_with(cast, delete_user_cb=lambda user, cast=cast: user is not cast)
+
+
+def test_what_a_pass_puts_in_has_to_be_for_inductor():
+    """The table was used before: torch says `both a fallback and a decomp` of an operator that is not in the model."""
+    with pytest.raises(Failed, match=r"Inductor cannot compile aten\._to_copy\.default as it is, and a pass has put it "
+                                     r"in: .* have the pass put in what they make of it"):
+        outcome(Toolkit(compiler="inductor", decompositions="inductor", passes=[puts_in_a_cast]))
+
+
+def test_islands_before_inductor():
+    """Its casts are those of Inductor's table."""
+    backend = Toolkit(compiler="inductor", decompositions="inductor", passes="bf16_islands")
+    # The output alone: behind a batch norm gradients are what is left of larger numbers.
+    torch.testing.assert_close(outcome(backend)[1], outcome()[1], rtol=0.1, atol=0.1)
+    assert backend.notes[0].changed == ("bf16_islands",)
+
+
 def raising(module):
     raise KeyError("mm")
 

@@ -133,7 +133,9 @@ def test_the_twin_is_named_and_the_pass_is_not(name):
     found = judged(["dead_code", twin, name])
     (problem,) = found.problems
     assert re.match(rf"pass 2 of 3 \({twin.__name__}\) changed ({worst})( \(|:)", problem), problem
-    assert not any(f"({name})" in told for told in found.unused if name not in ("dead_code",))
+    # Nobody left dead code, and behind its twin all products are in bfloat16 already.
+    if name not in ("dead_code", "bf16_islands"):
+        assert not any(f"({name})" in told for told in found.unused)
 
 
 def test_a_bucket_cut_at_the_wrong_place(tmp_path, monkeypatch):

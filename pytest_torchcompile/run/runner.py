@@ -41,7 +41,7 @@ from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.spread import OneProcess, same_batches
 from pytest_torchcompile.oracle.training import no_loss
-from pytest_torchcompile.oracle.whole_step import WholeStep, compile_step, why_no_step
+from pytest_torchcompile.oracle.whole_step import WholeStep, compile_step
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run import subject
 from pytest_torchcompile.run.cold_compile import compile_in_process
@@ -92,7 +92,8 @@ class Run(CellTrial):
         # This first one is never run.
         self._first = subject.build_model(self.entry, cell, root, job.seed)
         calls = self._draw_calls()
-        self._refuse_step()
+        if self.is_whole_step:
+            subject.refuse_other_step(cell, job.checks, self.entry.where)
         loss, train = subject.loss_function(self.entry, root), cell.phase == "training"
         if self.is_whole_step:
             self._first = WholeStep(self._first, loss)
@@ -135,25 +136,6 @@ class Run(CellTrial):
     def is_whole_step(self) -> bool:
         """Whether what is compiled is a step with its loss and its backward pass, and not the model."""
         return self.cell.backend == "toolkit" and self.cell.capture == "step"
-
-    def _refuse_step(self) -> None:
-        """Raise :class:`UsageError` where a whole step makes no sense, or nobody has looked whether it does.
-
-        And :class:`Unavailable` where this torch can't trace one.
-        """
-        if not self.is_whole_step:
-            return
-        if why := why_no_step():
-            raise Unavailable(why)
-        where = f"{self.entry.where}: capture 'step' is forward, loss and backward of a model in one process"
-        if self.cell.wrapper != "none" or self.cell.phase != "training":
-            raise UsageError(f"{where}, and this cell has wrapper {self.cell.wrapper!r} and phase {self.cell.phase!r}; "
-                             "write `wrapper: none` and `phase: training`, or `capture: joint`")
-        known = {"compiles", "graph_breaks", "recompiles", "equivalence", "gradients", "aliasing", "layout", "passes"}
-        others = [name for name in self.job.checks if name not in known]
-        if others:
-            raise UsageError(f"{where}, and check {others[0]!r} runs the model by itself; leave it out, or write "
-                             "`capture: joint`")
 
     @property
     def replicas(self) -> int:

@@ -69,7 +69,7 @@ def test_what_has_no_whole_step(given, text):
 
 def test_a_torch_that_cannot_is_a_skip(monkeypatch):
     """With what is missing."""
-    monkeypatch.setattr("pytest_torchcompile.run.runner.why_no_step", lambda: "this torch cannot")
+    monkeypatch.setattr("pytest_torchcompile.run.subject.why_no_step", lambda: "this torch cannot")
     failure = observed()["failure"]
     assert (failure["kind"], failure["message"]) == ("skip", "this torch cannot")
 

@@ -15,7 +15,7 @@ Scalar: TypeAlias = "str | int | float | bool | None"
 MODES: Final = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 DYNAMIC: Final[dict[str, bool | None]] = {"auto": None, "static": False, "dynamic": True}
 """The values of the axis ``dynamic`` and what each passes to ``torch.compile(dynamic=...)``."""
-CAPTURES: Final = ("joint", "forward_backward")
+CAPTURES: Final = ("joint", "forward_backward", "step")
 COMPILERS: Final = ("inductor", "regional_inductor", "eager", "none")
 """What the backend ``toolkit`` gives its passes, and what it hands the graphs to after them."""
 TOOLKIT: Final = ("capture", "passes", "compiler", "decompositions")

@@ -67,7 +67,7 @@ _RECORDS: Final = (
 BACKENDS: Final[dict[str, Backend]] = {record.name: record for record in _RECORDS}
 
 PASS_NAMES: Final = ("dead_code", "common_subexpressions", "no_op_views", "recompute_pointwise",
-                     "save_products", "constant_folding", "bucket_collectives")
+                     "save_products", "constant_folding", "bucket_collectives", "bf16_islands", "cuda_graphs")
 """The graph passes that the backend ``toolkit`` knows by a name (``graph_passes.py``)."""
 TABLES: Final = ("inductor", "core_aten", "none")
 """The tables of decompositions that it knows by a name (``decomposition_tables.py``)."""

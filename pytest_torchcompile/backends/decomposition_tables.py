@@ -62,12 +62,16 @@ def _table_of_torch(name: str) -> Table:
 
 
 def needs_table(error: BaseException, choice: object) -> UsageError | None:
-    """One sentence with the fix, if that is why Inductor failed: its own decompositions are missing."""
+    """One sentence with the fix, if that is why Inductor failed: it was given what its decompositions take apart."""
     text = str(error)
-    if choice == "inductor" or not any(sign in text for sign in _MISSING):
+    if not any(sign in text for sign in _MISSING):
         return None
     line = next(line.strip() for line in text.splitlines() if any(sign in line for sign in _MISSING))
     operator = line.rpartition(": ")[2]
+    if choice == "inductor":
+        # The table was used before the passes: what it takes apart can only have come by one of them.
+        return UsageError(f"Inductor cannot compile {operator} as it is, and a pass has put it in: its decompositions "
+                          "take it apart before passes run; have the pass put in what they make of it")
     name = choice if isinstance(choice, str) else "a table of your own"
     return UsageError(f"Inductor cannot compile {operator} as it is: it takes it apart by its own decompositions, and "
                       f"here they are {name}; write `decompositions: inductor`, or `compiler: eager`")

@@ -1,13 +1,20 @@
 """Graph passes: how one is named, called and checked, and those that are known by a name.
 
 A pass takes a ``GraphModule`` of ATen operators, and if it wants to its example inputs (fake tensors). It changes the
-graph in place, or returns another.
+graph in place, or returns another. What else is to be known of it stands on the function, as attributes:
+
+``brings_in``
+    a dtype that is narrower than the model's: rounding is measured in it from this pass on.
+``needs_device``
+    the type of device that it is for, ``cuda`` say.
+``returns_runner``
+    it returns what runs a forward or a backward graph, whatever the capture is.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -15,8 +22,11 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import fx
 
+from pytest_torchcompile.backends.bf16_islands import bf16_islands
 from pytest_torchcompile.backends.collective_buckets import bucket_collectives
 from pytest_torchcompile.backends.constant_nodes import constant_folding
+from pytest_torchcompile.backends.cuda_graphs import cuda_graphs
+from pytest_torchcompile.backends.graph_halves import forward_nodes
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.loading import kind_of, one_line, resolve
 
@@ -39,11 +49,23 @@ class GraphPass:
     graph: str = ""
     """``joint``, ``forward`` or ``backward``: the one graph that it is for; empty: as the capture says."""
 
+    @property
+    def brings_in(self) -> torch.dtype | None:
+        """The dtype, narrower than the model's, that it computes in."""
+        return getattr(self.function, "brings_in", None)
+
+    @property
+    def needs_device(self) -> str:
+        """The type of device that it is for; empty: any."""
+        return str(getattr(self.function, "needs_device", ""))
+
     def is_for(self, graph: str, capture: str) -> bool:
         """Whether it changes a graph of this kind."""
         if self.graph:
             return self.graph == graph
-        return (graph == "joint") == (capture == "joint")
+        if getattr(self.function, "returns_runner", False):
+            return graph != "joint"
+        return (graph == "joint") == (capture != "forward_backward")
 
 
 def read_passes(choice: str | Iterable[Any], root: Path | None = None) -> tuple[GraphPass, ...]:
@@ -104,6 +126,8 @@ def apply_pass(each: GraphPass, told: str, module: fx.GraphModule, *, last: bool
     arguments = (module, example_inputs(module)) if wants_inputs else (module,)
     try:
         returned = each.function(*arguments)
+    except UsageError as refusal:
+        raise UsageError(f"{told}: {refusal}") from refusal
     except Exception as error:
         raise UsageError(f"{told} raised {one_line(error)}") from error
     if last and callable(returned) and not isinstance(returned, fx.GraphModule):
@@ -222,7 +246,7 @@ def recompute_pointwise(module: fx.GraphModule) -> None:
     from torch.utils.checkpoint import CheckpointPolicy
 
     written = _inputs_written_to(module)
-    for node in _forward_nodes(module):
+    for node in forward_nodes(module):
         tags = getattr(node.target, "tags", ())
         if torch.Tag.pointwise not in tags or torch.Tag.nondeterministic_seeded in tags:
             continue
@@ -237,7 +261,7 @@ def save_products(module: fx.GraphModule) -> None:
 
     aten = torch.ops.aten
     products = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default}
-    for node in _forward_nodes(module):
+    for node in forward_nodes(module):
         if node.target in products or "scaled_dot_product" in str(node.target):
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
             node.meta.setdefault("ac_graph_id", 0)
@@ -254,21 +278,6 @@ def _inputs_written_to(module: fx.GraphModule) -> set[fx.Node]:
     return {node for node in placeholders if node.meta.get("desc") in written}
 
 
-def _forward_nodes(module: fx.GraphModule) -> Sequence[fx.Node]:
-    """The operators of a joint graph that depend on no gradient."""
-    from_gradients: set[fx.Node] = set()
-    forward = []
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            if str(node.target).startswith("tangents"):
-                from_gradients.add(node)
-        elif from_gradients.intersection(node.all_input_nodes):
-            from_gradients.add(node)
-        elif node.op == "call_function":
-            forward.append(node)
-    return forward
-
-
 PASSES: Final[dict[str, PassFunction]] = {
     "dead_code": dead_code,
     "common_subexpressions": common_subexpressions,
@@ -277,5 +286,7 @@ PASSES: Final[dict[str, PassFunction]] = {
     "save_products": save_products,
     "constant_folding": constant_folding,
     "bucket_collectives": bucket_collectives,
+    "bf16_islands": bf16_islands,
+    "cuda_graphs": cuda_graphs,
 }
 """The passes that are known by a name."""

@@ -100,6 +100,17 @@ class Toolkit:
         """What became of each whole graph so far."""
         return self._whole.notes if self._whole is not None else []
 
+    @property
+    def operators(self) -> dict[str, int]:
+        """How often the captured graphs call each operator, before any pass."""
+        counts: dict[str, int] = {}
+        # The joint graph has all; inference has a forward alone.
+        whole = [note for note in self.notes if note.graph == "joint"] or self.notes
+        for note in whole:
+            for name, count in note.operators.items():
+                counts[name] = counts.get(name, 0) + count
+        return counts
+
     def with_passes(self, count: int, **changes: Any) -> Toolkit:
         """The same toolkit with the first so many passes alone."""
         first = replace_fields(self, passes=self.graph_passes[:count], **changes)
@@ -111,6 +122,12 @@ class Toolkit:
     def graph_passes(self) -> tuple[GraphPass, ...]:
         """The passes over whole graphs."""
         return self._whole.passes if self._whole is not None else ()
+
+    @property
+    def brings_in(self) -> torch.dtype | None:
+        """The narrowest dtype that a pass computes in, where one brings it in."""
+        brought = [each.brings_in for each in self.graph_passes if each.brings_in is not None]
+        return max(brought, key=lambda dtype: torch.finfo(dtype).eps, default=None)
 
     def _whole_graph(self) -> WholeGraph | None:
         asked = self.passes or self.capture or self.compiler or self.dump or isinstance(self.decompositions, str)

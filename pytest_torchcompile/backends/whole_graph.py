@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,8 @@ from torch import fx
 
 from pytest_torchcompile.backends.decomposition_tables import decomposition_table, needs_table
 from pytest_torchcompile.backends.graph_dumps import dump_change, dump_graph
+from pytest_torchcompile.backends.graph_halves import put_backward_behind
+from pytest_torchcompile.backends.graph_names import name_parameters
 from pytest_torchcompile.backends.graph_passes import GraphPass, apply_pass
 from pytest_torchcompile.backends.partitioner import partition_function
 from pytest_torchcompile.cell import CAPTURES, COMPILERS
@@ -26,8 +28,6 @@ from pytest_torchcompile.errors import InstrumentError, TorchcompileError, Usage
 
 __all__ = ["GraphNote", "WholeGraph"]
 
-# How Dynamo names where an input comes from: L['self']._modules['blocks']._modules['0']._parameters['weight'].
-_STEP: Final = re.compile(r"\._(modules|parameters|buffers)\['([^']+)'\]")
 _ANNOTATION: Final = "compile_with_inductor"
 
 
@@ -66,9 +66,6 @@ class WholeGraph:
     """What became of each graph; a caller may read it."""
 
     def __post_init__(self) -> None:
-        if self.capture == "step":
-            raise UsageError("capture 'step' is not there yet: the optimiser's part of a step cannot be captured; "
-                             f"expected one of {', '.join(CAPTURES)}")
         for what, value, known in (("capture", self.capture, CAPTURES), ("compiler", self.compiler, COMPILERS)):
             if value not in known:
                 raise UsageError(f"{what} is {value!r}; {nearest(str(value), known)}")
@@ -84,15 +81,19 @@ class WholeGraph:
             joint = export(stack, graph, tuple(inputs),
                            decompositions=decomposition_table(self.decompositions, self.root),
                            keep_inference_input_mutations=self.compiler == "inductor")
-            _name_parameters(joint.graph_module, graph)
+            name_parameters(joint.graph_module, graph)
             # Without a backward pass the one graph is the forward.
             whole = "joint" if compiler.has_backward(joint) else "forward"
+            if whole == "joint" and self.capture == "step":
+                raise UsageError("capture 'step' takes a step that does its own backward pass, and results of this "
+                                 "graph want a gradient: compile it with pytest_torchcompile.oracle.whole_step"
+                                 ":compile_step, under torch.no_grad(), or write `capture: joint`")
             if whole == "joint":
                 joint.graph_module = self._change("joint", joint.graph_module)[0]
 
             def compile_forward(module: fx.GraphModule, values: Sequence[Any]) -> Any:
-                if whole == "forward" and self.capture == "joint":
-                    # Inference: passes of the joint graph have this one alone.
+                if whole == "forward" and self.capture != "forward_backward":
+                    # Inference, or a step with its backward pass inside: passes of the joint graph have this alone.
                     module, _ = self._change("joint", module)
                 module, runner = self._change("forward", module)
                 return runner or compiler.compile_graph(module, values, inference=whole == "forward")
@@ -103,7 +104,7 @@ class WholeGraph:
 
             compiled: Callable[..., Any] = finish(
                 joint, partition_fn=compiler.partition, fw_compiler=compile_forward, bw_compiler=compile_backward)
-        return compiled
+        return _without_trees(compiled, joint)
 
     def _change(self, graph: str, module: fx.GraphModule) -> tuple[fx.GraphModule, Callable[..., Any] | None]:
         """A graph after all passes that are for it, and what runs it instead, if the last one says so."""
@@ -129,6 +130,8 @@ class WholeGraph:
                 changed.append(number)
             if self.dump is not None:
                 dump_change(self.dump, f"{graph}-{number_of_graph}", number, each.name, before, code)
+        if graph == "joint" and changed:
+            put_backward_behind(module)
         names = tuple(self.passes[number - 1].name for number in changed)
         self.notes.append(GraphNote(graph, operators, names, tuple(changed)))
         return module, runner
@@ -165,6 +168,28 @@ def _joint_functions() -> tuple[Callable[..., Any], Callable[..., Any]]:
         raise InstrumentError(f"torch {torch.__version__} cannot export the joint graph of a model with descriptors; "
                               "the toolkit's passes need torch 2.9 or newer") from None
     return aot_export_joint_with_descriptors, aot_compile_joint_with_descriptors
+
+
+def _without_trees(compiled: Callable[..., Any], joint: Any) -> Callable[..., Any]:
+    """What runs a joint graph, called with tensors alone, as Dynamo's graphs are: no tree is taken apart in each call.
+
+    Private: what ``aot_compile_joint_with_descriptors`` has in its closure: ``compiled_fn``, which takes and returns
+    flat lists (torch 2.13; an eighth of a step of a small model). Where it is not found, all is as torch has it.
+    """
+    inner = _closure_of(compiled).get("traceable_fn", compiled)
+    flat = _closure_of(inner).get("compiled_fn")
+    results: Any = getattr(joint, "out_spec", None)
+    if not callable(flat) or results is None or results.num_leaves != results.num_children:
+        return compiled
+
+    def run_flat(*tensors: Any) -> tuple[Any, ...]:
+        return tuple(flat(list(tensors)))
+
+    return run_flat
+
+
+def _closure_of(function: Any) -> Mapping[str, Any]:
+    return inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
 
 
 class _Compiler:
@@ -313,44 +338,3 @@ def _count_operators(module: fx.GraphModule) -> dict[str, int]:
             name = str(node.target)
             counts[name] = counts.get(name, 0) + 1
     return counts
-
-
-def _name_parameters(joint: fx.GraphModule, captured: fx.GraphModule) -> None:
-    """Write the names of parameters and buffers into the descriptors of a joint graph.
-
-    Dynamo has made arguments of them; where each comes from stands on its placeholder (``_dynamo_source``, or
-    ``grapharg``; torch 2.9 to 2.15, 2.13 tried). Where it does not, the argument keeps its number.
-    """
-    from torch._functorch._aot_autograd.descriptors import BufferAOTInput, ParamAOTInput, PlainAOTInput
-
-    named: dict[Any, Any] = {}
-    for index, node in enumerate(captured.graph.find_nodes(op="placeholder")):
-        steps = _STEP.findall(_source_of(node))
-        if not steps or steps[-1][0] == "modules":
-            continue
-        name = ".".join(step for _, step in steps)
-        kind = ParamAOTInput if steps[-1][0] == "parameters" else BufferAOTInput
-        named[PlainAOTInput(index)] = kind(name)
-
-    def with_name(descriptor: Any) -> Any:
-        """The descriptor of a parameter, of its gradient, or of its new value."""
-        for attribute in ("grad_of", "mutated_input"):
-            inner = getattr(descriptor, attribute, None)
-            if inner in named:
-                return replace(descriptor, **{attribute: named[inner]})
-        return named.get(descriptor, descriptor)
-
-    for node in joint.graph.nodes:
-        if node.op == "placeholder":
-            node.meta["desc"] = with_name(node.meta.get("desc"))
-        elif node.op == "output" and isinstance(node.meta.get("desc"), (list, tuple)):
-            node.meta["desc"] = [with_name(each) for each in node.meta["desc"]]
-
-
-def _source_of(node: fx.Node) -> str:
-    source = getattr(node, "_dynamo_source", None)
-    if source is None:
-        source = getattr(node.meta.get("grapharg"), "source", None)
-    name = getattr(source, "name", "")
-    # A method in older versions, a property in newer ones.
-    return str(name() if callable(name) else name)

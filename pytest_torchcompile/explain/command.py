@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.adoption.chosen_cell import chosen_cell
 from pytest_torchcompile.cell import TOOLKIT
@@ -66,9 +67,13 @@ def explain_cell(matrix: Matrix, planned: PlannedCell, trace: Path | None = None
     :param trace: as for :func:`~pytest_torchcompile.explain.capture.explain_step`.
     """
     from pytest_torchcompile.explain.capture import explain_step
+    from pytest_torchcompile.explain.toolkit_notes import read_changes, table_changes
     from pytest_torchcompile.layer.benchmark import StepRunner
+    from pytest_torchcompile.layer.preservation import preserved
     from pytest_torchcompile.layer.training_step import loss_of_step
+    from pytest_torchcompile.oracle.whole_step import WholeStep, compile_step
     from pytest_torchcompile.run import subject
+    from pytest_torchcompile.state.torch_state import isolated
     from pytest_torchcompile.wrappers.protocol import load as load_wrapper
 
     cell, root = planned.cell, Path(matrix.root)
@@ -79,9 +84,29 @@ def explain_cell(matrix: Matrix, planned: PlannedCell, trace: Path | None = None
     _sizes, batch = subject.make_batches(entry, cell, root, SEED)[0]
     loss = loss_of_step(module, subject.loss_function(entry, root), train=cell.phase == "training")
 
+    if cell.backend == "toolkit" and cell.capture == "step":
+        # It has its loss, and its backward pass, itself.
+        module, loss = WholeStep(module, subject.loss_function(entry, root)), None
+
+    def compile_with(chosen: dict[str, Any]) -> StepRunner:
+        if isinstance(module, WholeStep):
+            return StepRunner(compile_step(module, chosen), module, None)
+        return StepRunner(wrapper.wrap(module, chosen, cell), module, loss)
+
     def compile_model() -> StepRunner:
-        return StepRunner(wrapper.wrap(module, settings, cell), module, loss)
+        return compile_with(settings)
 
     idle = set() if cell.backend == "toolkit" else set(TOOLKIT)
     shown = ", ".join(f"{axis}={value}" for axis, value in cell.axes.items() if axis not in {"model", *idle})
-    return explain_step(compile_model, module, batch, cell.id, shown, trace)
+    if cell.backend != "toolkit":
+        return explain_step(compile_model, module, batch, cell.id, shown, trace)
+    with tempfile.TemporaryDirectory() as dumps:
+        toolkit = replace(settings["backend"], dump=Path(dumps))
+        settings["backend"] = toolkit
+        explained = explain_step(compile_model, module, batch, cell.id, shown, trace)
+        explained.passes = read_changes(Path(dumps))
+    if not explained.error:
+        with isolated([]), preserved(module):
+            explained.tables = table_changes(
+                toolkit, lambda other: compile_with({**settings, "backend": other}).step(batch.clone()))
+    return explained

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from pytest_torchcompile.explain.explanation_records import Bytecode, GraphRun, TracedOperator
+from pytest_torchcompile.explain.explanation_records import Bytecode, GraphRun, PassChange, TracedOperator
 from pytest_torchcompile.explain.graph_texts import SavedTensor, Stage, saved_tensors
 from pytest_torchcompile.explain.guards import Guard
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, FailedCompile, GraphBreak
@@ -35,6 +35,10 @@ class Explanation:
     """Operators of AOTAutograd's graphs as they were before decomposition, and what they became."""
     guards: list[Guard] = field(default_factory=list)
     bytecode: list[Bytecode] = field(default_factory=list)
+    passes: list[PassChange] = field(default_factory=list)
+    """Of a cell of the toolkit: each pass on each graph, in their order."""
+    tables: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Of a cell of the toolkit: by how many each operator becomes more or fewer with each table of decompositions."""
     graph_runs: list[GraphRun] = field(default_factory=list, repr=False)
     """What each of Dynamo's graphs was given first and what came of it; tensors, and so not in the JSON."""
     graph_breaks: list[GraphBreak] = field(default_factory=list)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Bytecode", "GraphRun", "TracedOperator"]
+__all__ = ["Bytecode", "GraphRun", "PassChange", "TracedOperator"]
 
 
 @dataclass(frozen=True)
@@ -45,3 +45,30 @@ class Bytecode:
     line: int
     before: str
     after: str
+
+
+@dataclass(frozen=True)
+class PassChange:
+    """What a graph pass of the toolkit did to one graph."""
+
+    stem: str
+    """``joint-1.2-fold``: the graph, the pass's number, and its name."""
+    before: str
+    after: str
+    """The code of the graph, as text."""
+    diff: str
+    """Empty where nothing was changed."""
+
+    @property
+    def told(self) -> str:
+        """``+3 -6``, or that it changed nothing."""
+        if not self.diff:
+            return "changed nothing"
+        added, removed = self.lines
+        return f"+{added} -{removed}"
+
+    @property
+    def lines(self) -> tuple[int, int]:
+        """How many lines of code it added, and how many it took away."""
+        changed = [line for line in self.diff.splitlines() if line[:3] not in ("---", "+++")]
+        return sum(line.startswith("+") for line in changed), sum(line.startswith("-") for line in changed)

@@ -39,6 +39,7 @@ def explanation_lines(explained: Explanation) -> Iterator[str]:
     for compile_id in explained.compile_ids:
         yield ""
         yield from _compile_lines(explained, compile_id)
+    yield from _toolkit_lines(explained)
     yield from _eager_lines(explained)
     for text in explained.lost:
         yield f"could not be read: {text}"
@@ -81,6 +82,21 @@ def _decomposition_lines(explained: Explanation, compile_id: str) -> Iterator[st
     for name, number in times.items():
         into = ", ".join(map(_without_overload, first[name].into))
         yield f"             {name}{f' x {number}' if number > 1 else ''} -> {into}"
+
+
+def _toolkit_lines(explained: Explanation) -> Iterator[str]:
+    """Passes with what they changed, and tables with what they would; nothing of another backend."""
+    if explained.passes:
+        yield ""
+        yield "passes, each with the lines of code that it added and took away; the files of passes/ have the code:"
+    for change in explained.passes:
+        yield f"  {change.stem:<40} {change.told}"
+    if explained.tables:
+        yield ""
+        yield "tables of decompositions, each with how many operators become more or fewer in this model:"
+    for table, changes in explained.tables.items():
+        listed = ", ".join(f"{_without_overload(name)} {number:+}" for name, number in changes.items())
+        yield f"  {table:<10} {listed or 'changes nothing'}"
 
 
 def _guard_lines(explained: Explanation, compile_id: str) -> Iterator[str]:

@@ -98,6 +98,10 @@ def _contents(explained: Explanation, roofline: Roofline | None) -> Iterator[tup
         if kernel.source:
             suffix = "cpp" if 'extern "C"' in kernel.source else "py"
             yield f"kernels/{number:03}-{kernel.name[:80]}.{suffix}", "a generated kernel", _kernel_text(kernel, suffix)
+    for change in explained.passes:
+        yield f"passes/{change.stem}.before.py", "a graph before a pass", change.before
+        yield f"passes/{change.stem}.after.py", "the same after it", change.after
+        yield f"passes/{change.stem}.diff", "what the pass changed", change.diff
     lines = []
     for guard in explained.guards:
         lines.append("\t".join((guard.kind, guard.source, guard.text, guard.why or guard.broken_by)))

@@ -32,7 +32,8 @@ def explanation_page(explained: Explanation, roofline: Roofline | None = None) -
         tag("header", tag("h1", explained.name), tag("p", _summary(explained)),
             tag("p", explained.settings, class_="quiet"), tag("p", _HINT, id="hint", class_="quiet js", role="status")),
         tag("p", f"The compiled step raised {explained.error}", class_="error") if explained.error else None,
-        tag("main", parts, _roofline_section(roofline), _eager_section(explained), _lost_section(explained)),
+        tag("main", parts, _passes_section(explained), _roofline_section(roofline), _eager_section(explained),
+            _lost_section(explained)),
     )  # fmt: skip
 
 
@@ -116,6 +117,15 @@ def _texts_section(explained: Explanation, compile_id: str) -> Iterator[Html]:
         if stage.compile_id == compile_id:
             lines = count(len(stage.text.splitlines()), "line")
             yield tag("details", tag("summary", f"{stage.stage} as torch writes it, {lines}"), tag("pre", stage.text))
+
+
+def _passes_section(explained: Explanation) -> Html | None:
+    """Of the toolkit: what each graph pass changed, and the graph behind it."""
+    parts = []
+    for change in explained.passes:
+        parts.append(tag("details", tag("summary", f"{change.stem}: {change.told}"),
+                         tag("pre", change.diff or change.after)))
+    return tag("section", tag("h2", "What graph passes changed"), parts) if parts else None
 
 
 def _roofline_section(roofline: Roofline | None) -> Html | None:

@@ -7,11 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from pytest_torchcompile.backends.toolkit import Toolkit
+from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.layer.config import CompileConfig
-from pytest_torchcompile.layer.equivalence import ObjectTrial
+from pytest_torchcompile.layer.equivalence import ObjectTrial, Wrap
 from pytest_torchcompile.oracle.pass_records import PassStep
 from pytest_torchcompile.oracle.pass_steps import judge_steps
+from pytest_torchcompile.oracle.training import no_loss
+from pytest_torchcompile.oracle.whole_step import WholeStep, compile_step
 from pytest_torchcompile.state.torch_state import isolated, same_random_draws
 
 __all__ = ["JudgedPasses", "judge_passes"]
@@ -68,7 +73,7 @@ def judge_passes(
         model: A module in the state and training mode to be judged in, or a function; one graph, without breaks.
         calls: A list of batches, as for :func:`~pytest_torchcompile.compare`.
         passes: As for :class:`~pytest_torchcompile.backends.toolkit.Toolkit`.
-        capture: ``joint`` or ``forward_backward``.
+        capture: ``joint``, ``forward_backward``, or ``step``: forward, loss and backward in one graph.
         decompositions: ``inductor``, ``core_aten``, ``none``, ``module:table`` or a mapping; a step of its own.
         loss: ``loss(output, batch)``; None: a weighted mean over all float outputs.
         train: Whether there is a backward pass.
@@ -79,7 +84,13 @@ def judge_passes(
     """
     toolkit = Toolkit(passes=passes, capture=capture, compiler="eager", decompositions=decompositions)
     config = CompileConfig(backend=toolkit, fullgraph=True)
-    trial = ObjectTrial(model, calls, config, wrap=None, loss=loss, train=train, steps=1, seed=seed)
+    wrap: Wrap | None = None
+    if capture == "step":
+        if not isinstance(model, torch.nn.Module) or not train:
+            raise UsageError("capture 'step' is a training step of a module: give judge_passes a module, and leave "
+                             "train as it is")
+        model, loss, train, wrap = WholeStep(model, loss), no_loss, False, compile_step
+    trial = ObjectTrial(model, calls, config, wrap=wrap, loss=loss, train=train, steps=1, seed=seed)
     with isolated([]), same_random_draws(), trial.untouched(), warnings.catch_warnings():
         # A filter that makes errors of warnings would have torch's own end a compile.
         warnings.simplefilter("ignore")

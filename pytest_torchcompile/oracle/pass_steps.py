@@ -18,6 +18,7 @@ from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.discrepancies import why_vacuous
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
+from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.pass_records import PassStep, WrongLeaf
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.oracle.trial import Trial
@@ -41,14 +42,7 @@ class _Variant:
     @property
     def operators(self) -> dict[str, int]:
         """How often its graphs call each operator."""
-        counts: dict[str, int] = {}
-        notes = self.toolkit.notes if self.toolkit is not None else []
-        # The joint graph has all; inference has a forward alone.
-        whole = [note for note in notes if note.graph == "joint"] or notes
-        for note in whole:
-            for name, count in note.operators.items():
-                counts[name] = counts.get(name, 0) + count
-        return counts
+        return self.toolkit.operators if self.toolkit is not None else {}
 
 
 def judge_steps(trial: Trial) -> list[PassStep]:
@@ -112,13 +106,14 @@ def _run_calls(trial: Trial, side: Side, variant: _Variant, calls: Sequence[Call
 def _judge_step(trial: Trial, calls: Sequence[Call], before: _Variant, after: _Variant,
                 already_wrong: set[str]) -> PassStep:
     leaves: list[tuple[str, Leaf]] = []
+    unit = _unit_of_passes(after)
     compared = 0
     only_zeros = True
     for call, one, other in zip(calls, before.recordings, after.recordings, strict=True):
         if other.error is not None and one.error is None:
             return PassStep(after.told, raised=headline(_own_words(other.error.type, other.error.text)))
-        found = compare(one, other, lambda call=call: trial.call_reference(call))  # type: ignore[misc]
-        leaves += [(call.label, leaf) for leaf in _beside_wrong_ones(found, one, other, already_wrong)]
+        found = compare(one, other, lambda call=call: trial.call_reference(call, unit))  # type: ignore[misc]
+        leaves += [(call.label, leaf) for leaf in _beside_wrong_ones(found, one, other, already_wrong, unit)]
         # That both raise proves nothing about a pass.
         if one.error is None:
             compared += len(found)
@@ -140,6 +135,13 @@ def _judge_step(trial: Trial, calls: Sequence[Call], before: _Variant, after: _V
                     wrong=tuple(wrong.values()), operators=operators, vacuous=vacuous)
 
 
+def _unit_of_passes(variant: _Variant) -> float | None:
+    """The unit roundoff of the narrowest dtype that the passes so far have brought in; None: they bring none."""
+    if variant.toolkit is None or variant.toolkit.brings_in is None:
+        return None
+    return unit_of(variant.toolkit.brings_in)
+
+
 def _is_free_stride(leaf: Leaf, after: _Variant) -> bool:
     """Is it a stride that nobody has promised: of a gradient, or of a graph before any pass?
 
@@ -158,14 +160,16 @@ def _own_words(kind: str, text: str) -> str:
 
 
 def _beside_wrong_ones(leaves: Sequence[Leaf], before: Recording, after: Recording,
-                       already_wrong: set[str]) -> Iterator[Leaf]:
+                       already_wrong: set[str], unit: float | None) -> Iterator[Leaf]:
     """The leaves; those that were wrong before this step are measured from the graph before it, not from what is right.
 
     Else each pass after a wrong one would be called wrong too.
     """
     beside: dict[tuple[str, str], Leaf] = {}
     if any(leaf.name in already_wrong for leaf in leaves):
-        beside = {(leaf.name, leaf.kind): leaf for leaf in compare(before, after, Reference(before))}
+        as_before = Reference(before)
+        as_before.unit = unit or 0.0
+        beside = {(leaf.name, leaf.kind): leaf for leaf in compare(before, after, as_before)}
     for leaf in leaves:
         if leaf.name in already_wrong:
             yield beside.get((leaf.name, leaf.kind), leaf)

@@ -17,10 +17,11 @@ from typing import Any, Final, TypeVar
 import torch
 
 from pytest_torchcompile.oracle.python_state import PythonState
+from pytest_torchcompile.oracle.step_outputs import NamedLeaf, Step, StepOutput, TrainingOutput, parameter_moved_by
 from pytest_torchcompile.state.value_leaves import dense_form, layout_of, leaves_of, visible_strides, whole_value
 
-__all__ = ["Fault", "Item", "NamedLeaf", "Recording", "Step", "TrainingOutput", "detached_copy", "has_signal",
-           "named_leaves", "parameter_moved_by", "raised_by_us", "run_theirs", "says_fork"]
+__all__ = ["Fault", "Item", "NamedLeaf", "Recording", "Step", "StepOutput", "TrainingOutput", "detached_copy",
+           "has_signal", "named_leaves", "parameter_moved_by", "raised_by_us", "run_theirs", "says_fork"]
 
 Result = TypeVar("Result")
 
@@ -199,61 +200,6 @@ _PLAIN = Item(None)
 
 
 # How the leaf of a gradient is named: ``step 3: gradient of up.weight, added to that of step 2``.
-_GRADIENT_OF: Final = ": gradient of "
-_ADDED_TO: Final = ", added to that of "
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """What one step of a training computed."""
-
-    name: str
-    """``step 2``."""
-    outputs: dict[str, Any]
-    """By path, as ``output['logits']``."""
-    loss: torch.Tensor | None
-    """None where there is none, or nothing that depends on a parameter."""
-    gradients: dict[str, torch.Tensor | None]
-    """By parameter; None where none arrived."""
-    added_to: str = ""
-    """The step whose gradients were still there when its own arrived; '': there were none."""
-
-    def leaves(self) -> Iterator[NamedLeaf]:
-        """All of it, in the words of a report: ``step 2: gradient of up.weight``."""
-        for path, value in self.outputs.items():
-            yield NamedLeaf(f"{self.name}: {path}", value)
-        if self.loss is not None:
-            yield NamedLeaf(f"{self.name}: loss", self.loss)
-        for parameter, gradient in self.gradients.items():
-            name = f"{self.name}{_GRADIENT_OF}{parameter}"
-            if self.added_to:
-                name = f"{name}{_ADDED_TO}{self.added_to}"
-            yield NamedLeaf(name, gradient, "gradient")
-
-
-def parameter_moved_by(name: str) -> str:
-    """The parameter that a step moves, by the name of the leaf of its gradient; '' of any other leaf."""
-    step, _, parameter = name.partition(_GRADIENT_OF)
-    if not step.startswith("step "):
-        return ""
-    return parameter.partition(_ADDED_TO)[0]
-
-
-@dataclass(frozen=True, eq=False)
-class TrainingOutput:
-    """What a training of several steps returns."""
-
-    steps: list[Step]
-
-
-@dataclass(frozen=True, eq=False)
-class NamedLeaf:
-    """A leaf of what a call returned, under the name that a report prints."""
-
-    name: str
-    value: Any
-    kind: str = "value"
-    """A kind of :data:`~pytest_torchcompile.oracle.leaf_limits.KINDS`."""
 
 
 def named_leaves(output: Any) -> tuple[list[NamedLeaf], str]:
@@ -263,6 +209,8 @@ def named_leaves(output: Any) -> tuple[list[NamedLeaf], str]:
         for step in output.steps:
             leaves += step.leaves()
         return leaves, _structure_of_steps(output.steps)
+    if isinstance(output, StepOutput):
+        return list(output.leaves()), leaves_of(dict.fromkeys(output.values))[1]
     pairs, structure = leaves_of(output)
     return [NamedLeaf(f"output{path}", leaf) for path, leaf in pairs], structure
 
@@ -366,7 +314,12 @@ class Recording:
     @property
     def signalling_gradients(self) -> int:
         """How many gradients are neither missing nor all zero, NaN or infinite."""
-        return sum(gradient is not None and has_signal(gradient) for gradient in self.gradients.values())
+        gradients = list(self.gradients.values())
+        # Those of a step that does its own backward pass are what it returns.
+        for name, item in self.outputs.items():
+            if self.kinds.get(name) == "gradient":
+                gradients.append(item.value)
+        return sum(gradient is not None and has_signal(gradient) for gradient in gradients)
 
     def _output_tensors(self) -> list[torch.Tensor]:
         return [item.value for item in self.outputs.values() if isinstance(item.value, torch.Tensor)]

@@ -274,18 +274,22 @@ class Trial:
         self.tapes[key] = Tape()
         return self.tapes[key]
 
-    def call_reference(self, call: Call) -> Reference:
-        """What is expected of a call that was run eagerly before."""
+    def call_reference(self, call: Call, unit: float | None = None) -> Reference:
+        """What is expected of a call that was run eagerly before.
+
+        ``unit``: the unit roundoff that noise is drawn with; None: the trial's own.
+        """
+        unit = unit or self.unit
         key = (call.index, call.other)
 
         def make() -> Reference:
             variant = self._variants.for_call(call)
             return reference(variant.model, call.batch_of_all, loss=self.loss, train=call.trains(self.train),
-                             seed=self.seed + call.index, tape=self.tapes[key], unit=self.unit, draw=False,
+                             seed=self.seed + call.index, tape=self.tapes[key], unit=unit, draw=False,
                              kept=variant.wide)
 
         with self.phase("reference"):
-            return self.options.references.get((*self.options.key, *key), make)
+            return self.options.references.get((*self.options.key, *key, unit), make)
 
     def _run_training(self, eager: Side, compiled: Side, ledger: Ledger) -> None:
         # From the first pass: the second has other values.
@@ -346,7 +350,7 @@ class Trial:
                              draw=False, kept={})
 
         with self.phase("reference"):
-            return self.options.references.get((*self.options.key, label), make)
+            return self.options.references.get((*self.options.key, label, self.unit), make)
 
     def _cover_calls(self, eager: Side, compiled: Side, ledger: Ledger) -> Fault | None:
         for call in self.calls:

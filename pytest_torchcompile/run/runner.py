@@ -41,6 +41,8 @@ from pytest_torchcompile.oracle.known_comparisons import KnownComparisons
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.spread import OneProcess, same_batches
 from pytest_torchcompile.oracle.torch_hints import try_hints
+from pytest_torchcompile.oracle.training import no_loss
+from pytest_torchcompile.oracle.whole_step import WholeStep, compile_step
 from pytest_torchcompile.plan.models import ModelEntry
 from pytest_torchcompile.run import subject
 from pytest_torchcompile.run.cold_compile import compile_in_process
@@ -81,9 +83,7 @@ class Run(CellTrial):
         steps = 1
         if "training_steps" in job.checks:
             steps = int(job.limits.get("steps", STEPS))
-        unit = None
-        if wrapper.unit:
-            unit = unit_of(getattr(torch, wrapper.unit))
+        unit = _brought_in_unit(wrapper, settings)
         one_process = None
         if mesh is not None and not self._fake:
             one_process = self._build_one_process
@@ -93,8 +93,15 @@ class Run(CellTrial):
         # This first one is never run.
         self._first = subject.build_model(self.entry, cell, root, job.seed)
         calls = self._draw_calls()
+        if self.is_whole_step:
+            subject.refuse_other_step(cell, job.checks, self.entry.where)
+        loss, train = subject.loss_function(self.entry, root), cell.phase == "training"
+        if self.is_whole_step:
+            self._first = WholeStep(self._first, loss)
+            # The step itself has its loss and its backward pass.
+            loss, train = no_loss, False
         options = TrialOptions(
-            loss=subject.loss_function(self.entry, root), train=cell.phase == "training", seed=job.seed, root=root,
+            loss=loss, train=train, seed=job.seed, root=root,
             unit=unit,
             # The wrapper too: what narrower dtypes it brings in is seen by the tape of its own eager run.
             references=_REFERENCES, key=(repr(self.entry), cell.dtype, cell.device, cell.phase, cell.user,
@@ -125,6 +132,11 @@ class Run(CellTrial):
             others = tuple(other[index] for other in batches)
             calls.append(Call(index, batch, sizes, other_replicas=others))
         return calls
+
+    @property
+    def is_whole_step(self) -> bool:
+        """Whether what is compiled is a step with its loss and its backward pass, and not the model."""
+        return self.cell.backend == "toolkit" and self.cell.capture == "step"
 
     @property
     def replicas(self) -> int:
@@ -176,6 +188,9 @@ class Run(CellTrial):
     def _side(self, settings: dict[str, Any] | None) -> Side:
         model = self._build_another()
         # A wrapper of one process takes no mesh.
+        if self.is_whole_step:
+            step = WholeStep(model, subject.loss_function(self.entry, self._home))
+            return Side(compile_step(step, settings), step)
         meshes = () if self._mesh is None else (self._mesh,)
         call = self.wrapper.wrap(model, settings, self.cell, *meshes)
         if not callable(call):
@@ -202,6 +217,17 @@ class Run(CellTrial):
                     if not is_lazy(tensor):
                         theirs[name].copy_(tensor)
         return other
+
+
+def _brought_in_unit(wrapper: Wrapper, settings: Mapping[str, Any]) -> float | None:
+    """The unit roundoff of the narrowest dtype that the wrapper or a graph pass brings in; None: they bring none."""
+    units = []
+    if wrapper.unit:
+        units.append(unit_of(getattr(torch, wrapper.unit)))
+    brought = getattr(settings["backend"], "brings_in", None)
+    if brought is not None:
+        units.append(unit_of(brought))
+    return max(units, default=None)
 
 
 def _shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:

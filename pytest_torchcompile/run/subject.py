@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,12 +28,17 @@ from pytest_torchcompile.cell import DEFAULTS, TOOLKIT, Cell
 from pytest_torchcompile.errors import RepeatedMistake, Unavailable, UsageError
 from pytest_torchcompile.loading import kind_of, one_line, resolve
 from pytest_torchcompile.oracle.recording import says_fork
+from pytest_torchcompile.oracle.whole_step import why_no_step
 from pytest_torchcompile.state.torch_state import seed_everything
 
 if TYPE_CHECKING:
     from pytest_torchcompile.plan.matrix import ModelEntry
 
-__all__ = ["build_model", "compile_settings", "cxx_compiler", "loss_function", "make_batch", "make_batches"]
+__all__ = ["build_model", "compile_settings", "cxx_compiler", "loss_function", "make_batch", "make_batches",
+           "refuse_other_step"]
+
+_OF_WHOLE_STEPS = ("compiles", "graph_breaks", "recompiles", "equivalence", "gradients", "aliasing", "layout", "passes")
+"""The checks that judge a step with its loss and backward pass as they judge a model."""
 
 
 def build_model(entry: ModelEntry, cell: Cell, root: Path, seed: int) -> torch.nn.Module:
@@ -97,11 +102,13 @@ def compile_settings(cell: Cell, root: Path, where: str) -> dict[str, Any]:
 
     A backend ``module:attribute`` is looked up. ``mode`` is handed only to a backend that takes modes (torch
     itself ignores it elsewhere). Raises :class:`UsageError` for a backend that cannot be looked up and
-    :class:`Unavailable` if it needs a C++ compiler and there is none.
+    :class:`Unavailable` if it needs a C++ compiler and there is none, or a pass of the toolkit is for another device.
     """
     settings: dict[str, Any] = {"backend": cell.backend, "dynamic": cell.torch_dynamic}
     if cell.backend == "toolkit":
-        settings |= {"backend": Toolkit(**cell.toolkit, root=root), "fullgraph": True}
+        toolkit = Toolkit(**cell.toolkit, root=root)
+        _refuse_other_device(toolkit, cell)
+        settings |= {"backend": toolkit, "fullgraph": True}
     else:
         _refuse_toolkit_axes(cell, where)
     record = BACKENDS.get(cell.backend)
@@ -113,6 +120,31 @@ def compile_settings(cell: Cell, root: Path, where: str) -> dict[str, Any]:
     if _needs_cxx(cell) and torch.device(cell.device).type == "cpu" and cxx_compiler() is None:
         raise Unavailable("no C++ compiler found; install g++ or clang")
     return settings
+
+
+def _refuse_other_device(toolkit: Toolkit, cell: Cell) -> None:
+    """Raise :class:`Unavailable` for a pass that is for another type of device than the cell's."""
+    for each in toolkit.graph_passes:
+        if each.needs_device not in ("", torch.device(cell.device).type):
+            raise Unavailable(f"pass {each.name} is for device {each.needs_device}, and this cell runs on "
+                              f"{cell.device}")
+
+
+def refuse_other_step(cell: Cell, checks: Sequence[str], where: str) -> None:
+    """Raise :class:`UsageError` where a whole step makes no sense, or nobody has looked whether it does.
+
+    And :class:`Unavailable` where this torch can't trace one.
+    """
+    if why := why_no_step():
+        raise Unavailable(why)
+    told = f"{where}: capture 'step' is forward, loss and backward of a model in one process"
+    if cell.wrapper != "none" or cell.phase != "training":
+        raise UsageError(f"{told}, and this cell has wrapper {cell.wrapper!r} and phase {cell.phase!r}; write "
+                         "`wrapper: none` and `phase: training`, or `capture: joint`")
+    others = [name for name in checks if name not in _OF_WHOLE_STEPS]
+    if others:
+        raise UsageError(f"{told}, and check {others[0]!r} runs the model by itself; leave it out, or write "
+                         "`capture: joint`")
 
 
 def _needs_cxx(cell: Cell) -> bool:

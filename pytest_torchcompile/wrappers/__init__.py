@@ -4,7 +4,7 @@ To add one: a file in this folder, and its line here, which says on how many ran
 of your own needs no line: name it ``module:attribute`` in the matrix, with ``*2`` behind it if it runs on two ranks.
 
 Read ``wrapping`` (a value of the axis), ``protocol`` (what a wrapper is, and the compile orders), ``single_process``
-(the simplest ones), then ``process_group`` with ``data_parallel``, ``tp`` and ``pp``.
+(the simplest ones), then ``process_group`` with ``data_parallel``, ``tp``, ``simple_fsdp`` and ``pp``.
 """
 
 from __future__ import annotations
@@ -62,6 +62,10 @@ WRAPPERS: Final[dict[str, WrapperEntry]] = {
     "fsdp2+tp": WrapperEntry(f"{_HERE}.data_parallel:FSDP2_TP", 4, orders=("inner_blocks", "wrap_then_compile"),
                              axes=("data", "tensor"), fake=True, coverage=0),
     "pp": WrapperEntry(f"{_HERE}.pp:PP", 2, orders=("wrap_then_compile", "inner_blocks"), axes=("stage",)),
+    "simple_fsdp": WrapperEntry(f"{_HERE}.simple_fsdp:SIMPLE_FSDP", 2, orders=("wrap_then_compile", "inner_blocks"),
+                                fake=True),
+    "simple_fsdp+tp": WrapperEntry(f"{_HERE}.simple_fsdp:SIMPLE_FSDP_TP", 4,
+                                   orders=("wrap_then_compile", "inner_blocks"), axes=("data", "tensor"), fake=True),
     "tp": WrapperEntry(f"{_HERE}.tp:TP", 2, orders=("wrap_then_compile", "inner_blocks"), axes=("tensor",), fake=True),
 }
 """Name in a matrix to what is known of it."""

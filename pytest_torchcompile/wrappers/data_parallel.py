@@ -25,10 +25,12 @@ import torch
 from torch import nn
 
 from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.oracle.spread import Spread
 from pytest_torchcompile.wrappers.protocol import Settings, Wrapper, in_order, repeated_blocks, shipped_wrapper
 from pytest_torchcompile.wrappers.single_process import checkpoint_blocks
 from pytest_torchcompile.wrappers.tp import split_layers
+from pytest_torchcompile.wrappers.wrapping import Wrapping
 
 __all__ = ["DDP", "DDP_CHECKPOINT", "FSDP1", "FSDP2", "FSDP2_TP", "FlatShards"]
 
@@ -82,9 +84,18 @@ def _wrap_fsdp2(model: nn.Module, settings: Settings | None, cell: Cell, mesh: A
     """Shard the model over the mesh, compiled in the order that the cell asks for.
 
     ``wrap_then_compile`` and ``compile_then_wrap`` compile the whole model. FSDP's hooks around it are not compiled.
-    Neither is, in torch up to 2.13, what of the model is outside of the blocks.
+    Neither is, in torch up to 2.13, what of the model is outside of the blocks. Raises :class:`UsageError` for the
+    toolkit around a whole model, which no graph can hold.
     """
     from torch.distributed.fsdp import fully_shard
+
+    order = Wrapping.read(cell.wrapper).order
+    if settings is not None and cell.backend == "toolkit" and order != "inner_blocks":
+        # _dynamo_disable in torch/distributed/fsdp/_fully_shard/_fsdp_common.py, torch 2.13.
+        raise UsageError(f"{cell.id}: the toolkit takes the whole model as one graph, and of wrapper {cell.wrapper!r} "
+                         "there is none: torch keeps FSDP2's hooks from Dynamo (_dynamo_disable in "
+                         "torch/distributed/fsdp/_fully_shard/_fsdp_common.py); wrapper simple_fsdp has the same "
+                         "collectives in the graph, and with order inner_blocks each block is a graph of its own")
 
     def shard(inner: nn.Module) -> nn.Module:
         # The blocks first: what a block has not sharded is the model's to shard.

@@ -175,7 +175,7 @@ def test_dependent_ones_stay_apart(depends, monkeypatch):
     module.graph.lint()
     assert len(all_reduces(module)) == 1 + depends
     if depends:
-        monkeypatch.setattr(collective_buckets, "_reduced_before",
-                            lambda graph, single: {node: set() for node in single})
+        monkeypatch.setattr(collective_buckets, "_joinable_before",
+                            lambda graph, wanted: {node: set() for node in wanted})
         # No order has the product before and behind the joined one; it must not run forever.
-        assert len(collective_buckets._first_bucket(module.graph, all_reduces(module))) == 2
+        assert len(collective_buckets._first_bucket(module.graph, dict.fromkeys(all_reduces(module)))) == 2

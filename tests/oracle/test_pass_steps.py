@@ -11,6 +11,7 @@ from torch import nn
 
 from pytest_torchcompile import judge_passes
 from pytest_torchcompile.backends import PASS_NAMES
+from pytest_torchcompile.backends.bf16_islands import bf16_islands
 from pytest_torchcompile.checks import load
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.oracle.pass_records import PassStep, WrongLeaf
@@ -126,10 +127,44 @@ def test_two_wrong_passes_are_both_named():
 
 def test_right_passes_are_silent():
     """Three of one's own and all that have a name."""
-    found = judged([another_order, twice_as_sum, sum_in_parts, *PASS_NAMES])
+    exact = [name for name in PASS_NAMES if name not in ("bf16_islands", "cuda_graphs")]
+    found = judged([another_order, twice_as_sum, sum_in_parts, *exact])
     assert found.ok, str(found)
     idle = ("dead_code", "no_op_views", "constant_folding", "bucket_collectives")
     assert all(any(name in told for name in idle) for told in found.unused)
+
+
+def islands_without_dtype(module):
+    """Right, but for what it does not say: that it computes in bfloat16."""
+    bf16_islands(module)
+
+
+def wrong_islands(module):
+    """The pass, with one product of the backward a quarter too large."""
+    bf16_islands(module)
+    product = module.graph.find_nodes(op="call_function", target=aten.mm.default)[0]
+    with module.graph.inserting_before(product):
+        larger = module.graph.call_function(aten.mul.Tensor, (product.args[0], 1.25))
+    product.args = (larger, product.args[1])
+
+
+wrong_islands.brings_in = torch.bfloat16
+
+
+def test_a_pass_that_brings_in_a_dtype():
+    """Judged in that dtype's noise from then on: right ones are silent, wrong ones told, and so is who keeps silent."""
+    found = judged(["bf16_islands", another_order, sum_in_parts])
+    assert found.ok, str(found)
+    assert not any("bf16" in told for told in found.unused)
+    assert judged([islands_without_dtype]).problems[0].startswith("pass 1 of 1 (islands_without_dtype) changed output")
+    (problem,) = judged([another_order, wrong_islands, twice_as_sum]).problems
+    assert re.match(r"pass 2 of 3 \(wrong_islands\) changed gradient of \S+ \([\d.]+ times", problem)
+
+
+def test_before_a_dtype_comes_in_passes_are_held_to_the_models_own():
+    """Of an error that bfloat16 would hide, and the pass that brings it in is not blamed for it."""
+    (problem,) = judged([wrong_bias, "bf16_islands", twice_as_sum]).problems
+    assert problem.startswith("pass 1 of 3 (wrong_bias) changed gradient of down.bias")
 
 
 def test_decompositions_are_a_step_with_its_noise():

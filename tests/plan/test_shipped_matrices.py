@@ -200,7 +200,10 @@ def test_toolkit_crosses_passes_with_wrappers():
     assert len(cells) >= 24
     assert len(cells) < len(matrix.cells)
     assert {cell.backend for cell in cells} == {"toolkit"}
-    assert len({(cell.passes, cell.wrapper) for cell in cells if cell.model == "feed_forward"}) == 12
+    three_passes, with_buckets, four_ranks = 3 * 6, 3, 1
+    pairs = {(cell.passes, cell.wrapper) for cell in cells if cell.model == "feed_forward"}
+    assert len(pairs) == three_passes + with_buckets + four_ranks
     assert {(cell.compiler, cell.decompositions) for cell in cells} == {
         ("eager", "default"), ("eager", "core_aten"), ("inductor", "default")}
-    assert {cell.wrapper for cell in cells} == {"none", "tp", "fsdp2", "fsdp2+tp*fake4"}
+    assert {cell.wrapper for cell in cells} == {"none", "tp", "fsdp2", "fsdp2+tp*fake4", "simple_fsdp",
+                                                "simple_fsdp+tp*fake4", "simple_fsdp+tp"}

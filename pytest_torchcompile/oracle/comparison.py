@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pytest_torchcompile.oracle.estimate import small_to_cpu
-from pytest_torchcompile.oracle.expected import FAR, Reference, distance_from_runs
+from pytest_torchcompile.oracle.expected import FAR, WIDER, Reference, distance_from_runs
 from pytest_torchcompile.oracle.judging import eager_is_near, excused_difference, judge_discrete, judge_numbers
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
 from pytest_torchcompile.oracle.properties import (
@@ -148,7 +148,7 @@ class _Judge:
             leaves[places[name]] = self._measure(self._measured[name])
         eps = self._coarsest_eps()
         for name, place in places.items():
-            if self._wavers(self._measured[name]):
+            if self._may_waver(leaves[place]) and self._wavers(self._measured[name]):
                 leaves[place] = self._wavering_leaf(leaves[place], self._measured[name])
             else:
                 leaves[place] = self._with_excuse(leaves[place], self._measured[name], eps)
@@ -229,6 +229,22 @@ class _Judge:
 
     def _measure(self, values: _Values) -> Leaf:
         return _against(self._reference(), values, self._limits)
+
+    def _may_waver(self, leaf: Leaf) -> bool:
+        """Whether a second eager run can say anything of a leaf: that noise excuses it only because eager wavers.
+
+        Nothing is excused where eager and compiled are both within rounding of the float64 run, nor where noise moves
+        no element by much. A leaf that is zero but for noise is undecided as it is.
+        """
+        if leaf.name in self._settled:
+            return False
+        estimate = self._reference().estimates.get(leaf.name)
+        if problem(leaf, self._limits) is not None or estimate is None or self._reference().kind not in WIDER:
+            return True
+        if not estimate.offered:
+            # It was measured by eager's own error, and that was small enough for it.
+            return not estimate.continuous
+        return not estimate.is_steady and not estimate.is_cancelled
 
     def _wavers(self, values: _Values) -> bool:
         """Whether a second eager run differs by more than rounding.

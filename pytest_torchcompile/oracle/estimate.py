@@ -27,6 +27,9 @@ _SMALL = 1 << 14
 _FINE = 1 << 20
 _ROUNDINGS = 2.0**8
 _SIXTEENTH = 2.0**-4
+# Shares of a leaf's usual size, and of the noise, up to which the other is nothing beside it.
+_STEADY, _CANCELLED = 2.0**-8, 2.0**-16
+_ENDLESS = float("inf")
 # Share of a dtype's range beyond which rounding decides about overflow.
 _NEAR = 0.9
 
@@ -125,6 +128,31 @@ class Estimate:
             return False
         largest = finite_values(self.value).abs().amax().reshape(1)
         return bool(self.levels.of(largest) > largest)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether no draw moves any element by more than a 256th of the leaf's usual size: no chance is in it but
+        rounding."""
+        size = self._usual_size()
+        return self.reach is not None and size > 0 and float(self.reach.amax()) <= _STEADY * size
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the leaf is zero but for rounding: without noise it is a 65,536th of what a draw makes of it.
+
+        Random numbers that nobody replays are as large in one run as in another.
+        """
+        size = self._usual_size()
+        return self.reach is not None and size <= _CANCELLED * float(self.reach.amax())
+
+    def _usual_size(self) -> float:
+        """Root mean square of what is expected; NaN where that is not finite, and infinite for what has no sizes."""
+        if not self.continuous or not self.value.numel():
+            return _ENDLESS
+        squares = 0.0
+        for (exact,) in split_pieces(self.value):
+            squares += float(exact.dot(exact))
+        return (squares / self.value.numel()) ** 0.5
 
     def is_repeated_by(self, value: Any, unit: float) -> bool:
         """Whether another run without noise came to the same value, within one rounding or its own share of the noise.

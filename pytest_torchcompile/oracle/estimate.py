@@ -8,15 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, sample_elements
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 
-__all__ = ["Estimate", "Scale", "Stretch", "as_real", "finite_values", "levels_from_eager", "scale_from_draws",
-           "scale_from_dtype", "scale_from_eager", "small_to_cpu", "smallest_noise", "split_leaf", "split_pieces"]
+__all__ = [
+    "CANCELLED", "ROUNDINGS", "Estimate", "Scale", "Stretch", "as_real", "finite_values", "levels_from_eager",
+    "scale_from_draws", "scale_from_dtype", "scale_from_eager", "small_to_cpu", "smallest_noise", "split_leaf",
+    "split_pieces",
+]
 
 # Elements looked at in one go: what bounds the memory of a comparison; on a CPU what its cache holds.
 _PIECES = {"cpu": 1 << 17}
@@ -25,10 +28,13 @@ _PIECE = 1 << 22
 _SMALL = 1 << 14
 # Leaves with fewer elements have their spread kept in float64.
 _FINE = 1 << 20
-_ROUNDINGS = 2.0**8
+ROUNDINGS: Final = 2.0**8
+"""Roundings of the largest values up to which an error may be rounding alone."""
 _SIXTEENTH = 2.0**-4
-# Shares of a leaf's usual size, and of the noise, up to which the other is nothing beside it.
-_STEADY, _CANCELLED = 2.0**-8, 2.0**-16
+# Share of a leaf's usual size up to which no noise of it is large.
+_STEADY = 2.0**-8
+CANCELLED: Final = 2.0**-16
+"""Share of its noise up to which a leaf is zero but for rounding."""
 _ENDLESS = float("inf")
 # Share of a dtype's range beyond which rounding decides about overflow.
 _NEAR = 0.9
@@ -118,7 +124,7 @@ class Estimate:
 
     def is_so_near(self, apart: float, size: float, dtype: torch.dtype) -> bool:
         """:meth:`is_near`, of the sums of squares of eager's errors and of the expected values."""
-        share = min(_ROUNDINGS * torch.finfo(dtype).eps / 2, _SIXTEENTH)
+        share = min(ROUNDINGS * torch.finfo(dtype).eps / 2, _SIXTEENTH)
         return apart <= share**2 * size
 
     @property
@@ -143,7 +149,14 @@ class Estimate:
         Random numbers that nobody replays are as large in one run as in another.
         """
         size = self._usual_size()
-        return self.reach is not None and size <= _CANCELLED * float(self.reach.amax())
+        return self.reach is not None and size <= CANCELLED * float(self.reach.amax())
+
+    def sizes_beside(self, eager: torch.Tensor) -> tuple[float, float] | None:
+        """The usual sizes of what is expected and of eager's values; None where these are no two of a kind."""
+        mine = as_real(small_to_cpu(eager.detach()))
+        if not self.continuous or self.value.shape != mine.shape or mine.dtype.itemsize == 1:
+            return None
+        return self._usual_size(), math.sqrt(float(mine.double().square().mean()))
 
     def _usual_size(self) -> float:
         """Root mean square of what is expected; NaN where that is not finite, and infinite for what has no sizes."""
@@ -152,7 +165,7 @@ class Estimate:
         squares = 0.0
         for (exact,) in split_pieces(self.value):
             squares += float(exact.dot(exact))
-        return (squares / self.value.numel()) ** 0.5
+        return math.sqrt(squares / self.value.numel())
 
     def is_repeated_by(self, value: Any, unit: float) -> bool:
         """Whether another run without noise came to the same value, within one rounding or its own share of the noise.

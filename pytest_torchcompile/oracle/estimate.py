@@ -16,9 +16,8 @@ from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, 
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 
 __all__ = [
-    "CANCELLED", "ROUNDINGS", "Estimate", "Scale", "Stretch", "as_real", "finite_values", "levels_from_eager",
-    "scale_from_draws", "scale_from_dtype", "scale_from_eager", "small_to_cpu", "smallest_noise", "split_leaf",
-    "split_pieces",
+    "CANCELLED", "ROUNDINGS", "SEEN", "Estimate", "Scale", "as_real", "finite_values", "levels_from_eager",
+    "scale_from_draws", "scale_from_dtype", "scale_from_eager", "small_to_cpu", "smallest_noise", "split_pieces",
 ]
 
 # Elements looked at in one go: what bounds the memory of a comparison; on a CPU what its cache holds.
@@ -270,8 +269,8 @@ EAGER_ONLY_UNITS = 16.0
 """Without a reference: the assumed noise in unit roundoffs of an element and of its leaf's typical size."""
 # An element that some draw takes this many times its noise away jumps: the noise has flipped a decision there.
 _JUMP = 3.0
-# A jump as large as one that was seen counts for so many times the noise of one element.
-_SEEN = 6.0
+SEEN: Final = 6.0
+"""A jump as large as one that was seen counts for so many times the noise of one element."""
 # Smallest scale, whose square is still a number.
 _SMALLEST = 1e-150
 
@@ -318,7 +317,7 @@ class Scale:
         noise = (squares / (self.draws + 1)).sqrt_()
         noise = torch.maximum(noise, exact.abs() * max(unit_of(self.dtype), self.relative) + self.tiny)
         reach = reach.double()
-        return torch.maximum(noise, reach / _SEEN), reach > _JUMP * noise
+        return torch.maximum(noise, reach / SEEN), reach > _JUMP * noise
 
 
 def smallest_noise(dtype: torch.dtype) -> float:
@@ -394,27 +393,3 @@ def scale_from_dtype(eager: torch.Tensor, dtype: torch.dtype, twin: Estimate | N
         offset.add(exact * relative, exact)
     noise.add(offset)
     return Scale(eager, dtype, 0, nothing, nothing, again, levels, levels, noise, relative)
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """A piece of a leaf, flat."""
-
-    exact: torch.Tensor
-    """Finite: zero where the expected value is not."""
-    is_finite: torch.Tensor
-    noise: torch.Tensor
-    jumps: torch.Tensor
-
-    def usual_ratio(self, ratio: torch.Tensor) -> torch.Tensor:
-        """Errors over noise, for means over the leaf: there a jump as large as one that was seen counts one."""
-        return torch.where(self.jumps, ratio / _SEEN, ratio)
-
-
-def split_leaf(scale: Scale, *others: torch.Tensor) -> Iterator[tuple[Stretch, tuple[torch.Tensor, ...]]]:
-    """The leaf in pieces, with the same stretch of some other tensors."""
-    for value, spread, reach, mine, *rest in split_pieces(
-        scale.centre, scale.spread, scale.reach, scale.eager, *others
-    ):
-        exact = finite_values(value.double())
-        yield Stretch(exact, torch.isfinite(value), *scale.element_noise(exact, spread, reach, mine)), tuple(rest)

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from pytest_torchcompile.oracle.estimate import small_to_cpu
-from pytest_torchcompile.oracle.expected import FAR, Reference, distance_from_runs
+from pytest_torchcompile.oracle.estimate import CANCELLED, ROUNDINGS, small_to_cpu
+from pytest_torchcompile.oracle.expected import FAR, WIDER, Reference, distance_from_runs
 from pytest_torchcompile.oracle.judging import eager_is_near, excused_difference, judge_discrete, judge_numbers
 from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
+from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.properties import (
     ABSENT,
     compare_errors,
@@ -55,7 +56,7 @@ def compare(
     """
     if eager.error is not None or compiled.error is not None:
         return [compare_errors(eager, compiled)]
-    judge = _Judge(reference, limits or Limits())
+    judge = _Judge(reference, limits or Limits(), eager)
     leaves = judge.excuse_wavering(list(compare_properties(eager, compiled)),
                                    lambda twin: compare_properties(eager, twin))
     for pair in _pair_items(eager, compiled):
@@ -96,8 +97,10 @@ class _Values:
 class _Judge:
     """Judges values: bitwise, then by the reference, then by more draws, then beside a second eager run."""
 
-    def __init__(self, reference: Reference | Callable[[], Reference], limits: Limits) -> None:
+    def __init__(self, reference: Reference | Callable[[], Reference], limits: Limits, eager: Recording) -> None:
         self._source, self._limits = reference, limits
+        self._gradients = list(eager.gradients.values())
+        self._gradient_size: float | None = None
         # What a leaf must hold that no noise is drawn for: eager's own error is one measure of it, and a rough one.
         self._without_draws = replace(limits, rms=limits.rms / 2, bias=limits.bias / 2, peak=limits.peak / 2)
         self._twin: dict[str, tuple[str, Item]] | None = None
@@ -122,9 +125,37 @@ class _Judge:
                 self._settled.add(values.name)
                 return settled
             if self._is_far(values):
-                self._waiting.add(values.name)
-                return _new_leaf(values, values.eager)
+                return self._far_leaf(values, values.eager)
         return self._measure(values)
+
+    def _far_leaf(self, values: _Values, eager: torch.Tensor) -> Leaf:
+        """Of a value that eager is far from: undecided at once where it is zero but for rounding, else it waits.
+
+        Then eager has nothing but its error there, and that is noise: no more than rounding the largest gradient
+        leaves. The gradient of a key's bias is such a leaf in most transformers, and often the only one to want a draw.
+        """
+        estimate = self._reference().estimates[values.name]
+        sizes = estimate.sizes_beside(eager)
+        if values.kind == "gradient" and sizes is not None:
+            expected, own = sizes
+            rounding = ROUNDINGS * unit_of(eager.dtype) * self._largest_gradient()
+            if expected <= CANCELLED * own and own <= rounding:
+                leaf = self._measure(values)
+                if not leaf.decided and problem(leaf, self._without_draws) is None:
+                    self._settled.add(values.name)
+                    return leaf
+        self._waiting.add(values.name)
+        return _new_leaf(values, eager)
+
+    def _largest_gradient(self) -> float:
+        """The largest root mean square of any gradient of eager's."""
+        if self._gradient_size is None:
+            squares = [0.0]
+            for gradient in self._gradients:
+                if isinstance(gradient, torch.Tensor) and gradient.is_floating_point() and gradient.numel():
+                    squares.append(float(gradient.float().square().mean()))
+            self._gradient_size = max(squares) ** 0.5
+        return self._gradient_size
 
     def decide(self, leaves: list[Leaf]) -> list[Leaf]:
         """Draw noise for the leaves that are still suspicious, until none is, or all draws are made."""
@@ -148,7 +179,7 @@ class _Judge:
             leaves[places[name]] = self._measure(self._measured[name])
         eps = self._coarsest_eps()
         for name, place in places.items():
-            if self._wavers(self._measured[name]):
+            if self._may_waver(leaves[place]) and self._wavers(self._measured[name]):
                 leaves[place] = self._wavering_leaf(leaves[place], self._measured[name])
             else:
                 leaves[place] = self._with_excuse(leaves[place], self._measured[name], eps)
@@ -229,6 +260,22 @@ class _Judge:
 
     def _measure(self, values: _Values) -> Leaf:
         return _against(self._reference(), values, self._limits)
+
+    def _may_waver(self, leaf: Leaf) -> bool:
+        """Whether a second eager run can say anything of a leaf: that noise excuses it only because eager wavers.
+
+        Nothing is excused where eager and compiled are both within rounding of the float64 run, nor where noise moves
+        no element by much. A leaf that is zero but for noise is undecided as it is.
+        """
+        if leaf.name in self._settled:
+            return False
+        estimate = self._reference().estimates.get(leaf.name)
+        if problem(leaf, self._limits) is not None or estimate is None or self._reference().kind not in WIDER:
+            return True
+        if not estimate.offered:
+            # It was measured by eager's own error, and that was small enough for it.
+            return not estimate.continuous
+        return not estimate.is_steady and not estimate.is_cancelled
 
     def _wavers(self, values: _Values) -> bool:
         """Whether a second eager run differs by more than rounding.

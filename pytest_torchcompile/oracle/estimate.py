@@ -8,15 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from pytest_torchcompile.oracle.noise_levels import Levels, Noise, Projections, sample_elements
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 
-__all__ = ["Estimate", "Scale", "Stretch", "as_real", "finite_values", "levels_from_eager", "scale_from_draws",
-           "scale_from_dtype", "scale_from_eager", "small_to_cpu", "smallest_noise", "split_leaf", "split_pieces"]
+__all__ = [
+    "CANCELLED", "ROUNDINGS", "SEEN", "Estimate", "Scale", "as_real", "finite_values", "levels_from_eager",
+    "scale_from_draws", "scale_from_dtype", "scale_from_eager", "small_to_cpu", "smallest_noise", "split_pieces",
+]
 
 # Elements looked at in one go: what bounds the memory of a comparison; on a CPU what its cache holds.
 _PIECES = {"cpu": 1 << 17}
@@ -25,8 +27,14 @@ _PIECE = 1 << 22
 _SMALL = 1 << 14
 # Leaves with fewer elements have their spread kept in float64.
 _FINE = 1 << 20
-_ROUNDINGS = 2.0**8
+ROUNDINGS: Final = 2.0**8
+"""Roundings of the largest values up to which an error may be rounding alone."""
 _SIXTEENTH = 2.0**-4
+# Share of a leaf's usual size up to which no noise of it is large.
+_STEADY = 2.0**-8
+CANCELLED: Final = 2.0**-16
+"""Share of its noise up to which a leaf is zero but for rounding."""
+_ENDLESS = float("inf")
 # Share of a dtype's range beyond which rounding decides about overflow.
 _NEAR = 0.9
 
@@ -115,7 +123,7 @@ class Estimate:
 
     def is_so_near(self, apart: float, size: float, dtype: torch.dtype) -> bool:
         """:meth:`is_near`, of the sums of squares of eager's errors and of the expected values."""
-        share = min(_ROUNDINGS * torch.finfo(dtype).eps / 2, _SIXTEENTH)
+        share = min(ROUNDINGS * torch.finfo(dtype).eps / 2, _SIXTEENTH)
         return apart <= share**2 * size
 
     @property
@@ -125,6 +133,38 @@ class Estimate:
             return False
         largest = finite_values(self.value).abs().amax().reshape(1)
         return bool(self.levels.of(largest) > largest)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether no draw moves any element by more than a 256th of the leaf's usual size: no chance is in it but
+        rounding."""
+        size = self._usual_size()
+        return self.reach is not None and size > 0 and float(self.reach.amax()) <= _STEADY * size
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the leaf is zero but for rounding: without noise it is a 65,536th of what a draw makes of it.
+
+        Random numbers that nobody replays are as large in one run as in another.
+        """
+        size = self._usual_size()
+        return self.reach is not None and size <= CANCELLED * float(self.reach.amax())
+
+    def sizes_beside(self, eager: torch.Tensor) -> tuple[float, float] | None:
+        """The usual sizes of what is expected and of eager's values; None where these are no two of a kind."""
+        mine = as_real(small_to_cpu(eager.detach()))
+        if not self.continuous or self.value.shape != mine.shape or mine.dtype.itemsize == 1:
+            return None
+        return self._usual_size(), math.sqrt(float(mine.double().square().mean()))
+
+    def _usual_size(self) -> float:
+        """Root mean square of what is expected; NaN where that is not finite, and infinite for what has no sizes."""
+        if not self.continuous or not self.value.numel():
+            return _ENDLESS
+        squares = 0.0
+        for (exact,) in split_pieces(self.value):
+            squares += float(exact.dot(exact))
+        return math.sqrt(squares / self.value.numel())
 
     def is_repeated_by(self, value: Any, unit: float) -> bool:
         """Whether another run without noise came to the same value, within one rounding or its own share of the noise.
@@ -229,8 +269,8 @@ EAGER_ONLY_UNITS = 16.0
 """Without a reference: the assumed noise in unit roundoffs of an element and of its leaf's typical size."""
 # An element that some draw takes this many times its noise away jumps: the noise has flipped a decision there.
 _JUMP = 3.0
-# A jump as large as one that was seen counts for so many times the noise of one element.
-_SEEN = 6.0
+SEEN: Final = 6.0
+"""A jump as large as one that was seen counts for so many times the noise of one element."""
 # Smallest scale, whose square is still a number.
 _SMALLEST = 1e-150
 
@@ -277,7 +317,7 @@ class Scale:
         noise = (squares / (self.draws + 1)).sqrt_()
         noise = torch.maximum(noise, exact.abs() * max(unit_of(self.dtype), self.relative) + self.tiny)
         reach = reach.double()
-        return torch.maximum(noise, reach / _SEEN), reach > _JUMP * noise
+        return torch.maximum(noise, reach / SEEN), reach > _JUMP * noise
 
 
 def smallest_noise(dtype: torch.dtype) -> float:
@@ -353,27 +393,3 @@ def scale_from_dtype(eager: torch.Tensor, dtype: torch.dtype, twin: Estimate | N
         offset.add(exact * relative, exact)
     noise.add(offset)
     return Scale(eager, dtype, 0, nothing, nothing, again, levels, levels, noise, relative)
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """A piece of a leaf, flat."""
-
-    exact: torch.Tensor
-    """Finite: zero where the expected value is not."""
-    is_finite: torch.Tensor
-    noise: torch.Tensor
-    jumps: torch.Tensor
-
-    def usual_ratio(self, ratio: torch.Tensor) -> torch.Tensor:
-        """Errors over noise, for means over the leaf: there a jump as large as one that was seen counts one."""
-        return torch.where(self.jumps, ratio / _SEEN, ratio)
-
-
-def split_leaf(scale: Scale, *others: torch.Tensor) -> Iterator[tuple[Stretch, tuple[torch.Tensor, ...]]]:
-    """The leaf in pieces, with the same stretch of some other tensors."""
-    for value, spread, reach, mine, *rest in split_pieces(
-        scale.centre, scale.spread, scale.reach, scale.eager, *others
-    ):
-        exact = finite_values(value.double())
-        yield Stretch(exact, torch.isfinite(value), *scale.element_noise(exact, spread, reach, mine)), tuple(rest)

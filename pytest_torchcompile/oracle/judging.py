@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
 
 from pytest_torchcompile.oracle.estimate import (
+    SEEN,
     Estimate,
     Scale,
     as_real,
+    finite_values,
     scale_from_draws,
     scale_from_dtype,
     scale_from_eager,
     small_to_cpu,
-    split_leaf,
     split_pieces,
 )
 from pytest_torchcompile.oracle.expected import WIDER, Reference
@@ -166,6 +168,30 @@ def judge_discrete(leaf: Leaf, eager: torch.Tensor, compiled: torch.Tensor, refe
     return leaf
 
 
+@dataclass(frozen=True)
+class _Stretch:
+    """A piece of a leaf, flat."""
+
+    exact: torch.Tensor
+    """Finite: zero where the expected value is not."""
+    is_finite: torch.Tensor
+    noise: torch.Tensor
+    jumps: torch.Tensor
+
+    def usual_ratio(self, ratio: torch.Tensor) -> torch.Tensor:
+        """Errors over noise, for means over the leaf: there a jump as large as one that was seen counts one."""
+        return torch.where(self.jumps, ratio / SEEN, ratio)
+
+
+def _split_leaf(scale: Scale, *others: torch.Tensor) -> Iterator[tuple[_Stretch, tuple[torch.Tensor, ...]]]:
+    """The leaf in pieces, with the same stretch of some other tensors."""
+    for value, spread, reach, mine, *rest in split_pieces(
+        scale.centre, scale.spread, scale.reach, scale.eager, *others
+    ):
+        exact = finite_values(value.double())
+        yield _Stretch(exact, torch.isfinite(value), *scale.element_noise(exact, spread, reach, mine)), tuple(rest)
+
+
 def _measure_error(
     leaf: Leaf,
     e: torch.Tensor,
@@ -185,7 +211,7 @@ def _measure_error(
     squares = zeros = peak = most = farthest = largest = 0.0
     start = wrong = lost = worst = blind = 0
     first = None
-    for part, (compiled, eager) in split_leaf(scale, c, e):
+    for part, (compiled, eager) in _split_leaf(scale, c, e):
         use = part.is_finite & torch.isfinite(compiled) & torch.isfinite(eager)
         error = (compiled.double() - part.exact).where(use, 0.0)
         systematic.add(error.where(~part.jumps, 0.0), part.exact)

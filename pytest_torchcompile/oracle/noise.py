@@ -35,6 +35,8 @@ _POOLS = {"cpu": 1 << 17}
 _POOL = 1 << 20
 # Between the seeds of two sequences.
 _APART = 7919
+# Numbers that a tensor takes from a pool without a pool of factors of its own.
+_FEW = 1 << 12
 # Pools of factors that are kept, the ones of the units used last.
 _KEPT = 16
 
@@ -292,19 +294,27 @@ class Dice:
             yield from torch.split(flat, half)
 
     def _next_factors(self, like: torch.Tensor, unit: float) -> torch.Tensor:
-        factors = self._factor_pool(like.device, like.dtype, unit)
-        return factors.narrow(0, self._offsets.randrange(factors.numel() - like.numel()), like.numel())
+        """Factors ``1 - unit * xi``, real or complex: infinity plus a part of infinity can be NaN."""
+        pool = self._pool(like.device, like.dtype)
+        start = self._offsets.randrange(pool.numel() - like.numel())
+        key = (like.device, like.dtype, unit)
+        if key not in self._factors and like.numel() <= _FEW:
+            # A pool of factors would cost more than all that are ever taken from it.
+            return torch.rsub(pool.narrow(0, start, like.numel()), 1.0, alpha=unit)
+        return self._factor_pool(key).narrow(0, start, like.numel())
 
-    def _factor_pool(self, device: torch.device, dtype: torch.dtype, unit: float) -> torch.Tensor:
-        """The pool as factors ``1 - unit * xi``, real or complex."""
-        key = (device, dtype, unit)
+    def _pool(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        if (device, dtype) not in self._pools:
+            self._pools[device, dtype] = self._new_pool(device, dtype)
+        return self._pools[device, dtype]
+
+    def _factor_pool(self, key: tuple[torch.device, torch.dtype, float]) -> torch.Tensor:
+        """The pool as factors, kept."""
         if key in self._factors:
             self._factors.move_to_end(key)
             return self._factors[key]
-        if (device, dtype) not in self._pools:
-            self._pools[device, dtype] = self._new_pool(device, dtype)
-        # a factor, not a summand: infinity plus a part of infinity can be NaN
-        self._factors[key] = torch.rsub(self._pools[device, dtype], 1.0, alpha=unit)
+        device, dtype, unit = key
+        self._factors[key] = torch.rsub(self._pool(device, dtype), 1.0, alpha=unit)
         if len(self._factors) > _KEPT:
             self._factors.popitem(last=False)
         return self._factors[key]

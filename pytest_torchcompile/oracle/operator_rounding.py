@@ -302,7 +302,43 @@ def _products_of_groups(one: torch.Tensor, other: torch.Tensor, groups: list[tup
     return product
 
 
-EMULATED: Final[dict[str, Callable[..., Any]]] = {"_grouped_mm": _grouped_mm}
+def _convolution(*args: Any) -> torch.Tensor:
+    """``aten::convolution`` with its channels before rows and columns, and the result laid out as it would be."""
+    result: torch.Tensor = _laid_out_as(args[:2], torch.ops.aten.convolution.default(*_channels_first(args)))
+    return result
+
+
+def _convolution_backward(*args: Any) -> tuple[torch.Tensor | None, ...]:
+    """``aten::convolution_backward``, likewise."""
+    for_input, for_weight, for_bias = torch.ops.aten.convolution_backward.default(*_channels_first(args))
+    factors = args[1:3]
+    return _laid_out_as(factors, for_input), _laid_out_as(factors, for_weight), for_bias
+
+
+def _channels_first(args: Sequence[Any]) -> list[Any]:
+    """The arguments; images on a CPU whose channels are last are copied.
+
+    There torch's convolutions of float64 go through the groups one by one, and take six times as long.
+    """
+    return [argument.contiguous() if _has_channels_last(argument) else argument for argument in args]
+
+
+def _has_channels_last(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or value.dim() != 4 or value.device.type != "cpu":
+        return False
+    return value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous()
+
+
+def _laid_out_as(factors: Sequence[Any], result: Any) -> Any:
+    """With its channels last where one of the two factors has them there, as torch does."""
+    if result is not None and any(map(_has_channels_last, factors)):
+        return result.contiguous(memory_format=torch.channels_last)
+    return result
+
+
+EMULATED: Final[dict[str, Callable[..., Any]]] = {
+    "_grouped_mm": _grouped_mm, "convolution": _convolution, "convolution_backward": _convolution_backward,
+}
 """By the name of the operator, without its namespace."""
 
 

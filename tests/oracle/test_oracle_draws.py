@@ -85,19 +85,53 @@ def test_the_same_number_is_the_same_noise_whoever_asks_first():
         assert torch.equal(one.estimates[name].spread, other.estimates[name].spread)
 
 
-def test_a_leaf_of_nothing_but_noise_is_undecided_after_one_draw():
-    """The gradient of a bias before a batch norm is zero but for rounding; three more draws said the same."""
+def bias_before_a_batch_norm(factor):
+    """Its gradient is zero but for rounding; compiled has so many times eager's. The leaf, and its estimate."""
     torch.manual_seed(0)
     model, batch = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)), Batch.of(torch.randn(32, 8))
     eager = record(model, model, batch)
     name = "gradient of 0.bias"
-    compiled = replace(eager, gradients={**eager.gradients, name: eager.gradients[name] * -1.0})
+    compiled = replace(eager, gradients={**eager.gradients, name: eager.gradients[name] * factor})
     model[1].reset_running_stats()
     expected = reference(model, batch, draw=False)
-    leaf = next(leaf for leaf in compare(eager, compiled, expected) if leaf.name == name)
+    leaves = compare(eager, compiled, expected)
+    return next(leaf for leaf in leaves if leaf.name == name), expected.estimates[name]
+
+
+def test_a_leaf_of_nothing_but_noise_is_undecided_without_a_draw():
+    """The gradient of a bias before a batch norm is zero but for rounding; draws said the same."""
+    leaf, estimate = bias_before_a_batch_norm(-1.0)
     assert not leaf.decided
     assert problem(leaf) is None
-    assert expected.estimates[name].offered == 1
+    assert estimate.offered == 0
+
+
+def test_a_leaf_of_nothing_but_noise_that_compiled_moves_far_is_wrong_by_all_draws():
+    """Eager's own error excuses nothing: where it is not enough, noise is drawn."""
+    leaf, estimate = bias_before_a_batch_norm(1e3)
+    assert "times the rounding noise" in problem(leaf)
+    assert estimate.offered == 36
+
+
+def test_a_gradient_that_float64_alone_cancels_is_no_rounding_and_gets_draws():
+    """Eager's gradient is as large as others, so it is another program's: its size is no measure of noise."""
+
+    class Another(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w, self.shift = nn.Parameter(torch.randn(8)), nn.Parameter(torch.zeros(8))
+
+        def forward(self, x):
+            factor = float(x.dtype is torch.float32)
+            return x * self.w + self.shift * factor
+
+    torch.manual_seed(0)
+    model, batch = Another(), Batch.of(torch.randn(4, 8))
+    eager, name = record(model, model, batch), "gradient of shift"
+    compiled = replace(eager, gradients={**eager.gradients, name: eager.gradients[name] * 1.5})
+    expected = reference(model, batch, draw=False)
+    compare(eager, compiled, expected)
+    assert expected.estimates[name].offered == 4
 
 
 def test_a_program_that_raises_under_noise_is_measured_in_another_way_when_noise_is_asked_for():

@@ -30,8 +30,9 @@ _LEVEL: Final = "trace.provenance_tracking_level"
 _LINE: Final = re.compile(r'File "(.+?)", line (\d+)')
 _NO_KERNELS: Final = ("Memcpy", "Memset", "Command Buffer")
 """What the profiler shows of the GPU beside kernels."""
-_PRODUCTS: Final = re.compile(r"mm$|mm_|convolution|attention")
-"""Operators whose work a library does, compiled or not: ``addmm``, ``_grouped_mm``, ``cudnn_convolution``."""
+_PRODUCTS: Final = re.compile(r"mm$|mm_|mv$|^v?dot$|convolution|attention|rnn|lstm|gru|cdist|::")
+"""Operators whose work stays what it is, compiled or not: a library's (``addmm``, ``cudnn_convolution``), and those of
+another namespace, which the compiler does not look into."""
 
 
 @dataclass(frozen=True)
@@ -230,11 +231,12 @@ class Launches:
     waits: int = 0
     """How often the host waited for a number of the GPU (``.item()``, a branch on a tensor, a print)."""
     by_operator: dict[str, float] = field(default_factory=dict)
-    """Seconds of the kernels that each ATen operator launched from the host, with the longest first."""
+    """Seconds of the kernels that each operator launched from the host, with the longest first; those of ATen without
+    their namespace. Kernels in CUDA graphs belong to none."""
 
     @property
     def product_seconds(self) -> float:
-        """Seconds of products, convolutions and attention, which a library does."""
+        """Seconds of products, convolutions, attention and custom operators, which nothing is fused into."""
         return sum(seconds for name, seconds in self.by_operator.items() if _PRODUCTS.search(name))
 
     def to_dict(self) -> dict[str, Any]:
@@ -264,7 +266,7 @@ def count_launches(call: Callable[[], object]) -> Launches:
     for event in profiled.events() or ():
         if event.device_type.name == "CPU":
             on_host[event.name] += 1
-            if event.name.startswith("aten::"):
+            if "::" in event.name:
                 by_operator[event.name.removeprefix("aten::")] += sum(kernel.duration for kernel in event.kernels)
             continue
         begun, ended = float(event.time_range.start), float(event.time_range.end)

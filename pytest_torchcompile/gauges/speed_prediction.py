@@ -79,6 +79,9 @@ def predict_speed(
     if busy_seconds is None:
         compiled = _seconds_on_cpu(parts, fusion, peaks, eager_seconds, trains)
     else:
+        # One step was profiled, and others were timed. The GPU works no longer than a step takes.
+        scale = min(1.0, eager_seconds / busy_seconds) if busy_seconds else 1.0
+        busy_seconds, product_seconds = scale * busy_seconds, scale * product_seconds
         fusible = (busy_seconds - product_seconds) * _share_of_model(step, parts.work)
         # Eager's own kernels may be far from the memory's speed, as those of a layer norm are. Generated ones are near.
         busy = busy_seconds - fusible + min(fusible, fusion.fused_seconds)

@@ -7,6 +7,7 @@ parameters are read once, and what the step returns is written once. Everything 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -25,6 +26,8 @@ __all__ = [
 
 _LOOKS_UP: Final = frozenset({"embedding", "gather", "index", "index_select", "take"})
 """Operators that read as much of their first tensor as they return."""
+_RECURRENT: Final = re.compile(r"rnn|lstm|gru")
+"""Recurrent layers that a library computes as a whole (``mkldnn_rnn_layer``, ``_cudnn_rnn``)."""
 _ATTENTION: Final = "_scaled_dot_product"
 
 
@@ -129,14 +132,16 @@ def flop_formula(packet: Any) -> Any:
 
 
 def operator_flops(function: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, bool]:
-    """FLOPs of a call, and whether ``torch.utils.flop_counter`` knows the operator.
+    """FLOPs of a call, and whether it stays a call of its own when compiled: a library's, or a custom operator's.
 
+    Where ``torch.utils.flop_counter`` has no formula the FLOPs are one for each element of the first result.
     """
     formula = flop_formula(function._overloadpacket)
     if formula is not None:
         return int(formula(*args, **kwargs, out_val=result)), True
     first = next(_tensors_in(result), None)
-    return (0 if first is None else first.numel()), False
+    opaque = function.namespace not in ("aten", "prims") or bool(_RECURRENT.search(function._overloadpacket.__name__))
+    return (0 if first is None else first.numel()), opaque
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from pytest_torchcompile.checks import load
@@ -107,3 +109,31 @@ def test_numbers_of_an_older_version_are_judged():
 def test_of_a_run_that_raised_there_is_nothing_to_judge(check):
     assert messages(check, {"raised": "BackendCompilerFailed"}) == [
         "nothing to judge: the compiled run raised BackendCompilerFailed"]
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(("by_operator", "is_predicted"), [({"mm": 9e-4}, True), ({}, False)], ids=["seen", "unseen"])
+def test_nothing_is_predicted_of_a_gpu_whose_operators_were_not_seen(by_operator, is_predicted, monkeypatch):
+    """A model that replays CUDA graphs of its own: all of its work would pass for work that fusion can save."""
+    from pytest_torchcompile.checks import worth
+    from pytest_torchcompile.gauges import machine_peaks as peaks_gauge
+    from pytest_torchcompile.gauges.kernels import Launches
+    from pytest_torchcompile.gauges.step_parts import StepParts
+    from pytest_torchcompile.gauges.step_work import OperatorWork, StepWork
+
+    peaks = peaks_gauge.MachinePeaks("a GPU", 1e9, 1e-6, {"float32": 1e12})
+    monkeypatch.setattr(peaks_gauge, "machine_peaks", lambda device: peaks)
+    work = StepWork([OperatorWork("mm", "float32", 1, 10**6, 10**4, library=True)], 10**4, 10**4)
+    timed = SimpleNamespace(
+        work=work, parts=StepParts(1e-3, 0.0, 0, work), eager=SimpleNamespace(median=1e-3),
+        compiled=SimpleNamespace(low=1e-3), speedup=1.0,
+        launches={"eager": Launches(1, 0, 1, busy_seconds=9e-4, by_operator=by_operator)},
+    )
+    run = SimpleNamespace(
+        calls=[SimpleNamespace(batch=SimpleNamespace(tensors=list))], train=False,
+        compiled=SimpleNamespace(coverage=[]), cell=SimpleNamespace(axes={"mode": "default", "backend": "inductor"}),
+    )
+    section = worth._by_peaks(run, timed)
+    assert bool(section["predicted"]) == is_predicted
+    section["sides"] = {"compiled": {"low": 1e-3}}
+    assert any("lets expect" in line for line in worth._roof_lines(section)) == is_predicted

@@ -175,6 +175,32 @@ def test_products_on_a_gpu_take_what_they_took():
     assert predict_speed(work, alone(work, 1e-4), PEAKS, **given).speedup == pytest.approx(8 / 6.2, rel=0.01)
 
 
+def test_a_gpu_profiled_longer_than_a_step_takes_was_disturbed():
+    """Its seconds, and those of its products, are scaled together."""
+    work = chain(10, 10**8)
+    given = {"eager_seconds": 8.0, "busy_seconds": 16.0, "product_seconds": 12.0}
+    assert predict_speed(work, alone(work, 1e-4), PEAKS, **given).speedup == pytest.approx(8 / 6.2, rel=0.01)
+
+
+@torch.library.custom_op("speed_prediction::doubled", mutates_args=())
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x + x
+
+
+def test_a_custom_operator_is_no_part_of_a_fused_group():
+    counted = measure_work(lambda: doubled(torch.randn(8).sin()).cos())
+    assert {operator.name: operator.library for operator in counted.operators} == {
+        "randn": False, "sin": False, "doubled": True, "cos": False}
+    assert counted.groups == 2
+
+
+def test_a_recurrent_layer_is_the_librarys():
+    layer = torch.nn.LSTM(4, 5)
+    with torch.no_grad():
+        counted = measure_work(lambda: layer(torch.randn(3, 2, 4)))
+    assert [operator.library for operator in counted.operators if "rnn" in operator.name] == [True]
+
+
 def test_a_host_timed_longer_than_the_whole_step_was_disturbed():
     """Seconds of the host were measured apart from those of the step."""
     given = {"eager_seconds": 200e-6, "busy_seconds": 22e-6}

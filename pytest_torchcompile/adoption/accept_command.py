@@ -28,6 +28,7 @@ from pytest_torchcompile.plan.nodes import compose, offsets_of_entry, scalar_tex
 from pytest_torchcompile.quantity import count, first_names
 from pytest_torchcompile.report.merging import Merged, merge_reports
 from pytest_torchcompile.report.reading import model_report_hint, read_report
+from pytest_torchcompile.report.record import GATES
 from pytest_torchcompile.report.safe_output import OUR_COMMENT, REPORT_FILE, harmless_text, replace_file
 
 __all__ = ["AcceptedRule", "add_rules", "rules_of", "rules_text", "run_command"]
@@ -318,6 +319,15 @@ def _write_rules(rules: Sequence[AcceptedRule], needs: Sequence[CellNeeds], matr
     print(f"{shown}: {count(len(rules), 'rule')} {'would be ' if dry else ''}added for {count(len(cells), 'cell')} "
           f"({listed})\n")
     _print_difference(text, edited, shown)
+    gates = {name for name in GATES if name in matrix.checks}
+    if any(_keeps_gate_from_passing(rule.need, gates) for rule in rules):
+        print("\na cell that is expected to fail keeps `pytest-torchcompile gate` from passing: "
+              f"{', '.join(sorted(gates))} must pass there. Have the rule `exclude` the cell, or excuse it in a policy")
+
+
+def _keeps_gate_from_passing(need: Need, gates: set[str]) -> bool:
+    """Whether a gate that the matrix runs is among what is expected to fail."""
+    return not need.limits and bool(gates if not need.checks else gates & set(need.checks))
 
 
 def _check_edited(text: str, rules: Sequence[AcceptedRule], needs: Sequence[CellNeeds], matrix: Matrix,

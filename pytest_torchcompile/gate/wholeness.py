@@ -300,7 +300,11 @@ def _gate_not_passed(name: str, stated: Mapping[str, Any], cells: Mapping[str, J
     text = f"the gate {name} does not pass ({verdict})"
     if stated["problems"]:
         text += f": {stated['problems'][0]['message']}"
-    return Finding("gate", "fail", text, behind)
+    hint = ""
+    if verdict == "xfail":
+        hint = "a gate has to pass, and an expected failure does not: take such cells out of the matrix (a rule with " \
+               "exclude), or excuse them in the policy (allowed_failures) until a day"
+    return Finding("gate", "fail", text, behind, hint=hint)
 
 
 def nothing_to_judge(merged: Merged, cells: Mapping[str, JudgedCell], tests: Mapping[str, JudgedCell]) -> Finding:

@@ -86,6 +86,7 @@ rules:
     assert file.read_text().startswith(before + added)
     assert "  - limits: {coverage: 0.7123}\n    when: {model: gpt, backend: eager}\n" in file.read_text()
     assert "matrix/smoke.yaml: 3 rules added for 3 cells (graph breaks: 1, coverage: 2)\n" in out
+    assert "keeps `pytest-torchcompile gate`" not in out
     assert "+  - limits: {graph_breaks: 1}\n" in out
     assert "\n-" not in out.partition("+++")[2]
     assert still_bad(run) == []
@@ -160,7 +161,7 @@ def test_wrong_numbers_that_are_named(here, capsys):
     assert "decides this cell already: add the check there" in capsys.readouterr().out
 
 
-def test_no_rule_hides_wrong_numbers_that_come_later(here):
+def test_no_rule_hides_wrong_numbers_that_come_later(here, capsys):
     """A check that may tell of them is not named in an xfail: when it does tell of them, it fails."""
     run = Run(model=["net"], backend=["eager"])
     run.checks.append("smoketest")
@@ -171,6 +172,7 @@ def test_no_rule_hides_wrong_numbers_that_come_later(here):
     file = here(run)
     assert main(["accept"]) == 0
     assert "  - xfail: {model: net}\n    reason: " in file.read_text()
+    assert "keeps `pytest-torchcompile gate` from passing: smoketest must pass there" in capsys.readouterr().out
     assert still_bad(run) == []
     run.section(run.ids[0], "smoketest")["reason"] = "output: error is 3.5e+06 times the rounding noise (limit 5)"
     assert still_bad(run) == [f"{run.ids[0]}::smoketest"]

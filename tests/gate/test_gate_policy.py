@@ -309,6 +309,9 @@ def test_gates_that_a_report_states(run, verdict, code):
     report.block["gates"] = {"smoketest": {"verdict": verdict, "problems": []}}
     assert gate([report], today=TODAY).code == code
     assert gate([report], policy("gates: [smoketest]"), today=TODAY).code == code
+    hints = [each.hint for each in gate([report], today=TODAY).findings if each.kind == "gate"]
+    advised = any("take such cells out of the matrix (a rule with exclude)" in hint for hint in hints)
+    assert advised == (verdict == "xfail")
 
 
 @pytest.mark.parametrize(("text", "code"), [

@@ -319,7 +319,7 @@ def _write_rules(rules: Sequence[AcceptedRule], needs: Sequence[CellNeeds], matr
     print(f"{shown}: {count(len(rules), 'rule')} {'would be ' if dry else ''}added for {count(len(cells), 'cell')} "
           f"({listed})\n")
     _print_difference(text, edited, shown)
-    gates = {name for name in GATES if name in matrix.checks}
+    gates: set[str] = set(GATES) & set(matrix.checks)
     if any(_keeps_gate_from_passing(rule.need, gates) for rule in rules):
         print("\na cell that is expected to fail keeps `pytest-torchcompile gate` from passing: "
               f"{', '.join(sorted(gates))} must pass there. Have the rule `exclude` the cell, or excuse it in a policy")

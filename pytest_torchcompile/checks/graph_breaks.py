@@ -70,9 +70,15 @@ def _torch_hint(graph_break: Mapping[str, Any]) -> str:
     """Torch's hint, and what came of it where it was tried."""
     hint = graph_break.get("hint") or ""
     # Older reports do not say whether it was.
-    if tried := graph_break.get("hint_tried"):
+    tried = graph_break.get("hint_tried")
+    if not tried:
+        return hint
+    if "does not help" not in tried:
         return f"{tried}. Torch's hint: {hint}"
-    return hint
+    # What was tried in vain is not advised in the same breath.
+    if "capture_scalar_outputs" in hint:
+        return f"{tried}: keep the number a tensor, by torch.where, or by torch.cond where it decides a branch"
+    return tried
 
 
 def _short_reason(graph_break: Mapping[str, Any]) -> str:

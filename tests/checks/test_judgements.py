@@ -128,7 +128,8 @@ def test_a_hint_that_was_tried():
     """What came of it is told before torch's hint."""
     record = broke("item") | {"hint": "set capture_scalar_outputs.", "hint_tried": "it was tried and does not help"}
     (problem,) = judged("graph_breaks", breaks(record))
-    assert problem.hint.startswith("it was tried and does not help. Torch's hint: set capture_scalar_outputs; if it is")
+    advice = "keep the number a tensor, by torch.where, or by torch.cond where it decides a branch"
+    assert problem.hint.startswith(f"it was tried and does not help: {advice}; if it is")
 
 
 # memory

@@ -70,7 +70,7 @@ def _torch_hint(graph_break: Mapping[str, Any]) -> str:
     """Torch's hint, and what came of it where it was tried."""
     hint = graph_break.get("hint") or ""
     # Older reports do not say whether it was.
-    tried = graph_break.get("hint_tried")
+    tried = str(graph_break.get("hint_tried") or "")
     if not tried:
         return hint
     if "does not help" not in tried:

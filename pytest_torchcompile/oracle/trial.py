@@ -34,6 +34,7 @@ from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.held import HeldName, held_leaves
 from pytest_torchcompile.oracle.leaf_limits import Leaf
+from pytest_torchcompile.oracle.mean_comparison import has_drawn
 from pytest_torchcompile.oracle.properties import labels_with_other_draws
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Fault, Recording
@@ -118,6 +119,7 @@ class Trial:
         # Settings of torch that the model changes, eagerly too; they were put back.
         self.leaks: list[str] = []
         self.rate = 0.0  # of the training; 0: there is nothing to train
+        self.draws = False  # Does the model draw random numbers?
         # Do CUDA graphs run? Each call then writes to the memory of the one before, as torch documents: what is kept
         # of a call is a copy, and outputs that somebody holds are not looked at again.
         self.replayed = promised(settings) and any(call.batch.is_on_cuda for call in self.calls)
@@ -210,6 +212,7 @@ class Trial:
                 recording, held = side.run(call, self.loss, self.train, self.seed)
         changes = settings.restore()
         self._check_eager(call, recording)
+        self.draws = self.draws or has_drawn(recording, self.seed + call.index)
         return _EagerCall(call, recording, held, one_process, changes)
 
     def _check_eager(self, call: Call, eager: Recording) -> None:

@@ -249,3 +249,14 @@ def test_lengths_between_buckets(changes, expected):
     """Padded they are the bucket, for which there is a graph already."""
     section = {"raised": None, "calls": 2, "sizes": 2, "late": [], "between": [between(**changes)]}
     assert messages("shape_stability", section) == expected
+
+
+@pytest.mark.parametrize(("section", "says"), [
+    ({"compared": 2, "draws": True}, "the model draws random numbers, here eager's own; the check `randomness`"),
+    ({"compared": 2, "draws": False}, ""), ({"compared": 2}, ""),
+])  # fmt: skip
+def test_whose_random_numbers_were_compared_is_remarked(section, says):
+    from pytest_torchcompile.checks.numerics import EQUIVALENCE
+
+    assert EQUIVALENCE.remark(section).startswith(says)
+    assert bool(EQUIVALENCE.remark(section)) == bool(says)

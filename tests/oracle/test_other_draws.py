@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from pytest_torchcompile import CompileConfig, compare
+from pytest_torchcompile.oracle.trial import Trial
 
 pytestmark = pytest.mark.needs_torch
 
@@ -180,3 +181,20 @@ def test_sizes_computed_in_floating_point_take_no_noise():
     found = reference(PadsByArithmetic(), Batch.of(torch.randn(2, 1, 31)))
     assert found.kind == "float64", found.why
     assert found.draws
+
+
+@pytest.mark.parametrize(("module", "draws"), [
+    (nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), True), (nn.Linear(4, 4), False),
+])  # fmt: skip
+def test_whether_a_model_draws_is_known(module, draws, monkeypatch):
+    """In the second call too, which begins with another seed."""
+    found = []
+    run = Trial.run
+
+    def watched(self):
+        run(self)
+        found.append(self.draws)
+
+    monkeypatch.setattr(Trial, "run", watched)
+    compare(module, [torch.randn(2, 4), torch.randn(3, 4)], CompileConfig(backend="eager"))
+    assert found[0] == draws

@@ -75,10 +75,13 @@ def compose(data: bytes, shown: str, required: str = "the keys version and model
     """
     text = _decode_text(data, shown)
     try:
-        _check_depth(text, shown)
+        _check_depth(text, shown, _LOADER)
         node = yaml.compose(text, Loader=_LOADER)
     except yaml.MarkedYAMLError as error:
         problem = str(error.problem)
+        if "nesting depth" in problem:
+            # The library of PyYAML 6.0.4 gives up by itself at 1,000 levels, before it tells of the first one.
+            _check_depth(text, shown, yaml.SafeLoader)
         if error.context:
             problem = f"{problem} ({error.context})"
         raise _error_at(error.problem_mark or error.context_mark, shown, f"malformed YAML: {problem}") from None
@@ -117,10 +120,10 @@ def _decode_text(data: bytes, shown: str) -> str:
         raise MatrixError(shown, line, column, text) from None
 
 
-def _check_depth(text: str, shown: str) -> None:
+def _check_depth(text: str, shown: str, loader: Any) -> None:
     """Walk the events, which takes no recursion, before PyYAML composes nodes, which does."""
     depth = 0
-    for event in yaml.parse(text, Loader=_LOADER):
+    for event in yaml.parse(text, Loader=loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > MAX_DEPTH:

@@ -188,9 +188,8 @@ def test_yaml_is_read(path, body, tmp_path):
 RUN = {
     "README.md": "test_fixtures_readme.py, test_readme_example.py",
     "docs/adopting.md": "tests/layer/wrap/test_adopting.py",
-    "docs/found/groupnorm-channels-last-crash.md": "tests/contract/test_found.py",
-    "docs/found/fallback-random-drawn-twice.md": "tests/contract/test_found.py",
-    "docs/found/core-aten-attention-gradients.md": "tests/contract/test_found.py",
+    **dict.fromkeys((name_of(page) for page in PAGES if page.parent.name == "found" and page.name != "index.md"),
+                    "tests/contract/test_found.py"),
     "docs/how-to/contract.md": "tests/plugin/test_compile_contract.py",
     "docs/how-to/fuzz.md": "test_fixtures_readme.py",
     "docs/how-to/own-tests.md": "test_fixtures_readme.py",

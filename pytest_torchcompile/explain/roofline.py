@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.explain.explanation import Explanation
-from pytest_torchcompile.explain.graph_texts import Stage
+from pytest_torchcompile.explain.graph_texts import Stage, lines_with_prefixes
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks, machine_peaks
 from pytest_torchcompile.gauges.step_work import flop_formula
 from pytest_torchcompile.lowering.kernel_records import KernelCall, readable_bytes
@@ -123,13 +123,14 @@ def flops_of_stage(stage: Stage) -> dict[str, int]:
     """FLOPs of the nodes of a graph whose operator torch has a formula for; those with open sizes are left out."""
     shapes = {node.name: _shape_of(node.type) for node in stage.nodes}
     found: dict[str, int] = {}
-    for line in stage.text.splitlines():
+    for prefix, line in lines_with_prefixes(stage.text):
         match = _CALL.match(line)
         formula = match and _formula(match[4])
         if match and formula is not None:
-            number = _apply(formula, match[3].partition(";")[0], _shape_of(match[2] or ""), shapes)
+            named = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+            number = _apply(formula, match[3].partition(";")[0], _shape_of(match[2] or ""), named)
             if number is not None:
-                found[match[1]] = number
+                found[prefix + match[1]] = number
     return found
 
 

@@ -19,7 +19,7 @@ from pytest_torchcompile.explain.explanation import Explanation
 from pytest_torchcompile.explain.graph_texts import Stage, lines_with_prefixes
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks, machine_peaks
 from pytest_torchcompile.gauges.step_work import flop_formula
-from pytest_torchcompile.lowering.kernel_records import KernelCall, readable_bytes
+from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, TensorAccess, readable_bytes
 from pytest_torchcompile.page.markup import Html
 from pytest_torchcompile.page.roofline_figure import RoofPoint, readable_rate, roofline_figure
 from pytest_torchcompile.quantity import count
@@ -88,6 +88,7 @@ def kernel_roofs(explained: Explanation, peaks: MachinePeaks) -> list[KernelRoof
 
 def _roof_of(call: KernelCall, moved: int, known: Mapping[tuple[str, str], int], peaks: MachinePeaks) -> KernelRoof:
     products, others, uncounted = 0, 0, False
+    stored = {tensor.of: tensor for tensor in call.writes}
     for operator in call.operators:
         number = known.get((call.compile_id, operator.node))
         if number is not None:
@@ -95,7 +96,7 @@ def _roof_of(call: KernelCall, moved: int, known: Mapping[tuple[str, str], int],
             continue
         uncounted = uncounted or _formula(_packet_name(operator.target)) is not None
         if not operator.view:
-            others += _count(operator.shape)
+            others += _elements_made(operator, stored.get(operator.node))
     dtype = call.writes[0].dtype if call.writes else "float32"
     # What no formula has is cheap beside the bytes that it takes, so products alone are held against their peak.
     computing = products / peaks.products_per_second(dtype) if products else 0.0
@@ -109,6 +110,14 @@ def _packet_name(target: str) -> str:
     """``mm`` of ``aten.mm.default``; empty for what is none of ATen's."""
     namespace, _, rest = target.partition(".")
     return rest.partition(".")[0] if namespace == "aten" else ""
+
+
+def _elements_made(operator: Operator, stored: TensorAccess | None) -> int:
+    """Those of its result; of one that writes a part in place, as ``index_put_``, those of that part."""
+    elements = _count(operator.shape)
+    if stored is not None and stored.shape == operator.shape and stored.bytes < operator.bytes:
+        return elements * stored.bytes // operator.bytes
+    return elements
 
 
 def _count(shape: Sequence[int | str]) -> int:

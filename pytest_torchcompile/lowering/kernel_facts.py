@@ -145,7 +145,11 @@ def _kept_inside(
     stored = {unchanged.get(tensor.of, tensor.of) for tensor in writes}
     kept = []
     for operator in operators:
-        copies = operator.target.startswith("aten.copy_")
-        if operator.node not in stored and not operator.view and not copies and operator.bytes:
+        if operator.node not in stored and not operator.view and not _in_place(operator) and operator.bytes:
             kept.append(operator)
     return tuple(kept)
+
+
+def _in_place(operator: Operator) -> bool:
+    """It has no result of its own: ``aten.copy_.default`` writes into what it is given."""
+    return operator.target.partition(".")[2].partition(".")[0].endswith("_")

@@ -19,7 +19,13 @@ from pytest_torchcompile.explain.explanation import Explanation
 from pytest_torchcompile.explain.graph_texts import Stage, lines_with_prefixes
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks, machine_peaks
 from pytest_torchcompile.gauges.step_work import flop_formula
-from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, TensorAccess, readable_bytes
+from pytest_torchcompile.lowering.kernel_records import (
+    KernelCall,
+    Operator,
+    TensorAccess,
+    calls_that_move,
+    readable_bytes,
+)
 from pytest_torchcompile.page.markup import Html
 from pytest_torchcompile.page.roofline_figure import RoofPoint, readable_rate, roofline_figure
 from pytest_torchcompile.quantity import count
@@ -79,7 +85,7 @@ def kernel_roofs(explained: Explanation, peaks: MachinePeaks) -> list[KernelRoof
             for node, number in flops_of_stage(stage).items():
                 flops[stage.compile_id, node] = number
     roofs = []
-    for call in explained.kernels:
+    for call in calls_that_move(explained.kernels):
         moved = call.bytes_read + call.bytes_written
         if moved:
             roofs.append(_roof_of(call, moved, flops, peaks))

@@ -41,14 +41,20 @@ def complete_calls(notes: Sequence[KernelNote], codes: Sequence[str]) -> list[Ke
 
 
 def names_in_memory(code: str) -> frozenset[str]:
-    """Names of tensors in the function that runs a graph: its inputs, and the buffers that it makes.
+    """Names of tensors in the function that runs a graph, and in subgraphs: inputs, and the buffers that it makes.
 
     >>> sorted(names_in_memory("def call(args):\\n    a, = args\\n    buf0 = empty()\\n    kernel(a, buf0)"))
     ['a', 'args', 'buf0', 'empty', 'kernel']
     """
-    names = set()
-    for function in functions_of_graph(ast.parse(code)):
-        names |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    module = ast.parse(code)
+    subgraphs = {statement.name: statement for statement in module.body if isinstance(statement, ast.FunctionDef)}
+    names: set[str] = set()
+    waiting = functions_of_graph(module)
+    while waiting:
+        found = {node.id for node in ast.walk(waiting.pop()) if isinstance(node, ast.Name)}
+        # Subgraphs are functions beside it, with tensors of their own.
+        waiting += [subgraphs[name] for name in found - names if name in subgraphs]
+        names |= found
     return frozenset(names)
 
 

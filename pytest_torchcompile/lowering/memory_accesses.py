@@ -13,7 +13,7 @@ import torch
 
 from pytest_torchcompile.lowering.kernel_records import TensorAccess
 
-__all__ = ["accesses_of", "current_lowering", "dtype_name", "product_of", "shown_size"]
+__all__ = ["accesses_of", "current_lowering", "dtype_name", "node_name", "product_of", "shown_size", "subgraph_name"]
 
 
 def accesses_of(
@@ -95,7 +95,7 @@ def _access(name: str, dependencies: Sequence[Any], of: str) -> TensorAccess | N
     touched = sum(_touched(dependency, whole) for dependency in dependencies)
     origin = getattr(tensor, "origin_node", None)
     if not of and origin is not None:
-        of = origin.name
+        of = node_name(origin)
     return TensorAccess(name, tuple(map(shown_size, sizes)), dtype_name(dtype), min(whole, touched) * dtype.itemsize,
                         of)
 
@@ -118,6 +118,24 @@ def current_lowering() -> Any:
     from torch._inductor.virtualized import V
 
     return V.graph
+
+
+def subgraph_name() -> str:
+    """Of the graph that is being lowered: ``true_graph_0``, and within another ``a.b``; empty for a whole graph.
+
+    ``SubgraphLowering`` in torch/_inductor/graph.py, whose name begins with its parent's (torch 2.13).
+    """
+    lowering, names = current_lowering(), []
+    while (parent := getattr(lowering, "parent", None)) is not None:
+        names.append(str(lowering.name).removeprefix(f"{parent.name}_"))
+        lowering = parent
+    return ".".join(reversed(names))
+
+
+def node_name(node: Any) -> str:
+    """Of a node of the graph that is being lowered: in a subgraph as ``explain`` reads it, ``true_graph_0.sin``."""
+    subgraph = subgraph_name()
+    return f"{subgraph}.{node.name}" if subgraph else str(node.name)
 
 
 def _number(size: Any) -> int:

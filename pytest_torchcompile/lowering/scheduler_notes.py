@@ -18,7 +18,15 @@ import torch
 
 from pytest_torchcompile.ledger.torch_internals import private_name
 from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, kernel_name
-from pytest_torchcompile.lowering.memory_accesses import accesses_of, dtype_name, product_of, shown_size
+from pytest_torchcompile.lowering.memory_accesses import (
+    accesses_of,
+    current_lowering,
+    dtype_name,
+    node_name,
+    product_of,
+    shown_size,
+    subgraph_name,
+)
 from pytest_torchcompile.lowering.places import module_name, place_of_stack
 
 __all__ = ["KernelNote", "KernelNotes", "compile_anew"]
@@ -174,13 +182,14 @@ def _described(call: KernelCall, nodes: list[Any], source: str) -> KernelNote:
     reads, writes = accesses_of(nodes, [origins.last_of(node) for node in nodes])
     places = dict.fromkeys(operator.place for operator in operators if operator.place)
     described = replace(
-        call, kind=_kind_of(call.name, nodes, source), library="" if source else _library_of(call.name, nodes),
+        call, subgraph=subgraph_name(), called_by=origins.callers(nodes),
+        kind=_kind_of(call.name, nodes, source), library="" if source else _library_of(call.name, nodes),
         operators=operators, reads=reads, writes=writes, loops=_loops_of(nodes) if source else (), places=tuple(places),
         source=_PLACEHOLDERS.sub(call.name, source),
     )  # fmt: skip
     made_of: dict[str, tuple[str, ...]] = {}
     for node in nodes:
-        names = tuple(origin.name for origin in reversed(origins.sorted([node])))
+        names = tuple(node_name(origin) for origin in reversed(origins.sorted([node])))
         made_of.update(dict.fromkeys((write.name for write in node.read_writes.writes), names))
     return KernelNote(described, made_of, origins.unchanged(computing))
 
@@ -214,22 +223,38 @@ class _Origins:
 
     @classmethod
     def of(cls, nodes: list[Any]) -> _Origins:
+        # What a subgraph's nodes were made of names the call of the subgraph too, which is of another graph.
+        graph = current_lowering().graph if subgraph_name() else None
         for node in nodes:
             for origin in node.node.origins:
-                return cls({known: number for number, known in enumerate(origin.graph.nodes)})
+                if graph is None or origin.graph is graph:
+                    return cls({known: number for number, known in enumerate(origin.graph.nodes)})
         return cls({})
 
     def sorted(self, nodes: list[Any]) -> list[Any]:
         """What scheduler nodes were made of (``IRNode.origins``, torch 2.13); placeholders compute nothing."""
         found: dict[Any, None] = {}
+        inside = bool(subgraph_name())
         for node in nodes:
-            found.update(dict.fromkeys(origin for origin in node.node.origins if origin.op == "call_function"))
+            for origin in node.node.origins:
+                if origin.op == "call_function" and (origin in self.order or not inside):
+                    found[origin] = None
         return sorted(found, key=lambda origin: self.order.get(origin, -1))
+
+    def callers(self, nodes: list[Any]) -> tuple[str, ...]:
+        """Of a subgraph's nodes the operators that it is called by: ``cond``."""
+        found: dict[str, None] = {}
+        if subgraph_name():
+            for node in nodes:
+                for origin in node.node.origins:
+                    if origin not in self.order and isinstance(origin.target, torch._ops.HigherOrderOperator):
+                        found[_short_name(origin.target)] = None
+        return tuple(found)
 
     def last_of(self, node: Any) -> str:
         """Of what a scheduler node was made of the last; empty where that is nothing."""
         made_of = self.sorted([node])
-        return str(made_of[-1].name) if made_of else ""
+        return node_name(made_of[-1]) if made_of else ""
 
     def unchanged(self, named: Iterable[Any]) -> dict[str, str]:
         """Views of the graph that the scheduler does not name, each with its input: ``expand`` to the same size, say.
@@ -244,7 +269,8 @@ class _Origins:
                 continue
             given = node.all_input_nodes
             if len(given) == 1 and _value_of(given[0])[2] == _value_of(node)[2]:
-                found[node.name] = found.get(given[0].name, given[0].name)
+                source = node_name(given[0])
+                found[node_name(node)] = found.get(source, source)
         return found
 
 
@@ -254,9 +280,9 @@ def _operator_of(node: Any) -> Operator:
     original = node.meta.get("original_aten")
     modules = list((node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}).values())
     return Operator(
-        node.name, target, _short_name(original) if original is not None else target, shape, dtype, size,
+        node_name(node), target, _short_name(original) if original is not None else target, shape, dtype, size,
         _is_view(node.target), place_of_stack(node.meta.get("stack_trace") or ""),
-        module_name(modules[-1][0]) if modules else "", tuple(given.name for given in node.all_input_nodes),
+        module_name(modules[-1][0]) if modules else "", tuple(map(node_name, node.all_input_nodes)),
     )  # fmt: skip
 
 

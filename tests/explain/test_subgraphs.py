@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from pytest_torchcompile.explain import explain
+from pytest_torchcompile.explain.explanation import calls_text, subgraph_text
+from pytest_torchcompile.explain.explanation_text import explanation_lines
 from pytest_torchcompile.explain.files import write_files
 from pytest_torchcompile.explain.graph_drawing import export_text
 from pytest_torchcompile.explain.graph_texts import Stage, read_graph, saved_tensors
-from pytest_torchcompile.explain.roofline import flops_of_stage
+from pytest_torchcompile.explain.page import explanation_page
+from pytest_torchcompile.explain.roofline import flops_of_stage, kernel_roofs
+from pytest_torchcompile.gauges.machine_peaks import MachinePeaks
+from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, calls_that_move
 
 pytestmark = pytest.mark.needs_torch
+PEAKS = MachinePeaks("cpu", bandwidth=1e9, call_seconds=1e-6, products={"float32": 1e10})
 
 GRAPH = '''class <lambda>(torch.nn.Module):
     def forward(self, x: "f32[4, 8]", mul: "f32[8, 8]", dim: "f32[4]", tanh: "f32[4]"):
@@ -109,3 +117,61 @@ def test_an_autograd_function_is_explained_and_drawn(tmp_path, monkeypatch):
     assert {node.body for node in dynamo.nodes} == {"", "fwd_body_0", "bwd_body_0"}
     write_files(explained, tmp_path / "files")
     assert list(tmp_path.glob("files/graphs/*dynamo*.svg"))
+
+
+class Branches(nn.Module):
+    """Each branch has two operators, and an operator of the graph itself decides."""
+
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda z: z.sin() + 1, lambda z: z.cos() * 2, (x,))
+
+
+def test_kernels_of_branches_are_told_from_those_that_run():
+    with torch.no_grad():
+        explained = explain(Branches(), torch.randn(4, 8), name="branches")
+    branches = {kernel.subgraph: kernel for kernel in explained.kernels if kernel.in_branch}
+    operators = {name: [operator.node for operator in kernel.operators] for name, kernel in branches.items()}
+    assert operators == {"true_graph_0": ["true_graph_0.sin", "true_graph_0.add"],
+                         "false_graph_0": ["false_graph_0.cos", "false_graph_0.mul"]}
+    for kernel in branches.values():
+        assert (kernel.bytes_read, kernel.bytes_written, kernel.bytes_kept_inside) == (128, 128, 128)
+    # The nodes are those of the graph as it was read.
+    (graph,) = [stage for stage in explained.stages if stage.stage == "post_grad"]
+    assert {node for nodes in operators.values() for node in nodes} < {node.name for node in graph.nodes}
+    text = "\n".join(explanation_lines(explained))
+    assert text.startswith("branches: 1 frame, 1 generated graph, 2 kernel calls and 2 in branches of which one runs; ")
+    # A sum and what it is compared with, and the call of the branch that runs, with what that is given and returns.
+    assert "257 B read, 133 B written, 0 B never reach memory" in text
+    assert "pointwise; in true_graph_0, one of the branches of which one runs; loops over 32" in text
+    assert "reads     nothing" not in text
+    assert "one of the branches of which one runs" in str(explanation_page(explained))
+    assert [roof.name for roof in kernel_roofs(explained, PEAKS)] == [
+        kernel.name for kernel in explained.kernels if not kernel.in_branch]
+
+
+def test_a_subgraph_that_always_runs_has_its_bytes_once():
+    """Its kernels stand for its call; of branches the call stands."""
+    called = KernelCall("f", "pointwise", "0/0", 0, subgraph="body", called_by=("invoke_subgraph",))
+    branch = replace(called, subgraph="true_graph_0", called_by=("cond",))
+    calls = {}
+    for target in ("invoke_subgraph", "cond"):
+        operator = Operator(target, target, target, (4,), "float32", 16)
+        calls[target] = KernelCall(target, "extern", "0/0", 0, operators=(operator,))
+    assert calls_that_move([called, branch, *calls.values()]) == [called, calls["cond"]]
+    assert calls_text([called, branch]) == "1 kernel call and 1 in branches of which one runs"
+    assert subgraph_text(called) == "in the subgraph body of invoke_subgraph"
+    assert subgraph_text(calls["cond"]) == ""
+
+
+class Products(nn.Module):
+    """Two multiplications of the user's, and nothing that was taken apart."""
+
+    def forward(self, x):
+        return x * 2 * x + 1
+
+
+def test_operators_of_one_name_are_counted():
+    """In brackets is what one was decomposed into."""
+    with torch.no_grad():
+        text = "\n".join(explanation_lines(explain(Products(), torch.randn(4, 8))))
+    assert "operators mul x 2, add" in text

@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from pytest_torchcompile.quantity import count
 
-__all__ = ["SlowCause", "gpu_share", "idle_causes", "idle_remark", "kernel_time", "slow_cause", "slow_causes"]
+__all__ = ["SlowCause", "gpu_share", "idle_causes", "idle_remark", "kernel_time", "roof_share", "slow_cause",
+           "slow_causes"]
 
 COVERED: Final = 0.9
 """With a smaller share of operator calls in graphs, little was compiled."""
@@ -36,6 +37,8 @@ SAME_KERNELS: Final = 0.95
 NEAR_ROOF: Final = 0.6
 """From this share of the machine's peak on, little is left to win."""
 FAR_FROM_ROOF: Final = 0.3
+MOST_OF_ROOF: Final = 1.25
+"""Peaks and steps are measured as well as this. A step with more of its roof shows that the roof is not its own."""
 SHORT_CALL: Final = 15e-6
 """A kernel on a CPU that takes no longer is mostly the call of it."""
 MANY_CALLS: Final = 8
@@ -142,9 +145,19 @@ def _waiting_share(section: Mapping[str, Any]) -> float:
     return 1.0 if busy is None else 1.0 - busy
 
 
+def roof_share(roof: Mapping[str, Any] | None) -> float | None:
+    """How near a compiled step comes to the least time that its machine needs; None where that is not known.
+
+    A step that beats that time by more than measurement does has none: what it reads lies in caches, which are faster
+    than memory, or less was moved than was counted.
+    """
+    if not roof or roof["share"] > MOST_OF_ROOF:
+        return None
+    return min(1.0, float(roof["share"]))
+
+
 def _roof_share(section: Mapping[str, Any]) -> float:
-    roof = section.get("roof")
-    return float(roof["share"]) if roof else 0.0
+    return roof_share(section.get("roof")) or 0.0
 
 
 def _first_break(section: Mapping[str, Any]) -> str:
@@ -257,9 +270,8 @@ def _launches(section: Mapping[str, Any]) -> Iterator[SlowCause]:
         if each <= SHORT_CALL:
             yield SlowCause(
                 "launches", inside - _roof_share(section),
-                f"a compiled step makes {count(kernels, 'kernel call')} of {each * 1e6:.1f} µs each, of which "
-                f"{_roof_share(section):.0%} is work at this machine's peak: calling is what takes the time, so give "
-                "it larger batches or wider layers",
+                f"a compiled step makes {count(kernels, 'kernel call')} of {each * 1e6:.1f} µs each"
+                f"{_peak_words(section)}: calling is what takes the time, so give it larger batches or wider layers",
             )  # fmt: skip
         return
     launched = section["launches"]["compiled"]
@@ -276,6 +288,11 @@ def _launches(section: Mapping[str, Any]) -> Iterator[SlowCause]:
         "launches", inside,
         f"the GPU works {busy:.0%} of a compiled step, and else waits for {launches} of the host: {remedy}",
     )  # fmt: skip
+
+
+def _peak_words(section: Mapping[str, Any]) -> str:
+    share = roof_share(section.get("roof"))
+    return "" if share is None else f", of which {share:.0%} is work at this machine's peak"
 
 
 def _same_kernels(section: Mapping[str, Any]) -> Iterator[SlowCause]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pytest_torchcompile.backends import promised
 from pytest_torchcompile.checks.check import Check, not_run, unjudged
 from pytest_torchcompile.checks.numerics import EQUIVALENCE
-from pytest_torchcompile.checks.slow_causes import idle_remark, slow_cause
+from pytest_torchcompile.checks.slow_causes import idle_remark, roof_share, slow_cause
 from pytest_torchcompile.layer.benchmark_result import NOT_TOLD, NOTHING, came_from_cache, pays_after, speed_text
 from pytest_torchcompile.observation import Problem
 
@@ -155,8 +155,7 @@ def _by_peaks(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
             device = str(tensor.device)
     peaks = machine_peaks(device)
     roof = roof_of(timed.work, peaks)
-    # What lies in caches is read faster than memory can.
-    of_roof = {**roof.to_dict(), "share": min(1.0, roof.seconds / timed.compiled.low)}
+    of_roof = {**roof.to_dict(), "share": roof.seconds / timed.compiled.low}
     eager = timed.launches.get("eager")
     if eager is not None and not eager.by_operator:
         # A model that replays CUDA graphs of its own, or whose kernels the profiler missed: what takes its time?
@@ -179,9 +178,14 @@ def _roof_lines(section: Mapping[str, Any]) -> Iterator[str]:
     roof, predicted = section["roof"], section["predicted"]
     if not roof:
         return
-    left = section["sides"]["compiled"]["low"] - roof["seconds"]
-    yield (f"at this machine's peaks a step takes {roof['seconds'] * 1e3:.3f} ms, bound by {roof['bound']}: compiled "
-           f"it is at {roof['share']:.0%} of that roof, and {max(0.0, left) * 1e3:.3f} ms are left to win")
+    seconds, share = section["sides"]["compiled"]["low"], roof_share(roof)
+    peaks = f"at this machine's peaks a step takes {roof['seconds'] * 1e3:.3f} ms, bound by {roof['bound']}"
+    if share is None:
+        yield (f"{peaks}, and compiled it takes {seconds * 1e3:.3f} ms: its roof could not be told, because what it "
+               "reads lies in caches, or less is moved than was counted")
+    else:
+        left = max(0.0, seconds - roof["seconds"])
+        yield f"{peaks}: compiled it is at {share:.0%} of that roof, and {left * 1e3:.3f} ms are left to win"
     if not predicted:
         return
     yield (f"an eager step lets expect {predicted['speedup']:.2f} times the speed ({predicted['launch_share']:.0%} of "

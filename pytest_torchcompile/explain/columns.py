@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pytest_torchcompile.explain.explanation import Explanation, total_bytes
+from pytest_torchcompile.explain.explanation import Explanation, subgraph_text, total_bytes
 from pytest_torchcompile.explain.explanation_records import TracedOperator
 from pytest_torchcompile.explain.graph_texts import GraphNode, SavedTensor, Stage
 from pytest_torchcompile.lowering.kernel_records import (
     KINDS,
     KernelCall,
     TensorAccess,
+    calls_that_move,
     readable_bytes,
     readable_shape,
 )
@@ -162,7 +163,7 @@ def _kernel_of_node(kernels: Sequence[KernelCall]) -> dict[str, list[int]]:
 
 
 def _kernel_column(kernels: Sequence[KernelCall], part: str, marks: _Marks) -> _Column:
-    inside = sum(kernel.bytes_kept_inside for kernel in kernels)
+    inside = sum(kernel.bytes_kept_inside for kernel in calls_that_move(kernels))
     rows = [_kernel_card(number, kernel, marks) for number, kernel in enumerate(kernels, 1)]
     return _Column(f"Kernels, {part}", f"{readable_bytes(inside)} never reach memory", rows, "wide")
 
@@ -174,6 +175,8 @@ def _kernel_card(number: int, kernel: KernelCall, marks: _Marks) -> Html:
         words.append(f"{readable_bytes(kernel.bytes_kept_inside)} stay inside")
     if kernel.vectorised is not None:
         words.append("vectorised" if kernel.vectorised else "not vectorised")
+    if kernel.subgraph:
+        words.append(subgraph_text(kernel))
     if kernel.seconds is not None:
         words.append(f"{kernel.seconds * 1e6:.2f} µs a call")
     head = join(tag("span", f"K{number}", class_="k"), tag("code", kernel.name, class_="op"),

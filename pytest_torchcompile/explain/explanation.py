@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -11,8 +11,9 @@ from pytest_torchcompile.explain.graph_texts import SavedTensor, Stage, saved_te
 from pytest_torchcompile.explain.guards import Guard
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, FailedCompile, GraphBreak
 from pytest_torchcompile.lowering.kernel_records import KernelCall
+from pytest_torchcompile.quantity import count
 
-__all__ = ["FORMAT", "Explanation", "resumed_text", "total_bytes"]
+__all__ = ["FORMAT", "Explanation", "calls_text", "resumed_text", "subgraph_text", "total_bytes"]
 
 FORMAT: Final = 1
 """Of the JSON; a number more where a key changes its meaning."""
@@ -100,6 +101,22 @@ class Explanation:
 def resumed_text(compiled: Compile) -> str:
     """Which part of its function a compile is of: empty for a whole one, or the first part of one that breaks."""
     return f", from line {compiled.resumed_at}" if compiled.resumed_at else ""
+
+
+def calls_text(kernels: Sequence[KernelCall]) -> str:
+    """How many kernels are called, and how many more may be."""
+    branches = [kernel for kernel in kernels if kernel.in_branch]
+    text = count(len(kernels) - len(branches), "kernel call")
+    return f"{text} and {len(branches)} in branches of which one runs" if branches else text
+
+
+def subgraph_text(kernel: KernelCall) -> str:
+    """Where a kernel is called that is not always, or not once; empty for one of the graph itself."""
+    if kernel.in_branch:
+        return f"in {kernel.subgraph}, one of the branches of which one runs"
+    if kernel.subgraph:
+        return f"in the subgraph {kernel.subgraph} of {', '.join(kernel.called_by) or 'the graph'}"
+    return ""
 
 
 def total_bytes(tensors: Iterable[SavedTensor]) -> int:

@@ -7,13 +7,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from pytest_torchcompile.explain.explanation import Explanation, resumed_text, total_bytes
+from pytest_torchcompile.explain.explanation import (
+    Explanation,
+    calls_text,
+    resumed_text,
+    subgraph_text,
+    total_bytes,
+)
 from pytest_torchcompile.explain.graph_texts import Stage
 from pytest_torchcompile.explain.guards import count_kinds
 from pytest_torchcompile.lowering.kernel_records import (
     KernelCall,
     Operator,
     TensorAccess,
+    calls_that_move,
     readable_bytes,
     readable_shape,
     sum_bytes,
@@ -32,7 +39,7 @@ def explanation_lines(explained: Explanation) -> Iterator[str]:
     """The whole of it."""
     graphs = sum(stage.stage == "code" for stage in explained.stages)
     yield (f"{explained.name}: {count(len(explained.compile_ids), 'frame')}, {count(graphs, 'generated graph')}, "
-           f"{count(len(explained.kernels), 'kernel call')}; {readable_seconds(explained.seconds)}; torch "
+           f"{calls_text(explained.kernels)}; {readable_seconds(explained.seconds)}; torch "
            f"{explained.torch_version}, {explained.settings}")
     if explained.error:
         yield f"the compiled step raised {explained.error}"
@@ -130,10 +137,11 @@ def _computing(stage: Stage) -> int:
 
 
 def _sum_of(kernels: Sequence[KernelCall]) -> str:
-    read = sum(kernel.bytes_read for kernel in kernels)
-    written = sum(kernel.bytes_written for kernel in kernels)
-    inside = sum(kernel.bytes_kept_inside for kernel in kernels)
-    return (f"{count(len(kernels), 'kernel call')}; {readable_bytes(read)} read, {readable_bytes(written)} written, "
+    moving = calls_that_move(kernels)
+    read = sum(kernel.bytes_read for kernel in moving)
+    written = sum(kernel.bytes_written for kernel in moving)
+    inside = sum(kernel.bytes_kept_inside for kernel in moving)
+    return (f"{calls_text(kernels)}; {readable_bytes(read)} read, {readable_bytes(written)} written, "
             f"{readable_bytes(inside)} never reach memory")
 
 
@@ -153,6 +161,8 @@ def _kernel_lines(number: int, kernel: KernelCall) -> Iterator[str]:
 
 def _kind_text(kernel: KernelCall) -> str:
     words = [kernel.kind if not kernel.library else f"{kernel.kind} call, {kernel.library}"]
+    if kernel.subgraph:
+        words.append(subgraph_text(kernel))
     for outer, reduced in kernel.loops[:_MOST]:
         shown = f"loops over {_sizes(outer)}" if outer else "runs once"
         words.append(f"{shown}, reduces {_sizes(reduced)}" if reduced else shown)
@@ -179,7 +189,11 @@ def _operators_text(operators: Iterable[Operator]) -> str:
         groups[-1][1].append(_without_overload(operator.target))
     texts = []
     for original, parts in groups:
-        texts.append(original if parts == [original] else f"{original} ({', '.join(parts)})")
+        if set(parts) == {original}:
+            # Several of them, each as the user wrote it: none was taken apart.
+            texts.append(f"{original} x {len(parts)}" if len(parts) > 1 else original)
+        else:
+            texts.append(f"{original} ({', '.join(parts)})")
     return ", ".join(texts)
 
 

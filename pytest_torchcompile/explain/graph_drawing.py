@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final
 
-from pytest_torchcompile.explain.graph_texts import GraphNode, Stage
+from pytest_torchcompile.explain.graph_texts import GraphNode, Stage, lines_with_prefixes
 
 __all__ = ["MOST_DRAWN", "dot_text", "export_text", "svg_text"]
 
@@ -86,10 +86,10 @@ def export_text(stage: Stage, dynamo: Stage | None) -> str:
     :param dynamo: Dynamo's graph of the same compile. It has the same inputs in the same order, and its names tell
         parameters and buffers.
     """
-    inputs = [node for node in stage.nodes if node.target == "input"]
+    inputs = _given_to(stage)
     sources: list[str] = []
     if dynamo is not None:
-        sources = [node.name for node in dynamo.nodes if node.target == "input"]
+        sources = [node.name for node in _given_to(dynamo)]
     lines = ["ExportedProgram:", *(f"    {line}" for line in stage.text.splitlines()), "Graph signature:",
              "    # inputs"]
     for number, node in enumerate(inputs):
@@ -98,12 +98,18 @@ def export_text(stage: Stage, dynamo: Stage | None) -> str:
         lines.append(f"    {node.name}: {_kind_of_input(source)} {node.type}")
     lines.append("    # outputs")
     # The tuple that is returned may have a line for each of its parts.
-    returned = stage.text.rpartition("return ")[2]
+    own = "\n".join(line for prefix, line in lines_with_prefixes(stage.text) if not prefix)
+    returned = own.rpartition("return ")[2]
     known = {node.name: node.type for node in stage.nodes}
     for name in dict.fromkeys(_NAME.findall(returned)):
         if name in known:
             lines.append(f"    {name}: OUTPUT {known[name]}")
     return "\n".join([*lines, ""])
+
+
+def _given_to(stage: Stage) -> list[GraphNode]:
+    """Inputs of the graph itself: a subgraph is given what the graph has."""
+    return [node for node in stage.nodes if node.target == "input" and not node.body]
 
 
 def _kind_of_input(source: str) -> str:

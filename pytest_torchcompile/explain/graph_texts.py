@@ -7,13 +7,14 @@ The ledger keeps these texts (:attr:`pytest_torchcompile.Ledger.texts`). Their f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from pytest_torchcompile.ledger.records import Text
 
-__all__ = ["STAGES", "GraphNode", "SavedTensor", "Stage", "bytes_of_type", "read_graph", "read_stages", "saved_tensors"]
+__all__ = ["STAGES", "GraphNode", "SavedTensor", "Stage", "bytes_of_type", "lines_with_prefixes", "read_graph",
+           "read_stages", "saved_tensors"]
 
 STAGES: Final = {
     "dynamo": "what Dynamo traced of the function, in the user's own operators",
@@ -33,7 +34,10 @@ _UNTYPED: Final = re.compile(r"^\s*(\w+)() = ([\w.]+\(.*)$")
 _CALLED: Final = re.compile(r"^([\w.]+)\(")
 _ARGUMENT: Final = re.compile(r'^\s*(\w+): "(.*?)"\s*(?:,|#|$)')
 _IN_SIGNATURE: Final = re.compile(r'(\w+): "(.*?)"')
-_NAME: Final = re.compile(r"\b[A-Za-z_]\w*\b")
+_NAME: Final = re.compile(r"(?<![\w.])[A-Za-z_]\w*\b(?!\s*=(?!=))")
+"""A word that may be a node: no later part of a dotted name, as ``mul`` in ``aten.mul.Tensor``, and no keyword."""
+_QUOTED: Final = re.compile(r"'[^']*'")
+_BODY: Final = re.compile(r"^(\s*)class (\S+)\(torch\.nn\.Module\):")
 _TYPE: Final = re.compile(r"^([a-z]+\d+\w*)\[([^\]]*)\]")
 _LENGTH: Final = 60
 """Of an expression that is shown."""
@@ -45,6 +49,7 @@ class GraphNode:
     """One node of a graph."""
 
     name: str
+    """Of a subgraph with that before it: ``true_graph_0.sin``."""
     target: str
     """What is called: ``torch.ops.aten.addmm.default``; ``input`` for what the graph is given, ``expression`` for an
     item or a sum."""
@@ -55,6 +60,11 @@ class GraphNode:
     inputs: tuple[str, ...] = ()
     value: str = ""
     """Of an expression: what it is, like ``var_mean[0]``."""
+
+    @property
+    def body(self) -> str:
+        """The subgraph that it is in, as a branch of ``torch.cond``; empty for the graph itself."""
+        return self.name.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -110,25 +120,40 @@ def read_graph(text: str) -> list[GraphNode]:
     """
     nodes: dict[str, GraphNode] = {}
     place = ""
-    for line in text.splitlines():
+    for prefix, line in lines_with_prefixes(text):
         if match := _PLACE.match(line):
             place = f"{match[1]}:{match[2]}"
         elif _NO_PLACE.match(line):
             place = ""
         elif "def forward(" in line or _ARGUMENT.match(line):
-            for name, kind in _IN_SIGNATURE.findall(line):
-                nodes[name] = GraphNode(name, "input", kind)
+            for word, kind in _IN_SIGNATURE.findall(line):
+                nodes[prefix + word] = GraphNode(prefix + word, "input", kind)
         elif match := _NODE.match(line) or _UNTYPED.match(line):
+            name = prefix + match[1]
             # Behind the semicolon names are freed.
             value = match[3].partition(";")[0]
             called = _CALLED.match(value)
-            used = dict.fromkeys(name for name in _NAME.findall(value) if name in nodes)
+            words = [prefix + word for word in _NAME.findall(_QUOTED.sub("''", value))]
+            used = tuple(dict.fromkeys(word for word in words if word in nodes))
             if called:
-                node = GraphNode(match[1], called[1], match[2], place, tuple(used))
+                nodes[name] = GraphNode(name, called[1], match[2], place, used)
             else:
-                node = GraphNode(match[1], "expression", match[2], place, tuple(used), value[:_LENGTH])
-            nodes[match[1]] = node
+                nodes[name] = GraphNode(name, "expression", match[2], place, used, value[:_LENGTH])
     return list(nodes.values())
+
+
+def lines_with_prefixes(text: str) -> Iterator[tuple[str, str]]:
+    """Each line of a graph's text, and what its names begin with: ``true_graph_0.`` in that subgraph, else nothing.
+
+    Subgraphs are classes within the class of the graph, and one may have the names of another.
+    """
+    around: list[tuple[int, str]] = []
+    for line in text.splitlines():
+        if match := _BODY.match(line):
+            indent = len(match[1])
+            around = [(outer, name) for outer, name in around if outer < indent]
+            around.append((indent, match[2]))
+        yield "".join(f"{name}." for _indent, name in around[1:]), line
 
 
 def saved_tensors(forward: Iterable[GraphNode], backward: Iterable[GraphNode]) -> list[SavedTensor]:
@@ -136,7 +161,7 @@ def saved_tensors(forward: Iterable[GraphNode], backward: Iterable[GraphNode]) -
     made = {node.name: node for node in forward}
     saved = []
     for node in backward:
-        if node.target != "input" or node.name.startswith("tangents"):
+        if node.body or node.target != "input" or node.name.startswith("tangents"):
             continue
         source = made.get(node.name)
         given = source is not None and source.target == "input"

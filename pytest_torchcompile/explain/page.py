@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 
 from pytest_torchcompile.explain.columns import compile_columns, short_place
-from pytest_torchcompile.explain.explanation import Explanation, resumed_text
+from pytest_torchcompile.explain.explanation import Explanation, calls_text, resumed_text
 from pytest_torchcompile.explain.guards import Guard, count_kinds
 from pytest_torchcompile.page.markup import Html, columns, tag
 from pytest_torchcompile.page.shell import shell, themed
@@ -55,7 +55,7 @@ def _user_places(explained: Explanation) -> list[str]:
 def _summary(explained: Explanation) -> str:
     graphs = sum(stage.stage == "code" for stage in explained.stages)
     return (f"{count(len(explained.compile_ids), 'frame')}, {count(graphs, 'generated graph')}, "
-            f"{count(len(explained.kernels), 'kernel call')}, {count(len(explained.guards), 'guard')}, "
+            f"{calls_text(explained.kernels)}, {count(len(explained.guards), 'guard')}, "
             f"{count(len(explained.graph_breaks), 'graph break')}; {readable_seconds(explained.seconds)} with torch "
             f"{explained.torch_version}")
 

@@ -16,10 +16,16 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.explain.explanation import Explanation
-from pytest_torchcompile.explain.graph_texts import Stage
+from pytest_torchcompile.explain.graph_texts import Stage, lines_with_prefixes
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks, machine_peaks
 from pytest_torchcompile.gauges.step_work import flop_formula
-from pytest_torchcompile.lowering.kernel_records import KernelCall, readable_bytes
+from pytest_torchcompile.lowering.kernel_records import (
+    KernelCall,
+    Operator,
+    TensorAccess,
+    calls_that_move,
+    readable_bytes,
+)
 from pytest_torchcompile.page.markup import Html
 from pytest_torchcompile.page.roofline_figure import RoofPoint, readable_rate, roofline_figure
 from pytest_torchcompile.quantity import count
@@ -79,7 +85,7 @@ def kernel_roofs(explained: Explanation, peaks: MachinePeaks) -> list[KernelRoof
             for node, number in flops_of_stage(stage).items():
                 flops[stage.compile_id, node] = number
     roofs = []
-    for call in explained.kernels:
+    for call in calls_that_move(explained.kernels):
         moved = call.bytes_read + call.bytes_written
         if moved:
             roofs.append(_roof_of(call, moved, flops, peaks))
@@ -88,6 +94,7 @@ def kernel_roofs(explained: Explanation, peaks: MachinePeaks) -> list[KernelRoof
 
 def _roof_of(call: KernelCall, moved: int, known: Mapping[tuple[str, str], int], peaks: MachinePeaks) -> KernelRoof:
     products, others, uncounted = 0, 0, False
+    stored = {tensor.of: tensor for tensor in call.writes}
     for operator in call.operators:
         number = known.get((call.compile_id, operator.node))
         if number is not None:
@@ -95,7 +102,7 @@ def _roof_of(call: KernelCall, moved: int, known: Mapping[tuple[str, str], int],
             continue
         uncounted = uncounted or _formula(_packet_name(operator.target)) is not None
         if not operator.view:
-            others += _count(operator.shape)
+            others += _elements_made(operator, stored.get(operator.node))
     dtype = call.writes[0].dtype if call.writes else "float32"
     # What no formula has is cheap beside the bytes that it takes, so products alone are held against their peak.
     computing = products / peaks.products_per_second(dtype) if products else 0.0
@@ -111,6 +118,14 @@ def _packet_name(target: str) -> str:
     return rest.partition(".")[0] if namespace == "aten" else ""
 
 
+def _elements_made(operator: Operator, stored: TensorAccess | None) -> int:
+    """Those of its result; of one that writes a part in place, as ``index_put_``, those of that part."""
+    elements = _count(operator.shape)
+    if stored is not None and stored.shape == operator.shape and stored.bytes < operator.bytes:
+        return elements * stored.bytes // operator.bytes
+    return elements
+
+
 def _count(shape: Sequence[int | str]) -> int:
     number = 1
     for size in shape:
@@ -123,13 +138,14 @@ def flops_of_stage(stage: Stage) -> dict[str, int]:
     """FLOPs of the nodes of a graph whose operator torch has a formula for; those with open sizes are left out."""
     shapes = {node.name: _shape_of(node.type) for node in stage.nodes}
     found: dict[str, int] = {}
-    for line in stage.text.splitlines():
+    for prefix, line in lines_with_prefixes(stage.text):
         match = _CALL.match(line)
         formula = match and _formula(match[4])
         if match and formula is not None:
-            number = _apply(formula, match[3].partition(";")[0], _shape_of(match[2] or ""), shapes)
+            named = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+            number = _apply(formula, match[3].partition(";")[0], _shape_of(match[2] or ""), named)
             if number is not None:
-                found[match[1]] = number
+                found[prefix + match[1]] = number
     return found
 
 

@@ -8,24 +8,22 @@ parameters are read once, and what the step returns is written once. Everything 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks
+from pytest_torchcompile.gauges.memory_regions import Regions, Traffic, tensors_in, traffic_of
 from pytest_torchcompile.gauges.step_profile import computes
 
 __all__ = [
     "OperatorWork", "Roof", "StepWork", "WorkCounter", "flop_formula", "measure_work", "operator_flops", "roof_of",
 ]
 
-_LOOKS_UP: Final = frozenset({"embedding", "gather", "index", "index_select", "take"})
-"""Operators that read as much of their first tensor as they return."""
 _RECURRENT: Final = re.compile(r"rnn|lstm|gru")
 """Recurrent layers that a library computes as a whole (``mkldnn_rnn_layer``, ``_cudnn_rnn``)."""
 _ATTENTION: Final = "_scaled_dot_product"
@@ -139,24 +137,9 @@ def operator_flops(function: Any, args: Any, kwargs: Any, result: Any) -> tuple[
     formula = flop_formula(function._overloadpacket)
     if formula is not None:
         return int(formula(*args, **kwargs, out_val=result)), True
-    first = next(_tensors_in(result), None)
+    first = next(tensors_in(result), None)
     opaque = function.namespace not in ("aten", "prims") or bool(_RECURRENT.search(function._overloadpacket.__name__))
     return (0 if first is None else first.numel()), opaque
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-
-
-def _bytes_of(tensor: torch.Tensor) -> int:
-    """What is in memory of it: an expanded tensor has less than its shape says."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-
-
-def _place_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -165,15 +148,17 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._operators: dict[tuple[str, str], OperatorWork] = {}
-        self._given: dict[int, int] = {}
-        """Memory that the step found there, to the most bytes of it that one operator has read."""
+        self._given: dict[int, Regions] = {}
+        """Memory that the step found there, to what of it was read."""
+        self._put: dict[int, Regions] = {}
+        """Memory that the step found there, and writes parts of: to those parts."""
         self._made: dict[int, str] = {}
         """Memory that the step wrote, to the kind of what wrote it last: ``fusible`` or ``library``."""
         self._unread: dict[int, int] = {}
         """Of that what nobody has read yet."""
         self._fused_bytes, self._groups, self._in_group = 0, 0, False
         self._stored: set[int] = set()
-        self._read_in_group: set[int] = set()
+        self._read_in_group: dict[int, Regions] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -181,60 +166,75 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func._overloadpacket.__name__
         if computes(f"{func.namespace}::{name}"):
             self._count(func, name, args, kwargs, result)
+        else:
+            self._note_allocated(args, kwargs, result)
         return result
 
     def work(self) -> StepWork:
         """What was counted."""
         operators = sorted(self._operators.values(), key=lambda operator: -operator.bytes)
-        least = sum(self._given.values()) + sum(self._unread.values())
+        read = sum(regions.bytes for regions in self._given.values())
+        put = sum(regions.bytes for regions in self._put.values())
+        least = read + put + sum(self._unread.values())
         # What nobody read is what the step returns: it has to be stored, by whichever kernel made it.
         returned = sum(size for place, size in self._unread.items() if self._made.get(place) == "fusible")
         return StepWork(operators, least, max(least, self._fused_bytes + returned), self._groups)
 
     def _count(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         flops, library = operator_flops(func, args, kwargs, result)
-        taken, returned = list(_tensors_in((args, kwargs))), list(_tensors_in(result))
-        read = self._read_by(name, taken, returned)
-        written = {_place_of(tensor): _bytes_of(tensor) for tensor in returned}
-        dtype = str(returned[0].dtype if returned else torch.float32).removeprefix("torch.")
+        traffic = traffic_of(name, args, kwargs, result)
+        returned = next(tensors_in(result), None)
+        dtype = str(torch.float32 if returned is None else returned.dtype).removeprefix("torch.")
         counted = self._operators.setdefault((name, dtype), OperatorWork(name, dtype, library=library))
         counted.calls += 1
-        counted.flops += flops
-        counted.bytes += sum(read.values()) + sum(written.values())
-        self._add_traffic(read, written, library)
+        counted.flops += flops if library else traffic.elements
+        for regions in (*traffic.read.values(), *traffic.written.values()):
+            counted.bytes += regions.bytes
+        self._add_traffic(traffic, library)
 
-    def _read_by(self, name: str, taken: Iterable[torch.Tensor], returned: list[torch.Tensor]) -> dict[int, int]:
-        read: dict[int, int] = {}
-        for number, tensor in enumerate(taken):
-            size = _bytes_of(tensor)
-            if number == 0 and name in _LOOKS_UP and returned:
-                size = min(size, _bytes_of(returned[0]))
-            place = _place_of(tensor)
-            read[place] = max(size, read.get(place, 0))
-        return read
+    def _note_allocated(self, args: Any, kwargs: Any, result: Any) -> None:
+        """Memory that is new: the step did not find it there, so reading it back is no must."""
+        known = {tensor.untyped_storage().data_ptr() for tensor in tensors_in((args, kwargs))}
+        for tensor in tensors_in(result):
+            place = tensor.untyped_storage().data_ptr()
+            if place not in known:
+                self._made[place] = "fusible"
+                self._stored.discard(place)
 
-    def _add_traffic(self, read: dict[int, int], written: dict[int, int], library: bool) -> None:
+    def _add_traffic(self, traffic: Traffic, library: bool) -> None:
         """What fusion cannot save of this call, and what of it was given or is not read yet."""
         if not library and not self._in_group:
             self._groups += 1
             self._read_in_group.clear()
         self._in_group = not library
-        for place, size in read.items():
-            self._unread.pop(place, None)
-            maker = self._made.get(place)
-            if maker is None:
-                self._given[place] = max(size, self._given.get(place, 0))
-            # A fused kernel reads what it is given once, however many of its operators take it.
-            if library or (maker != "fusible" and place not in self._read_in_group):
-                self._fused_bytes += size
-                self._read_in_group.add(place)
-            # A library reads from memory, so what was fused until here is stored first.
-            if library and maker == "fusible" and place not in self._stored:
-                self._stored.add(place)
-                self._fused_bytes += size
-        for place, size in written.items():
+        for place, regions in traffic.read.items():
+            self._add_read(place, regions, library)
+        for place, regions in traffic.written.items():
+            if place in traffic.partly and place not in self._made:
+                # The rest of it is still as the step found it, and this part is in memory after the step.
+                self._put.setdefault(place, Regions()).add(regions)
+                self._fused_bytes += regions.bytes
+                continue
             self._made[place] = "library" if library else "fusible"
-            self._unread[place] = size
+            self._unread[place] = regions.bytes
             self._stored.discard(place)
             if library:
-                self._fused_bytes += size
+                self._fused_bytes += regions.bytes
+
+    def _add_read(self, place: int, regions: Regions, library: bool) -> None:
+        self._unread.pop(place, None)
+        maker = self._made.get(place)
+        if maker is None:
+            self._given.setdefault(place, Regions()).add(regions)
+        if library:
+            self._fused_bytes += regions.bytes
+        elif maker != "fusible":
+            # A fused kernel reads what it is given once, however many of its operators take it.
+            known = self._read_in_group.setdefault(place, Regions())
+            before = known.bytes
+            known.add(regions)
+            self._fused_bytes += known.bytes - before
+        # A library reads from memory, so what was fused until here is stored first.
+        if library and maker == "fusible" and place not in self._stored:
+            self._stored.add(place)
+            self._fused_bytes += regions.bytes

@@ -41,14 +41,20 @@ def complete_calls(notes: Sequence[KernelNote], codes: Sequence[str]) -> list[Ke
 
 
 def names_in_memory(code: str) -> frozenset[str]:
-    """Names of tensors in the function that runs a graph: its inputs, and the buffers that it makes.
+    """Names of tensors in the function that runs a graph, and in subgraphs: inputs, and the buffers that it makes.
 
     >>> sorted(names_in_memory("def call(args):\\n    a, = args\\n    buf0 = empty()\\n    kernel(a, buf0)"))
     ['a', 'args', 'buf0', 'empty', 'kernel']
     """
-    names = set()
-    for function in functions_of_graph(ast.parse(code)):
-        names |= {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    module = ast.parse(code)
+    subgraphs = {statement.name: statement for statement in module.body if isinstance(statement, ast.FunctionDef)}
+    names: set[str] = set()
+    waiting = functions_of_graph(module)
+    while waiting:
+        found = {node.id for node in ast.walk(waiting.pop()) if isinstance(node, ast.Name)}
+        # Subgraphs are functions beside it, with tensors of their own.
+        waiting += [subgraphs[name] for name in found - names if name in subgraphs]
+        names |= found
     return frozenset(names)
 
 
@@ -145,7 +151,11 @@ def _kept_inside(
     stored = {unchanged.get(tensor.of, tensor.of) for tensor in writes}
     kept = []
     for operator in operators:
-        copies = operator.target.startswith("aten.copy_")
-        if operator.node not in stored and not operator.view and not copies and operator.bytes:
+        if operator.node not in stored and not operator.view and not _in_place(operator) and operator.bytes:
             kept.append(operator)
     return tuple(kept)
+
+
+def _in_place(operator: Operator) -> bool:
+    """It has no result of its own: ``aten.copy_.default`` writes into what it is given."""
+    return operator.target.partition(".")[2].partition(".")[0].endswith("_")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["KINDS", "KernelCall", "Operator", "TensorAccess", "call_facts", "kernel_name", "readable_bytes",
-           "readable_shape", "sum_bytes"]
+__all__ = ["KINDS", "KernelCall", "Operator", "TensorAccess", "call_facts", "calls_that_move", "kernel_name",
+           "readable_bytes", "readable_shape", "sum_bytes"]
 
 KINDS: Final = {
     "pointwise": "generated: each element by itself",
@@ -94,8 +95,17 @@ class KernelCall:
     """``file:line`` of the user's code, in the order of the graph."""
     source: str = field(default="", repr=False)
     """The generated code; empty for library calls."""
+    subgraph: str = ""
+    """That it is called in, as ``true_graph_0``; empty for the graph itself."""
+    called_by: tuple[str, ...] = ()
+    """The operators that call the subgraph: ``cond``."""
     seconds: float | None = None
     """The median of some warm calls, with what Python takes to make one; None: it was not timed."""
+
+    @property
+    def in_branch(self) -> bool:
+        """Nobody knows whether it runs: of the branches of ``torch.cond`` one does."""
+        return "cond" in self.called_by
 
     @property
     def bytes_read(self) -> int:
@@ -111,6 +121,21 @@ class KernelCall:
     def bytes_kept_inside(self) -> int:
         """What writing the intermediates would have cost, and reading them once."""
         return sum(operator.bytes for operator in self.kept_inside)
+
+
+def calls_that_move(calls: Iterable[KernelCall]) -> list[KernelCall]:
+    """Those that have each byte once: kernels of a subgraph, or the call of it, which has its inputs and outputs.
+
+    For the branches of ``torch.cond`` the call stands, since one of them runs.
+    """
+    known = list(calls)
+    callers = {name for call in known for name in call.called_by if not call.in_branch}
+    moving = []
+    for call in known:
+        calls_subgraph = any(operator.target in callers for operator in call.operators)
+        if not call.in_branch and not (call.kind == "extern" and calls_subgraph):
+            moving.append(call)
+    return moving
 
 
 def kernel_name(called: str) -> str:

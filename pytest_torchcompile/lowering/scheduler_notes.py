@@ -17,7 +17,16 @@ from typing import Any, Final
 import torch
 
 from pytest_torchcompile.ledger.torch_internals import private_name
-from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, TensorAccess, kernel_name
+from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, kernel_name
+from pytest_torchcompile.lowering.memory_accesses import (
+    accesses_of,
+    current_lowering,
+    dtype_name,
+    node_name,
+    product_of,
+    shown_size,
+    subgraph_name,
+)
 from pytest_torchcompile.lowering.places import module_name, place_of_stack
 
 __all__ = ["KernelNote", "KernelNotes", "compile_anew"]
@@ -135,25 +144,6 @@ def _scheduler() -> type:
     return Scheduler
 
 
-def _lowering() -> Any:
-    """The graph that is being lowered (``torch._inductor.virtualized.V.graph``, torch 2.13)."""
-    from torch._inductor.virtualized import V
-
-    return V.graph
-
-
-def _number(size: Any) -> int:
-    """A size as a number: that of this call where the compiler keeps it open.
-
-    ``SizeVarAllocator.optimization_hint`` in torch 2.13; where that is missing, the older ``size_hint``.
-    """
-    if isinstance(size, int):
-        return size
-    sizes = _lowering().sizevars
-    hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint
-    return int(hint(size, fallback=1))
-
-
 def _extern_name(operation: Any) -> str:
     """What the generated code calls (``ExternKernel.python_kernel_name``, torch 2.13)."""
     name = getattr(operation, "python_kernel_name", None)
@@ -189,16 +179,17 @@ def _described(call: KernelCall, nodes: list[Any], source: str) -> KernelNote:
         own = [node.node.origin_node for node in nodes if node.node.origin_node is not None]
         computing = [origin for origin in own if origin.op == "call_function"] or computing[-1:]
     operators = tuple(map(_operator_of, computing))
-    reads, writes = _accesses_of(nodes)
+    reads, writes = accesses_of(nodes, [origins.last_of(node) for node in nodes])
     places = dict.fromkeys(operator.place for operator in operators if operator.place)
     described = replace(
-        call, kind=_kind_of(call.name, nodes, source), library="" if source else _library_of(call.name, nodes),
+        call, subgraph=subgraph_name(), called_by=origins.callers(nodes),
+        kind=_kind_of(call.name, nodes, source), library="" if source else _library_of(call.name, nodes),
         operators=operators, reads=reads, writes=writes, loops=_loops_of(nodes) if source else (), places=tuple(places),
         source=_PLACEHOLDERS.sub(call.name, source),
     )  # fmt: skip
     made_of: dict[str, tuple[str, ...]] = {}
     for node in nodes:
-        names = tuple(origin.name for origin in reversed(origins.sorted([node])))
+        names = tuple(node_name(origin) for origin in reversed(origins.sorted([node])))
         made_of.update(dict.fromkeys((write.name for write in node.read_writes.writes), names))
     return KernelNote(described, made_of, origins.unchanged(computing))
 
@@ -232,17 +223,38 @@ class _Origins:
 
     @classmethod
     def of(cls, nodes: list[Any]) -> _Origins:
+        # What a subgraph's nodes were made of names the call of the subgraph too, which is of another graph.
+        graph = current_lowering().graph if subgraph_name() else None
         for node in nodes:
             for origin in node.node.origins:
-                return cls({known: number for number, known in enumerate(origin.graph.nodes)})
+                if graph is None or origin.graph is graph:
+                    return cls({known: number for number, known in enumerate(origin.graph.nodes)})
         return cls({})
 
     def sorted(self, nodes: list[Any]) -> list[Any]:
         """What scheduler nodes were made of (``IRNode.origins``, torch 2.13); placeholders compute nothing."""
         found: dict[Any, None] = {}
+        inside = bool(subgraph_name())
         for node in nodes:
-            found.update(dict.fromkeys(origin for origin in node.node.origins if origin.op == "call_function"))
+            for origin in node.node.origins:
+                if origin.op == "call_function" and (origin in self.order or not inside):
+                    found[origin] = None
         return sorted(found, key=lambda origin: self.order.get(origin, -1))
+
+    def callers(self, nodes: list[Any]) -> tuple[str, ...]:
+        """Of a subgraph's nodes the operators that it is called by: ``cond``."""
+        found: dict[str, None] = {}
+        if subgraph_name():
+            for node in nodes:
+                for origin in node.node.origins:
+                    if origin not in self.order and isinstance(origin.target, torch._ops.HigherOrderOperator):
+                        found[_short_name(origin.target)] = None
+        return tuple(found)
+
+    def last_of(self, node: Any) -> str:
+        """Of what a scheduler node was made of the last; empty where that is nothing."""
+        made_of = self.sorted([node])
+        return node_name(made_of[-1]) if made_of else ""
 
     def unchanged(self, named: Iterable[Any]) -> dict[str, str]:
         """Views of the graph that the scheduler does not name, each with its input: ``expand`` to the same size, say.
@@ -257,7 +269,8 @@ class _Origins:
                 continue
             given = node.all_input_nodes
             if len(given) == 1 and _value_of(given[0])[2] == _value_of(node)[2]:
-                found[node.name] = found.get(given[0].name, given[0].name)
+                source = node_name(given[0])
+                found[node_name(node)] = found.get(source, source)
         return found
 
 
@@ -267,9 +280,9 @@ def _operator_of(node: Any) -> Operator:
     original = node.meta.get("original_aten")
     modules = list((node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}).values())
     return Operator(
-        node.name, target, _short_name(original) if original is not None else target, shape, dtype, size,
+        node_name(node), target, _short_name(original) if original is not None else target, shape, dtype, size,
         _is_view(node.target), place_of_stack(node.meta.get("stack_trace") or ""),
-        module_name(modules[-1][0]) if modules else "", tuple(given.name for given in node.all_input_nodes),
+        module_name(modules[-1][0]) if modules else "", tuple(map(node_name, node.all_input_nodes)),
     )  # fmt: skip
 
 
@@ -299,90 +312,8 @@ def _value_of(node: Any) -> tuple[tuple[int | str, ...], str, int]:
         return (), type(value).__name__, 0
     size = 0
     for tensor in tensors:
-        size += _product(tensor.shape) * tensor.element_size()
-    return tuple(map(_shown_size, tensors[0].shape)), _dtype_name(tensors[0].dtype), size
-
-
-def _product(sizes: Any) -> int:
-    count = 1
-    for size in sizes:
-        count *= _number(getattr(getattr(size, "node", None), "expr", size))
-    return count
-
-
-def _shown_size(size: Any) -> int | str:
-    try:
-        return int(size) if isinstance(size, int) or not getattr(size, "free_symbols", True) else str(size)
-    except TypeError:
-        return str(size)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-# ------------------------------------------------------------------------------------------------- memory
-def _accesses_of(nodes: list[Any]) -> tuple[tuple[TensorAccess, ...], tuple[TensorAccess, ...]]:
-    """What a kernel reads that it has not made itself, and what it writes, in the order of its nodes."""
-    written: dict[str, list[Any]] = {}
-    read: dict[str, list[Any]] = {}
-    for node in nodes:
-        for dependency in node.read_writes.reads:
-            if dependency.name not in written and not _only_ordered(dependency):
-                read.setdefault(dependency.name, []).append(dependency)
-        for dependency in node.read_writes.writes:
-            written.setdefault(dependency.name, []).append(dependency)
-    reads = [_access(name, found) for name, found in read.items()]
-    writes = []
-    for name, found in written.items():
-        for actual in _memory_of(name):
-            writes.append(_access(actual, found))
-    return tuple(filter(None, reads)), tuple(filter(None, writes))
-
-
-def _only_ordered(dependency: Any) -> bool:
-    """Whether it says what comes first, and nothing is read (``WeakDep``, torch 2.13)."""
-    return type(dependency).__name__ == "WeakDep"
-
-
-def _memory_of(name: str) -> list[str]:
-    """The tensors that a buffer of this name is: itself, what it mutates in place, or its several results."""
-    buffer = _lowering().try_get_buffer(name)
-    mutated = list(getattr(buffer, "get_mutation_names", list)())
-    if mutated:
-        return mutated
-    layout = type(getattr(buffer, "layout", None)).__name__
-    if layout == "MultiOutputLayout":
-        results = []
-        for other in _lowering().buffers:
-            inputs = getattr(other, "inputs", ())
-            if type(other).__name__ == "MultiOutput" and any(given is buffer for given in inputs):
-                results.append(other.get_name())
-        return results
-    return [name] if layout != "NoneLayout" else []
-
-
-def _access(name: str, dependencies: list[Any]) -> TensorAccess | None:
-    tensor = _lowering().try_get_buffer(name)
-    if tensor is None or not hasattr(tensor, "get_size"):
-        return None
-    try:
-        sizes, dtype = list(tensor.get_size()), tensor.get_dtype()
-    except NotImplementedError:
-        # No tensor: a token, a random state, a number.
-        return None
-    whole = _product(sizes)
-    touched = sum(_touched(dependency, whole) for dependency in dependencies)
-    origin = getattr(tensor, "origin_node", None)
-    return TensorAccess(name, tuple(map(_shown_size, sizes)), _dtype_name(dtype),
-                        min(whole, touched) * dtype.itemsize, "" if origin is None else origin.name)
-
-
-def _touched(dependency: Any, whole: int) -> int:
-    """Elements behind an access; the whole tensor where it is a library's (``MemoryDep.get_numel``, torch 2.13)."""
-    if type(dependency).__name__ != "MemoryDep":
-        return whole
-    return _number(dependency.get_numel())
+        size += product_of(tensor.shape) * tensor.element_size()
+    return tuple(map(shown_size, tensors[0].shape)), dtype_name(tensors[0].dtype), size
 
 
 def _loops_of(nodes: list[Any]) -> tuple[tuple[tuple[int | str, ...], tuple[int | str, ...]], ...]:
@@ -392,5 +323,5 @@ def _loops_of(nodes: list[Any]) -> tuple[tuple[tuple[int | str, ...], tuple[int 
         _device, (outer, reduced) = node.group
         sizes = outer if isinstance(outer, (tuple, list)) else (outer,)
         inner = reduced if isinstance(reduced, (tuple, list)) else (reduced,)
-        nests[tuple(map(_shown_size, sizes)), tuple(map(_shown_size, inner))] = None
+        nests[tuple(map(shown_size, sizes)), tuple(map(shown_size, inner))] = None
     return tuple(nests)

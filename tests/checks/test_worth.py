@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from pytest_torchcompile.checks import load
+from pytest_torchcompile.checks.worth import _roof_lines
 
 GRAPH = {"compile_id": "0/0", "stage": "forward", "library": {"mm": 1}, "fallbacks": {}, "generated": [
     {"name": f"cpp_fused_{k}", "language": "cpp", "ops": ["add", "relu"], "lines": [], "calls": 1} for k in range(30)]}
@@ -97,6 +98,21 @@ def test_the_limit_that_allows_a_slow_model_is_in_the_hint():
 ])
 def test_what_a_pass_says(section, text):
     assert load("worth").remark(section) == text
+
+
+@pytest.mark.parametrize(("share", "told"), [
+    (0.4, "compiled it is at 40% of that roof, and 3.000 ms are left to win"),
+    (1.2, "compiled it is at 100% of that roof, and 3.000 ms are left to win"),
+    (1.3, "and compiled it takes 5.000 ms: its roof could not be told, because what it reads lies in caches, or less "
+          "is moved than was counted"),
+])
+def test_what_is_said_of_the_roof(share, told):
+    predicted = {"speedup": 1.0, "launch_share": 0.0, "rest_share": 0.0, "bytes_saved": 0.0, "error": 0.0}
+    section = {"roof": {"seconds": 2e-3, "bound": "memory", "share": share}, "predicted": predicted,
+               "sides": {"compiled": {"low": 5e-3}}}
+    first, _prediction = _roof_lines(section)
+    assert first.startswith("at this machine's peaks a step takes 2.000 ms, bound by memory")
+    assert first.endswith(told)
 
 
 def test_numbers_of_an_older_version_are_judged():

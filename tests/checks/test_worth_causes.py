@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_torchcompile.checks.slow_causes import gpu_share, idle_remark, kernel_time, slow_cause, slow_causes
+from pytest_torchcompile.checks.slow_causes import (
+    gpu_share,
+    idle_remark,
+    kernel_time,
+    roof_share,
+    slow_cause,
+    slow_causes,
+)
 
 PARTS = {"library": 0.1, "generated": 0.7, "operators": 0.1, "guards": 0.02, "python": 0.08}
 SIDES = {"eager": {"kernels": 30}, "compiled": {"kernels": 12}}
@@ -129,6 +136,22 @@ ONE_KERNEL = {"kernels_share": 1.0, "bound": "compute",
 def test_at_the_roof_nothing_else_is_told(planted):
     """One kernel has nothing to be fused with, and what is left is a few hundredths, or less than nothing."""
     assert [cause.kind for cause in slow_causes(section(**planted))] == ["roof"]
+
+
+@pytest.mark.parametrize(("share", "kinds"), [(1.25, ["roof"]), (1.26, []), (40.0, [])])
+def test_a_step_far_above_its_roof_has_none(share, kinds):
+    """What lies in caches, or was counted and not moved, is no bandwidth that is reached."""
+    planted = {"roof": share, "library": 0.02, "generated": 0.9, "operators": 0.02}
+    assert [cause.kind for cause in slow_causes(section(**planted))] == kinds
+    assert roof_share({"share": share}) == (1.0 if kinds else None)
+
+
+def test_without_a_roof_no_share_of_work_is_told():
+    """Zero per cent would say that nothing is computed."""
+    short = {"sides": {"eager": {"kernels": 90}, "compiled": {"kernels": 80}}, "seconds": 1e-3,
+             "library": 0, "generated": 9e-4, "guards": 0, "python": 0, "operators": 0}
+    assert slow_cause(section(roof=2.0, **short)).startswith(
+        "a compiled step makes 80 kernel calls of 11.2 µs each: calling is what takes the time")
 
 
 def test_a_cause_of_some_hundredths_is_not_told():

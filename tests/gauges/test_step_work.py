@@ -53,6 +53,87 @@ def test_an_embedding_reads_the_rows_that_it_returns():
     assert measure_work(lambda: torch.nn.functional.embedding(ids, table)).bytes == 2 * (2 * 8 * 4) + 16
 
 
+ROWS, WIDTH = 4096, 32
+ROW = 4 * WIDTH
+AT = torch.tensor([5])
+
+
+def _masked(rows, x):
+    rows[rows[:, 0] > 0] = x
+
+
+@pytest.mark.parametrize(("put", "read", "written"), [
+    (lambda rows, x: rows.index_copy_(0, AT, x), ROW + 8, ROW),
+    (lambda rows, x: rows.index_put_((AT,), x), ROW + 8, ROW),
+    (lambda rows, x: rows.index_put_((AT, AT), x[0, :1]), 4 + 8, 4),
+    (lambda rows, x: rows.index_put_((AT,), x, accumulate=True), ROW + 8 + ROW, ROW),
+    (lambda rows, x: rows.index_add_(0, AT, x), ROW + 8 + ROW, ROW),
+    (lambda rows, x: rows.index_fill_(0, AT, 3.0), 8, ROW),
+    (lambda rows, x: rows.scatter_(0, AT[None], x[:, :1]), 4 + 8, 4),
+    (lambda rows, x: rows.scatter_add_(0, AT[None], x[:, :1]), 4 + 8 + 4, 4),
+    (lambda rows, x: rows[7:8].copy_(x), ROW, ROW),
+    (lambda rows, x: rows[7:9].zero_(), 0, 2 * ROW),
+])
+def test_what_is_written_into_a_part_is_as_large_as_its_source(put, read, written):
+    """A row of a cache: the rest of the cache is neither read nor written, and nothing is computed of it."""
+    rows, x = torch.zeros(ROWS, WIDTH), torch.randn(1, WIDTH)
+    work = measure_work(lambda: put(rows, x))
+    assert work.bytes == work.least_bytes == work.fused_bytes == read + written
+    assert work.flops == written // 4
+
+
+def test_a_mask_writes_as_much_as_is_true():
+    rows = torch.zeros(ROWS, WIDTH)
+    rows[[3, 5]] = 1
+    work = measure_work(lambda: _masked(rows, torch.tensor(2.0)))
+    (put,) = [operator for operator in work.operators if operator.name == "index_put_"]
+    assert put.bytes == 2 * ROW + ROWS + 4
+
+
+def test_a_cache_that_is_read_after_one_row_was_written():
+    """All of it was given, but for that row, which is nothing beside it."""
+    rows, x = torch.zeros(ROWS, WIDTH), torch.randn(1, WIDTH)
+
+    def step():
+        rows.index_copy_(0, AT, x)
+        return rows.sum()
+
+    assert measure_work(step).least_bytes == ROWS * ROW + 2 * ROW + 8 + 4
+
+
+def test_memory_of_the_steps_own_is_not_given():
+    """It is filled part by part, and never has to be read back."""
+    x = torch.randn(4, WIDTH)
+
+    def step():
+        both = torch.empty(8, WIDTH)
+        both[:4].copy_(x)
+        both[4:].copy_(x)
+        return both * 2
+
+    assert measure_work(step).least_bytes == 4 * ROW + 8 * ROW
+
+
+@pytest.mark.parametrize(("take", "share"), [
+    (lambda x: x.chunk(4, 0), 1), (lambda x: x.chunk(4, 1), 1), (lambda x: x.unbind(0)[:16], 0.25),
+    (lambda x: (x[:32], x[16:48]), 0.75), (lambda x: (x[:, :4], x[:, 2:8]), 0.25),
+    (lambda x: (x[:32], x[:32].t()), 0.5), (lambda x: (x[:1].expand(64, WIDTH),), 1 / 64),
+    (lambda x: x.view(4, 16, WIDTH)[:, :, :16].chunk(2, 2), 0.5),
+])
+def test_views_of_one_tensor_are_read_once_each(take, share):
+    """Their union: neither the largest alone, nor what they share twice."""
+    x = torch.randn(64, WIDTH)
+    work = measure_work(lambda: [part.sum() for part in take(x)])
+    assert work.least_bytes == 64 * ROW * share + 4 * len(take(x))
+
+
+def test_a_view_without_equal_distances_is_told_low():
+    """A least must not be more than what was read: of two such views the larger counts."""
+    x = torch.randn(4, 8, 16)
+    work = measure_work(lambda: [x[:, :2, :3].sum(), x[:, 4:6, 8:10].sum()])
+    assert work.least_bytes == 4 * 2 * 3 * 4 + 2 * 4
+
+
 def test_flops_of_a_training_step_are_those_of_torch():
     """But for attention on a CPU, which torch's counter does not know."""
     model, ids = zoo.mini_gpt(), zoo.token_batch(B=2, S=8)

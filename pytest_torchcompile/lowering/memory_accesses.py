@@ -1,0 +1,171 @@
+"""Memory accesses: which tensors a planned kernel reads and writes, and how many bytes of each.
+
+A kernel that reads or writes where other numbers say (an embedding, ``index_copy_``) touches one element for each step
+of its loops, however large the tensor is. What is written in place is not read for that, unless it is added to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pytest_torchcompile.lowering.kernel_records import TensorAccess
+
+__all__ = ["accesses_of", "current_lowering", "dtype_name", "node_name", "product_of", "shown_size", "subgraph_name"]
+
+
+def accesses_of(
+    nodes: Sequence[Any], origins: Sequence[str]
+) -> tuple[tuple[TensorAccess, ...], tuple[TensorAccess, ...]]:
+    """What a kernel reads that it has not made itself, and what it writes, in the order of its nodes.
+
+    :param origins: for each node that of the graph which was computed last for it; empty where there is none.
+    """
+    written: dict[str, list[Any]] = {}
+    read: dict[str, list[Any]] = {}
+    in_place: dict[str, str] = {}
+    for node, origin in zip(nodes, origins, strict=True):
+        mutated = _mutated_by(node)
+        for dependency in node.read_writes.reads:
+            if dependency.name not in written and not _only_ordered(dependency, mutated):
+                read.setdefault(dependency.name, []).append(dependency)
+        for dependency in node.read_writes.writes:
+            for actual in _memory_of(dependency.name):
+                # What is added to is read, but for what this kernel wrote itself.
+                if getattr(dependency, "mode", None) == "atomic_add" and actual not in written:
+                    read.setdefault(actual, []).append(dependency)
+                written.setdefault(actual, []).append(dependency)
+                if actual in mutated:
+                    in_place[actual] = origin
+            # Later nodes of the kernel read it under this name.
+            written.setdefault(dependency.name, [])
+    reads = [_access(name, found, "") for name, found in read.items()]
+    writes = [_access(name, found, in_place.get(name, "")) for name, found in written.items() if found]
+    return tuple(filter(None, reads)), tuple(filter(None, writes))
+
+
+def _mutated_by(node: Any) -> frozenset[str]:
+    """Memory that generated code writes in place; a library may read all of what it writes.
+
+    ``get_mutation_names`` of ``torch/_inductor/ir.py: ComputedBuffer`` (torch 2.13).
+    """
+    if type(node.node).__name__ != "ComputedBuffer":
+        return frozenset()
+    return frozenset(node.node.get_mutation_names())
+
+
+def _only_ordered(dependency: Any, mutated: frozenset[str]) -> bool:
+    """Whether it says what comes first, and nothing is read (``WeakDep``, torch 2.13).
+
+    So does a ``StarDep`` of what the node writes in place: what it reads of it has a ``MemoryDep`` of its own.
+    """
+    kind = type(dependency).__name__
+    return kind == "WeakDep" or (kind == "StarDep" and not mutated.isdisjoint(_memory_of(dependency.name)))
+
+
+def _memory_of(name: str) -> list[str]:
+    """The tensors that a buffer of this name is: itself, what it mutates in place, or its several results."""
+    buffer = current_lowering().try_get_buffer(name)
+    mutated = list(getattr(buffer, "get_mutation_names", list)())
+    if mutated:
+        return mutated
+    layout = type(getattr(buffer, "layout", None)).__name__
+    if layout == "MultiOutputLayout":
+        results = []
+        for other in current_lowering().buffers:
+            inputs = getattr(other, "inputs", ())
+            if type(other).__name__ == "MultiOutput" and any(given is buffer for given in inputs):
+                results.append(other.get_name())
+        return results
+    return [name] if layout != "NoneLayout" else []
+
+
+def _access(name: str, dependencies: Sequence[Any], of: str) -> TensorAccess | None:
+    tensor = current_lowering().try_get_buffer(name)
+    if tensor is None or not hasattr(tensor, "get_size"):
+        return None
+    try:
+        sizes, dtype = list(tensor.get_size()), tensor.get_dtype()
+    except NotImplementedError:
+        # No tensor: a token, a random state, a number.
+        return None
+    whole = product_of(sizes)
+    touched = sum(_touched(dependency, whole) for dependency in dependencies)
+    origin = getattr(tensor, "origin_node", None)
+    if not of and origin is not None:
+        of = node_name(origin)
+    return TensorAccess(name, tuple(map(shown_size, sizes)), dtype_name(dtype), min(whole, touched) * dtype.itemsize,
+                        of)
+
+
+def _touched(dependency: Any, whole: int) -> int:
+    """Elements behind an access; the whole tensor where it is a library's (``MemoryDep``, torch 2.13).
+
+    ``get_numel`` tells the whole tensor where the place is itself a number that is read; ``size`` has the loops.
+    """
+    if type(dependency).__name__ != "MemoryDep":
+        return whole
+    if dependency.is_indirect():
+        return product_of(dependency.size)
+    return _number(dependency.get_numel())
+
+
+# ------------------------------------------------------------------------------------------------ sizes
+def current_lowering() -> Any:
+    """The graph that is being lowered (``torch._inductor.virtualized.V.graph``, torch 2.13)."""
+    from torch._inductor.virtualized import V
+
+    return V.graph
+
+
+def subgraph_name() -> str:
+    """Of the graph that is being lowered: ``true_graph_0``, and within another ``a.b``; empty for a whole graph.
+
+    ``SubgraphLowering`` in torch/_inductor/graph.py, whose name begins with its parent's (torch 2.13).
+    """
+    lowering, names = current_lowering(), []
+    while (parent := getattr(lowering, "parent", None)) is not None:
+        names.append(str(lowering.name).removeprefix(f"{parent.name}_"))
+        lowering = parent
+    return ".".join(reversed(names))
+
+
+def node_name(node: Any) -> str:
+    """Of a node of the graph that is being lowered: in a subgraph as ``explain`` reads it, ``true_graph_0.sin``."""
+    subgraph = subgraph_name()
+    return f"{subgraph}.{node.name}" if subgraph else str(node.name)
+
+
+def _number(size: Any) -> int:
+    """A size as a number: that of this call where the compiler keeps it open.
+
+    ``SizeVarAllocator.optimization_hint`` in torch 2.13; where that is missing, the older ``size_hint``.
+    """
+    if isinstance(size, int):
+        return size
+    sizes = current_lowering().sizevars
+    hint = getattr(sizes, "optimization_hint", None) or sizes.size_hint
+    return int(hint(size, fallback=1))
+
+
+def product_of(sizes: Any) -> int:
+    """Elements of a tensor of these sizes, in this call."""
+    count = 1
+    for size in sizes:
+        count *= _number(getattr(getattr(size, "node", None), "expr", size))
+    return count
+
+
+def shown_size(size: Any) -> int | str:
+    """A number, or the name of what is open."""
+    try:
+        return int(size) if isinstance(size, int) or not getattr(size, "free_symbols", True) else str(size)
+    except TypeError:
+        return str(size)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32``."""
+    return str(dtype).removeprefix("torch.")

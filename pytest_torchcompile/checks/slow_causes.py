@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pytest_torchcompile.ledger.records import OverLimit
 from pytest_torchcompile.quantity import count
 
 __all__ = ["SlowCause", "gpu_share", "idle_causes", "idle_remark", "kernel_time", "slow_cause", "slow_causes"]
@@ -68,8 +69,8 @@ def slow_cause(section: Mapping[str, Any]) -> str:
 
 def slow_causes(section: Mapping[str, Any]) -> list[SlowCause]:
     """All of them, that which explains most of the step first."""
-    # Something that compiles is no steady state, whatever the times say.
-    recompiled = list(_late_compiles(section))
+    # Something that compiles is no steady state, whatever the times say; nor is what was compiled too often.
+    recompiled = [*_over_limit(section), *_late_compiles(section)]
     if recompiled or section["verdict"] not in NOT_FASTER or not section.get("profile"):
         return recompiled
     return _ranked_causes(section)
@@ -83,7 +84,7 @@ def idle_remark(section: Mapping[str, Any]) -> str:
 
 def idle_causes(section: Mapping[str, Any]) -> list[SlowCause]:
     """The causes of :func:`idle_remark`; what a GPU computes is none of them."""
-    if section["verdict"] != FASTER or section.get("late") or not section.get("profile"):
+    if section["verdict"] != FASTER or section.get("late") or section.get("over_limit") or not section.get("profile"):
         return []
     busy = gpu_share(section)
     if busy is None or busy >= IDLE_GPU:
@@ -151,6 +152,12 @@ def _first_break(section: Mapping[str, Any]) -> str:
     """``file:line`` of the first graph break; empty without one."""
     breaks = section.get("breaks")
     return f"{breaks[0]['file']}:{breaks[0]['line']}" if breaks else ""
+
+
+def _over_limit(section: Mapping[str, Any]) -> Iterator[SlowCause]:
+    """Functions that torch has given up, for they were compiled too often."""
+    for over in section.get("over_limit", ()):
+        yield SlowCause("recompiles", 1.0, str(OverLimit(**over)))
 
 
 def _late_compiles(section: Mapping[str, Any]) -> Iterator[SlowCause]:

@@ -41,6 +41,7 @@ KEPT_BREAKS: Final = 3
 def measure(run: CellTrial) -> dict[str, Any]:
     """Times of a step, eager and compiled, their ratio, kernels and memory of a step; all batches take part."""
     from pytest_torchcompile.layer.benchmark import StepRunner, benchmark_sides
+    from pytest_torchcompile.ledger.records import Compile
     from pytest_torchcompile.oracle.training import default_loss
 
     if run.compiled.error or run.side is None:
@@ -61,7 +62,10 @@ def measure(run: CellTrial) -> dict[str, Any]:
     warmup = max(3, len(batches))
     eager_runner = StepRunner(eager.call, eager.module, loss)
     compiled_runner = StepRunner(run.side.call, run.side.module, loss)
-    timed = benchmark_sides(eager_runner, compiled_runner, make_batch, warmup=warmup, seconds=SECONDS, texts=run.texts)
+    timed = benchmark_sides(
+        eager_runner, compiled_runner, make_batch, warmup=warmup, seconds=SECONDS, texts=run.texts,
+        earlier=list(map(Compile.from_dict, run.compiled.seen["recompiles"])),
+    )  # fmt: skip
     section = {"raised": None, "wrong": "", **_figures(timed), **_compile_facts(run, timed), **_evidence(run, timed)}
     section["text"] = "\n".join([section["text"], *_roof_lines(section)])
     return section
@@ -133,6 +137,7 @@ def _evidence(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
         "launches": {side: launched.to_dict() for side, launched in timed.launches.items()},
         "skips": list(dict.fromkeys(skip["reason"] for skip in run.compiled.seen.get("cudagraph_skips", ()))),
         "late": late,
+        "over_limit": [asdict(over) for over in timed.over_limit],
         "work": timed.work.to_dict() if timed.work is not None else None,
         "parts": timed.parts.to_dict() if timed.parts is not None else None,
         **_by_peaks(run, timed),
@@ -199,7 +204,8 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     elif section.get("wrong"):
         yield Problem(f"{WRONG}: {section['wrong']}", hint="see the check `equivalence` of this cell")
     elif section["verdict"] == NOTHING:
-        yield Problem("nothing ran compiled in the timed steps, so their times say nothing", section["text"])
+        yield Problem("nothing ran compiled in the timed steps, so their times say nothing", section["text"],
+                      slow_cause(section))
     elif section["late_compiles"]:
         yield Problem(f"{section['late_compiles']} compile(s) in the timed steps: there was no steady state",
                       section["text"], slow_cause(section) or "see `recompiles` and `shape_stability`")

@@ -73,6 +73,22 @@ def test_what_compiles_in_the_timed_steps_is_told_first(verdict):
                                  "x.size(0): pad to a few buckets")
 
 
+OVER = {"function": "Net.forward", "file": "net.py", "line": 3, "guard": "self.n == 7", "what": "self.n",
+        "at": "models/net.py:4", "advice": "register self.n as a buffer (a tensor)"}
+OVER_TEXT = ("Net.forward (net.py:3) hit Dynamo's recompile limit because of self.n at net.py:4, and runs eagerly from "
+             "then on: register self.n as a buffer (a tensor)")
+
+
+@pytest.mark.parametrize("verdict", ["nothing was compiled", "slower", "faster", "could not be told"])
+def test_a_recompile_limit_is_told_first(verdict):
+    """What was compiled too often runs eagerly, which no Python of the step explains."""
+    found = {**section(verdict, late=[LATE], python=0.9, coverage=0.1), "over_limit": [OVER]}
+    assert slow_cause(found) == OVER_TEXT
+    unknown = {**OVER, "guard": "", "what": "", "at": ""}
+    assert slow_cause({**found, "over_limit": [unknown]}).startswith(
+        "Net.forward (net.py:3) hit Dynamo's recompile limit, and runs eagerly from then on: ")
+
+
 @pytest.mark.parametrize("changes", [
     {}, on_gpu(0.09, generated=0.08), on_gpu(0.02, graphs=1), {**on_gpu(0.09, generated=0.08), "python": 0.9},
 ])

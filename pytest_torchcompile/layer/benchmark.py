@@ -38,7 +38,7 @@ from pytest_torchcompile.layer.sample_batch import batch_for, maker_by_round
 from pytest_torchcompile.layer.training_step import loss_of_step
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.explain import functions_over_limit
-from pytest_torchcompile.ledger.records import Compile, Text
+from pytest_torchcompile.ledger.records import Compile, Text, whole_compiles
 
 __all__ = ["Benchmark", "StepRunner", "benchmark", "benchmark_sides", "steady_ratio"]
 
@@ -153,7 +153,7 @@ def benchmark_sides(
         # From here on nothing should compile: what does is told as late.
         first_compiles = len(seen.compiles)
         timings, confirmed = _confirmed_rounds(sides, maker, plan, warmup, least)
-        late = seen.compiles[first_compiles:]
+        late = whole_compiles(seen.compiles[first_compiles:])
         batch = Batch.of(maker(0))
         # The copy is made before: it is no memory of the step.
         # What ran compiled in the first steps only, as before a recompile limit, is not what was timed.
@@ -173,8 +173,9 @@ def benchmark_sides(
     verdict = ratio.verdict(least, confirmed)
     if asked and not ran:
         verdict = NOTHING
-    cached = sum(came_from_cache(compile_record.caches) for compile_record in seen.compiles)
-    return Benchmark(figures[0], figures[1], ratio, verdict, plan.repeats[0], len(seen.compiles), cached,
+    compiles = whole_compiles(seen.compiles)
+    cached = sum(came_from_cache(compile_record.caches) for compile_record in compiles)
+    return Benchmark(figures[0], figures[1], ratio, verdict, plan.repeats[0], len(compiles), cached,
                      len(seen.recompiles) - first_recompiles, len(late), peaks[0].source, counted.unit, asked,
                      insides.profile, insides.launches, insides.work, insides.parts,
                      [record.to_dict() for record in late], functions_over_limit(seen, earlier))

@@ -5,7 +5,7 @@ No torch here, so that a stored observation can be read and judged anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -24,6 +24,7 @@ __all__ = [
     "OverLimit",
     "Text",
     "compiled_unit",
+    "whole_compiles",
 ]
 
 SILENT = frozenset({"limit", "suppressed", "stance", "off", "skipped"})
@@ -316,6 +317,16 @@ class Text(LedgerRecord):
     """``dynamo``, ``joint``, ``forward``, ``backward``, ``post_grad``, ``code`` or ``kernel_lines``."""
     text: str
     during: str = ""
+
+
+def whole_compiles(compiles: Iterable[Compile]) -> list[Compile]:
+    """Each compile once: a backward that is compiled when it is first needed belongs to that of its forward.
+
+    A backward alone stays, as of a forward that was compiled before the observation began.
+    """
+    compiles = list(compiles)
+    forwards = {record.compile_id for record in compiles if record.kind != "backward"}
+    return [record for record in compiles if record.kind != "backward" or record.compile_id not in forwards]
 
 
 def compiled_unit(compiled: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -45,6 +45,14 @@ IDLE_GPU: Final = 0.5
 NAMED_CALLS: Final = 3
 LONGEST_REASON: Final = 200
 LEAVES_IDLE: Final = ("coverage", "host", "launches")
+_NUMBERS_TAKEN: Final = {
+    "Tensor.item()": ("a number is taken out of a tensor (`.item()`, `float()`)",
+                      "keep it a tensor, or set torch._dynamo.config.capture_scalar_outputs = True"),
+    "Tensor.tolist()": ("numbers are taken out of a tensor (`.tolist()`)", "keep them a tensor"),
+    "Data-dependent branching": ("the code branches on a number of a tensor",
+                                 "compute both sides and choose by torch.where, or write it with torch.cond"),
+}
+"""What torch's reason for a graph break holds, to what the code does there and what to do (torch 2.8 to 2.15)."""
 FASTER: Final = "faster"
 NOT_FASTER: Final = ("slower", "no difference")
 
@@ -191,6 +199,11 @@ def _little_compiled(section: Mapping[str, Any]) -> Iterator[SlowCause]:
     if at := _first_break(section):
         place = f"; the first graph break is at {at}"
         remedy = "move what breaks the graph out of forward, as the check `graph_breaks` says"
+        # Older reports have no reasons.
+        reason = section["breaks"][0].get("reason", "")
+        for beginning, (what, known_remedy) in _NUMBERS_TAKEN.items():
+            if beginning in reason:
+                place, remedy = f"{place}, where {what}", known_remedy
     outside = _part(section, "operators") + _part(section, "python")
     yield SlowCause(
         "coverage", outside, f"{1 - coverage:.0%} of the operator calls run outside of compiled graphs{place}: {remedy}"

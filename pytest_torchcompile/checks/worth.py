@@ -99,21 +99,26 @@ def _figures(timed: Benchmark) -> dict[str, Any]:
 
 def _compile_facts(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
     """What compiling took before the model was handed over here, and when that is won back."""
+    from pytest_torchcompile.ledger.records import Compile, whole_compiles
+
     compiles = run.compiled.seen["compiles"]
     seconds = sum(each["seconds"] for each in compiles)
-    cached = sum(came_from_cache(each["caches"]) for each in compiles)
+    counted = whole_compiles(map(Compile.from_dict, compiles))
+    cached = sum(came_from_cache(each.caches) for each in counted)
     first = run.calls[0].label
     pays = None
     if timed.verdict == "faster":
         # By the ratio, and a step of a quiet moment: medians of a busy one say little.
         pays = pays_after(seconds, timed.eager.low, timed.eager.low * timed.ratio.value)
-    breaks = run.compiled.seen["graph_breaks"][:KEPT_BREAKS]
+    breaks = []
+    for each in run.compiled.seen["graph_breaks"][:KEPT_BREAKS]:
+        breaks.append({name: each[name] for name in ("file", "line", "reason")})
     return {
         "coverage": min((each["share"] for each in run.compiled.coverage), default=None),
-        "breaks": [{"file": each["file"], "line": each["line"]} for each in breaks],
+        "breaks": breaks,
         "compiling_seconds": seconds,
         "first_call_seconds": sum(each["seconds"] for each in compiles if each["during"] == first),
-        "compiles": len(compiles),
+        "compiles": len(counted),
         "cached": cached,
         "pays_after": pays,
     }

@@ -17,8 +17,8 @@ from typing import Any, Final
 from pytest_torchcompile.adoption.chosen_cell import chosen_cell
 from pytest_torchcompile.backends import BACKENDS
 from pytest_torchcompile.checks.slow_causes import slow_cause
+from pytest_torchcompile.empty_caches import empty_caches
 from pytest_torchcompile.gate.markdown import inline_code, prose, table
-from pytest_torchcompile.gauges.compiler import empty_caches
 from pytest_torchcompile.layer.benchmark_result import NOT_TOLD, NOTHING
 from pytest_torchcompile.observation import Judgement
 from pytest_torchcompile.plan.expansion import PlannedCell

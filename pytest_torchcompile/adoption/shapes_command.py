@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from pytest_torchcompile.adoption.chosen_cell import chosen_cell
 from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.empty_caches import empty_caches
 from pytest_torchcompile.errors import UsageError, nearest
-from pytest_torchcompile.gauges.compiler import empty_caches
 from pytest_torchcompile.layer.shape_ways import WAYS, ShapeExperiment, Way, bucket_of, default_buckets
 from pytest_torchcompile.plan.matrix import Matrix
 from pytest_torchcompile.plan.models import ModelEntry

@@ -6,8 +6,6 @@ And an outage of it: while that lasts, whatever is to be compiled fails at once,
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.errors import InstrumentError
 
-__all__ = ["Outage", "PlannedFailure", "compiler_outage", "cpu_build", "empty_caches", "kept_processes",
+__all__ = ["Outage", "PlannedFailure", "compiler_outage", "cpu_build", "kept_processes",
            "leave_untraced", "pay_first_compile", "set_compile_threads", "warm_toolchain"]
 
 _COMMANDS: Final = (
@@ -77,13 +75,6 @@ def warm_toolchain(settings: Mapping[str, Any], device: str) -> None:
     with torch.no_grad():
         torch.compile(small, **settings)(torch.ones(5, device=device))
     torch.compiler.reset()
-
-
-@contextlib.contextmanager
-def empty_caches() -> Iterator[dict[str, str]]:
-    """Variables of the environment for a process whose compile caches are empty; they are removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="pytest-torchcompile-caches-") as folder:
-        yield {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
 
 
 def set_compile_threads(count: int) -> None:

@@ -13,10 +13,7 @@ from typing import Any
 from pytest_torchcompile.ledger.break_sites import is_torch
 from pytest_torchcompile.ledger.reasons import user_expression
 
-__all__ = ["EVENT", "specialised_sizes"]
-
-EVENT = "symbolic_shape_specialization"
-"""The event's name."""
+__all__ = ["specialised_sizes"]
 
 
 def specialised_sizes(event: Mapping[str, Any]) -> dict[str, str]:

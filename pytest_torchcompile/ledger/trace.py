@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.ledger import break_sites, decisions
 from pytest_torchcompile.ledger.records import Compile, EagerFrame, Text
-from pytest_torchcompile.ledger.specialised_sizes import EVENT as SPECIALISED
-from pytest_torchcompile.ledger.specialised_sizes import specialised_sizes
 from pytest_torchcompile.ledger.users import FrameAttempt, FunctionPlace
 
 if TYPE_CHECKING:
@@ -201,7 +199,10 @@ class _Handler(logging.Handler):
             attempt.reasons = decisions.read_failed_guards(attempt, payload)
         elif name == "compilation_metrics":
             attempt.metrics = metadata[name]
-        elif name == SPECIALISED:
+        elif name == "symbolic_shape_specialization":
+            # Rare: only then is the module loaded.
+            from pytest_torchcompile.ledger.specialised_sizes import specialised_sizes
+
             attempt.specialised.update(specialised_sizes(metadata[name]))
         elif cache := _CACHE.match(name):
             attempt.caches.append(f"{_CACHE_NAMES[cache[1]]} {cache[2]}")

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pytest_torchcompile.oracle.leaf_limits import problem as problem
     from pytest_torchcompile.oracle.mean_comparison import Means as Means
     from pytest_torchcompile.oracle.mean_comparison import compare_means as compare_means
-    from pytest_torchcompile.oracle.mean_comparison import has_drawn as has_drawn
     from pytest_torchcompile.oracle.operator_rounding import program_unit as program_unit
+    from pytest_torchcompile.oracle.properties import has_drawn as has_drawn
     from pytest_torchcompile.oracle.recorder import record as record
     from pytest_torchcompile.oracle.recording import Fault as Fault
     from pytest_torchcompile.oracle.recording import Item as Item
@@ -56,7 +56,7 @@ _EXPORTS = {
     "default_loss": "training",
     "disturb": "disturbed_runs",
     "given_text": "eager_errors",
-    "has_drawn": "mean_comparison",
+    "has_drawn": "properties",
     "note": "leaf_limits",
     "other_values": "calls",
     "overwritten_outputs": "held",

@@ -22,7 +22,7 @@ import torch
 from pytest_torchcompile.oracle.chances import Moments, is_rounding, welch
 from pytest_torchcompile.oracle.recording import Recording
 
-__all__ = ["FIRST", "SECOND", "Means", "compare_means", "has_drawn"]
+__all__ = ["FIRST", "SECOND", "Means", "compare_means"]
 
 FIRST: Final = (12, 6.0)
 """Runs of each kind, and the ratio from which a leaf is suspected (a correct leaf of one element: about 2 in 100)."""
@@ -42,15 +42,6 @@ class Means:
     """How many of each kind were made."""
     error: str = ""
     """The first run that raised."""
-
-
-def has_drawn(recording: Recording, seed: int) -> bool:
-    """Whether a recorded run that began with ``seed`` has drawn from any of torch's random generators."""
-    for device, state in recording.generators.items():
-        at_first = torch.Generator(device).manual_seed(seed).get_state()
-        if not torch.equal(at_first, state):
-            return True
-    return False
 
 
 def compare_means(

@@ -15,7 +15,7 @@ from pytest_torchcompile.oracle.python_state import compare_python
 from pytest_torchcompile.oracle.recording import Item, Recording
 
 __all__ = [
-    "ABSENT", "GENERATOR", "alias_pairs", "compare_errors", "compare_items", "compare_properties",
+    "ABSENT", "GENERATOR", "alias_pairs", "compare_errors", "compare_items", "compare_properties", "has_drawn",
     "labels_with_other_draws", "plain_value",
 ]
 
@@ -122,6 +122,15 @@ def _compare_generators(eager: Recording, compiled: Recording) -> Leaf:
         "drawn (with torch._inductor.config.fallback_random Inductor draws the ones of eager)"
     )
     return Leaf(GENERATOR, "rng", message=text)
+
+
+def has_drawn(recording: Recording, seed: int) -> bool:
+    """Whether a recorded run that began with ``seed`` has drawn from any of torch's random generators."""
+    for device, state in recording.generators.items():
+        at_first = torch.Generator(device).manual_seed(seed).get_state()
+        if not torch.equal(at_first, state):
+            return True
+    return False
 
 
 def labels_with_other_draws(leaves: Iterable[tuple[str, Leaf]]) -> list[str]:

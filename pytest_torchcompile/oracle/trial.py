@@ -34,8 +34,7 @@ from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.expected import Reference
 from pytest_torchcompile.oracle.held import HeldName, held_leaves
 from pytest_torchcompile.oracle.leaf_limits import Leaf
-from pytest_torchcompile.oracle.mean_comparison import has_drawn
-from pytest_torchcompile.oracle.properties import labels_with_other_draws
+from pytest_torchcompile.oracle.properties import has_drawn, labels_with_other_draws
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Fault, Recording
 from pytest_torchcompile.oracle.reference_runs import reference
@@ -118,8 +117,7 @@ class Trial:
         self.side: Side | None = None
         # Settings of torch that the model changes, eagerly too; they were put back.
         self.leaks: list[str] = []
-        self.rate = 0.0  # of the training; 0: there is nothing to train
-        self.draws = False  # Does the model draw random numbers?
+        self.rate, self.draws = 0.0, False  # of the training, 0: nothing to train; does the model draw random numbers?
         # Do CUDA graphs run? Each call then writes to the memory of the one before, as torch documents: what is kept
         # of a call is a copy, and outputs that somebody holds are not looked at again.
         self.replayed = promised(settings) and any(call.batch.is_on_cuda for call in self.calls)

@@ -35,6 +35,8 @@ HALF: Final = 0.5
 """An element that is off by so much of its expected value, which is above the noise, is lost: zero would be as near.
 
 Of the elements that approximations of Inductor's (gelu, erf, expm1) put off, at most 47 % are lost: those next to 0."""
+# What is left where values cancel exactly, as of a softmax over one value, is no larger than this share of the others.
+_RESOLVED: Final = 2.0**-44
 # Larger values, such as masks of -1e9, excuse no more than this one.
 _TALL = 16.0
 
@@ -208,7 +210,8 @@ def _measure_error(
     if leaf.message:
         return leaf
     systematic = Projections(scale.weights)
-    squares = zeros = peak = most = farthest = largest = 0.0
+    largest = _largest_value(scale)
+    squares = zeros = peak = most = farthest = 0.0
     start = wrong = lost = worst = blind = 0
     first = None
     for part, (compiled, eager) in _split_leaf(scale, c, e):
@@ -222,9 +225,10 @@ def _measure_error(
         blind += int((part.noise * limits.rms >= part.exact.abs().clamp_(min=scale.levels.typical)).sum())
         off = ratio > limits.rms
         wrong += int(off.sum())
-        lost += int((off & (signal > limits.rms) & (error.abs() >= HALF * part.exact.abs())).sum())
+        # What float64 itself computes no digit of, beside the largest value, is zero: nothing of it can be lost.
+        there = (signal > limits.rms) & (part.exact.abs() > _RESOLVED * largest)
+        lost += int((off & there & (error.abs() >= HALF * part.exact.abs())).sum())
         farthest = max(farthest, float(error.abs().amax()))
-        largest = max(largest, float(part.exact.abs().amax()))
         top = float(ratio.amax())
         if top > peak:
             peak, worst = top, start + int(ratio.argmax())
@@ -246,6 +250,14 @@ def _measure_error(
         grain = grain_of(farthest, largest, scale.dtype)
     return replace(leaf, rms=(squares / count) ** 0.5, bias=scale.noise.excess(systematic, floor), peak=peak,
                    grain=grain, wrong=wrong / count, blind=blind)
+
+
+def _largest_value(scale: Scale) -> float:
+    """Of a leaf, infinities aside."""
+    largest = 0.0
+    for (value,) in split_pieces(scale.centre):
+        largest = max(largest, float(finite_values(value.double()).abs().amax()))
+    return largest
 
 
 def grain_of(farthest: float, largest: float, dtype: torch.dtype) -> float | None:

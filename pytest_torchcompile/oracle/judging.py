@@ -21,7 +21,7 @@ from pytest_torchcompile.oracle.estimate import (
     split_pieces,
 )
 from pytest_torchcompile.oracle.expected import WIDER, Reference
-from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
+from pytest_torchcompile.oracle.leaf_limits import OFF, Leaf, Limits, problem
 from pytest_torchcompile.oracle.noise_levels import Projections
 
 __all__ = ["BIAS_FLOOR", "HALF", "eager_is_near", "excused_difference", "grain_of", "judge_discrete",
@@ -211,7 +211,7 @@ def _measure_error(
         return leaf
     systematic = Projections(scale.weights)
     largest = _largest_value(scale)
-    squares = zeros = peak = most = farthest = 0.0
+    squares = zeros = peak = most = farthest = farthest_off = 0.0
     start = wrong = lost = worst = blind = 0
     first = None
     for part, (compiled, eager) in _split_leaf(scale, c, e):
@@ -229,6 +229,7 @@ def _measure_error(
         there = (signal > limits.rms) & (part.exact.abs() > _RESOLVED * largest)
         lost += int((off & there & (error.abs() >= HALF * part.exact.abs())).sum())
         farthest = max(farthest, float(error.abs().amax()))
+        farthest_off = max(farthest_off, float(error.abs().where(ratio > OFF, 0.0).amax()))
         top = float(ratio.amax())
         if top > peak:
             peak, worst = top, start + int(ratio.argmax())
@@ -244,12 +245,27 @@ def _measure_error(
     floor = 0.0
     if limits.bias:
         floor = BIAS_FLOOR / limits.bias
+    bias = scale.noise.excess(systematic, floor)
+    grain = grain_off = None
     # Where most elements that are off are lost, being small beside the largest value is no excuse.
-    grain = None
     if lost <= wrong - lost:
         grain = grain_of(farthest, largest, scale.dtype)
-    return replace(leaf, rms=(squares / count) ** 0.5, bias=scale.noise.excess(systematic, floor), peak=peak,
-                   grain=grain, wrong=wrong / count, blind=blind)
+        # Elements that are off shift the leaf as well. The others must not.
+        if bias <= limits.of(count)[1] or _bias_of_near(e, c, scale, floor) <= limits.of(count)[1]:
+            grain_off = grain_of(farthest_off, largest, scale.dtype)
+    return replace(leaf, rms=(squares / count) ** 0.5, bias=bias, peak=peak, grain=grain, grain_off=grain_off,
+                   wrong=wrong / count, blind=blind)
+
+
+def _bias_of_near(e: torch.Tensor, c: torch.Tensor, scale: Scale, floor: float) -> float:
+    """The systematic offset of the elements that are not off, over the noise's."""
+    systematic = Projections(scale.weights)
+    for part, (compiled, eager) in _split_leaf(scale, c, e):
+        use = part.is_finite & torch.isfinite(compiled) & torch.isfinite(eager)
+        error = (compiled.double() - part.exact).where(use, 0.0)
+        near = ~part.jumps & (error.abs() / part.noise <= OFF)
+        systematic.add(error.where(near, 0.0), part.exact)
+    return scale.noise.excess(systematic, floor)
 
 
 def _largest_value(scale: Scale) -> float:

@@ -496,7 +496,7 @@ class Cancels(nn.Module):
         return (x * self.w * self.sizes).sum(-1)
 
 
-@pytest.mark.parametrize(("added", "is_wrong"), [(1e-11, False), (1e-8, True)], ids=["rounding", "too much"])
+@pytest.mark.parametrize(("added", "is_wrong"), [(1e-12, False), (1e-8, True)], ids=["rounding", "too much"])
 def test_what_cancels_exactly_in_eager_need_not_when_compiled(added, is_wrong):
     """Nothing of such a gradient can be lost. Beside the others it may be off by their rounding, and by no more."""
     torch.manual_seed(0)
@@ -508,7 +508,7 @@ def test_what_cancels_exactly_in_eager_need_not_when_compiled(added, is_wrong):
 
         @staticmethod
         def backward(ctx, g):
-            return g + added * (g.abs() < 1e-15)
+            return g + added * torch.tensor([1.0, -1.0] * 4) * (g.abs() < 1e-15)
 
     def uncancelled(graph, example):
         return lambda *inputs: graph(*(Uncancelled.apply(x) if x.shape == (8,) and x.requires_grad else x

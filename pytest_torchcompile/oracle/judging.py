@@ -21,7 +21,7 @@ from pytest_torchcompile.oracle.estimate import (
     split_pieces,
 )
 from pytest_torchcompile.oracle.expected import WIDER, Reference
-from pytest_torchcompile.oracle.leaf_limits import Leaf, Limits, problem
+from pytest_torchcompile.oracle.leaf_limits import OFF, Leaf, Limits, problem
 from pytest_torchcompile.oracle.noise_levels import Projections
 
 __all__ = ["BIAS_FLOOR", "HALF", "eager_is_near", "excused_difference", "grain_of", "judge_discrete",
@@ -35,6 +35,8 @@ HALF: Final = 0.5
 """An element that is off by so much of its expected value, which is above the noise, is lost: zero would be as near.
 
 Of the elements that approximations of Inductor's (gelu, erf, expm1) put off, at most 47 % are lost: those next to 0."""
+# What is left where values cancel exactly, as of a softmax over one value, is no larger than this share of the others.
+_RESOLVED: Final = 2.0**-44
 # Larger values, such as masks of -1e9, excuse no more than this one.
 _TALL = 16.0
 
@@ -208,7 +210,8 @@ def _measure_error(
     if leaf.message:
         return leaf
     systematic = Projections(scale.weights)
-    squares = zeros = peak = most = farthest = largest = 0.0
+    largest = _largest_value(scale)
+    squares = zeros = peak = most = farthest = farthest_off = 0.0
     start = wrong = lost = worst = blind = 0
     first = None
     for part, (compiled, eager) in _split_leaf(scale, c, e):
@@ -222,9 +225,11 @@ def _measure_error(
         blind += int((part.noise * limits.rms >= part.exact.abs().clamp_(min=scale.levels.typical)).sum())
         off = ratio > limits.rms
         wrong += int(off.sum())
-        lost += int((off & (signal > limits.rms) & (error.abs() >= HALF * part.exact.abs())).sum())
+        # What float64 itself computes no digit of, beside the largest value, is zero: nothing of it can be lost.
+        there = (signal > limits.rms) & (part.exact.abs() > _RESOLVED * largest)
+        lost += int((off & there & (error.abs() >= HALF * part.exact.abs())).sum())
         farthest = max(farthest, float(error.abs().amax()))
-        largest = max(largest, float(part.exact.abs().amax()))
+        farthest_off = max(farthest_off, float(error.abs().where(ratio > OFF, 0.0).amax()))
         top = float(ratio.amax())
         if top > peak:
             peak, worst = top, start + int(ratio.argmax())
@@ -240,12 +245,35 @@ def _measure_error(
     floor = 0.0
     if limits.bias:
         floor = BIAS_FLOOR / limits.bias
+    bias = scale.noise.excess(systematic, floor)
+    grain = grain_off = None
     # Where most elements that are off are lost, being small beside the largest value is no excuse.
-    grain = None
     if lost <= wrong - lost:
         grain = grain_of(farthest, largest, scale.dtype)
-    return replace(leaf, rms=(squares / count) ** 0.5, bias=scale.noise.excess(systematic, floor), peak=peak,
-                   grain=grain, wrong=wrong / count, blind=blind)
+        # Elements that are off shift the leaf as well. The others must not.
+        if bias <= limits.of(count)[1] or _bias_of_near(e, c, scale, floor) <= limits.of(count)[1]:
+            grain_off = grain_of(farthest_off, largest, scale.dtype)
+    return replace(leaf, rms=(squares / count) ** 0.5, bias=bias, peak=peak, grain=grain, grain_off=grain_off,
+                   wrong=wrong / count, blind=blind)
+
+
+def _bias_of_near(e: torch.Tensor, c: torch.Tensor, scale: Scale, floor: float) -> float:
+    """The systematic offset of the elements that are not off, over the noise's."""
+    systematic = Projections(scale.weights)
+    for part, (compiled, eager) in _split_leaf(scale, c, e):
+        use = part.is_finite & torch.isfinite(compiled) & torch.isfinite(eager)
+        error = (compiled.double() - part.exact).where(use, 0.0)
+        near = ~part.jumps & (error.abs() / part.noise <= OFF)
+        systematic.add(error.where(near, 0.0), part.exact)
+    return scale.noise.excess(systematic, floor)
+
+
+def _largest_value(scale: Scale) -> float:
+    """Of a leaf, infinities aside."""
+    largest = 0.0
+    for (value,) in split_pieces(scale.centre):
+        largest = max(largest, float(finite_values(value.double()).abs().amax()))
+    return largest
 
 
 def grain_of(farthest: float, largest: float, dtype: torch.dtype) -> float | None:

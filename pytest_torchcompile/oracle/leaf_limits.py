@@ -51,6 +51,9 @@ class Leaf:
     eps for narrower dtypes too. Kernels that approximate (erf, expm1) are right to that, and no better near zero.
     ``None`` where most elements that are off are lost: above the noise, and off by half of what is expected or more.
     Approximations keep most values; a flush to zero, or to any constant, keeps none."""
+    grain_off: float | None = None
+    """As ``grain``, of the elements that are further off than noise explains: more than 4 times. ``None`` also where
+    the others are shifted, each by less."""
     undecidable: int = 0
     """Discrete elements that differ and that rounding alone flips too: ties of argmax, top-k, comparisons."""
     blind: int = 0
@@ -101,7 +104,7 @@ class Leaf:
     def from_dict(cls, plain: dict[str, Any]) -> Leaf:
         """Read :meth:`to_dict` back; keys of a newer version are ignored."""
         known = {field.name: plain[field.name] for field in fields(cls) if field.name in plain}
-        for name in ("rms", "bias", "peak", "grain", "wrong"):
+        for name in ("rms", "bias", "peak", "grain", "grain_off", "wrong"):
             if isinstance(known.get(name), str):
                 known[name] = float(known[name])
         for name in ("eager", "compiled", "expected"):
@@ -117,6 +120,9 @@ def _finite(value: Any) -> Any:
 
 
 # ----------------------------------------------------------------------------------------------------------- its limits
+OFF: Final = 4.0
+"""Times its noise from which on an element counts as off in ``Leaf.grain_off``: the usual limit of ``rms``, so that
+elements that are nearer exceed no limit, each by itself or together."""
 _SIDES = " (uncompiled on both sides: what is called eager is one process, and compiled the ranks)"
 # So many times the limits for a leaf that is nothing but noise: how far total cancellation carries it is least known.
 # The gradient of a bias before a batch norm reaches rms 4.4 in float32, leaves that mean something 1.3.
@@ -183,9 +189,18 @@ def problem(leaf: Leaf, limits: Limits | None = None) -> str | None:
         return f"{leaf.name}: {leaf.message}{_values_text(leaf)}{sides}"
     text = _excess_text(leaf, limits)
     # Small beside the largest value of the leaf: see ``Limits.grain``.
-    if text is None or (leaf.grain is not None and leaf.grain <= limits.grain):
+    if text is None or _is_small(leaf, limits):
         return None
     return f"{leaf.name}: {text}{_values_text(leaf)}"
+
+
+def _is_small(leaf: Leaf, limits: Limits) -> bool:
+    """Whether what exceeds the limits is small beside the largest value of the leaf."""
+    if leaf.grain is not None and leaf.grain <= limits.grain:
+        return True
+    # With stricter limits an element can exceed them that does not count as off.
+    usual = min(limits.rms, limits.peak) >= OFF
+    return usual and leaf.grain_off is not None and leaf.grain_off <= limits.grain
 
 
 def is_excused(leaf: Leaf, limits: Limits | None = None) -> bool:

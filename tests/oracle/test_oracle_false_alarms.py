@@ -484,6 +484,40 @@ def test_values_that_are_flushed_to_zero_are_no_approximation():
     assert "output" in {problem.where for problem in wrong.problems}
 
 
+class Cancels(nn.Module):
+    """Gradients of seven of eight parameters are what float64 leaves of a value that cancels."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(1, 2, 8))
+        self.register_buffer("sizes", torch.tensor([1e-3] + [1e-20] * 7))
+
+    def forward(self, x):
+        return (x * self.w * self.sizes).sum(-1)
+
+
+@pytest.mark.parametrize(("added", "is_wrong"), [(1e-12, False), (1e-8, True)], ids=["rounding", "too much"])
+def test_what_cancels_exactly_in_eager_need_not_when_compiled(added, is_wrong):
+    """Nothing of such a gradient can be lost. Beside the others it may be off by their rounding, and by no more."""
+    torch.manual_seed(0)
+
+    class Uncancelled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, w):
+            return w.view_as(w)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g + added * torch.tensor([1.0, -1.0] * 4) * (g.abs() < 1e-15)
+
+    def uncancelled(graph, example):
+        return lambda *inputs: graph(*(Uncancelled.apply(x) if x.shape == (8,) and x.requires_grad else x
+                                       for x in inputs))  # fmt: skip
+
+    found = compare(Cancels(), [torch.randn(4, 8)], CompileConfig(enabled=True, backend=uncancelled), locate=False)
+    assert ("gradient of w" in {problem.where for problem in found.problems}) == is_wrong
+
+
 def test_gradients_that_are_flushed_to_zero_are_no_approximation():
     """The same rule."""
     torch.manual_seed(0)

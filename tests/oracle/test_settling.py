@@ -50,7 +50,7 @@ def test_same_numbers_as_the_long_way(dtype: torch.dtype, spread: float) -> None
     for name in ("rms", "bias", "peak", "grain"):
         assert getattr(short, name) == pytest.approx(getattr(long, name), rel=1e-3), name
     assert short.wrong == pytest.approx(long.wrong, abs=1e-5)
-    plain = {"rms": 0.0, "bias": 0.0, "peak": 0.0, "grain": 0.0, "wrong": 0.0}
+    plain = {"rms": 0.0, "bias": 0.0, "peak": 0.0, "grain": 0.0, "grain_off": None, "wrong": 0.0}
     assert replace(short, **plain, blind=0) == replace(long, **plain, blind=0)
     assert abs(short.blind - long.blind) <= 3
 

@@ -42,7 +42,6 @@ _NOT_ASKED: Final = (
     "log_folder",
     "local_rank",
     "timeout",
-    "warm_toolchain",
     "watched",
     "comparisons",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -9,6 +10,15 @@ import pytest
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/toolkit.md"
 pytestmark = pytest.mark.needs_torch
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_loaded():
+    """Pytester forgets the modules that a run of its own has loaded; torch and Triton can't be loaded twice."""
+    importlib.import_module("torch")
+    if importlib.util.find_spec("triton") is not None:
+        importlib.import_module("triton")
+
 
 PASSES = """
 import torch
@@ -87,7 +97,7 @@ def test_mistakes_in_the_marker(pytester, mark, text):
 
 def test_the_page(pytester):
     """The pass and the test that docs/how-to/toolkit.md shows."""
-    written, used = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    written, used, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     net = TEST.partition("class Doubles")[2].partition("@pytest")[0]
     given = f"import pytest, torch\nfrom passes import twice_as_sum\nclass Model{net}\nbatch = torch.randn(3, 4)\n"
     pytester.makepyfile(passes=written, test_it=given + used)

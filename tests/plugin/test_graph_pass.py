@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -10,15 +9,6 @@ import pytest
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/toolkit.md"
 pytestmark = pytest.mark.needs_torch
-
-
-@pytest.fixture(autouse=True)
-def _torch_is_loaded():
-    """Pytester forgets the modules that a run of its own has loaded; torch and Triton can't be loaded twice."""
-    importlib.import_module("torch")
-    if importlib.util.find_spec("triton") is not None:
-        importlib.import_module("triton")
-
 
 PASSES = """
 import torch
@@ -101,4 +91,5 @@ def test_the_page(pytester):
     net = TEST.partition("class Doubles")[2].partition("@pytest")[0]
     given = f"import pytest, torch\nfrom passes import twice_as_sum\nclass Model{net}\nbatch = torch.randn(3, 4)\n"
     pytester.makepyfile(passes=written, test_it=given + used)
-    pytester.runpytest("-p", "no:cacheprovider").assert_outcomes(passed=1)
+    # In a process of its own: pytester forgets what an earlier run has loaded, and Triton can't be loaded twice.
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)

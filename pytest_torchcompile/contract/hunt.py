@@ -116,9 +116,7 @@ def hunted_programs(seed: int, start: int = 0) -> Iterator[tuple[int, str, int]]
 
     Layers, operators and the zoo take turns with chains, which are new ones each time.
     """
-    known: list[tuple[str, int]] = []
-    for kind, count in (("layer", len(LAYERS)), ("operator", len(OPERATORS)), ("zoo", len(ZOO))):
-        known += [(kind, number) for number in range(count)]
+    known = _known_programs()
     place = start
     while True:
         index, is_chain = divmod(place, 2)
@@ -128,6 +126,14 @@ def hunted_programs(seed: int, start: int = 0) -> Iterator[tuple[int, str, int]]
             # Another seed begins elsewhere, so that short hunts do not all see the same layers.
             yield place, *known[(index + seed * 37) % len(known)]
         place += 1
+
+
+def _known_programs() -> list[tuple[str, int]]:
+    """Kind and number of each program that is not drawn."""
+    known: list[tuple[str, int]] = []
+    for kind, count in (("layer", len(LAYERS)), ("operator", len(OPERATORS)), ("zoo", len(ZOO))):
+        known += [(kind, number) for number in range(count)]
+    return known
 
 
 @dataclass
@@ -210,7 +216,7 @@ class Hunt:
         dims = {"B": Dim(min=1, max=5)}
         if name in ZOO:
             dims = ZOO[name][1]
-        first_turn = place < 2 * (len(LAYERS) + len(OPERATORS) + len(ZOO))
+        first_turn = place < 2 * len(_known_programs())
         for turn in range(_ROUNDS):
             seconds = min(_PROGRAM_SECONDS, ends - time.monotonic())
             if seconds <= 0:

@@ -180,6 +180,11 @@ class _Stretch:
     noise: torch.Tensor
     jumps: torch.Tensor
 
+    def error_of(self, compiled: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
+        """How far compiled values are off; zero where one of the three is not finite."""
+        use = self.is_finite & torch.isfinite(compiled) & torch.isfinite(eager)
+        return (compiled.double() - self.exact).where(use, 0.0)
+
     def usual_ratio(self, ratio: torch.Tensor) -> torch.Tensor:
         """Errors over noise, for means over the leaf: there a jump as large as one that was seen counts one."""
         return torch.where(self.jumps, ratio / SEEN, ratio)
@@ -215,8 +220,7 @@ def _measure_error(
     start = wrong = lost = worst = blind = 0
     first = None
     for part, (compiled, eager) in _split_leaf(scale, c, e):
-        use = part.is_finite & torch.isfinite(compiled) & torch.isfinite(eager)
-        error = (compiled.double() - part.exact).where(use, 0.0)
+        error = part.error_of(compiled, eager)
         systematic.add(error.where(~part.jumps, 0.0), part.exact)
         ratio, signal = error.abs() / part.noise, part.exact.abs() / part.noise
         squares += float(part.usual_ratio(ratio).square().sum())
@@ -251,7 +255,8 @@ def _measure_error(
     if lost <= wrong - lost:
         grain = grain_of(farthest, largest, scale.dtype)
         # Elements that are off shift the leaf as well. The others must not.
-        if bias <= limits.of(count)[1] or _bias_of_near(e, c, scale, floor) <= limits.of(count)[1]:
+        _, most_bias, _ = limits.of(count)
+        if bias <= most_bias or _bias_of_near(e, c, scale, floor) <= most_bias:
             grain_off = grain_of(farthest_off, largest, scale.dtype)
     return replace(leaf, rms=(squares / count) ** 0.5, bias=bias, peak=peak, grain=grain, grain_off=grain_off,
                    wrong=wrong / count, blind=blind)
@@ -261,8 +266,7 @@ def _bias_of_near(e: torch.Tensor, c: torch.Tensor, scale: Scale, floor: float) 
     """The systematic offset of the elements that are not off, over the noise's."""
     systematic = Projections(scale.weights)
     for part, (compiled, eager) in _split_leaf(scale, c, e):
-        use = part.is_finite & torch.isfinite(compiled) & torch.isfinite(eager)
-        error = (compiled.double() - part.exact).where(use, 0.0)
+        error = part.error_of(compiled, eager)
         near = ~part.jumps & (error.abs() / part.noise <= OFF)
         systematic.add(error.where(near, 0.0), part.exact)
     return scale.noise.excess(systematic, floor)

@@ -28,6 +28,11 @@ __all__ = ["CHECK", "broken_library", "coverage_beside_breaks"]
 
 _BROKEN: Final = re.compile(r"(/\S+\.so): (?:file too short|invalid ELF header)")
 """What the system's loader says of a library that the linker did not finish."""
+_OWN_DRAWS: Final = "with Inductor's own random numbers, as in production,"
+_EAGERS_DRAWS: Final = ("the other checks have Inductor draw eager's numbers, and so it compiles: "
+                        "`torch._inductor.config.fallback_random = True` does the same in production")
+
+
 def measure(run: Trial) -> dict[str, Any]:
     """Compiled frames and graphs, frames that ran eagerly, coverage per call, the error if there was one."""
     from pytest_torchcompile.ledger.break_sites import raising_line
@@ -55,6 +60,7 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         return
     # The proof comes before the share: of a run that compiled nothing a coverage means nothing.
     yield from doubts(section)
+    yield from _judge_own_draws(section.get("own_draws"))
     # Of silent frames the coverage, which is measured after all calls, tells only what comes of them.
     yield from _judge_guards(section, limits)
     silent = any(frame["kind"] in SILENT for frame in section["eager_frames"])
@@ -172,12 +178,49 @@ def _judge_guards(section: Mapping[str, Any], limits: Mapping[str, float]) -> It
                       hint="torch 2.9 and later do; leave the limit guard_us out")
 
 
+def _judge_own_draws(drawn: Mapping[str, Any] | None) -> Iterator[Problem]:
+    """What production would meet: the same calls with random numbers that Inductor draws itself.
+
+    ``drawn``: None where nothing was to be tried, and in reports of earlier versions.
+    """
+    if drawn is None or not drawn["tried"]:
+        return
+    if error := drawn["error"]:
+        yield _raised_with_own_draws(drawn, error)
+    elif not drawn["graphs"]:
+        yield Problem(f"{_OWN_DRAWS} nothing was compiled", hint=_EAGERS_DRAWS)
+    elif drawn["silent"]:
+        yield Problem(f"{_OWN_DRAWS} {len(drawn['silent'])} function(s) silently ran eagerly",
+                      evidence="\n".join(drawn["silent"]), hint=_EAGERS_DRAWS)
+
+
+def _raised_with_own_draws(drawn: Mapping[str, Any], error: Mapping[str, Any]) -> Problem:
+    evidence = f"{error['text']}\n{error['traceback']}".strip()
+    file, line, source = drawn["raised_at"] or ("", 0, "")
+    if file:
+        evidence = f"the operator comes from {file}:{line}\n    {source}\n{evidence}"
+    return Problem(f"{_OWN_DRAWS} {RAISED} {error['type']} in {error['phase']} of {drawn['call']}: "
+                   f"{headline(error['text'])}", evidence=evidence, hint=_EAGERS_DRAWS, file=file, line=line)
+
+
 def remark(section: Mapping[str, Any]) -> str:
-    """Names the settings that a thread which compiled did not get."""
+    """Names the settings that a thread which compiled did not get, and how random numbers were drawn."""
+    remarks = []
     for compiled in section.get("compiles", ()):
         if compiled.get("missed"):
-            return f"thread {compiled['thread']!r} compiled without settings: {'; '.join(compiled['missed'])}"
-    return ""
+            remarks.append(f"thread {compiled['thread']!r} compiled without settings: {'; '.join(compiled['missed'])}")
+            break
+    if drawn := section.get("own_draws"):
+        remarks.append(_remark_own_draws(drawn))
+    return "; ".join(remarks)
+
+
+def _remark_own_draws(drawn: Mapping[str, Any]) -> str:
+    if not drawn["tried"]:
+        return ("the model draws random numbers, here eager's own; what Inductor makes of them by default is tried in "
+                "cells of one rank alone")
+    return (f"the model draws random numbers: with Inductor's own, as production has them, {drawn['calls']} call(s) "
+            "ran too; their distribution is judged by the check `randomness`")
 
 
 def _why_eager(section: Mapping[str, Any]) -> str:

@@ -199,17 +199,7 @@ def _measure_equivalence(run: Trial) -> dict[str, Any]:
         is_elsewhere = leaf.name.startswith(_GRADIENT) or leaf.kind == "alias" or is_stride(leaf)
         if not is_elsewhere:
             leaves.append((label, leaf))
-    return {**measure_leaves(run, leaves), "draws": run.draws and run.settings.get("backend") == "inductor"}
-
-
-def _remark_equivalence(section: Mapping[str, Any]) -> str:
-    """What is remarked of leaves, and of random numbers, which Inductor draws otherwise where nobody compares them."""
-    remarks = [remark_leaves(section)]
-    # Older reports do not say it.
-    if section.get("draws"):
-        remarks.append("the model draws random numbers, here eager's own; the check `randomness` compiles it as it is "
-                       "shipped, with Inductor's")
-    return "; ".join(filter(None, remarks))
+    return measure_leaves(run, leaves)
 
 
 def _judge_equivalence(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterable[Problem]:
@@ -300,7 +290,7 @@ def _judge_aliasing(section: Mapping[str, Any], limits: Mapping[str, float]) -> 
     return _judge_raised(section) or judge_leaves(section, "output")
 
 
-EQUIVALENCE = Check("equivalence", _measure_equivalence, _judge_equivalence, _remark_equivalence)
+EQUIVALENCE = Check("equivalence", _measure_equivalence, _judge_equivalence, remark_leaves)
 GRADIENTS = Check("gradients", _measure_gradients, _judge_gradients, remark_leaves)
 TRAINING_STEPS = Check("training_steps", _measure_training_steps, _judge_training_steps, remark_leaves)
 ALIASING = Check("aliasing", _measure_aliasing, _judge_aliasing)

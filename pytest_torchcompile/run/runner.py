@@ -50,6 +50,7 @@ from pytest_torchcompile.run.culprit_cell import culprit_of
 from pytest_torchcompile.run.environment import environment
 from pytest_torchcompile.run.imported import imported_sources
 from pytest_torchcompile.run.offspring import end_offspring, offspring_of
+from pytest_torchcompile.run.own_draws import compile_with_own_draws
 from pytest_torchcompile.state.torch_state import isolated, same_random_draws
 from pytest_torchcompile.wrappers.process_group import forget_shardings, join_group, left_behind
 from pytest_torchcompile.wrappers.protocol import CellTrial, Wrapper
@@ -341,6 +342,9 @@ def _observe_run(run: Run, seen: Observation) -> None:
     for name in checks.CHECKS:
         if name == "compiles" or name in run.job.checks:
             seen.sections[name] = checks.load(name).measure(run)
+    drawn = compile_with_own_draws(run)
+    if drawn is not None:
+        seen.sections["compiles"]["own_draws"] = drawn
     generated = read_generated_code(run.texts)
     seen.sections["compiles"]["code"] = [graph.to_dict() for graph in generated.graphs]
     # Two runs are compared by what rank 0 compiled; every rank would send as much through torchrun's store.

@@ -251,12 +251,45 @@ def test_lengths_between_buckets(changes, expected):
     assert messages("shape_stability", section) == expected
 
 
-@pytest.mark.parametrize(("section", "says"), [
-    ({"compared": 2, "draws": True}, "the model draws random numbers, here eager's own; the check `randomness`"),
-    ({"compared": 2, "draws": False}, ""), ({"compared": 2}, ""),
-])  # fmt: skip
-def test_whose_random_numbers_were_compared_is_remarked(section, says):
-    from pytest_torchcompile.checks.numerics import EQUIVALENCE
+# Of a cell whose code was compiled and ran.
+PROVEN = {"compiles": [], "graphs": [{"runs": 2}], "eager_frames": [], "lost": [], "coverage": [
+    {"call": "call 1", "share": 1.0, "total": 4, "outside": 0, "sites": []}],
+    "all_zero": [False], "eager_all_zero": [False], "error": None}
+RAN_TOO = {"tried": True, "calls": 3, "graphs": 2, "silent": [], "error": None, "call": "", "raised_at": None}
+RAISED = {"type": "ValueError", "text": "no code for it", "phase": "backward", "traceback": "  the stack"}
+OWN_DRAWS = "with Inductor's own random numbers, as in production,"
 
-    assert EQUIVALENCE.remark(section).startswith(says)
-    assert bool(EQUIVALENCE.remark(section)) == bool(says)
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"error": RAISED, "call": "call 2 (B=4)", "raised_at": ("net.py", 7, "dropout(x)")},
+     f"{OWN_DRAWS} the compiled run raised ValueError in backward of call 2 (B=4): no code for it"),
+    ({"error": RAISED, "call": "call 1"}, f"{OWN_DRAWS} the compiled run raised ValueError in backward of call 1: no "
+     "code for it"),
+    ({"graphs": 0}, f"{OWN_DRAWS} nothing was compiled"),
+    ({"silent": ["forward"]}, f"{OWN_DRAWS} 1 function(s) silently ran eagerly"),
+])
+def test_what_only_production_would_meet_fails_compiles(changes, message):
+    """Cells have Inductor draw eager's numbers, so that code of its own draws is compiled apart."""
+    from pytest_torchcompile.checks.compiles import CHECK
+
+    section = PROVEN | {"own_draws": RAN_TOO | changes}
+    found = list(CHECK.judge(section, {}))
+    assert [problem.message for problem in found] == [message]
+    assert "`torch._inductor.config.fallback_random = True`" in found[0].hint
+    if changes.get("raised_at"):
+        assert (found[0].file, found[0].line) == ("net.py", 7)
+        assert found[0].evidence.startswith("the operator comes from net.py:7\n    dropout(x)")
+
+
+@pytest.mark.parametrize(("drawn", "says"), [
+    (RAN_TOO, "the model draws random numbers: with Inductor's own, as production has them, 3 call(s) ran too"),
+    ({"tried": False}, "the model draws random numbers, here eager's own; what Inductor makes of them by default"),
+    (None, ""),
+])
+def test_how_random_numbers_were_drawn_is_remarked(drawn, says):
+    from pytest_torchcompile.checks.compiles import CHECK
+
+    section = PROVEN | {"own_draws": drawn}
+    assert not list(CHECK.judge(section, {}))
+    assert CHECK.remark(section).startswith(says)
+    assert bool(CHECK.remark(section)) == bool(says)

@@ -43,6 +43,15 @@ def test_gradients_of_attention():
     assert run_script("core-aten-attention-gradients.md").stdout.split() == ["False"]
 
 
+@pytest.mark.needs_torch
+def test_dropout_behind_a_strided_convolution():
+    if not version("torch").startswith("2.13"):
+        pytest.skip("seen on torch 2.13")
+    ended = run_script("dropout-behind-strided-convolution.md")
+    shape, error = ended.stdout.splitlines()
+    assert (shape, error) == ("torch.Size([3, 10, 8])", "ValueRangeError: Invalid ranges [0:-1]"), ended.stderr
+
+
 _PRINTED = {
     "softshrink-drops-nan.md": "[nan, 0.5] [0.0, 0.5]",
     "grid-sample-nan-position.md": "[nan, 1.0]\n[0.0, 1.0]\n[0.0, 1.0]",

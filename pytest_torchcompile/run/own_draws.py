@@ -1,0 +1,61 @@
+"""Own draws: a cell whose model draws random numbers, compiled once more as production compiles it.
+
+For its numbers to be compared, a cell runs under ``fallback_random``: Inductor calls eager's generator. Without that
+setting it draws by code of its own, in other graphs and kernels, and this is what a user runs. So that code is compiled
+for each call and run. Whether its numbers have eager's distribution is asked by the check `randomness`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from pytest_torchcompile.backends.toolkit import Toolkit
+from pytest_torchcompile.ledger import observe
+from pytest_torchcompile.ledger.break_sites import raising_line
+from pytest_torchcompile.ledger.records import SILENT
+from pytest_torchcompile.state.torch_state import forget_compiled, own_random_draws
+
+if TYPE_CHECKING:
+    from pytest_torchcompile.run.runner import Run
+
+__all__ = ["compile_with_own_draws"]
+
+_PHASE: Final = "own draws"
+_INDUCTORS: Final = ("inductor", "regional_inductor")
+
+
+def compile_with_own_draws(run: Run) -> dict[str, Any] | None:
+    """Run the calls of a cell with random numbers that Inductor draws itself; forgets what was compiled before.
+
+    Returns ``tried``, whether that was done (ranks would have to agree on it, so only one alone does); ``calls`` that
+    ran, ``graphs`` that were compiled, functions that silently ran eagerly, and ``error`` with ``call`` and
+    ``raised_at``, if one raised. None where there is nothing to try: the model draws nothing, its compiled run raised,
+    or its backend does not end in Inductor.
+    """
+    if not run.draws or run.compiled.error or not _ends_in_inductor(run.settings):
+        return None
+    if not run.single:
+        return {"tried": False}
+    # What the checks have compiled of the same functions counts towards torch's limit of recompiles.
+    forget_compiled()
+    section: dict[str, Any] = {"tried": True, "calls": 0, "error": None, "call": "", "raised_at": None}
+    with run.phase(_PHASE), own_random_draws(), observe(root=run.root) as seen:
+        side = run.make(dict(run.settings))
+        for call in run.calls:
+            recording, _ = side.run(call, run.loss, run.train, run.seed)
+            if error := recording.error:
+                line = raising_line(error.exception, run.root)
+                section |= {"error": error.to_dict(), "call": call.label, "raised_at": line}
+                break
+            section["calls"] += 1
+    silent = sorted({frame.function for frame in seen.eager_frames if frame.kind in SILENT})
+    return {**section, "graphs": len(seen.graphs), "silent": silent}
+
+
+def _ends_in_inductor(settings: Mapping[str, Any]) -> bool:
+    """Whether Inductor makes the code; of a backend that is a user's function it is taken to be so."""
+    backend = settings.get("backend") or "inductor"
+    if isinstance(backend, Toolkit):
+        return backend.compiler in _INDUCTORS
+    return backend == "inductor" or not isinstance(backend, str)

@@ -1,0 +1,87 @@
+"""Own draws: cells compile once more with random numbers that Inductor draws itself, as production compiles."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.needs_torch
+# Torch's pass that replaces eager's operators by Inductor's own random numbers; with `fallback_random` it does nothing.
+MODELS = """
+class Drops(Net):
+    def forward(self, x):
+        return torch.nn.functional.dropout(super().forward(x), 0.25, True)
+
+class Evaluates(Net):
+    def forward(self, x):
+        return torch.nn.functional.dropout(super().forward(x), 0.25, self.training)
+
+def fail_beyond(rows):
+    from torch._inductor.fx_passes import joint_graph
+
+    # A factory is called several times.
+    if getattr(joint_graph.replace_random_passes, "planted", False):
+        return
+    torchs_own = joint_graph.replace_random_passes
+
+    def planted(graph):
+        sizes = {node.meta["val"].shape[0] for node in graph.graph.nodes if node.op == "placeholder"}
+        replaced = torchs_own(graph)
+        if replaced and max(sizes) > rows:
+            raise ValueError("planted: no code for so many random numbers")
+        return replaced
+
+    planted.planted = True
+    joint_graph.replace_random_passes = planted
+
+def broken():
+    fail_beyond(16)
+    return Drops()
+"""
+MATRIX = """
+version: 1
+models:
+  MODEL: {factory: "models:MODEL", inputs: "models:batch", dims: {B: {choices: [16, 32]}}}
+axes:
+  backend: [BACKEND]
+  dynamic: [static]
+checks: [compiles, equivalence, gradients]
+"""
+SAYS = "with Inductor's own random numbers, as in production, the compiled run raised"
+
+
+def compiled_section(repo, model, backend="inductor"):
+    repo.models(MODELS)
+    repo.matrix(MATRIX.replace("MODEL", model).replace("BACKEND", backend))
+    result = repo.run()
+    (cell,) = repo.block()["cells"]
+    return result, cell, cell["observation"]["sections"]["compiles"]
+
+
+def test_code_that_only_production_compiles_is_tried(repo, monkeypatch):
+    """All numbers are right under `fallback_random`, and `torch.compile` alone raises: at any size."""
+    # What another test has compiled of the model would be taken without the planted pass.
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    result, cell, _ = compiled_section(repo, "broken")
+    result.assert_outcomes(passed=2, failed=1)
+    (problem,) = cell["checks"]["compiles"]["problems"]
+    assert problem["message"].startswith(SAYS)
+    assert "in forward of call 2 (B=32): " in problem["message"]
+    assert problem["message"].endswith("ValueError: planted: no code for so many random numbers")
+    assert "fallback_random" in problem["hint"]
+    assert not cell["checks"]["equivalence"]["problems"] + cell["checks"]["gradients"]["problems"]
+
+
+def test_a_right_model_runs_and_the_cell_says_how(repo):
+    result, cell, section = compiled_section(repo, "Drops")
+    result.assert_outcomes(passed=3)
+    assert (section["own_draws"]["tried"], section["own_draws"]["calls"]) == (True, 2)
+    assert section["own_draws"]["graphs"]
+    assert "own draws" in cell["observation"]["seconds"]
+
+
+@pytest.mark.parametrize(("model", "backend"), [("Net", "inductor"), ("Drops", "aot_eager")])
+def test_where_inductor_draws_nothing_nothing_is_tried(repo, model, backend):
+    result, cell, section = compiled_section(repo, model, backend)
+    result.assert_outcomes(passed=3)
+    assert "own_draws" not in section
+    assert "own draws" not in cell["observation"]["seconds"]

@@ -248,7 +248,7 @@ class _Inductor(_Compiler):
     """Inductor, as ``torch._inductor.compile_fx`` itself puts its parts together.
 
     Private: ``create_compiler_config_extra``, ``compile_fx_forward``, ``compile_fx_backward``, ``partition_fn`` and
-    ``get_num_model_outputs`` in torch/_inductor/compile_fx.py (torch 2.13).
+    ``get_num_model_outputs`` in torch/_inductor/compile_fx.py (torch 2.11 and 2.13).
     """
 
     def __init__(self, choice: WholeGraph, graph: fx.GraphModule, inputs: int) -> None:
@@ -263,7 +263,7 @@ class _Inductor(_Compiler):
             raise InstrumentError(f"torch {torch.__version__} has no {missing[0]} in torch._inductor.compile_fx, of "
                                   "which the toolkit makes its Inductor; write `compiler: eager`")
         self._inputs, self._results = inputs, compile_fx.get_num_model_outputs(graph)
-        self._extra = compile_fx.create_compiler_config_extra(graph)
+        self._extra = _inductor_choices(graph)
 
     def contexts(self) -> Iterator[contextlib.AbstractContextManager[Any]]:
         # As _compile_fx_main in that file has them.
@@ -303,6 +303,19 @@ class _LastPass(_Compiler):
         raise UsageError(f"with `compiler: none` the last pass has to return the function that runs the "
                          f"{'backward' if backward else 'forward'} graph, and none did; it gets both graphs with "
                          "`capture: forward_backward`")
+
+
+def _inductor_choices(graph: fx.GraphModule) -> Any:
+    """What Inductor decides once for forward and backward, CUDA graphs for one.
+
+    Private: ``create_compiler_config_extra`` in torch/_inductor/compile_fx.py. It takes Inductor's settings in torch
+    2.11, and in torch 2.13 the graph, which may say otherwise.
+    """
+    from torch._inductor import compile_fx, config
+
+    make: Any = compile_fx.create_compiler_config_extra
+    takes_settings = "config" in inspect.signature(make).parameters
+    return make(config if takes_settings else graph)
 
 
 def _compiler_of(choice: WholeGraph, graph: fx.GraphModule, inputs: int) -> _Compiler:

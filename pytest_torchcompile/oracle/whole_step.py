@@ -18,6 +18,9 @@ from pytest_torchcompile.state.value_leaves import leaves_of
 
 __all__ = ["WholeStep", "compile_step", "why_no_step"]
 
+_BREAKING = ("2.11.", "2.12.")
+"""Versions of torch that have the setting and cannot trace a step with it."""
+
 
 class WholeStep(torch.nn.Module):
     """A training step of a model, which returns what it computed.
@@ -76,13 +79,14 @@ def _value_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def why_no_step() -> str:
     """Why this torch can't trace a whole step; empty where it can.
 
-    Private: ``torch._dynamo.config.trace_autograd_ops`` (torch 2.13).
+    Private: ``torch._dynamo.config.trace_autograd_ops`` (torch 2.11 and 2.13). With it torch 2.11 traces
+    ``torch.autograd.grad``, and still breaks the graph at ``torch.utils._pytree.tree_flatten_with_path(is_leaf=...)``,
+    by which our loss and many others find the tensors of an output. Torch 2.12, untried, is taken for the same.
     """
-    if hasattr(torch._dynamo.config, "trace_autograd_ops"):
+    if hasattr(torch._dynamo.config, "trace_autograd_ops") and not torch.__version__.startswith(_BREAKING):
         return ""
-    return (f"torch {torch.__version__} cannot trace through torch.autograd.grad "
-            "(torch._dynamo.config.trace_autograd_ops); `capture: step` needs a newer one, and `capture: joint` has "
-            "forward and backward in one graph too")
+    return (f"torch {torch.__version__} cannot trace through torch.autograd.grad and what a training step has around "
+            "it; `capture: step` needs torch 2.13, and `capture: joint` has forward and backward in one graph too")
 
 
 def compile_step(step: WholeStep, settings: dict[str, Any] | None) -> Callable[..., Any]:

@@ -360,6 +360,21 @@ def test_cuda_graphs_is_for_a_gpu_and_for_graphs_that_repeat():
         cuda_graphs.cuda_graphs(sized())
 
 
+@pytest.mark.parametrize(("dropout", "refused"), [((), False), ((0.0,), False), ((0.1,), True)])
+def test_cuda_graphs_of_attention(dropout, refused):
+    """Its operators may draw; with a dropout of 0, which is their default, they do not."""
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    flash = aten._scaled_dot_product_flash_attention.default
+    graph.output((graph.call_function(flash, (x, x, x, *dropout)),))
+    module = fx.GraphModule(nn.Module(), graph)
+    if refused:
+        with pytest.raises(UsageError, match=r"flash_attention\.default of this graph draws random numbers anew"):
+            cuda_graphs.cuda_graphs(module)
+    else:
+        assert callable(cuda_graphs.cuda_graphs(module))
+
+
 def drawing():
     graph = fx.Graph()
     graph.output((graph.call_function(aten.rand.default, ([2],)),))
@@ -388,6 +403,26 @@ def on_gpu(backend=None):
         if not number:
             net.block[0].weight.data = net.block[0].weight.data.clone() * 1.5
     return [*values, *(p.grad for p in net.parameters()), *net.buffers()]
+
+
+def test_inductor_of_a_torch_that_asks_for_settings(monkeypatch):
+    """torch 2.11 takes Inductor's settings where torch 2.13 takes the graph."""
+    from torch._inductor import compile_fx
+    from torch._inductor import config as settings
+
+    made = whole_graph._inductor_choices(fx.GraphModule(nn.Module(), fx.Graph()))
+    given = []
+
+    def older(config):
+        given.append(config)
+        return made
+
+    def passing(module):
+        return None
+
+    monkeypatch.setattr(compile_fx, "create_compiler_config_extra", older)
+    assert_close(outcome(Toolkit(passes=[passing], compiler="inductor", decompositions="inductor")), outcome())
+    assert [config is settings for config in given] == [True]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU: a CPU has no CUDA graphs")

@@ -90,6 +90,10 @@ def test_what_has_no_whole_step(monkeypatch):
         WholeStep(nn.Tanh())(x)
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="takes a step that does its own backward pass"):
         torch.compile(Net(), backend=Toolkit(capture="step"), fullgraph=True)(x)
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    with pytest.raises(InstrumentError, match=r"^torch 2\.11\.0\+cu130 cannot .*`capture: step` needs torch 2\.13"):
+        compile_step(WholeStep(Net()), {})
+    monkeypatch.undo()
     monkeypatch.setattr(torch._dynamo, "config", object())
     with pytest.raises(InstrumentError, match=r"cannot trace through torch\.autograd\.grad .*`capture: joint` has"):
         compile_step(WholeStep(Net()), {})

@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.adoption.chosen_cell import chosen_cell
 from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.empty_caches import empty_caches
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.layer.shape_ways import WAYS, ShapeExperiment, Way, bucket_of, default_buckets
 from pytest_torchcompile.plan.matrix import Matrix
@@ -149,8 +149,7 @@ def _try_apart(
     dynamic = "static" if name == "buckets" else name
     asked = {"cell": replace(cell, dynamic=dynamic).to_dict(), "entry": matrix.models[cell.model].to_dict(),
              "root": str(matrix.root), "path": sys.path, "dim": dim, "sizes": sizes, "padded": padded}
-    with tempfile.TemporaryDirectory(prefix="pytest-torchcompile-shapes-") as folder:
-        caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
+    with empty_caches() as caches:
         done = subprocess.run([sys.executable, "-m", _MODULE], input=json.dumps(asked), capture_output=True, text=True,
                               check=False, env={**os.environ, **caches})
     if not done.stdout:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -35,10 +34,11 @@ from pytest_torchcompile.layer.benchmark_result import (
 from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modules
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.preservation import preserved
-from pytest_torchcompile.layer.sample_batch import batch_for
+from pytest_torchcompile.layer.sample_batch import batch_for, maker_by_round
 from pytest_torchcompile.layer.training_step import loss_of_step
 from pytest_torchcompile.ledger import observe
-from pytest_torchcompile.ledger.records import Text
+from pytest_torchcompile.ledger.explain import functions_over_limit
+from pytest_torchcompile.ledger.records import Compile, Text, whole_compiles
 
 __all__ = ["Benchmark", "StepRunner", "benchmark", "benchmark_sides", "steady_ratio"]
 
@@ -104,7 +104,7 @@ def benchmark(
     module = join_modules(model, loss_fn)
     loss = loss_of_step(module, loss_fn, train)
     compiled = torch.compile(model, **config.settings()) if config.enabled else model
-    maker = _maker_by_round(make_batch)
+    maker = maker_by_round(make_batch)
 
     def batch_of_round(number: int) -> Batch:
         return batch_for(model, maker(number))
@@ -127,6 +127,7 @@ def benchmark_sides(
     asked: bool = True,
     seconds: float | None = None,
     texts: Sequence[Text] = (),
+    earlier: Sequence[Compile] = (),
 ) -> Benchmark:
     """:func:`benchmark` of two sides that are there already.
 
@@ -138,6 +139,7 @@ def benchmark_sides(
         asked: The second was to be compiled.
         seconds: About how long the timed rounds may take; at least 8 rounds are made, however long those take.
         texts: The code of what was compiled before, so that its kernels are counted.
+        earlier: Recompiles before, which may have been up to Dynamo's limit.
     """
     sides = (eager, compiled)
     with preserved(eager.module), preserved(compiled.module), observe(keep_texts=True) as seen:
@@ -151,12 +153,14 @@ def benchmark_sides(
         # From here on nothing should compile: what does is told as late.
         first_compiles = len(seen.compiles)
         timings, confirmed = _confirmed_rounds(sides, maker, plan, warmup, least)
-        late = seen.compiles[first_compiles:]
+        late = whole_compiles(seen.compiles[first_compiles:])
         batch = Batch.of(maker(0))
         # The copy is made before: it is no memory of the step.
+        # What ran compiled in the first steps only, as before a recompile limit, is not what was timed.
+        earlier_runs = seen.graph_runs
         peaks = [measure_memory(partial(side.step, batch.clone()), _device_of(batch)) for side in sides]
         insides = _look_inside(sides, batch, [*texts, *seen.texts])
-    ran = seen.graph_runs > 0
+        ran = seen.graph_runs > earlier_runs
     ratio = _trusted_ratio(timings)
     counted = Items(items(batch.value)) if items is not None else count_items(batch)
     figures: list[SideFigures] = []
@@ -169,11 +173,12 @@ def benchmark_sides(
     verdict = ratio.verdict(least, confirmed)
     if asked and not ran:
         verdict = NOTHING
-    cached = sum(came_from_cache(compile_record.caches) for compile_record in seen.compiles)
-    return Benchmark(figures[0], figures[1], ratio, verdict, plan.repeats[0], len(seen.compiles), cached,
+    compiles = whole_compiles(seen.compiles)
+    cached = sum(came_from_cache(compile_record.caches) for compile_record in compiles)
+    return Benchmark(figures[0], figures[1], ratio, verdict, plan.repeats[0], len(compiles), cached,
                      len(seen.recompiles) - first_recompiles, len(late), peaks[0].source, counted.unit, asked,
                      insides.profile, insides.launches, insides.work, insides.parts,
-                     [record.to_dict() for record in late])
+                     [record.to_dict() for record in late], functions_over_limit(seen, earlier))
 
 
 def steady_ratio(
@@ -383,15 +388,3 @@ def _kernels_in_graphs(side: StepRunner, batch: Batch, texts: Iterable[Text], pr
     generated = [launched[graph.compile_id] * graph.runs for graph in once.graphs if graph.compile_id in launched]
     # Where there is no generated code, the graphs call eager's own operators.
     return sum(generated) if generated else profile.kernels_in_graphs
-
-
-def _maker_by_round(make: Callable[..., Any]) -> Callable[[int], Any]:
-    """``make_batch`` as a function of the round, which it may not take."""
-    try:
-        inspect.signature(make).bind(0)
-    except TypeError:
-        return lambda _: make()
-    except ValueError:
-        # Written in C.
-        return make
-    return make

@@ -25,7 +25,7 @@ from pytest_torchcompile.checks.numerics import STEPS
 from pytest_torchcompile.errors import RepeatedMistake, Unavailable, UsageError
 from pytest_torchcompile.gauges import memory
 from pytest_torchcompile.gauges.autotune import limit_autotuning
-from pytest_torchcompile.gauges.compiler import kept_processes, set_compile_threads
+from pytest_torchcompile.gauges.compiler import kept_processes, set_compile_threads, warm_toolchain
 from pytest_torchcompile.gauges.generated_code import read_generated_code
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.records import Text
@@ -332,6 +332,10 @@ def _torch_log_kept(job: Job) -> Iterator[None]:
 
 
 def _observe_run(run: Run, seen: Observation) -> None:
+    if run.job.warm_toolchain:
+        # A compiler that fails is the cell's to meet and to report.
+        with contextlib.suppress(Exception):
+            warm_toolchain(run.settings, run.cell.device)
     run.run()
     if run.compiled.error:
         seen.failed_at = run.compiled.error.at

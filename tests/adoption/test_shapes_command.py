@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,36 @@ def test_each_way_is_tried_and_the_playbook_tells(folder, capsys):
     assert "### Sizes of `net`" in text
     assert "| way | compiles | cold | a step of B = 8 / 12 / 20 | total | pays after |" in text
     assert "- Buckets 16, 32: 38% of the padded B is padding." in text
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(("way", "compiles", "eager_sizes"), [
+    ("static", 8, [10, 11]), ("auto", 2, []), ("dynamic", 1, []),
+])
+def test_a_backward_is_no_compile_of_its_own(folder, monkeypatch, way, compiles, eager_sizes):
+    """As many as torch's counters say: Dynamo's limit is eight."""
+    import torch
+
+    from pytest_torchcompile.adoption import shape_trial
+    from pytest_torchcompile.layer.benchmark_result import Ratio
+    from pytest_torchcompile.plan.matrix import load_matrix
+
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    matrix = load_matrix(folder / "m.yaml")
+    planned = next(each for each in matrix.cells if each.cell.model == "net")
+    cell = replace(planned.cell, backend="aot_eager", phase="training", dynamic=way)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    monkeypatch.setattr(shape_trial, "_timed", lambda *sides: (1.0, Ratio(1.0, 1.0, 1.0, 9)))
+    # It would be counted by torch as well.
+    monkeypatch.setattr(shape_trial, "warm_toolchain", lambda settings, device: None)
+    sizes = list(range(2, 12))
+    asked = {"cell": cell.to_dict(), "entry": matrix.models["net"].to_dict(), "root": str(folder), "dim": "B",
+             "sizes": sizes, "padded": {str(size): size for size in sizes}}
+    found = shape_trial.try_way(asked)
+    assert (found["compiles"], found["eager_sizes"], found["late_compiles"]) == (compiles, eager_sizes, 0)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiles
 
 
 @pytest.mark.needs_torch

@@ -201,6 +201,11 @@ def test_training_steps(clock):
     passes.clear()
     benchmark(net.eval(), on(backend(clock, 1.0)), batch, rounds=8)
     assert not passes
+    # The backward is compiled when it is first needed, which is no second compile.
+    found = benchmark(net.train(), on("aot_eager"), batch, rounds=8)
+    assert (found.compiles, found.late_compiles) == (1, 0)
+    passes.clear()
+    net.eval()
     benchmark(net, on(backend(clock, 1.0)), batch, loss_fn=lambda output: output.sum(), rounds=8)
     assert passes
 
@@ -220,6 +225,36 @@ def test_nothing_compiled_is_no_verdict(clock):
     net = Net(clock).eval()
     net.forward = torch._dynamo.disable(net.forward)
     assert benchmark(net, on(backend(clock, 0.5)), batch, rounds=8).verdict == "nothing was compiled"
+
+
+class Counts(Net):
+    """A number that grows with each call: eight compiles, then Dynamo gives the function up."""
+
+    def __init__(self, clock, at_most):
+        super().__init__(clock)
+        self.n, self.at_most = 0, at_most
+
+    def forward(self, x):
+        self.n = min(self.at_most, self.n + 1)
+        return super().forward(x) * self.n
+
+
+def test_what_hit_the_recompile_limit_before_the_timed_steps_did_not_run_compiled(clock):
+    """The first steps ran graphs, and none that was timed did; the function, what changed, and the remedy are told."""
+    found = benchmark(Counts(clock, 1000).eval(), on(backend(clock, 1.0)), batch, rounds=8, warmup=8)
+    assert (found.verdict, found.late_compiles) == ("nothing was compiled", 0)
+    [over] = found.over_limit
+    assert over.function == "Counts.forward"
+    assert over.what == "self.n"
+    assert "test_benchmark.py:" in over.at
+    assert "register self.n as a buffer" in over.advice
+    assert f"Counts.forward ({over.file}:{over.line}) hit Dynamo's recompile limit because of self.n" in str(found)
+    json.dumps(found.to_dict())
+
+
+def test_what_settles_below_the_recompile_limit_runs_compiled(clock):
+    found = benchmark(Counts(clock, 5).eval(), on(backend(clock, 1.0)), batch, rounds=8, warmup=8)
+    assert (found.verdict, found.over_limit) == ("no difference", [])
 
 
 def test_its_text_and_data(clock):

@@ -23,10 +23,36 @@ def test_the_code_of_rank_0_alone_is_sent(rank, monkeypatch):
     run = SimpleNamespace(
         run=lambda: None, compiled=SimpleNamespace(error=None), seconds={}, leaks=[], compared=False, single=False,
         options=SimpleNamespace(known=None),
-        job=SimpleNamespace(checks=("compiles",), rank=rank), texts=[Text("0/0", "dynamo", GRAPH)],
+        job=SimpleNamespace(checks=("compiles",), rank=rank, warm_toolchain=False),
+        texts=[Text("0/0", "dynamo", GRAPH)],
     )  # fmt: skip
     seen = Observation("cell")
     runner._observe_run(run, seen)
     (graph,) = seen.sections["compiles"]["code"]
     assert graph["graph"] == "0/0 dynamo"
     assert set(seen.code_texts or ()) == ({graph["key"]} if rank == 0 else set())
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_warm_compiler_is_had_before_the_cell_and_where_it_fails_the_cell_runs(asked, monkeypatch):
+    from pytest_torchcompile.run import runner
+
+    done = []
+
+    class Begun(Exception):
+        pass
+
+    class Stub:
+        job, settings, cell = SimpleNamespace(warm_toolchain=asked), {"mode": "m"}, SimpleNamespace(device="cpu")
+
+        def run(self):
+            raise Begun
+
+    def warm(settings, device):
+        done.append((settings, device))
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(runner, "warm_toolchain", warm)
+    with pytest.raises(Begun):
+        runner._observe_run(Stub(), None)
+    assert done == ([({"mode": "m"}, "cpu")] if asked else [])

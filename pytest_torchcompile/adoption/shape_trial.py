@@ -20,7 +20,7 @@ from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.dims import batch_sizes
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.gauges.compiler import warm_toolchain
-from pytest_torchcompile.layer.benchmark import StepRunner
+from pytest_torchcompile.layer.benchmark import StepRunner, steps_of_timing
 from pytest_torchcompile.layer.benchmark_result import Ratio, ratio_of
 from pytest_torchcompile.layer.training_step import adapted_loss
 from pytest_torchcompile.ledger import observe
@@ -35,8 +35,6 @@ __all__ = ["try_way"]
 
 SEED: Final = 0
 TURNS: Final = 9
-LEAST_SECONDS: Final = 2e-3
-"""A timing lasts at least this long."""
 PASSES: Final = 2
 """How often each size is met before it is timed: what compiles later is late."""
 
@@ -100,7 +98,7 @@ def _timed(eager: StepRunner, compiled: StepRunner, own: Batch, padded: Batch) -
     Of eager the shortest counts, for what interrupts a step makes it longer. The ratio has a 99 % interval.
     """
     sides = ((eager, own), (compiled, padded))
-    repeats = [max(1, round(LEAST_SECONDS / max(1e-9, side.time_steps(batch, 1)))) for side, batch in sides]
+    repeats = [steps_of_timing(side.time_steps(batch, 1)) for side, batch in sides]
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(TURNS):
         for which, (side, batch) in enumerate(sides):

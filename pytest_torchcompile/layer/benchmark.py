@@ -40,12 +40,14 @@ from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.explain import functions_over_limit
 from pytest_torchcompile.ledger.records import Compile, Text, whole_compiles
 
-__all__ = ["Benchmark", "StepRunner", "benchmark", "benchmark_sides", "steady_ratio"]
+__all__ = ["Benchmark", "StepRunner", "benchmark", "benchmark_sides", "steady_ratio", "steps_of_timing"]
 
 TURNS: Final = 3
 """Timings of each side in a round. The shortest counts for the ratio: what interrupts a step only makes it longer."""
 LEAST_SECONDS: Final = 2e-3
 """A timing lasts at least this long: faster steps are repeated in it."""
+SHORTEST_STEP: Final = 1e-6
+"""Calling a module takes longer. A coarse clock may show no time at all, and nobody would wait for so many repeats."""
 NARROW: Final = 1.15
 """An interval that is wider than this gets more rounds, up to :data:`MOST_ROUNDS` times as many."""
 MOST_ROUNDS: Final = 3
@@ -221,18 +223,18 @@ def _plan_timings(
     # The shortest of a few: one that was interrupted would leave too few rounds.
     eager_seconds, compiled_seconds = (min(side.time_steps(batch, 1) for _ in range(TURNS)) for side in sides)
     # Each by its own speed: a slow side that is repeated as often as a fast one is timed for minutes.
-    repeats = _steps_of_timing(eager_seconds), _steps_of_timing(compiled_seconds)
+    repeats = steps_of_timing(eager_seconds), steps_of_timing(compiled_seconds)
     most = MOST_ROUNDS * rounds
     if seconds is not None:
         one_round = TURNS * (repeats[0] * eager_seconds + repeats[1] * compiled_seconds)
-        affordable = max(LEAST_ROUNDS, int(seconds / max(1e-9, one_round)))
+        affordable = max(LEAST_ROUNDS, int(seconds / one_round))
         rounds, most = min(rounds, affordable), min(most, affordable)
     return _TimingPlan(repeats, rounds, most)
 
 
-def _steps_of_timing(step_seconds: float) -> int:
-    """At least one; the clock, whatever its resolution, may show no time at all."""
-    return max(1, round(LEAST_SECONDS / max(1e-9, step_seconds)))
+def steps_of_timing(step_seconds: float) -> int:
+    """How many steps of that length fill one timing; at least one."""
+    return max(1, round(LEAST_SECONDS / step_seconds))
 
 
 @dataclass
@@ -294,7 +296,7 @@ def _timed_rounds(
         for timed, seconds in zip(timings, taken, strict=True):
             timed.all += seconds
             timed.shortest.append(min(seconds))
-            timed.unrest.append(max(seconds) / max(1e-9, min(seconds)))
+            timed.unrest.append(max(seconds) / min(seconds))
     return timings
 
 
@@ -306,7 +308,7 @@ class StepRunner:
         self._parameters = list(module.parameters())
 
     def time_steps(self, batch: Batch, repeats: int, wall: bool = False) -> float:
-        """Seconds of one step, as the mean of ``repeats`` in a row."""
+        """Seconds of one step, as the mean of ``repeats`` in a row; at least :data:`SHORTEST_STEP`."""
         private, on_gpu = batch.clone(), _device_of(batch) != "cpu"
         if on_gpu and not wall:
             begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -316,13 +318,13 @@ class StepRunner:
                 self.step(private)
             end.record()
             end.synchronize()
-            return float(begin.elapsed_time(end)) / 1e3 / repeats
+            return max(SHORTEST_STEP, float(begin.elapsed_time(end)) / 1e3 / repeats)
         start = time.perf_counter()
         for _ in range(repeats):
             self.step(private)
         if on_gpu:
             torch.cuda.synchronize()
-        return (time.perf_counter() - start) / repeats
+        return max(SHORTEST_STEP, (time.perf_counter() - start) / repeats)
 
     def step(self, batch: Batch) -> None:
         """One step; gradients are dropped after it."""

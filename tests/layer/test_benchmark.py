@@ -64,6 +64,22 @@ def backend(clock, seconds, compiling=10.0):
     return compiler
 
 
+def captures_backward(clock):
+    """As ``aot_eager`` does; a forward pass takes a second."""
+    captures = torch._dynamo.lookup_backend("aot_eager")
+
+    def compiler(graph, example):
+        captured = captures(graph, example)
+
+        def run(*args):
+            clock.pass_(1.0)
+            return captured(*args)
+
+        return run
+
+    return compiler
+
+
 def batch():
     return torch.randn(5, 4)
 
@@ -202,12 +218,27 @@ def test_training_steps(clock):
     benchmark(net.eval(), on(backend(clock, 1.0)), batch, rounds=8)
     assert not passes
     # The backward is compiled when it is first needed, which is no second compile.
-    found = benchmark(net.train(), on("aot_eager"), batch, rounds=8)
+    found = benchmark(net.train(), on(captures_backward(clock)), batch, rounds=8)
     assert (found.compiles, found.late_compiles) == (1, 0)
     passes.clear()
     net.eval()
     benchmark(net, on(backend(clock, 1.0)), batch, loss_fn=lambda output: output.sum(), rounds=8)
     assert passes
+
+
+def test_a_clock_that_shows_no_time_ends(clock):
+    """As many steps as nobody waits for would fill a timing of 2 ms."""
+    calls = []
+
+    class Instant(nn.Module):
+        def forward(self, x):
+            calls.append(1)
+            return x
+
+    found = benchmark(Instant(), CompileConfig(), batch, rounds=8, warmup=1)
+    assert found.verdict == "no difference"
+    assert found.repeats == 2000
+    assert len(calls) < 2 * 2000 * 3 * 9
 
 
 def test_a_batch_that_is_a_dict(clock):

@@ -49,16 +49,19 @@ class ModeReport:
     """What the checks found, wrong numbers before slowness."""
     worth: Mapping[str, Any]
     """The section of the check `worth`; empty if it was not measured."""
+    cold_compiler: str = ""
+    """Why the compiler was not warm when the cell began; empty where it was."""
 
     @classmethod
     def of(cls, mode: str, cell: str, result: CellResult) -> ModeReport:
         """The report of a cell that was run."""
         section = result.observation.sections.get("worth", {})
         problems = tuple(_problems(result.judgements))
+        cold = result.observation.sections.get("compiles", {}).get("cold_compiler", "")
         if "interval" in section:
-            return cls(cell, mode, section["verdict"], problems, section)
+            return cls(cell, mode, section["verdict"], problems, section, cold)
         why = problems[0] if problems else result.judgements["worth"].note
-        return cls(cell, mode, f"no timing: {why}", problems, {})
+        return cls(cell, mode, f"no timing: {why}", problems, {}, cold)
 
     def row(self) -> tuple[str, ...]:
         """The figures, in the order of the table's head."""
@@ -84,7 +87,7 @@ class ModeReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {"cell": self.cell, "mode": self.mode, "verdict": self.verdict, "problems": list(self.problems),
-                "cause": self.cause, "worth": dict(self.worth)}
+                "cause": self.cause, "cold_compiler": self.cold_compiler, "worth": dict(self.worth)}
 
 
 def _number(count: int | None) -> str:
@@ -171,10 +174,13 @@ def report_lines(model: str, reports: Sequence[ModeReport], backend: str = "indu
 
 
 def _reasons(reports: Sequence[ModeReport]) -> Iterator[str]:
-    """Why a mode is not faster, where that is known."""
+    """Why a mode is not faster, where that is known; and what makes its seconds those of another case."""
     for report in reports:
         if report.cause:
             yield f"{report.mode}: {report.cause}"
+        if report.cold_compiler:
+            yield (f"{report.mode}: its compiler could not be warmed up before ({report.cold_compiler}), so what is "
+                   "paid once on a machine is in its seconds of compiling")
 
 
 def report_markdown(model: str, reports: Sequence[ModeReport], backend: str = "inductor") -> Iterator[str]:

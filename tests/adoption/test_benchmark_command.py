@@ -73,6 +73,17 @@ def test_why_a_mode_is_not_faster_stands_above_the_advice():
     assert reports[0].to_dict()["cause"].startswith("Dynamo's guards")
 
 
+def test_a_compiler_that_was_cold_is_told():
+    sections = {"worth": WORTH, "compiles": {"cold_compiler": "CppCompileError: no g++"}}
+    result = CellResult({"worth": Judgement("pass", ())}, Observation("c", sections=sections), 1.0)
+    report = ModeReport.of("default", "c", result)
+    *_, told, _ = report_lines("net", [report])
+    assert told == ("default: its compiler could not be warmed up before (CppCompileError: no g++), so what is paid "
+                    "once on a machine is in its seconds of compiling")
+    assert report.to_dict()["cold_compiler"] == "CppCompileError: no g++"
+    assert mode("default", WORTH).cold_compiler == ""
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_backend_that_optimises_nothing(backend):
     """Its time says nothing of what compiling brings, so nobody is told not to compile."""

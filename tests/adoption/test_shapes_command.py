@@ -68,6 +68,8 @@ def test_sizes_and_their_calls():
     (["--sizes", "8"], "--sizes: '8' is one size, which does not vary; name two or more, for example 8,12,40"),
     (["--sizes", "8,12", "--buckets", "8,y"], "--buckets: 'y' is no size; expected sizes, for example 16,64"),
     (["--sizes", "8,12", "--buckets", "4,8"], "--buckets: size 12 fits into none of 4,8; add a larger one"),
+    (["--sizes", "8,12", "--timeout", "0"], "--timeout: 0 is not a number of seconds above 0, for example 1800"),
+    (["--sizes", "8,12", "--timeout", "nan"], "--timeout: nan is not a number of seconds above 0"),
     (["--sizes", "8,12", "--dim", "D"], "--dim: model 'net' has no dim 'D' that may vary; Known: B, C"),
 ])
 def test_what_cannot_be_tried(folder, capsys, arguments, message):
@@ -94,6 +96,16 @@ def test_a_way_that_fails_is_told(folder, capsys, monkeypatch):
     assert main(["shapes", CELL, "--matrix", "m.yaml", "--sizes", "8,12", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["ways"][0]["error"] == "raised ValueError: static"
+
+
+def test_a_way_that_hangs_is_stopped(folder, capsys, monkeypatch):
+    (folder / "hangs.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr("pytest_torchcompile.adoption.shapes_command._MODULE", "hangs")
+    assert main(["shapes", CELL, "--matrix", "m.yaml", "--sizes", "8,12", "--timeout", "0.5", "--json"]) == 1
+    errors = [way["error"] for way in json.loads(capsys.readouterr().out)["ways"]]
+    assert errors == ["it did not end within 0.5 s, and was stopped; name fewer sizes, or give it more time by "
+                      "--timeout"] * 4
 
 
 @pytest.mark.needs_torch

@@ -35,24 +35,24 @@ def test_the_code_of_rank_0_alone_is_sent(rank, monkeypatch):
 
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_warm_compiler_is_had_before_the_cell_and_where_it_fails_the_cell_runs(asked, monkeypatch):
+    """It is told why, for the seconds of compiling are those of a cold one."""
     from pytest_torchcompile.run import runner
 
     done = []
-
-    class Begun(Exception):
-        pass
-
-    class Stub:
-        job, settings, cell = SimpleNamespace(warm_toolchain=asked), {"mode": "m"}, SimpleNamespace(device="cpu")
-
-        def run(self):
-            raise Begun
 
     def warm(settings, device):
         done.append((settings, device))
         raise RuntimeError("no compiler")
 
+    monkeypatch.setattr(runner.checks, "load", lambda name: SimpleNamespace(measure=lambda run: {}))
     monkeypatch.setattr(runner, "warm_toolchain", warm)
-    with pytest.raises(Begun):
-        runner._observe_run(Stub(), None)
-    assert done == ([({"mode": "m"}, "cpu")] if asked else [])
+    seen = Observation("cell")
+    run = SimpleNamespace(
+        run=lambda: done.append("run"), compiled=SimpleNamespace(error=None), seconds={}, leaks=[], compared=False,
+        single=False, options=SimpleNamespace(known=None), settings={"mode": "m"}, cell=SimpleNamespace(device="cpu"),
+        job=SimpleNamespace(checks=("compiles",), rank=0, warm_toolchain=asked), texts=[],
+    )  # fmt: skip
+    runner._observe_run(run, seen)
+    assert done == ([({"mode": "m"}, "cpu"), "run"] if asked else ["run"])
+    told = seen.sections["compiles"].get("cold_compiler", "")
+    assert told.startswith("RuntimeError: no compiler (test_runner.py:") == asked

@@ -67,6 +67,8 @@ class Job:
     """Threads that torch computes with; 0: torch's own choice."""
     compile_threads: int = 1
     """Threads that Inductor compiles with."""
+    warm_toolchain: bool = False
+    """Compile something small before the cell, so that a cold compiler counts as nobody's."""
     autotune_choices: int = 0
     """Candidates that autotuning may try for each kernel; 0: as many as torch wants."""
     rank: int = 0

@@ -92,5 +92,7 @@ def add_shapes_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--buckets", metavar="SIZES",
                         help="what sizes are padded to: 16,64; default: the next power of two of each")
     parser.add_argument("--backend", metavar="NAME", help="what compiles; default: that of the cell, else inductor")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=1800,
+                        help="seconds after which the process of a way is stopped; default: %(default)s")
     parser.add_argument("--markdown", action="store_true", help="Markdown instead of text")
     parser.add_argument("--json", action="store_true", help="print JSON for programs instead of text")

@@ -1,12 +1,15 @@
 """The command ``pytest-torchcompile benchmark``: one model, each mode of torch.compile, timed beside eager.
 
-Each mode is a cell of its own, run as a matrix run would, with the checks `compiles`, `equivalence` and `worth`.
+Each mode is a cell of its own, run as a matrix run would, with the checks `compiles`, `equivalence` and `worth`. Each
+runs in processes with empty caches of their own and a warm compiler, so that seconds of compiling can be compared.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -14,7 +17,9 @@ from typing import Any, Final
 from pytest_torchcompile.adoption.chosen_cell import chosen_cell
 from pytest_torchcompile.backends import BACKENDS
 from pytest_torchcompile.checks.slow_causes import slow_cause
+from pytest_torchcompile.empty_caches import empty_caches
 from pytest_torchcompile.gate.markdown import inline_code, prose, table
+from pytest_torchcompile.layer.benchmark_result import NOT_TOLD, NOTHING
 from pytest_torchcompile.observation import Judgement
 from pytest_torchcompile.plan.expansion import PlannedCell
 from pytest_torchcompile.plan.matrix import Matrix
@@ -44,16 +49,19 @@ class ModeReport:
     """What the checks found, wrong numbers before slowness."""
     worth: Mapping[str, Any]
     """The section of the check `worth`; empty if it was not measured."""
+    cold_compiler: str = ""
+    """Why the compiler was not warm when the cell began; empty where it was."""
 
     @classmethod
     def of(cls, mode: str, cell: str, result: CellResult) -> ModeReport:
         """The report of a cell that was run."""
         section = result.observation.sections.get("worth", {})
         problems = tuple(_problems(result.judgements))
+        cold = result.observation.sections.get("compiles", {}).get("cold_compiler", "")
         if "interval" in section:
-            return cls(cell, mode, section["verdict"], problems, section)
+            return cls(cell, mode, section["verdict"], problems, section, cold)
         why = problems[0] if problems else result.judgements["worth"].note
-        return cls(cell, mode, f"no timing: {why}", problems, {})
+        return cls(cell, mode, f"no timing: {why}", problems, {}, cold)
 
     def row(self) -> tuple[str, ...]:
         """The figures, in the order of the table's head."""
@@ -79,7 +87,7 @@ class ModeReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {"cell": self.cell, "mode": self.mode, "verdict": self.verdict, "problems": list(self.problems),
-                "cause": self.cause, "worth": dict(self.worth)}
+                "cause": self.cause, "cold_compiler": self.cold_compiler, "worth": dict(self.worth)}
 
 
 def _number(count: int | None) -> str:
@@ -110,18 +118,40 @@ def run_command(given: argparse.Namespace) -> int:
 
 def _run_modes(matrix: Matrix, planned: PlannedCell) -> list[ModeReport]:
     set_environment()
-    processes = open_processes()
-    execution = Execution(matrix, Settings.read(lambda option: option.default), processes.folder)
     reports = []
-    try:
-        for mode in _modes_of(planned.cell.backend):
-            # What the matrix allows of the cell is not asked here: the figures are what is wanted.
-            each = PlannedCell(replace(planned.cell, mode=mode))
-            reports.append(ModeReport.of(mode, each.cell.id, execution.cell_result(each, CHECKS, CHECKS)))
-    finally:
-        execution.close()
-        processes.close()
+    for mode in _modes_of(planned.cell.backend):
+        # What the matrix allows of the cell is not asked here: the figures are what is wanted.
+        each = PlannedCell(replace(planned.cell, mode=mode))
+        reports.append(ModeReport.of(mode, each.cell.id, _result_apart(matrix, each)))
     return reports
+
+
+def _result_apart(matrix: Matrix, planned: PlannedCell) -> CellResult:
+    """The result of a cell in processes of its own with empty caches: what an earlier one compiled would serve it."""
+    with empty_caches() as caches, _variables_set(caches):
+        processes = open_processes()
+        execution = Execution(matrix, Settings.read(lambda option: option.default), processes.folder,
+                              warm_toolchain=True)
+        try:
+            return execution.cell_result(planned, CHECKS, CHECKS)
+        finally:
+            execution.close()
+            processes.close()
+
+
+@contextlib.contextmanager
+def _variables_set(values: Mapping[str, str]) -> Iterator[None]:
+    """The environment with these variables, for processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _modes_of(backend: str) -> tuple[str, ...]:
@@ -144,10 +174,13 @@ def report_lines(model: str, reports: Sequence[ModeReport], backend: str = "indu
 
 
 def _reasons(reports: Sequence[ModeReport]) -> Iterator[str]:
-    """Why a mode is not faster, where that is known."""
+    """Why a mode is not faster, where that is known; and what makes its seconds those of another case."""
     for report in reports:
         if report.cause:
             yield f"{report.mode}: {report.cause}"
+        if report.cold_compiler:
+            yield (f"{report.mode}: its compiler could not be warmed up before ({report.cold_compiler}), so what is "
+                   "paid once on a machine is in its seconds of compiling")
 
 
 def report_markdown(model: str, reports: Sequence[ModeReport], backend: str = "inductor") -> Iterator[str]:
@@ -175,12 +208,33 @@ def _advice(reports: Sequence[ModeReport], backend: str) -> str:
         return f"Use mode {best.mode}: {_speedup_of(best):.2f} times as fast as eager."
     if not any(report.worth for report in reports):
         return "No mode could be timed."
-    verdicts = {report.verdict for report in reports}
-    if verdicts == {"slower"}:
-        return "Do not compile this: eager is faster in every mode."
-    if "could not be told" in verdicts:
+    not_compiled = [report.mode for report in reports if report.verdict == NOTHING]
+    if len(not_compiled) == len(reports):
+        return "Nothing is to be won like this: what was timed did not run compiled."
+    untold = [report.mode for report in reports if report.verdict == NOT_TOLD]
+    told = [report for report in reports if report.worth and report.verdict not in (NOTHING, NOT_TOLD)]
+    if not told and not not_compiled:
         return "Nothing can be told: this machine is too busy to time anything; run it again when it is quiet."
-    return "No mode is faster than eager."
+    sentences = [_told_advice(told, reports)] if told else []
+    if untold:
+        sentences.append(f"Nothing can be told of {' and '.join(untold)}: this machine was too busy; run it again when "
+                         "it is quiet.")
+    if not_compiled:
+        sentences.append(f"Nothing that was timed of {' and '.join(not_compiled)} ran compiled.")
+    return " ".join(sentences)
+
+
+def _told_advice(told: Sequence[ModeReport], reports: Sequence[ModeReport]) -> str:
+    """What to do of modes none of which is faster."""
+    slower = all(report.verdict == "slower" for report in told)
+    if len(told) == len(reports):
+        if slower:
+            return "Do not compile this: eager is faster in every mode."
+        return "No mode is faster than eager."
+    names = " and ".join(report.mode for report in told)
+    if slower:
+        return f"Do not compile this by {names}: eager is faster."
+    return f"Not faster than eager: {names}."
 
 
 def _speedup_of(report: ModeReport) -> float:

@@ -19,10 +19,12 @@ from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.cell import Cell
 from pytest_torchcompile.dims import batch_sizes
 from pytest_torchcompile.errors import TorchcompileError
-from pytest_torchcompile.layer.benchmark import StepRunner
+from pytest_torchcompile.gauges.compiler import warm_toolchain
+from pytest_torchcompile.layer.benchmark import StepRunner, steps_of_timing
 from pytest_torchcompile.layer.benchmark_result import Ratio, ratio_of
 from pytest_torchcompile.layer.training_step import adapted_loss
 from pytest_torchcompile.ledger import observe
+from pytest_torchcompile.ledger.records import whole_compiles
 from pytest_torchcompile.loading import one_line
 from pytest_torchcompile.oracle import default_loss
 from pytest_torchcompile.plan.models import ModelEntry
@@ -33,8 +35,6 @@ __all__ = ["try_way"]
 
 SEED: Final = 0
 TURNS: Final = 9
-LEAST_SECONDS: Final = 2e-3
-"""A timing lasts at least this long."""
 PASSES: Final = 2
 """How often each size is met before it is timed: what compiles later is late."""
 
@@ -58,7 +58,7 @@ def try_way(asked: Mapping[str, Any]) -> dict[str, Any]:
         sizes = {**batch_sizes(entry.dims)[0], asked["dim"]: size}
         return subject.make_batch(entry, cell, root, SEED, sizes)
 
-    _warm_toolchain(settings, cell.device)
+    warm_toolchain(settings, cell.device)
 
     def side_with(settings_or_eager: dict[str, Any] | None) -> StepRunner:
         # Each has a model of its own: a wrapper may compile parts of it in place, or change its forward.
@@ -83,23 +83,13 @@ def try_way(asked: Mapping[str, Any]) -> dict[str, Any]:
         timed = {size: _timed(eager, compiled, batch_of(size), batch_of(padded[size])) for size in sizes}
     compiles = seen.compiles[:met]
     return {
-        "compiles": met, "cold_seconds": sum(each.seconds for each in compiles), "eager_sizes": given_up,
-        "late_compiles": len(seen.compiles) - met,
+        "compiles": len(whole_compiles(compiles)), "cold_seconds": sum(each.seconds for each in compiles),
+        "eager_sizes": given_up,
+        "late_compiles": len(whole_compiles(seen.compiles[met:])),
         "eager": {size: seconds for size, (seconds, _) in timed.items()},
         "ratio": {size: [ratio.value, ratio.low, ratio.high] for size, (_, ratio) in timed.items()},
         "torch": torch.__version__,
     }  # fmt: skip
-
-
-def _warm_toolchain(settings: Mapping[str, Any], device: str) -> None:
-    """Compile something small: what is paid once in a cache folder, such as a precompiled header, is no model's."""
-
-    def small(x: torch.Tensor) -> torch.Tensor:
-        return x * 2 + 1
-
-    with torch.no_grad():
-        torch.compile(small, **settings)(torch.ones(5, device=device))
-    torch.compiler.reset()
 
 
 def _timed(eager: StepRunner, compiled: StepRunner, own: Batch, padded: Batch) -> tuple[float, Ratio]:
@@ -108,7 +98,7 @@ def _timed(eager: StepRunner, compiled: StepRunner, own: Batch, padded: Batch) -
     Of eager the shortest counts, for what interrupts a step makes it longer. The ratio has a 99 % interval.
     """
     sides = ((eager, own), (compiled, padded))
-    repeats = [max(1, round(LEAST_SECONDS / max(1e-9, side.time_steps(batch, 1)))) for side, batch in sides]
+    repeats = [steps_of_timing(side.time_steps(batch, 1)) for side, batch in sides]
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(TURNS):
         for which, (side, batch) in enumerate(sides):

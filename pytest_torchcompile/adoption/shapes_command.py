@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from pytest_torchcompile.adoption.chosen_cell import chosen_cell
 from pytest_torchcompile.cell import Cell
+from pytest_torchcompile.empty_caches import empty_caches
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.layer.shape_ways import WAYS, ShapeExperiment, Way, bucket_of, default_buckets
 from pytest_torchcompile.plan.matrix import Matrix
@@ -45,6 +46,8 @@ def run_command(given: argparse.Namespace) -> int:
     Raises :class:`UsageError` for sizes that are none, and for a model, a cell or a dim that is not there.
     """
     traffic = read_traffic(given.sizes, given.calls)
+    if not 0 < given.timeout < math.inf:
+        raise UsageError(f"--timeout: {given.timeout:g} is not a number of seconds above 0, for example 1800")
     buckets = _read_buckets(given.buckets, traffic)
     matrix, planned = chosen_cell(given)
     cell = planned.cell if given.backend is None else replace(planned.cell, backend=given.backend)
@@ -53,7 +56,7 @@ def run_command(given: argparse.Namespace) -> int:
                          "several; name the cell of this model with wrapper none")
     dim = _varying_dim(matrix.models[cell.model], given.dim)
     set_environment()
-    experiment = _run_ways(matrix, cell, dim, traffic, buckets)
+    experiment = _run_ways(matrix, cell, dim, traffic, buckets, given.timeout)
     path = FOLDER / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', cell.model)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(experiment.to_dict(), indent=1), encoding="utf-8")
@@ -117,9 +120,9 @@ def _varying_dim(entry: ModelEntry, named: str | None) -> str:
 
 
 def _run_ways(
-    matrix: Matrix, cell: Cell, dim: str, traffic: Mapping[int, int], buckets: tuple[int, ...]
+    matrix: Matrix, cell: Cell, dim: str, traffic: Mapping[int, int], buckets: tuple[int, ...], timeout: float
 ) -> ShapeExperiment:
-    answers = {name: _try_apart(matrix, cell, dim, list(traffic), name, buckets) for name in WAYS}
+    answers = {name: _try_apart(matrix, cell, dim, list(traffic), name, buckets, timeout) for name in WAYS}
     good = [answer for answer in answers.values() if "error" not in answer]
     # The machine is as fast as it was at its best; each way is held against eager of its own process.
     eager = {size: min((float(answer["eager"][str(size)]) for answer in good), default=0.0) for size in traffic}
@@ -139,7 +142,7 @@ def _run_ways(
 
 
 def _try_apart(
-    matrix: Matrix, cell: Cell, dim: str, sizes: Sequence[int], name: str, buckets: Sequence[int]
+    matrix: Matrix, cell: Cell, dim: str, sizes: Sequence[int], name: str, buckets: Sequence[int], timeout: float
 ) -> dict[str, Any]:
     """What :mod:`.shape_trial` answers of one way, in a process that nothing was compiled in."""
     padded = {size: size for size in sizes}
@@ -149,10 +152,13 @@ def _try_apart(
     dynamic = "static" if name == "buckets" else name
     asked = {"cell": replace(cell, dynamic=dynamic).to_dict(), "entry": matrix.models[cell.model].to_dict(),
              "root": str(matrix.root), "path": sys.path, "dim": dim, "sizes": sizes, "padded": padded}
-    with tempfile.TemporaryDirectory(prefix="pytest-torchcompile-shapes-") as folder:
-        caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
-        done = subprocess.run([sys.executable, "-m", _MODULE], input=json.dumps(asked), capture_output=True, text=True,
-                              check=False, env={**os.environ, **caches})
+    with empty_caches() as caches:
+        try:
+            done = subprocess.run([sys.executable, "-m", _MODULE], input=json.dumps(asked), capture_output=True,
+                                  text=True, check=False, env={**os.environ, **caches}, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return {"error": f"it did not end within {timeout:g} s, and was stopped; name fewer sizes, or give it more "
+                             "time by --timeout"}
     if not done.stdout:
         last = " / ".join(done.stderr.strip().splitlines()[-_LAST_LINES:])
         return {"error": f"its process ended with {done.returncode}: {last or 'it said nothing'}"}

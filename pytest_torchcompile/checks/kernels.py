@@ -46,12 +46,13 @@ def measure(run: CellTrial) -> dict[str, Any]:
 
 def _add_calls(graphs: list[dict[str, Any]], run: CellTrial) -> None:
     """The facts of each call of a kernel, and each generated kernel's lines in the user's code."""
-    from pytest_torchcompile.lowering.kernel_records import call_facts
+    from pytest_torchcompile.lowering.kernel_records import call_facts, calls_that_move
 
     calls = [] if run.kernel_watch is None else run.kernel_watch.calls(run.texts)
     for number, graph in enumerate(graphs):
         of_graph = [call for call in calls if call.graph == number]
-        graph["calls"] = [call_facts(call) for call in of_graph]
+        moving = calls_that_move(of_graph)
+        graph["calls"] = [call_facts(call, call in moving) for call in of_graph]
         for kernel in graph["generated"]:
             places = [place for call in of_graph if call.name == kernel["name"] for place in call.places]
             kernel["lines"] = list(dict.fromkeys((*kernel["lines"], *places)))

@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_torchcompile.backends import BACKENDS
 from pytest_torchcompile.checks.check import Check, not_run, unjudged
+from pytest_torchcompile.errors import headline
 from pytest_torchcompile.observation import Problem
 
 if TYPE_CHECKING:
+    from pytest_torchcompile.batch import Batch
+    from pytest_torchcompile.oracle.calls import Side
     from pytest_torchcompile.wrappers.protocol import CellTrial
 
 __all__ = ["CHECK"]
 
 INDUCTORS = ("inductor", "aot_eager_decomp_partition", "aot_eager_decomp_partition_crossref")
 """Backends that Inductor's setting about random numbers holds for: its decompositions obey it too."""
+RAISES = "compiled with random numbers of its own, as production compiles it, it raises in"
 SEEDS, FEW = 64, 4
 """Seeds that each side is run with; fewer where eager draws nothing, so that a seed must not matter at all."""
 
@@ -27,7 +31,6 @@ SEEDS, FEW = 64, 4
 def measure(run: CellTrial) -> dict[str, Any]:
     """The leaves that are no draws of one distribution, and whether there was anything random."""
     from pytest_torchcompile.ledger import observe
-    from pytest_torchcompile.oracle.calls import Side
     from pytest_torchcompile.oracle.chances import Chances, compare_chances, sample_chances
     from pytest_torchcompile.oracle.leaf_limits import problem
     from pytest_torchcompile.state.torch_state import own_random_draws
@@ -45,10 +48,34 @@ def measure(run: CellTrial) -> dict[str, Any]:
         expected, seeds = run_seeds(eager, SEEDS, run.seed), SEEDS
     with own_random_draws(), observe() as seen:
         # Other seeds than eager's: equal draws would be no two samples of one distribution.
-        actual = run_seeds(run.make(run.settings), seeds, run.seed + seeds)
+        side = run.make(run.settings)
+        actual = run_seeds(side, seeds, run.seed + seeds)
+        raises = [] if actual.error else list(_raised_by_others(run, side))
     leaves = compare_chances(expected, actual)
     return {"raised": None, "backend": run.cell.backend, "graphs": len(seen.graphs), "random": expected.varies,
-            "seeds": seeds, "compared": len(leaves), "wrong": list(filter(None, map(problem, leaves)))}
+            "seeds": seeds, "compared": len(leaves), "raises": raises,
+            "wrong": list(filter(None, map(problem, leaves)))}
+
+
+def _raised_by_others(run: CellTrial, side: Side) -> Iterator[str]:
+    """Call once with each size that the first call has not, or make a step of it; eager has done so before."""
+    from pytest_torchcompile.oracle.recorder import record
+    from pytest_torchcompile.state.snapshot import StateSnapshot
+
+    start, met = StateSnapshot(side.module), {_shapes_of(run.calls[0].batch)}
+    for call in run.calls[1:]:
+        shapes = _shapes_of(call.batch)
+        if shapes in met:
+            continue
+        met.add(shapes)
+        recording = record(side.call, side.module, call.batch, loss=run.loss, train=run.train, seed=run.seed)
+        start.restore()
+        if recording.error is not None:
+            yield f"{call.label}: {headline(str(recording.error))}"
+
+
+def _shapes_of(batch: Batch) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(tensor.shape) for tensor in batch.tensors())
 
 
 def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:
@@ -57,6 +84,9 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
         yield from unjudged(section)
     elif not section["graphs"]:
         yield Problem("no graph was compiled with random numbers of its own, so there is nothing to judge")
+    # Older reports have run the first size alone.
+    elif raises := section.get("raises"):
+        yield Problem(f"{RAISES} {raises[0]}", "\n".join(raises[1:]), _hint_for(section.get("backend", "inductor")))
     elif wrong := section["wrong"]:
         yield Problem(wrong[0], "\n".join(wrong[1:]), _hint_for(section.get("backend", "inductor")))
     # The first of what is compared is about the seeds.

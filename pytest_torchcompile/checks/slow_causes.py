@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pytest_torchcompile.ledger.records import OverLimit
 from pytest_torchcompile.quantity import count
 
 __all__ = ["SlowCause", "gpu_share", "idle_causes", "idle_remark", "kernel_time", "roof_share", "slow_cause",
@@ -47,6 +48,14 @@ IDLE_GPU: Final = 0.5
 NAMED_CALLS: Final = 3
 LONGEST_REASON: Final = 200
 LEAVES_IDLE: Final = ("coverage", "host", "launches")
+_NUMBERS_TAKEN: Final = {
+    "Tensor.item()": ("a number is taken out of a tensor (`.item()`, `float()`)",
+                      "keep it a tensor, or set torch._dynamo.config.capture_scalar_outputs = True"),
+    "Tensor.tolist()": ("numbers are taken out of a tensor (`.tolist()`)", "keep them a tensor"),
+    "Data-dependent branching": ("the code branches on a number of a tensor",
+                                 "compute both sides and choose by torch.where, or write it with torch.cond"),
+}
+"""What torch's reason for a graph break holds, to what the code does there and what to do (torch 2.8 to 2.15)."""
 FASTER: Final = "faster"
 NOT_FASTER: Final = ("slower", "no difference")
 
@@ -71,8 +80,8 @@ def slow_cause(section: Mapping[str, Any]) -> str:
 
 def slow_causes(section: Mapping[str, Any]) -> list[SlowCause]:
     """All of them, that which explains most of the step first."""
-    # Something that compiles is no steady state, whatever the times say.
-    recompiled = list(_late_compiles(section))
+    # Something that compiles is no steady state, whatever the times say; nor is what was compiled too often.
+    recompiled = [*_over_limit(section), *_late_compiles(section)]
     if recompiled or section["verdict"] not in NOT_FASTER or not section.get("profile"):
         return recompiled
     return _ranked_causes(section)
@@ -86,7 +95,7 @@ def idle_remark(section: Mapping[str, Any]) -> str:
 
 def idle_causes(section: Mapping[str, Any]) -> list[SlowCause]:
     """The causes of :func:`idle_remark`; what a GPU computes is none of them."""
-    if section["verdict"] != FASTER or section.get("late") or not section.get("profile"):
+    if section["verdict"] != FASTER or section.get("late") or section.get("over_limit") or not section.get("profile"):
         return []
     busy = gpu_share(section)
     if busy is None or busy >= IDLE_GPU:
@@ -166,6 +175,12 @@ def _first_break(section: Mapping[str, Any]) -> str:
     return f"{breaks[0]['file']}:{breaks[0]['line']}" if breaks else ""
 
 
+def _over_limit(section: Mapping[str, Any]) -> Iterator[SlowCause]:
+    """Functions that torch has given up, for they were compiled too often."""
+    for over in section.get("over_limit", ()):
+        yield SlowCause("recompiles", 1.0, str(OverLimit(**over)))
+
+
 def _late_compiles(section: Mapping[str, Any]) -> Iterator[SlowCause]:
     late = section.get("late")
     if not late:
@@ -197,6 +212,11 @@ def _little_compiled(section: Mapping[str, Any]) -> Iterator[SlowCause]:
     if at := _first_break(section):
         place = f"; the first graph break is at {at}"
         remedy = "move what breaks the graph out of forward, as the check `graph_breaks` says"
+        # Older reports have no reasons.
+        reason = section["breaks"][0].get("reason", "")
+        for beginning, (what, known_remedy) in _NUMBERS_TAKEN.items():
+            if beginning in reason:
+                place, remedy = f"{place}, where {what}", known_remedy
     outside = _part(section, "operators") + _part(section, "python")
     yield SlowCause(
         "coverage", outside, f"{1 - coverage:.0%} of the operator calls run outside of compiled graphs{place}: {remedy}"

@@ -41,6 +41,7 @@ KEPT_BREAKS: Final = 3
 def measure(run: CellTrial) -> dict[str, Any]:
     """Times of a step, eager and compiled, their ratio, kernels and memory of a step; all batches take part."""
     from pytest_torchcompile.layer.benchmark import StepRunner, benchmark_sides
+    from pytest_torchcompile.ledger.records import Compile
     from pytest_torchcompile.oracle.training import default_loss
 
     if run.compiled.error or run.side is None:
@@ -61,7 +62,10 @@ def measure(run: CellTrial) -> dict[str, Any]:
     warmup = max(3, len(batches))
     eager_runner = StepRunner(eager.call, eager.module, loss)
     compiled_runner = StepRunner(run.side.call, run.side.module, loss)
-    timed = benchmark_sides(eager_runner, compiled_runner, make_batch, warmup=warmup, seconds=SECONDS, texts=run.texts)
+    timed = benchmark_sides(
+        eager_runner, compiled_runner, make_batch, warmup=warmup, seconds=SECONDS, texts=run.texts,
+        earlier=list(map(Compile.from_dict, run.compiled.seen["recompiles"])),
+    )  # fmt: skip
     section = {"raised": None, "wrong": "", **_figures(timed), **_compile_facts(run, timed), **_evidence(run, timed)}
     section["text"] = "\n".join([section["text"], *_roof_lines(section)])
     return section
@@ -95,21 +99,26 @@ def _figures(timed: Benchmark) -> dict[str, Any]:
 
 def _compile_facts(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
     """What compiling took before the model was handed over here, and when that is won back."""
+    from pytest_torchcompile.ledger.records import Compile, whole_compiles
+
     compiles = run.compiled.seen["compiles"]
     seconds = sum(each["seconds"] for each in compiles)
-    cached = sum(came_from_cache(each["caches"]) for each in compiles)
+    counted = whole_compiles(map(Compile.from_dict, compiles))
+    cached = sum(came_from_cache(each.caches) for each in counted)
     first = run.calls[0].label
     pays = None
     if timed.verdict == "faster":
         # By the ratio, and a step of a quiet moment: medians of a busy one say little.
         pays = pays_after(seconds, timed.eager.low, timed.eager.low * timed.ratio.value)
-    breaks = run.compiled.seen["graph_breaks"][:KEPT_BREAKS]
+    breaks = []
+    for each in run.compiled.seen["graph_breaks"][:KEPT_BREAKS]:
+        breaks.append({name: each[name] for name in ("file", "line", "reason")})
     return {
         "coverage": min((each["share"] for each in run.compiled.coverage), default=None),
-        "breaks": [{"file": each["file"], "line": each["line"]} for each in breaks],
+        "breaks": breaks,
         "compiling_seconds": seconds,
         "first_call_seconds": sum(each["seconds"] for each in compiles if each["during"] == first),
-        "compiles": len(compiles),
+        "compiles": len(counted),
         "cached": cached,
         "pays_after": pays,
     }
@@ -133,6 +142,7 @@ def _evidence(run: CellTrial, timed: Benchmark) -> dict[str, Any]:
         "launches": {side: launched.to_dict() for side, launched in timed.launches.items()},
         "skips": list(dict.fromkeys(skip["reason"] for skip in run.compiled.seen.get("cudagraph_skips", ()))),
         "late": late,
+        "over_limit": [asdict(over) for over in timed.over_limit],
         "work": timed.work.to_dict() if timed.work is not None else None,
         "parts": timed.parts.to_dict() if timed.parts is not None else None,
         **_by_peaks(run, timed),
@@ -208,7 +218,8 @@ def judge(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[P
     elif section.get("wrong"):
         yield Problem(f"{WRONG}: {section['wrong']}", hint="see the check `equivalence` of this cell")
     elif section["verdict"] == NOTHING:
-        yield Problem("nothing ran compiled in the timed steps, so their times say nothing", section["text"])
+        yield Problem("nothing ran compiled in the timed steps, so their times say nothing", section["text"],
+                      slow_cause(section))
     elif section["late_compiles"]:
         yield Problem(f"{section['late_compiles']} compile(s) in the timed steps: there was no steady state",
                       section["text"], slow_cause(section) or "see `recompiles` and `shape_stability`")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pytest_torchcompile.explain.explanation import Explanation, subgraph_text, total_bytes
+from pytest_torchcompile.explain.explanation import Explanation, total_bytes
 from pytest_torchcompile.explain.explanation_records import TracedOperator
 from pytest_torchcompile.explain.graph_texts import GraphNode, SavedTensor, Stage
 from pytest_torchcompile.lowering.kernel_records import (
@@ -23,6 +23,7 @@ from pytest_torchcompile.lowering.kernel_records import (
     calls_that_move,
     readable_bytes,
     readable_shape,
+    subgraph_text,
 )
 from pytest_torchcompile.page.markup import Html, join, tag
 from pytest_torchcompile.quantity import count

@@ -13,7 +13,7 @@ from pytest_torchcompile.ledger.records import Compile, EagerFrame, FailedCompil
 from pytest_torchcompile.lowering.kernel_records import KernelCall
 from pytest_torchcompile.quantity import count
 
-__all__ = ["FORMAT", "Explanation", "calls_text", "resumed_text", "subgraph_text", "total_bytes"]
+__all__ = ["FORMAT", "Explanation", "calls_text", "resumed_text", "total_bytes"]
 
 FORMAT: Final = 1
 """Of the JSON; a number more where a key changes its meaning."""
@@ -108,15 +108,6 @@ def calls_text(kernels: Sequence[KernelCall]) -> str:
     branches = [kernel for kernel in kernels if kernel.in_branch]
     text = count(len(kernels) - len(branches), "kernel call")
     return f"{text} and {len(branches)} in branches of which one runs" if branches else text
-
-
-def subgraph_text(kernel: KernelCall) -> str:
-    """Where a kernel is called that is not always, or not once; empty for one of the graph itself."""
-    if kernel.in_branch:
-        return f"in {kernel.subgraph}, one of the branches of which one runs"
-    if kernel.subgraph:
-        return f"in the subgraph {kernel.subgraph} of {', '.join(kernel.called_by) or 'the graph'}"
-    return ""
 
 
 def total_bytes(tensors: Iterable[SavedTensor]) -> int:

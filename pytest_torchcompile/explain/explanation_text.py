@@ -7,13 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from pytest_torchcompile.explain.explanation import (
-    Explanation,
-    calls_text,
-    resumed_text,
-    subgraph_text,
-    total_bytes,
-)
+from pytest_torchcompile.explain.explanation import Explanation, calls_text, resumed_text, total_bytes
 from pytest_torchcompile.explain.graph_texts import Stage
 from pytest_torchcompile.explain.guards import count_kinds
 from pytest_torchcompile.lowering.kernel_records import (
@@ -23,6 +17,7 @@ from pytest_torchcompile.lowering.kernel_records import (
     calls_that_move,
     readable_bytes,
     readable_shape,
+    subgraph_text,
     sum_bytes,
 )
 from pytest_torchcompile.quantity import count, readable_seconds

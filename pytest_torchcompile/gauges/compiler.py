@@ -6,7 +6,7 @@ And an outage of it: while that lasts, whatever is to be compiled fails at once,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ from typing import Any, Final
 from pytest_torchcompile.errors import InstrumentError
 
 __all__ = ["Outage", "PlannedFailure", "compiler_outage", "cpu_build", "kept_processes",
-           "leave_untraced", "pay_first_compile", "set_compile_threads"]
+           "leave_untraced", "pay_first_compile", "set_compile_threads", "warm_toolchain"]
 
 _COMMANDS: Final = (
     "torch/_inductor/compile_worker/", "torch/_inductor/__autotune_main__",
@@ -60,6 +60,21 @@ def pay_first_compile() -> None:
         return
     finally:
         torch.compiler.reset()
+
+
+def warm_toolchain(settings: Mapping[str, Any], device: str) -> None:
+    """Compile something small: what is paid once in a cache folder, such as a precompiled header, is no model's.
+
+    ``settings`` are those of ``torch.compile``; raises what it raises.
+    """
+    import torch
+
+    def small(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+    with torch.no_grad():
+        torch.compile(small, **settings)(torch.ones(5, device=device))
+    torch.compiler.reset()
 
 
 def set_compile_threads(count: int) -> None:

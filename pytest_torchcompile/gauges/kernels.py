@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from pytest_torchcompile.errors import InstrumentError, Unavailable
+from pytest_torchcompile.gauges.library_operators import calls_library
 from pytest_torchcompile.ledger.cudagraph_skips import DEFINED_KERNEL
 from pytest_torchcompile.ledger.records import Text
 
@@ -30,9 +31,6 @@ _LEVEL: Final = "trace.provenance_tracking_level"
 _LINE: Final = re.compile(r'File "(.+?)", line (\d+)')
 _NO_KERNELS: Final = ("Memcpy", "Memset", "Command Buffer")
 """What the profiler shows of the GPU beside kernels."""
-_PRODUCTS: Final = re.compile(r"mm$|mm_|mv$|^v?dot$|convolution|attention|rnn|lstm|gru|cdist|::")
-"""Operators whose work stays what it is, compiled or not: a library's (``addmm``, ``cudnn_convolution``), and those of
-another namespace, which the compiler does not look into."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +235,7 @@ class Launches:
     @property
     def product_seconds(self) -> float:
         """Seconds of products, convolutions, attention and custom operators, which nothing is fused into."""
-        return sum(seconds for name, seconds in self.by_operator.items() if _PRODUCTS.search(name))
+        return sum(seconds for name, seconds in self.by_operator.items() if calls_library(name))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

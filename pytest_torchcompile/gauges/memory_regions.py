@@ -6,7 +6,7 @@ told of a storage is never more than what was really touched, so that a least ti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -91,30 +91,61 @@ class Traffic:
 def traffic_of(name: str, args: Sequence[Any], kwargs: Any, result: Any) -> Traffic:
     """The traffic of a call of the ATen operator ``name``."""
     taken, returned = list(tensors_in((args, kwargs))), list(tensors_in(result))
+    elements = returned[0].numel() if returned else 0
+    put = _elements_put(name, args)
+    if put is not None:
+        put = elements = min(put, elements)
+    of_first = put
+    if put is not None and not _adds(name, args, kwargs):
+        of_first = 0
+    read = _regions_read(name, taken, returned, of_first)
+    written = _regions_written(taken, returned, put)
+    return Traffic(read, written, _partly_written(taken, written), elements)
+
+
+def _regions_written(
+    taken: Sequence[torch.Tensor], returned: Iterable[torch.Tensor], put: int | None
+) -> dict[int, Regions]:
+    """By storage what is returned; of an operator that puts elements into its first tensor those alone."""
     written: dict[int, Regions] = {}
     for tensor in returned:
         written.setdefault(_place_of(tensor), Regions()).add_tensor(tensor)
-    elements = returned[0].numel() if returned else 0
-    part = _elements_put(name, args)
+    if put is not None:
+        written[_place_of(taken[0])] = Regions(least=put * taken[0].element_size())
+    return written
+
+
+def _regions_read(
+    name: str, taken: Sequence[torch.Tensor], returned: Sequence[torch.Tensor], of_first: int | None
+) -> dict[int, Regions]:
+    """By storage what is read of the arguments.
+
+    Args:
+        name: The operator.
+        taken: Tensors among its arguments.
+        returned: Its results.
+        of_first: Elements of the first tensor, where the operator writes a part of it; None for any other.
+    """
     read: dict[int, Regions] = {}
     for number, tensor in enumerate(taken):
         regions = read.setdefault(_place_of(tensor), Regions())
-        if number == 0 and part is not None:
-            elements = min(part, elements)
-            written[_place_of(tensor)] = Regions(least=elements * tensor.element_size())
-            if _adds(name, args, kwargs):
-                regions.least = elements * tensor.element_size()
+        if number == 0 and of_first is not None:
+            regions.least = of_first * tensor.element_size()
         elif number == 0 and name in _LOOKS_UP and returned:
             regions.least = max(regions.least, min(_bytes_of(tensor), _bytes_of(returned[0])))
         elif number > 0 or name not in _OVERWRITES:
             regions.add_tensor(tensor)
+    return {place: regions for place, regions in read.items() if regions.bytes}
+
+
+def _partly_written(taken: Iterable[torch.Tensor], written: Mapping[int, Regions]) -> frozenset[int]:
+    """Storages that were there before, and of which less than all is written."""
     partly = set()
     for tensor in taken:
         place = _place_of(tensor)
         if place in written and written[place].bytes < tensor.untyped_storage().nbytes():
             partly.add(place)
-    touched = {place: regions for place, regions in read.items() if regions.bytes}
-    return Traffic(touched, written, frozenset(partly), elements)
+    return frozenset(partly)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

@@ -7,7 +7,6 @@ parameters are read once, and what the step returns is written once. Everything 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -16,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from pytest_torchcompile.gauges.library_operators import calls_library
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks
 from pytest_torchcompile.gauges.memory_regions import Regions, Traffic, tensors_in, traffic_of
 from pytest_torchcompile.gauges.step_profile import computes
@@ -24,8 +24,6 @@ __all__ = [
     "OperatorWork", "Roof", "StepWork", "WorkCounter", "flop_formula", "measure_work", "operator_flops", "roof_of",
 ]
 
-_RECURRENT: Final = re.compile(r"rnn|lstm|gru")
-"""Recurrent layers that a library computes as a whole (``mkldnn_rnn_layer``, ``_cudnn_rnn``)."""
 _ATTENTION: Final = "_scaled_dot_product"
 
 
@@ -40,7 +38,7 @@ class OperatorWork:
     flops: int = 0
     bytes: int = 0
     library: bool = False
-    """It is one whose FLOPs torch knows: a matrix product, a convolution or attention, which libraries compute."""
+    """It stays a call of its own (:func:`~pytest_torchcompile.gauges.library_operators.calls_library`)."""
 
 
 @dataclass
@@ -134,12 +132,13 @@ def operator_flops(function: Any, args: Any, kwargs: Any, result: Any) -> tuple[
 
     Where ``torch.utils.flop_counter`` has no formula the FLOPs are one for each element of the first result.
     """
-    formula = flop_formula(function._overloadpacket)
+    packet = function._overloadpacket
+    library = calls_library(f"{function.namespace}::{packet.__name__}")
+    formula = flop_formula(packet)
     if formula is not None:
-        return int(formula(*args, **kwargs, out_val=result)), True
+        return int(formula(*args, **kwargs, out_val=result)), library
     first = next(tensors_in(result), None)
-    opaque = function.namespace not in ("aten", "prims") or bool(_RECURRENT.search(function._overloadpacket.__name__))
-    return (0 if first is None else first.numel()), opaque
+    return (0 if first is None else first.numel()), library
 
 
 class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -35,17 +34,20 @@ from pytest_torchcompile.layer.benchmark_result import (
 from pytest_torchcompile.layer.compiled_modules import compiled_part, join_modules
 from pytest_torchcompile.layer.config import CompileConfig
 from pytest_torchcompile.layer.preservation import preserved
-from pytest_torchcompile.layer.sample_batch import batch_for
+from pytest_torchcompile.layer.sample_batch import batch_for, maker_by_round
 from pytest_torchcompile.layer.training_step import loss_of_step
 from pytest_torchcompile.ledger import observe
-from pytest_torchcompile.ledger.records import Text
+from pytest_torchcompile.ledger.explain import functions_over_limit
+from pytest_torchcompile.ledger.records import Compile, Text, whole_compiles
 
-__all__ = ["Benchmark", "StepRunner", "benchmark", "benchmark_sides", "steady_ratio"]
+__all__ = ["Benchmark", "StepRunner", "benchmark", "benchmark_sides", "steady_ratio", "steps_of_timing"]
 
 TURNS: Final = 3
 """Timings of each side in a round. The shortest counts for the ratio: what interrupts a step only makes it longer."""
 LEAST_SECONDS: Final = 2e-3
 """A timing lasts at least this long: faster steps are repeated in it."""
+SHORTEST_STEP: Final = 1e-6
+"""Calling a module takes longer. A coarse clock may show no time at all, and nobody would wait for so many repeats."""
 NARROW: Final = 1.15
 """An interval that is wider than this gets more rounds, up to :data:`MOST_ROUNDS` times as many."""
 MOST_ROUNDS: Final = 3
@@ -104,7 +106,7 @@ def benchmark(
     module = join_modules(model, loss_fn)
     loss = loss_of_step(module, loss_fn, train)
     compiled = torch.compile(model, **config.settings()) if config.enabled else model
-    maker = _maker_by_round(make_batch)
+    maker = maker_by_round(make_batch)
 
     def batch_of_round(number: int) -> Batch:
         return batch_for(model, maker(number))
@@ -127,6 +129,7 @@ def benchmark_sides(
     asked: bool = True,
     seconds: float | None = None,
     texts: Sequence[Text] = (),
+    earlier: Sequence[Compile] = (),
 ) -> Benchmark:
     """:func:`benchmark` of two sides that are there already.
 
@@ -138,6 +141,7 @@ def benchmark_sides(
         asked: The second was to be compiled.
         seconds: About how long the timed rounds may take; at least 8 rounds are made, however long those take.
         texts: The code of what was compiled before, so that its kernels are counted.
+        earlier: Recompiles before, which may have been up to Dynamo's limit.
     """
     sides = (eager, compiled)
     with preserved(eager.module), preserved(compiled.module), observe(keep_texts=True) as seen:
@@ -151,12 +155,14 @@ def benchmark_sides(
         # From here on nothing should compile: what does is told as late.
         first_compiles = len(seen.compiles)
         timings, confirmed = _confirmed_rounds(sides, maker, plan, warmup, least)
-        late = seen.compiles[first_compiles:]
+        late = whole_compiles(seen.compiles[first_compiles:])
         batch = Batch.of(maker(0))
         # The copy is made before: it is no memory of the step.
+        # What ran compiled in the first steps only, as before a recompile limit, is not what was timed.
+        earlier_runs = seen.graph_runs
         peaks = [measure_memory(partial(side.step, batch.clone()), _device_of(batch)) for side in sides]
         insides = _look_inside(sides, batch, [*texts, *seen.texts])
-    ran = seen.graph_runs > 0
+        ran = seen.graph_runs > earlier_runs
     ratio = _trusted_ratio(timings)
     counted = Items(items(batch.value)) if items is not None else count_items(batch)
     figures: list[SideFigures] = []
@@ -169,11 +175,12 @@ def benchmark_sides(
     verdict = ratio.verdict(least, confirmed)
     if asked and not ran:
         verdict = NOTHING
-    cached = sum(came_from_cache(compile_record.caches) for compile_record in seen.compiles)
-    return Benchmark(figures[0], figures[1], ratio, verdict, plan.repeats[0], len(seen.compiles), cached,
+    compiles = whole_compiles(seen.compiles)
+    cached = sum(came_from_cache(compile_record.caches) for compile_record in compiles)
+    return Benchmark(figures[0], figures[1], ratio, verdict, plan.repeats[0], len(compiles), cached,
                      len(seen.recompiles) - first_recompiles, len(late), peaks[0].source, counted.unit, asked,
                      insides.profile, insides.launches, insides.work, insides.parts,
-                     [record.to_dict() for record in late])
+                     [record.to_dict() for record in late], functions_over_limit(seen, earlier))
 
 
 def steady_ratio(
@@ -216,18 +223,18 @@ def _plan_timings(
     # The shortest of a few: one that was interrupted would leave too few rounds.
     eager_seconds, compiled_seconds = (min(side.time_steps(batch, 1) for _ in range(TURNS)) for side in sides)
     # Each by its own speed: a slow side that is repeated as often as a fast one is timed for minutes.
-    repeats = _steps_of_timing(eager_seconds), _steps_of_timing(compiled_seconds)
+    repeats = steps_of_timing(eager_seconds), steps_of_timing(compiled_seconds)
     most = MOST_ROUNDS * rounds
     if seconds is not None:
         one_round = TURNS * (repeats[0] * eager_seconds + repeats[1] * compiled_seconds)
-        affordable = max(LEAST_ROUNDS, int(seconds / max(1e-9, one_round)))
+        affordable = max(LEAST_ROUNDS, int(seconds / one_round))
         rounds, most = min(rounds, affordable), min(most, affordable)
     return _TimingPlan(repeats, rounds, most)
 
 
-def _steps_of_timing(step_seconds: float) -> int:
-    """At least one; the clock, whatever its resolution, may show no time at all."""
-    return max(1, round(LEAST_SECONDS / max(1e-9, step_seconds)))
+def steps_of_timing(step_seconds: float) -> int:
+    """How many steps of that length fill one timing; at least one."""
+    return max(1, round(LEAST_SECONDS / step_seconds))
 
 
 @dataclass
@@ -289,7 +296,7 @@ def _timed_rounds(
         for timed, seconds in zip(timings, taken, strict=True):
             timed.all += seconds
             timed.shortest.append(min(seconds))
-            timed.unrest.append(max(seconds) / max(1e-9, min(seconds)))
+            timed.unrest.append(max(seconds) / min(seconds))
     return timings
 
 
@@ -301,7 +308,7 @@ class StepRunner:
         self._parameters = list(module.parameters())
 
     def time_steps(self, batch: Batch, repeats: int, wall: bool = False) -> float:
-        """Seconds of one step, as the mean of ``repeats`` in a row."""
+        """Seconds of one step, as the mean of ``repeats`` in a row; at least :data:`SHORTEST_STEP`."""
         private, on_gpu = batch.clone(), _device_of(batch) != "cpu"
         if on_gpu and not wall:
             begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -311,13 +318,13 @@ class StepRunner:
                 self.step(private)
             end.record()
             end.synchronize()
-            return float(begin.elapsed_time(end)) / 1e3 / repeats
+            return max(SHORTEST_STEP, float(begin.elapsed_time(end)) / 1e3 / repeats)
         start = time.perf_counter()
         for _ in range(repeats):
             self.step(private)
         if on_gpu:
             torch.cuda.synchronize()
-        return (time.perf_counter() - start) / repeats
+        return max(SHORTEST_STEP, (time.perf_counter() - start) / repeats)
 
     def step(self, batch: Batch) -> None:
         """One step; gradients are dropped after it."""
@@ -383,15 +390,3 @@ def _kernels_in_graphs(side: StepRunner, batch: Batch, texts: Iterable[Text], pr
     generated = [launched[graph.compile_id] * graph.runs for graph in once.graphs if graph.compile_id in launched]
     # Where there is no generated code, the graphs call eager's own operators.
     return sum(generated) if generated else profile.kernels_in_graphs
-
-
-def _maker_by_round(make: Callable[..., Any]) -> Callable[[int], Any]:
-    """``make_batch`` as a function of the round, which it may not take."""
-    try:
-        inspect.signature(make).bind(0)
-    except TypeError:
-        return lambda _: make()
-    except ValueError:
-        # Written in C.
-        return make
-    return make

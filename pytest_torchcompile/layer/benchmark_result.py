@@ -8,6 +8,8 @@ from math import comb, exp, log
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_torchcompile.ledger.records import OverLimit
+
 if TYPE_CHECKING:
     from pytest_torchcompile.gauges.kernels import Launches
     from pytest_torchcompile.gauges.step_parts import StepParts
@@ -20,7 +22,7 @@ __all__ = ["LEAST_ROUNDS", "NOTHING", "NOT_TOLD", "Benchmark", "Ratio", "SideFig
 NOT_TOLD: Final = "could not be told"
 """The verdict of a machine that is not quiet enough."""
 NOTHING: Final = "nothing was compiled"
-"""The verdict where no compiled code ran."""
+"""The verdict where no compiled code ran in the last steps that were timed."""
 CONFIDENCE = 0.99
 TELLING: Final = 1.25
 """Where this ratio is still possible, nobody can say that there is no difference."""
@@ -208,6 +210,8 @@ class Benchmark:
     """The same step in parts, the model and the rest; None where ``work`` is."""
     late: list[dict[str, Any]] = field(default_factory=list)
     """The compiles in the timed rounds (:class:`~pytest_torchcompile.ledger.records.Compile`)."""
+    over_limit: list[OverLimit] = field(default_factory=list)
+    """Functions that hit Dynamo's recompile limit: from then on they ran eagerly."""
 
     @property
     def speedup(self) -> float:
@@ -253,5 +257,7 @@ class Benchmark:
         yield f"{self.compiles} compile(s), {self.cached} of them from a cache, {self.recompiles} recompile(s)"
         if self.late_compiles:
             yield f"{self.late_compiles} in the timed rounds"
+        for over in self.over_limit:
+            yield str(over)
         if self.pays_after:
             yield f"compiling pays after {self.pays_after} steps"

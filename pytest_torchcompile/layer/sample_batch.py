@@ -12,7 +12,7 @@ from torch import nn
 from pytest_torchcompile.batch import Batch
 from pytest_torchcompile.layer.compiled_modules import original_of
 
-__all__ = ["batch_for"]
+__all__ = ["batch_for", "maker_by_round"]
 
 
 def batch_for(model: Callable[..., Any], sample_batch: Any) -> Batch:
@@ -64,3 +64,15 @@ def _takes_anything(function: Callable[..., Any]) -> bool:
     """Whether it has a parameter ``*args``."""
     parameters = inspect.signature(function).parameters.values()
     return any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+
+
+def maker_by_round(make: Callable[..., Any]) -> Callable[[int], Any]:
+    """``make_batch`` as a function of the round, which it may not take."""
+    try:
+        inspect.signature(make).bind(0)
+    except TypeError:
+        return lambda _: make()
+    except ValueError:
+        # Written in C.
+        return make
+    return make

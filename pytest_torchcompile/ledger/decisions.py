@@ -20,7 +20,7 @@ from pytest_torchcompile.ledger.entries import (
     nearest_reason,
 )
 from pytest_torchcompile.ledger.reasons import Reason, classify_guard, read_reason, split_reasons, user_expression
-from pytest_torchcompile.ledger.records import Compile, EagerFrame, FailedCompile
+from pytest_torchcompile.ledger.records import FAILED_GUARD, Compile, EagerFrame, FailedCompile
 from pytest_torchcompile.ledger.refusals import IN_PLACE, is_in_place, refused_frame, why_never_seen
 from pytest_torchcompile.ledger.users import FrameAttempt, FunctionPlace, Region, code_of, is_disabled, runs_later
 
@@ -226,7 +226,7 @@ def _abandoned_frame(attempt: FrameAttempt, skip_reason: str) -> tuple[EagerFram
         return EagerFrame(*attempt.where, why or "no operator traced", "empty"), False
     if attempt.reasons and is_limit(why):
         guard = commonest_reason(attempt.reasons).guard
-        return EagerFrame(*attempt.where, f"{headlines(why)[0]}; a guard that failed: {guard}", "limit"), True
+        return EagerFrame(*attempt.where, f"{headlines(why)[0]}; {FAILED_GUARD}{guard}", "limit"), True
     if fail_type in _NEVER_RAISED:
         return EagerFrame(*attempt.where, "; then ".join(headlines(why)), "graph_break"), True
     return EagerFrame(*attempt.where, f"{fail_type}: {' '.join(why.split())}", "suppressed"), True

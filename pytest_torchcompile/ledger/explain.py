@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from pytest_torchcompile.ledger.ledger import Ledger
 from pytest_torchcompile.ledger.reasons import classify_guard, read_reason
-from pytest_torchcompile.ledger.records import Compile, EagerFrame, GraphBreak, LedgerRecord
+from pytest_torchcompile.ledger.records import (
+    FAILED_GUARD,
+    Compile,
+    EagerFrame,
+    GraphBreak,
+    LedgerRecord,
+    OverLimit,
+)
 
-__all__ = ["eager_frames", "graph_breaks", "other_reasons", "recompile_advice", "recompiles"]
+__all__ = ["eager_frames", "functions_over_limit", "graph_breaks", "other_reasons", "recompile_advice", "recompiles"]
 
 R = TypeVar("R", bound=LedgerRecord)
+_UNKNOWN_LIMIT: Final = "TORCH_LOGS=recompiles names the guards that fail"
 _MOST = 3
 """Kinds of reasons that are told."""
 
@@ -164,6 +173,27 @@ def recompile_advice(found: Compile, dynamic: bool = False) -> str:
     """
     text = _advice_by_cause(found)
     return text.removesuffix(f"; {_LAST_RESORT}") if dynamic else text
+
+
+def functions_over_limit(seen: Ledger, earlier: Sequence[Compile] = ()) -> list[OverLimit]:
+    """Functions that hit Dynamo's recompile limit, each with the guard of its last recompile and the remedy.
+
+    :param seen: what was observed.
+    :param earlier: recompiles of an observation before that one.
+    """
+    found = []
+    for frame in seen.eager_frames:
+        if frame.kind != "limit":
+            continue
+        place = frame.function, frame.file, frame.line
+        guard, what, at, advice = frame.reason.partition(FAILED_GUARD)[2], "", "", _UNKNOWN_LIMIT
+        # The last one is the nearest to the call that was one too many.
+        for record in (*earlier, *seen.recompiles):
+            if (record.function, record.file, record.line) == place:
+                guard, what, at = record.reason, record.what, record.at
+                advice = recompile_advice(record)
+        found.append(OverLimit(*place, guard, what, at, advice))
+    return found
 
 
 def _advice_by_cause(found: Compile) -> str:

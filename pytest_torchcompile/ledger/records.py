@@ -5,11 +5,12 @@ No torch here, so that a stored observation can be read and judged anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
 __all__ = [
+    "FAILED_GUARD",
     "SILENT",
     "Compile",
     "CudagraphSkip",
@@ -20,14 +21,19 @@ __all__ = [
     "GraphBreak",
     "GuardFacts",
     "LedgerRecord",
+    "OverLimit",
     "Text",
     "compiled_unit",
+    "whole_compiles",
 ]
 
 SILENT = frozenset({"limit", "suppressed", "stance", "off", "skipped"})
 """Kinds of :class:`EagerFrame` that nobody asked for and torch does not tell of: what no limit of a matrix allows, and
 no smoketest takes for compiled. The others (a graph break, a disabled module, nothing to compile) are what the
 coverage limit is for."""
+
+FAILED_GUARD = "a guard that failed: "
+"""How the guard begins in the reason of an :class:`EagerFrame` of kind ``limit``."""
 
 R = TypeVar("R", bound="LedgerRecord")
 
@@ -227,6 +233,33 @@ class EagerFrame(FrameRecord):
         self.calls += other.calls
 
 
+@dataclass(frozen=True)
+class OverLimit:
+    """A function that was compiled so often that torch runs it eagerly from then on."""
+
+    function: str
+    file: str
+    line: int
+    """First line of the function (one-based)."""
+    guard: str
+    """The guard that failed last, in torch's words; empty where the limit was hit before anybody looked."""
+    what: str
+    """What that guard compared; empty where it is not known."""
+    at: str
+    """``file:line`` of the code that the guard comes from; empty where it is not known."""
+    advice: str
+    """What to do about the recompiles."""
+
+    def __str__(self) -> str:
+        why = ""
+        if changed := self.what or self.guard:
+            why = f" because of {changed}"
+        if self.at:
+            why += f" at {self.at.replace(chr(92), '/').rpartition('/')[2]}"
+        return (f"{self.function} ({self.file}:{self.line}) hit Dynamo's recompile limit{why}, and runs eagerly from "
+                f"then on: {self.advice}")
+
+
 @dataclass
 class CudagraphSkip(LedgerRecord):
     """A graph that was to become a CUDA graph and did not."""
@@ -284,6 +317,16 @@ class Text(LedgerRecord):
     """``dynamo``, ``joint``, ``forward``, ``backward``, ``post_grad``, ``code`` or ``kernel_lines``."""
     text: str
     during: str = ""
+
+
+def whole_compiles(compiles: Iterable[Compile]) -> list[Compile]:
+    """Each compile once: a backward that is compiled when it is first needed belongs to that of its forward.
+
+    A backward alone stays, as of a forward that was compiled before the observation began.
+    """
+    compiles = list(compiles)
+    forwards = {record.compile_id for record in compiles if record.kind != "backward"}
+    return [record for record in compiles if record.kind != "backward" or record.compile_id not in forwards]
 
 
 def compiled_unit(compiled: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -10,9 +10,10 @@ are those between what it writes and what it reads.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pytest_torchcompile.gauges.kernels import functions_of_graph, stage_of_code
 from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, TensorAccess
@@ -20,7 +21,10 @@ from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, Te
 if TYPE_CHECKING:
     from pytest_torchcompile.lowering.scheduler_notes import KernelNote
 
-__all__ = ["complete_calls", "names_in_memory"]
+__all__ = ["complete_calls", "names_in_memory", "reused_memory"]
+
+_REUSE: Final = re.compile(r"^\s*(\w+) = (?:reinterpret_tensor\()?\w+.*; del (\w+)  # reuse$", re.M)
+"""A buffer that is given the memory of another (``ReuseLine`` in torch/_inductor/codegen/wrapper.py, torch 2.13)."""
 
 
 def complete_calls(notes: Sequence[KernelNote], codes: Sequence[str]) -> list[KernelCall]:
@@ -31,7 +35,7 @@ def complete_calls(notes: Sequence[KernelNote], codes: Sequence[str]) -> list[Ke
     """
     complete: list[KernelCall] = []
     for number, code in enumerate(codes):
-        graph = _GeneratedGraph(stage_of_code(code), names_in_memory(code))
+        graph = _GeneratedGraph(stage_of_code(code), names_in_memory(code), reused_memory(code))
         of_graph = [note for note in notes if note.call.graph == number]
         for note in of_graph:
             if note.call.kind in ("library", "extern"):
@@ -58,12 +62,23 @@ def names_in_memory(code: str) -> frozenset[str]:
     return frozenset(names)
 
 
+def reused_memory(code: str) -> dict[str, str]:
+    """Buffers that are given the memory of another one, each to that one.
+
+    >>> reused_memory("    buf2 = buf1; del buf1  # reuse\\n    buf3 = empty_strided_cpu((4,))")
+    {'buf2': 'buf1'}
+    """
+    return dict(_REUSE.findall(code))
+
+
 @dataclass
 class _GeneratedGraph:
     """One generated graph, kernel after kernel."""
 
     stage: str
     in_memory: frozenset[str]
+    reused: Mapping[str, str]
+    """Buffer to the one whose memory it is given."""
     by_libraries: set[str] = field(default_factory=set)
     """Nodes that a library computes, whoever prepares their inputs."""
     made: dict[str, TensorAccess] = field(default_factory=dict)
@@ -77,7 +92,11 @@ class _GeneratedGraph:
             if tensor.name in self.in_memory:
                 made = self.made.get(tensor.name, tensor)
                 reads.append(replace(tensor, of=made.of, partly=made.partly))
-        writes = [self._origin_found(tensor, note) for tensor in call.writes if tensor.name in self.in_memory]
+        lost = self._overwritten(call.writes)
+        writes = []
+        for tensor in call.writes:
+            if tensor.name in self.in_memory and tensor.name not in lost:
+                writes.append(self._origin_found(tensor, note))
         self.made.update((tensor.name, tensor) for tensor in writes)
         completed = replace(call, stage=self.stage, reads=tuple(reads), writes=tuple(writes))
         if not call.source:
@@ -91,6 +110,18 @@ class _GeneratedGraph:
             vectorised="at::vec::" in call.source if in_cpp else None,
             parallel="#pragma omp parallel" in call.source if in_cpp else None,
         )  # fmt: skip
+
+    def _overwritten(self, writes: Iterable[TensorAccess]) -> set[str]:
+        """Of what a kernel writes that which it overwrites itself: the sum behind a mean, say.
+
+        It takes the place of a result of the kernel, so nobody else ever sees it.
+        """
+        written = {tensor.name for tensor in writes}
+        lost: set[str] = set()
+        for name in written:
+            while (name := self.reused.get(name, "")) in written:
+                lost.add(name)
+        return lost
 
     def _origin_found(self, tensor: TensorAccess, note: KernelNote) -> TensorAccess:
         """The tensor with the node whose result it is."""

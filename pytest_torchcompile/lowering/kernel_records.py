@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 __all__ = ["KINDS", "KernelCall", "Operator", "TensorAccess", "call_facts", "calls_that_move", "kernel_name",
-           "readable_bytes", "readable_shape", "sum_bytes"]
+           "readable_bytes", "readable_shape", "subgraph_text", "sum_bytes"]
 
 KINDS: Final = {
     "pointwise": "generated: each element by itself",
@@ -138,6 +138,15 @@ def calls_that_move(calls: Iterable[KernelCall]) -> list[KernelCall]:
     return moving
 
 
+def subgraph_text(kernel: KernelCall) -> str:
+    """Where a kernel is called that is not always, or not once; empty for one of the graph itself."""
+    if kernel.in_branch:
+        return f"in {kernel.subgraph}, one of the branches of which one runs"
+    if kernel.subgraph:
+        return f"in the subgraph {kernel.subgraph} of {', '.join(kernel.called_by) or 'the graph'}"
+    return ""
+
+
 def kernel_name(called: str) -> str:
     """The name of a kernel by what the generated code calls.
 
@@ -147,10 +156,13 @@ def kernel_name(called: str) -> str:
     return _NAMESPACES.sub("", called)
 
 
-def call_facts(call: KernelCall) -> dict[str, Any]:
-    """What a report holds of a call: all but the code, and operators by their names alone."""
+def call_facts(call: KernelCall, counted: bool) -> dict[str, Any]:
+    """What a report holds of a call: all but the code, and operators by their names alone.
+
+    :param counted: whether its bytes are part of a sum (:func:`calls_that_move`).
+    """
     return {
-        "name": call.name, "kind": call.kind, "library": call.library,
+        "name": call.name, "kind": call.kind, "library": call.library, "where": subgraph_text(call), "counted": counted,
         "operators": [operator.target for operator in call.operators],
         "reads": [_tensor_facts(tensor) for tensor in call.reads],
         "writes": [_tensor_facts(tensor) for tensor in call.writes],

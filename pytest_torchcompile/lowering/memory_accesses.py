@@ -7,6 +7,7 @@ of its loops, however large the tensor is. What is written in place is not read 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,27 +24,55 @@ def accesses_of(
 
     :param origins: for each node that of the graph which was computed last for it; empty where there is none.
     """
-    written: dict[str, list[Any]] = {}
-    read: dict[str, list[Any]] = {}
+    written: dict[str, list[_Access]] = {}
+    read: dict[str, list[_Access]] = {}
     in_place: dict[str, str] = {}
     for node, origin in zip(nodes, origins, strict=True):
-        mutated = _mutated_by(node)
+        mutated, loops = _mutated_by(node), _Loops.of(node)
         for dependency in node.read_writes.reads:
-            if dependency.name not in written and not _only_ordered(dependency, mutated):
-                read.setdefault(dependency.name, []).append(dependency)
+            if dependency.name in written or _only_ordered(dependency, mutated):
+                continue
+            for actual in _memory_read(dependency.name):
+                if actual not in written:
+                    read.setdefault(actual, []).append(_Access(dependency, loops.all))
         for dependency in node.read_writes.writes:
             for actual in _memory_of(dependency.name):
                 # What is added to is read, but for what this kernel wrote itself.
+                access = _Access(dependency, loops.outer)
                 if getattr(dependency, "mode", None) == "atomic_add" and actual not in written:
-                    read.setdefault(actual, []).append(dependency)
-                written.setdefault(actual, []).append(dependency)
+                    read.setdefault(actual, []).append(access)
+                written.setdefault(actual, []).append(access)
                 if actual in mutated:
                     in_place[actual] = origin
             # Later nodes of the kernel read it under this name.
             written.setdefault(dependency.name, [])
-    reads = [_access(name, found, "") for name, found in read.items()]
-    writes = [_access(name, found, in_place.get(name, "")) for name, found in written.items() if found]
+    reads = [_tensor_of(name, found, "") for name, found in read.items()]
+    writes = [_tensor_of(name, found, in_place.get(name, "")) for name, found in written.items() if found]
     return tuple(filter(None, reads)), tuple(filter(None, writes))
+
+
+@dataclass(frozen=True)
+class _Loops:
+    """How often the body of a node's loops is run, at the sizes of this call."""
+
+    outer: int
+    """Without those that it reduces: as often it writes."""
+    all: int
+
+    @classmethod
+    def of(cls, node: Any) -> _Loops:
+        """``get_ranges`` of ``torch/_inductor/scheduler.py: SchedulerNode``: sizes, and those reduced (torch 2.13)."""
+        outer, reduced = node.get_ranges()
+        return cls(product_of(outer), product_of(outer) * product_of(reduced))
+
+
+@dataclass(frozen=True)
+class _Access:
+    """One place of a node's code that reads or writes."""
+
+    dependency: Any
+    times: int
+    """How often."""
 
 
 def _mutated_by(node: Any) -> frozenset[str]:
@@ -82,7 +111,14 @@ def _memory_of(name: str) -> list[str]:
     return [name] if layout != "NoneLayout" else []
 
 
-def _access(name: str, dependencies: Sequence[Any], of: str) -> TensorAccess | None:
+def _memory_read(name: str) -> list[str]:
+    """The tensors that are read under this name: a buffer that is written in place is another's memory."""
+    buffer = current_lowering().try_get_buffer(name)
+    mutated = list(getattr(buffer, "get_mutation_names", list)())
+    return mutated or [name]
+
+
+def _tensor_of(name: str, accesses: Sequence[_Access], of: str) -> TensorAccess | None:
     tensor = current_lowering().try_get_buffer(name)
     if tensor is None or not hasattr(tensor, "get_size"):
         return None
@@ -92,7 +128,7 @@ def _access(name: str, dependencies: Sequence[Any], of: str) -> TensorAccess | N
         # No tensor: a token, a random state, a number.
         return None
     whole = product_of(sizes)
-    touched = sum(_touched(dependency, whole) for dependency in dependencies)
+    touched = sum(_touched(access, whole) for access in accesses)
     origin = getattr(tensor, "origin_node", None)
     if not of and origin is not None:
         of = node_name(origin)
@@ -100,15 +136,17 @@ def _access(name: str, dependencies: Sequence[Any], of: str) -> TensorAccess | N
                         of)
 
 
-def _touched(dependency: Any, whole: int) -> int:
+def _touched(access: _Access, whole: int) -> int:
     """Elements behind an access; the whole tensor where it is a library's (``MemoryDep``, torch 2.13).
 
-    ``get_numel`` tells the whole tensor where the place is itself a number that is read; ``size`` has the loops.
+    Where the place is itself a number that is read, ``get_numel`` tells the whole tensor, and ``size`` lacks the inner
+    loops that only this number depends on.
     """
+    dependency = access.dependency
     if type(dependency).__name__ != "MemoryDep":
         return whole
     if dependency.is_indirect():
-        return product_of(dependency.size)
+        return access.times
     return _number(dependency.get_numel())
 
 

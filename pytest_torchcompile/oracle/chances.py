@@ -23,12 +23,13 @@ from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording
 from pytest_torchcompile.state.snapshot import StateSnapshot
 
-__all__ = ["Chances", "Moments", "compare_chances", "sample_chances", "variance_distance", "welch"]
+__all__ = ["Chances", "Moments", "compare_chances", "is_rounding", "sample_chances", "variance_distance", "welch"]
 
 # Standard errors by which two correct means may differ: once in 500 million, and there are a dozen for each leaf.
 _LIMIT = 6.0
 # By how much of its largest element a leaf may move when it is computed again from the same random numbers.
 _ORDER = 2.0**-12
+_EPS = torch.finfo(torch.float32).eps
 # Relative; one rounding in half precision moves a mean by less.
 _SLACK = 1e-3
 _MEASURES = ("share of zeros", "mean", "scale", "projection", "zeros side by side", "zeros one above the other")
@@ -68,6 +69,15 @@ class Moments:
         return self.squares / max(1, self.count - 1) / self.count
 
 
+def is_rounding(scale: float, largest: float) -> bool:
+    """Whether a leaf's root mean square is below one eps of float32 of the largest of its kind.
+
+    So is the gradient of a bias in front of a softmax or of a batch norm, which is zero in exact arithmetic. Rounding
+    noise has no distribution that two correct programs share.
+    """
+    return scale <= _EPS * largest
+
+
 def welch(one: Moments, other: Moments, slack: float = 0.0) -> float:
     """How many standard errors two means are apart (Welch, Biometrika 34, 1947); of several elements, as vectors.
 
@@ -88,6 +98,8 @@ class Chances:
     """By leaf and call: what :func:`_measure` makes of it."""
     discrete: set[str] = field(default_factory=set)
     """Leaves of whole numbers or booleans."""
+    kinds: dict[str, str] = field(default_factory=dict)
+    """Kind of each leaf, as ``Recording.values`` gives it."""
     repeats: bool = True
     """Whether the first seed gave the same values again."""
     varies: bool = False
@@ -100,10 +112,24 @@ class Chances:
         """Leaves that were not the same for every seed."""
         return frozenset(name for name, samples in self.samples.items() if _vary(samples))
 
+    def scale_of(self, name: str) -> float:
+        """The mean over the calls of a leaf's root mean square; 0 where it is not there."""
+        samples = self.samples.get(name)
+        return statistics.fmean(sample[_SCALE] for sample in samples) if samples else 0.0
+
+    def largest_scales(self) -> dict[str, float]:
+        """By kind, the largest root mean square that any leaf had in any call."""
+        largest: dict[str, float] = {}
+        for name, samples in self.samples.items():
+            kind = self.kinds.get(name, "")
+            largest[kind] = max(largest.get(kind, 0.0), *(sample[_SCALE] for sample in samples))
+        return largest
+
     def add_call(self, recording: Recording) -> None:
         """Take one call in."""
-        for name, value in _tensors_in(recording):
+        for name, kind, value in _tensors_in(recording):
             self.samples.setdefault(name, []).append(_measure(value))
+            self.kinds[name] = kind
             if not (value.is_floating_point() or value.is_complex()):
                 self.discrete.add(name)
 
@@ -156,8 +182,13 @@ def compare_chances(eager: Chances, compiled: Chances) -> list[Leaf]:
             text = f"eager {eager.error or 'ran'}, compiled {compiled.error or 'ran'}"
         return [Leaf("error", "error", bitwise=not text, message=text)]
     leaves = [_compare_seeds(eager, compiled)]
+    largest, other_largest = eager.largest_scales(), compiled.largest_scales()
     for name, samples in eager.samples.items():
         others = compiled.samples.get(name, [])
+        kind = eager.kinds.get(name, "")
+        rounds = is_rounding(eager.scale_of(name), largest[kind])
+        if others and rounds and is_rounding(compiled.scale_of(name), other_largest.get(kind, 0.0)):
+            continue
         if name in eager.discrete and others and not _vary(samples):
             text = "varies with the seed, compiled only" if _vary(others) else ""
             leaves.append(Leaf(name, "rng", len(others), bitwise=not text, message=text))
@@ -277,16 +308,16 @@ def _share_of_equals(flags: torch.Tensor, apart: int) -> float:
     return float((flags[apart:] == flags[:-apart]).double().mean())
 
 
-def _tensors_in(recording: Recording) -> Iterator[tuple[str, torch.Tensor]]:
-    """Whole numbers too: a sampler returns nothing else."""
-    for name, _, value in recording.values():
+def _tensors_in(recording: Recording) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Name, kind and value; whole numbers too: a sampler returns nothing else."""
+    for name, kind, value in recording.values():
         if isinstance(value, torch.Tensor) and value.numel():
-            yield name, value
+            yield name, kind, value
 
 
 def _same_draws(one: Recording, other: Recording) -> bool:
-    again = dict(_tensors_in(other))
-    return all(name in again and _same_but_for_order(value, again[name]) for name, value in _tensors_in(one))
+    again = {name: value for name, _, value in _tensors_in(other)}
+    return all(name in again and _same_but_for_order(value, again[name]) for name, _, value in _tensors_in(one))
 
 
 def _same_but_for_order(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -19,7 +19,7 @@ from typing import Final
 
 import torch
 
-from pytest_torchcompile.oracle.chances import Moments, welch
+from pytest_torchcompile.oracle.chances import Moments, is_rounding, welch
 from pytest_torchcompile.oracle.recording import Recording
 
 __all__ = ["FIRST", "SECOND", "Means", "compare_means"]
@@ -28,8 +28,6 @@ FIRST: Final = (12, 6.0)
 """Runs of each kind, and the ratio from which a leaf is suspected (a correct leaf of one element: about 2 in 100)."""
 SECOND: Final = (48, 16.0)
 """Fresh runs that a suspicion buys, and the ratio from which it is a verdict (about 1 in 10 000)."""
-
-_EPS: Final = torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True)
@@ -142,16 +140,12 @@ def _differing(random: frozenset[str], eager: _Leaves, compiled: _Leaves, limit:
 
 
 def _is_rounding(name: str, leaves: _Leaves) -> bool:
-    """Whether a leaf is on average below one eps of float32 of the largest of its kind.
-
-    So is the gradient of a bias in front of a softmax, which is zero in exact arithmetic. Rounding noise has no
-    distribution that two correct programs share.
-    """
+    """Whether a leaf is on average what :func:`~pytest_torchcompile.oracle.chances.is_rounding` says."""
     moments = leaves.moments.get(name)
     if moments is None:
         return False
     spread = math.sqrt(moments.squares / moments.count / max(1, moments.mean.numel()))
-    return _root_mean_square(moments.mean) + spread <= _EPS * leaves.largest[leaves.kinds[name]]
+    return is_rounding(_root_mean_square(moments.mean) + spread, leaves.largest[leaves.kinds[name]])
 
 
 def _root_mean_square(numbers: torch.Tensor) -> float:

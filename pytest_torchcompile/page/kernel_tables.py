@@ -59,8 +59,9 @@ def _memory_table(graph: Generated) -> Html | None:
     if not graph.calls:
         return None
     rows = [_memory_row(call) for call in graph.calls[:ROWS]]
-    inside = sum(_bytes_of(call.kept_inside) for call in graph.calls)
-    touched = sum(_bytes_of(call.reads) + _bytes_of(call.writes) for call in graph.calls)
+    counted = [call for call in graph.calls if call.counted]
+    inside = sum(_bytes_of(call.kept_inside) for call in counted)
+    touched = sum(_bytes_of(call.reads) + _bytes_of(call.writes) for call in counted)
     summary = f"what each call touches: {_size(touched)}; {_size(inside)} never reach memory"
     table = tag("table", columns("call", "reads", "writes", "never in memory"), tag("tbody", rows), class_="kernels")
     return tag("details", tag("summary", summary), table, more_note(len(graph.calls)))
@@ -68,8 +69,9 @@ def _memory_table(graph: Generated) -> Html | None:
 
 def _memory_row(call: KernelTouch) -> Html:
     operators = ", ".join(target.removeprefix("aten.").removesuffix(".default") for target in call.operators)
-    name = join(tag("code", call.name), tag("div", call.library or call.kind, ": " if operators else "", operators,
-                                            class_="quiet"))
+    name = join(tag("code", call.name),
+                tag("div", call.library or call.kind, ": " if operators else "", operators, class_="quiet"),
+                tag("div", call.where, class_="quiet") if call.where else None)
     return tag("tr", tag("td", name), _tensors_cell(call.reads), _tensors_cell(call.writes),
                _tensors_cell(call.kept_inside))  # fmt: skip
 

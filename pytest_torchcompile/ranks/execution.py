@@ -81,6 +81,8 @@ class Execution:
     """Takes the code that the compiler has made of a cell, by key; None drops it."""
     log_folder: str = ""
     """Where torch's log of each cell is written, if it is wanted."""
+    warm_toolchain: bool = False
+    """Have each cell begin with a compiler that is warm, whatever its caches hold."""
     _group: Group | None = None
     """The ranks on this machine."""
     _nodes: Nodes | None = None
@@ -198,6 +200,7 @@ class Execution:
             # The thread count is part of the key of Inductor's caches, so it must not depend on the workers.
             threads=_omp_threads() or max(1, min(cores, 4) // ranks),
             compile_threads=max(1, cores // self.workers // ranks),
+            warm_toolchain=self.warm_toolchain,
             autotune_choices=self.matrix.autotune_choices,
             logs=self.settings.logs,
             log_folder=self.log_folder,

@@ -64,6 +64,10 @@ class KernelTouch:
     name: str
     kind: str = ""
     library: str = ""
+    where: str = ""
+    """Of one in a subgraph, which; empty for one of the graph itself."""
+    counted: bool = True
+    """Whether its bytes are part of a sum: those of a branch of ``torch.cond`` are those of its call."""
     operators: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     reads: list[TouchedTensor] = field(default_factory=list)

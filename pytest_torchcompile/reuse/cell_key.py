@@ -42,6 +42,7 @@ _NOT_ASKED: Final = (
     "log_folder",
     "local_rank",
     "timeout",
+    "warm_toolchain",
     "watched",
     "comparisons",
 )

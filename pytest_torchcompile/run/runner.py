@@ -25,12 +25,12 @@ from pytest_torchcompile.checks.numerics import STEPS
 from pytest_torchcompile.errors import RepeatedMistake, Unavailable, UsageError
 from pytest_torchcompile.gauges import memory
 from pytest_torchcompile.gauges.autotune import limit_autotuning
-from pytest_torchcompile.gauges.compiler import kept_processes, set_compile_threads
+from pytest_torchcompile.gauges.compiler import kept_processes, set_compile_threads, warm_toolchain
 from pytest_torchcompile.gauges.generated_code import read_generated_code
 from pytest_torchcompile.ledger import observe
 from pytest_torchcompile.ledger.records import Text
 from pytest_torchcompile.ledger.torch_logs import TRACE, logged_channels, traced_to_file
-from pytest_torchcompile.loading import import_all
+from pytest_torchcompile.loading import import_all, one_line
 from pytest_torchcompile.lowering.kernel_watch import KernelWatch
 from pytest_torchcompile.observation import RAISED_TWICE, Failure, Job, Observation
 from pytest_torchcompile.oracle.calls import Call, Side, TrialOptions
@@ -333,6 +333,7 @@ def _torch_log_kept(job: Job) -> Iterator[None]:
 
 
 def _observe_run(run: Run, seen: Observation) -> None:
+    cold = _why_cold(run) if run.job.warm_toolchain else ""
     run.run()
     if run.compiled.error:
         seen.failed_at = run.compiled.error.at
@@ -345,6 +346,8 @@ def _observe_run(run: Run, seen: Observation) -> None:
     drawn = compile_with_own_draws(run)
     if drawn is not None:
         seen.sections["compiles"]["own_draws"] = drawn
+    if cold:
+        seen.sections["compiles"]["cold_compiler"] = cold
     generated = read_generated_code(run.texts)
     seen.sections["compiles"]["code"] = [graph.to_dict() for graph in generated.graphs]
     # Two runs are compared by what rank 0 compiled; every rank would send as much through torchrun's store.
@@ -365,6 +368,15 @@ def _observe_run(run: Run, seen: Observation) -> None:
     if broken and sum(run.seconds.values()) <= run.job.locate:
         for number, came in try_hints(run, breaks, run.job.locate).items():
             breaks[number]["hint_tried"] = came
+
+
+def _why_cold(run: Run) -> str:
+    """Warm the compiler up; returns why that could not be, which the cell may well meet itself."""
+    try:
+        warm_toolchain(run.settings, run.cell.device)
+    except Exception as error:
+        return one_line(error)
+    return ""
 
 
 _TORCH = str(Path(torch.__file__).parent)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+from typing import ClassVar
 
 import pytest
 
+from pytest_torchcompile.adoption import benchmark_command
 from pytest_torchcompile.adoption.benchmark_command import ModeReport, report_lines, report_markdown
 from pytest_torchcompile.cli import main
 from pytest_torchcompile.observation import Judgement, Observation, Problem
@@ -18,6 +21,8 @@ WORTH = {"raised": None, "wrong": "", "verdict": "faster", "speedup": 2.0, "inte
          "pays_after": 3000}
 SLOW = {**WORTH, "verdict": "slower", "speedup": 0.5, "interval": [0.4, 0.6], "pays_after": None, "cached": 1}
 NOISY = {**SLOW, "verdict": "could not be told", "interval": [0.4, 1.6]}
+SAME = {**SLOW, "verdict": "no difference"}
+EAGER = {**SLOW, "verdict": "nothing was compiled"}
 
 
 def mode(name, section, *problems):
@@ -31,11 +36,20 @@ def mode(name, section, *problems):
     ((WORTH, {**WORTH, "speedup": 2.1, "interval": [2.0, 2.2]}), "Use mode a: 2.00 times as fast as eager."),
     ((WORTH, {**WORTH, "speedup": 3, "interval": [2.8, 3.2]}), "Use mode b: 3.00 times as fast as eager."),
     ((SLOW, SLOW), "Do not compile this: eager is faster in every mode."),
-    ((SLOW, NOISY), "Nothing can be told: this machine is too busy to time anything; run it again when it is quiet."),
-    ((SLOW, {**SLOW, "verdict": "no difference"}), "No mode is faster than eager."),
+    ((NOISY, NOISY), "Nothing can be told: this machine is too busy to time anything; run it again when it is quiet."),
+    ((SLOW, NOISY), "Do not compile this by a: eager is faster. Nothing can be told of b: this machine was too busy; "
+                    "run it again when it is quiet."),
+    ((NOISY, SLOW, SAME), "Not faster than eager: b and c. Nothing can be told of a: this machine was too busy; run it "
+                          "again when it is quiet."),
+    ((EAGER, EAGER), "Nothing is to be won like this: what was timed did not run compiled."),
+    ((SLOW, EAGER), "Do not compile this by a: eager is faster. Nothing that was timed of b ran compiled."),
+    ((NOISY, EAGER), "Nothing can be told of a: this machine was too busy; run it again when it is quiet. Nothing that "
+                     "was timed of b ran compiled."),
+    ((WORTH, NOISY), "Use mode a: 2.00 times as fast as eager."),
+    ((SLOW, SAME), "No mode is faster than eager."),
 ])
 def test_the_advice(sections, advice):
-    reports = [mode(name, section) for name, section in zip("ab", sections, strict=True)]
+    reports = [mode(name, section) for name, section in zip("abc", sections, strict=False)]
     assert list(report_lines("net", reports))[-1] == advice
 
 
@@ -57,6 +71,17 @@ def test_why_a_mode_is_not_faster_stands_above_the_advice():
     assert cause.startswith("default: Dynamo's guards take 60% of a compiled step")
     assert "- default: Dynamo's guards take 60%" in "\n".join(report_markdown("net", reports))
     assert reports[0].to_dict()["cause"].startswith("Dynamo's guards")
+
+
+def test_a_compiler_that_was_cold_is_told():
+    sections = {"worth": WORTH, "compiles": {"cold_compiler": "CppCompileError: no g++"}}
+    result = CellResult({"worth": Judgement("pass", ())}, Observation("c", sections=sections), 1.0)
+    report = ModeReport.of("default", "c", result)
+    *_, told, _ = report_lines("net", [report])
+    assert told == ("default: its compiler could not be warmed up before (CppCompileError: no g++), so what is paid "
+                    "once on a machine is in its seconds of compiling")
+    assert report.to_dict()["cold_compiler"] == "CppCompileError: no g++"
+    assert mode("default", WORTH).cold_compiler == ""
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -87,6 +112,38 @@ def test_what_is_no_cell(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["benchmark", *arguments]) == 4
     assert message in capsys.readouterr().err
+
+
+class _Recorded(benchmark_command.Execution):
+    """An execution that runs nothing, and notes where the caches are."""
+
+    seen: ClassVar[list[tuple[str, bool, str, list[str]]]] = []
+
+    def cell_result(self, planned, selected, applicable):
+        folder = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+        self.seen.append((planned.cell.mode, self.warm_toolchain, folder, os.listdir(folder)))
+        judged = Judgement("pass", ())
+        return CellResult({"worth": judged}, Observation("c", sections={"worth": WORTH}), 1.0)
+
+
+def test_each_mode_has_empty_caches_of_its_own_and_a_warm_compiler(tmp_path, monkeypatch, capsys):
+    """What one mode has compiled, a header too, would serve the next, which then pays sooner."""
+    (tmp_path / "m.yaml").write_text("version: 1\nmodels: {net: {factory: 'models:net', inputs: 'models:batch'}}\n"
+                                     "axes: {backend: [inductor], phase: [inference]}\n")
+    (tmp_path / "models.py").write_text("def net(): ...\ndef batch(): ...\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTEST_TORCHCOMPILE_WARM", "0")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    monkeypatch.setattr(benchmark_command, "Execution", _Recorded)
+    assert main(["benchmark", "net-inductor-default-auto-none-inference", "--matrix", "m.yaml", "--json"]) == 0
+    capsys.readouterr()
+    modes, warm, folders, found = zip(*_Recorded.seen, strict=True)
+    assert modes == ("default", "reduce-overhead", "max-autotune")
+    assert set(warm) == {True}
+    assert len({*folders, "mine"}) == 4
+    assert list(found) == [[], [], []]
+    assert not any(map(os.path.exists, folders))
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
 
 
 @pytest.mark.needs_torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,8 @@ def test_sizes_and_their_calls():
     (["--sizes", "8"], "--sizes: '8' is one size, which does not vary; name two or more, for example 8,12,40"),
     (["--sizes", "8,12", "--buckets", "8,y"], "--buckets: 'y' is no size; expected sizes, for example 16,64"),
     (["--sizes", "8,12", "--buckets", "4,8"], "--buckets: size 12 fits into none of 4,8; add a larger one"),
+    (["--sizes", "8,12", "--timeout", "0"], "--timeout: 0 is not a number of seconds above 0, for example 1800"),
+    (["--sizes", "8,12", "--timeout", "nan"], "--timeout: nan is not a number of seconds above 0"),
     (["--sizes", "8,12", "--dim", "D"], "--dim: model 'net' has no dim 'D' that may vary; Known: B, C"),
 ])
 def test_what_cannot_be_tried(folder, capsys, arguments, message):
@@ -95,6 +98,16 @@ def test_a_way_that_fails_is_told(folder, capsys, monkeypatch):
     assert found["ways"][0]["error"] == "raised ValueError: static"
 
 
+def test_a_way_that_hangs_is_stopped(folder, capsys, monkeypatch):
+    (folder / "hangs.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr("pytest_torchcompile.adoption.shapes_command._MODULE", "hangs")
+    assert main(["shapes", CELL, "--matrix", "m.yaml", "--sizes", "8,12", "--timeout", "0.5", "--json"]) == 1
+    errors = [way["error"] for way in json.loads(capsys.readouterr().out)["ways"]]
+    assert errors == ["it did not end within 0.5 s, and was stopped; name fewer sizes, or give it more time by "
+                      "--timeout"] * 4
+
+
 @pytest.mark.needs_torch
 def test_each_way_is_tried_and_the_playbook_tells(folder, capsys):
     """With the backend eager, which compiles nothing but captures: as many compiles as a way needs."""
@@ -116,6 +129,36 @@ def test_each_way_is_tried_and_the_playbook_tells(folder, capsys):
     assert "### Sizes of `net`" in text
     assert "| way | compiles | cold | a step of B = 8 / 12 / 20 | total | pays after |" in text
     assert "- Buckets 16, 32: 38% of the padded B is padding." in text
+
+
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(("way", "compiles", "eager_sizes"), [
+    ("static", 8, [10, 11]), ("auto", 2, []), ("dynamic", 1, []),
+])
+def test_a_backward_is_no_compile_of_its_own(folder, monkeypatch, way, compiles, eager_sizes):
+    """As many as torch's counters say: Dynamo's limit is eight."""
+    import torch
+
+    from pytest_torchcompile.adoption import shape_trial
+    from pytest_torchcompile.layer.benchmark_result import Ratio
+    from pytest_torchcompile.plan.matrix import load_matrix
+
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    matrix = load_matrix(folder / "m.yaml")
+    planned = next(each for each in matrix.cells if each.cell.model == "net")
+    cell = replace(planned.cell, backend="aot_eager", phase="training", dynamic=way)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    monkeypatch.setattr(shape_trial, "_timed", lambda *sides: (1.0, Ratio(1.0, 1.0, 1.0, 9)))
+    # It would be counted by torch as well.
+    monkeypatch.setattr(shape_trial, "warm_toolchain", lambda settings, device: None)
+    sizes = list(range(2, 12))
+    asked = {"cell": cell.to_dict(), "entry": matrix.models["net"].to_dict(), "root": str(folder), "dim": "B",
+             "sizes": sizes, "padded": {str(size): size for size in sizes}}
+    found = shape_trial.try_way(asked)
+    assert (found["compiles"], found["eager_sizes"], found["late_compiles"]) == (compiles, eager_sizes, 0)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compiles
 
 
 @pytest.mark.needs_torch

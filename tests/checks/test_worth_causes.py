@@ -18,6 +18,10 @@ SIDES = {"eager": {"kernels": 30}, "compiled": {"kernels": 12}}
 BREAKS = [{"file": "models.py", "line": 7}]
 
 
+def broken_by(reason):
+    return [{**BREAKS[0], "reason": reason}]
+
+
 def section(verdict="slower", coverage=1.0, breaks=(), kernels_share=0.4, sides=SIDES, roof=0.1, bound="memory",
             late=(), launches=None, skips=(), **parts):
     profile = {"seconds": 1.0, "waits": 0, "library_calls": {"aten::mm": 19, "aten::addmm": 8}, **PARTS, **parts}
@@ -36,6 +40,17 @@ def on_gpu(busy, graphs=0, generated=0.0):
 @pytest.mark.parametrize(("planted", "text"), [
     ({"coverage": 0.4, "breaks": BREAKS}, "60% of the operator calls run outside of compiled graphs; the first graph "
                                           "break is at models.py:7: move what breaks the graph out of forward"),
+    ({"coverage": 0.4, "breaks": broken_by("Unsupported Tensor.item() call with capture_scalar_outputs=False")},
+     "60% of the operator calls run outside of compiled graphs; the first graph break is at models.py:7, where a "
+     "number is taken out of a tensor (`.item()`, `float()`): keep it a tensor, or set torch._dynamo.config.capture_"),
+    ({"coverage": 0.4, "breaks": broken_by("Tensor.tolist() with non-integer tensor")},
+     "60% of the operator calls run outside of compiled graphs; the first graph break is at models.py:7, where numbers "
+     "are taken out of a tensor (`.tolist()`): keep them a tensor"),
+    ({"coverage": 0.4, "breaks": broken_by("Data-dependent branching")},
+     "60% of the operator calls run outside of compiled graphs; the first graph break is at models.py:7, where the "
+     "code branches on a number of a tensor: compute both sides and choose by torch.where, or write it with torch."),
+    ({"coverage": 0.4, "breaks": broken_by("Call to `torch._dynamo.graph_break()`")},
+     "60% of the operator calls run outside of compiled graphs; the first graph break is at models.py:7: move what "),
     ({"coverage": 0.4}, "60% of the operator calls run outside of compiled graphs: see the check `compiles`"),
     ({"guards": 0.3}, "Dynamo's guards take 30% of a compiled step (300000 µs): "),
     ({"python": 0.7, "breaks": BREAKS}, "70% of a compiled step passes in Python, outside of graphs and operators, the "
@@ -78,6 +93,22 @@ def test_what_compiles_in_the_timed_steps_is_told_first(verdict):
     found = section(verdict, late=[LATE], python=0.9)
     assert slow_cause(found) == ("1 compile in the timed steps: Net.forward (net.py:3) is compiled again because of "
                                  "x.size(0): pad to a few buckets")
+
+
+OVER = {"function": "Net.forward", "file": "net.py", "line": 3, "guard": "self.n == 7", "what": "self.n",
+        "at": "models/net.py:4", "advice": "register self.n as a buffer (a tensor)"}
+OVER_TEXT = ("Net.forward (net.py:3) hit Dynamo's recompile limit because of self.n at net.py:4, and runs eagerly from "
+             "then on: register self.n as a buffer (a tensor)")
+
+
+@pytest.mark.parametrize("verdict", ["nothing was compiled", "slower", "faster", "could not be told"])
+def test_a_recompile_limit_is_told_first(verdict):
+    """What was compiled too often runs eagerly, which no Python of the step explains."""
+    found = {**section(verdict, late=[LATE], python=0.9, coverage=0.1), "over_limit": [OVER]}
+    assert slow_cause(found) == OVER_TEXT
+    unknown = {**OVER, "guard": "", "what": "", "at": ""}
+    assert slow_cause({**found, "over_limit": [unknown]}).startswith(
+        "Net.forward (net.py:3) hit Dynamo's recompile limit, and runs eagerly from then on: ")
 
 
 @pytest.mark.parametrize("changes", [

@@ -25,6 +25,12 @@ class Memory:
     calls: list[tuple[str, set[str]]] = field(default_factory=list)
     """Each call of a kernel, with the memory that it is given and that holds its result."""
 
+    def takes_place_of(self, name):
+        """The names whose memory it is given, one after the other."""
+        while self.storage.get(name, name) != name:
+            name = self.storage[name]
+            yield name
+
     def root(self, name):
         """The memory behind a name."""
         while self.storage.get(name, name) != name:
@@ -98,6 +104,10 @@ def differences(explained):
             theirs = {memory.root(name) for name in given}
             if ours != theirs:
                 found.append(f"{kernel.name}: touches {sorted(ours)}, the code gives it {sorted(theirs)}")
+            written = {tensor.name for tensor in kernel.writes}
+            for name in written:
+                if lost := written & set(memory.takes_place_of(name)):
+                    found.append(f"{kernel.name}: {name} takes the place of {lost}, which is nowhere then")
             for tensor in (*kernel.reads, *kernel.writes):
                 found += _wrong_shape(kernel, tensor, memory, types)
     return found

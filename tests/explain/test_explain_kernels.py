@@ -119,6 +119,18 @@ def test_a_mean_in_two_kernels(images):
     assert not any("batch_norm" in operator.original for operator in reader.operators)
 
 
+def test_what_a_kernel_overwrites_itself_is_not_written():
+    """A layer norm keeps its sum where its mean comes; the last one leaves its results, their mean and variance."""
+    torch.manual_seed(0)
+    explained = explain(zoo.mini_gpt(), zoo.token_batch(2, 32), loss_fn=zoo.lm_loss)
+    assert differences(explained) == []
+    norms = [kernel for kernel in explained.kernels if kernel.stage == "forward" and "layer_norm" in kernel.name]
+    large = [tensor.of for tensor in norms[-2].writes if tensor.bytes == 2 * 32 * 64 * 4]
+    assert large == ["mul_14", "add_16"]
+    small = [(tensor.of, tensor.partly) for tensor in norms[-2].writes if tensor.bytes == 2 * 32 * 4]
+    assert small == [("getitem_19", False), ("var_mean_4", True), ("div", False)]
+
+
 def test_buffers_in_place(images):
     """Running statistics are read and written under the input's own name."""
     kernels = [kernel for kernel in images.kernels if any(tensor.of.startswith("copy_") for tensor in kernel.writes)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from explain.generated_code import differences
 from torch import nn
 
 from pytest_torchcompile.explain import explain
@@ -64,6 +65,60 @@ def test_memory_that_is_written_twice_is_one_tensor():
     _explained, kernel = _kernel(Twice(""), torch.randn(1, WIDTH))
     assert [tensor.of for tensor in kernel.writes] == ["index_put_1", "add"]
     assert kernel.kept_inside == ()
+
+
+class Counted(nn.Module):
+    """Columns are added up in bins: the loop over what is counted is the inner one, and only the bin depends on it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("found", torch.zeros(32, 4))
+
+    def forward(self, values, bins):
+        self.found.index_put_((bins,), values.t(), accumulate=True)
+        return values + 1
+
+
+@pytest.mark.parametrize(("steps", "told"), [(81, 32 * 4 * 4), (7, 7 * 4 * 4), (1, 4 * 4)])
+def test_what_is_added_up_in_bins_is_told_for_each_step_of_the_loops(steps, told):
+    """As many additions as there are, and never more than all of the bins."""
+    with torch.no_grad():
+        explained = explain(Counted(), (torch.randn(4, steps), torch.randint(32, (steps,))))
+    written = [tensor.bytes for kernel in explained.kernels for tensor in kernel.writes if "index_put" in tensor.of]
+    assert written == [told]
+
+
+class Picked(nn.Module):
+    """Single numbers of a table of one dimension."""
+
+    def forward(self, table, places):
+        return table[places] + 1
+
+
+def test_numbers_that_are_picked_are_read_each():
+    _explained, kernel = _kernel(Picked(), (torch.randn(4096), torch.randint(4096, (100,))))
+    assert kernel.bytes_read == 100 * 4 + 100 * 8
+
+
+class Product(nn.Module):
+    """A sum in place is an argument of the product that follows."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(64, 32)
+
+    def forward(self, ids):
+        hidden = torch.relu(self.table(ids))
+        return hidden @ self.table.weight.t()
+
+
+def test_what_was_written_in_place_is_read_by_a_library():
+    """Both uses of a weight add to its gradient: the product begins with what the embedding has added up."""
+    torch.manual_seed(0)
+    explained = explain(Product(), torch.randint(64, (4, 8)), train=True)
+    assert differences(explained) == []
+    (product,) = [kernel for kernel in explained.kernels if kernel.name == "addmm"]
+    assert len(product.reads) == 3
 
 
 def test_an_embedding_reads_the_rows_that_it_returns():

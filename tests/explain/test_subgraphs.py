@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from pytest_torchcompile.checks.kernels import _add_calls
 from pytest_torchcompile.explain import explain
-from pytest_torchcompile.explain.explanation import calls_text, subgraph_text
+from pytest_torchcompile.explain.explanation import calls_text
 from pytest_torchcompile.explain.explanation_text import explanation_lines
 from pytest_torchcompile.explain.files import write_files
 from pytest_torchcompile.explain.graph_drawing import export_text
 from pytest_torchcompile.explain.graph_texts import Stage, read_graph, saved_tensors
 from pytest_torchcompile.explain.page import explanation_page
 from pytest_torchcompile.explain.roofline import flops_of_stage, kernel_roofs
+from pytest_torchcompile.gauges.kernels import Kernels
 from pytest_torchcompile.gauges.machine_peaks import MachinePeaks
-from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, calls_that_move
+from pytest_torchcompile.lowering.kernel_records import KernelCall, Operator, calls_that_move, subgraph_text
 
 pytestmark = pytest.mark.needs_torch
 PEAKS = MachinePeaks("cpu", bandwidth=1e9, call_seconds=1e-6, products={"float32": 1e10})
@@ -147,6 +150,20 @@ def test_kernels_of_branches_are_told_from_those_that_run():
     assert "one of the branches of which one runs" in str(explanation_page(explained))
     assert [roof.name for roof in kernel_roofs(explained, PEAKS)] == [
         kernel.name for kernel in explained.kernels if not kernel.in_branch]
+
+
+def test_branches_are_no_part_of_a_reports_sum():
+    """The call of them is, with what it is given and returns."""
+    with torch.no_grad():
+        explained = explain(Branches(), torch.randn(4, 8))
+    graphs = [Kernels("0/0", "inference").to_dict()]
+    watch = SimpleNamespace(calls=lambda texts: explained.kernels)
+    _add_calls(graphs, SimpleNamespace(kernel_watch=watch, texts=[]))
+    counted = {call["where"]: call["counted"] for call in graphs[0]["calls"]}
+    assert counted == {"": True, "in true_graph_0, one of the branches of which one runs": False,
+                       "in false_graph_0, one of the branches of which one runs": False}
+    (call,) = [call for call in graphs[0]["calls"] if call["kind"] == "extern"]
+    assert [tensor["bytes"] for tensor in call["writes"]] == [4 * 8 * 4]
 
 
 def test_a_subgraph_that_always_runs_has_its_bytes_once():

@@ -64,6 +64,22 @@ def backend(clock, seconds, compiling=10.0):
     return compiler
 
 
+def captures_backward(clock):
+    """As ``aot_eager`` does; a forward pass takes a second."""
+    captures = torch._dynamo.lookup_backend("aot_eager")
+
+    def compiler(graph, example):
+        captured = captures(graph, example)
+
+        def run(*args):
+            clock.pass_(1.0)
+            return captured(*args)
+
+        return run
+
+    return compiler
+
+
 def batch():
     return torch.randn(5, 4)
 
@@ -201,8 +217,28 @@ def test_training_steps(clock):
     passes.clear()
     benchmark(net.eval(), on(backend(clock, 1.0)), batch, rounds=8)
     assert not passes
+    # The backward is compiled when it is first needed, which is no second compile.
+    found = benchmark(net.train(), on(captures_backward(clock)), batch, rounds=8)
+    assert (found.compiles, found.late_compiles) == (1, 0)
+    passes.clear()
+    net.eval()
     benchmark(net, on(backend(clock, 1.0)), batch, loss_fn=lambda output: output.sum(), rounds=8)
     assert passes
+
+
+def test_a_clock_that_shows_no_time_ends(clock):
+    """As many steps as nobody waits for would fill a timing of 2 ms."""
+    calls = []
+
+    class Instant(nn.Module):
+        def forward(self, x):
+            calls.append(1)
+            return x
+
+    found = benchmark(Instant(), CompileConfig(), batch, rounds=8, warmup=1)
+    assert found.verdict == "no difference"
+    assert found.repeats == 2000
+    assert len(calls) < 2 * 2000 * 3 * 9
 
 
 def test_a_batch_that_is_a_dict(clock):
@@ -220,6 +256,36 @@ def test_nothing_compiled_is_no_verdict(clock):
     net = Net(clock).eval()
     net.forward = torch._dynamo.disable(net.forward)
     assert benchmark(net, on(backend(clock, 0.5)), batch, rounds=8).verdict == "nothing was compiled"
+
+
+class Counts(Net):
+    """A number that grows with each call: eight compiles, then Dynamo gives the function up."""
+
+    def __init__(self, clock, at_most):
+        super().__init__(clock)
+        self.n, self.at_most = 0, at_most
+
+    def forward(self, x):
+        self.n = min(self.at_most, self.n + 1)
+        return super().forward(x) * self.n
+
+
+def test_what_hit_the_recompile_limit_before_the_timed_steps_did_not_run_compiled(clock):
+    """The first steps ran graphs, and none that was timed did; the function, what changed, and the remedy are told."""
+    found = benchmark(Counts(clock, 1000).eval(), on(backend(clock, 1.0)), batch, rounds=8, warmup=8)
+    assert (found.verdict, found.late_compiles) == ("nothing was compiled", 0)
+    [over] = found.over_limit
+    assert over.function == "Counts.forward"
+    assert over.what == "self.n"
+    assert "test_benchmark.py:" in over.at
+    assert "register self.n as a buffer" in over.advice
+    assert f"Counts.forward ({over.file}:{over.line}) hit Dynamo's recompile limit because of self.n" in str(found)
+    json.dumps(found.to_dict())
+
+
+def test_what_settles_below_the_recompile_limit_runs_compiled(clock):
+    found = benchmark(Counts(clock, 5).eval(), on(backend(clock, 1.0)), batch, rounds=8, warmup=8)
+    assert (found.verdict, found.over_limit) == ("no difference", [])
 
 
 def test_its_text_and_data(clock):

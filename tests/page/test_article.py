@@ -122,6 +122,14 @@ def test_what_each_call_touches():
     assert "what each call touches" not in shown(kernels(GRAPH | {"calls": "x"}))
 
 
+def test_a_branch_is_told_and_not_counted():
+    """Its call has its bytes, for one of the branches runs."""
+    branch = CALL | {"where": "in true_graph_0, one of the branches of which one runs", "counted": False}
+    found = shown(kernels(GRAPH | {"calls": [CALL, branch]}))
+    assert "what each call touches: 192 B; 96 B never reach memory" in found
+    assert "relu, add.Tensor in true_graph_0, one of the branches of which one runs buf0" in found
+
+
 def test_a_list_of_kernels_stands_once_on_a_page():
     """Another cell with the same one leads to it; a cell with another one has its own."""
     listed = {}

@@ -43,6 +43,7 @@ NOT_ASKED = {
     "local_rank": 1,
     "timeout": 5.0,
     "watched": True,
+    "warm_toolchain": True,
     "comparisons": {"k1": []},
 }
 WORDS = {

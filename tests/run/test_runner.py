@@ -23,10 +23,36 @@ def test_the_code_of_rank_0_alone_is_sent(rank, monkeypatch):
     run = SimpleNamespace(
         run=lambda: None, compiled=SimpleNamespace(error=None), seconds={}, leaks=[], compared=False, single=False,
         options=SimpleNamespace(known=None),
-        job=SimpleNamespace(checks=("compiles",), rank=rank), texts=[Text("0/0", "dynamo", GRAPH)],
+        job=SimpleNamespace(checks=("compiles",), rank=rank, warm_toolchain=False),
+        texts=[Text("0/0", "dynamo", GRAPH)],
     )  # fmt: skip
     seen = Observation("cell")
     runner._observe_run(run, seen)
     (graph,) = seen.sections["compiles"]["code"]
     assert graph["graph"] == "0/0 dynamo"
     assert set(seen.code_texts or ()) == ({graph["key"]} if rank == 0 else set())
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_warm_compiler_is_had_before_the_cell_and_where_it_fails_the_cell_runs(asked, monkeypatch):
+    """It is told why, for the seconds of compiling are those of a cold one."""
+    from pytest_torchcompile.run import runner
+
+    done = []
+
+    def warm(settings, device):
+        done.append((settings, device))
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(runner.checks, "load", lambda name: SimpleNamespace(measure=lambda run: {}))
+    monkeypatch.setattr(runner, "warm_toolchain", warm)
+    seen = Observation("cell")
+    run = SimpleNamespace(
+        run=lambda: done.append("run"), compiled=SimpleNamespace(error=None), seconds={}, leaks=[], compared=False,
+        single=False, options=SimpleNamespace(known=None), settings={"mode": "m"}, cell=SimpleNamespace(device="cpu"),
+        job=SimpleNamespace(checks=("compiles",), rank=0, warm_toolchain=asked), texts=[],
+    )  # fmt: skip
+    runner._observe_run(run, seen)
+    assert done == ([({"mode": "m"}, "cpu"), "run"] if asked else ["run"])
+    told = seen.sections["compiles"].get("cold_compiler", "")
+    assert told.startswith("RuntimeError: no compiler (test_runner.py:") == asked

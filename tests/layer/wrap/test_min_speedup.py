@@ -1,9 +1,12 @@
-"""min_speedup: what is surely too slow runs eagerly, as if it had never been compiled; nothing else changes."""
+"""min_speedup: what is surely too slow runs eagerly, as if it had never been compiled; nothing else changes.
+
+By a planted clock: no verdict hangs on the machine.
+"""
 
 from __future__ import annotations
 
 import copy
-import time
+from itertools import cycle
 
 import pytest
 import torch
@@ -11,30 +14,61 @@ from torch import nn
 
 from pytest_torchcompile import CompileConfig, maybe_compile
 from pytest_torchcompile.errors import CompileFailed
+from pytest_torchcompile.layer import benchmark
 
 pytestmark = pytest.mark.needs_torch
 X = torch.randn(4, 8)
 
 
-class Net(nn.Module):
-    """Sleeps where Dynamo traces nothing of it, for so long."""
+class Clock:
+    """Time that passes only when somebody says so."""
 
-    def __init__(self, seconds=0.0):
+    def __init__(self):
+        self.now, self.stretched = 0.0, cycle([1.0])
+
+    def perf_counter(self):
+        return self.now
+
+    def pass_(self, seconds):
+        self.now += seconds * next(self.stretched)
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def planted_clock(monkeypatch):
+    CLOCK.stretched = cycle([1.0])
+    monkeypatch.setattr(benchmark, "time", CLOCK)
+
+
+class Net(nn.Module):
+    """Takes so long where Dynamo traces nothing of it."""
+
+    def __init__(self, seconds=0.001):
         super().__init__()
         self.linear, self.norm, self.seconds = nn.Linear(8, 8), nn.BatchNorm1d(8), seconds
 
     def forward(self, x):
         if not torch.compiler.is_compiling():
-            time.sleep(self.seconds)
+            CLOCK.pass_(self.seconds)
         return self.norm(self.linear(x))
 
 
-def sleeping(graph, example_inputs):
-    def run(*args):
-        time.sleep(0.01)
-        return graph(*args)
+def taking(seconds):
+    """A backend whose code takes so long."""
 
-    return run
+    def compiler(graph, example_inputs):
+        def run(*args):
+            CLOCK.pass_(seconds)
+            return graph(*args)
+
+        return run
+
+    return compiler
+
+
+SLOW = taking(0.01)
 
 
 def on(backend, **more):
@@ -44,7 +78,7 @@ def on(backend, **more):
 def test_what_is_slower_runs_eagerly_as_if_it_had_never_been_compiled(attempts):
     net = Net()
     before, random_state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
-    assert maybe_compile(net, on(sleeping, min_speedup=1.0), sample_batch=X) is net
+    assert maybe_compile(net, on(SLOW, min_speedup=1.0), sample_batch=X) is net
     (record,) = attempts()
     assert (record["result"], record["phase"]) == ("fallback_eager", "benchmark")
     assert record["reason"].startswith("0.")
@@ -57,7 +91,7 @@ def test_what_is_slower_runs_eagerly_as_if_it_had_never_been_compiled(attempts):
 
 def test_what_is_faster_stays_compiled(attempts):
     net = Net(0.01).eval()
-    compiled = maybe_compile(net, on("eager"), sample_batch=X, min_speedup=1.5)
+    compiled = maybe_compile(net, on(taking(0.001)), sample_batch=X, min_speedup=1.5)
     assert compiled is not net
     (record,) = attempts()
     assert record["result"] == "compiled"
@@ -66,10 +100,20 @@ def test_what_is_faster_stays_compiled(attempts):
     copy.deepcopy(compiled)(X)
 
 
+def test_where_the_machine_is_busy_nothing_is_told_and_it_stays_compiled(attempts):
+    """A step takes once as long as the next, so that the interval reaches what is wanted."""
+    CLOCK.stretched = cycle([1.0, 1.0, 3.0, 1.0, 4.0, 1.0, 1.0])
+    net = Net(0.01).eval()
+    assert maybe_compile(net, on(SLOW, min_speedup=1.1), sample_batch=X) is not net
+    (record,) = attempts()
+    assert record["result"] == "compiled"
+    assert "whether it is 1.1 times as fast could not be told, for the machine is busy: " in record["reason"]
+
+
 def test_the_eager_side_of_an_allowlist_is_eager(attempts):
     """Its parts are compiled in place: held against themselves they would be as fast."""
     net = nn.Sequential(Net(), nn.ReLU()).eval()
-    config = on(sleeping, allowlist=("Net",), min_speedup=1.0)
+    config = on(SLOW, allowlist=("Net",), min_speedup=1.0)
     assert maybe_compile(net, config, sample_batch=X) is net
     assert attempts("phase") == ["benchmark"]
     net(X)
@@ -77,7 +121,7 @@ def test_the_eager_side_of_an_allowlist_is_eager(attempts):
 
 def test_the_policy_raise_raises(attempts):
     with pytest.raises(CompileFailed, match=r"Net is not used compiled: 0\.\d+ times as fast compiled .* at least 1 "):
-        maybe_compile(Net(), on(sleeping, min_speedup=1.0, fail_policy="raise"), sample_batch=X)
+        maybe_compile(Net(), on(SLOW, min_speedup=1.0, fail_policy="raise"), sample_batch=X)
     assert attempts("result") == ["raised"]
 
 

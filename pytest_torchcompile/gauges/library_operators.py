@@ -1,0 +1,27 @@
+"""Library operators: those whose work stays what it is, compiled or not, for nothing is fused into them.
+
+Products of matrices, convolutions, attention and recurrent layers are a library's. An operator of another namespace is
+one that the compiler does not look into. A product with a vector is none of them: Inductor writes ``mv`` and ``dot`` as
+a sum (``torch/_decomp/decompositions.py``, torch 2.8 to 2.15).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["calls_library"]
+
+_NAMES: Final = re.compile(r"mm$|mm_|baddbmm|convolution|conv\dd|attention|rnn|lstm|gru|cdist")
+_COMPILED: Final = frozenset({"aten", "prims"})
+"""Namespaces that the compiler looks into."""
+
+
+def calls_library(name: str) -> bool:
+    """Whether an operator stays a call of its own when compiled; one of ATen's may be named without its namespace.
+
+    >>> calls_library("addmm"), calls_library("aten::mv"), calls_library("mine::scale")
+    (True, False, True)
+    """
+    namespace, _, operator = name.rpartition("::")
+    return bool(namespace and namespace not in _COMPILED) or bool(_NAMES.search(operator))

@@ -343,11 +343,8 @@ def _observe_run(run: Run, seen: Observation) -> None:
     for name in checks.CHECKS:
         if name == "compiles" or name in run.job.checks:
             seen.sections[name] = checks.load(name).measure(run)
-    drawn = compile_with_own_draws(run)
-    if drawn is not None:
-        seen.sections["compiles"]["own_draws"] = drawn
-    if cold:
-        seen.sections["compiles"]["cold_compiler"] = cold
+    beside = {"own_draws": compile_with_own_draws(run), "cold_compiler": cold}
+    seen.sections["compiles"] |= {key: value for key, value in beside.items() if value}
     generated = read_generated_code(run.texts)
     seen.sections["compiles"]["code"] = [graph.to_dict() for graph in generated.graphs]
     # Two runs are compared by what rank 0 compiled; every rank would send as much through torchrun's store.

@@ -131,7 +131,27 @@ def _inputs_code(examined: Examined) -> str:
             lines += textwrap.wrap(f"{', '.join(examined.left_out)}: left at the default, so not tried; add what your "
                                    "callers give.", 110, initial_indent="        # ", subsequent_indent="        # ")
         lines += ["    }"]
+        if examined.phase == "training":
+            lines.append(_LOSS_TEXT)
     return "\n".join(lines)
+
+
+_LOSS_TEXT: Final = """
+
+# To judge the gradients of your own loss, name it in the matrix: `loss: compile_inputs:loss`. It gets the model's
+# output and the batch. Labels are a part of the batch, so the model takes them too, or one around it does:
+#
+# class WithLabels(torch.nn.Module):           # `factory: compile_inputs:WithLabels`
+#     def __init__(self):
+#         super().__init__()
+#         self.model = ...
+#
+#     def forward(self, labels, **inputs):
+#         return self.model(**inputs)
+#
+# def loss(output, batch):                     # and batch() returns "labels": torch.randint(10, (B,)) too
+#     return torch.nn.functional.cross_entropy(output, batch["labels"])"""
+"""How a loss with labels is written, below the inputs."""
 
 
 def _conftest(factory: str) -> str:

@@ -76,8 +76,8 @@ def _first_that_differs(backend: str, tried: Sequence[tuple[str, str]]) -> str:
 def locate_stage(trial: Trial) -> dict[str, Any] | None:
     """Try the backends that do part of what the trial's backend does, until one differs or raises as it does.
 
-    Returns what :func:`stage_summary` and :func:`remedy_of` take; None where nothing is wrong that a stage could bring in. Everything
-    compiled is forgotten.
+    Returns what :func:`stage_summary` and :func:`remedy_of` take; None where nothing is wrong that a stage could bring
+    in. Everything compiled is forgotten.
     """
     # Torch is imported only where something is run.
     from pytest_torchcompile.oracle.fast_path import try_without_fast_path

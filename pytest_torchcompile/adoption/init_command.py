@@ -27,11 +27,12 @@ from pytest_torchcompile.adoption.matrix_text import (
     matrix_to_fill_in,
     refuse_wrong_names,
 )
+from pytest_torchcompile.adoption.next_steps import next_lines, seconds_of_first_cells
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.plan.matrix import find_root, load_matrix
 from pytest_torchcompile.plan.matrix_path import DEFAULT, PREFIX
 from pytest_torchcompile.plan.matrix_schema import matrix_schema
-from pytest_torchcompile.report.safe_output import refuse_others, write_output
+from pytest_torchcompile.report.safe_output import REPORT_FILE, refuse_others, write_output
 
 __all__ = ["NewFile", "files_of_model", "files_to_fill_in", "refuse_files_of_user", "refuse_other_models",
            "run_command", "write_files"]
@@ -247,9 +248,8 @@ def run_command(given: argparse.Namespace) -> int:
     code = 0
     if not given.no_run:
         code = _run_first_cells(folder)
-    print(f"\nNext:\n  pytest --compile-matrix          all cells of {DEFAULT}, inductor too\n"
-          "  pytest-torchcompile accept       allows what that finds, each with its reason, and prints it as a diff\n"
-          "  pytest-torchcompile gate         the verdict on the report, for CI", flush=True)
+    seconds = 0.0 if given.no_run else seconds_of_first_cells(folder / REPORT_FILE)
+    print("", *next_lines(seconds), sep="\n", flush=True)
     return code
 
 

@@ -27,7 +27,7 @@ from pytest_torchcompile.adoption.matrix_text import (
     matrix_to_fill_in,
     refuse_wrong_names,
 )
-from pytest_torchcompile.adoption.next_steps import next_lines, seconds_of_first_cells
+from pytest_torchcompile.adoption.next_steps import POLICY_FILE, next_lines, seconds_of_first_cells
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.plan.matrix import find_root, load_matrix
 from pytest_torchcompile.plan.matrix_path import DEFAULT, PREFIX
@@ -38,8 +38,6 @@ __all__ = ["NewFile", "files_of_model", "files_to_fill_in", "refuse_files_of_use
            "run_command", "write_files"]
 
 INPUTS_MODULE: Final = "compile_inputs"
-POLICY_FILE: Final = "release.yaml"
-"""As the workflow names it."""
 CONFTEST: Final = "conftest.py"
 WORKFLOW: Final = ".github/workflows/compile-matrix.yml"
 _INSTALL: Final = "          pip install pytest-torchcompile\n"

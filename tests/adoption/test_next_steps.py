@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 
 import pytest
 
-from pytest_torchcompile.adoption.next_steps import needed_timeout, next_lines, seconds_of_first_cells
+from pytest_torchcompile.adoption.next_steps import (
+    excuse_text,
+    needed_timeout,
+    next_lines,
+    seconds_of_first_cells,
+    text_after_accept,
+)
+from pytest_torchcompile.gate.policyfile import parse_policy
 
 
 @pytest.mark.parametrize(("seconds", "timeout"), [(0.0, 0), (15.0, 0), (15.1, 600), (40.0, 900), (75.0, 1500)])
@@ -42,3 +50,23 @@ def test_seconds_of_a_report(tmp_path, text, seconds):
     (tmp_path / "report.json").write_text(text)
     assert seconds_of_first_cells(tmp_path / "report.json") == seconds
     assert seconds_of_first_cells(tmp_path / "none.json") == 0.0
+
+
+def test_the_way_to_a_green_gate(tmp_path, monkeypatch):
+    """The matrix by its name, unless pytest takes it by itself, and the policy that is there."""
+    monkeypatch.chdir(tmp_path)
+    assert text_after_accept("matrix/default.yaml") == ("\nNext:\n  pytest --compile-matrix\n"
+                                                        "  pytest-torchcompile gate")
+    (tmp_path / "release.yaml").touch()
+    assert text_after_accept("m.yaml") == ("\nNext:\n  pytest --compile-matrix=m.yaml\n"
+                                           "  pytest-torchcompile gate --policy release.yaml")
+
+
+def test_what_a_policy_needs_can_be_pasted():
+    """It is read as a policy; the issue is for the user to name where the rule has none."""
+    rule = {"xfail": "{model: net, backend: inductor}", "reason": '"compiles: it: raised"'}
+    text = excuse_text([rule, {**rule, "issue": "pytorch/pytorch#1"}], date(2026, 11, 1))
+    first, second = parse_policy(f"version: 1\n{text[2:]}".encode(), "release.yaml").allowed_failures
+    assert (first.reason, first.until, second.issue) == ("compiles: it: raised", date(2027, 1, 30),
+                                                         "pytorch/pytorch#1")
+    assert first.issue == "WHERE IT IS LOOKED AFTER"

@@ -12,12 +12,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from pytest_torchcompile.adoption.acceptance import CellNeeds, Left, Need, needs_of_cell
+from pytest_torchcompile.adoption.next_steps import excuse_text, text_after_accept
 from pytest_torchcompile.adoption.stale_rules import find_stale_rules, without_stale_rules
 from pytest_torchcompile.cell import Scalar
 from pytest_torchcompile.checks import CHECKS
@@ -211,6 +213,8 @@ def run_command(given: argparse.Namespace) -> int:
     else:
         print(f"{shown}: nothing to accept" + ("" if left else f": {count(len(needs), 'cell')} as expected"))
     _print_left(left)
+    if rules and not given.dry_run:
+        print(text_after_accept(shown))
     if missing := _cells_not_run(run, matrix):
         were = count(len(missing), "cell of the matrix was", "cells of the matrix were")
         print(harmless_text(f"\n{were} not run: {first_names(missing)}: run the whole matrix, then accept again"))
@@ -320,9 +324,12 @@ def _write_rules(rules: Sequence[AcceptedRule], needs: Sequence[CellNeeds], matr
           f"({listed})\n")
     _print_difference(text, edited, shown)
     gates: set[str] = set(GATES) & set(matrix.checks)
-    if any(_keeps_gate_from_passing(rule.need, gates) for rule in rules):
+    blocking = [rule for rule in rules if _keeps_gate_from_passing(rule.need, gates)]
+    if blocking:
+        excuse = excuse_text((dict(rule.fields) for rule in blocking), date.today())
         print("\na cell that is expected to fail keeps `pytest-torchcompile gate` from passing: "
-              f"{', '.join(sorted(gates))} must pass there. Have the rule `exclude` the cell, or excuse it in a policy")
+              f"{', '.join(sorted(gates))} must pass there. In place of its rule, `exclude` the cell; or excuse it in "
+              f"a policy, which leaves pytest red and lets the gate pass:\n{excuse}")
 
 
 def _keeps_gate_from_passing(need: Need, gates: set[str]) -> bool:

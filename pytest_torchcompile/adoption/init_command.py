@@ -27,18 +27,17 @@ from pytest_torchcompile.adoption.matrix_text import (
     matrix_to_fill_in,
     refuse_wrong_names,
 )
+from pytest_torchcompile.adoption.next_steps import POLICY_FILE, next_lines, seconds_of_first_cells
 from pytest_torchcompile.errors import UsageError, nearest
 from pytest_torchcompile.plan.matrix import find_root, load_matrix
 from pytest_torchcompile.plan.matrix_path import DEFAULT, PREFIX
 from pytest_torchcompile.plan.matrix_schema import matrix_schema
-from pytest_torchcompile.report.safe_output import refuse_others, write_output
+from pytest_torchcompile.report.safe_output import REPORT_FILE, refuse_others, write_output
 
 __all__ = ["NewFile", "files_of_model", "files_to_fill_in", "refuse_files_of_user", "refuse_other_models",
            "run_command", "write_files"]
 
 INPUTS_MODULE: Final = "compile_inputs"
-POLICY_FILE: Final = "release.yaml"
-"""As the workflow names it."""
 CONFTEST: Final = "conftest.py"
 WORKFLOW: Final = ".github/workflows/compile-matrix.yml"
 _INSTALL: Final = "          pip install pytest-torchcompile\n"
@@ -131,7 +130,27 @@ def _inputs_code(examined: Examined) -> str:
             lines += textwrap.wrap(f"{', '.join(examined.left_out)}: left at the default, so not tried; add what your "
                                    "callers give.", 110, initial_indent="        # ", subsequent_indent="        # ")
         lines += ["    }"]
+        if examined.phase == "training":
+            lines.append(_LOSS_TEXT)
     return "\n".join(lines)
+
+
+_LOSS_TEXT: Final = """
+
+# To judge the gradients of your own loss, name it in the matrix: `loss: compile_inputs:loss`. It gets the model's
+# output and the batch. Labels are a part of the batch, so the model takes them too, or one around it does:
+#
+# class WithLabels(torch.nn.Module):           # `factory: compile_inputs:WithLabels`
+#     def __init__(self):
+#         super().__init__()
+#         self.model = ...
+#
+#     def forward(self, labels, **inputs):
+#         return self.model(**inputs)
+#
+# def loss(output, batch):                     # and batch() returns "labels": torch.randint(10, (B,)) too
+#     return torch.nn.functional.cross_entropy(output, batch["labels"])"""
+"""How a loss with labels is written, below the inputs."""
 
 
 def _conftest(factory: str) -> str:
@@ -227,9 +246,8 @@ def run_command(given: argparse.Namespace) -> int:
     code = 0
     if not given.no_run:
         code = _run_first_cells(folder)
-    print(f"\nNext:\n  pytest --compile-matrix          all cells of {DEFAULT}, inductor too\n"
-          "  pytest-torchcompile accept       allows what that finds, each with its reason, and prints it as a diff\n"
-          "  pytest-torchcompile gate         the verdict on the report, for CI", flush=True)
+    seconds = 0.0 if given.no_run else seconds_of_first_cells(folder / REPORT_FILE)
+    print("", *next_lines(seconds), sep="\n", flush=True)
     return code
 
 

@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from pytest_torchcompile.checks.check import Check
-from pytest_torchcompile.checks.numerics import located_stage
+from pytest_torchcompile.checks.numerics import located_stage, tried_remedy
 from pytest_torchcompile.checks.severity import BESIDE_BREAKS, RAISED, SLOW_GUARDS, UNCOVERED
 from pytest_torchcompile.errors import headline
 from pytest_torchcompile.ledger.records import SILENT
@@ -76,12 +76,12 @@ def _raised_problem(section: Mapping[str, Any], error: Mapping[str, Any]) -> Pro
     file, line, source = section.get("raised_at") or ("", 0, "")
     if file:
         evidence = f"the operator comes from {file}:{line}\n    {source}\n{evidence}"
-    hint = ""
     if library := broken_library(error["text"]):
         return Problem(f"{RAISED} {error['type']} in {error['phase']}: a broken file in torch's cache, {library}",
                        evidence=evidence.strip(), file=file, line=line,
                        hint="a compile that was interrupted left it so, which says nothing of the model: "
                             f"`rm {library}`, and run again")
+    hint = tried_remedy(section)
     if not section.get("located"):
         hint = "the same call with backend='eager' and then 'aot_eager' tells which stage raises"
     return Problem(

@@ -17,7 +17,7 @@ from pytest_torchcompile.checks.check import Check, unjudged
 from pytest_torchcompile.checks.layout import is_stride
 from pytest_torchcompile.culprit.culprit_record import Culprit, culprit_text
 from pytest_torchcompile.observation import Problem
-from pytest_torchcompile.oracle.diagnosis import stage_summary
+from pytest_torchcompile.oracle.diagnosis import remedy_of, stage_summary
 from pytest_torchcompile.oracle.discrepancies import NOT_HELD, find_discrepancies, undecided_notes, why_vacuous
 from pytest_torchcompile.oracle.leaf_limits import NOTED, Leaf, Limits, is_excused
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
 
 __all__ = ["ALIASING", "EQUIVALENCE", "GRADIENTS", "STEPS", "TRAINING_STEPS", "judge_leaves", "located_stage",
-           "measure_leaves", "remark_leaves"]
+           "measure_leaves", "remark_leaves", "tried_remedy"]
 
 STEPS = 3
 """Training steps where the matrix gives no limit ``steps``."""
@@ -126,12 +126,13 @@ def _judge_differing(section: Mapping[str, Any], limits: Mapping[str, float]) ->
     most = Limits(**chosen, looks=section.get("looks", 0))
     differing = sorted(find_discrepancies(_stored_leaves(section), most), key=lambda each: _program_order(each.where))
     for number, finding in enumerate(differing[:SHOWN]):
-        evidence = finding.evidence
+        evidence, hint = finding.evidence, ""
         if number == 0:
             evidence += located_stage(section)
+            hint = tried_remedy(section)
         if number == SHOWN - 1:
             evidence += _others_named([each.where for each in differing[SHOWN:]])
-        yield Problem(finding.message, evidence)
+        yield Problem(finding.message, evidence, hint=hint)
 
 
 def _stored_leaves(section: Mapping[str, Any]) -> list[LabelledLeaf]:
@@ -173,6 +174,11 @@ def located_stage(section: Mapping[str, Any]) -> str:
     if found := section["located"].get("culprit"):
         text += "\n" + culprit_text(Culprit.from_dict(found))
     return text
+
+
+def tried_remedy(section: Mapping[str, Any]) -> str:
+    """What was tried after the stages and mends it; empty where nothing is known."""
+    return remedy_of(section.get("located") or {})
 
 
 def _judge_decided(section: Mapping[str, Any], limits: Mapping[str, float]) -> Iterator[Problem]:

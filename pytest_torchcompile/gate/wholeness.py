@@ -302,8 +302,8 @@ def _gate_not_passed(name: str, stated: Mapping[str, Any], cells: Mapping[str, J
         text += f": {stated['problems'][0]['message']}"
     hint = ""
     if verdict == "xfail":
-        hint = "a gate has to pass, and an expected failure does not: take such cells out of the matrix (a rule with " \
-               "exclude), or excuse them in the policy (allowed_failures) until a day"
+        hint = "a gate has to pass, and an expected failure does not: in place of the rule with xfail, take such " \
+               "cells out by one with exclude, or excuse them in the policy (allowed_failures) until a day"
     return Finding("gate", "fail", text, behind, hint=hint)
 
 

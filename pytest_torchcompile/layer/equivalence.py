@@ -157,14 +157,17 @@ def compare(
 
 
 def _located_stages(trial: Trial) -> str:
-    """Which stage of the compiler brings in what is wrong, in one line; '' where nothing is, or no stage does."""
+    """Which stage of the compiler brings in what is wrong, in one line, and a second of what mends it, if
+    that is known; '' where nothing is, or no stage does."""
     if trial.compiled.error is None and not find_discrepancies([*trial.leaves, *trial.trained]):
         return ""
     # A model that is fine has no stages to tell apart.
-    from pytest_torchcompile.oracle.diagnosis import locate_stage, stage_summary
+    from pytest_torchcompile.oracle.diagnosis import locate_stage, remedy_of, stage_summary
 
     located = locate_stage(trial)
-    return stage_summary(located) if located else ""
+    if not located:
+        return ""
+    return "\n".join(filter(None, (stage_summary(located), remedy_of(located))))
 
 
 def assert_equivalent(model: Callable[..., Any], calls: list[Any], config: CompileConfig, **options: Any) -> None:

@@ -259,6 +259,9 @@ def _advise_symbolic(found: Compile) -> str:
         line = f" ({found.source}{place})"
     if _is_fixed(found):
         who = "most likely an operator or its backward pass (torch names no line)"
+        if "cache.py" in found.at:
+            who = ("most likely an operator or its backward pass (the graph is out of torch's cache, which names no "
+                   "line; TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 has torch name it)")
         if line:
             who = f"an operator of torch's{line}"
         return _fixed_by_torch(who)

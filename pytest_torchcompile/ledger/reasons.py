@@ -20,6 +20,10 @@ __all__ = ["CAUSES", "TABLE", "Pattern", "Reason", "classify_guard", "read_reaso
 _PREFIX: Final = re.compile(r"^(!?[\d/]+): ?")
 _COMMENT: Final = re.compile(r"\s{2,}# ")
 _PLACE: Final = re.compile(r"(?:^|\s*# )([^#]*?:\d+) in \S+")
+_TORCH_PLACE: Final = re.compile(r"^\(([^#()]*?:\d+) in (\w+)\)?")
+"""Where none of the user's lines ran, torch names its own, in brackets: ``(_inductor/kernel/conv.py:1091 in ...)``."""
+_LOWERING: Final = re.compile(r"\b_inductor/kernel/|\b_inductor/lowering")
+"""Code of torch's that is an operator's own; elsewhere the function says nothing to a user."""
 _STACK: Final = re.compile(r'^  File "(.+?)", line (\d+)', re.M)
 _ADVICE: Final = re.compile(r"^\(?(?:HINT: )?(.*?)\)?$", re.S)
 
@@ -111,7 +115,14 @@ def read_reason(text: str) -> Reason:
 
 
 def _read_comment(comment: str) -> tuple[str, str, str]:
-    """The line of source, where it stands, and what follows; a comment without a place is a remark as a whole."""
+    """The line of source, where it stands, and what follows; a comment without a place is a remark as a whole.
+
+    Where torch names a place of its own, the function of an operator stands for the line:
+    ``convolution_backward_lowering``.
+    """
+    if torchs := _TORCH_PLACE.match(comment):
+        function = torchs[2] if _LOWERING.search(torchs[1]) else ""
+        return function, torchs[1], comment[torchs.end():]
     place = _PLACE.search(comment)
     if place is None:
         return "", "", comment

@@ -13,7 +13,7 @@ from pytest_torchcompile.oracle.discrepancies import find_discrepancies
 if TYPE_CHECKING:
     from pytest_torchcompile.oracle.trial import Trial
 
-__all__ = ["STAGES", "first_stage", "locate_stage", "stage_summary", "stages_before"]
+__all__ = ["STAGES", "first_stage", "locate_stage", "remedy_of", "stage_summary", "stages_before"]
 
 STAGES: Final = {
     "eager": "Dynamo's capture of the program",
@@ -48,6 +48,12 @@ def stage_summary(located: Mapping[str, Any]) -> str:
     return text
 
 
+def remedy_of(located: Mapping[str, Any]) -> str:
+    """What was tried and mends it, as a sentence that says what else it does; empty where nothing is known."""
+    # Older reports do not have it.
+    return str(located.get("remedy") or "")
+
+
 def first_stage(located: Mapping[str, Any]) -> str:
     """The first backend that shows it: one of those before the one under test, or that one."""
     for name, did in located["stages"]:
@@ -70,9 +76,12 @@ def _first_that_differs(backend: str, tried: Sequence[tuple[str, str]]) -> str:
 def locate_stage(trial: Trial) -> dict[str, Any] | None:
     """Try the backends that do part of what the trial's backend does, until one differs or raises as it does.
 
-    Returns what :func:`stage_summary` takes; None where nothing is wrong that a stage could bring in. Everything
-    compiled is forgotten.
+    Returns what :func:`stage_summary` and :func:`remedy_of` take; None where nothing is wrong that a stage could bring
+    in. Everything compiled is forgotten.
     """
+    # Torch is imported only where something is run.
+    from pytest_torchcompile.oracle.fast_path import try_without_fast_path
+
     error, wrong_places = trial.compiled.error, _wrong_places(trial)
     if error is None and not wrong_places:
         return None
@@ -91,7 +100,8 @@ def locate_stage(trial: Trial) -> dict[str, Any] | None:
         if error is not None and name == "aot_eager":
             # What most users go on to: Inductor may do well what AOTAutograd's graphs raise when they run as they are.
             beyond.append(("inductor", _try_backend(trial, "inductor", wrong_places)))
-    return {"backend": name, "stages": tried, "beyond": beyond}
+        remedy = try_without_fast_path(trial)
+    return {"backend": name, "stages": tried, "beyond": beyond, "remedy": remedy}
 
 
 def _try_backend(trial: Trial, backend: str, wrong_places: set[tuple[str, str]]) -> str:

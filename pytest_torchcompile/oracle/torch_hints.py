@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from pytest_torchcompile.oracle.fast_path import SWITCH, fast_path_off, may_take_fast_path, names_fast_path
+
 if TYPE_CHECKING:
     from pytest_torchcompile.ledger import Ledger
     from pytest_torchcompile.oracle.trial import Trial
@@ -55,7 +57,21 @@ def try_hints(trial: Trial, breaks: Sequence[Mapping[str, Any]], patience: float
                 outcomes[number] = f"{setting} = True was tried: this break is gone with it{cost}"
             else:
                 outcomes[number] = f"{setting} = True was tried and does not help here"
-    return outcomes
+    return outcomes | _without_fast_path(trial, breaks)
+
+
+def _without_fast_path(trial: Trial, breaks: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """What comes of breaks at operators of the fast path of torch's attention modules where it is switched off."""
+    numbers = [number for number, graph_break in enumerate(breaks) if names_fast_path(graph_break)]
+    if not numbers or not may_take_fast_path(trial):
+        return {}
+    with fast_path_off():
+        seen, raised = _first_call(trial, "eager", {})
+    if seen is None or raised:
+        return {}
+    left = {_place_of(graph_break.to_dict()) for graph_break in seen.graph_breaks}
+    gone = [number for number in numbers if _place_of(breaks[number]) not in left]
+    return dict.fromkeys(gone, f"{SWITCH}, called where the model is made, was tried: this break is gone with it")
 
 
 def _breaks_with(trial: Trial, setting: str) -> tuple[set[tuple[str, int]], str]:

@@ -72,6 +72,8 @@ class RepeatedFailures:
         self._same: set[str] = set()
         """What failures of several cells have in common, told once."""
         self._shorter: list[tuple[pytest.TestReport, str]] = []
+        self._ahead: list[tuple[pytest.TestReport, str]] = []
+        """Failures whose cause is told by an item that had not arrived when they did, and its node id."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -80,9 +82,12 @@ class RepeatedFailures:
             return
         mark: dict[str, Any] = getattr(report, MARK, {"first": "", "mistake": ""})
         cell, _, _ = report.nodeid.rpartition("::")
-        if mark["mistake"] in self._mistakes or f"{cell}::{mark['first']}" in self._told:
+        teller = f"{cell}::{mark['first']}"
+        if mark["mistake"] in self._mistakes or teller in self._told:
             self._repeated.add(report.nodeid)
             return
+        if mark["first"]:
+            self._ahead.append((report, teller))
         self._told.add(report.nodeid)
         if mark["mistake"]:
             self._mistakes.add(mark["mistake"])
@@ -98,8 +103,16 @@ class RepeatedFailures:
 
     # Around pytest's own, which lists the texts. Files such as JUnit's have them in full: each is read by itself.
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_terminal_summary(self) -> Generator[None, None, None]:
-        """Show what another cell has told in a line."""
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, None, None]:
+        """Show what another cell has told in a line, and what only follows at its cause alone.
+
+        Not before the end: where a run stops early, the cause may never be told.
+        """
+        failed = terminalreporter.stats.get("failed", [])
+        for report, teller in self._ahead:
+            if teller in self._told and report in failed:
+                failed.remove(report)
+                terminalreporter.stats.setdefault(SAME_CAUSE, []).append(report)
         for report, text in self._shorter:
             report.longrepr = text
         return (yield)

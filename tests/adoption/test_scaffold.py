@@ -70,6 +70,23 @@ def test_arguments_that_are_left_out(here):
     assert "default" not in clean
 
 
+@pytest.mark.needs_torch
+def test_how_a_loss_with_labels_is_written(here):
+    """Uncommented, with a model of the user's, it is a loss; where nothing is trained it is not spoken of."""
+    write_files(files_of_model(replace(GUESSED, phase="training")), force=False)
+    code = Path("compile_inputs.py").read_text()
+    _, _, comment = code.partition("\n# class WithLabels")
+    comment, _, _ = comment.partition("# written by ")
+    lines = [line.removeprefix("# ").removeprefix("#") for line in f"# class WithLabels{comment}".splitlines()]
+    made = {"torch": pytest.importorskip("torch")}
+    exec("\n".join(lines).replace("= ...", "= torch.nn.Identity()"), made)
+    torch = made["torch"]
+    output = made["WithLabels"]()(torch.ones(4, dtype=torch.int64), input=torch.zeros(4, 10))
+    assert made["loss"](output, {"labels": torch.ones(4, dtype=torch.int64)}).item() == pytest.approx(2.302585)
+    files = {file.path: file.text for file in files_of_model(GUESSED)}
+    assert "labels" not in files["compile_inputs.py"]
+
+
 def test_named_inputs_need_no_file(here):
     """What the user has is not written again."""
     files = files_of_model(NAMED)

@@ -167,7 +167,8 @@ axes:
   mode: [default, max-autotune]
   dynamic: [auto, static]
 """
-ANY_NAME = "def make(**axes): ...\ndef batch(**dims): ...\nScorer = Mlp = make\napproximate = twice_as_sum = make\n"
+ANY_NAME = "def make(**axes): ...\ndef batch(**dims): ...\nScorer = Mlp = WithLabels = loss = make\n"
+ANY_NAME += "approximate = twice_as_sum = make\n"
 YAML = [(path, body) for path in PAGES for body in blocks(text_of(path), "yaml")]
 
 
@@ -179,7 +180,7 @@ def test_yaml_is_read(path, body, tmp_path):
         parse_policy(body.encode(), "release.yaml")
         return
     text = body if "models" in keys else MATRIX + body
-    for module in ("models", "passes"):
+    for module in ("models", "passes", "labelled"):
         (tmp_path / f"{module}.py").write_text(ANY_NAME)
     (tmp_path / "m.yaml").write_text(text)
     assert load_matrix(tmp_path / "m.yaml", tmp_path).cells

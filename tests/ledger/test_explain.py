@@ -126,6 +126,12 @@ def test_advice_about_sizes_begins_with_buckets_and_ends_with_dynamic(resumed_at
     (recompile("symbolic", "(x.size(2) // 5)", "249", "399", "(x.size()[2] // 5) == 249"),
      "most likely an operator or its backward pass (torch names no line) makes a constant of this size, so each value "
      "of it is compiled apart, and neither mark_dynamic nor dynamic=True helps: pad to a few buckets"),
+    (recompile("symbolic", "(x.size(2) // 5)", "249", "399", "(x.size()[2] // 5) == 249",
+               at="a/autograd_cache.py:1210"),
+     "(the graph is out of torch's cache, which names no line; TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 has torch name"),
+    (recompile("symbolic", "(x.size(2) // 5)", "249", "399", "(x.size()[2] // 5) == 249", source="conv_lowering",
+               at="_inductor/kernel/conv.py:1091"),
+     "an operator of torch's (conv_lowering, _inductor/kernel/conv.py:1091) makes a constant of this size"),
     (recompile("symbolic", "(x.size(2) // 5)", "249", "399", "(x.size()[2] // 5) == 249", source="if n // 5 == 249:"),
      "decides by a size (if n // 5 == 249:): keep sizes on one side"),
     (recompile("symbolic", "(x.size(0) % 2)", "0", "1", "(x.size()[0] % 2) == 0"), "keep sizes on one side"),

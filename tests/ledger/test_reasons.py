@@ -84,6 +84,17 @@ def test_the_line_comes_from_the_users_stack_where_torch_gives_it():
     assert reason.guard == "s.k == 1"
 
 
+@pytest.mark.parametrize(("place", "source"), [
+    ("_inductor/kernel/conv.py:1091 in convolution_backward_lowering", "convolution_backward_lowering"),
+    ("_functorch/_aot_autograd/autograd_cache.py:1210 in _lookup_graph", ""),
+    ("_dynamo/output_graph.py:500 in init_ambient_guards", ""),
+])
+def test_a_place_of_torchs(place, source):
+    """In brackets; only the function of an operator's own code is worth telling."""
+    reason = read_reason(f"(x.size()[2] // 5) == 200  # ({place})")
+    assert (reason.source, reason.at, reason.advice) == (source, place.partition(" in ")[0], "")
+
+
 def test_advice_without_a_place():
     """Duck sizing comes with a text instead of a line."""
     reason = read_reason("y.size()[0] == x.size()[0]  # duck sizing added this equality")

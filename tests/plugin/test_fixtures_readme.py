@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -36,6 +37,20 @@ def test_in_a_model_repository(repo):
     assert len(failure) == 3
     # torch 2.8 has no number for the break
     result.stdout.fnmatch_lines([f"E *{line.partition('  [gb')[0].strip()}*" for line in failure])
+
+
+def test_a_loss_with_labels(repo):
+    """The tutorial's matrix runs with it; its one failure is the branch, and the loss is compared."""
+    shown = files_of(DOCS / "tutorials/model-repo.md")
+    for name in ("models.py", "labelled.py", "matrix/labelled.yaml"):
+        repo.file(name, shown[name])
+    result = repo.run("-k", "aot_eager", option="--compile-matrix=matrix/labelled.yaml")
+    result.stdout.fnmatch_lines(["1 model has graph breaks (scorer, models.py:11)"])
+    report = json.loads((repo.path / ".compile-matrix/report.json").read_text())
+    (cell,) = (each for each in report["compile_matrix"]["cells"] if each["axes"]["backend"] == "aot_eager")
+    failed = {name for name, check in cell["checks"].items() if check["verdict"] == "fail"}
+    assert failed == {"graph_breaks", "compiles"}
+    assert cell["observation"]["sections"]["gradients"]["nonzero"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

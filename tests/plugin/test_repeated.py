@@ -72,6 +72,21 @@ def test_what_follows_is_shown_where_its_cause_was_not():
     assert shown(compiles) == (["a::compiles"], 0)
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "stopped"])
+def test_what_comes_before_its_cause_is_told_there(whole):
+    """The item of graph breaks is run first; that the run raised is told at compiles, unless the run stopped before."""
+    result = with_problems(graph_breaks="nothing to judge: the compiled run raised ValueError",
+                           compiles="the compiled run raised ValueError in forward; eager did not: no")
+    breaks, compiles = (reported("a", check, result) for check in CHECKS[:2])
+    plugin, stats = RepeatedFailures(), {"failed": [breaks]}
+    plugin.pytest_runtest_logreport(breaks)
+    if whole:
+        plugin.pytest_runtest_logreport(compiles)
+        stats["failed"].append(compiles)
+    next(plugin.pytest_terminal_summary(SimpleNamespace(stats=stats)))
+    assert stats == ({"failed": [compiles], "same cause": [breaks]} if whole else {"failed": [breaks]})
+
+
 def test_a_break_of_several_cells_is_told_in_full_once():
     """Each is shown, the later ones in a line; a break elsewhere, or one that needs another limit, in full."""
     def broken(cell, line=3, limit=1):
@@ -89,8 +104,7 @@ def test_a_break_of_several_cells_is_told_in_full_once():
     for report in reports:
         plugin.pytest_runtest_logreport(report)
     assert [report.longrepr for report in reports] == ["full"] * 4, "files that are written meanwhile have it in full"
-    summary = plugin.pytest_terminal_summary()
-    next(summary)
+    next(plugin.pytest_terminal_summary(SimpleNamespace(stats={})))
     assert [report.longrepr for report in reports] == [
         "full", "graph_breaks: same as above, net.py:3: graph break: item()\n  again  pytest b", "full", "full"]
     assert all(plugin.pytest_report_teststatus(report) is None for report in reports)

@@ -65,7 +65,7 @@ def _draws(node: fx.Node) -> bool:
     for place, argument in enumerate(node.target._schema.arguments):
         if argument.name == "dropout_p":
             given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return given != 0.0
+            return bool(given != 0.0)
     return True
 
 

@@ -18,8 +18,10 @@ from pytest_torchcompile.adoption import add_model_arguments
 if TYPE_CHECKING:
     from pytest_torchcompile.explain.capture import explain
     from pytest_torchcompile.explain.explanation import Explanation
+    from pytest_torchcompile.explain.explanation_text import explanation_lines
+    from pytest_torchcompile.explain.files import write_files
 
-__all__ = ["Explanation", "add_explain_arguments", "explain"]
+__all__ = ["Explanation", "add_explain_arguments", "explain", "explanation_lines", "write_files"]
 
 
 def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,5 +30,6 @@ def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for programs instead of text")
 
 
-_EXPORTS = {"explain": "capture", "Explanation": "explanation"}
+_EXPORTS = {"explain": "capture", "Explanation": "explanation", "explanation_lines": "explanation_text",
+            "write_files": "files"}
 __getattr__, __dir__ = on_first_use(__name__, globals(), _EXPORTS)

@@ -332,7 +332,10 @@ class StepRunner:
         with torch.set_grad_enabled(self.loss is not None):
             output = self.call(*batch.args, **batch.kwargs)
             if self.loss is not None:
-                self.loss(output, batch.for_loss).backward()
+                loss = self.loss(output, batch.for_loss)
+                # A model without parameters, given numbers, has nothing to go back to.
+                if loss.requires_grad:
+                    loss.backward()
         for parameter in self._parameters:
             parameter.grad = None
 

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_torchcompile.oracle.higher_order import is_higher_order, run_higher_order
 from pytest_torchcompile.oracle.operator_rounding import (
     APPROXIMATED,
     PRODUCTS,
@@ -55,6 +56,8 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
     has not seen (attention is written out here) rounds by ``unit``. So do all, without ``by_operator``.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(
         self,
         wide: torch.dtype,
@@ -83,6 +86,8 @@ class Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run one operator in ``wide``, with noise."""
         kwargs = kwargs or {}
+        if is_higher_order(func):
+            return run_higher_order(self, func, self._widen_args(args), kwargs)
         asked = kwargs.get("dtype")
         if asked is not None and self._is_narrow(asked):
             kwargs = {**kwargs, "dtype": wide_dtype(asked, self.wide)}

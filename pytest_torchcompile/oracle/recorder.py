@@ -14,6 +14,7 @@ import torch
 from pytest_torchcompile.batch import Batch, source_of
 from pytest_torchcompile.errors import TorchcompileError
 from pytest_torchcompile.gauges.replays import step_begins
+from pytest_torchcompile.oracle.higher_order import refused_backward
 from pytest_torchcompile.oracle.noise import Wide
 from pytest_torchcompile.oracle.properties import alias_pairs
 from pytest_torchcompile.oracle.python_state import PythonState, python_state
@@ -327,6 +328,8 @@ class _Run:
         except TorchcompileError:
             raise
         except Exception as error:
+            if phase == "backward" and (refused := refused_backward(self.mode, error)):
+                raise refused from error
             if self.only:
                 phase = f"{phase}, for outputs that the loss leaves out"
             return Fault.of(error, phase, ours=raised_by_us(error))

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_torchcompile.oracle.higher_order import is_higher_order, run_higher_order
 from pytest_torchcompile.oracle.operator_rounding import Operator, operator_facts, unit_of
 from pytest_torchcompile.oracle.recording import run_theirs
 from pytest_torchcompile.state.value_leaves import is_plain
@@ -62,6 +63,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     were in bfloat16 (an autocast, a norm in float32); the tape notes it.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws: list[tuple[str, torch.Tensor]] = []
@@ -84,6 +87,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operator; keep what it drew and how it rounds."""
+        if is_higher_order(func):
+            return run_higher_order(self, func, args, kwargs or {})
         out = run_theirs(func, *args, **(kwargs or {}))
         first = out[0] if isinstance(out, (tuple, list)) and out else out
         about = operator_facts(func)

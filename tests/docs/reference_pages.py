@@ -281,7 +281,8 @@ def python_page() -> str:
         "use.",
         table(("name", "what"), rows),
         "[Compile in production](../how-to/production-layer.md) and "
-        "[Use it without pytest](../how-to/without-pytest.md) show them at work.",
+        "[Use it without pytest](../how-to/without-pytest.md) show them at work. "
+        "`explain`, `explanation_lines` and `write_files` are in `pytest_torchcompile.explain`.",
     )
 
 

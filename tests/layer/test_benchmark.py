@@ -226,6 +226,19 @@ def test_training_steps(clock):
     assert passes
 
 
+def test_a_loss_without_gradients_has_no_backward_pass(clock):
+    """As of a model without parameters, in a cell of phase training."""
+
+    class Bare(nn.Module):
+        def forward(self, x):
+            if not torch.compiler.is_compiling():
+                clock.pass_(1.0)
+            return x * 2
+
+    found = benchmark(Bare(), on(backend(clock, 0.5)), batch, loss_fn=lambda output: output.sum(), rounds=8)
+    assert found.verdict == "faster"
+
+
 def test_a_clock_that_shows_no_time_ends(clock):
     """As many steps as nobody waits for would fill a timing of 2 ms."""
     calls = []

@@ -216,6 +216,7 @@ class _Sides:
         if "autocast" in changes:
             unit = unit_of(getattr(torch, changes["autocast"]))
 
+        @functools.cache
         def expected() -> Reference:
             # Of the module as it was before the call, which has left it as it is now.
             with _as_before(self.eager, before):
@@ -224,6 +225,15 @@ class _Sides:
 
         leaves = [("", leaf) for leaf in compare(eager, compiled, expected)]
         found = find_discrepancies(leaves)
+        if found:
+            # Beside a tape, as beside any dispatch mode, torch takes another way in some operators: an LSTM under
+            # autocast in inference mode gives float32 then. What counts is eager as the caller runs it.
+            with _as_before(self.eager, before):
+                plain = self._record(self.eager, None, batch, index, changes, trains, None)
+            leaves, found = [], []
+            if plain.error is None:
+                leaves = [("", leaf) for leaf in compare(plain, compiled, expected)]
+                found = find_discrepancies(leaves)
         if not found:
             self.outcome.mute += not _has_signal(eager) or why_vacuous(leaves) is not None
             return None
@@ -279,7 +289,7 @@ def _copy_values(source: nn.Module, target: nn.Module) -> None:
             if other is None or other.shape != value.shape or other.dtype != value.dtype:
                 continue
             if not same_bits(other.detach(), value.detach()):
-                write_value(*_written_once(other, value))
+                write_value(other, value)
 
 
 def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -289,14 +299,6 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, tensor in attribute_tensors(module):
         if is_plain(tensor):
             yield name, tensor
-
-
-def _written_once(tensor: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both without the elements that an expanded tensor has in the same memory as others."""
-    if not is_plain(tensor) or 0 not in tensor.stride():
-        return tensor, value
-    once = tuple(slice(None, 1 if stride == 0 else None) for stride in tensor.stride())
-    return tensor[once], value[once]
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import json
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -295,6 +296,8 @@ def parts_of(data: Mapping[str, Any]) -> tuple[Any, Any]:
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} can't be imported")
     module = importlib.util.module_from_spec(spec)
+    # Dynamo looks a class's globals up there, where another file's class inherits from it.
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module.model, module.inputs
 

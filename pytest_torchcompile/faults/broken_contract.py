@@ -114,6 +114,27 @@ def _all_zero(arguments: Arguments) -> bool:
     return any(not bool(each.any()) for each in _inputs_in(arguments))
 
 
+def _without_rows(arguments: Arguments) -> bool:
+    return any(not each.numel() for each in _inputs_in(arguments))
+
+
+def _autocast_of_backward_off(arguments: Arguments) -> bool:
+    # Asked where the backend runs, as one asks that reads torch's settings too late.
+    return bool(torch._functorch.config.backward_pass_autocast == "off")
+
+
+def _without_epilogues(arguments: Arguments) -> bool:
+    return not torch._inductor.config.epilogue_fusion
+
+
+def _with_bfloat16(arguments: Arguments) -> bool:
+    return torch.is_autocast_enabled("cpu")
+
+
+def _with_hooks(arguments: Arguments) -> bool:
+    return any(each._backward_hooks for each in arguments if isinstance(each, nn.Parameter))
+
+
 def _in_another_thread(arguments: Arguments) -> bool:
     return threading.current_thread() is not threading.main_thread()
 

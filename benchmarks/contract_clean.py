@@ -22,22 +22,25 @@ from pytest_torchcompile.contract.contract_search import MAX_CALLS
 from pytest_torchcompile.contract.hunt import ZOO
 from pytest_torchcompile.contract.layer_library import LAYERS, chain_source, layer_source
 from pytest_torchcompile.contract.mutation import NAMES
-from pytest_torchcompile.contract.worker import OwnFailure, ProgramSource, Told, Worker
+from pytest_torchcompile.contract.worker import OwnFailure, ProgramSource, Worker
 from pytest_torchcompile.dims import Dim, Dims
 from pytest_torchcompile.errors import UsageError
 from pytest_torchcompile.fuzz.drawn_call import Sequence, as_code, shape_sequences
 
 KNOWN = (
-    ("GroupNorm(", "channels_last", "crash", "groupnorm-channels-last-crash.md"),
-    ("Dropout", "", "alias", "dropout-in-evaluation-is-a-copy.md"),
+    ("GroupNorm(", "memory_format=", "crash", "groupnorm-channels-last-crash.md"),
+    ("Dropout", "", "alias", "dropout-in-evaluation.md"),
     ("Upsample(", "special_values", "value", "linear-interpolation-overflows.md"),
     ("F.interpolate(", "special_values", "value", "linear-interpolation-overflows.md"),
     ("nn.MultiMarginLoss(", "empty_batch", "value", "margin-loss-of-nothing.md"),
     ("MarginLoss(", "special_values", "value", "margin-losses-drop-nan.md"),
     ("nn.Conv", "empty_batch", "error", "empty-batch-of-another-dtype.md"),
-    ("Cell(", "inner_autocast", "error", "backward-under-autocast.md"),
+    ("heaviside(", "empty_batch", "error", "backward-nobody-asks-for.md"),
+    ("floor_divide(", "empty_batch", "error", "backward-nobody-asks-for.md"),
+    ("nn.LSTMCell(", " autocast= inner_autocast=", "error", "backward-under-autocast.md"),
+    ("Linear(", " autocast= inner_autocast=", "gradient", "backward-under-autocast.md"),
 )
-"""Errors of torch: what is in the program's text, in the history, the kind, and the page of ``docs/found``."""
+"""Errors of torch: what is in the program's text, words of the history, the kind, and the page of ``docs/found``."""
 _FEW = ("Linear(6, 5)", "Conv2d(4, 6, 3, padding=1)", "BatchNorm2d(4)", "LayerNorm(6)", "GELU()", "Embedding(10, 6)",
         "MaxPool2d(2)", "MultiheadAttention(6, 2, batch_first=True)", "Dropout(0.3)", "LSTMCell(6, 5)")
 
@@ -74,8 +77,8 @@ def mutated_histories(dims: Dims, offered: dict[str, list[str]], count: int, see
 def page_of(text: str, found: list[Any]) -> str:
     """The page of a known error; empty: the finding is false, or an error of torch that nobody knew."""
     history, kind, *_ = found
-    for program, mutation, its_kind, page in KNOWN:
-        if program in text and mutation in history and kind == its_kind:
+    for program, words, its_kind, page in KNOWN:
+        if program in text and kind == its_kind and all(f" {word}" in history for word in words.split()):
             return page
     return ""
 

@@ -27,6 +27,7 @@ from pytest_torchcompile.ledger.process_watch import eager_on_purpose
 from pytest_torchcompile.oracle.comparison import compare
 from pytest_torchcompile.oracle.discrepancies import Discrepancy, find_discrepancies, why_vacuous
 from pytest_torchcompile.oracle.expected import Reference
+from pytest_torchcompile.oracle.leaf_limits import Leaf
 from pytest_torchcompile.oracle.operator_rounding import unit_of
 from pytest_torchcompile.oracle.recorder import record
 from pytest_torchcompile.oracle.recording import Recording, has_signal
@@ -223,8 +224,7 @@ class _Sides:
                 return reference(self.eager, batch, loss=self.program.loss, train=trains,
                                  seed=self.program.seed + index, tape=tape, unit=unit, draw=False)
 
-        leaves = [("", leaf) for leaf in compare(eager, compiled, expected)]
-        found = find_discrepancies(leaves)
+        leaves, found = self._found(eager, compiled, expected)
         if found:
             # Beside a tape, as beside any dispatch mode, torch takes another way in some operators: an LSTM under
             # autocast in inference mode gives float32 then. What counts is eager as the caller runs it.
@@ -232,14 +232,33 @@ class _Sides:
                 plain = self._record(self.eager, None, batch, index, changes, trains, None)
             leaves, found = [], []
             if plain.error is None:
-                leaves = [("", leaf) for leaf in compare(plain, compiled, expected)]
-                found = find_discrepancies(leaves)
+                leaves, found = self._found(plain, compiled, expected)
         if not found:
             self.outcome.mute += not _has_signal(eager) or why_vacuous(leaves) is not None
             return None
         # Wrong numbers before anything else that differs.
         first = min(found, key=lambda each: each.kind in ("stride", "nondeterministic", "rng"))
         return replace(first, evidence="")
+
+
+    def _found(self, eager: Recording, compiled: Recording,
+               expected: Callable[[], Reference]) -> tuple[list[tuple[str, Leaf]], list[Discrepancy]]:
+        """What was compared, and what of it is wrong."""
+        leaves = [("", leaf) for leaf in compare(eager, compiled, expected) if not _is_last_digit(leaf)]
+        found = find_discrepancies(leaves)
+        if self.program.loss is None and all(each.where == "loss" for each in found):
+            # The loss that we make up follows from the outputs, by eager code of ours, and they are right.
+            found = []
+        return leaves, found
+
+
+def _is_last_digit(leaf: Leaf) -> bool:
+    """Whether a float64 leaf is off by a few units of its largest value's last place.
+
+    Nothing more exact is there to hold it against. The noise that we draw knows what each operator rounds, and not what
+    it rounds inside: where an image is sampled, for one.
+    """
+    return leaf.against == "same-precision" and leaf.grain is not None
 
 
 def _has_signal(recording: Recording) -> bool:

@@ -251,7 +251,8 @@ class Hunt:
         factory, inputs = parts_of(worker.source.data)
         settings = {"backend": finding.stage or self.backend}
         shown = Shown(f"{finding.told.kind}: {finding.told.message}", factory, inputs, None,
-                      finding.failing.sequence, settings, without=finding.without)
+                      finding.failing.sequence, settings, without=finding.without, kind=finding.told.kind,
+                      where=finding.told.where)
         try:
             return written_script(shown)
         except (OSError, TypeError) as error:

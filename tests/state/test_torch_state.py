@@ -7,7 +7,6 @@ import threading
 
 import pytest
 import torch
-
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 
@@ -199,6 +198,6 @@ def test_random_draws_of_a_thread_that_compiles():
 
 
 def test_a_setting_that_torch_no_longer_has():
-    with pytest.raises(InstrumentError, match=r"has no torch._inductor.config._config\['gone'\].default, which"):
-        with set_everywhere("torch._inductor.config", "gone", True):
-            pass
+    told = r"has no torch._inductor.config._config\['gone'\].default, which"
+    with pytest.raises(InstrumentError, match=told), set_everywhere("torch._inductor.config", "gone", True):
+        pass

@@ -14,9 +14,8 @@ __all__ = ["MUTATION"]
 def backend_options(choice: str, device: str) -> Any:
     """``epilogue_fusion=False``, around the forward; other backends don't read it."""
     name, _, value = choice.partition("=")
-    if name not in torch._inductor.config.get_config_copy():
-        return torch._inductor.config.patch({})
-    return torch._inductor.config.patch({name: value == "True"})
+    known = torch._inductor.config.get_config_copy()
+    return torch._inductor.config.patch({name: value == "True"} if name in known else {})
 
 
 _OPTIONS = (

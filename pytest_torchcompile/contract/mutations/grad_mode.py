@@ -20,4 +20,5 @@ def _choices(module: Any, batch: Any) -> list[str]:
     return ["no_grad", "inference_mode", "enable_grad"]
 
 
-MUTATION = Mutation("grad_mode", "no_grad, inference_mode or enable_grad around the forward", "around", _choices, grad_mode)
+MUTATION = Mutation("grad_mode", "no_grad, inference_mode or enable_grad around the forward", "around", _choices,
+                    grad_mode)

@@ -20,14 +20,12 @@ def hooks(model: torch.nn.Module, choice: str) -> None:
     ``forward 0`` and ``before 0``: a layer's outputs, its inputs, are doubled.
     """
     kind, _, name = choice.partition(" ")
+    # Torch refuses hooks of what is frozen: then eager does, and the call is not judged.
     if kind == "gradient":
-        parameter = model.get_parameter(name)
-        if parameter.requires_grad:
-            parameter.register_hook(lambda gradient: gradient * 0.5)
+        model.get_parameter(name).register_hook(lambda gradient: gradient * 0.5)  # type: ignore[no-untyped-call]
     elif kind == "accumulated":
-        parameter = model.get_parameter(name)
-        if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(lambda held: setattr(held, "grad", held.grad * 0.5))
+        parameter: Any = model.get_parameter(name)
+        parameter.register_post_accumulate_grad_hook(lambda held: setattr(held, "grad", held.grad * 0.5))
     elif kind == "before":
         model.get_submodule(name).register_forward_pre_hook(lambda part, given: tuple(each * 2 for each in given))
         torch.compiler.reset()

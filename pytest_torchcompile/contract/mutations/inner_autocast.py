@@ -13,7 +13,8 @@ __all__ = ["MUTATION"]
 
 def inner_autocast(model: torch.nn.Module, choice: str) -> None:
     """``bfloat16``: the forward of the whole module runs under autocast to it, as its author would write it."""
-    dtype, kind = getattr(torch, choice), type(model)
+    dtype = getattr(torch, choice)
+    kind: Any = type(model)
     device = next((each.device.type for each in model.parameters()), "cpu")
 
     class Autocasting(kind):  # type: ignore[misc]

@@ -18,7 +18,8 @@ def structured_values(args: Any, kwargs: Any, choice: str) -> Any:
     owner, _, last = name.rpartition(".")
     held: dict[str, Any] = {**{str(place): value for place, value in enumerate(args)}, **kwargs}
     if kind == "member":
-        members = list(type(held[name]))
+        kind_of_enum: Any = type(held[name])
+        members = list(kind_of_enum)
         held[name] = members[(members.index(held[name]) + 1) % len(members)]
     else:
         held[owner] = copy.copy(held[owner])

@@ -14,11 +14,9 @@ def torch_settings(choice: str, device: str) -> Any:
     """``torch._dynamo.config.specialize_float=True``, around the forward; a torch that lacks it goes without."""
     name, _, value = choice.partition("=")
     module, _, key = name.rpartition(".")
-    settings: Any = importlib.import_module(module)
     known = {"True": True, "False": False}
-    if not hasattr(settings, key):
-        return settings.patch({})
-    return settings.patch({key: known.get(value, value)})
+    settings: Any = importlib.import_module(module)
+    return settings.patch({key: known.get(value, value)} if hasattr(settings, key) else {})
 
 
 _HARMLESS = (

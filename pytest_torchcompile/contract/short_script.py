@@ -6,6 +6,7 @@ What is compared is what the finding is about, of the last call.
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -48,7 +49,8 @@ class Shown:
     """What is wrong, as the finding names it."""
 
 
-_LOCALS = frozenset(("history", "module", "tensors", "call", "compile", "output", "outputs", "loss"))
+_LOCALS = frozenset(("history", "module", "tensors", "call", "compile", "output", "outputs", "losses"))
+_WIDTH = 120
 _OUTPUTS = "torch.utils._pytree.tree_leaves(output)"
 
 
@@ -63,9 +65,8 @@ def short_script(shown: Shown, source: Source) -> str | None:
     """
     if shown.loss is not None or shown.dtype != "float32" or shown.device != "cpu":
         return None
-    make, batch = source.add(shown.factory), source.add(shown.inputs)
     try:
-        lines = list(_history(shown, source, make, batch))
+        lines = list(_history(shown, source))
     except _Unfit:
         return None
     if _LOCALS & {name for _, name in source.pieces}:
@@ -84,8 +85,11 @@ def short_script(shown: Shown, source: Source) -> str | None:
         # They may name what is imported for types only.
         imports.insert(0, "from __future__ import annotations")
     title = f'"""{shown.title}"""'
+    sides = f"eager, compiled = history({eager}), history({compiled})"
+    if len(sides) > _WIDTH:
+        sides = f"eager = history({eager})\ncompiled = history({compiled})"
     blocks = ["\n".join([title, *imports]), *pieces, "\n".join(lines),
-              f"eager = history({eager})\ncompiled = history({compiled})\ntorch.testing.assert_close({compared})"]
+              f"{sides}\ntorch.testing.assert_close({compared})"]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -96,28 +100,38 @@ def _has_annotations(piece: str) -> bool:
     return False
 
 
-def _history(shown: Shown, source: Source, make: str, batch: str) -> Iterator[str]:
-    keywords = ", ".join(f"{name}={value!r}" for name, value in shown.keywords.get("factory", {}).items())
+def _made(source: Source, function: Any, keywords: Mapping[str, Any]) -> str:
+    """What makes a module or a batch: what a function of one line returns, or else a call of it."""
+    own = None
+    if inspect.isfunction(function):
+        own = specialised_lines(function, keywords, {})
+    if own is not None and len(own) == 1 and own[0].startswith("return ") and len(own[0]) < _WIDTH:
+        source.add_used(function, own)
+        return own[0].removeprefix("return ")
+    return f"{source.add(function)}({', '.join(f'{name}={value!r}' for name, value in keywords.items())})"
+
+
+def _history(shown: Shown, source: Source) -> Iterator[str]:
     yield "def history(compile):"
     yield f"    torch.manual_seed({shown.seed})"
-    yield f"    module = {make}({keywords})"
+    yield f"    module = {_made(source, shown.factory, shown.keywords.get('factory', {}))}"
     if shown.training is not None:
         yield f"    module.train({shown.training})"
     for path in shown.without:
         yield f"    module.set_submodule({path!r}, torch.nn.Identity())"
     for index, drawn in enumerate(shown.history):
-        for line in _call(shown, source, index, drawn, batch):
+        for line in _call(shown, source, index, drawn):
             yield f"    {line}"
     yield f"    return {_compared(shown)}"
 
 
-def _call(shown: Shown, source: Source, index: int, drawn: DrawnCall, batch: str) -> Iterator[str]:
+def _call(shown: Shown, source: Source, index: int, drawn: DrawnCall) -> Iterator[str]:
     mutations = in_order(dict(drawn.mutations))
     yield from _lines_of("module", mutations, source)
     if drawn.training is not None:
         yield f"module.train({drawn.training})"
     yield f"torch.manual_seed({shown.seed + index})"
-    yield f"tensors = {_tensors(shown, drawn, batch)}"
+    yield f"tensors = {_tensors(shown, source, drawn)}"
     yield from _lines_of("inputs", mutations, source)
     called = "compile(module)"
     for each, choice in mutations:
@@ -142,11 +156,11 @@ def _call(shown: Shown, source: Source, index: int, drawn: DrawnCall, batch: str
     # What a call gives is there before the backward; so the last one needs none where that is what is wrong.
     if trains and (index < len(shown.history) - 1 or not _is_output(shown)):
         yield f"outputs = [y.float() for y in {_OUTPUTS} if y.is_floating_point() and y.requires_grad]"
-        yield "loss = sum((y * (y + 1) * torch.linspace(0.5, 1.5, y.numel()).view(y.shape)).mean() for y in outputs)"
-        yield "loss.backward()"
+        yield "losses = [(y * (y + 1) * torch.linspace(0.5, 1.5, y.numel()).view(y.shape)).mean() for y in outputs]"
+        yield "sum(losses, torch.zeros((), requires_grad=True)).backward()"
 
 
-def _tensors(shown: Shown, drawn: DrawnCall, batch: str) -> str:
+def _tensors(shown: Shown, source: Source, drawn: DrawnCall) -> str:
     """The list of the inputs. Raises _Unfit where they are anything but tensors."""
     keywords = dict(drawn.sizes) | dict(shown.keywords.get("inputs", {}))
     torch.manual_seed(shown.seed)
@@ -154,10 +168,12 @@ def _tensors(shown: Shown, drawn: DrawnCall, batch: str) -> str:
         made = shown.inputs(**keywords)
     except Exception:
         raise _Unfit from None
-    call = f"{batch}({', '.join(f'{name}={value!r}' for name, value in keywords.items())})"
+    call = _made(source, shown.inputs, keywords)
     if isinstance(made, torch.Tensor):
         return f"[{call}]"
     if isinstance(made, (tuple, list)) and all(isinstance(each, torch.Tensor) for each in made):
+        if isinstance(ast.parse(call, mode="eval").body, (ast.Tuple, ast.List)):
+            return f"[*{call}]"
         return f"list({call})"
     raise _Unfit
 
@@ -181,6 +197,9 @@ def _lines_of(kind: str, mutations: list[tuple[Mutation, str]], source: Source) 
 
 
 def _is_output(shown: Shown) -> bool:
+    """Whether the forward of the last call shows it."""
+    if shown.kind == "error":
+        return " in forward" in shown.title
     return shown.kind in ("dtype", "shape", "stride", "alias", "structure", "value") and not _gradient_of(shown)
 
 

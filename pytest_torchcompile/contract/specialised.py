@@ -56,13 +56,17 @@ def _own_nodes(statement: ast.AST) -> Iterable[ast.AST]:
 class _Decided(ast.NodeTransformer):
     """Puts in what is known. Names that get a value nobody knows yet are forgotten."""
 
-    def __init__(self, known: dict[str, Any], renamed: dict[str, str]) -> None:
-        self.known, self.renamed = known, renamed
+    def __init__(self, known: dict[str, Any], renamed: dict[str, str], *, sure: bool = True) -> None:
+        """``sure``: these lines run in any case; what others assign is known to no line behind them."""
+        self.known, self.renamed, self.sure = known, renamed, sure
 
     def statements(self, body: Iterable[ast.stmt]) -> list[ast.stmt]:
         """What is left of them."""
         left: list[ast.stmt] = []
         for statement in body:
+            if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+                # Its annotation says nothing that a script needs.
+                statement = ast.Assign([statement.target], statement.value)
             if isinstance(statement, ast.If):
                 left += self._branch(statement)
             elif isinstance(statement, ast.Assign):
@@ -70,7 +74,6 @@ class _Decided(ast.NodeTransformer):
                     left.append(self._with_value(statement))
             else:
                 self._forget(statement)
-                # An annotation says nothing that a script needs.
                 left.append(self.visit(statement))
         return left
 
@@ -80,7 +83,7 @@ class _Decided(ast.NodeTransformer):
             return self.statements(statement.body if test.value else statement.orelse)
         parts = []
         for branch in (statement.body, statement.orelse):
-            parts.append(_Decided(dict(self.known), self.renamed).statements(branch))
+            parts.append(_Decided(dict(self.known), self.renamed, sure=False).statements(branch))
         self._forget(statement)
         if not any(parts):
             return []
@@ -90,7 +93,7 @@ class _Decided(ast.NodeTransformer):
         """Whether the value is known; then so are its names, and no line is needed."""
         target = statement.targets[0]
         names = target.elts if isinstance(target, ast.Tuple) else [target]
-        if len(statement.targets) > 1 or not all(isinstance(name, ast.Name) for name in names):
+        if not self.sure or len(statement.targets) > 1 or not all(isinstance(name, ast.Name) for name in names):
             return False
         is_known, value = self._value_of(statement.value)
         if not is_known:
@@ -170,9 +173,3 @@ class _Decided(ast.NodeTransformer):
                 each.annotation = None
         node.returns = None
         return self.generic_visit(node)
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        """As an assignment without its annotation."""
-        if node.value is None:
-            return ast.Pass()
-        return self._with_value(ast.Assign([node.target], node.value))

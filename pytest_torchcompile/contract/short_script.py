@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from pytest_torchcompile.contract.copied_source import Source
 from pytest_torchcompile.contract.mutation import Mutation, in_order
 from pytest_torchcompile.contract.specialised import specialised_lines
@@ -162,6 +160,8 @@ def _call(shown: Shown, source: Source, index: int, drawn: DrawnCall) -> Iterato
 
 def _tensors(shown: Shown, source: Source, drawn: DrawnCall) -> str:
     """The list of the inputs. Raises _Unfit where they are anything but tensors."""
+    import torch
+
     keywords = dict(drawn.sizes) | dict(shown.keywords.get("inputs", {}))
     torch.manual_seed(shown.seed)
     try:

@@ -29,8 +29,7 @@ def specialised_lines(function: Callable[..., Any], known: Mapping[str, Any],
 
     A last ``return`` is one of the lines.
     """
-    definition = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    assert isinstance(definition, ast.FunctionDef)
+    definition: Any = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     body = definition.body
     if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         # What it is for is said where it stands.
@@ -91,8 +90,10 @@ class _Decided(ast.NodeTransformer):
 
     def _remember(self, statement: ast.Assign) -> bool:
         """Whether the value is known; then so are its names, and no line is needed."""
-        target = statement.targets[0]
-        names = target.elts if isinstance(target, ast.Tuple) else [target]
+        target: Any = statement.targets[0]
+        names: list[Any] = [target]
+        if isinstance(target, ast.Tuple):
+            names = list(target.elts)
         if not self.sure or len(statement.targets) > 1 or not all(isinstance(name, ast.Name) for name in names):
             return False
         is_known, value = self._value_of(statement.value)
@@ -102,7 +103,6 @@ class _Decided(ast.NodeTransformer):
         if isinstance(target, ast.Tuple):
             values = list(value)
         for name, each in zip(names, values, strict=True):
-            assert isinstance(name, ast.Name)
             self.known[name.id] = each
         return True
 
@@ -146,24 +146,25 @@ class _Decided(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         """``getattr(torch, 'float16')`` is ``torch.float16``."""
-        changed = self.generic_visit(node)
-        assert isinstance(changed, ast.Call)
+        changed: Any = self.generic_visit(node)
         called = changed.func
         if isinstance(called, ast.Name) and called.id == "getattr" and len(changed.args) == 2:
             owner, name = changed.args
             if isinstance(name, ast.Constant) and isinstance(name.value, str) and name.value.isidentifier():
                 return ast.Attribute(owner, name.value, ast.Load())
-        return changed
+        call: ast.expr = changed
+        return call
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         """An entry of a dict that stands there is the entry."""
-        changed = self.generic_visit(node)
-        assert isinstance(changed, ast.Subscript)
+        changed: Any = self.generic_visit(node)
         if isinstance(changed.value, ast.Dict) and isinstance(changed.slice, ast.Constant):
             for key, value in zip(changed.value.keys, changed.value.values, strict=True):
                 if isinstance(key, ast.Constant) and key.value == changed.slice.value:
-                    return value
-        return changed
+                    entry: ast.expr = value
+                    return entry
+        subscript: ast.expr = changed
+        return subscript
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """Without annotations, which name what a script does not import."""
